@@ -1,0 +1,47 @@
+"""Conditions: facts about a job, each with a reason and a message that says what, where and the next step."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+
+from pydantic import Field
+
+from ropeteam.api.model import StatusModel
+
+
+class ConditionType(StrEnum):
+    ACCEPTED = "Accepted"
+    SUSPENDED = "Suspended"
+    RUNNING = "Running"
+    RECOVERING = "Recovering"
+    FINISHED = "Finished"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+    STALLED = "Stalled"
+
+
+class Condition(StatusModel):
+    """One fact about a job. `last_transition_time` moves only when the fact flips, not for a new message."""
+
+    type: ConditionType
+    """Which fact."""
+    status: str = Field(pattern="^(True|False|Unknown)$")
+    """Whether it holds: True, False or Unknown."""
+    reason: str = Field(min_length=1, max_length=1024, pattern="^[A-Za-z]([A-Za-z0-9]*)$")
+    """Why, as one CamelCase word for programs."""
+    message: str = Field(default="", max_length=32768)
+    """What, where, and the next step, for people."""
+    last_transition_time: datetime
+    """When the fact last flipped."""
+    observed_generation: int = Field(default=0, ge=0)
+    """The generation of the spec it speaks of."""
+
+    @property
+    def holds(self) -> bool:
+        return self.status == "True"
+
+    def becomes(self, new: Condition) -> Condition:
+        if new.status != self.status:
+            return new
+        return new.model_copy(update={"last_transition_time": self.last_transition_time})

@@ -1,0 +1,183 @@
+"""What users write: kind TrainingJob. One text is the type, the limit, the default and what `kubectl explain` shows."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
+
+from ropeteam.api.model import ApiModel, StatusModel
+from ropeteam.api.status import JobStatus
+
+GROUP, VERSION, KIND, PLURAL = "ropeteam.dev", "v1alpha1", "TrainingJob", "trainingjobs"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+FreeForm = Annotated[
+    dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
+]
+"""Checked by the API server itself, through a dry run of one pod."""
+
+
+class Launcher(StrEnum):
+    AUTO = "Auto"
+    PER_RANK = "PerRank"
+    PER_POD = "PerPod"
+
+
+class ResumePolicy(StrEnum):
+    LATEST = "Latest"
+    STEP = "Step"
+    NEVER = "Never"
+
+
+class StartMode(StrEnum):
+    AUTO = "Auto"
+    EXEC = "Exec"
+    FORK = "Fork"
+
+
+class ExitCodeAction(StrEnum):
+    FAIL = "Fail"
+    RETRY_FREE = "RetryFree"
+
+
+class CleanPodPolicy(StrEnum):
+    RUNNING = "Running"
+    ALL = "All"
+    NONE = "None"
+
+
+class Checkpoint(ApiModel):
+    """Where training state goes, and how often. Used by scripts that call `job.restore`."""
+
+    volume: FreeForm
+    """A volume source as in a pod, without a name, for example {persistentVolumeClaim: {claimName: ckpt}}. Shared by all workers."""
+    path: str = Field(default="ckpt", min_length=1, max_length=256)
+    """Folder inside the volume."""
+    every_steps: int | None = Field(default=None, ge=1, le=10_000_000)
+    """Save after every this many steps. With everySeconds: whichever comes first. Neither: every 300 seconds."""
+    every_seconds: int | None = Field(default=None, ge=1, le=86_400)
+    """Save after every this many seconds."""
+    keep: int = Field(default=3, ge=1, le=10)
+    """Committed checkpoints to keep."""
+
+
+class Resume(ApiModel):
+    """Where the first world of a new job begins. Later worlds go on from this job's own lineage."""
+
+    policy: ResumePolicy = ResumePolicy.LATEST
+    """Latest: newest good checkpoint under checkpoint.path; Step: that of `step`; Never: from the start."""
+    step: int | None = Field(default=None, ge=0)
+    """With policy Step."""
+
+
+class ExitCodeRule(ApiModel):
+    """What an exit code of the script means."""
+
+    codes: Annotated[tuple[Annotated[int, Field(ge=1, le=255)], ...], Field(min_length=1, max_length=32)]
+    """Exit codes of a rank."""
+    action: ExitCodeAction
+    """Fail: end the job at once. RetryFree: go on, and do not count it."""
+
+
+class Recovery(ApiModel):
+    """How much failure a job may survive, and how patient it is. Durations in seconds; counts per job, not per pod."""
+
+    max_failures: int = Field(default=10, ge=0, le=1000)
+    """Incidents caused by the workload itself, within the window. Evictions and lost nodes are free."""
+    window_seconds: int = Field(default=3600, ge=60, le=604_800)
+    """How long an incident counts. A job that runs for a month may fail more than ten times."""
+    start_seconds: int = Field(default=600, ge=5, le=86_400)
+    """A rank that has not made its first step after this long has failed."""
+    hang_seconds: int | None = Field(default=None, ge=1, le=86_400)
+    """A rank that makes no step for this long is killed. Omitted: learned from the step time, never below 60."""
+    lost_seconds: int = Field(default=5, ge=2, le=600)
+    """A worker that is silent for this long is left out of the next world."""
+    fence_seconds: int = Field(default=120, ge=10, le=3600)
+    """A worker that reaches no coordinator for this long kills its ranks. Must be above lostSeconds."""
+    drain_seconds: int = Field(default=60, ge=1, le=3600)
+    """Time to save a checkpoint when a job is suspended or a pod is asked to leave."""
+    no_progress_limit: int = Field(default=3, ge=2, le=100)
+    """The same error this many times without a new step between ends the job."""
+    start: StartMode = StartMode.AUTO
+    """How ranks start. Auto: exec first; fork from a warm process once the script has called init()."""
+    exit_codes: tuple[ExitCodeRule, ...] = Field(default=(), max_length=16)
+    """Exit codes with a meaning of their own. The list is replaced as a whole."""
+
+
+class TrainingJobSpec(ApiModel):
+    """A distributed training job: one command, started as a gang on a number of workers."""
+
+    workers: int = Field(ge=1, le=1024)
+    """Pods that train together. Immutable."""
+    image: str | None = Field(default=None, min_length=1, max_length=1024)
+    """Image of the trainer container. Any image with Python 3.10 or newer; nothing of ours needs to be in it."""
+    command: tuple[str, ...] | None = Field(default=None, min_length=1, max_length=256)
+    """What runs today under torchrun, unchanged; `torchrun [flags] train.py` is parsed and means the same."""
+    args: tuple[str, ...] | None = Field(default=None, max_length=256)
+    """Arguments after the command."""
+    env: tuple[FreeForm, ...] | None = Field(default=None, max_length=256)
+    """Environment of the trainer container, as in a pod. RANK, MASTER_ADDR and their like are set by us."""
+    working_dir: str | None = Field(default=None, min_length=1, max_length=1024)
+    """Working directory of the command."""
+    resources: FreeForm | None = None
+    """Resources of the trainer container, as in a pod."""
+    gpus_per_worker: int = Field(default=0, ge=0, le=64)
+    """GPUs for each worker (resource nvidia.com/gpu)."""
+    processes_per_worker: int | None = Field(default=None, ge=1, le=128)
+    """Ranks on each worker. Omitted: gpusPerWorker, or 1."""
+    launcher: Launcher = Launcher.AUTO
+    """PerRank: the command is started once per rank; PerPod: once per pod. Auto: seen from the command."""
+    agent_python: str | None = Field(default=None, min_length=1, max_length=1024)
+    """Interpreter for our agent, if the image's python3 is not the one. Needs Python 3.10."""
+    shared_memory: str | None = Field(default=None, pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$", max_length=32)
+    """Size of /dev/shm, for example 8Gi. Omitted: a memory volume without a limit of its own."""
+    template: FreeForm | None = None
+    """A whole pod template for what the short form cannot say. The trainer container is named `trainer`."""
+    checkpoint: Checkpoint | None = None
+    """Where training state goes."""
+    resume: Resume = Resume()
+    """Where the first world begins."""
+    recovery: Recovery = Recovery()
+    """What the job survives."""
+    suspend: bool = False
+    """True: save a checkpoint, delete the pods, keep the job. False again: go on."""
+    restarted_at: datetime | None = None
+    """Set it to now to restart all pods once, from a fresh checkpoint."""
+    active_deadline_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
+    """The job fails after running this long; time suspended does not count."""
+    ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=31_536_000)
+    """The job is deleted this long after its end."""
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
+    """Which pods are deleted at the end: Running ones, All, or None."""
+
+    @property
+    def processes(self) -> int:
+        """Ranks per worker."""
+        return self.processes_per_worker or self.gpus_per_worker or 1
+
+
+class Metadata(StatusModel):
+    """The part of ObjectMeta that we read."""
+
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class TrainingJob(ApiModel):
+    """A distributed PyTorch training job."""
+
+    api_version: str = API_VERSION
+    kind: str = KIND
+    metadata: Metadata
+    spec: TrainingJobSpec
+    status: JobStatus = JobStatus()

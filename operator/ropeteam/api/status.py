@@ -1,0 +1,213 @@
+"""What users read, and the operator's only memory. Written once per decision, with resourceVersion."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from ropeteam.api.conditions import Condition, ConditionType
+from ropeteam.api.model import StatusModel
+
+
+class CoordinatorStatus(StatusModel):
+    """The job's coordinator pod."""
+
+    term: int = Field(default=0, ge=0)
+    """Number of the coordinator pod; saved before that pod is created. 0: none was needed yet."""
+    boot: int = Field(default=0, ge=0)
+    """Restarts of its container, as it told."""
+
+
+class SlotStatus(StatusModel):
+    """One worker's place."""
+
+    slot: int = Field(ge=0)
+    """0 .. workers-1."""
+    incarnation: int = Field(default=1, ge=1)
+    """Number of the pod in this slot, from 1; never reset."""
+    replaced_at: datetime | None = None
+    """When the current incarnation was decided on (not set for the first)."""
+    old_pod_uid: str = Field(default="", max_length=64)
+    """The pod it replaces."""
+    old_pod_gone: bool = True
+    """Whether that pod can no longer write: its container ended, or fenceSeconds (and a margin) have passed."""
+    avoid_node: str = Field(default="", max_length=253)
+    """Node that the current incarnation prefers to avoid."""
+    faults: int = Field(default=0, ge=0)
+    """Incidents that began in this slot."""
+
+
+class WorkersStatus(StatusModel):
+    """How many workers there are."""
+
+    desired: int = Field(default=0, ge=0)
+    """spec.workers."""
+    ready: int = Field(default=0, ge=0)
+    """Workers whose trainer container runs and whose agent is registered."""
+    lost: int = Field(default=0, ge=0)
+    """Workers being replaced."""
+    summary: str = Field(default="", max_length=32)
+    """ready/desired, for the column."""
+
+
+class ProgressStatus(StatusModel):
+    """How far training is. At most 30 s old; `ropeteam watch` is live."""
+
+    step: int = Field(default=0, ge=0)
+    """Last step that all ranks have made."""
+    total_steps: int | None = Field(default=None, ge=0)
+    """As the script told; absent if it did not."""
+    percent: int | None = Field(default=None, ge=0, le=100)
+    """step of totalSteps."""
+    eta_seconds: int | None = Field(default=None, ge=0)
+    """Seconds to the end at the current pace."""
+    samples_per_second: str = Field(default="", max_length=32)
+    """Over the whole job, decimal text."""
+    loss: str = Field(default="", max_length=32)
+    """Last reported loss, decimal text."""
+    time: datetime | None = None
+    """When this was true."""
+
+
+class CheckpointRefStatus(StatusModel):
+    """A committed checkpoint."""
+
+    step: int = Field(ge=0)
+    """Step after which the state was saved."""
+    epoch: str = Field(max_length=64)
+    """World that saved it: term.boot.n."""
+    digest: str = Field(default="", max_length=64)
+    """sha256 of its manifest."""
+
+
+class CheckpointStatus(StatusModel):
+    """The newest durable checkpoint."""
+
+    step: int = Field(ge=0)
+    """Step after which it was saved."""
+    time: datetime | None = None
+    """When it was committed."""
+    location: str = Field(default="", max_length=1024)
+    """Folder inside the container."""
+    lineage: tuple[CheckpointRefStatus, ...] = Field(default=(), max_length=10)
+    """Committed checkpoints that exist, newest first; a restore follows this, never the order of folders."""
+
+
+class ChargeStatus(StatusModel):
+    """One incident that spent budget."""
+
+    id: str = Field(max_length=64)
+    """Incident id."""
+    time: datetime
+    """When; leaves the window after windowSeconds."""
+
+
+class FailuresStatus(StatusModel):
+    """The failure budget."""
+
+    charged: int = Field(default=0, ge=0)
+    """Incidents within the window that count."""
+    allowed: int = Field(default=0, ge=0)
+    """spec.recovery.maxFailures."""
+    free: int = Field(default=0, ge=0)
+    """Incidents that do not count: evictions, lost nodes, deleted pods."""
+    charges: tuple[ChargeStatus, ...] = Field(default=(), max_length=1001)
+    """The incidents behind `charged`."""
+
+
+class StagesStatus(StatusModel):
+    """Milliseconds from the fault to each stage of the recovery."""
+
+    stopped: int | None = Field(default=None, ge=0)
+    """All ranks of the old world dead."""
+    planned: int | None = Field(default=None, ge=0)
+    """Next world planned."""
+    started: int | None = Field(default=None, ge=0)
+    """All its ranks started."""
+    first_step: int | None = Field(default=None, ge=0)
+    """All ranks have made a step: recovered."""
+
+
+class IncidentStatus(StatusModel):
+    """One fault with all its consequences."""
+
+    id: str = Field(max_length=64)
+    """Epoch that it ended (term.boot.n), or pod-<slot>-<incarnation> for a fault outside any world."""
+    time: datetime
+    """When it was seen."""
+    cause: str = Field(max_length=64)
+    """Error, Signal, OutOfMemory, Hang, StartTimeout, PodFailed, PodDeleted, Evicted, NodeLost, AgentLost, RetriedFree, Unknown."""
+    charged: bool = False
+    """Whether it spends the budget."""
+    slot: int = Field(ge=0)
+    """Where it began."""
+    rank: int | None = Field(default=None, ge=0)
+    """Which rank, if one rank began it."""
+    node: str = Field(default="", max_length=253)
+    """Node of that slot."""
+    stages: StagesStatus = StagesStatus()
+    """Where the recovery's time went."""
+    steps_lost: int | None = Field(default=None, ge=0)
+    """Steps that had to be repeated."""
+    message: str = Field(default="", max_length=4096)
+    """What happened; for an exception, the script's last lines."""
+    settled: bool = False
+    """Cause and charge are final."""
+
+
+class JobStatus(StatusModel):
+    """The state of the job: for people, and the operator's memory."""
+
+    observed_generation: int = Field(default=0, ge=0)
+    """Generation of the spec that this status speaks of."""
+    state: str = Field(default="", max_length=32)
+    """One word: Pending, Starting, Running, Recovering, Suspending, Suspended, Complete, Failed, Invalid."""
+    conditions: tuple[Condition, ...] = Field(default=(), max_length=16)
+    """Accepted, Suspended, Running, Recovering, Finished, Complete, Failed, Stalled."""
+    attempt: int = Field(default=0, ge=0)
+    """Starts of the whole gang. 0: not started yet."""
+    coordinator: CoordinatorStatus = CoordinatorStatus()
+    """The job's coordinator."""
+    start_time: datetime | None = None
+    """When the job was first started, or last resumed."""
+    completion_time: datetime | None = None
+    """When it ended as Complete or Failed."""
+    workers: WorkersStatus = WorkersStatus()
+    """How many workers there are."""
+    slots: tuple[SlotStatus, ...] = Field(default=(), max_length=1024)
+    """The workers' places and which pod holds each."""
+    launcher: str = Field(default="", max_length=256)
+    """How the command is started, as the agents chose."""
+    rung: int = Field(default=0, ge=0, le=5)
+    """How much of the library the script uses: 0 none, 1 init, 2 restore, 3 batches."""
+    progress: ProgressStatus | None = None
+    """How far training is."""
+    checkpoint: CheckpointStatus | None = None
+    """The newest durable checkpoint."""
+    failures: FailuresStatus = FailuresStatus()
+    """The failure budget."""
+    avoided_nodes: tuple[str, ...] = Field(default=(), max_length=16)
+    """Nodes that replacements prefer to avoid."""
+    incidents: tuple[IncidentStatus, ...] = Field(default=(), max_length=10)
+    """The last ten, oldest first."""
+    drained: bool = False
+    """While suspending: the coordinator has said that all ranks have stopped."""
+    drain_since: datetime | None = None
+    """When the drain began."""
+    restarted_at: str = Field(default="", max_length=64)
+    """The value of spec.restartedAt that has been acted upon."""
+    coordinator_fault_since: datetime | None = None
+    """Since when the coordinator has not answered; only for the reason CoordinatorUnreachable."""
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        return next((each for each in self.conditions if each.type == kind), None)
+
+    def holds(self, kind: ConditionType) -> bool:
+        found = self.condition(kind)
+        return found is not None and found.holds
+
+    @property
+    def finished(self) -> bool:
+        """Terminal: nothing but cleaning up happens to this job any more."""
+        return self.holds(ConditionType.COMPLETE) or self.holds(ConditionType.FAILED)

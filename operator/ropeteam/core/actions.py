@@ -1,0 +1,81 @@
+"""What the operator can do. Each is idempotent: twice is the same as once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CreatePod:
+    manifest: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"create Pod {self.manifest['metadata']['name']}"
+
+
+@dataclass(frozen=True)
+class DeletePod:
+    name: str
+    uid: str
+    grace_seconds: int | None = None
+    """None: the pod's own."""
+
+    def __str__(self) -> str:
+        return f"delete Pod {self.name} (uid {self.uid})"
+
+
+@dataclass(frozen=True)
+class CreateService:
+    manifest: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"create Service {self.manifest['metadata']['name']}"
+
+
+@dataclass(frozen=True)
+class PointService:
+    """Lead the Service to another coordinator term."""
+
+    name: str
+    uid: str
+    selector: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"point Service {self.name} to term {self.selector.get('ropeteam.dev/term')}"
+
+
+@dataclass(frozen=True)
+class DeleteService:
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"delete Service {self.name}"
+
+
+@dataclass(frozen=True)
+class CreateSecret:
+    """The per-job token. The executor derives the bytes from the operator key: no secret enters an Observation."""
+
+    name: str
+    job_uid: str
+    labels: dict[str, str]
+    owner: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"create Secret {self.name}"
+
+
+@dataclass(frozen=True)
+class DeleteJob:
+    """TTL has passed."""
+
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"delete TrainingJob {self.name}"
+
+
+Action = CreatePod | DeletePod | CreateService | PointService | DeleteService | CreateSecret | DeleteJob

@@ -1,0 +1,102 @@
+"""What the operator saw of one job at one moment: everything `decide` may know. Serialisable, so that it can be replayed."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from ropeteam.api.job import Metadata
+from ropeteam.api.status import JobStatus
+from ropeteam_trainer.contract.desired import JobReport
+
+
+class Seen(BaseModel):
+    """Base of all that was observed: frozen values."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Role(StrEnum):
+    WORKER = "worker"
+    COORDINATOR = "coordinator"
+
+
+class ContainerSeen(Seen):
+    """The trainer container (or the coordinator's)."""
+
+    running: bool = False
+    waiting_reason: str = ""
+    waiting_message: str = ""
+    exit_code: int | None = None
+    """Set once it has terminated (restartPolicy Never) - the only truth about a worker's end."""
+    exit_reason: str = ""
+    """`OOMKilled`, `Error`, `Completed` ..."""
+    exit_message: str = ""
+    restarts: int = 0
+
+
+class PodSeen(Seen):
+    """One pod of the job, whichever slot, incarnation or term."""
+
+    name: str
+    uid: str
+    role: Role
+    slot: int = -1
+    incarnation: int = 0
+    term: int = 0
+    phase: str = "Pending"
+    reason: str = ""
+    """status.reason: `Evicted`, `NodeLost`, `DeadlineExceeded` ..."""
+    message: str = ""
+    node: str = ""
+    node_lost: bool = False
+    """Its node is NotReady/unreachable, or gone."""
+    deleting: bool = False
+    scheduled_message: str = ""
+    """Message of PodScheduled=False: the scheduler's own words."""
+    container: ContainerSeen = ContainerSeen()
+
+    @property
+    def ended(self) -> bool:
+        """Its trainer container can never run again."""
+        return self.container.exit_code is not None or self.phase in ("Succeeded", "Failed")
+
+
+class ServiceSeen(Seen):
+    name: str
+    uid: str
+    cluster_ip: str
+    term: int
+    """From its selector: which coordinator pod it leads to."""
+
+
+class Refusal(Seen):
+    """The API server's answer to a dry run of this job's worker pod."""
+
+    message: str
+
+
+class Observation(Seen):
+    """All that is known about one job at `now`."""
+
+    now: datetime
+    metadata: Metadata
+    spec: dict[str, Any]
+    """As written by the user, unparsed: it may be invalid."""
+    status: JobStatus
+    pods: tuple[PodSeen, ...] = ()
+    service: ServiceSeen | None = None
+    secret_exists: bool = False
+    key_id: str = ""
+    """Short id of the operator key: part of the Secret's name."""
+    refusal: Refusal | None = None
+    """The server refused a dry run of the worker pod (asked once per generation)."""
+    report: JobReport | None = None
+    """The coordinator's answer; None: not asked, or not reached."""
+    report_error: str = ""
+    """Why there is none, if it was asked."""
+    defaults: dict[str, str] = {}
+    """Operator settings that shape pods: `operator_image`, ..."""

@@ -1,0 +1,28 @@
+"""Train under Ropeteam: progress, checkpoints and exactly-once data for a script that keeps its own loop.
+
+    job = ropeteam_trainer.init()
+    job.restore(model=model, optimizer=optimizer)
+    for batch in job.batches(dataset, global_batch=96):
+        ...
+        job.report(loss=loss, samples=len(batch))
+
+Everything works without the operator too: `python x.py` and `torchrun x.py` run the same script.
+The import is light (standard library only); torch is imported by `init()`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["Job", "init"]
+
+if TYPE_CHECKING:
+    from ropeteam_trainer.job import Job, init
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from ropeteam_trainer import job
+
+        return getattr(job, name)
+    raise AttributeError(f"module 'ropeteam_trainer' has no attribute {name!r}")

@@ -1,0 +1,17 @@
+"""What operator, coordinator, agent and rank promise each other.
+
+Everything that crosses a process border has its shape here and nowhere else:
+  config.py    environment and settings handed to pods
+  world.py     epochs, plans, checkpoints: the words of the protocol
+  messages.py  agent -> coordinator (AgentReport) and back (Orders)
+  desired.py   operator -> coordinator (Desired) and back (JobReport)
+  local.py     rank <-> agent: socket messages and the heartbeat page
+  codec.py     dataclasses <-> JSON, strict, with errors that name the field
+  wire.py      authenticated frames on a TCP connection
+
+Standard library only, Python >= 3.10. Both directions of every link are *level-triggered*: each message is the
+sender's whole truth, so a lost, doubled or late one costs nothing and a reconnect needs no replay.
+A peer accepts VERSION and VERSION - 1.
+"""
+
+VERSION = 1

@@ -1,0 +1,179 @@
+"""What a pod is told when it is created: two environment variables of JSON, and a few names that change per pod.
+
+The pod side reads its environment here only.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ropeteam_trainer.contract import VERSION, codec
+
+CONFIG = "ROPETEAM_CONFIG"
+"""JSON of WorkerConfig (worker pods) or CoordinatorConfig (the coordinator pod)."""
+SLOT = "ROPETEAM_SLOT"
+INCARNATION = "ROPETEAM_INCARNATION"
+POD_UID = "ROPETEAM_POD_UID"
+POD_IP = "ROPETEAM_POD_IP"
+NODE = "ROPETEAM_NODE"
+TOKEN_FILE = "ROPETEAM_TOKEN_FILE"
+"""File with the job's token, hex text: HMAC-SHA256(operator key, job UID)."""
+TRACE = "ROPETEAM_TRACE"
+"""For tests: each rank appends one JSON line per step to `<value>.<rank>`: epoch, step, sample ids, loss as hex."""
+RANK_SOCKET = "ROPETEAM_RANK_SOCKET"
+"""Unix socket of the agent; unset outside of a TrainingJob. With it come RANK_PAGE and RANK_PLAN."""
+RANK_PAGE = "ROPETEAM_RANK_PAGE"
+RANK_PLAN = "ROPETEAM_RANK_PLAN"
+"""JSON of RankPlan."""
+EPOCH = "ROPETEAM_EPOCH"
+AGENT_STATE_DIR = "ROPETEAM_STATE_DIR"
+"""Scratch folder of the agent (sockets, pages). Default: a fresh folder in the temporary directory."""
+
+AGENT_PYZ = "/ropeteam/agent.pyz"
+TOKEN_PATH = "/ropeteam-token/token"
+COORDINATOR_AGENT_PORT = 29401
+COORDINATOR_HTTP_PORT = 29402
+TRAINER_CONTAINER = "trainer"
+
+RESERVED_ENV = (
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME"
+    " MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID"
+    " TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_ERROR_FILE"
+).split()
+"""Set per rank by the agent; a user's value would break the world. ROPETEAM_* is reserved as well."""
+
+
+class Launcher(str, enum.Enum):
+    AUTO = "Auto"
+    PER_RANK = "PerRank"
+    PER_POD = "PerPod"
+
+
+class Start(str, enum.Enum):
+    AUTO = "Auto"  # exec first; fork once a script has called init()
+    EXEC = "Exec"
+    FORK = "Fork"
+
+
+class Resume(str, enum.Enum):
+    LATEST = "Latest"
+    STEP = "Step"
+    NEVER = "Never"
+
+
+class ExitAction(str, enum.Enum):
+    FAIL = "Fail"
+    RETRY_FREE = "RetryFree"
+
+
+@dataclass(frozen=True)
+class ExitCodeRule:
+    codes: tuple[int, ...]
+    action: ExitAction
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    directory: str
+    """Absolute, inside the container; on a volume that all workers share."""
+    every_steps: int | None = None
+    every_seconds: int | None = None
+    keep: int = 3
+    """Committed checkpoints to keep."""
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Seconds."""
+
+    start: int = 600
+    hang: int | None = None
+    """None: automatic, never below 60."""
+    lost: int = 5
+    fence: int = 120
+    drain: int = 60
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    job: str
+    namespace: str
+    job_uid: str
+    attempt: int
+    workers: int
+    processes: int
+    """Ranks per worker."""
+    coordinator: str
+    """`host:port`, numeric."""
+    timeouts: Timeouts = Timeouts()
+    launcher: Launcher = Launcher.AUTO
+    start: Start = Start.AUTO
+    agent_python: str | None = None
+    checkpoint: CheckpointConfig | None = None
+    resume: Resume = Resume.LATEST
+    resume_step: int | None = None
+    contract: int = VERSION
+
+
+@dataclass(frozen=True)
+class CoordinatorConfig:
+    job: str
+    namespace: str
+    job_uid: str
+    term: int
+    workers: int
+    processes: int
+    timeouts: Timeouts = Timeouts()
+    no_progress_limit: int = 3
+    exit_codes: tuple[ExitCodeRule, ...] = ()
+    keep: int = 3
+    contract: int = VERSION
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What the library in a rank needs beyond torchrun's variables."""
+
+    epoch: str
+    restore: tuple[str, ...]
+    """`step-<N>/<epoch>#<digest>` relative to the checkpoint directory, best first (digest may be empty)."""
+    lineage_known: bool
+    """False only in the first world of a job: then `resume` decides."""
+    checkpoint: CheckpointConfig | None
+    resume: Resume
+    resume_step: int | None
+    job: str
+    job_uid: str
+
+
+@dataclass(frozen=True)
+class PodIdentity:
+    """The per-pod part of the environment of a worker."""
+
+    slot: int
+    incarnation: int
+    pod_uid: str
+    pod_ip: str
+    node: str
+    token: bytes
+
+
+def read_worker(environ: Mapping[str, str]) -> tuple[WorkerConfig, PodIdentity]:
+    """The settings of a worker pod. Raises KeyError or codec.DecodeError."""
+    config = codec.decode(WorkerConfig, environ[CONFIG])
+    identity = PodIdentity(
+        slot=int(environ[SLOT]),
+        incarnation=int(environ[INCARNATION]),
+        pod_uid=environ[POD_UID],
+        pod_ip=environ[POD_IP],
+        node=environ.get(NODE, ""),
+        token=read_token(environ),
+    )
+    return config, identity
+
+
+def read_token(environ: Mapping[str, str]) -> bytes:
+    with open(environ.get(TOKEN_FILE, TOKEN_PATH), encoding="ascii") as file:
+        return bytes.fromhex(file.read().strip())

@@ -1,0 +1,139 @@
+"""Operator -> coordinator: Desired, by `PUT /desired`. Answer (and `GET /status`): JobReport. Idempotent both."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from ropeteam_trainer.contract import VERSION
+from ropeteam_trainer.contract.messages import Problem, Progress
+from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, ProcessExit
+
+
+@dataclass(frozen=True)
+class SlotDesired:
+    """Which pod holds a slot. The operator's word is final: a registration of any other pod is refused."""
+
+    incarnation: int
+    pod_uid: str = ""
+    """Empty: the pod does not exist yet."""
+    deleting: bool = False
+    old_pod_gone: bool = True
+    """No former pod of this slot can still write: its container is known to have ended, or fenceSeconds have passed.
+    A script below rung 2 is not started in a replacement before this is true."""
+
+
+@dataclass(frozen=True)
+class Desired:
+    generation: int
+    attempt: int
+    term: int
+    slots: dict[str, SlotDesired]
+    """Key: slot number as text."""
+    drain: bool = False
+    """Checkpoint, then stop and stay stopped (suspend)."""
+    allowance: int = 0
+    """Charged incidents that may still happen, as saved in status. -1: no limit."""
+    charged_incidents: tuple[str, ...] = ()
+    """Ids that `allowance` already accounts for; the coordinator subtracts its own others."""
+    lineage: tuple[CheckpointRef, ...] = ()
+    contract: int = VERSION
+
+
+class WorldPhase(str, enum.Enum):
+    WAITING = "Waiting"  # after a boot: for agents to report a world to adopt, or one lease
+    FORMING = "Forming"  # gathering members, a store, or a backoff to pass
+    RUNNING = "Running"
+    STOPPING = "Stopping"  # after a fault: until every rank of the epoch is dead
+    DRAINING = "Draining"
+    DRAINED = "Drained"
+    COMPLETING = "Completing"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class SlotReport:
+    incarnation: int
+    pod_uid: str
+    node: str = ""
+    registered: bool = False
+    """Its lease holds."""
+    leaving: bool = False
+    silent_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Where a recovery's time went, in milliseconds since the fault was seen. None: not reached yet."""
+
+    stopped: int | None = None
+    """All ranks of the old world dead."""
+    planned: int | None = None
+    """Next plan published: members and store ready."""
+    started: int | None = None
+    """All ranks of the new world started."""
+    first_step: int | None = None
+    """All ranks have made a step: recovered."""
+
+
+@dataclass(frozen=True)
+class Incident:
+    """One fault with all its consequences. Cause and charge are provisional until `settled`."""
+
+    id: str
+    """`<epoch it ended>`: one world ends once, so one incident per epoch."""
+    cause: Cause
+    charged: bool
+    slot: int
+    rank: int | None
+    node: str
+    message: str
+    step: int
+    """Highest step of the world when it ended."""
+    unix_ms: int
+    """Wall clock when it was seen; for people only."""
+    steps_lost: int | None = None
+    """Known once the next world has restored."""
+    stages: Stages = Stages()
+    exit: ProcessExit | None = None
+    settled: bool = False
+
+
+@dataclass(frozen=True)
+class ReplaceWish:
+    """The coordinator asks for another pod in a slot: two failures in place there, or its agent fell silent."""
+
+    slot: int
+    incarnation: int
+    """The one to be replaced; stale wishes are ignored by this number."""
+    cause: Cause
+    message: str
+    avoid_node: bool = False
+
+
+@dataclass(frozen=True)
+class JobReport:
+    job_uid: str
+    term: int
+    boot: int
+    phase: WorldPhase
+    why: str
+    """One sentence: what it does or waits for, and why."""
+    epoch: Epoch | None = None
+    world_size: int = 0
+    slots: dict[str, SlotReport] = field(default_factory=dict)
+    rung: int = 0
+    launcher: str = ""
+    progress: Progress = Progress()
+    lineage: tuple[CheckpointRef, ...] = ()
+    """Committed checkpoints, newest first, at most 10."""
+    checkpoint_unix_ms: int = 0
+    incidents: tuple[Incident, ...] = ()
+    """The last 10, oldest first."""
+    replace: tuple[ReplaceWish, ...] = ()
+    replace_all: bool = False
+    """Two gang starts in a row without a first step: start a new attempt with new pods."""
+    failure: Problem | None = None
+    generation_seen: int = 0
+    contract: int = VERSION

@@ -1,0 +1,156 @@
+"""Agent -> coordinator: AgentReport. Coordinator -> agent: Orders. Each is the sender's whole truth.
+
+An agent sends its report at once when anything in it changes, and at least every `lostSeconds / 5` (the lease).
+The coordinator sends orders at once when they change, and again whenever a report's `orders_seen` is not the latest.
+
+The one rule of orders: **only ranks of `orders.plan` may live**. A newer plan replaces the world, no plan ends it.
+A coordinator that has just booted therefore sends no orders before it has adopted a world or waited one lease.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from ropeteam_trainer.contract import VERSION
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Plan, ProcessExit, ShardFile
+
+
+class RankPhase(str, enum.Enum):
+    """Where a rank is in its life. STARTING until its first report() (rung 0: until it is started)."""
+
+    STARTING = "Starting"
+    RUNNING = "Running"
+    PAUSED = "Paused"  # waits in report() because of orders.pause
+    DRAINED = "Drained"  # reached orders.stop_at, its shard is written, waits to be killed
+    EXITED = "Exited"
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """One rank of the epoch in `AgentReport.plan`."""
+
+    rank: int
+    phase: RankPhase
+    step: int = 0
+    """Last step it reported. 0: none yet. After a restore it starts at the restored step."""
+    steps_here: int = 0
+    """Steps reported by this process, i.e. in this epoch. > 0 means: the world makes progress."""
+    exit: ProcessExit | None = None
+
+
+@dataclass(frozen=True)
+class StoreOffer:
+    """A TCPStore that this agent's keeper holds for an epoch that is being formed."""
+
+    epoch: Epoch
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The files that one rank wrote for a checkpoint. All ranks of the epoch must report theirs before a grant."""
+
+    rank: int
+    epoch: Epoch
+    step: int
+    files: tuple[ShardFile, ...]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """As the lowest local rank last told. Only rank 0's is shown to people."""
+
+    step: int = 0
+    total_steps: int | None = None
+    loss: str = ""
+    """Decimal text; a float would lose NaN on the way through JSON."""
+    samples_per_second: float = 0.0
+    phase: str = ""
+    """What the script says it does: "train", "eval", "restore", ..."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that no restart will mend; the job fails with this reason at once."""
+
+    reason: FailReason
+    message: str
+
+
+@dataclass(frozen=True)
+class AgentReport:
+    slot: int
+    incarnation: int
+    pod_uid: str
+    address: str
+    job_uid: str
+    term: int
+    """Highest coordinator term this agent has ever seen; orders of a lower one are refused."""
+    contract: int = VERSION
+    node: str = ""
+    orders_seen: int = 0
+    """`Orders.number` last applied (0: none of this connection)."""
+    rung: int = 0
+    """Highest rung a local script has ever used (1 init, 2 restore, 3 batches); remembered over restarts."""
+    launcher: str = ""
+    """What was chosen, for people: `PerRank (torchrun flags parsed)`."""
+    plan: Plan | None = None
+    """The world whose ranks live here, or lived here last. Kept until the next plan comes."""
+    stopped: bool = True
+    """No rank process (nor descendant) of `plan` is alive. True also before the first plan."""
+    ranks: tuple[RankReport, ...] = ()
+    store: StoreOffer | None = None
+    shards: tuple[Shard, ...] = ()
+    """Shards of the current epoch that are written but not yet known to be committed."""
+    committed: CheckpointRef | None = None
+    """Newest manifest that this agent wrote and synced."""
+    granted: CheckpointRef | None = None
+    """Newest grant that this agent saw (digest empty): after a coordinator's death it may be committed already."""
+    restored: CheckpointRef | None = None
+    """What rank 0 of the current plan went on from; None: from the start, or not known yet."""
+    progress: Progress = Progress()
+    leaving: bool = False
+    """SIGTERM came: this pod is about to go."""
+    completed: Epoch | None = None
+    """COMPLETE of this epoch was received. It is only ever sent when all ranks of all agents are done."""
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Commit this checkpoint: the agent of rank 0 writes the manifest. This is the commit point."""
+
+    ref: CheckpointRef
+    world_size: int
+    files: tuple[ShardFile, ...]
+    parent: CheckpointRef | None
+
+
+@dataclass(frozen=True)
+class Orders:
+    term: int
+    boot: int
+    number: int
+    """Counts orders to this agent on this connection, from 1."""
+    plan: Plan | None = None
+    host_store: Epoch | None = None
+    """Hold a store for this epoch (and no other, but that of `plan`)."""
+    grant: Grant | None = None
+    """Only to the agent of rank 0."""
+    lineage: tuple[CheckpointRef, ...] = ()
+    """Committed checkpoints, newest first: what may not be pruned. The current epoch's rank 0 agent prunes the rest."""
+    pause: Epoch | None = None
+    """Ranks of this epoch wait at their next report()."""
+    stop_at: int | None = None
+    """With pause: go on to this step, save a checkpoint there, then wait (a drain that loses no step)."""
+    terminate: bool = False
+    """With pause, rung < 2: SIGTERM the ranks, SIGKILL them after drainSeconds."""
+    leave: bool = False
+    """You may go: exit now (143). Answer to `leaving`."""
+    complete: Epoch | None = None
+    release: bool = False
+    """All agents acknowledged COMPLETE: exit 0. Nothing else may make an agent exit 0."""
+    refused: str = ""
+    """Not one of us: an older incarnation, a pod being deleted, an unknown contract. Kill ranks, stay quiet."""

@@ -1,0 +1,164 @@
+"""The words of the protocol: epochs, plans, checkpoints, and how a process can end."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from dataclasses import dataclass
+
+from ropeteam_trainer.contract import codec
+
+
+@dataclass(frozen=True, order=True)
+class Epoch:
+    """One formed world. Ordered: a higher coordinator pod (term), then its restart (boot), then its n-th world."""
+
+    term: int
+    boot: int
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.term}.{self.boot}.{self.n}"
+
+    @classmethod
+    def parse(cls, text: str) -> Epoch:
+        """The inverse of str(). Raises ValueError."""
+        term, boot, n = text.split(".")
+        return cls(int(term), int(boot), int(n))
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A committed checkpoint: `<path>/step-<step>/<epoch>/manifest.json`, and the digest of that manifest."""
+
+    step: int
+    epoch: Epoch
+    digest: str = ""
+    """sha256 of the manifest's bytes, hex. Empty while the commit is granted but not yet confirmed as written."""
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """One file of a checkpoint. `name` is relative to `step-<step>/<epoch>/`."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Member:
+    """One slot of a world."""
+
+    slot: int
+    incarnation: int
+    pod_uid: str
+    address: str
+    """IP of the pod: where its ranks listen."""
+    processes: int
+    """Ranks on this slot. Ranks are dense in slot order: the first rank of a slot is the sum of those before."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one epoch looks like. Immutable: agents compare hashes, never contents."""
+
+    epoch: Epoch
+    attempt: int
+    members: tuple[Member, ...]
+    """In slot order."""
+    store_host: str
+    store_port: int
+    restore: tuple[CheckpointRef, ...] = ()
+    """Where to go on from, best first. Empty: resume as `WorkerConfig.resume` says (first world of a job)."""
+    restart_count: int = 0
+
+    @property
+    def world_size(self) -> int:
+        return sum(member.processes for member in self.members)
+
+    def first_rank(self, slot: int) -> int:
+        """The lowest rank of `slot`. Raises KeyError if the slot is not a member."""
+        rank = 0
+        for member in self.members:
+            if member.slot == slot:
+                return rank
+            rank += member.processes
+        raise KeyError(slot)
+
+    def ranks(self, slot: int) -> range:
+        first = self.first_rank(slot)
+        return range(first, first + next(m.processes for m in self.members if m.slot == slot))
+
+    def member(self, slot: int) -> Member | None:
+        return next((member for member in self.members if member.slot == slot), None)
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(codec.encode(self)).hexdigest()[:16]
+
+
+class Cause(str, enum.Enum):
+    """Why an incident happened. A closed set: it is a metric label. FREE causes do not spend the budget."""
+
+    ERROR = "Error"  # uncaught exception or exit code of the script
+    SIGNAL = "Signal"  # killed by a signal we did not send: SIGKILL, SIGSEGV, SIGABRT ...
+    OUT_OF_MEMORY = "OutOfMemory"
+    HANG = "Hang"  # no progress for hangSeconds
+    START_TIMEOUT = "StartTimeout"  # no first step within startSeconds
+    POD_FAILED = "PodFailed"  # the trainer container ended although the agent was not told to leave
+    POD_DELETED = "PodDeleted"  # free
+    EVICTED = "Evicted"  # free
+    NODE_LOST = "NodeLost"  # free
+    AGENT_LOST = "AgentLost"  # free; silent for lostSeconds and no better evidence
+    RETRIED_FREE = "RetriedFree"  # free; an exit code that recovery.exitCodes declares free
+    UNKNOWN = "Unknown"
+
+    @property
+    def charged(self) -> bool:
+        return self not in _FREE
+
+
+_FREE = {Cause.POD_DELETED, Cause.EVICTED, Cause.NODE_LOST, Cause.AGENT_LOST, Cause.RETRIED_FREE}
+
+
+class FailReason(str, enum.Enum):
+    """Why a job ended as Failed, or cannot start. Condition reasons, CamelCase."""
+
+    REPEATED_ERROR = "RepeatedError"
+    BUDGET_SPENT = "FailureBudgetSpent"
+    EXIT_CODE = "ExitCodeRule"
+    COMMAND_NOT_FOUND = "CommandNotFound"
+    LAUNCHER_REFUSED = "LauncherRefused"  # an unknown torchrun flag
+    INTERPRETER_WITHOUT_TORCH = "InterpreterWithoutTorch"
+    CHECKPOINT_NOT_WRITABLE = "CheckpointNotWritable"
+    CHECKPOINT_NOT_FOUND = "CheckpointNotFound"  # resume.policy Step
+    NO_PROGRESS = "NoProgress"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    INVALID_SPEC = "InvalidSpec"
+
+
+@dataclass(frozen=True)
+class ProcessExit:
+    """How a rank ended, as its agent (the only one who reaped it) saw it."""
+
+    code: int | None
+    signal: int | None
+    """Number of the signal that ended it; None for a normal exit."""
+    hung: bool = False
+    """The agent killed it because it made no progress."""
+    late_start: bool = False
+    """The agent killed it because its first step did not come within startSeconds."""
+    oom: bool = False
+    reached_end: bool = False
+    """The script had run to its end before the process died (finished gloo processes sometimes SIGABRT)."""
+    fingerprint: str = ""
+    """Same text = same fault: exception type and innermost frame, or signal, or exit code."""
+    message: str = ""
+    """One line for a person: `ValueError: bad lr (train.py:31)`."""
+    last_lines: tuple[str, ...] = ()
+    """The last lines it wrote, at most 20, at most 4 KiB in all."""
+
+    @property
+    def clean(self) -> bool:
+        return self.code == 0
