@@ -36,7 +36,9 @@ def write_beat(page: memoryview, beat: Beat, sequence: int) -> None:
     end = 1 if beat.reached_end else 0
     phase = PHASES.index(beat.phase) | end << 7
     struct.pack_into("<Q", page, 0, sequence)
-    _LAYOUT.pack_into(page, 0, sequence, beat.step, beat.steps_here, beat.monotonic_ns, phase, beat.samples, sequence)
+    _LAYOUT.pack_into(
+        page, 0, sequence, beat.step, beat.steps_here, beat.monotonic_ns, phase, beat.samples, sequence
+    )
 
 
 def read_beat(page: memoryview) -> Beat | None:

@@ -1,0 +1,69 @@
+# Everything a contributor runs. A virtual environment that exists already: make check VENV=/path/to/venv
+VENV ?= .venv
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+PYTHON := $(VENV)/bin/python
+SEEDS ?= 20
+CHECKS := check-types check-format check-lint check-pure check-house check-crds check-imports check-python
+# What runs inside any image with Python 3.10.
+AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator agent checkpoint/__init__.py \
+	checkpoint/manifest.py __init__.py)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check sim seeded crds fmt bench clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+install:  ## make the virtual environment, exactly as uv.lock says
+	tools/install $(VENV)
+
+$(VENV)/bin/ropeteam:
+	tools/install $(VENV)
+
+demo: $(VENV)/bin/ropeteam  ## train a real model on three local workers that lose a rank and a pod
+	$(PYTHON) -m ropeteam.cli.demo
+
+test: $(VENV)/bin/ropeteam  ## run all tests; the pure rooms must be covered to the last branch
+	tools/test
+
+check: $(VENV)/bin/ropeteam  ## format, lint, types, import contracts, house numbers, CRD drift (no tests)
+	@$(MAKE) --no-print-directory -k -j2 -Otarget $(CHECKS)
+
+sim: $(VENV)/bin/ropeteam  ## run a campaign of the simulator: make sim SEEDS=200
+	$(PYTHON) -m pytest tests/sim -m campaign --sim-seeds=$(SEEDS)
+
+seeded: $(VENV)/bin/ropeteam  ## apply each seeded bug in turn; the tests must catch every one
+	$(PYTHON) tools/seeded.py
+
+crds: $(VENV)/bin/ropeteam  ## write crds/ from operator/ropeteam/api
+	$(PYTHON) -m ropeteam.api.crd
+
+fmt: $(VENV)/bin/ropeteam  ## format and mend what ruff can mend
+	ruff check --fix .
+	ruff format .
+
+bench: $(VENV)/bin/ropeteam  ## run the benchmarks; each prints its figure beside its peers'
+	for each in benchmarks/*.py; do $(PYTHON) $$each || exit 1; done
+
+clean:  ## remove caches and build outputs, keep the virtual environment
+	rm -rf dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* .import_linter_cache
+	find operator trainer-image tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The parts of `check`: each can be run alone.
+.PHONY: $(CHECKS)
+check-types:
+	mypy
+check-format:
+	ruff format --check .
+check-lint:
+	ruff check .
+check-pure:  # no clock, chance, environment or I/O
+	ruff check --select TID251 $$($(PYTHON) tools/house.py --pure)
+check-house:
+	$(PYTHON) tools/house.py
+check-crds:
+	$(PYTHON) -m ropeteam.api.crd --check
+check-imports:
+	lint-imports
+check-python:
+	vermin --quiet --no-tips --eval-annotations --target=3.10- --violations $(AGENT_SIDE)

@@ -1,0 +1,112 @@
+"""Hold the house numbers: sizes that keep every piece readable in one look.
+
+    python tools/house.py           say each piece that is over a limit; exit status 1 if there is one
+    python tools/house.py --pure    print the files of the pure rooms, for the tools that hold them to more
+
+Limits: file 400 lines, function 50 (90 of 100 functions: 30), test function 40, parameters 5 in pure rooms and 7
+elsewhere (self and cls not counted), a docstring on every module. The pure rooms and the exceptions, each with its
+reason, stand in pyproject.toml under [tool.house]. Ruff holds the line length.
+Limits of this tool: it counts lines as they are written, docstrings and comments too.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("operator", "trainer-image", "tests", "tools", "benchmarks", "examples")
+MAX_FILE, MAX_FUNCTION, MAX_TEST, P90_FUNCTION = 400, 50, 40, 30
+MAX_PARAMETERS_PURE, MAX_PARAMETERS = 5, 7
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Breach(NamedTuple):
+    """`name` is what an exception would be listed under: `path` or `path:function`."""
+
+    name: str
+    text: str
+
+
+class Sizes(NamedTuple):
+    breaches: list[Breach]
+    function_lines: list[int]
+
+
+def main(arguments: list[str]) -> int:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["house"]
+    pure = {path for pattern in settings["pure"] for path in ROOT.glob(pattern)}
+    if arguments == ["--pure"]:
+        print("\n".join(sorted(str(path.relative_to(ROOT)) for path in pure)))
+        return 0
+    sizes = [
+        measure(path, path in pure) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))
+    ]
+    breaches = [breach for size in sizes for breach in size.breaches]
+    breaches += tail([lines for size in sizes for lines in size.function_lines])
+    problems = judge(breaches, settings["exceptions"])
+    print("\n".join(problems) or f"house numbers hold in {len(sizes)} files")
+    return 1 if problems else 0
+
+
+def judge(breaches: list[Breach], exceptions: dict[str, str]) -> list[str]:
+    """What is over a limit and no listed exception, and exceptions that nothing needs any more."""
+    names = {breach.name for breach in breaches}
+    stale = [
+        f"{name}: no longer over a limit; remove its exception" for name in exceptions if name not in names
+    ]
+    return [f"{breach.name}: {breach.text}" for breach in breaches if breach.name not in exceptions] + stale
+
+
+def measure(path: Path, pure: bool) -> Sizes:
+    name, text = str(path.relative_to(ROOT)), path.read_text()
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        return Sizes([Breach(name, f"line {error.lineno}: not Python: {error.msg}")], [])
+    breaches = [] if ast.get_docstring(tree) else [Breach(name, "no module docstring")]
+    lines = len(text.splitlines())
+    if lines > MAX_FILE:
+        breaches.append(Breach(name, f"{lines} lines, the limit is {MAX_FILE}"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
+    for function in functions:
+        breaches += [Breach(f"{name}:{function.name}", words) for words in too_big(function, pure)]
+    is_test = name.startswith("tests/")
+    return Sizes(breaches, [] if is_test else [length(function) for function in functions])
+
+
+def too_big(function: Function, pure: bool) -> Iterator[str]:
+    limit = MAX_TEST if function.name.startswith("test_") else MAX_FUNCTION
+    if length(function) > limit:
+        yield f"{length(function)} lines, the limit is {limit}"
+    limit = MAX_PARAMETERS_PURE if pure else MAX_PARAMETERS
+    if not function.name.startswith("test_") and parameters(function) > limit:
+        yield f"{parameters(function)} parameters, the limit is {limit}"
+
+
+def length(function: Function) -> int:
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def parameters(function: Function) -> int:
+    every = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    return sum(argument.arg not in ("self", "cls") for argument in every)
+
+
+def tail(lines: list[int]) -> list[Breach]:
+    """Long functions must stay the exception: nine of ten are short."""
+    ninth = sorted(lines)[len(lines) * 9 // 10] if lines else 0
+    return (
+        [Breach("p90", f"of function length is {ninth}, the limit is {P90_FUNCTION}")]
+        if ninth > P90_FUNCTION
+        else []
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
