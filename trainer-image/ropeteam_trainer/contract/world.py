@@ -150,6 +150,9 @@ class ProcessExit:
     late_start: bool = False
     """The agent killed it because its first step did not come within startSeconds."""
     oom: bool = False
+    killed: bool = False
+    """The agent killed it on orders, when leaving or when fenced: a consequence, never the cause of an incident.
+    Not set for hung, late_start and oom."""
     reached_end: bool = False
     """The script had run to its end before the process died (finished gloo processes sometimes SIGABRT)."""
     fingerprint: str = ""
