@@ -1,0 +1,201 @@
+"""Drive a real local cluster from outside, as a user would: `ropeteam up` as a process, and its API over HTTP.
+
+Every wait polls a condition with a generous deadline and, when it fails, says what was seen instead.
+Processes of a rank, an agent, a coordinator are found by their environment, as a person with `ps` would find them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PATIENCE = 60.0
+"""Seconds until a wait gives up. Far above anything seen; a test that needs it has found a bug."""
+JOBS = "/apis/ropeteam.dev/v1alpha1/namespaces/default/trainingjobs"
+PODS = "/api/v1/namespaces/default/pods"
+
+
+def wait_for[T](what: str, probe: Callable[[], T], patience: float = PATIENCE) -> T:
+    """The first truthy answer of `probe`. AssertionError with the last answer after `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while not (answer := probe()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {patience:.0f} s; last seen: {answer!r}")
+        time.sleep(0.02)
+    return answer
+
+
+class Cluster:
+    """`ropeteam up` in its own home folder, and a small client of its API."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.log = home / "up.log"
+        home.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ropeteam.cli", "up", "--home", str(home)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.kubeconfig = home / "kubeconfig"
+        wait_for("API server", self._ready)
+
+    def _ready(self) -> bool:
+        assert self.process.poll() is None, f"ropeteam up ended: {self.log.read_text()}"
+        if not self.kubeconfig.exists():
+            return False
+        config = yaml.safe_load(self.kubeconfig.read_text())
+        self.server = config["clusters"][0]["cluster"]["server"]
+        self.token = config["users"][0]["user"].get("token", "")
+        try:
+            return bool(self.call("GET", JOBS)["kind"])
+        except (OSError, KeyError):
+            return False
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise AssertionError(f"ropeteam up ignored SIGINT: {self.log.read_text()[-2000:]}") from None
+
+    def call(self, method: str, path: str, body: Any = None, content: str = "application/json") -> Any:
+        """One API request; the answer as JSON. Raises urllib.error.HTTPError."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.server + path, data=data, method=method)
+        request.add_header("Content-Type", content)
+        request.add_header("Authorization", f"Bearer {self.token}")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    # ---- jobs and pods
+
+    def create(self, job: dict[str, Any]) -> None:
+        self.call("POST", JOBS, job)
+
+    def patch(self, name: str, spec: dict[str, Any]) -> None:
+        self.call("PATCH", f"{JOBS}/{name}", {"spec": spec}, "application/merge-patch+json")
+
+    def job(self, name: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = self.call("GET", f"{JOBS}/{name}")
+        except urllib.error.HTTPError as error:
+            assert error.code == 404, error
+            return None
+        return found
+
+    def status(self, name: str) -> dict[str, Any]:
+        job = self.job(name)
+        return (job or {}).get("status") or {}
+
+    def condition(self, name: str, kind: str) -> dict[str, Any]:
+        found = [c for c in self.status(name).get("conditions", []) if c["type"] == kind]
+        return found[0] if found else {}
+
+    def wait_condition(self, name: str, kind: str, patience: float = PATIENCE) -> dict[str, Any]:
+        def holds() -> dict[str, Any] | None:
+            seen = self.condition(name, kind)
+            return seen if seen.get("status") == "True" else None
+
+        try:
+            return wait_for(f"{name} {kind}", holds, patience)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{json.dumps(self.status(name), indent=1)}\n{self.tail()}") from None
+
+    def pods(self, name: str, role: str | None = "worker") -> list[dict[str, Any]]:
+        labels = f"ropeteam.dev/job={name}" + (f",ropeteam.dev/role={role}" if role else "")
+        items: list[dict[str, Any]] = self.call("GET", f"{PODS}?labelSelector={labels}")["items"]
+        return items
+
+    def pod_uids(self, name: str) -> set[str]:
+        return {pod["metadata"]["uid"] for pod in self.pods(name)}
+
+    def delete_pod(self, pod: str, grace: int | None = None) -> None:
+        query = "" if grace is None else f"?gracePeriodSeconds={grace}"
+        self.call("DELETE", f"{PODS}/{pod}{query}")
+
+    def delete(self, name: str) -> None:
+        self.call("DELETE", f"{JOBS}/{name}")
+
+    def logs(self, pod: str) -> str:
+        request = urllib.request.Request(f"{self.server}{PODS}/{pod}/log?container=trainer")
+        request.add_header("Authorization", f"Bearer {self.token}")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return str(answer.read().decode(errors="replace"))
+
+    def tail(self) -> str:
+        return self.log.read_text()[-3000:]
+
+    # ---- processes
+
+    def rank_pid(self, name: str, rank: int) -> int | None:
+        """The process that runs the script as this rank: its session leader."""
+        uids = self.pod_uids(name)
+        for pid, env in environments():
+            if env.get("RANK") == str(rank) and env.get("ROPETEAM_POD_UID") in uids and os.getsid(pid) == pid:
+                return pid
+        return None
+
+    def wait_rank(self, name: str, rank: int, not_pid: int = 0) -> int:
+        def alive() -> int | None:
+            pid = self.rank_pid(name, rank)
+            return pid if pid != not_pid else None
+
+        found = wait_for(f"rank {rank} of {name}", alive)
+        assert found is not None
+        return found
+
+    def agent_pid(self, pod_uid: str) -> int:
+        """The agent of a pod: the process of that pod which is neither a rank nor one of its helpers."""
+        return self._main_process(pod_uid, b"--")
+
+    def coordinator_pid(self, name: str) -> int:
+        (pod,) = self.pods(name, "coordinator")
+        return self._main_process(pod["metadata"]["uid"], b"ropeteam_trainer.coordinator")
+
+    def _main_process(self, pod_uid: str, mark: bytes) -> int:
+        for pid, env in environments():
+            if env.get("ROPETEAM_POD_UID") == pod_uid and "RANK" not in env:
+                arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if mark in arguments and b"ropeteam.local.shim" not in arguments:
+                    return pid
+        raise AssertionError(f"no main process of pod {pod_uid}")
+
+    def leftovers(self, job_uid: str) -> list[str]:
+        """Command lines of processes that belong to this job."""
+        return [
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            for pid, env in environments()
+            if job_uid and job_uid in env.get("ROPETEAM_CONFIG", "")
+        ]
+
+
+def environments() -> Iterator[tuple[int, dict[str, str]]]:
+    """(pid, environment) of every process we may read; zombies have none."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            pairs = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        env = dict(pair.decode(errors="replace").split("=", 1) for pair in pairs if b"=" in pair)
+        if env:
+            yield int(entry.name), env

@@ -1,0 +1,55 @@
+"""A training script without torch: every rank counts steps, and does on command what real ones do by accident.
+
+    ticker.py FOLDER [STEPS] [SECONDS_PER_STEP]
+
+Appends `{"rank", "step", "pid", "epoch", "t"}` per step to FOLDER/rank-<rank>.jsonl. A file FOLDER/do-<rank> holds one
+command, taken once: raise TEXT | exit N | abort-at-end | ignore-term | orphan. Starts from step 0 each time.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def obey(command: str) -> None:
+    word, _, rest = command.strip().partition(" ")
+    if word == "raise":
+        raise ValueError(rest)
+    if word == "exit":
+        sys.exit(int(rest))
+    if word == "ignore-term":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if word == "orphan":  # outlives its parent, in a session of its own, as a stubborn DataLoader worker would
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+
+
+def main() -> None:
+    folder, rank = Path(sys.argv[1]), os.environ["RANK"]
+    steps = int(sys.argv[2]) if len(sys.argv) > 2 else 10**9
+    pause = float(sys.argv[3]) if len(sys.argv) > 3 else 0.02
+    orders = folder / f"do-{rank}"
+    with (folder / f"rank-{rank}.jsonl").open("a", buffering=1) as log:
+        for step in range(1, steps + 1):
+            line = {
+                "rank": int(rank),
+                "step": step,
+                "pid": os.getpid(),
+                "epoch": os.environ["ROPETEAM_EPOCH"],
+                "t": time.time(),
+            }
+            log.write(json.dumps(line) + "\n")
+            if orders.exists():
+                command = orders.read_text()
+                if not command.startswith("always "):
+                    orders.unlink()
+                obey(command.removeprefix("always "))
+            time.sleep(pause)
+    print(f"rank {rank} is done")
+
+
+if __name__ == "__main__":
+    main()
