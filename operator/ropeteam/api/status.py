@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated
 
 from pydantic import Field
 
@@ -17,6 +18,14 @@ class CoordinatorStatus(StatusModel):
     """Number of the coordinator pod; saved before that pod is created. 0: none was needed yet."""
     boot: int = Field(default=0, ge=0)
     """Restarts of its container, as it told."""
+    pod_uid: str = Field(default="", max_length=64)
+    """The pod of this term, once seen; if that pod is gone, a new term begins."""
+    address: str = Field(default="", max_length=64)
+    """Numeric address of the job's Service, as handed to the workers."""
+    since: datetime | None = None
+    """When this term was decided on."""
+    faults: int = Field(default=0, ge=0)
+    """Coordinator pods lost in a row without an answer between; paces the next one."""
 
 
 class SlotStatus(StatusModel):
@@ -26,16 +35,18 @@ class SlotStatus(StatusModel):
     """0 .. workers-1."""
     incarnation: int = Field(default=1, ge=1)
     """Number of the pod in this slot, from 1; never reset."""
+    pod_uid: str = Field(default="", max_length=64)
+    """The pod of this incarnation, once seen; if that pod is gone, the slot gets another incarnation."""
     replaced_at: datetime | None = None
     """When the current incarnation was decided on (not set for the first)."""
     old_pod_uid: str = Field(default="", max_length=64)
     """The pod it replaces."""
     old_pod_gone: bool = True
-    """Whether that pod can no longer write: its container ended, or fenceSeconds (and a margin) have passed."""
+    """Whether that pod can no longer write: its container ended, or fenceSeconds and a margin have passed."""
     avoid_node: str = Field(default="", max_length=253)
     """Node that the current incarnation prefers to avoid."""
     faults: int = Field(default=0, ge=0)
-    """Incidents that began in this slot."""
+    """Pods of this slot lost in a row without a running world between; paces the next one."""
 
 
 class WorkersStatus(StatusModel):
@@ -114,6 +125,8 @@ class FailuresStatus(StatusModel):
     """Incidents that do not count: evictions, lost nodes, deleted pods."""
     charges: tuple[ChargeStatus, ...] = Field(default=(), max_length=1001)
     """The incidents behind `charged`."""
+    last_epoch: str = Field(default="", max_length=64)
+    """Newest world whose end is recorded here; older reports of the coordinator are known already."""
 
 
 class StagesStatus(StatusModel):
@@ -137,7 +150,8 @@ class IncidentStatus(StatusModel):
     time: datetime
     """When it was seen."""
     cause: str = Field(max_length=64)
-    """Error, Signal, OutOfMemory, Hang, StartTimeout, PodFailed, PodDeleted, Evicted, NodeLost, AgentLost, RetriedFree, Unknown."""
+    """Error, Signal, OutOfMemory, Hang, StartTimeout, PodFailed, PodDeleted, Evicted, NodeLost, AgentLost,
+    RetriedFree, Unknown."""
     charged: bool = False
     """Whether it spends the budget."""
     slot: int = Field(ge=0)
@@ -162,7 +176,8 @@ class JobStatus(StatusModel):
     observed_generation: int = Field(default=0, ge=0)
     """Generation of the spec that this status speaks of."""
     state: str = Field(default="", max_length=32)
-    """One word: Pending, Starting, Running, Recovering, Suspending, Suspended, Complete, Failed, Invalid."""
+    """One word: Pending, Starting, Running, Recovering, Restarting, Suspending, Suspended, Complete,
+    Failed, Invalid."""
     conditions: tuple[Condition, ...] = Field(default=(), max_length=16)
     """Accepted, Suspended, Running, Recovering, Finished, Complete, Failed, Stalled."""
     attempt: int = Field(default=0, ge=0)
@@ -187,7 +202,7 @@ class JobStatus(StatusModel):
     """The newest durable checkpoint."""
     failures: FailuresStatus = FailuresStatus()
     """The failure budget."""
-    avoided_nodes: tuple[str, ...] = Field(default=(), max_length=16)
+    avoided_nodes: tuple[Annotated[str, Field(max_length=253)], ...] = Field(default=(), max_length=16)
     """Nodes that replacements prefer to avoid."""
     incidents: tuple[IncidentStatus, ...] = Field(default=(), max_length=10)
     """The last ten, oldest first."""
@@ -195,6 +210,8 @@ class JobStatus(StatusModel):
     """While suspending: the coordinator has said that all ranks have stopped."""
     drain_since: datetime | None = None
     """When the drain began."""
+    shape: str = Field(default="", max_length=64)
+    """Digest of the fields that shape pods, as of this attempt: a change while pods run is refused."""
     restarted_at: str = Field(default="", max_length=64)
     """The value of spec.restartedAt that has been acted upon."""
     coordinator_fault_since: datetime | None = None

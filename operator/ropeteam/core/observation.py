@@ -55,6 +55,10 @@ class PodSeen(Seen):
     node_lost: bool = False
     """Its node is NotReady/unreachable, or gone."""
     deleting: bool = False
+    delete_at: datetime | None = None
+    """metadata.deletionTimestamp: when its grace ends. None while deleting: taken as over."""
+    init: ContainerSeen = ContainerSeen()
+    """The first init container that has not succeeded; empty when all have."""
     scheduled_message: str = ""
     """Message of PodScheduled=False: the scheduler's own words."""
     container: ContainerSeen = ContainerSeen()
