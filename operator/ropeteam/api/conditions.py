@@ -26,7 +26,7 @@ class Condition(StatusModel):
 
     type: ConditionType
     """Which fact."""
-    status: str = Field(pattern="^(True|False|Unknown)$")
+    status: str = Field(max_length=7, pattern="^(True|False|Unknown)$")
     """Whether it holds: True, False or Unknown."""
     reason: str = Field(min_length=1, max_length=1024, pattern="^[A-Za-z]([A-Za-z0-9]*)$")
     """Why, as one CamelCase word for programs."""

@@ -1,23 +1,22 @@
-"""What users write: kind TrainingJob. One text is the type, the limit, the default and what `kubectl explain` shows."""
+"""What users write: kind TrainingJob. One text is type, limit, default and what `kubectl explain` shows."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
 from ropeteam.api.model import ApiModel, StatusModel
+from ropeteam.api.podparts import Env, PodTemplate, Resources, Volume
 from ropeteam.api.status import JobStatus
 
 GROUP, VERSION, KIND, PLURAL = "ropeteam.dev", "v1alpha1", "TrainingJob", "trainingjobs"
 API_VERSION = f"{GROUP}/{VERSION}"
 
-FreeForm = Annotated[
-    dict[str, Any], WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True})
-]
-"""Checked by the API server itself, through a dry run of one pod."""
+Argument = Annotated[str, Field(max_length=16_384)]
+"""One word of a command."""
 
 
 class Launcher(StrEnum):
@@ -52,12 +51,13 @@ class CleanPodPolicy(StrEnum):
 class Checkpoint(ApiModel):
     """Where training state goes, and how often. Used by scripts that call `job.restore`."""
 
-    volume: FreeForm
-    """A volume source as in a pod, without a name, for example {persistentVolumeClaim: {claimName: ckpt}}. Shared by all workers."""
+    volume: Volume
+    """A volume source as in a pod, without a name, for example {persistentVolumeClaim: {claimName: ckpt}}.
+    Shared by all workers."""
     path: str = Field(default="ckpt", min_length=1, max_length=256)
     """Folder inside the volume."""
     every_steps: int | None = Field(default=None, ge=1, le=10_000_000)
-    """Save after every this many steps. With everySeconds: whichever comes first. Neither: every 300 seconds."""
+    """Save after every this many steps. With everySeconds: whichever is first. Neither: every 300 seconds."""
     every_seconds: int | None = Field(default=None, ge=1, le=86_400)
     """Save after every this many seconds."""
     keep: int = Field(default=3, ge=1, le=10)
@@ -83,7 +83,7 @@ class ExitCodeRule(ApiModel):
 
 
 class Recovery(ApiModel):
-    """How much failure a job may survive, and how patient it is. Durations in seconds; counts per job, not per pod."""
+    """How much failure a job may survive, and how patient it is. Seconds; counts per job, not per pod."""
 
     max_failures: int = Field(default=10, ge=0, le=1000)
     """Incidents caused by the workload itself, within the window. Evictions and lost nodes are free."""
@@ -92,7 +92,7 @@ class Recovery(ApiModel):
     start_seconds: int = Field(default=600, ge=5, le=86_400)
     """A rank that has not made its first step after this long has failed."""
     hang_seconds: int | None = Field(default=None, ge=1, le=86_400)
-    """A rank that makes no step for this long is killed. Omitted: learned from the step time, never below 60."""
+    """A rank that makes no step for this long is killed. Omitted: learned from the step time, at least 60."""
     lost_seconds: int = Field(default=5, ge=2, le=600)
     """A worker that is silent for this long is left out of the next world."""
     fence_seconds: int = Field(default=120, ge=10, le=3600)
@@ -113,16 +113,16 @@ class TrainingJobSpec(ApiModel):
     workers: int = Field(ge=1, le=1024)
     """Pods that train together. Immutable."""
     image: str | None = Field(default=None, min_length=1, max_length=1024)
-    """Image of the trainer container. Any image with Python 3.10 or newer; nothing of ours needs to be in it."""
-    command: tuple[str, ...] | None = Field(default=None, min_length=1, max_length=256)
+    """Image of the trainer container. Any with Python 3.10 or newer; nothing of ours needs to be in it."""
+    command: tuple[Argument, ...] | None = Field(default=None, min_length=1, max_length=256)
     """What runs today under torchrun, unchanged; `torchrun [flags] train.py` is parsed and means the same."""
-    args: tuple[str, ...] | None = Field(default=None, max_length=256)
+    args: tuple[Argument, ...] | None = Field(default=None, max_length=256)
     """Arguments after the command."""
-    env: tuple[FreeForm, ...] | None = Field(default=None, max_length=256)
+    env: Env | None = None
     """Environment of the trainer container, as in a pod. RANK, MASTER_ADDR and their like are set by us."""
     working_dir: str | None = Field(default=None, min_length=1, max_length=1024)
     """Working directory of the command."""
-    resources: FreeForm | None = None
+    resources: Resources | None = None
     """Resources of the trainer container, as in a pod."""
     gpus_per_worker: int = Field(default=0, ge=0, le=64)
     """GPUs for each worker (resource nvidia.com/gpu)."""
@@ -134,7 +134,7 @@ class TrainingJobSpec(ApiModel):
     """Interpreter for our agent, if the image's python3 is not the one. Needs Python 3.10."""
     shared_memory: str | None = Field(default=None, pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$", max_length=32)
     """Size of /dev/shm, for example 8Gi. Omitted: a memory volume without a limit of its own."""
-    template: FreeForm | None = None
+    template: PodTemplate | None = None
     """A whole pod template for what the short form cannot say. The trainer container is named `trainer`."""
     checkpoint: Checkpoint | None = None
     """Where training state goes."""
@@ -169,8 +169,8 @@ class Metadata(StatusModel):
     resource_version: str = ""
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
+    labels: dict[str, str] = Field(default={})
+    annotations: dict[str, str] = Field(default={})
 
 
 class TrainingJob(ApiModel):

@@ -1,4 +1,4 @@
-"""The base of every API model: camelCase outside, snake_case inside, frozen, and strict about unknown fields."""
+"""The base of every API model: camelCase outside, snake_case inside, frozen, strict about unknown fields."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ class ApiModel(BaseModel):
 
 
 class StatusModel(ApiModel):
-    """A piece of status. A newer operator may have written more: unknown fields are dropped, never an error."""
+    """A piece of status. A newer operator may have written more: unknown fields are dropped, no error."""
 
     model_config = ConfigDict(extra="ignore")
