@@ -1,0 +1,70 @@
+"""Is a rank stuck? A pure clock over its heartbeat.
+
+It runs while the script says that it trains or waits for data, never while it evaluates, saves, restores or
+is paused. Limits: a script without our library has no heartbeat and is never judged. A first step that does not
+come is judged by startSeconds, and only if the script is known to use the library.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+from ropeteam_trainer.agent.state import Pace, RankState
+from ropeteam_trainer.contract.config import Timeouts
+from ropeteam_trainer.contract.local import Beat
+from ropeteam_trainer.contract.world import ProcessExit
+
+FLOOR_SECONDS = 60.0
+FACTOR = 10.0
+POINTS = 17
+"""How many points of progress are remembered; step times are the gaps between them."""
+_CLOCKED = ("train", "data")
+
+
+def with_beat(rank: RankState, beat: Beat) -> RankState:
+    """The rank after one look at its page."""
+    if rank.paces and beat.step == rank.paces[-1].step:
+        return replace(rank, beat=beat)
+    point = Pace(beat.monotonic_ns / 1e9, beat.step, beat.samples)
+    return replace(rank, beat=beat, paces=(*rank.paces, point)[-POINTS:])
+
+
+def step_seconds(rank: RankState) -> float | None:
+    """Median time of a step, from what was seen of it."""
+    gaps = [
+        (b.at - a.at) / (b.step - a.step)
+        for a, b in zip(rank.paces, rank.paces[1:], strict=False)
+        if b.step > a.step
+    ]
+    return statistics.median(gaps) if gaps else None
+
+
+def samples_per_second(rank: RankState) -> float:
+    if len(rank.paces) < 2:
+        return 0.0
+    first, last = rank.paces[0], rank.paces[-1]
+    return max(0.0, (last.samples - first.samples) / (last.at - first.at)) if last.at > first.at else 0.0
+
+
+def limit_seconds(rank: RankState, timeouts: Timeouts) -> float:
+    """How long a step may take."""
+    if timeouts.hang is not None:
+        return float(timeouts.hang)
+    return max(FLOOR_SECONDS, FACTOR * (step_seconds(rank) or 0.0))
+
+
+def verdict(rank: RankState, timeouts: Timeouts, uses_library: bool, now: float) -> ProcessExit | None:
+    """None: fine. Else how the exit of the rank that is now to be killed will be explained."""
+    if not rank.alive or rank.killed_for or rank.started_at is None or rank.waits:
+        return None
+    if rank.beat.steps_here == 0:
+        if uses_library and now - rank.started_at > timeouts.start:
+            message = f"no first step within startSeconds ({timeouts.start} s)"
+            return ProcessExit(None, None, late_start=True, fingerprint="start timeout", message=message)
+        return None
+    age = now - rank.beat.monotonic_ns / 1e9
+    if rank.beat.phase in _CLOCKED and not rank.beat.reached_end and age > limit_seconds(rank, timeouts):
+        message = f"no step for {age:.0f} s after step {rank.beat.step}, in phase {rank.beat.phase}"
+        return ProcessExit(None, None, hung=True, fingerprint="hang", message=message)
+    return None

@@ -1,0 +1,159 @@
+"""What an event tells an agent: the facts, before any conclusion is drawn (that is machine.py). Pure."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+from ropeteam_trainer.agent import hang
+from ropeteam_trainer.agent.state import (
+    BeatsRead,
+    DropLink,
+    Effect,
+    Event,
+    LinkLost,
+    LinkUp,
+    ManifestFailed,
+    ManifestWritten,
+    OrdersReceived,
+    ProblemFound,
+    RankExited,
+    RankSaid,
+    RanksStarted,
+    RankState,
+    State,
+    StoreDown,
+    StoreUp,
+    Terminated,
+    Tick,
+    World,
+)
+from ropeteam_trainer.contract.local import FromRank
+from ropeteam_trainer.contract.messages import Orders, Shard
+from ropeteam_trainer.contract.world import ProcessExit
+
+RETRY_SECONDS = 1.0
+"""Between two tries to open a store or to write a manifest."""
+
+Stepped = tuple[State, tuple[Effect, ...]]
+
+
+def learn(state: State, event: Event) -> Stepped:
+    match event:
+        case OrdersReceived(orders):
+            return _ordered(state, orders)
+        case Terminated():
+            leave_by = state.leave_by or state.now + state.config.timeouts.drain + 5
+            return replace(state, leave_by=leave_by), ()
+        case LinkUp():
+            return replace(state, linked=True, orders_seen=0), ()
+        case LinkLost():
+            silent_since = state.now if state.linked else state.silent_since
+            return replace(state, linked=False, orders_seen=0, silent_since=silent_since), ()
+        case StoreUp(offer):
+            stores = (*state.stores, offer) if offer.epoch in state.asked else state.stores
+            return replace(state, stores=stores), ()
+        case StoreDown(epoch):
+            stores = tuple(offer for offer in state.stores if offer.epoch != epoch)
+            asked, again = state.asked - {epoch}, state.now + RETRY_SECONDS
+            return replace(state, stores=stores, asked=asked, store_retry_at=again), ()
+        case ManifestWritten(ref):
+            return replace(state, committed=ref, writing=None), ()
+        case ManifestFailed(_):
+            return replace(state, writing=None, write_retry_at=state.now + RETRY_SECONDS), ()
+        case ProblemFound(problem):
+            return replace(state, problem=problem), ()
+        case RanksStarted() | RankExited() | RankSaid() | BeatsRead():
+            return _about_ranks(state, event), ()
+        case Tick():
+            return state, ()
+
+
+def _ordered(state: State, orders: Orders) -> Stepped:
+    if (orders.term, orders.boot) < (state.term, state.boot):
+        # Not a sign of life of *our* coordinator: the fence clock goes on from where it was.
+        why = f"orders of term {orders.term}.{orders.boot}, have seen {state.term}.{state.boot}"
+        return replace(state, linked=False), (DropLink(why),)
+    completed = orders.complete or state.completed
+    state = replace(state, term=orders.term, boot=orders.boot, orders=orders, orders_seen=orders.number)
+    return replace(state, linked=True, fenced=False, completed=completed), ()
+
+
+def _about_ranks(state: State, event: RanksStarted | RankExited | RankSaid | BeatsRead) -> State:
+    world = state.world
+    if world is None or event.epoch != world.plan.epoch:
+        return state  # late news of a world that is gone
+    match event:
+        case RanksStarted():
+            ranks = tuple(replace(rank, started_at=state.now) for rank in world.ranks)
+            return replace(state, world=replace(world, ranks=ranks))
+        case BeatsRead(_, beats):
+            ranks = tuple(
+                hang.with_beat(rank, beats[rank.rank]) if rank.rank in beats else rank for rank in world.ranks
+            )
+            return replace(state, world=replace(world, ranks=ranks))
+        case RankExited(_, number, exit):
+            return replace(state, world=_with_exit(world, number, exit, state.launch.per_pod))
+        case RankSaid(_, number, said):
+            rung = max(state.rung, said.rung or 0)
+            return replace(state, rung=rung, world=_with_said(world, number, said))
+
+
+def _with_exit(world: World, number: int, exit: ProcessExit, per_pod: bool) -> World:
+    """A command that runs once per pod stands for all ranks of the pod."""
+    for rank in world.ranks:
+        if rank.alive and (rank.rank == number or per_pod):
+            world = world.with_rank(replace(rank, alive=False, exit=_explained(exit, rank)))
+    return world
+
+
+def _explained(exit: ProcessExit, rank: RankState) -> ProcessExit:
+    """Add why: the agent's own verdict, else what the rank said before it died, else how it died."""
+    exit = replace(exit, reached_end=exit.reached_end or rank.beat.reached_end)
+    if rank.killed_for:
+        why = rank.killed_for
+        return replace(
+            exit, hung=why.hung, late_start=why.late_start, fingerprint=why.fingerprint, message=why.message
+        )
+    if exit.fingerprint or exit.clean:
+        return exit
+    if rank.error and not exit.oom:
+        return replace(exit, fingerprint=rank.error.fingerprint, message=rank.error.message)
+    if exit.signal is not None:
+        name = _signal_name(exit.signal)
+        return replace(exit, fingerprint=name, message=exit.message or f"killed by {name}")
+    return replace(exit, fingerprint=f"exit {exit.code}", message=exit.message or f"exit code {exit.code}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _with_said(world: World, number: int, said: FromRank) -> World:
+    rank = next((rank for rank in world.ranks if rank.rank == number), None)
+    if rank is None:
+        return world
+    if said.hello_pid is not None or said.rung is not None:
+        rank = replace(rank, has_library=True)
+    if said.paused is not None:
+        rank = replace(rank, paused=said.paused)
+    if said.drained is not None:
+        rank = replace(rank, drained=said.drained)
+    if said.error_type is not None:
+        rank = replace(rank, error=said)
+    world = world.with_rank(rank)
+    if said.shard_step is not None:
+        shard = Shard(number, world.plan.epoch, said.shard_step, said.shard_files)
+        others = tuple(s for s in world.shards if (s.rank, s.step) != (shard.rank, shard.step))
+        world = replace(world, shards=(*others, shard))
+    if rank is not world.ranks[0]:
+        return replace(world, restored=said.restored or world.restored)
+    return replace(
+        world,
+        restored=said.restored or world.restored,
+        total_steps=said.total_steps if said.total_steps is not None else world.total_steps,
+        loss=said.loss if said.loss is not None else world.loss,
+    )

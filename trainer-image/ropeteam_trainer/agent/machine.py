@@ -1,0 +1,252 @@
+"""What an agent does: state and event in, next state and effects out. Pure and total.
+
+Every event first updates what is known (learn.py); then the same rules look at the whole, in this order, and
+each brings one thing nearer to what the orders say, so a lost, doubled or early event costs nothing:
+  deadlines, leaving    clocks of fence, hang, drain; reasons to exit
+  end the world         ranks that the orders do not name are killed
+  start a world         once nothing of the former one lives
+  stores, ranks, checkpoints
+Promises: ranks of two epochs never live together; orders of a lower (term, boot) change nothing; a rank's
+fault never ends the agent; exit 0 only on `release`; without a coordinator for fenceSeconds no rank lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ropeteam_trainer.agent import hang
+from ropeteam_trainer.agent.launch import Launch
+from ropeteam_trainer.agent.learn import Stepped, learn
+from ropeteam_trainer.agent.state import (
+    CloseStore,
+    Effect,
+    Event,
+    Exit,
+    HostStore,
+    KillRanks,
+    Prune,
+    RankState,
+    StartRanks,
+    State,
+    TellRank,
+    TerminateRanks,
+    WarmUp,
+    World,
+    WriteManifest,
+)
+from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
+from ropeteam_trainer.contract.local import ToRank
+from ropeteam_trainer.contract.world import CheckpointRef, Plan, ProcessExit
+
+EXIT_DONE, EXIT_LEFT = 0, 143
+
+
+def initial(config: WorkerConfig, identity: PodIdentity, launch: Launch, now: float) -> State:
+    return State(config=config, identity=identity, launch=launch, now=now, silent_since=now)
+
+
+def step(state: State, event: Event, now: float) -> Stepped:
+    """The one entrance. After Exit, the last effect, nothing happens any more."""
+    if state.exited:
+        return state, ()
+    state, effects = learn(replace(state, now=now), event)
+    for rule in _RULES:
+        state, more = rule(state)
+        effects += more
+    return state, effects
+
+
+# ---- rules: deadlines and leaving
+
+
+def _fence(state: State) -> Stepped:
+    """Alone for too long: somebody else may be given our place."""
+    alone = not state.linked and state.now - state.silent_since >= state.config.timeouts.fence
+    return replace(state, fenced=state.fenced or alone), ()
+
+
+def _leave(state: State) -> Stepped:
+    """When may this process end, and with which code?"""
+    if state.exit_code is not None:
+        return state, ()
+    orders = state.orders
+    if orders and orders.release and not orders.refused:
+        return replace(state, exit_code=EXIT_DONE), ()
+    if state.leave_by is None:
+        return state, ()
+    told = orders is not None and orders.leave
+    alone = not state.linked and state.now - state.silent_since >= state.config.timeouts.lost
+    idle = not state.linked and state.stopped
+    if told or alone or idle or state.now >= state.leave_by:
+        return replace(state, exit_code=EXIT_LEFT), ()
+    return state, ()
+
+
+def _judge(state: State) -> Stepped:
+    """Kill ranks that are stuck. Not while a pause is ordered: then ranks wait for each other on purpose."""
+    world = state.world
+    if world is None or world.killing or (state.orders and state.orders.pause == world.plan.epoch):
+        return state, ()
+    stuck = []
+    for rank in world.ranks:
+        uses_library = rank.has_library or state.rung >= 1
+        if why := hang.verdict(rank, state.config.timeouts, uses_library, state.now):
+            world = world.with_rank(replace(rank, killed_for=why))
+            stuck.append(rank.rank)
+    effects = (KillRanks(world.plan.epoch, tuple(stuck)),) if stuck else ()
+    return replace(state, world=world), effects
+
+
+def _terminate(state: State) -> Stepped:
+    """A drain of scripts that save by themselves: SIGTERM, and after drainSeconds SIGKILL."""
+    world, orders = state.world, state.orders
+    if world is None or orders is None or world.killing or not world.alive:
+        return state, ()
+    epoch = world.plan.epoch
+    if world.terminate_by is not None and state.now >= world.terminate_by:
+        return replace(state, world=replace(world, killing=True)), (KillRanks(epoch, world.alive),)
+    if world.terminate_by is None and orders.terminate and orders.pause == epoch:
+        deadline = state.now + state.config.timeouts.drain
+        return replace(state, world=replace(world, terminate_by=deadline)), (
+            TerminateRanks(epoch, world.alive),
+        )
+    return state, ()
+
+
+# ---- rules: one world ends, the next begins
+
+
+def _end_world(state: State) -> Stepped:
+    world = state.world
+    if world is None or world.killing or not world.alive or _is(world, state.wanted):
+        return state, ()
+    ranks = world.ranks
+    if state.fenced:
+        message = f"no coordinator for fenceSeconds ({state.config.timeouts.fence} s)"
+        why = ProcessExit(None, None, fingerprint="fenced", message=message)
+        ranks = tuple(rank if rank.killed_for else replace(rank, killed_for=why) for rank in ranks)
+    killed = replace(world, killing=True, ranks=ranks)
+    return replace(state, world=killed), (KillRanks(world.plan.epoch, world.alive),)
+
+
+def _start_world(state: State) -> Stepped:
+    plan, world = state.wanted, state.world
+    if plan is None or not state.stopped or (world and plan.epoch <= world.plan.epoch):
+        return state, ()
+    ranks = tuple(RankState(rank) for rank in plan.ranks(state.identity.slot))
+    new = replace(state, world=World(plan, ranks))
+    return new, (StartRanks(plan, fork=state.may_fork),)
+
+
+def _is(world: World | None, plan: Plan | None) -> bool:
+    return world is not None and plan is not None and world.plan.hash == plan.hash
+
+
+def _exit(state: State) -> Stepped:
+    if state.exit_code is None or not state.stopped:
+        return state, ()
+    return replace(state, exited=True), (Exit(state.exit_code),)
+
+
+# ---- rules: stores, zygote, ranks, checkpoints
+
+
+def _hold_stores(state: State) -> Stepped:
+    """Exactly the store that is asked for, and that of the world that may live."""
+    wanted = state.wanted
+    keep = {wanted.epoch} if wanted else set()
+    if _may_serve(state) and state.orders and state.orders.host_store:
+        keep.add(state.orders.host_store)
+    surplus = tuple(sorted(state.asked - keep))
+    asked = state.asked & keep
+    effects: tuple[Effect, ...] = tuple(CloseStore(epoch) for epoch in surplus)
+    host = state.orders.host_store if state.orders else None
+    if host in keep and host not in asked and state.now >= state.store_retry_at:
+        asked |= {host}
+        effects += (HostStore(host),)
+    stores = tuple(offer for offer in state.stores if offer.epoch in asked)
+    return replace(state, asked=asked, stores=stores), effects
+
+
+def _may_serve(state: State) -> bool:
+    refused = state.orders is not None and bool(state.orders.refused)
+    return not refused and not state.fenced and state.exit_code is None and state.problem is None
+
+
+def _warm_up(state: State) -> Stepped:
+    if state.warmed or not state.may_fork or not _may_serve(state):
+        return state, ()
+    return replace(state, warmed=True), (WarmUp(),)
+
+
+def _tell_ranks(state: State) -> Stepped:
+    world, orders = state.world, state.orders
+    if world is None or orders is None or world.killing:
+        return state, ()
+    epoch = world.plan.epoch
+    paused = orders.pause == epoch
+    message = ToRank(paused, orders.stop_at if paused else None, _committed_step(state, world))
+    effects: tuple[Effect, ...] = ()
+    for rank in world.ranks:
+        if rank.alive and rank.has_library and rank.told != message:
+            world = world.with_rank(replace(rank, told=message))
+            effects += (TellRank(epoch, rank.rank, message),)
+    return replace(state, world=world), effects
+
+
+def _committed_step(state: State, world: World) -> int | None:
+    lineage = state.orders.lineage if state.orders else ()
+    known = (*lineage[:1], state.committed) if state.committed else lineage[:1]
+    return max((ref.step for ref in known if ref and ref.epoch == world.plan.epoch), default=None)
+
+
+def _commit(state: State) -> Stepped:
+    """Write the manifest of a grant once; drop shards that are committed."""
+    world = state.world
+    grant = state.orders.grant if state.orders else None
+    if world is None:
+        return state, ()
+    committed = _committed_step(state, world) or 0
+    shards = tuple(shard for shard in world.shards if shard.step > committed)
+    state = replace(state, world=replace(world, shards=shards))
+    if grant is None or not _leads(state, world) or grant.ref.epoch != world.plan.epoch:
+        return state, ()
+    if state.writing or state.now < state.write_retry_at or _same(grant.ref, state.committed):
+        return state, ()
+    return replace(state, writing=grant.ref, granted=replace(grant.ref, digest="")), (WriteManifest(grant),)
+
+
+def _prune(state: State) -> Stepped:
+    """Only the agent of rank 0, and only while its world is the current one."""
+    lineage = state.orders.lineage if state.orders else ()
+    if not lineage or lineage == state.pruned or not _is(state.world, state.wanted):
+        return state, ()
+    assert state.world is not None
+    if not _leads(state, state.world):
+        return state, ()
+    return replace(state, pruned=lineage), (Prune(lineage),)
+
+
+def _leads(state: State, world: World) -> bool:
+    return world.ranks[0].rank == 0 and state.config.checkpoint is not None
+
+
+def _same(one: CheckpointRef, other: CheckpointRef | None) -> bool:
+    return other is not None and (one.step, one.epoch) == (other.step, other.epoch)
+
+
+_RULES: tuple[Callable[[State], Stepped], ...] = (
+    _fence,
+    _leave,
+    _judge,
+    _terminate,
+    _end_world,
+    _start_world,
+    _hold_stores,
+    _warm_up,
+    _tell_ranks,
+    _commit,
+    _prune,
+    _exit,
+)

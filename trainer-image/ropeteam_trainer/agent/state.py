@@ -1,0 +1,323 @@
+"""What an agent knows, what can happen to it, and what it can do: frozen data for machine.py.
+
+Events come from outside in the order in which they were seen; effects are carried out in the order given.
+Times are seconds of the monotonic clock that `Beat.monotonic_ns` uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from ropeteam_trainer.agent.launch import Launch
+from ropeteam_trainer.contract.config import PodIdentity, Start, WorkerConfig
+from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
+from ropeteam_trainer.contract.messages import Grant, Orders, Problem, Shard, StoreOffer
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
+
+# ---- events
+
+
+@dataclass(frozen=True)
+class OrdersReceived:
+    orders: Orders
+
+
+@dataclass(frozen=True)
+class Terminated:
+    """SIGTERM came."""
+
+
+@dataclass(frozen=True)
+class RanksStarted:
+    """The processes of this epoch exist. Ranks that could not be started follow as RankExited."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True)
+class RankExited:
+    """A rank and all its descendants are gone. `exit` is what its parent saw; the machine adds why."""
+
+    epoch: Epoch
+    rank: int
+    exit: ProcessExit
+
+
+@dataclass(frozen=True)
+class RankSaid:
+    epoch: Epoch
+    rank: int
+    said: FromRank
+
+
+@dataclass(frozen=True)
+class BeatsRead:
+    epoch: Epoch
+    beats: dict[int, Beat]
+
+
+@dataclass(frozen=True)
+class StoreUp:
+    offer: StoreOffer
+
+
+@dataclass(frozen=True)
+class StoreDown:
+    """The store of this epoch died, or could not be opened."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True)
+class ManifestWritten:
+    ref: CheckpointRef
+
+
+@dataclass(frozen=True)
+class ManifestFailed:
+    ref: CheckpointRef
+
+
+@dataclass(frozen=True)
+class LinkUp:
+    """A coordinator answered on a new connection."""
+
+
+@dataclass(frozen=True)
+class LinkLost:
+    pass
+
+
+@dataclass(frozen=True)
+class ProblemFound:
+    problem: Problem
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed. Needed a few times a second for the clocks of fence, hang, drain and leave."""
+
+
+Event = (
+    OrdersReceived
+    | Terminated
+    | RanksStarted
+    | RankExited
+    | RankSaid
+    | BeatsRead
+    | StoreUp
+    | StoreDown
+    | ManifestWritten
+    | ManifestFailed
+    | LinkUp
+    | LinkLost
+    | ProblemFound
+    | Tick
+)
+
+# ---- effects
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Ranks may be forked from now on: have a zygote ready."""
+
+
+@dataclass(frozen=True)
+class StartRanks:
+    plan: Plan
+    fork: bool
+    """From the zygote if one is ready, else by exec."""
+
+
+@dataclass(frozen=True)
+class KillRanks:
+    """SIGKILL these ranks and everything that descends from them; each answers with RankExited."""
+
+    epoch: Epoch
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TerminateRanks:
+    """SIGTERM, so that a script which saves by itself may do so."""
+
+    epoch: Epoch
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TellRank:
+    epoch: Epoch
+    rank: int
+    message: ToRank
+
+
+@dataclass(frozen=True)
+class HostStore:
+    epoch: Epoch
+
+
+@dataclass(frozen=True)
+class CloseStore:
+    epoch: Epoch
+
+
+@dataclass(frozen=True)
+class WriteManifest:
+    grant: Grant
+
+
+@dataclass(frozen=True)
+class Prune:
+    """Delete checkpoint folders that are not in `keep` and not newer than its first."""
+
+    keep: tuple[CheckpointRef, ...]
+
+
+@dataclass(frozen=True)
+class DropLink:
+    """This coordinator is not ours any more: look for another."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Exit:
+    """Always the last effect: nothing of ours lives any more."""
+
+    code: int
+
+
+Effect = (
+    WarmUp
+    | StartRanks
+    | KillRanks
+    | TerminateRanks
+    | TellRank
+    | HostStore
+    | CloseStore
+    | WriteManifest
+    | Prune
+    | DropLink
+    | Exit
+)
+
+# ---- state
+
+
+@dataclass(frozen=True)
+class Pace:
+    """One point of a rank's progress, to learn step time and rate from."""
+
+    at: float
+    step: int
+    samples: float
+
+
+@dataclass(frozen=True)
+class RankState:
+    """One local rank of the current world."""
+
+    rank: int
+    alive: bool = True
+    started_at: float | None = None
+    has_library: bool = False
+    """It said hello: it can be paused, and a first step is expected."""
+    beat: Beat = field(default_factory=Beat)
+    paces: tuple[Pace, ...] = ()
+    paused: int | None = None
+    drained: int | None = None
+    error: FromRank | None = None
+    killed_for: ProcessExit | None = None
+    """Why the agent killed it, when it was the rank's own fault: a template for its exit."""
+    told: ToRank = field(default_factory=ToRank)
+    exit: ProcessExit | None = None
+
+    @property
+    def waits(self) -> bool:
+        """In report(), because it was asked to."""
+        return self.drained is not None or (self.paused is not None and self.beat.step <= self.paused)
+
+
+@dataclass(frozen=True)
+class World:
+    """The world whose ranks live here, or lived here last."""
+
+    plan: Plan
+    ranks: tuple[RankState, ...]
+    killing: bool = False
+    terminate_by: float | None = None
+    """SIGTERM was sent; SIGKILL follows at this time."""
+    shards: tuple[Shard, ...] = ()
+    restored: CheckpointRef | None = None
+    total_steps: int | None = None
+    loss: str = ""
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        return tuple(rank.rank for rank in self.ranks if rank.alive)
+
+    def with_rank(self, changed: RankState) -> World:
+        return replace(self, ranks=tuple(changed if r.rank == changed.rank else r for r in self.ranks))
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything an agent knows. Only machine.step makes a new one."""
+
+    config: WorkerConfig
+    identity: PodIdentity = field(repr=False)
+    launch: Launch
+    now: float
+    silent_since: float
+    """When the last connection was lost; counts while not `linked`."""
+    linked: bool = False
+    fenced: bool = False
+    """Ranks were killed because no coordinator was reached; ends with the next orders."""
+    term: int = 0
+    boot: int = 0
+    orders: Orders | None = None
+    orders_seen: int = 0
+    world: World | None = None
+    rung: int = 0
+    warmed: bool = False
+    stores: tuple[StoreOffer, ...] = ()
+    asked: frozenset[Epoch] = frozenset()
+    """Stores that were ordered from the keeper, ready or not."""
+    store_retry_at: float = 0.0
+    writing: CheckpointRef | None = None
+    write_retry_at: float = 0.0
+    granted: CheckpointRef | None = None
+    committed: CheckpointRef | None = None
+    pruned: tuple[CheckpointRef, ...] = ()
+    leave_by: float | None = None
+    """Set by SIGTERM."""
+    completed: Epoch | None = None
+    problem: Problem | None = None
+    exit_code: int | None = None
+    """Decided to exit; ranks are killed first."""
+    exited: bool = False
+
+    @property
+    def stopped(self) -> bool:
+        """No rank, nor descendant of one, lives."""
+        return self.world is None or not self.world.alive
+
+    @property
+    def may_fork(self) -> bool:
+        wanted = self.config.start is Start.FORK or (self.config.start is Start.AUTO and self.rung >= 1)
+        return wanted and self.launch.forkable
+
+    @property
+    def wanted(self) -> Plan | None:
+        """The plan whose ranks, and no others, may live here now."""
+        plan = self.orders.plan if self.orders and not self.orders.refused else None
+        if plan is None or self.fenced or self.problem or self.exit_code is not None:
+            return None
+        me = plan.member(self.identity.slot)
+        is_me = me is not None and (me.incarnation, me.pod_uid) == (
+            self.identity.incarnation,
+            self.identity.pod_uid,
+        )
+        return plan if is_me else None
