@@ -1,0 +1,34 @@
+"""`python -m ropeteam.controller --kubeconfig FILE`: the operator as a process.
+
+Exit status: 0 after SIGTERM or SIGINT; 1, with one sentence on stderr, when it cannot start.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import aiohttp
+import uvloop
+
+from ropeteam.controller import assembly
+from ropeteam.controller.cluster import ApiError
+from ropeteam.controller.settings import SettingsError, read
+
+
+def main() -> int:
+    settings = read(sys.argv[1:], os.environ)
+    logging.basicConfig(
+        level=settings.log_level, format="%(asctime)s %(levelname).1s %(message)s", stream=sys.stderr
+    )
+    try:
+        uvloop.run(assembly.run(settings))
+    except (assembly.CrdMissing, SettingsError, ApiError, aiohttp.ClientError, OSError) as error:
+        print(f"ropeteam operator: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

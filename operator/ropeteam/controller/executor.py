@@ -1,0 +1,93 @@
+"""Carry out what was decided. One match statement and no `if`: no policy can hide here.
+
+Each action may be repeated: a crash can fall between any two lines, and then the next round asks for it
+again. What the API server answers goes into the caches at once, so that the next look already sees it.
+"""
+
+from __future__ import annotations
+
+import base64
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from ropeteam.api.job import Metadata
+from ropeteam.controller.cluster import AlreadyGone, AlreadyOurs, ApiClient, NotFound, Object, Place
+from ropeteam.controller.observer import Caches, Memory
+from ropeteam.controller.settings import OperatorKey
+from ropeteam.core.actions import (
+    Action,
+    CreatePod,
+    CreateSecret,
+    CreateService,
+    DeleteJob,
+    DeletePod,
+    DeleteService,
+    PointService,
+)
+
+
+@dataclass(frozen=True)
+class Executor:
+    client: ApiClient
+    caches: Caches
+    key: OperatorKey
+
+    async def execute(self, action: Action, job: Metadata, memory: Memory) -> None:
+        """Twice is the same as once. Raises ApiError."""
+        match action:
+            case CreatePod(manifest):
+                with suppress(AlreadyOurs):
+                    self.caches.pods.learn(await self.client.create(manifest))
+            case DeletePod(name, uid, grace_seconds):
+                await self._delete(Place("Pod", job.namespace, name), uid, grace_seconds)
+            case CreateService(manifest):
+                with suppress(AlreadyOurs):
+                    self.caches.services.learn(await self.client.create(manifest))
+            case PointService(name, uid, selector):
+                patch = {"metadata": {"uid": uid}, "spec": {"selector": selector}}
+                place = Place("Service", job.namespace, name)
+                with suppress(NotFound):
+                    self.caches.services.learn(await self.client.merge(place, patch))
+            case DeleteService(name, uid):
+                await self._delete(Place("Service", job.namespace, name), uid)
+            case CreateSecret():
+                with suppress(AlreadyOurs):
+                    await self.client.create(secret(action, job.namespace, self.key))
+                memory.secret = True
+            case DeleteJob(name, uid):
+                await self._delete(Place("TrainingJob", job.namespace, name), uid)
+            case _:
+                assert_never(action)
+
+    async def _delete(self, place: Place, uid: str, grace_seconds: int | None = None) -> None:
+        with suppress(AlreadyGone):
+            self._learn(place, await self.client.delete(place, uid=uid, grace_seconds=grace_seconds))
+
+    def _learn(self, place: Place, answer: Object) -> None:
+        """A pod that still ends comes back with a deletionTimestamp; what is gone at once is told by the
+        watch.
+        """
+        if (
+            place.kind == "Pod"
+            and answer.get("kind") == "Pod"
+            and answer["metadata"].get("deletionTimestamp")
+        ):
+            self.caches.pods.learn(answer)
+
+
+def secret(action: CreateSecret, namespace: str, key: OperatorKey) -> dict[str, Any]:
+    """Immutable: the token of a job never changes."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": action.name,
+            "namespace": namespace,
+            "labels": action.labels,
+            "ownerReferences": [action.owner],
+        },
+        "type": "Opaque",
+        "immutable": True,
+        "data": {"token": base64.b64encode(key.token(action.job_uid).hex().encode()).decode()},
+    }

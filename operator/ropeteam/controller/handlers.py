@@ -1,0 +1,121 @@
+"""All that we ask of kopf: to watch TrainingJobs and ring the bell, and to own the signals that end the
+process.
+
+No kopf state is kept on objects, nothing is retried by kopf, and no trouble of its connection ends the
+process: the waits between its tries never run out, refused credentials are loaded anew, and what still makes
+it stop is started again.
+Limits: the bell says only "look at this job"; what is true comes from our own informer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from typing import Any
+
+import aiohttp
+import kopf
+
+from ropeteam.api.job import GROUP, PLURAL, VERSION
+from ropeteam.controller.access import Access
+from ropeteam.controller.informer import Key
+
+_WAITS = (0.5, 1.0, 2.0, 5.0)
+_LONGEST_WAIT = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class Forever(Collection[float]):
+    """Waits between tries that never run out."""
+
+    def __iter__(self) -> Iterator[float]:
+        yield from _WAITS
+        while True:
+            yield _LONGEST_WAIT
+
+    def __len__(self) -> int:
+        return len(_WAITS) + 1
+
+    def __contains__(self, value: object) -> bool:
+        return value in (*_WAITS, _LONGEST_WAIT)
+
+
+class NullDiffBase(kopf.DiffBaseStorage):
+    """kopf need not remember what it saw last: no handler of ours asks for differences."""
+
+    def build(self, **_: Any) -> Any:
+        return {}
+
+    def fetch(self, **_: Any) -> Any:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+
+class NullProgress(kopf.ProgressStorage):
+    """kopf need not remember how far a handler came: ours only ring a bell."""
+
+    def fetch(self, **_: Any) -> Any:
+        return None
+
+    def store(self, **_: Any) -> None:
+        return None
+
+    def purge(self, **_: Any) -> None:
+        return None
+
+    def touch(self, **_: Any) -> None:
+        return None
+
+    def clear(self, *, essence: Any) -> Any:
+        return essence
+
+
+def settings() -> kopf.OperatorSettings:
+    """The reasons stand in docs/architecture.md."""
+    chosen = kopf.OperatorSettings()
+    chosen.persistence.diffbase_storage = NullDiffBase()
+    chosen.persistence.progress_storage = NullProgress()
+    chosen.networking.error_backoffs = Forever()
+    chosen.networking.request_timeout, chosen.networking.connect_timeout = 15, 5
+    chosen.watching.server_timeout, chosen.watching.connect_timeout = 290, 5
+    chosen.watching.chunk_size = 500
+    chosen.queueing.idle_timeout = 0.5
+    chosen.scanning.disabled = True
+    chosen.posting.enabled = False
+    return chosen
+
+
+def registry(load: Callable[[], Awaitable[Access]], ring: Callable[[Key], None]) -> kopf.OperatorRegistry:
+    """Our two handlers: how to log in, and whom to call when a TrainingJob has changed."""
+    handlers = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=handlers)
+    async def log_in(**_: Any) -> kopf.AiohttpSession:
+        access = await load()
+        connector = aiohttp.TCPConnector(limit=0, ssl=access.tls or True)
+        session = aiohttp.ClientSession(connector=connector, headers=await access.headers())
+        return kopf.AiohttpSession(server=access.server, aiohttp_session=session)
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)
+    async def ring_the_bell(name: str, namespace: str | None, **_: Any) -> None:
+        ring(Key(namespace or "", name))
+
+    return handlers
+
+
+async def run(handlers: kopf.OperatorRegistry, namespace: str) -> None:
+    """kopf until a signal ends it. Returns then; whatever else stops kopf is logged, and kopf starts anew."""
+    for name in ("kopf", "kopf.objects"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    while True:
+        where: dict[str, Any] = {"namespaces": [namespace]} if namespace else {"clusterwide": True}
+        try:
+            await kopf.operator(registry=handlers, settings=settings(), standalone=True, **where)
+            return
+        except Exception as error:  # kopf has many ways to give up; none of them is a reason for us to do so
+            log.warning("kopf stopped (%s: %s), starting it again", type(error).__name__, error)
+            await asyncio.sleep(1)

@@ -1,0 +1,187 @@
+"""What the API server holds, kept here and up to date: list, then watch, then list again when the watch is of
+no use.
+
+Three promises that kopf's watching does not give:
+  - a list after a gap is compared with what was known, so that deletions during the gap are noticed;
+  - any error in the stream leads to a new list, never to the end of the process;
+  - what we have just written is known at once (`learn`), and an older echo of it never wins.
+Limits: a cache, not the truth: before anything irreversible, a UID or a resourceVersion goes with the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+import aiohttp
+import orjson
+
+from ropeteam.controller.cluster import ApiClient, ApiError, Object, Place
+
+T = TypeVar("T")
+
+_PAGE = "500"
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 30.0
+_HEALTHY_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class Key(NamedTuple):
+    """What an object belongs to: a job (or, for nodes, the node itself with an empty namespace)."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Lens(Generic[T]):
+    """Which objects to keep, and what of them."""
+
+    kind: str
+    labels: str
+    """Label selector; empty: all."""
+    key: Callable[[Object], Key]
+    read: Callable[[Object], T]
+    """What to keep. Two equal readings are no change."""
+    namespace: str = ""
+    """Empty: all."""
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    key: Key
+    uid: str
+    version: int
+    value: T
+
+
+class Informer(Generic[T]):
+    """The objects that `lens` shows. `on_change(key)` is called after the store has changed."""
+
+    def __init__(self, client: ApiClient, lens: Lens[T], on_change: Callable[[Key], None]) -> None:
+        self._client, self._lens, self._on_change = client, lens, on_change
+        self._path = Place(lens.kind, lens.namespace).path
+        self._selector = {"labelSelector": lens.labels} if lens.labels else {}
+        self._entries: dict[str, Entry[T]] = {}
+        self._by_key: dict[Key, dict[str, Entry[T]]] = {}
+        self._version: str | None = None
+        """resourceVersion to watch from; None: list first."""
+        self.synced = asyncio.Event()
+        self.lists = 0
+
+    def of(self, key: Key) -> tuple[T, ...]:
+        """All that belongs to `key`."""
+        return tuple(entry.value for entry in self._by_key.get(key, {}).values())
+
+    def values(self) -> Iterator[T]:
+        return (entry.value for entry in self._entries.values())
+
+    def known_keys(self) -> list[Key]:
+        return list(self._by_key)
+
+    def learn(self, thing: Object) -> None:
+        """The API server's answer to our own write. Ignored if the watch has already told something newer."""
+        if int(thing["metadata"]["resourceVersion"]) > int(self._version or 0):
+            self._put(self._entry(thing))
+
+    def learn_gone(self, uid: str) -> None:
+        self._drop(uid)
+
+    async def run(self) -> None:
+        wait, loop = 0.0, asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                if self._version is None:
+                    await self._list()
+                await self._watch()
+            except (aiohttp.ClientError, TimeoutError, OSError, ApiError, orjson.JSONDecodeError) as error:
+                if isinstance(error, ApiError) and error.status == 410:
+                    self._version = None
+                log.debug("watch of %s broke: %s", self._lens.kind, error)
+            lasted = loop.time() - began > _HEALTHY_SECONDS
+            wait = _SHORTEST_WAIT if lasted else min(max(_SHORTEST_WAIT, wait * 2), _LONGEST_WAIT)
+            await asyncio.sleep(wait * random.uniform(0.5, 1.5))
+
+    async def _list(self) -> None:
+        params, listed = {**self._selector, "limit": _PAGE}, dict[str, Entry[T]]()
+        while True:
+            page = await self._client.request("GET", self._path, params=params)
+            entries = map(self._entry, page["items"])
+            listed |= {entry.uid: entry for entry in entries}
+            token = page["metadata"].get("continue")
+            if not token:
+                break
+            params["continue"] = token
+        self._version = page["metadata"]["resourceVersion"]
+        self._replace_all(listed, int(self._version or 0))
+        self.lists += 1
+        self.synced.set()
+
+    def _replace_all(self, listed: dict[str, Entry[T]], version: int) -> None:
+        for uid, entry in list(self._entries.items()):
+            if uid not in listed and entry.version <= version:  # a newer one: created by us after this list
+                self._drop(uid)
+        for entry in listed.values():
+            self._put(entry)
+
+    async def _watch(self) -> None:
+        params = {
+            **self._selector,
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version or "",
+            "timeoutSeconds": str(random.randint(290, 580)),
+        }
+        async with self._client.watch(self._path, params) as stream:
+            rest = b""
+            async for chunk in stream.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in filter(None, lines):
+                    if not self._take(orjson.loads(line)):
+                        self._version = None
+                        return
+
+    def _take(self, event: Object) -> bool:
+        """False: the stream is of no use any more (any ERROR, not only 410)."""
+        kind, thing = event["type"], event["object"]
+        if kind == "ERROR":
+            log.debug("watch of %s: %s", self._lens.kind, thing.get("message"))
+            return False
+        self._version = thing["metadata"]["resourceVersion"]
+        if kind == "DELETED":
+            self._drop(thing["metadata"]["uid"])
+        elif kind != "BOOKMARK":
+            self._put(self._entry(thing))
+        return True
+
+    def _entry(self, thing: Object) -> Entry[T]:
+        meta = thing["metadata"]
+        key, value = self._lens.key(thing), self._lens.read(thing)
+        return Entry(key, meta["uid"], int(meta["resourceVersion"]), value)
+
+    def _put(self, entry: Entry[T]) -> None:
+        old = self._entries.get(entry.uid)
+        if old is not None and old.version >= entry.version:
+            return
+        self._entries[entry.uid] = entry
+        self._by_key.setdefault(entry.key, {})[entry.uid] = entry
+        if old is None or old.value != entry.value:
+            self._on_change(entry.key)
+
+    def _drop(self, uid: str) -> None:
+        entry = self._entries.pop(uid, None)
+        if entry is None:
+            return
+        siblings = self._by_key[entry.key]
+        del siblings[uid]
+        if not siblings:
+            del self._by_key[entry.key]
+        self._on_change(entry.key)

@@ -1,0 +1,156 @@
+"""Everything `decide` may know about one job, gathered into one frozen Observation.
+
+Sources: the caches; the API server's answer to a dry run of the worker pod, asked once per generation; and
+the coordinator, which is told what the last decision wants and answers with its report.
+Limits: a Secret is never read; that it exists is what the API server said when we created it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from pydantic import ValidationError
+
+from ropeteam.api.job import Metadata, TrainingJobSpec
+from ropeteam.api.status import JobStatus
+from ropeteam.controller.cluster import AlreadyOurs, ApiClient, ApiError, Object
+from ropeteam.controller.coordinator import Coordinators, Unreachable
+from ropeteam.controller.informer import Informer, Key
+from ropeteam.controller.settings import OperatorKey
+from ropeteam.core import workerpod
+from ropeteam.core.observation import Observation, PodSeen, Refusal, ServiceSeen
+from ropeteam_trainer.contract.desired import Desired, JobReport
+
+_REFUSALS = {400, 403, 422}
+
+
+@dataclass(frozen=True)
+class Caches:
+    """What the informers hold. Pods and Services come with the UID of their job."""
+
+    jobs: Informer[Object]
+    pods: Informer[tuple[str, PodSeen]]
+    services: Informer[tuple[str, ServiceSeen]]
+    nodes: Informer[bool]
+
+    def job(self, key: Key) -> Object | None:
+        return next(iter(self.jobs.of(key)), None)
+
+    def node_is_lost(self, name: str) -> bool:
+        """NotReady, or gone. Without any node we may not see them: then nothing is known."""
+        if not name or not self.nodes.known_keys():
+            return False
+        return self.nodes.of(Key("", name)) != (True,)
+
+
+@dataclass
+class Memory:
+    """What is remembered of one job between two looks. All of it can be lost: it is asked again."""
+
+    uid: str
+    desired: Desired | None = None
+    """What the last decision wants the coordinator to know."""
+    tried_generation: int = -1
+    refusal: Refusal | None = None
+    secret: bool = False
+    why: str = ""
+
+
+@dataclass
+class Memories:
+    """By job; a job that was deleted and made anew starts empty."""
+
+    _all: dict[Key, Memory] = field(default_factory=dict)
+
+    def of(self, key: Key, uid: str) -> Memory:
+        memory = self._all.get(key)
+        if memory is None or memory.uid != uid:
+            memory = self._all[key] = Memory(uid)
+        return memory
+
+    def forget(self, key: Key) -> None:
+        self._all.pop(key, None)
+
+
+@dataclass(frozen=True)
+class Observer:
+    caches: Caches
+    memories: Memories
+    client: ApiClient
+    coordinators: Coordinators
+    key: OperatorKey
+    defaults: dict[str, str]
+    clock: Callable[[], datetime]
+
+    async def observe(self, key: Key) -> Observation | None:
+        """None: there is no such job (any more)."""
+        raw = self.caches.job(key)
+        if raw is None:
+            return None
+        metadata = Metadata.model_validate(raw["metadata"])
+        memory = self.memories.of(key, metadata.uid)
+        status = JobStatus.model_validate(raw.get("status") or {})
+        service = next((seen for uid, seen in self.caches.services.of(key) if uid == metadata.uid), None)
+        report, error = await self._ask(memory, status, service)
+        seen = Observation(
+            now=self.clock(),
+            metadata=metadata,
+            spec=raw.get("spec") or {},
+            status=status,
+            pods=self._pods(key, metadata.uid),
+            service=service,
+            secret_exists=memory.secret,
+            key_id=self.key.id,
+            report=report,
+            report_error=error,
+            defaults=self.defaults,
+        )
+        return seen.model_copy(update={"refusal": await self._refusal(memory, seen)})
+
+    def _pods(self, key: Key, job_uid: str) -> tuple[PodSeen, ...]:
+        pods = sorted(
+            (pod for uid, pod in self.caches.pods.of(key) if uid == job_uid), key=lambda pod: pod.name
+        )
+        return tuple(
+            pod.model_copy(update={"node_lost": True}) if self.caches.node_is_lost(pod.node) else pod
+            for pod in sorted(pods, key=lambda pod: pod.name)
+        )
+
+    async def _ask(
+        self, memory: Memory, status: JobStatus, service: ServiceSeen | None
+    ) -> tuple[JobReport | None, str]:
+        address = status.coordinator.address
+        if memory.desired is None or status.finished or service is None or not address:
+            return None, ""
+        try:
+            bearer = self.key.bearer(memory.uid)
+            report = await self.coordinators.tell(address, bearer, memory.desired)
+        except Unreachable as error:
+            return None, str(error)
+        return report, ""
+
+    async def _refusal(self, memory: Memory, seen: Observation) -> Refusal | None:
+        generation = seen.metadata.generation
+        if seen.status.finished or memory.tried_generation == generation:
+            return memory.refusal
+        try:
+            spec = TrainingJobSpec.model_validate(seen.spec)
+        except ValidationError:
+            return None  # `decide` says so better than a pod made from half a spec
+        memory.refusal = await self._try(workerpod.sample(seen, spec))
+        memory.tried_generation = generation
+        return memory.refusal
+
+    async def _try(self, pod: Object) -> Refusal | None:
+        """Raises ApiError for trouble that may pass."""
+        try:
+            await self.client.create(pod, dry_run=True)
+        except AlreadyOurs:
+            pass
+        except ApiError as error:
+            if error.status not in _REFUSALS or "exceeded quota" in error.message:
+                raise
+            return Refusal(message=error.message)
+        return None

@@ -1,0 +1,117 @@
+"""One round for one job: observe, decide, save, announce, act.
+
+Intent before effect: what is to be done is saved first, and done only when it is. A crash before the write:
+nothing has happened. A crash after it: the next round carries it out. A conflict means that we looked at an
+old object: the decision is forgotten and the job is looked at again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from ropeteam.api.job import API_VERSION, KIND
+from ropeteam.controller import metrics
+from ropeteam.controller.cluster import AlreadyGone, ApiClient, NotFound, Place
+from ropeteam.controller.events import announce
+from ropeteam.controller.executor import Executor
+from ropeteam.controller.informer import Key
+from ropeteam.controller.observer import Memory, Observer
+from ropeteam.controller.pace import Pace
+from ropeteam.core.decide import decide
+from ropeteam.core.decision import Decision
+from ropeteam.core.observation import Observation
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Reconciler:
+    client: ApiClient
+    observer: Observer
+    executor: Executor
+    pace: Pace
+
+    async def __call__(self, key: Key) -> float | None:
+        """Seconds after which to look again; None: when something changes. Raises ApiError, connection
+        errors.
+        """
+        began = time.monotonic()
+        again = await self._round(key)
+        metrics.RECONCILE_SECONDS.observe(time.monotonic() - began)
+        result = "success" if again is None else "requeue_after" if again > 0 else "requeue"
+        metrics.RECONCILES.labels(controller="trainingjob", result=result).inc()
+        return again
+
+    async def _round(self, key: Key) -> float | None:
+        seen = await self.observer.observe(key)
+        if seen is None:
+            self.observer.memories.forget(key)
+            await self._sweep(key)
+            return None
+        decision = decide(seen)
+        memory = self.observer.memories.of(key, seen.metadata.uid)
+        _tell_why(key, memory, decision)
+        told, memory.desired = memory.desired, decision.desired
+        saved = await self._save(seen, decision)
+        async with asyncio.TaskGroup() as group:
+            for action in decision.actions:
+                group.create_task(self.executor.execute(action, seen.metadata, memory))
+        if saved or decision.actions or told != decision.desired:
+            return 0.0
+        return decision.look_again_seconds
+
+    async def _save(self, seen: Observation, decision: Decision) -> bool:
+        """Whether status was written. Raises Conflict: the job has changed since it was read."""
+        if decision.status == seen.status or not self.pace.permits(seen.status, decision.status, seen.now):
+            return False
+        meta = seen.metadata
+        identity = {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid}
+        answer = await self.client.replace(
+            {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "metadata": {**identity, "resourceVersion": meta.resource_version},
+                "spec": seen.spec,
+                "status": decision.status.to_json(),
+            },
+            subresource="status",
+        )
+        self.observer.caches.jobs.learn(answer)
+        metrics.count_settled(seen.status, decision.status)
+        for announcement in decision.announcements:
+            await announce(self.client, meta, announcement, seen.now)
+        return True
+
+    async def _sweep(self, key: Key) -> None:
+        """The job is gone, and what belonged to it goes too, should the garbage collector not be there to do
+        it.
+        """
+        caches = self.observer.caches
+        left = [("Pod", pod.name, pod.uid) for _, pod in caches.pods.of(key)]
+        left += [("Service", service.name, service.uid) for _, service in caches.services.of(key)]
+        if not left or await self._exists(key):
+            return
+        for kind, name, uid in left:
+            try:
+                await self.client.delete(Place(kind, key.namespace, name), uid=uid)
+            except AlreadyGone:
+                continue
+
+    async def _exists(self, key: Key) -> bool:
+        """Asked live: the cache may be behind."""
+        try:
+            await self.client.get(Place(KIND, key.namespace, key.name))
+        except NotFound:
+            return False
+        return True
+
+
+def _tell_why(key: Key, memory: Memory, decision: Decision) -> None:
+    """A line for each new reason; the same one is not repeated each round."""
+    if decision.why != memory.why or decision.actions:
+        actions = "; ".join(str(action) for action in decision.actions)
+        log.info("%s: %s%s", key, decision.why, f" [{actions}]" if actions else "")
+    memory.why = decision.why

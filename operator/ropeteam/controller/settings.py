@@ -1,0 +1,144 @@
+"""The operator's settings: flags win over `ROPETEAM_*`, those over the defaults. Read once, at the start.
+
+The operator key is the root of all job tokens: a file that only its owner may read. Without `--key-file` it
+lies in the state folder and is made at the first start; a key file that was named must exist.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ropeteam_trainer.contract import wire
+
+IMAGE = "ghcr.io/ropeteam/ropeteam:0.1.0"
+
+
+class SettingsError(Exception):
+    """A setting that cannot work. The text says which, and what to change."""
+
+
+@dataclass(frozen=True)
+class OperatorKey:
+    """What job tokens are derived from. Never logged, never in an Observation."""
+
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"OperatorKey({self.id})"
+
+    @property
+    def id(self) -> str:
+        return hashlib.sha256(b"id:" + self.secret).hexdigest()[:8]
+
+    def token(self, job_uid: str) -> bytes:
+        return wire.job_token(self.secret, job_uid)
+
+    def bearer(self, job_uid: str) -> str:
+        return wire.http_bearer(self.token(job_uid))
+
+
+@dataclass(frozen=True)
+class Settings:
+    kubeconfig: Path | None
+    """None: the service account of the pod we run in."""
+    home: Path
+    key_file: Path | None
+    """None: `<home>/operator.key`, made if it is missing."""
+    namespace: str
+    """Empty: all."""
+    image: str
+    """What coordinators and the injector of our agent run."""
+    workers: int
+    """Jobs handled at the same time."""
+    probe_address: str
+    """host:port of /healthz, /readyz and /metrics; port 0: any free one, written to
+    `<home>/operator.address`.
+    """
+    log_level: str
+
+    @property
+    def defaults(self) -> dict[str, str]:
+        """What `core` may know of this."""
+        return {"operator_image": self.image}
+
+    def publish_address(self, address: str) -> None:
+        """For those who ask for port 0."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "operator.address").write_text(address + "\n")
+
+
+def default_home(environ: Mapping[str, str]) -> Path:
+    """The state folder of the local cluster and its operator."""
+    base = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".local" / "state"
+    return Path(environ.get("ROPETEAM_HOME") or Path(base) / "ropeteam")
+
+
+def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
+    """Raises SystemExit (2) for an unknown flag."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ropeteam.controller", description="The Ropeteam operator."
+    )
+
+    def setting(name: str, default: str, text: str) -> None:
+        value = environ.get("ROPETEAM_" + name.upper().replace("-", "_"), default)
+        parser.add_argument(f"--{name}", default=value, help=f"{text} (default: {default or 'none'})")
+
+    setting("kubeconfig", "", "how to reach the API server; without it: as a pod of the cluster")
+    setting("home", str(default_home(environ)), "state folder")
+    setting("key-file", "", "operator key; without it: <home>/operator.key, made at the first start")
+    setting("namespace", "", "look after this namespace only")
+    setting("image", IMAGE, "image of coordinators and of the init container")
+    setting("workers", "32", "jobs handled at the same time")
+    setting("probe-address", "127.0.0.1:0", "where to serve /healthz, /readyz and /metrics")
+    setting("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
+    given = parser.parse_args(arguments)
+    if not given.workers.isdigit() or int(given.workers) < 1:
+        parser.error(f"--workers {given.workers}: a positive number is needed")
+    return Settings(
+        kubeconfig=Path(given.kubeconfig) if given.kubeconfig else None,
+        home=Path(given.home),
+        key_file=Path(given.key_file) if given.key_file else None,
+        namespace=given.namespace,
+        image=given.image,
+        workers=int(given.workers),
+        probe_address=given.probe_address,
+        log_level=given.log_level.upper(),
+    )
+
+
+def load_key(settings: Settings) -> OperatorKey:
+    """Raises SettingsError."""
+    file = settings.key_file or settings.home / "operator.key"
+    if settings.key_file is None:
+        _make_key(file)
+    try:
+        secret = bytes.fromhex(file.read_text().strip())
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"cannot use the operator key {file}: {error}") from None
+    if len(secret) < 32:
+        raise SettingsError(
+            f"the operator key {file} is shorter than 32 bytes; make one: openssl rand -hex 32"
+        )
+    return OperatorKey(secret)
+
+
+def _make_key(file: Path) -> None:
+    """Complete or not at all, and the first one stays, whoever else starts at the same time."""
+    if file.exists():
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    draft.touch(mode=0o600)
+    draft.write_text(secrets.token_hex(32) + "\n")
+    try:
+        os.link(draft, file)
+    except FileExistsError:
+        pass
+    finally:
+        draft.unlink()

@@ -1,0 +1,124 @@
+"""Which job to look at next: client-go's rate-limiting work queue, in asyncio.
+
+A key that is added twice is handled once; one key is never handled twice at the same time; a change that
+comes while it is being handled leads to exactly one more round. Failures wait longer each time (5 ms doubling
+to 5 minutes).
+Limits: one event loop; keys are lost with the process (the first list after a start adds them all again).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+from ropeteam.controller import metrics
+
+Key = TypeVar("Key", bound=Hashable)
+
+_BASE_SECONDS, _CAP_SECONDS = 0.005, 300.0
+
+log = logging.getLogger(__name__)
+
+
+class WorkQueue(Generic[Key]):
+    """Keys that are due."""
+
+    def __init__(self) -> None:
+        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+        self._added_at: dict[Key, float] = {}
+        """Queued, or to be queued again when the running round ends."""
+        self._running: dict[Key, float] = {}
+        self._failures: Counter[Key] = Counter()
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+
+    def add(self, key: Key) -> None:
+        if key in self._added_at:
+            return
+        self._added_at[key] = _now()
+        metrics.QUEUE_ADDS.inc()
+        if key not in self._running:
+            self._ready.put_nowait(key)
+        metrics.QUEUE_DEPTH.set(self._ready.qsize())
+
+    def add_after(self, key: Key, seconds: float) -> None:
+        """Not later than in `seconds`: an earlier wake-up that is already planned stays."""
+        when, planned = _now() + max(seconds, 0.0), self._timers.get(key)
+        if planned is not None and planned.when() <= when:
+            return
+        if planned is not None:
+            planned.cancel()
+        self._timers[key] = asyncio.get_running_loop().call_at(when, self._wake, key)
+
+    def add_after_failure(self, key: Key) -> None:
+        failures = self._failures[key]
+        self._failures[key] += 1
+        metrics.QUEUE_RETRIES.inc()
+        self.add_after(key, min(_BASE_SECONDS * 2 ** min(failures, 30), _CAP_SECONDS))
+
+    def forget_failures(self, key: Key) -> None:
+        self._failures.pop(key, None)
+
+    async def get(self) -> Key:
+        """The next key; the caller owes `done`."""
+        key = await self._ready.get()
+        self._running[key] = now = _now()
+        metrics.QUEUE_WAIT.observe(now - self._added_at.pop(key))
+        metrics.QUEUE_DEPTH.set(self._ready.qsize())
+        return key
+
+    def done(self, key: Key) -> None:
+        metrics.QUEUE_WORK.observe(_now() - self._running.pop(key))
+        if key in self._added_at:
+            self._ready.put_nowait(key)
+
+    def longest_running_seconds(self) -> float:
+        return max((_now() - since for since in self._running.values()), default=0.0)
+
+    def _wake(self, key: Key) -> None:
+        self._timers.pop(key, None)
+        self.add(key)
+
+
+async def serve(
+    queue: WorkQueue[Key], handle: Callable[[Key], Awaitable[float | None]], workers: int
+) -> None:
+    """Handle keys for ever. `handle` returns after how many seconds it wants to be called again, or None."""
+
+    async def work() -> None:
+        while True:
+            key = await queue.get()
+            try:
+                await _one_round(queue, handle, key)
+            finally:
+                queue.done(key)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(workers):
+            group.create_task(work())
+
+
+async def _one_round(
+    queue: WorkQueue[Key], handle: Callable[[Key], Awaitable[float | None]], key: Key
+) -> None:
+    try:
+        again = await handle(key)
+    except Exception as error:  # one job's trouble must not stop the others
+        metrics.RECONCILE_ERRORS.inc()
+        log.warning("%s: %s: %s; trying again", key, type(error).__name__, error, exc_info=_unexpected(error))
+        queue.add_after_failure(key)
+        return
+    queue.forget_failures(key)
+    if again is not None:
+        queue.add_after(key, again)
+
+
+def _unexpected(error: Exception) -> bool:
+    """Whether a traceback would help: not for what networks and API servers do all the time."""
+    return not isinstance(error, OSError | TimeoutError) and "controller" not in type(error).__module__
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
