@@ -3,8 +3,8 @@
 `structural` makes the schema. It refuses, with the path, what would be wrong or vague on a server: a union, a
 float, a text, list or map without a maximum, a field without a description. Optional means absent: `X | None`
 is X, not required, without a default. Defaults are pydantic's own, so that server and local validation agree.
-`faults` says in sentences what is wrong with a value: field, what, and what to change. It takes any schema made
-here: nothing in this module knows a TrainingJob.
+`faults` says in sentences what is wrong with a value: field, what, and what to change. It takes any schema
+made here: nothing in this module knows a TrainingJob.
 """
 
 from __future__ import annotations
@@ -122,6 +122,19 @@ def _refuse_vague(node: Schema, path: str) -> None:
     bounded = kind not in _BOUND or any(word in node for word in _BOUND[kind])
     if not bounded and "properties" not in node and OPEN not in node:
         raise TypeError(f"{path}: no maximum; give the {_WORDS[kind]} a {_BOUND[kind][0]}")
+
+
+def defaulted(schema: Schema, value: Any) -> Any:
+    """`value` with the schema's defaults filled in, as a server does. Total: what has no such shape stays."""
+    if isinstance(value, list) and "items" in schema:
+        return [defaulted(schema["items"], item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    known = schema.get("properties", {})
+    missing = {
+        name: each["default"] for name, each in known.items() if "default" in each and name not in value
+    }
+    return {name: defaulted(known.get(name, {}), each) for name, each in (value | missing).items()}
 
 
 def faults(schema: Schema, value: Any, path: str) -> Iterator[str]:

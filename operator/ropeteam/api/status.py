@@ -79,6 +79,10 @@ class ProgressStatus(StatusModel):
     """Last reported loss, decimal text."""
     time: datetime | None = None
     """When this was true."""
+    summary: str = Field(default="", max_length=32)
+    """percent, for the column."""
+    eta: str = Field(default="", max_length=32)
+    """etaSeconds, for the column."""
 
 
 class CheckpointRefStatus(StatusModel):
@@ -123,6 +127,8 @@ class FailuresStatus(StatusModel):
     """spec.recovery.maxFailures."""
     free: int = Field(default=0, ge=0)
     """Incidents that do not count: evictions, lost nodes, deleted pods."""
+    summary: str = Field(default="", max_length=32)
+    """charged/allowed, for the column."""
     charges: tuple[ChargeStatus, ...] = Field(default=(), max_length=1001)
     """The incidents behind `charged`."""
     last_epoch: str = Field(default="", max_length=64)
@@ -178,7 +184,15 @@ class JobStatus(StatusModel):
     state: str = Field(default="", max_length=32)
     """One word: Pending, Starting, Running, Recovering, Restarting, Suspending, Suspended, Complete,
     Failed, Invalid."""
-    conditions: tuple[Condition, ...] = Field(default=(), max_length=16)
+    reason: str = Field(default="", max_length=1024)
+    """Why it is in that state: the reason of the condition that says so. For the column."""
+    last_fault: str = Field(default="", max_length=128)
+    """Cause and slot of the newest incident, for the column."""
+    conditions: tuple[Condition, ...] = Field(
+        default=(),
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
+    )
     """Accepted, Suspended, Running, Recovering, Finished, Complete, Failed, Stalled."""
     attempt: int = Field(default=0, ge=0)
     """Starts of the whole gang. 0: not started yet."""

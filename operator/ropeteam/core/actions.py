@@ -56,7 +56,8 @@ class DeleteService:
 
 @dataclass(frozen=True)
 class CreateSecret:
-    """The per-job token. The executor derives the bytes from the operator key: no secret enters an Observation."""
+    """The per-job token. The executor derives the bytes from the operator key: no secret enters an
+    Observation."""
 
     name: str
     job_uid: str

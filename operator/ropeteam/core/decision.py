@@ -21,7 +21,8 @@ class Announcement:
 
 @dataclass(frozen=True)
 class Decision:
-    """Intent before effect: a status that opens something new comes with no actions; the next round carries them out.
+    """Intent before effect: a status that opens something new comes with no actions; the next round carries
+    them out.
 
     `status` is what status should be; equal to the observed one means no write.
     """

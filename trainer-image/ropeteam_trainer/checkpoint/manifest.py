@@ -4,8 +4,8 @@
     <directory>/step-<step>/<epoch>/rank-<rank>.pt      what differs per rank: RNG
     <directory>/step-<step>/<epoch>/manifest.json       written last, by the agent of rank 0, after a grant
 
-Files are write-once. Without a manifest that verifies, a folder is not a checkpoint. Standard library only: the agent
-writes manifests and never imports torch.
+Files are write-once. Without a manifest that verifies, a folder is not a checkpoint. Standard library only:
+the agent writes manifests and never imports torch.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A message from the network is decoded into frozen dataclasses or refused with a sentence that names the field.
 Supported: str, int, float, bool, None, str-Enums, dataclasses, `tuple[X, ...]`, `dict[str, X]`, `X | None`.
-Field names stay as they are. Unknown fields are ignored (a newer peer may send more), missing ones take their default.
+Field names stay as they are. Unknown fields are ignored (a newer peer may send more), missing ones take their
+default.
 """
 
 from __future__ import annotations

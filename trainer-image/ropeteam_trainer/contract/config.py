@@ -1,4 +1,5 @@
-"""What a pod is told when it is created: two environment variables of JSON, and a few names that change per pod.
+"""What a pod is told when it is created: two environment variables of JSON, and a few names that change per
+pod.
 
 The pod side reads its environment here only.
 """
@@ -21,7 +22,8 @@ NODE = "ROPETEAM_NODE"
 TOKEN_FILE = "ROPETEAM_TOKEN_FILE"
 """File with the job's token, hex text: HMAC-SHA256(operator key, job UID)."""
 TRACE = "ROPETEAM_TRACE"
-"""For tests: each rank appends one JSON line per step to `<value>.<rank>`: epoch, step, sample ids, loss as hex."""
+"""For tests: each rank appends one JSON line per step to `<value>.<rank>`: epoch, step, sample ids, loss as
+hex."""
 RANK_SOCKET = "ROPETEAM_RANK_SOCKET"
 """Unix socket of the agent; unset outside of a TrainingJob. With it come RANK_PAGE and RANK_PLAN."""
 RANK_PAGE = "ROPETEAM_RANK_PAGE"
@@ -38,10 +40,23 @@ COORDINATOR_HTTP_PORT = 29402
 TRAINER_CONTAINER = "trainer"
 
 RESERVED_ENV = (
-    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME"
-    " MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID"
-    " TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_ERROR_FILE"
-).split()
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "ROLE_NAME",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_ERROR_FILE",
+)
 """Set per rank by the agent; a user's value would break the world. ROPETEAM_* is reserved as well."""
 
 

@@ -1,4 +1,5 @@
-"""Operator -> coordinator: Desired, by `PUT /desired`. Answer (and `GET /status`): JobReport. Idempotent both."""
+"""Operator -> coordinator: Desired, by `PUT /desired`. Answer (and `GET /status`): JobReport. Idempotent
+both."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ class SlotDesired:
     """Empty: the pod does not exist yet."""
     deleting: bool = False
     old_pod_gone: bool = True
-    """No former pod of this slot can still write: its container is known to have ended, or fenceSeconds have passed.
-    A script below rung 2 is not started in a replacement before this is true."""
+    """No former pod of this slot can still write: its container is known to have ended, or fenceSeconds have
+    passed. A script below rung 2 is not started in a replacement before this is true."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ class Incident:
 
 @dataclass(frozen=True)
 class ReplaceWish:
-    """The coordinator asks for another pod in a slot: two failures in place there, or its agent fell silent."""
+    """The coordinator asks for another pod in a slot: two failures in place there, or its agent fell
+    silent."""
 
     slot: int
     incarnation: int

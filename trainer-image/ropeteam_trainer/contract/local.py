@@ -1,8 +1,8 @@
 """Inside a pod: rank <-> agent over a Unix stream socket (JSON lines), and the heartbeat page (mmap).
 
-The page is what a rank writes at every step: no system call, 0.1 us. The socket carries what is rare.
-The agent creates the page file before the rank starts; the rank maps it. One writer, one reader: a torn read shows as
-`begin != end` and is read again.
+The page is what a rank writes at every step: no system call, 0.1 us. The socket carries what is rare. The
+agent creates the page file before the rank starts; the rank maps it. One writer, one reader: a torn read
+shows as `begin != end` and is read again.
 """
 
 from __future__ import annotations

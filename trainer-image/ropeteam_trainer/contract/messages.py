@@ -1,10 +1,12 @@
 """Agent -> coordinator: AgentReport. Coordinator -> agent: Orders. Each is the sender's whole truth.
 
-An agent sends its report at once when anything in it changes, and at least every `lostSeconds / 5` (the lease).
-The coordinator sends orders at once when they change, and again whenever a report's `orders_seen` is not the latest.
+An agent sends its report at once when anything in it changes, and at least every `lostSeconds / 5` (the
+lease). The coordinator sends orders at once when they change, and again whenever a report's `orders_seen` is
+not the latest.
 
-The one rule of orders: **only ranks of `orders.plan` may live**. A newer plan replaces the world, no plan ends it.
-A coordinator that has just booted therefore sends no orders before it has adopted a world or waited one lease.
+The one rule of orders: **only ranks of `orders.plan` may live**. A newer plan replaces the world, no plan
+ends it. A coordinator that has just booted therefore sends no orders before it has adopted a world or waited
+one lease.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class StoreOffer:
 
 @dataclass(frozen=True)
 class Shard:
-    """The files that one rank wrote for a checkpoint. All ranks of the epoch must report theirs before a grant."""
+    """The files that one rank wrote for a checkpoint. All ranks of the epoch must report theirs before a
+    grant."""
 
     rank: int
     epoch: Epoch
@@ -107,7 +110,8 @@ class AgentReport:
     committed: CheckpointRef | None = None
     """Newest manifest that this agent wrote and synced."""
     granted: CheckpointRef | None = None
-    """Newest grant that this agent saw (digest empty): after a coordinator's death it may be committed already."""
+    """Newest grant that this agent saw (digest empty): after a coordinator's death it may be committed
+    already."""
     restored: CheckpointRef | None = None
     """What rank 0 of the current plan went on from; None: from the start, or not known yet."""
     progress: Progress = Progress()
@@ -140,7 +144,8 @@ class Orders:
     grant: Grant | None = None
     """Only to the agent of rank 0."""
     lineage: tuple[CheckpointRef, ...] = ()
-    """Committed checkpoints, newest first: what may not be pruned. The current epoch's rank 0 agent prunes the rest."""
+    """Committed checkpoints, newest first: what may not be pruned. The current epoch's rank 0 agent prunes
+    the rest."""
     pause: Epoch | None = None
     """Ranks of this epoch wait at their next report()."""
     stop_at: int | None = None
@@ -153,4 +158,5 @@ class Orders:
     release: bool = False
     """All agents acknowledged COMPLETE: exit 0. Nothing else may make an agent exit 0."""
     refused: str = ""
-    """Not one of us: an older incarnation, a pod being deleted, an unknown contract. Kill ranks, stay quiet."""
+    """Not one of us: an older incarnation, a pod being deleted, an unknown contract. Kill ranks, stay
+    quiet."""

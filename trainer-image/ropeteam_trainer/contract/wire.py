@@ -2,10 +2,10 @@
 
     4-byte big-endian length | 32-byte HMAC-SHA256 | body (JSON, at most 1 MiB)
 
-The MAC covers the connection's nonce, the direction, the frame's number and the body, keyed by the job's token: a frame
-cannot be forged, altered, reflected, replayed or moved to another connection. The coordinator speaks first: 16 bytes
-of nonce in clear (`HELLO` + nonce). A frame that fails is answered by closing the connection with a reason in the log.
-Pure: bytes in, bytes out; sockets are the caller's.
+The MAC covers the connection's nonce, the direction, the frame's number and the body, keyed by the job's
+token: a frame cannot be forged, altered, reflected, replayed or moved to another connection. The coordinator
+speaks first: 16 bytes of nonce in clear (`HELLO` + nonce). A frame that fails is answered by closing the
+connection with a reason in the log. Pure: bytes in, bytes out; sockets are the caller's.
 """
 
 from __future__ import annotations

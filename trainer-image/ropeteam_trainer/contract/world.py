@@ -11,7 +11,8 @@ from ropeteam_trainer.contract import codec
 
 @dataclass(frozen=True, order=True)
 class Epoch:
-    """One formed world. Ordered: a higher coordinator pod (term), then its restart (boot), then its n-th world."""
+    """One formed world. Ordered: a higher coordinator pod (term), then its restart (boot), then its n-th
+    world."""
 
     term: int
     boot: int
@@ -34,7 +35,8 @@ class CheckpointRef:
     step: int
     epoch: Epoch
     digest: str = ""
-    """sha256 of the manifest's bytes, hex. Empty while the commit is granted but not yet confirmed as written."""
+    """sha256 of the manifest's bytes, hex. Empty while the commit is granted but not yet confirmed as
+    written."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class Member:
     address: str
     """IP of the pod: where its ranks listen."""
     processes: int
-    """Ranks on this slot. Ranks are dense in slot order: the first rank of a slot is the sum of those before."""
+    """Ranks on this slot. Ranks are dense in slot order: the first rank of a slot is the sum of those
+    before."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +154,8 @@ class ProcessExit:
     """The agent killed it because its first step did not come within startSeconds."""
     oom: bool = False
     killed: bool = False
-    """The agent killed it on orders, when leaving or when fenced: a consequence, never the cause of an incident.
-    Not set for hung, late_start and oom."""
+    """The agent killed it on orders, when leaving or when fenced: a consequence, never the cause of an
+    incident. Not set for hung, late_start and oom."""
     reached_end: bool = False
     """The script had run to its end before the process died (finished gloo processes sometimes SIGABRT)."""
     fingerprint: str = ""

@@ -1,0 +1,325 @@
+"""Rules that one field alone cannot say, one row each. The examples are run through CEL and twin by the
+tests.
+
+In `RULES` a row is about one value; where several fail, the user reads all of their messages. In `CHANGES`
+stand the fields that may not change while pods run, as in batch/Job: Kueue changes them while a job is
+suspended. Each list and text that CEL walks has a maximum in the schema: the server refuses rules that could
+cost too much.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ropeteam.api.rule import Change, Rule, Spec, at, trainer
+from ropeteam_trainer.contract import config
+
+MAX_NAME, MAX_RANKS = 40, 8192
+GPU = "nvidia.com/gpu"
+NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+"""DNS-1035: also good for the Service."""
+_SMALLEST: Spec = {"workers": 2, "command": ["python", "train.py"]}
+_VOLUME: Spec = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
+_STEP: Spec = {"policy": "Step", "step": 100}
+
+
+def _trainer(says: str) -> str:
+    """CEL: the template has a container `trainer`, `c`, of which `says` is true."""
+    containers = "self.template.spec.containers"
+    given = f"has(self.template) && has(self.template.spec) && has({containers})"
+    return f"({given} && {containers}.exists(c, c.name == '{config.TRAINER_CONTAINER}' && {says}))"
+
+
+def _template(**of_trainer: Any) -> Spec:
+    return {"spec": {"containers": [{"name": config.TRAINER_CONTAINER, **of_trainer}]}}
+
+
+def _job(**more: Any) -> Spec:
+    return {**_SMALLEST, **more}
+
+
+def _given_twice(field: str, value: Any, other: Any) -> Rule:
+    return Rule(
+        path="spec",
+        cel=f"!has(self.{field}) || !{_trainer(f'has(c.{field}) && c.{field} != self.{field}')}",
+        holds=lambda spec: field not in spec or trainer(spec).get(field, spec[field]) == spec[field],
+        message=f"spec.{field}: spec.template gives container trainer another value; keep one of the two",
+        good=_job(**{field: value}, template=_template(**{field: value})),
+        bad=_job(**{field: value}, template=_template(**{field: other})),
+    )
+
+
+def _env_agrees(spec: Spec) -> bool:
+    short = {each["name"]: each for each in spec.get("env", ())}
+    return all(short.get(each["name"], each) == each for each in trainer(spec).get("env", ()))
+
+
+def _is_reserved(name: str) -> bool:
+    return name in config.RESERVED_ENV or (name.startswith("ROPETEAM_") and name != config.TRACE)
+
+
+def _nothing_reserved(container: Spec) -> bool:
+    return not any(_is_reserved(each["name"]) for each in container.get("env", ()))
+
+
+_RESERVED = (
+    f"(e.name in {list(config.RESERVED_ENV)} || "
+    f"(e.name.startsWith('ROPETEAM_') && e.name != '{config.TRACE}'))"
+)
+_RESERVED_MESSAGE = (
+    "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and their like, and ROPETEAM_*, are set for each rank; "
+    "remove them"
+)
+
+
+def _gpus_agree(spec: Spec) -> bool:
+    limit = (at(spec, "resources.limits") or {}).get(GPU)
+    return spec["gpusPerWorker"] == 0 or limit is None or str(limit) == str(spec["gpusPerWorker"])
+
+
+def _ranks(spec: Spec) -> int:
+    return int(spec["workers"] * (spec.get("processesPerWorker") or spec["gpusPerWorker"] or 1))
+
+
+def _codes_unique(recovery: Spec) -> bool:
+    codes = [code for rule in recovery["exitCodes"] for code in rule["codes"]]
+    return len(codes) == len(set(codes))
+
+
+def _has_trainer(spec: Spec) -> bool:
+    return at(spec, "template.spec.containers") is None or bool(trainer(spec))
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        path="",
+        cel=f"self.metadata.name.size() <= {MAX_NAME} && self.metadata.name.matches('{NAME}')",
+        holds=lambda job: (
+            len(job["metadata"]["name"]) <= MAX_NAME and bool(re.search(NAME, job["metadata"]["name"]))
+        ),
+        message=(
+            f"metadata.name: use at most {MAX_NAME} lower-case letters, digits and '-', beginning with a "
+            "letter and not ending with '-'; pods and the Service are named after it"
+        ),
+        good={"metadata": {"name": "char-gpt"}},
+        bad={"metadata": {"name": "4-gpus"}},
+    ),
+    Rule(
+        path="spec",
+        cel=f"has(self.command) || {_trainer('has(c.command)')}",
+        holds=lambda spec: "command" in spec or "command" in trainer(spec),
+        message="spec.command: is missing; set what to run, for example [python, train.py]",
+        good=_job(),
+        bad={"workers": 2},
+    ),
+    Rule(
+        path="spec",
+        cel=(
+            "!has(self.template) || !has(self.template.spec) || !has(self.template.spec.containers) || "
+            "self.template.spec.containers.exists(c, c.name == 'trainer')"
+        ),
+        holds=_has_trainer,
+        message="spec.template: no container is named trainer; give that name to the one that trains",
+        good=_job(template=_template(image="train:1")),
+        bad=_job(template={"spec": {"containers": [{"name": "pytorch"}]}}),
+    ),
+    Rule(
+        path="spec",
+        cel=(
+            "!has(self.template) || !has(self.template.spec) || !has(self.template.spec.restartPolicy) || "
+            "self.template.spec.restartPolicy == 'Never'"
+        ),
+        holds=lambda spec: at(spec, "template.spec.restartPolicy") in (None, "Never"),
+        message="spec.template: restartPolicy must be Never, ranks are restarted inside pods; leave it out",
+        good=_job(template={"spec": {"restartPolicy": "Never"}}),
+        bad=_job(template={"spec": {"restartPolicy": "OnFailure"}}),
+    ),
+    _given_twice("image", "train:1", "train:2"),
+    _given_twice("command", ["python", "a.py"], ["python", "b.py"]),
+    _given_twice("args", ["--a"], ["--b"]),
+    _given_twice("workingDir", "/a", "/b"),
+    _given_twice("resources", {"limits": {"cpu": 1}}, {"limits": {"cpu": 2}}),
+    Rule(
+        path="spec",
+        cel=(
+            "!has(self.env) || self.env.all(e, "
+            f"!{_trainer('has(c.env) && c.env.exists(t, t.name == e.name && t != e)')})"
+        ),
+        holds=_env_agrees,
+        message="spec.env: spec.template gives container trainer another value of a variable; keep one",
+        good=_job(env=[{"name": "A", "value": "1"}], template=_template(env=[{"name": "B", "value": "2"}])),
+        bad=_job(env=[{"name": "A", "value": "1"}], template=_template(env=[{"name": "A", "value": "2"}])),
+    ),
+    Rule(
+        path="spec",
+        cel=f"!has(self.env) || !self.env.exists(e, {_RESERVED})",
+        holds=_nothing_reserved,
+        message=f"spec.env: {_RESERVED_MESSAGE}",
+        good=_job(env=[{"name": "OMP_NUM_THREADS", "value": "4"}, {"name": config.TRACE, "value": "/tmp/t"}]),
+        bad=_job(env=[{"name": "MASTER_PORT", "value": "29500"}]),
+    ),
+    Rule(
+        path="spec",
+        cel=f"!{_trainer(f'has(c.env) && c.env.exists(e, {_RESERVED})')}",
+        holds=lambda spec: _nothing_reserved(trainer(spec)),
+        message=f"spec.template: env of container trainer: {_RESERVED_MESSAGE}",
+        good=_job(template=_template(env=[{"name": "SEED", "value": "1"}])),
+        bad=_job(template=_template(env=[{"name": "ROPETEAM_SLOT", "value": "1"}])),
+    ),
+    Rule(
+        path="spec",
+        cel=(
+            "self.gpusPerWorker == 0 || !has(self.resources) || !has(self.resources.limits) || "
+            f"!('{GPU}' in self.resources.limits) || "
+            f"string(self.resources.limits['{GPU}']) == string(self.gpusPerWorker)"
+        ),
+        holds=_gpus_agree,
+        message=f"spec.gpusPerWorker: spec.resources.limits has another number of {GPU}; keep one of the two",
+        good=_job(gpusPerWorker=2, resources={"limits": {GPU: "2"}}),
+        bad=_job(gpusPerWorker=2, resources={"limits": {GPU: 4}}),
+    ),
+    Rule(
+        path="spec",
+        cel=(
+            "self.gpusPerWorker == 0 || !has(self.processesPerWorker) || "
+            "self.processesPerWorker <= self.gpusPerWorker"
+        ),
+        holds=lambda spec: (
+            spec["gpusPerWorker"] == 0 or spec.get("processesPerWorker", 1) <= spec["gpusPerWorker"]
+        ),
+        message=(
+            "spec.processesPerWorker: is above gpusPerWorker, and two ranks cannot share a GPU; "
+            "lower it, or leave it out to get one rank for each GPU"
+        ),
+        good=_job(gpusPerWorker=8, processesPerWorker=4),
+        bad=_job(gpusPerWorker=1, processesPerWorker=2),
+    ),
+    Rule(
+        path="spec",
+        cel=(
+            "self.workers * (has(self.processesPerWorker) ? self.processesPerWorker : "
+            f"(self.gpusPerWorker > 0 ? self.gpusPerWorker : 1)) <= {MAX_RANKS}"
+        ),
+        holds=lambda spec: _ranks(spec) <= MAX_RANKS,
+        message=f"spec.workers: times processesPerWorker is above {MAX_RANKS} ranks; lower one of them",
+        good=_job(workers=1024, gpusPerWorker=8),
+        bad=_job(workers=1024, processesPerWorker=9),
+    ),
+    Rule(
+        path="spec",
+        cel="self.launcher != 'PerPod' || self.recovery.start != 'Fork'",
+        holds=lambda spec: spec["launcher"] != "PerPod" or spec["recovery"]["start"] != "Fork",
+        message="spec.recovery.start: with launcher PerPod nothing can be forked; use Auto or Exec",
+        good=_job(launcher="PerPod"),
+        bad=_job(launcher="PerPod", recovery={"start": "Fork"}),
+    ),
+    Rule(
+        path="spec.recovery",
+        cel="self.fenceSeconds > self.lostSeconds",
+        holds=lambda recovery: recovery["fenceSeconds"] > recovery["lostSeconds"],
+        message=(
+            "spec.recovery.fenceSeconds: must be above lostSeconds, else a worker would kill its ranks "
+            "before it counts as lost; raise fenceSeconds"
+        ),
+        good=_job(recovery={"fenceSeconds": 30, "lostSeconds": 29}),
+        bad=_job(recovery={"fenceSeconds": 30, "lostSeconds": 30}),
+    ),
+    Rule(
+        path="spec.recovery",
+        cel=(
+            "self.exitCodes.all(a, a.codes.all(code, a.codes.exists_one(same, same == code) && "
+            "self.exitCodes.exists_one(b, code in b.codes)))"
+        ),
+        holds=_codes_unique,
+        message="spec.recovery.exitCodes: a code is listed twice, its action is unclear; list each code once",
+        good=_job(recovery={"exitCodes": [{"codes": [2, 42], "action": "Fail"}]}),
+        bad=_job(
+            recovery={
+                "exitCodes": [{"codes": [2], "action": "Fail"}, {"codes": [75, 2], "action": "RetryFree"}]
+            }
+        ),
+    ),
+    Rule(
+        path="spec.resume",
+        cel="self.policy != 'Step' || has(self.step)",
+        holds=lambda resume: resume["policy"] != "Step" or "step" in resume,
+        message="spec.resume.step: is missing; policy Step needs the step to resume from",
+        good=_job(resume=_STEP, checkpoint={"volume": _VOLUME}),
+        bad=_job(resume={"policy": "Step"}, checkpoint={"volume": _VOLUME}),
+    ),
+    Rule(
+        path="spec.resume",
+        cel="self.policy == 'Step' || !has(self.step)",
+        holds=lambda resume: resume["policy"] == "Step" or "step" not in resume,
+        message="spec.resume.step: means nothing without policy Step; set resume.policy to Step or remove it",
+        good=_job(resume={"policy": "Never"}),
+        bad=_job(resume={"policy": "Latest", "step": 100}),
+    ),
+    Rule(
+        path="spec",
+        cel="self.resume.policy != 'Step' || has(self.checkpoint)",
+        holds=lambda spec: spec["resume"]["policy"] != "Step" or "checkpoint" in spec,
+        message="spec.checkpoint: is missing; resume.policy Step needs the volume with the checkpoints",
+        good=_job(resume=_STEP, checkpoint={"volume": _VOLUME}),
+        bad=_job(resume=_STEP),
+    ),
+    Rule(
+        path="spec",
+        cel="self.workers == 1 || !has(self.checkpoint) || !has(self.checkpoint.volume.emptyDir)",
+        holds=lambda spec: spec["workers"] == 1 or at(spec, "checkpoint.volume.emptyDir") is None,
+        message=(
+            "spec.checkpoint.volume: emptyDir is one folder per pod, and all workers must share one; "
+            "use a persistentVolumeClaim with ReadWriteMany, or nfs"
+        ),
+        good=_job(checkpoint={"volume": _VOLUME}),
+        bad=_job(checkpoint={"volume": {"emptyDir": {}}}),
+    ),
+    Rule(
+        path="spec.checkpoint",
+        cel="!has(self.volume.name)",
+        holds=lambda checkpoint: "name" not in checkpoint["volume"],
+        message="spec.checkpoint.volume.name: is not used, the volume is named for you; remove it",
+        good=_job(checkpoint={"volume": _VOLUME}),
+        bad=_job(checkpoint={"volume": {"name": "checkpoints", **_VOLUME}}),
+    ),
+    Rule(
+        path="spec.checkpoint",
+        cel=r"!self.path.matches('(^/)|((^|/)[.][.](/|$))')",
+        holds=lambda checkpoint: not re.search(r"(^/)|((^|/)[.][.](/|$))", checkpoint["path"]),
+        message="spec.checkpoint.path: must stay inside the volume; use a relative path without '..'",
+        good=_job(checkpoint={"volume": _VOLUME, "path": "runs/1"}),
+        bad=_job(checkpoint={"volume": _VOLUME, "path": "../other"}),
+    ),
+)
+
+_RECOVERY_CHANGES: dict[str, tuple[Any, Any]] = {
+    "startSeconds": (600, 60),
+    "hangSeconds": (None, 5),
+    "lostSeconds": (5, 10),
+    "fenceSeconds": (120, 60),
+    "drainSeconds": (60, 30),
+    "noProgressLimit": (3, 2),
+    "start": ("Auto", "Exec"),
+    "exitCodes": ([], [{"codes": [75], "action": "RetryFree"}]),
+}
+CHANGES: tuple[Change, ...] = (
+    Change("workers", (2, 3), ever=False),
+    Change("image", ("train:1", "train:2")),
+    Change("command", (["python", "a.py"], ["python", "b.py"])),
+    Change("args", (["--a"], None)),
+    Change("env", ([{"name": "A", "value": "1"}], [{"name": "A", "value": "2"}])),
+    Change("workingDir", (None, "/work")),
+    Change("resources", ({"limits": {"cpu": 1}}, {"limits": {"cpu": 2}})),
+    Change("gpusPerWorker", (0, 1)),
+    Change("processesPerWorker", (None, 2)),
+    Change("launcher", ("Auto", "PerPod")),
+    Change("agentPython", (None, "/opt/conda/bin/python3")),
+    Change("sharedMemory", ("1Gi", "8Gi")),
+    Change("template", (_template(image="train:1"), _template(image="train:2"))),
+    Change("checkpoint", ({"volume": _VOLUME}, {"volume": _VOLUME, "path": "other"})),
+    Change("resume", ({"policy": "Latest"}, {"policy": "Never"})),
+    *(Change(f"recovery.{name}", values) for name, values in _RECOVERY_CHANGES.items()),
+)
+"""Free to change at any time: suspend, restartedAt, the deadline, the TTL, cleanPodPolicy, the failure
+budget."""
