@@ -39,10 +39,10 @@ async def served(
 
     app = web.Application()
     app.add_routes([web.get("/healthz", health), web.get("/readyz", ready), web.get("/metrics", numbers)])
-    runner = web.AppRunner(app, access_log=None, handle_signals=False)
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1)
     await runner.setup()
     host, _, port = address.rpartition(":")
-    site = web.TCPSite(runner, host or None, int(port), shutdown_timeout=1)
+    site = web.TCPSite(runner, host or None, int(port))
     try:
         await site.start()
         taken = runner.addresses[0]

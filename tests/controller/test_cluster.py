@@ -1,0 +1,102 @@
+"""Calls are repeated while the trouble may pass; what repetition cannot mend surfaces by its meaning."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from tests.controller.scripted import Object, Scripted
+
+from ropeteam.controller.access import AccessError, load
+from ropeteam.controller.cluster import AlreadyGone, AlreadyOurs, ApiClient, ApiError, Conflict, Place
+from ropeteam.controller.settings import SettingsError, load_key, read
+
+POD = Place("Pod", "default", "p")
+
+
+def pod(owner: str) -> Object:
+    meta = {"name": "p", "namespace": "default", "ownerReferences": [{"uid": owner}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta}
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 504])
+async def test_trouble_that_may_pass_is_waited_for(status: int, api: Scripted, client: ApiClient) -> None:
+    api.answers += [(status, {"message": "later"})] * 2
+    await client.get(POD)
+    assert len(api.requests) == 3
+
+
+async def test_refused_credentials_are_loaded_again(api: Scripted, client: ApiClient) -> None:
+    api.answers.append((401, {"message": "expired"}))
+    await client.get(POD)
+    assert api.tokens == ["Bearer token-0", "Bearer token-1"]
+
+
+async def test_a_refusal_surfaces_at_once_with_the_servers_words(api: Scripted, client: ApiClient) -> None:
+    api.answers.append((422, {"message": "spec.containers: Required value"}))
+    with pytest.raises(ApiError, match=r"spec\.containers: Required value"):
+        await client.create(pod("job"))
+    assert len(api.requests) == 1
+
+
+async def test_a_name_that_is_taken_by_our_own_object_is_a_wish_fulfilled(
+    api: Scripted, client: ApiClient
+) -> None:
+    api.answers += [(409, {"message": "exists"}), (200, pod("job"))]
+    with pytest.raises(AlreadyOurs):
+        await client.create(pod("job"))
+
+
+async def test_a_name_that_is_taken_by_a_stranger_is_a_conflict(api: Scripted, client: ApiClient) -> None:
+    api.answers += [(409, {"message": "exists"}), (200, pod("stranger"))]
+    with pytest.raises(Conflict):
+        await client.create(pod("job"))
+
+
+async def test_secrets_are_never_read(api: Scripted, client: ApiClient) -> None:
+    api.answers.append((409, {"message": "exists"}))
+    with pytest.raises(AlreadyOurs):
+        await client.create({**pod("job"), "kind": "Secret"})
+    assert api.requests == ["POST /api/v1/namespaces/default/secrets"]
+
+
+@pytest.mark.parametrize("status", [404, 409])
+async def test_deleting_what_is_gone_or_another_by_now_is_done(
+    status: int, api: Scripted, client: ApiClient
+) -> None:
+    api.answers.append((status, {"message": "no such pod"}))
+    with pytest.raises(AlreadyGone):
+        await client.delete(POD, uid="u")
+
+
+async def test_a_kubeconfig_that_cannot_work_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "kubeconfig"
+    with pytest.raises(AccessError, match=str(file)):
+        await load(file)
+    file.write_text("current-context: x\ncontexts: []\n")
+    with pytest.raises(AccessError, match="no context named 'x'"):
+        await load(file)
+
+
+def test_the_operator_key_is_made_once_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    settings = read(["--home", str(tmp_path)], {})
+    key = load_key(settings)
+    assert load_key(settings) == key
+    assert stat.S_IMODE((tmp_path / "operator.key").stat().st_mode) == 0o600
+    assert key.secret.hex() not in repr(key)
+
+
+def test_a_named_key_file_must_exist_and_be_long_enough(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    with pytest.raises(SettingsError, match=str(file)):
+        load_key(read(["--key-file", str(file)], {}))
+    file.write_text("abcd")
+    with pytest.raises(SettingsError, match="openssl rand"):
+        load_key(read(["--key-file", str(file)], {}))
+
+
+def test_flags_win_over_the_environment_and_that_over_defaults() -> None:
+    environ = {"ROPETEAM_IMAGE": "mine", "ROPETEAM_WORKERS": "7"}
+    settings = read(["--workers", "9"], environ)
+    assert (settings.image, settings.workers, settings.log_level) == ("mine", 9, "INFO")

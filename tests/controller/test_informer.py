@@ -1,0 +1,123 @@
+"""The cache follows the server through everything that kopf's watching gets wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+import pytest_asyncio
+from tests.controller.scripted import Object, Scripted, thing
+from tests.controller.waiting import until
+
+from ropeteam.controller.cluster import ApiClient
+from ropeteam.controller.informer import Informer, Key, Lens
+
+A, B = Key("default", "a"), Key("default", "b")
+
+
+class Watched:
+    """An informer that runs, and the bells it has rung."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self.bells: list[Key] = []
+        lens = Lens[Object]("Pod", "", lambda o: Key("default", o["metadata"]["name"]), lambda o: o["spec"])
+        self.informer = Informer(client, lens, self.bells.append)
+
+    @property
+    def names(self) -> set[str]:
+        return {key.name for key in self.informer.known_keys()}
+
+
+@pytest_asyncio.fixture
+async def watched(api: Scripted, client: ApiClient) -> AsyncIterator[Watched]:
+    api.listed, api.version = [thing("a", 3), thing("b", 4)], 5
+    watched = Watched(client)
+    task = asyncio.create_task(watched.informer.run())
+    await until(lambda: api.watches == 1)
+    assert watched.names == {"a", "b"}
+    watched.bells.clear()
+    yield watched
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_watch_events_change_the_store_and_ring(api: Scripted, watched: Watched) -> None:
+    api.say("ADDED", thing("c", 6))
+    api.say("MODIFIED", thing("a", 7, changed=True))
+    api.say("DELETED", thing("b", 8))
+    await until(lambda: watched.names == {"a", "c"})
+    assert watched.bells == [Key("default", "c"), A, B]
+    assert watched.informer.of(A) == ({"changed": True},)
+
+
+async def test_a_change_of_nothing_that_is_kept_rings_no_bell(api: Scripted, watched: Watched) -> None:
+    api.say("MODIFIED", thing("a", 6))
+    api.say("ADDED", thing("c", 7))
+    await until(lambda: "c" in watched.names)
+    assert A not in watched.bells
+
+
+@pytest.mark.parametrize("code", [410, 500, 504])
+async def test_any_error_in_the_stream_leads_to_a_list_that_finds_missed_deletions(
+    code: int, api: Scripted, watched: Watched
+) -> None:
+    api.listed, api.version = [thing("b", 4), thing("c", 20)], 21
+    api.say("ERROR", {"kind": "Status", "code": code, "message": "too old resource version"})
+    await until(lambda: api.watches == 2)
+    assert watched.names == {"b", "c"}
+    assert set(watched.bells) == {A, Key("default", "c")}
+
+
+async def test_an_answer_of_410_leads_to_a_new_list(api: Scripted, watched: Watched) -> None:
+    api.listed, api.version = [thing("b", 4)], 30
+    api.answers.append((410, {"message": "too old"}))
+    api.hang_up()
+    await until(lambda: api.watches == 2)
+    assert watched.names == {"b"}
+
+
+async def test_a_broken_stream_is_taken_up_again_without_a_list(api: Scripted, watched: Watched) -> None:
+    api.say("ADDED", thing("c", 6))
+    api.hang_up()
+    await until(lambda: api.watches == 2)
+    api.say("ADDED", thing("d", 7))
+    await until(lambda: "d" in watched.names)
+    assert watched.informer.lists == 1
+
+
+async def test_server_errors_are_survived(api: Scripted, watched: Watched) -> None:
+    api.answers += [(503, {"message": "overloaded"})] * 3
+    api.hang_up()
+    await until(lambda: api.watches == 2)
+    assert watched.names == {"a", "b"}
+
+
+async def test_what_we_wrote_is_known_at_once_and_an_older_echo_does_not_win(
+    api: Scripted, watched: Watched
+) -> None:
+    watched.informer.learn(thing("c", 10, ours=True))
+    assert watched.informer.of(Key("default", "c")) == ({"ours": True},)
+    api.say("MODIFIED", thing("c", 9, ours=False))
+    api.say("ADDED", thing("d", 11))
+    await until(lambda: "d" in watched.names)
+    assert watched.informer.of(Key("default", "c")) == ({"ours": True},)
+
+
+async def test_a_late_answer_does_not_bring_back_what_was_deleted(api: Scripted, watched: Watched) -> None:
+    api.say("ADDED", thing("c", 6))
+    api.say("DELETED", thing("c", 7))
+    api.say("ADDED", thing("d", 8))
+    await until(lambda: "d" in watched.names)
+    watched.informer.learn(thing("c", 6))
+    assert "c" not in watched.names
+
+
+async def test_a_list_that_is_older_than_our_write_does_not_undo_it(api: Scripted, watched: Watched) -> None:
+    watched.informer.learn(thing("c", 100))
+    api.version = 50
+    api.say("ERROR", {"kind": "Status", "code": 410})
+    await until(lambda: api.watches == 2)
+    assert watched.names == {"a", "b", "c"}

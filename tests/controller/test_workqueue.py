@@ -1,0 +1,97 @@
+"""A key is handled once however often it was added, never twice at a time, and later each time it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from tests.controller.waiting import until
+
+from ropeteam.controller.workqueue import WorkQueue, serve
+
+
+async def serving_until(queue: WorkQueue[str], handle: Callable, done: Callable[[], bool]) -> None:  # type: ignore[type-arg]
+    task = asyncio.create_task(serve(queue, handle, workers=4))
+    try:
+        await until(done)
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_a_key_that_is_queued_already_is_not_queued_again() -> None:
+    queue, handled = WorkQueue[str](), list[str]()
+
+    async def handle(key: str) -> None:
+        handled.append(key)
+
+    for key in ("a", "b", "a", "a"):
+        queue.add(key)
+    await serving_until(queue, handle, lambda: len(handled) >= 2)
+    assert handled == ["a", "b"]
+
+
+async def test_a_change_during_a_round_leads_to_one_more_and_never_to_two_at_once() -> None:
+    queue, running, most, rounds = WorkQueue[str](), 0, 0, 0
+
+    async def handle(key: str) -> None:
+        nonlocal running, most, rounds
+        running, rounds = running + 1, rounds + 1
+        most = max(most, running)
+        if rounds == 1:
+            queue.add(key)
+            queue.add(key)
+        await asyncio.sleep(0)
+        running -= 1
+
+    queue.add("a")
+    await serving_until(queue, handle, lambda: rounds == 2 and running == 0)
+    assert most == 1
+
+
+async def test_a_failing_key_is_tried_again_and_later_each_time() -> None:
+    queue, tries, waits = WorkQueue[str](), 0, list[float]()
+    add_after = queue.add_after
+
+    def recorded(key: str, seconds: float) -> None:
+        waits.append(seconds)
+        add_after(key, seconds)
+
+    queue.add_after = recorded  # type: ignore[method-assign]
+
+    async def handle(_: str) -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 4:
+            raise OSError("not yet")
+
+    queue.add("a")
+    await serving_until(queue, handle, lambda: tries == 4)
+    assert waits == [0.005, 0.01, 0.02]
+
+
+async def test_one_job_that_fails_does_not_stop_the_others() -> None:
+    queue, good = WorkQueue[str](), 0
+
+    async def handle(key: str) -> float | None:
+        nonlocal good
+        if key == "bad":
+            raise ValueError("a bug")
+        good += 1
+        return 0.0 if good < 50 else None
+
+    queue.add("bad")
+    queue.add("good")
+    await serving_until(queue, handle, lambda: good == 50)
+
+
+async def test_of_two_planned_wake_ups_the_earlier_one_stays() -> None:
+    queue = WorkQueue[str]()
+    queue.add_after("a", 0.01)
+    queue.add_after("a", 3600)
+    assert await asyncio.wait_for(queue.get(), 20) == "a"
+    queue.add_after("b", 3600)
+    queue.add_after("b", 0.01)
+    assert await asyncio.wait_for(queue.get(), 20) == "b"

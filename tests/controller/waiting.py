@@ -1,0 +1,17 @@
+"""Wait for a condition, never for a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def until(probe: Callable[[], T], patience: float = 20.0) -> T:
+    """The first truthy answer. Raises TimeoutError after a generous while."""
+    async with asyncio.timeout(patience):
+        while not (answer := probe()):  # noqa: ASYNC110 - any condition, not only ours
+            await asyncio.sleep(0.005)
+    return answer
