@@ -1,0 +1,32 @@
+"""`python -m ropeteam.local [--home DIR]`: a cluster in the foreground, until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from ropeteam.local.cluster import ClusterError, default_home, serve
+
+
+async def main(home: Path) -> None:
+    """A second signal finds nothing to interrupt: stopping is bounded."""
+    task = asyncio.ensure_future(serve(home))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m ropeteam.local", description=__doc__)
+    parser.add_argument(
+        "--home", type=Path, default=default_home(), help="state folder (default: %(default)s)"
+    )
+    try:
+        asyncio.run(main(parser.parse_args().home.absolute()))
+    except ClusterError as error:
+        sys.exit(f"error: {error}")

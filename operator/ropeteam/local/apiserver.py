@@ -1,0 +1,342 @@
+"""The HTTP side of the cluster: paths to verbs, watches, logs, the proxy to Services."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hmac
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+import yaml
+from aiohttp import web
+
+from ropeteam.local import discovery, selectors, tables
+from ropeteam.local import resources as r
+from ropeteam.local.kubelet import Kubelet
+from ropeteam.local.resources import ApiError, Object, Resource
+from ropeteam.local.services import Services
+from ropeteam.local.store import Event, key_of
+from ropeteam.local.verbs import Options, Verbs
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_OPEN = (["healthz"], ["livez"], ["readyz"], ["version"])
+_TRUE = ("true", "1")
+_HOP_BY_HOP = (
+    "authorization",
+    "host",
+    "connection",
+    "transfer-encoding",
+    "content-length",
+    "content-encoding",
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a path names. `rest`: what follows a subresource."""
+
+    resource: Resource
+    namespace: str
+    name: str
+    subresource: str
+    rest: str
+
+
+class ApiServer:
+    """One server; `token` opens it."""
+
+    def __init__(self, verbs: Verbs, kubelet: Kubelet, services: Services, token: str) -> None:
+        self.verbs, self.store, self.catalog = verbs, verbs.store, verbs.catalog
+        self.kubelet, self.services, self._token = kubelet, services, token
+        self.bookmark_seconds = 30.0
+        self._runner: web.AppRunner | None = None
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self, host: str) -> str:
+        """Returns the URL."""
+        app = web.Application(middlewares=[self._guard], client_max_size=4 << 20)
+        app.router.add_route("*", "/{path:.*}", self._serve)
+        self._session = aiohttp.ClientSession(auto_decompress=False)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, 0)
+        await site.start()
+        port = self._runner.addresses[0][1]
+        return f"http://{host}:{port}"
+
+    async def stop(self) -> None:
+        if self._runner:
+            await self._runner.cleanup()
+        if self._session:
+            await self._session.close()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Who has no token stays out; an ApiError becomes its Status.
+
+        The token comes as a bearer, or as the first part of the path: kubectl sends no bearer over plain HTTP.
+        """
+        parts = [part for part in request.path.split("/") if part]
+        try:
+            bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if parts and self._is_token(parts[0]):
+                del parts[0]
+            elif not self._is_token(bearer) and parts not in _OPEN:
+                raise ApiError(401, "Unauthorized", "Unauthorized")
+            request["parts"] = parts
+            return await handler(request)
+        except ApiError as error:
+            return _json(error.status(), error.code)
+        except (orjson.JSONDecodeError, yaml.YAMLError) as error:
+            return _json(ApiError(400, "BadRequest", f"the body is not valid: {error}").status(), 400)
+
+    def _is_token(self, text: str) -> bool:
+        return hmac.compare_digest(text.encode(), self._token.encode())
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        parts = request["parts"]
+        document = discovery.document(self.catalog, parts)
+        if document is not None:
+            return _json(document)
+        target = self._target(parts)
+        if target.subresource == "proxy":
+            return await self._proxy(request, target)
+        if target.subresource == "log":
+            return await self._log(request, target)
+        if target.subresource not in ("", "status", "scale"):
+            raise ApiError(404, "NotFound", "the server could not find the requested resource")
+        if request.method == "GET":
+            return await self._read(request, target)
+        body = await request.read()
+        return self._write(request, target, body)
+
+    def _target(self, parts: list[str]) -> Target:
+        missing = ApiError(404, "NotFound", "the server could not find the requested resource")
+        group, version, rest = (
+            ("", parts[1:2], parts[2:]) if parts[:1] == ["api"] else (parts[1:2], parts[2:3], parts[3:])
+        )
+        if parts[:1] not in (["api"], ["apis"]) or not version or not rest:
+            raise missing
+        namespace = ""
+        if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in ("status", "finalize"):
+            namespace, rest = rest[1], rest[2:]
+        resource = self.catalog.find(group[0] if group else "", version[0], rest[0])
+        name, subresource = (rest + ["", ""])[1:3]
+        return Target(resource, namespace, name, subresource, "/".join(rest[3:]))
+
+    async def _read(self, request: web.Request, target: Target) -> web.StreamResponse:
+        if target.name:
+            found = self.store.get(target.resource, (target.namespace, target.name))
+            return _json(self._shaped(request, target.resource, [found], found))
+        query = request.query
+        test = selectors.parse(query.get("labelSelector", ""), query.get("fieldSelector", ""))
+        if query.get("watch") in _TRUE:
+            return await self._watch(request, target, test)
+        items = [item for item in self.store.list(target.resource, target.namespace) if test(item)]
+        meta: Object = {"resourceVersion": str(self.store.revision)}
+        if token := query.get("continue"):
+            page = orjson.loads(base64.urlsafe_b64decode(token))
+            meta["resourceVersion"] = page["revision"]
+            items = [item for item in items if list(key_of(item)) > page["after"]]
+        limit = int(query.get("limit") or 0)
+        if limit and len(items) > limit:
+            meta["remainingItemCount"] = len(items) - limit
+            items = items[:limit]
+            page = {"revision": meta["resourceVersion"], "after": key_of(items[-1])}
+            meta["continue"] = base64.urlsafe_b64encode(orjson.dumps(page)).decode()
+        resource = target.resource
+        plain = {
+            "kind": f"{resource.kind}List",
+            "apiVersion": resource.api_version,
+            "metadata": meta,
+            "items": items,
+        }
+        return _json(self._shaped(request, resource, items, plain))
+
+    def _shaped(self, request: web.Request, resource: Resource, items: list[Object], plain: Object) -> Object:
+        """As a table, if that is what the client would rather have."""
+        if "as=Table" not in request.headers.get("Accept", ""):
+            return plain
+        return tables.table(
+            resource, items, plain["metadata"], request.query.get("includeObject", "Metadata")
+        )
+
+    async def _watch(self, request: web.Request, target: Target, test: selectors.Test) -> web.StreamResponse:
+        query, resource = request.query, target.resource
+        since = int(query.get("resourceVersion") or 0)
+        initial = query.get("sendInitialEvents") in _TRUE or (
+            since == 0 and query.get("sendInitialEvents") is None
+        )
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        try:
+            with self.store.watch(resource, self.store.revision if initial else since) as queue:
+                await response.prepare(request)
+                send = _Sender(response, lambda value: self._shaped(request, resource, [value], value))
+                if initial:
+                    revision = self.store.revision
+                    for item in self.store.list(resource, target.namespace):
+                        if test(item):
+                            await send("ADDED", item)
+                    if query.get("sendInitialEvents") in _TRUE:
+                        await response.write(_bookmark(resource, revision, initial=True))
+                await self._stream(request, target, test, queue, send)
+        except ApiError as error:
+            if error.code != 410:
+                raise
+            await response.prepare(request)
+            await response.write(orjson.dumps({"type": "ERROR", "object": error.status()}) + b"\n")
+        await response.write_eof()
+        return response
+
+    async def _stream(
+        self,
+        request: web.Request,
+        target: Target,
+        test: selectors.Test,
+        queue: asyncio.Queue[Event],
+        send: _Sender,
+    ) -> None:
+        """Events as they come, a bookmark when none does, until the client's time is over."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + float(request.query.get("timeoutSeconds") or 1e9)
+        bookmarks = request.query.get("allowWatchBookmarks") in _TRUE
+        while (left := end - loop.time()) > 0:
+            try:
+                event = await asyncio.wait_for(queue.get(), min(left, self.bookmark_seconds))
+            except TimeoutError:
+                if bookmarks:
+                    await send.response.write(_bookmark(target.resource, self.store.revision))
+                continue
+            if target.namespace and event.object["metadata"].get("namespace") != target.namespace:
+                continue
+            if kind := _seen_through(event, test):
+                await send(kind, event.object)
+
+    async def _log(self, request: web.Request, target: Target) -> web.StreamResponse:
+        pod = self.store.get(r.PODS, (target.namespace, target.name))
+        query = request.query
+        names = [container["name"] for container in pod["spec"]["containers"]]
+        container = query.get("container") or names[0]
+        if not query.get("container") and len(names) > 1:
+            text = f"a container name must be specified for pod {target.name}, choose one of: [{' '.join(names)}]"
+            raise ApiError(400, "BadRequest", text)
+        previous, follow = query.get("previous") in _TRUE, query.get("follow") in _TRUE
+        lines = int(query["tailLines"]) if "tailLines" in query else None
+        parts = self.kubelet.log(pod, container, previous=previous, follow=follow, tail=lines)
+        first = await anext(parts, b"")
+        response = web.StreamResponse(headers={"Content-Type": "text/plain; charset=utf-8"})
+        await response.prepare(request)
+        await response.write(first)
+        async for part in parts:
+            await response.write(part)
+        await response.write_eof()
+        return response
+
+    async def _proxy(self, request: web.Request, target: Target) -> web.StreamResponse:
+        """To a ready pod of a Service. As in Kubernetes, the client's Authorization header goes no further."""
+        name, _, port_name = target.name.removeprefix("http:").partition(":")
+        service = self.store.get(r.SERVICES, (target.namespace, name))
+        ports = service["spec"].get("ports", ())
+        port = next((p for p in ports if port_name in ("", str(p["port"]), p.get("name"))), None)
+        backends = self.services.backends(service, port) if port else []
+        if not backends or self._session is None:
+            raise ApiError(503, "ServiceUnavailable", f'no endpoints available for service "{target.name}"')
+        host, number, _ = backends[0]
+        url = f"http://{host}:{number}/{target.rest}?{request.query_string}".rstrip("?")
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
+        data = await request.read()
+        try:
+            async with self._session.request(
+                request.method, url, headers=headers, data=data or None
+            ) as answer:
+                kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP_BY_HOP[2:5]}
+                return web.Response(status=answer.status, headers=kept, body=await answer.read())
+        except aiohttp.ClientError as error:
+            text = f"error trying to reach service: {error}"
+            raise ApiError(503, "ServiceUnavailable", text) from None
+
+    def _write(self, request: web.Request, target: Target, raw: bytes) -> web.Response:
+        query, resource = request.query, target.resource
+        options = Options("dryRun" in query, query.get("fieldValidation") or "Warn", target.subresource)
+        if request.method == "DELETE":
+            return self._delete(target, query, orjson.loads(raw) if raw else {})
+        body = _decode(raw)
+        key = (target.namespace, target.name)
+        code = 200
+        if request.method == "POST" and not target.name:
+            result, code = self.verbs.create(resource, target.namespace, body, options), 201
+        elif request.method == "PUT" and target.name:
+            result = self.verbs.update(resource, key, body, options)
+        elif request.method == "PATCH" and target.name:
+            result, new = self.verbs.patch(resource, key, body, request.content_type, options)
+            code = 201 if new else 200
+        else:
+            raise ApiError(
+                405, "MethodNotAllowed", "the server does not allow this method on the requested resource"
+            )
+        answer = _json(self._shaped(request, resource, [result], result), code)
+        for text in options.warnings:
+            answer.headers.add("Warning", f'299 - "{text.replace(chr(34), chr(92) + chr(34))}"')
+        return answer
+
+    def _delete(self, target: Target, query: Any, wish: Object) -> web.Response:
+        for name in ("gracePeriodSeconds", "propagationPolicy"):
+            if name in query:
+                wish[name] = int(query[name]) if name == "gracePeriodSeconds" else query[name]
+        dry_run = "dryRun" in query or bool(wish.get("dryRun"))
+        resource = target.resource
+        if not target.name:
+            test = selectors.parse(query.get("labelSelector", ""), query.get("fieldSelector", ""))
+            items = [item for item in self.store.list(resource, target.namespace) if test(item)]
+            for item in items:
+                self.verbs.delete(resource, key_of(item), wish, dry_run)
+            meta = {"resourceVersion": str(self.store.revision)}
+            api = {"apiVersion": resource.api_version, "metadata": meta}
+            return _json({"kind": f"{resource.kind}List", **api, "items": items})
+        left = self.verbs.delete(resource, (target.namespace, target.name), wish, dry_run)
+        done = {"name": target.name, "group": resource.group, "kind": resource.plural}
+        gone = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": done}
+        return _json(left or gone)
+
+
+class _Sender:
+    """Writes watch events in the shape the client asked for."""
+
+    def __init__(self, response: web.StreamResponse, shape: Callable[[Object], Object]) -> None:
+        self.response, self._shape = response, shape
+
+    async def __call__(self, kind: str, value: Object) -> None:
+        await self.response.write(orjson.dumps({"type": kind, "object": self._shape(value)}) + b"\n")
+
+
+def _seen_through(event: Event, test: selectors.Test) -> str:
+    """How an event looks to somebody who sees only what passes `test`. Empty: not at all."""
+    now = event.type != "DELETED" and test(event.object)
+    before = event.before is not None and test(event.before)
+    if now:
+        return "MODIFIED" if before else "ADDED"
+    return "DELETED" if before else ""
+
+
+def _bookmark(resource: Resource, revision: int, initial: bool = False) -> bytes:
+    meta: Object = {"resourceVersion": str(revision), "creationTimestamp": None}
+    if initial:
+        meta["annotations"] = {"k8s.io/initial-events-end": "true"}
+    value = {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": meta}
+    return orjson.dumps({"type": "BOOKMARK", "object": value}) + b"\n"
+
+
+def _decode(raw: bytes) -> Any:
+    """JSON, or YAML as server-side apply sends it."""
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return yaml.safe_load(raw)
+
+
+def _json(value: Object, code: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(value), status=code, content_type="application/json")

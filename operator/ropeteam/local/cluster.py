@@ -1,0 +1,141 @@
+"""The whole cluster, to start and stop: API server, kubelet, Services, garbage collection, in one event loop.
+
+    <home>/kubeconfig        0600, for kubectl and the operator
+    <home>/pods, <home>/claims
+Objects live in memory: a new cluster begins empty, only claims keep their files. One cluster per home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import secrets
+import shutil
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from ropeteam.local import resources as r
+from ropeteam.local.apiserver import ApiServer
+from ropeteam.local.gc import GarbageCollector
+from ropeteam.local.kubelet import Kubelet
+from ropeteam.local.resources import Catalog, Object
+from ropeteam.local.services import Services
+from ropeteam.local.store import Store
+from ropeteam.local.trainingjobs import crd, rules
+from ropeteam.local.verbs import Options, Verbs
+
+
+class ClusterError(RuntimeError):
+    """The cluster cannot start. The text says what to change."""
+
+
+class LocalCluster:
+    """`async with LocalCluster(home) as cluster`: the API is at `cluster.url`, kubectl's file at `cluster.kubeconfig`."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.kubeconfig = home / "kubeconfig"
+        self.url = ""
+        self.token = secrets.token_urlsafe(32)
+        self.store = Store()
+        self._locks = ExitStack()
+        self._running: list[Any] = []
+
+    async def start(self) -> None:
+        """Raises ClusterError when `home` is in use or no addresses are free."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        if not _lock(self._locks, self.home / "lock"):
+            raise ClusterError(f"another cluster runs in {self.home}: stop it, or choose another --home")
+        shutil.rmtree(self.home / "pods", ignore_errors=True)
+        network = _take_network(self._locks)
+        verbs = Verbs(self.store, Catalog(), {r.from_crd(crd()).name: rules})
+        for name in ("default", "kube-system"):
+            verbs.create(r.NAMESPACES, "", {"metadata": {"name": name}}, Options())
+        verbs.create(r.CRDS, "", crd(), Options())
+        services = Services(self.store, network)
+        verbs.allocate_address = services.allocate_address
+        kubelet = Kubelet(verbs, self.home, network)
+        collector = GarbageCollector(verbs)
+        for part in (services, collector, kubelet):
+            part.start()
+        server = ApiServer(verbs, kubelet, services, self.token)
+        self.url = await server.start(kubelet.address)
+        self._running = [server, kubelet, services, collector]
+        _write_private(self.kubeconfig, yaml.safe_dump(kubeconfig(self.url, self.token)))
+
+    async def stop(self) -> None:
+        """Kill every pod and leave nothing behind but claims. Twice is the same as once."""
+        for part in self._running:
+            await part.stop()
+        self._running = []
+        if self.url:
+            self.kubeconfig.unlink(missing_ok=True)
+            shutil.rmtree(self.home / "pods", ignore_errors=True)
+        self._locks.close()
+
+    async def __aenter__(self) -> LocalCluster:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+
+def default_home() -> Path:
+    return Path(os.environ.get("ROPETEAM_HOME") or Path.home() / ".local" / "state" / "ropeteam")
+
+
+def kubeconfig(url: str, token: str) -> Object:
+    """The token is also in the server's path: kubectl sends no credentials over plain HTTP."""
+    name = "ropeteam-local"
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": name,
+        "clusters": [{"name": name, "cluster": {"server": f"{url}/{token}"}}],
+        "users": [{"name": name, "user": {"token": token}}],
+        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": "default"}}],
+    }
+
+
+def _take_network(locks: ExitStack) -> str:
+    """A 127.N that no other cluster of this user has."""
+    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"ropeteam-{os.getuid()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    first = os.getuid() % 100
+    for number in range(first + 20, first + 120):
+        if _lock(locks, folder / f"127.{number}.lock"):
+            return f"127.{number}"
+    raise ClusterError(f"no free 127.N.0.0/16: 100 clusters hold a lock in {folder}")
+
+
+def _lock(locks: ExitStack, path: Path) -> bool:
+    """Hold `path` until `locks` is closed, or the process ends in any way."""
+    file: IO[str] = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return False
+    locks.callback(file.close)
+    return True
+
+
+def _write_private(path: Path, text: str) -> None:
+    """All or nothing, and readable by its owner only."""
+    new = path.with_suffix(".new")
+    new.touch(mode=0o600)
+    new.write_text(text)
+    new.replace(path)
+
+
+async def serve(home: Path) -> None:
+    """Run a cluster until the task is cancelled."""
+    async with LocalCluster(home) as cluster:
+        print(f"local cluster: {cluster.url}\nexport KUBECONFIG={cluster.kubeconfig}", flush=True)
+        await asyncio.Event().wait()

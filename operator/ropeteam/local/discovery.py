@@ -1,0 +1,94 @@
+"""What the server says about itself: versions, groups, resources, and as much OpenAPI as kubectl asks for. Pure."""
+
+from __future__ import annotations
+
+from ropeteam.local.resources import ApiError, Catalog, Object, Resource
+
+_VERSION = {"major": "1", "minor": "32", "gitVersion": "v1.32.0+ropeteam", "platform": "linux/amd64"}
+_VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+
+
+def document(catalog: Catalog, parts: list[str]) -> Object | None:
+    """The document at a path, or None when the path is no place of discovery."""
+    match parts:
+        case []:
+            return {"paths": ["/api", "/apis", "/healthz", "/openapi/v3", "/version"]}
+        case ["healthz" | "livez" | "readyz"]:
+            return {"status": "ok"}
+        case ["version"]:
+            return _VERSION
+        case ["api"]:
+            return {"kind": "APIVersions", "versions": ["v1"]}
+        case ["apis"]:
+            groups = sorted({resource.group for resource in catalog if resource.group})
+            listed = [_group(catalog, group) for group in groups]
+            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": listed}
+        case ["apis", group]:
+            return {"kind": "APIGroup", "apiVersion": "v1", **_group(catalog, group)}
+        case ["api", version]:
+            return _resources(catalog, "", version)
+        case ["apis", group, version]:
+            return _resources(catalog, group, version)
+        case ["openapi", "v3", *rest]:
+            return _openapi(catalog, rest)
+        case _:
+            return None
+
+
+def _group(catalog: Catalog, group: str) -> Object:
+    versions = {resource.version: resource.api_version for resource in catalog if resource.group == group}
+    if not versions:
+        raise ApiError(404, "NotFound", "the server could not find the requested resource")
+    listed = [{"groupVersion": full, "version": version} for version, full in versions.items()]
+    return {"name": group, "versions": listed, "preferredVersion": listed[0]}
+
+
+def _of(catalog: Catalog, group: str, version: str) -> list[Resource]:
+    found = [resource for resource in catalog if (resource.group, resource.version) == (group, version)]
+    if not found:
+        raise ApiError(404, "NotFound", "the server could not find the requested resource")
+    return found
+
+
+def _resources(catalog: Catalog, group: str, version: str) -> Object:
+    rows: list[Object] = []
+    for resource in _of(catalog, group, version):
+        base = {"kind": resource.kind, "namespaced": resource.namespaced}
+        names = {"name": resource.plural, "singularName": resource.kind.lower(), "verbs": _VERBS}
+        rows.append(
+            {**base, **names, "shortNames": list(resource.short), "categories": list(resource.categories)}
+        )
+        below = ["status"] if resource.has_status else []
+        for name in [*below, "log"] if resource.plural == "pods" else below:
+            verbs = ["get", "patch", "update"] if name == "status" else ["get"]
+            rows.append({**base, "name": f"{resource.plural}/{name}", "singularName": "", "verbs": verbs})
+    full = f"{group}/{version}" if group else version
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": full, "resources": rows}
+
+
+def _openapi(catalog: Catalog, rest: list[str]) -> Object:
+    """The index, or one group version: enough for server-side validation of fields, and `explain`."""
+    if not rest:
+        names = {(f"apis/{x.api_version}" if x.group else f"api/{x.version}") for x in catalog}
+        return {"paths": {name: {"serverRelativeURL": f"/openapi/v3/{name}"} for name in sorted(names)}}
+    paths: Object = {}
+    schemas: Object = {}
+    for resource in _of(catalog, rest[1] if rest[0] == "apis" else "", rest[-1]):
+        kind = {"group": resource.group, "version": resource.version, "kind": resource.kind}
+        name = ".".join([*reversed(resource.group.split(".")), resource.version, resource.kind]).strip(".")
+        schema = resource.schema or {"type": "object", "description": "Not described by the local cluster."}
+        schemas[name] = {**schema, "x-kubernetes-group-version-kind": [kind]}
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+        answer = {"responses": {"200": {"description": "OK", "content": content}}}
+        said = {**answer, "x-kubernetes-group-version-kind": kind}
+        parameters = [
+            {"name": n, "in": "query", "schema": {"type": "string"}} for n in ("fieldValidation", "dryRun")
+        ]
+        place = "namespaces/{namespace}/" if resource.namespaced else ""
+        base = f"/{'/'.join(rest)}/{place}{resource.plural}/{{name}}"
+        paths[base] = {
+            "get": {**said, "x-kubernetes-action": "get"},
+            "patch": {**said, "x-kubernetes-action": "patch", "parameters": parameters},
+        }
+    info = {"title": "ropeteam local cluster", "version": _VERSION["gitVersion"]}
+    return {"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": schemas}}

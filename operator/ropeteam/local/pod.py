@@ -1,0 +1,256 @@
+"""The life of one pod: scheduled, mounted, init containers one by one, containers together, until it is deleted.
+
+A pod is never moved and never revived. Its object goes when it was deleted and all its processes are gone, in this order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from ropeteam.local import podspec, volumes
+from ropeteam.local.container import Container
+from ropeteam.local.podspec import Lookup, NotReady, StartError
+from ropeteam.local.resources import Object
+from ropeteam.local.verbs import timestamp
+
+T = TypeVar("T")
+_LONGEST_BACK_OFF = 60.0
+
+
+class Node(Protocol):
+    """What a pod needs from its kubelet."""
+
+    name: str
+    address: str
+    home: Path
+    environment: dict[str, str]
+
+    def pod(self, uid: str) -> Object | None: ...
+    def lookup(self, namespace: str) -> Lookup: ...
+    def folder_of(self, pod: Object) -> Path: ...
+    def new_address(self) -> str: ...
+    def publish(self, pod: Object, status: Object, spec: Object | None = None) -> None: ...
+    def record(self, pod: Object, kind: str, reason: str, message: str) -> None: ...
+
+
+class Stopping(Exception):
+    """The pod is being deleted: whatever waited for something waits no more."""
+
+
+class PodWorker:
+    """Runs one pod. `wake()` whenever the pod, or a claim, a Secret or a ConfigMap has changed."""
+
+    def __init__(self, node: Node, pod: Object) -> None:
+        self.node, self.pod, self.uid = node, pod, pod["metadata"]["uid"]
+        self.folder = node.home / "pods" / self.uid
+        logs = self.folder / "logs"
+        spec = pod["spec"]
+        self.init = [Container(c, logs, self._publish) for c in spec.get("initContainers", ())]
+        self.containers = [Container(c, logs, self._publish) for c in spec["containers"]]
+        self.initialized, self.stopping = False, False
+        self._look = node.lookup(pod["metadata"]["namespace"])
+        self._folders: dict[str, Path] = {}
+        self._conditions: dict[str, Object] = {}
+        self._fixed: Object = {}
+        self._change = asyncio.Event()
+
+    def wake(self) -> None:
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until the pod is deleted and nothing of it runs. Cancelled: everything is killed."""
+        life = asyncio.create_task(self._live())
+        try:
+            while (pod := self.node.pod(self.uid)) and "deletionTimestamp" not in pod["metadata"]:
+                await self._change.wait()
+            self.stopping = True
+            self.wake()
+            if not life.done():
+                await self._terminate(life)
+        finally:
+            life.cancel()
+            await asyncio.gather(life, return_exceptions=True)
+
+    async def _terminate(self, life: asyncio.Task[None]) -> None:
+        begin = asyncio.get_running_loop().time()
+        self.node.record(self.pod, "Normal", "Killing", "Stopping containers")
+        self._signal(signal.SIGTERM)
+        while not life.done():
+            pod = self.node.pod(self.uid)
+            grace = pod["metadata"]["deletionGracePeriodSeconds"] if pod else 0
+            left = begin + grace - asyncio.get_running_loop().time()
+            if left <= 0:
+                self._signal(signal.SIGINT)
+                await asyncio.wait({life})
+                return
+            shorter = asyncio.create_task(self._change.wait())
+            await asyncio.wait({life, shorter}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            shorter.cancel()
+
+    def _signal(self, number: int) -> None:
+        for container in (*self.init, *self.containers):
+            container.signal(number)
+
+    async def _live(self) -> None:
+        try:
+            await self._schedule()
+            self._folders = await self._when_ready(lambda: volumes.make(self.pod, self.node.home, self._look))
+            for container in self.init:
+                if await self._run(container, self._init_policy) != 0:
+                    return
+            self.initialized = True
+            self._publish()
+            policy = self.pod["spec"]["restartPolicy"]
+            await asyncio.gather(*(self._run(container, policy) for container in self.containers))
+        except Stopping:
+            pass
+        finally:
+            self._publish()
+
+    @property
+    def _init_policy(self) -> str:
+        return "Never" if self.pod["spec"]["restartPolicy"] == "Never" else "OnFailure"
+
+    async def _schedule(self) -> None:
+        reported = ""
+        while missing := volumes.missing_claim(self.pod, self._look):
+            if missing != reported:
+                self._condition("PodScheduled", False, "Unschedulable", missing)
+                self.node.publish(
+                    self.pod, {**self.pod["status"], "conditions": [*self._conditions.values()]}
+                )
+                self.node.record(self.pod, "Warning", "FailedScheduling", missing)
+                reported = missing
+            await self._changed()
+        address = self.node.new_address()
+        self._fixed = {
+            "hostIP": self.node.address,
+            "podIP": address,
+            "podIPs": [{"ip": address}],
+            "startTime": timestamp(),
+        }
+        self._condition("PodScheduled", True)
+        self.node.publish(self.pod, self._status(), {"nodeName": self.node.name})
+        self.pod = self.node.pod(self.uid) or self.pod
+        self.node.record(
+            self.pod, "Normal", "Scheduled", f"Assigned to {self.node.name} with address {address}"
+        )
+        images = sorted({container.spec["image"] for container in self.containers})
+        text = f"Image {', '.join(images)} is recorded, not used: the local cluster runs commands of this machine"
+        self.node.record(self.pod, "Normal", "ImageNotUsed", text)
+
+    async def _run(self, container: Container, policy: str) -> int:
+        """Run, and run again as the policy says. Returns the last exit code."""
+        try:
+            return await self._run_by_policy(container, policy)
+        except Stopping:
+            return 137
+
+    async def _run_by_policy(self, container: Container, policy: str) -> int:
+        back_off = 1.0
+        clock = asyncio.get_running_loop().time
+        while True:
+            begin = clock()
+            code = await self._run_once(container)
+            if self.stopping or policy == "Never" or (policy == "OnFailure" and code == 0):
+                container.exit_code = code
+                self._publish()
+                return code
+            if clock() - begin > _LONGEST_BACK_OFF:
+                back_off = 1.0
+            text = f"back-off {back_off:.0f}s restarting failed container={container.name}"
+            container.wait("CrashLoopBackOff", text)
+            self.node.record(self.pod, "Warning", "BackOff", f"{text} in pod {self.pod['metadata']['name']}")
+            await self._pause(back_off)
+            back_off = min(2 * back_off, _LONGEST_BACK_OFF)
+            container.restarts += 1
+
+    async def _run_once(self, container: Container) -> int:
+        started = timestamp()
+        try:
+            launch = await self._when_ready(lambda: self._launch(container), container)
+            self.node.record(self.pod, "Normal", "Started", f"Started container {container.name}")
+            return await container.run(launch)
+        except StartError as error:
+            container.end(127, "StartError", started, str(error))
+            self.node.record(self.pod, "Warning", "Failed", f"Error: {error}")
+            return 127
+
+    def _launch(self, container: Container) -> podspec.Launch:
+        mounts = volumes.mounts(container.spec, self._folders)
+        meta = self.pod["metadata"]
+        base = self.node.environment | {"HOSTNAME": meta["name"], "POD_IP": self._fixed["podIP"]}
+        folder = self.node.folder_of(self.pod)
+        return podspec.launch(self.pod, container.spec, podspec.Place(mounts, base, folder), self._look)
+
+    async def _when_ready(self, attempt: Callable[[], T], container: Container | None = None) -> T:
+        """Try, and try again at each change, while the reason shows in the status."""
+        reported = ""
+        while not self.stopping:
+            try:
+                return attempt()
+            except (NotReady, OSError) as error:
+                reason = error.reason if isinstance(error, NotReady) else "ContainerCreating"
+                for waiting in [container] if container else [*self.init, *self.containers]:
+                    waiting.wait(reason, str(error))
+                if str(error) != reported:
+                    self.node.record(
+                        self.pod, "Warning", "Failed" if container else "FailedMount", str(error)
+                    )
+                reported = str(error)
+            await self._changed()
+        raise Stopping
+
+    async def _changed(self) -> None:
+        await self._change.wait()
+        if self.stopping:
+            raise Stopping
+
+    async def _pause(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while (left := end - loop.time()) > 0:
+            try:
+                await asyncio.wait_for(self._changed(), left)
+            except TimeoutError:
+                return
+
+    def _publish(self) -> None:
+        if self._fixed:
+            self.node.publish(self.pod, self._status())
+
+    def _status(self) -> Object:
+        phase = self._phase()
+        over = {"Succeeded": "PodCompleted", "Failed": "PodFailed"}.get(phase, "")
+        unready = [c.name for c in self.containers if not c.running]
+        text = f"containers with unready status: [{' '.join(unready)}]" if unready else ""
+        for kind in ("Ready", "ContainersReady"):
+            self._condition(kind, not unready, over or ("ContainersNotReady" if unready else ""), text)
+        self._condition(
+            "Initialized", self.initialized, "" if self.initialized else "ContainersNotInitialized"
+        )
+        status = {"phase": phase, "qosClass": "BestEffort", **self._fixed}
+        status["conditions"] = [dict(condition) for condition in self._conditions.values()]
+        if self.init:
+            status["initContainerStatuses"] = [container.status() for container in self.init]
+        return status | {"containerStatuses": [container.status() for container in self.containers]}
+
+    def _phase(self) -> str:
+        if any(container.exit_code for container in self.init):
+            return "Failed"
+        codes = [container.exit_code for container in self.containers]
+        if self.initialized and all(code is not None for code in codes):
+            return "Failed" if any(codes) else "Succeeded"
+        return "Running" if any(container.ever_ran for container in self.containers) else "Pending"
+
+    def _condition(self, kind: str, holds: bool, reason: str = "", message: str = "") -> None:
+        status = "True" if holds else "False"
+        old = self._conditions.get(kind, {})
+        since = old["lastTransitionTime"] if old.get("status") == status else timestamp()
+        new = {"type": kind, "status": status, "lastTransitionTime": since}
+        self._conditions[kind] = new | {k: v for k, v in (("reason", reason), ("message", message)) if v}

@@ -1,0 +1,141 @@
+"""The kinds that this cluster serves, and the one error that all of it speaks: a Kubernetes Status."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+Object = dict[str, Any]
+
+
+class ApiError(Exception):
+    """An answer that is not a success. `message` is what the user reads."""
+
+    def __init__(self, code: int, reason: str, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.code, self.reason, self.message, self.details = code, reason, message, details
+
+    def status(self) -> Object:
+        return {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.message,
+            "reason": self.reason,
+            "details": self.details,
+            "code": self.code,
+        }
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One kind and how it is served."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = True
+    has_status: bool = False
+    """Status is a subresource: a write to the object leaves it alone, and the reverse."""
+    short: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    schema: Object | None = field(default=None, hash=False)
+    columns: tuple[Object, ...] = field(default=(), hash=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def qualified_kind(self) -> str:
+        return f"{self.kind}.{self.group}" if self.group else self.kind
+
+    def not_found(self, name: str) -> ApiError:
+        message = f'{self.name} "{name}" not found'
+        return ApiError(404, "NotFound", message, name=name, group=self.group, kind=self.plural)
+
+    def conflict(self, name: str, why: str) -> ApiError:
+        message = f'Operation cannot be fulfilled on {self.name} "{name}": {why}'
+        return ApiError(409, "Conflict", message, name=name, group=self.group, kind=self.plural)
+
+    def invalid(self, name: str, causes: list[str]) -> ApiError:
+        """`causes` as `path: Invalid value: ...`, one per fault."""
+        text = causes[0] if len(causes) == 1 else f"[{', '.join(causes)}]"
+        rows = [{"field": cause.split(":")[0], "message": cause.partition(": ")[2]} for cause in causes]
+        message = f'{self.qualified_kind} "{name}" is invalid: {text}'
+        return ApiError(422, "Invalid", message, name=name, group=self.group, kind=self.kind, causes=rows)
+
+
+NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False, has_status=True, short=("ns",))
+NODES = Resource("", "v1", "nodes", "Node", namespaced=False, has_status=True, short=("no",))
+PODS = Resource("", "v1", "pods", "Pod", has_status=True, short=("po",), categories=("all",))
+SERVICES = Resource("", "v1", "services", "Service", has_status=True, short=("svc",), categories=("all",))
+SECRETS = Resource("", "v1", "secrets", "Secret")
+CONFIG_MAPS = Resource("", "v1", "configmaps", "ConfigMap", short=("cm",))
+CLAIMS = Resource(
+    "", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", has_status=True, short=("pvc",)
+)
+EVENTS = Resource("", "v1", "events", "Event", short=("ev",))
+LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
+CRDS = Resource(
+    "apiextensions.k8s.io",
+    "v1",
+    "customresourcedefinitions",
+    "CustomResourceDefinition",
+    namespaced=False,
+    has_status=True,
+    short=("crd",),
+)
+BUILT_IN = (NAMESPACES, NODES, PODS, SERVICES, SECRETS, CONFIG_MAPS, CLAIMS, EVENTS, LEASES, CRDS)
+
+
+class Catalog:
+    """Every resource served now: the built-in ones, and those of the stored CustomResourceDefinitions."""
+
+    def __init__(self) -> None:
+        self._all = {resource.name: resource for resource in BUILT_IN}
+
+    def __iter__(self) -> Iterator[Resource]:
+        return iter(self._all.values())
+
+    def find(self, group: str, version: str, plural: str) -> Resource:
+        found = self._all.get(f"{plural}.{group}" if group else plural)
+        if found is None or found.version != version:
+            raise ApiError(404, "NotFound", "the server could not find the requested resource")
+        return found
+
+    def of(self, api_version: str, kind: str) -> Resource | None:
+        return next((r for r in self if r.api_version == api_version and r.kind == kind), None)
+
+    def define(self, crd: Object) -> None:
+        resource = from_crd(crd)
+        self._all[resource.name] = resource
+
+    def forget(self, crd: Object) -> None:
+        self._all.pop(from_crd(crd).name, None)
+
+
+def from_crd(crd: Object) -> Resource:
+    """The resource that a CustomResourceDefinition describes, in its storage version."""
+    spec = crd["spec"]
+    version = next(v for v in spec["versions"] if v.get("storage"))
+    names = spec["names"]
+    return Resource(
+        group=spec["group"],
+        version=version["name"],
+        plural=names["plural"],
+        kind=names["kind"],
+        namespaced=spec["scope"] == "Namespaced",
+        has_status="status" in version.get("subresources", {}),
+        short=tuple(names.get("shortNames", ())),
+        categories=tuple(names.get("categories", ())),
+        schema=version.get("schema", {}).get("openAPIV3Schema"),
+        columns=tuple(version.get("additionalPrinterColumns", ())),
+    )

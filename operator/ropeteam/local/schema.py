@@ -1,0 +1,147 @@
+"""Structural schemas, as a CustomResourceDefinition has them: defaults, pruning and validation. Pure.
+
+The messages are those of a real API server, so that a manifest that fails here reads the same there.
+Rules in CEL are not run here: their Python twins are (see kinds.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+Schema = dict[str, Any]
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+}
+
+
+def set_defaults(value: Any, schema: Schema) -> None:
+    """Fill in, in place. A null where none is allowed gives way to the default."""
+    if isinstance(value, dict):
+        for name, inner in schema.get("properties", {}).items():
+            null = name in value and value[name] is None and not inner.get("nullable")
+            if "default" in inner and (name not in value or null):
+                value[name] = orjson.loads(orjson.dumps(inner["default"]))
+            if name in value:
+                set_defaults(value[name], inner)
+        extra = schema.get("additionalProperties")
+        if isinstance(extra, dict):
+            for name in value.keys() - schema.get("properties", {}).keys():
+                set_defaults(value[name], extra)
+    elif isinstance(value, list):
+        for item in value:
+            set_defaults(item, schema.get("items", {}))
+
+
+def prune(value: Any, schema: Schema, path: str = "") -> list[str]:
+    """Remove what the schema does not know, in place. Returns the paths of what was removed."""
+    if isinstance(value, list):
+        return [
+            lost
+            for number, item in enumerate(value)
+            for lost in prune(item, schema.get("items", {}), f"{path}[{number}]")
+        ]
+    if not isinstance(value, dict):
+        return []
+    known, extra = schema.get("properties", {}), schema.get("additionalProperties")
+    free = schema.get("x-kubernetes-preserve-unknown-fields") or extra is True
+    removed = []
+    for name in list(value):
+        here = f"{path}.{name}" if path else name
+        if name in known:
+            removed += prune(value[name], known[name], here)
+        elif isinstance(extra, dict):
+            removed += prune(value[name], extra, here)
+        elif not free:
+            del value[name]
+            removed.append(here)
+    return removed
+
+
+def faults(value: Any, schema: Schema, path: str = "") -> Iterator[str]:
+    """Every fault as `path: Invalid value: ...`."""
+    if value is None and schema.get("nullable"):
+        return
+    if schema.get("x-kubernetes-int-or-string"):
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            yield _wrong_type(value, "integer,string", path)
+        return
+    kind = schema.get("type")
+    if kind and not _is(value, kind):
+        yield _wrong_type(value, kind, path)
+        return
+    if "enum" in schema and value not in schema["enum"]:
+        choice = ", ".join(_show(member) for member in schema["enum"])
+        yield f"{path}: Unsupported value: {_show(value)}: supported values: {choice}"
+    if isinstance(value, dict):
+        yield from _object_faults(value, schema, path)
+    elif isinstance(value, list):
+        yield from _list_faults(value, schema, path)
+    elif isinstance(value, str):
+        yield from _text_faults(value, schema, path)
+    elif not isinstance(value, bool) and isinstance(value, int | float):
+        if value < schema.get("minimum", value):
+            yield _bad(value, path, f"should be greater than or equal to {schema['minimum']}")
+        if value > schema.get("maximum", value):
+            yield _bad(value, path, f"should be less than or equal to {schema['maximum']}")
+
+
+def _is(value: Any, kind: str) -> bool:
+    if isinstance(value, bool) and kind != "boolean":
+        return False
+    return isinstance(value, _TYPES[kind])
+
+
+def _object_faults(value: dict[str, Any], schema: Schema, path: str) -> Iterator[str]:
+    prefix = f"{path}." if path else ""
+    for name in schema.get("required", ()):
+        if name not in value:
+            yield f"{prefix}{name}: Required value"
+    extra = schema.get("additionalProperties")
+    for name, item in value.items():
+        inner = schema.get("properties", {}).get(name, extra)
+        if isinstance(inner, dict):
+            yield from faults(item, inner, prefix + name)
+
+
+def _list_faults(value: list[Any], schema: Schema, path: str) -> Iterator[str]:
+    if len(value) < schema.get("minItems", 0):
+        yield f"{path}: Invalid value: {len(value)}: {path} in body should have at least {schema['minItems']} items"
+    if len(value) > schema.get("maxItems", len(value)):
+        yield f"{path}: Too many: {len(value)}: must have at most {schema['maxItems']} items"
+    for number, item in enumerate(value):
+        yield from faults(item, schema.get("items", {}), f"{path}[{number}]")
+
+
+def _text_faults(value: str, schema: Schema, path: str) -> Iterator[str]:
+    if len(value) < schema.get("minLength", 0):
+        yield _bad(value, path, f"should be at least {schema['minLength']} chars long")
+    if len(value) > schema.get("maxLength", len(value)):
+        yield f"{path}: Too long: may not be more than {schema['maxLength']} bytes"
+    if "pattern" in schema and not re.search(schema["pattern"], value):
+        yield _bad(value, path, f"should match '{schema['pattern']}'")
+    if schema.get("format") == "date-time" and not re.match(
+        r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)$", value
+    ):
+        yield _bad(value, path, f"must be of type date-time: {_show(value)}")
+
+
+def _bad(value: Any, path: str, why: str) -> str:
+    return f"{path}: Invalid value: {_show(value)}: {path} in body {why}"
+
+
+def _wrong_type(value: Any, wanted: str, path: str) -> str:
+    found = next((name for name in _TYPES if _is(value, name)), "null")
+    return f'{path}: Invalid value: "{found}": {path} in body must be of type {wanted}: "{found}"'
+
+
+def _show(value: Any) -> str:
+    return orjson.dumps(value).decode()

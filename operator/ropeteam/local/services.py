@@ -1,0 +1,139 @@
+"""Services: for each cluster address and port a TCP proxy to the pods that the selector finds.
+
+The port listens only while there is a pod behind it, so that a connection is refused otherwise. A connection lives as
+long as both of its ends; one to a pod that has gone is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import suppress
+from itertools import count
+
+from ropeteam.local import resources as r
+from ropeteam.local.resources import Object
+from ropeteam.local.selectors import at, matches
+from ropeteam.local.store import Event, Key, Store, key_of
+
+Backend = tuple[str, int, str]
+"""Address, port, and the pod's uid."""
+
+
+class Services:
+    """Follows the Services and pods of the store."""
+
+    def __init__(self, store: Store, network: str) -> None:
+        self.store, self._network = store, network
+        self._servers: dict[tuple[Key, str, int], asyncio.Server] = {}
+        self._connections: defaultdict[str, set[asyncio.StreamWriter]] = defaultdict(set)
+        self._turn = count()
+        self._dirty = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._pumps: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        self.store.listeners.append(self._see)
+        self._task = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        self.store.listeners.remove(self._see)
+        if self._task:
+            tasks = [self._task, *self._pumps]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for server in self._servers.values():
+            server.close()
+
+    def allocate_address(self) -> str:
+        used = {service["spec"].get("clusterIP") for service in self.store.list(r.SERVICES)}
+        return next(a for n in range(1, 255) if (a := f"{self._network}.255.{n}") not in used)
+
+    def backends(self, service: Object, port: Object) -> list[Backend]:
+        """Ready pods behind a port of a Service."""
+        selector = service["spec"].get("selector")
+        found = []
+        for pod in self.store.list(r.PODS, service["metadata"]["namespace"]) if selector else ():
+            if matches(selector, pod) and _ready(pod) and (number := _port_number(pod, port)):
+                found.append((pod["status"]["podIP"], number, pod["metadata"]["uid"]))
+        return found
+
+    def _see(self, event: Event) -> None:
+        if event.resource == r.PODS:
+            if event.type == "DELETED" or at(event.object, "status.phase") in ("Succeeded", "Failed"):
+                for writer in self._connections.pop(event.object["metadata"]["uid"], ()):
+                    writer.transport.abort()
+            self._dirty.set()
+        elif event.resource == r.SERVICES:
+            self._dirty.set()
+
+    async def _follow(self) -> None:
+        while True:
+            await self._dirty.wait()
+            self._dirty.clear()
+            wanted = {
+                (key_of(service), service["spec"]["clusterIP"], port["port"]): (service, port)
+                for service in self.store.list(r.SERVICES)
+                for port in service["spec"].get("ports", ())
+                if service["spec"].get("clusterIP") != "None" and self.backends(service, port)
+            }
+            for gone in self._servers.keys() - wanted.keys():
+                self._servers.pop(gone).close()
+            for new in wanted.keys() - self._servers.keys():
+                with suppress(OSError):  # the port needs more rights, or is taken: refused, as without a pod
+                    self._servers[new] = await self._listen(*new)
+
+    async def _listen(self, key: Key, address: str, number: int) -> asyncio.Server:
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.create_task(self._serve(key, number, reader, writer))
+            self._pumps.add(task)
+            task.add_done_callback(self._pumps.discard)
+
+        return await asyncio.start_server(accept, address, number)
+
+    async def _serve(
+        self, key: Key, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        service = self.store.find(r.SERVICES, key) or {"spec": {}, "metadata": {"namespace": key[0]}}
+        port = next((p for p in service["spec"].get("ports", ()) if p["port"] == number), None)
+        choices = self.backends(service, port) if port else []
+        try:
+            host, target, uid = choices[next(self._turn) % max(1, len(choices))]
+            pod_reader, pod_writer = await asyncio.open_connection(host, target)
+        except (IndexError, OSError):
+            writer.transport.abort()
+            return
+        self._connections[uid].add(writer)
+        upward = asyncio.create_task(_pump(reader, pod_writer))
+        try:
+            await _pump(pod_reader, writer)
+        finally:
+            upward.cancel()
+            self._connections[uid].discard(writer)
+            pod_writer.transport.abort()
+            writer.close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """One direction, until its end is closed."""
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+
+
+def _ready(pod: Object) -> bool:
+    return "deletionTimestamp" not in pod["metadata"] and any(
+        c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", ())
+    )
+
+
+def _port_number(pod: Object, port: Object) -> int | None:
+    target = port["targetPort"]
+    if isinstance(target, int):
+        return target
+    rows = [row for container in pod["spec"]["containers"] for row in container.get("ports", ())]
+    return next((row["containerPort"] for row in rows if row.get("name") == target), None)

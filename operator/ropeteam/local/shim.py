@@ -1,0 +1,111 @@
+"""The process above one container: `python -I -S shim.py PARENT LOG CWD COMMAND...`.
+
+It starts the command as a session of its own and answers on stdout: its pid, or why it could not start.
+When the command ends, everything that it left behind is killed first, and then the shim exits as a container does:
+the command's code, or 128 + signal. SIGTERM is passed on. SIGINT kills at once; it also comes by itself when the cluster dies.
+Standard library only, and few modules: it is in the way of each start.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+
+
+def main(parent: int, log: str, folder: str, command: list[str]) -> int:
+    """Returns the exit code of the container."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
+    if os.getppid() != parent:  # it died before prctl
+        return 137
+    started, failed = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _become(libc, failed, log, folder, command)
+    os.close(failed)
+    error = os.read(started, 4096).decode(errors="replace")  # empty: exec closed the pipe
+    os.write(1, f"error {error}\n".encode() if error else f"pid {pid}\n".encode())
+    code = _attend(pid)
+    _kill_descendants()
+    return code
+
+
+def _become(libc: ctypes.CDLL, failed: int, log: str, folder: str, command: list[str]) -> None:
+    try:
+        os.setsid()
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        os.chdir(folder)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; a container does not
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.execve(command[0], command, os.environ)
+    except OSError as error:
+        os.write(failed, str(error).encode())
+    finally:
+        os._exit(127)
+
+
+def _attend(pid: int) -> int:
+    """Pass signals on and reap, until the command has ended."""
+    while True:
+        number = signal.sigwait(_HANDLED)
+        if number == signal.SIGTERM:
+            os.kill(pid, signal.SIGTERM)
+        elif number == signal.SIGINT:
+            _kill(pid)
+        while True:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+            if ended == pid:
+                return (
+                    os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+                )
+            if ended == 0:
+                break
+
+
+def _kill_descendants() -> None:
+    """Orphans of whom we kill come to us, the subreaper: go on until there are none."""
+    while True:
+        for child in _children(os.getpid()):
+            _kill(child)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _kill(pid: int) -> None:
+    """The process and what is below it; a stopped parent cannot start more."""
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        for child in _children(pid):
+            _kill(child)
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+                found += [int(child) for child in file.read().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]))
