@@ -1,0 +1,126 @@
+"""A rank's two lines to its agent: the heartbeat page, written at every step, and the Unix socket, for what
+is rare.
+
+The training thread never touches the socket: it puts messages in a queue and reads attributes; two daemon
+threads do the rest. Without an agent there is no link, and the page is a piece of private memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from ropeteam_trainer.contract import codec, config
+from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, FromRank, ToRank, write_beat
+
+_LOSS_SECONDS = 1.0
+
+
+class Heartbeat:
+    """What this rank does now, for whoever looks at the page."""
+
+    def __init__(self, path: str | None) -> None:
+        self._page = memoryview(bytearray(PAGE_SIZE))
+        if path is not None:
+            with open(path, "r+b") as file:
+                self._page = memoryview(mmap.mmap(file.fileno(), PAGE_SIZE))
+        self._sequence = 0
+        self.step = self.steps_here = 0
+        self.samples = 0.0
+        self.phase = ""
+
+    def beat(self, reached_end: bool = False) -> None:
+        # An unfinished write shows as begin != end, so the number only has to differ from the one before.
+        self._sequence += 1
+        now = time.monotonic_ns()
+        beat = Beat(self.step, self.steps_here, now, self.phase, self.samples, reached_end)
+        write_beat(self._page, beat, self._sequence)
+
+
+class AgentLink:
+    """The socket. What the agent wants is in `paused` and `stop_at`; a pause is never taken back."""
+
+    def __init__(self, connection: socket.socket, rank: int) -> None:
+        self._socket = connection
+        self._outbox: queue.SimpleQueue[FromRank | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self.paused = False
+        self.stop_at: int | None = None
+        self._loss: Any = None
+        self.send(FromRank(hello_pid=os.getpid(), rank=rank, rung=1))
+        threading.Thread(target=self._read, daemon=True, name="ropeteam-read").start()
+        self._writer = threading.Thread(target=self._write, daemon=True, name="ropeteam-write")
+        self._writer.start()
+
+    def send(self, message: FromRank) -> None:
+        """Returns at once. Messages keep their order; they are lost if the agent is gone."""
+        self._outbox.put(message)
+
+    def offer_loss(self, loss: Any) -> None:
+        """The newest loss, number or tensor. One a second is read and sent: no step waits for a device."""
+        self._loss = loss
+
+    def wait_for_stop_at(self) -> int:
+        """Blocks a paused rank until it is told where to stop; for ever if it never is."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.stop_at is not None)
+            assert self.stop_at is not None
+            return self.stop_at
+
+    def close(self) -> None:
+        """Send what is left. Waits for it two seconds at most."""
+        self._outbox.put(None)
+        self._writer.join(timeout=2)
+
+    def _read(self) -> None:
+        with suppress(OSError, codec.DecodeError), self._socket.makefile("rb") as lines:
+            for line in lines:
+                message = codec.decode(ToRank, line)
+                with self._changed:
+                    self.paused = self.paused or message.pause
+                    self.stop_at = message.stop_at if message.stop_at is not None else self.stop_at
+                    self._changed.notify_all()
+
+    def _write(self) -> None:
+        next_loss = 0.0
+        with suppress(OSError):
+            while True:
+                try:
+                    message = self._outbox.get(timeout=_LOSS_SECONDS)
+                except queue.Empty:
+                    message = FromRank()
+                if message is None or time.monotonic() >= next_loss:
+                    next_loss = time.monotonic() + _LOSS_SECONDS
+                    self._send_loss()
+                if message is None:
+                    return
+                if message != FromRank():
+                    self._socket.sendall(codec.encode(message) + b"\n")
+
+    def _send_loss(self) -> None:
+        loss, self._loss = self._loss, None
+        if loss is not None:
+            self._socket.sendall(codec.encode(FromRank(loss=f"{float(loss):.6g}")) + b"\n")
+
+
+def connect(environ: Mapping[str, str], rank: int) -> AgentLink | None:
+    """None outside of a TrainingJob, or if the agent cannot be reached: then training goes on without it."""
+    path = environ.get(config.RANK_SOCKET)
+    if path is None:
+        return None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path)
+    except OSError as error:
+        connection.close()
+        print(f"ropeteam: no connection to the agent at {path}: {error}. Training goes on.", file=sys.stderr)
+        return None
+    return AgentLink(connection, rank)

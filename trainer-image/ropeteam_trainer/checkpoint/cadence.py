@@ -1,0 +1,50 @@
+"""When to save: every so many steps, every so many seconds, or both.
+
+Steps are the same on all ranks, clocks are not: the clock that counts is rank 0's, and its answer is
+broadcast about once a second at most, in steps that all ranks know beforehand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ropeteam_trainer.contract.config import CheckpointConfig
+
+_CHECK_SECONDS = 1.0
+_MOST_STEPS = 1000
+
+
+class Cadence:
+    def __init__(self, config: CheckpointConfig, agree: Callable[[int], int]) -> None:
+        """`agree(value)` returns rank 0's value on all ranks: a collective."""
+        self._steps, self._seconds, self._agree = config.every_steps, config.every_seconds, agree
+        self._started = self._saved = time.monotonic()
+        self._done = 0
+        self._until_check = 1
+
+    def due(self, step: int) -> bool:
+        """Save after this step? To be asked once for every step, on all ranks."""
+        self._done += 1
+        now = time.monotonic()
+        if self._steps is not None and step % self._steps == 0:
+            self._saved = now
+            return True
+        if self._seconds is None:
+            return False
+        self._until_check -= 1
+        if self._until_check > 0:
+            return False
+        left = self._seconds - (now - self._saved)
+        answer = self._agree(steps_until_check(left, (now - self._started) / self._done))
+        self._until_check = max(answer, 1)
+        if answer == 0:
+            self._saved = now
+        return answer == 0
+
+
+def steps_until_check(left: float, step_seconds: float) -> int:
+    """How many steps to wait before asking rank 0's clock again; 0: save now."""
+    if left <= 0:
+        return 0
+    return max(1, min(_MOST_STEPS, int(min(left, _CHECK_SECONDS) / max(step_seconds, 1e-6))))

@@ -1,0 +1,45 @@
+"""The random generators of a rank: Python's, NumPy's (if imported), torch's (and CUDA's, if used).
+
+As plain values that `torch.load(weights_only=True)` accepts. A rank that has no saved state (the world has
+grown) is seeded from the step and its number: different from all others, and the same at every try.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+
+State = dict[str, Any]
+
+
+def capture() -> State:
+    state: State = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        name, keys, position, has_gauss, gauss = sys.modules["numpy"].random.get_state()
+        state["numpy"] = (name, keys.tolist(), position, has_gauss, gauss)
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def put_back(state: State) -> None:
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        import numpy
+
+        numpy.random.set_state(state["numpy"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def reseed(step: int, rank: int) -> None:
+    """For a rank without a saved state."""
+    seed = random.Random(f"{step}/{rank}").getrandbits(32)
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)

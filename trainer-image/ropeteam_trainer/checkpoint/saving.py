@@ -1,0 +1,166 @@
+"""The checkpoints of one rank: what is kept, when it is saved, what it goes on from.
+
+    state.pt      by rank 0: model, optimizer and other objects that are the same on all ranks, and the data
+    position rank-<r>.pt   by each rank: its random generators
+
+Under an agent the files are reported and the manifest is the agent's (after a grant). Without one, rank 0
+writes the manifest itself as soon as all ranks have written; those saves are synchronous.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ropeteam_trainer.agentlink import AgentLink
+from ropeteam_trainer.checkpoint import reader, rng
+from ropeteam_trainer.checkpoint.cadence import Cadence
+from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder
+from ropeteam_trainer.checkpoint.restore import Choice, choose
+from ropeteam_trainer.checkpoint.writer import ShardWriter, sync_folder
+from ropeteam_trainer.contract.config import RankPlan
+from ropeteam_trainer.contract.local import FromRank
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.world import World
+
+STATE = "state.pt"
+
+
+@dataclass(frozen=True)
+class Restored:
+    step: int
+    data: dict[str, int] | None
+    """The data position, as it was given to save()."""
+
+
+class Checkpoints:
+    def __init__(self, plan: RankPlan, world: World, link: AgentLink | None) -> None:
+        assert plan.checkpoint is not None
+        self._plan, self._config, self._world, self._link = plan, plan.checkpoint, world, link
+        self._directory = Path(plan.checkpoint.directory)
+        self._epoch = Epoch.parse(plan.epoch)
+        self._cadence = Cadence(plan.checkpoint, world.number_of_rank_0)
+        self._writer = ShardWriter(self._directory, self._epoch, self._written)
+        self._objects: dict[str, Any] = {}
+        self._last_saved = -1
+        self._shard: tuple[ShardFile, ...] = ()
+        self._lineage: list[CheckpointRef] = []
+        self.due = self._cadence.due
+        self.wait = self._writer.wait
+
+    def keep(self, objects: dict[str, Any]) -> None:
+        """Save and restore these from now on. Raises TypeError for state that could not be loaded again."""
+        for name in objects.keys() - {"model", "optimizer"}:
+            _check_plain(name, objects[name])
+        self._objects = {name: _unwrapped(thing) for name, thing in objects.items()}
+
+    def save(self, step: int, data: dict[str, int] | None) -> None:
+        """Copy the state and write it in the background. A second save of the same step does nothing."""
+        if step == self._last_saved:
+            return
+        self._last_saved = step
+        contents: dict[str, Any] = {_rank_file(self._world.rank): {"rng": rng.capture()}}
+        if self._world.rank == 0:
+            states = {name: thing.state_dict() for name, thing in self._objects.items()}
+            contents[STATE] = {"step": step, "data": data, "objects": states}
+        self._shard = ()
+        self._writer.start(step, contents)
+        if self._link is None:
+            self._writer.wait()
+            self._commit(step)
+
+    def restore(self) -> Restored | None:
+        """Load the best checkpoint into the kept objects. None: there is nothing to go on from."""
+        choice = self._world.from_rank_0(self._choose)
+        if self._world.rank == 0:
+            for sentence in choice.skipped:
+                _say(sentence)
+        if choice.manifest is None:
+            return None
+        ref = choice.manifest.ref
+        state = reader.load(self._directory, ref, STATE)
+        for name, thing in self._objects.items():
+            if name not in state["objects"]:
+                raise KeyError(
+                    f"checkpoint {folder(ref)} holds no {name!r}: it has {', '.join(state['objects'])}"
+                )
+            thing.load_state_dict(state["objects"][name])
+        if self._world.rank < choice.manifest.world_size:
+            rng.put_back(reader.load(self._directory, ref, _rank_file(self._world.rank))["rng"])
+        else:
+            rng.reseed(ref.step, self._world.rank)
+        self._lineage = [ref]
+        if self._world.rank == 0:
+            _say(f"goes on from step {ref.step} (checkpoint {folder(ref)})")
+            if self._link is not None:
+                self._link.send(FromRank(restored=ref))
+        return Restored(ref.step, state["data"])
+
+    def _choose(self) -> Choice:
+        found = () if self._plan.lineage_known else reader.find(self._directory)
+        return choose(self._plan, found, lambda ref: reader.look(self._directory, ref))
+
+    def _written(self, step: int, files: tuple[ShardFile, ...]) -> None:
+        self._shard = files
+        if self._link is not None:
+            self._link.send(FromRank(shard_step=step, shard_files=files))
+
+    def _commit(self, step: int) -> None:
+        """Without an agent: write the manifest once all ranks have written, and prune."""
+        shards = self._world.gather(self._shard)
+        if self._world.rank != 0 or not all(shards):
+            return
+        parent = self._lineage[0] if self._lineage else None
+        files = tuple(file for shard in shards for file in shard)
+        manifest = Manifest(
+            step, self._epoch, self._world.size, self._plan.job, self._plan.job_uid, files, parent
+        )
+        place = self._directory / folder(manifest.ref)
+        with (place / f"{MANIFEST}.part").open("wb") as stream:
+            stream.write(manifest.to_bytes())
+            stream.flush()
+            os.fsync(stream.fileno())
+        (place / f"{MANIFEST}.part").rename(place / MANIFEST)
+        sync_folder(place)
+        self._lineage.insert(0, manifest.ref)
+        for old in self._lineage[self._config.keep :]:
+            shutil.rmtree((self._directory / folder(old)).parent, ignore_errors=True)
+        del self._lineage[self._config.keep :]
+
+
+def next_epoch(directory: Path) -> Epoch:
+    """For runs without an operator: higher than that of any checkpoint in the folder."""
+    return Epoch(0, 0, max((ref.epoch.n for ref in reader.find(directory)), default=0) + 1)
+
+
+def _rank_file(rank: int) -> str:
+    return f"rank-{rank}.pt"
+
+
+def _unwrapped(thing: Any) -> Any:
+    """DDP adds a prefix to all names; without it a checkpoint also fits a world of one."""
+    return thing.module if isinstance(thing, DistributedDataParallel) else thing
+
+
+def _check_plain(name: str, thing: Any) -> None:
+    buffer = io.BytesIO()
+    torch.save(thing.state_dict(), buffer)
+    buffer.seek(0)
+    try:
+        torch.load(buffer, weights_only=True)
+    except Exception as error:
+        raise TypeError(
+            f"the state of {name!r} is not made of tensors and plain values alone: {error}"
+        ) from None
+
+
+def _say(sentence: str) -> None:
+    print(f"ropeteam: {sentence}", file=sys.stderr, flush=True)

@@ -1,0 +1,53 @@
+"""Copy a training state to CPU memory, fast, into buffers that are used again.
+
+The copy is all that the training thread waits for. State is a tree of dicts, lists and tuples; its tensors
+are copied in one call, everything else must be plain values. Sharded tensors are refused: only replicated
+state can be saved yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Snapshot:
+    """The buffers of one tree. A new copy overwrites the one before: finish with that first."""
+
+    def __init__(self) -> None:
+        self._buffers: list[torch.Tensor] = []
+
+    def copy(self, tree: Any) -> Any:
+        """`tree` with its tensors replaced by copies. Raises TypeError for a sharded tensor."""
+        tensors: list[torch.Tensor] = []
+        _replace(tree, lambda tensor: tensors.append(_whole(tensor)))
+        if [_shape(t) for t in tensors] != [_shape(b) for b in self._buffers]:
+            self._buffers = [torch.empty_like(t, device="cpu", requires_grad=False) for t in tensors]
+        if tensors:
+            torch._foreach_copy_(self._buffers, tensors)
+        copies = iter(self._buffers)
+        return _replace(tree, lambda _: next(copies))
+
+
+def _replace(tree: Any, leaf: Callable[[torch.Tensor], Any]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return leaf(tree)
+    if isinstance(tree, dict):
+        return {key: _replace(value, leaf) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)([_replace(value, leaf) for value in tree])
+    return tree
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    if hasattr(tensor, "to_local"):
+        raise TypeError(
+            "sharded tensors (DTensor: FSDP, tensor parallel) cannot be checkpointed by Ropeteam yet"
+        )
+    return tensor.detach()
+
+
+def _shape(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.stride()

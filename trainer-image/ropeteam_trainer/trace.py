@@ -1,0 +1,32 @@
+"""For tests: what each rank did in each step, to the bit.
+
+With ROPETEAM_TRACE=file, rank N appends to `file.N` one JSON line per report():
+
+    {"epoch": "1.0.2", "step": 41, "data_epoch": 0, "samples": [17, 4], "loss": "0x1.8p+1"}
+
+`epoch` is the world's, `samples` the ids that this rank took since the last report (in order), `loss` what it
+reported (float.hex, null if none). A step that was done twice has two lines; the one of the higher epoch is
+what counts. One write call per line: a killed rank leaves no half line behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+
+class Trace:
+    def __init__(self, path: str, rank: int, epoch: str) -> None:
+        self._file = os.open(f"{path}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._epoch = epoch
+
+    def step(self, step: int, data_epoch: int, samples: Sequence[int], loss: float | None) -> None:
+        line = {
+            "epoch": self._epoch,
+            "step": step,
+            "data_epoch": data_epoch,
+            "samples": list(samples),
+            "loss": None if loss is None else float(loss).hex(),
+        }
+        os.write(self._file, json.dumps(line).encode() + b"\n")
