@@ -1,1 +1,3 @@
-"""Measurements beside peers, taken in one run. Each module prints a table and writes results/<name>.json and a picture."""
+"""Measurements beside peers, taken in one run. A module prints a table and writes results/<name>.json and a
+picture.
+"""

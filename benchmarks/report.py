@@ -1,4 +1,6 @@
-"""What every benchmark does with its figures: results/<name>.json, a list of rows, and a picture of the samples."""
+"""What every benchmark does with its figures: results/<name>.json, a list of rows, and a picture of the
+samples.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,14 @@ class Row:
 def row(name: str, samples: list[float], *, unit: str = "s", beside: str = "") -> Row:
     """Median and worst of samples, without a goal."""
     return Row(
-        name, round(statistics.median(samples), 3), unit, len(samples), round(max(samples), 3), "", None, beside
+        name,
+        round(statistics.median(samples), 3),
+        unit,
+        len(samples),
+        round(max(samples), 3),
+        "",
+        None,
+        beside,
     )
 
 

@@ -45,7 +45,8 @@ def main() -> None:
             if rank == "0":
                 fresh = folder / "checkpoint.tmp"
                 torch.save(
-                    {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, fresh
+                    {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step},
+                    fresh,
                 )
                 fresh.rename(saved)
             dist.barrier()

@@ -1,7 +1,8 @@
-"""Drive a real local cluster from outside, as a user would: `ropeteam up` as a process, and its API over HTTP.
+"""Drive a real local cluster from outside, as a user: `ropeteam up` as a process, and its API over HTTP.
 
 Every wait polls a condition with a generous deadline and, when it fails, says what was seen instead.
-Processes of a rank, an agent, a coordinator are found by their environment, as a person with `ps` would find them.
+Processes of a rank, an agent, a coordinator are found by their environment, as a person with `ps` would
+find them.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
+T = TypeVar("T")
 PATIENCE = 60.0
 """Seconds until a wait gives up. Far above anything seen; a test that needs it has found a bug."""
 JOBS = "/apis/ropeteam.dev/v1alpha1/namespaces/default/trainingjobs"
 PODS = "/api/v1/namespaces/default/pods"
 
 
-def wait_for[T](what: str, probe: Callable[[], T], patience: float = PATIENCE) -> T:
+def wait_for(what: str, probe: Callable[[], T], patience: float = PATIENCE) -> T:
     """The first truthy answer of `probe`. AssertionError with the last answer after `patience` seconds."""
     deadline = time.monotonic() + patience
     while not (answer := probe()):
@@ -97,8 +99,9 @@ class Cluster:
         try:
             found: dict[str, Any] = self.call("GET", f"{JOBS}/{name}")
         except urllib.error.HTTPError as error:
-            assert error.code == 404, error
-            return None
+            if error.code == 404:
+                return None
+            raise
         return found
 
     def status(self, name: str) -> dict[str, Any]:
@@ -117,7 +120,9 @@ class Cluster:
         try:
             return wait_for(f"{name} {kind}", holds, patience)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{json.dumps(self.status(name), indent=1)}\n{self.tail()}") from None
+            raise AssertionError(
+                f"{error}\n{json.dumps(self.status(name), indent=1)}\n{self.tail()}"
+            ) from None
 
     def pods(self, name: str, role: str | None = "worker") -> list[dict[str, Any]]:
         labels = f"ropeteam.dev/job={name}" + (f",ropeteam.dev/role={role}" if role else "")

@@ -1,9 +1,10 @@
-"""A training script without torch: every rank counts steps, and does on command what real ones do by accident.
+"""A training script without torch: ranks count steps, and do on command what real ones do by accident.
 
     ticker.py FOLDER [STEPS] [SECONDS_PER_STEP]
 
-Appends `{"rank", "step", "pid", "epoch", "t"}` per step to FOLDER/rank-<rank>.jsonl. A file FOLDER/do-<rank> holds one
-command, taken once: raise TEXT | exit N | abort-at-end | ignore-term | orphan. Starts from step 0 each time.
+Appends `{"rank", "step", "pid", "epoch", "t"}` per step to FOLDER/rank-<rank>.jsonl. A file
+FOLDER/do-<rank> holds one command, taken once: raise TEXT | exit N | abort-at-end | ignore-term | orphan.
+Starts from step 0 each time.
 """
 
 import json
@@ -23,7 +24,9 @@ def obey(command: str) -> None:
         sys.exit(int(rest))
     if word == "ignore-term":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if word == "orphan":  # outlives its parent, in a session of its own, as a stubborn DataLoader worker would
+    if (
+        word == "orphan"
+    ):  # outlives its parent, in a session of its own, as a stubborn DataLoader worker would
         subprocess.Popen(["sleep", "1000"], start_new_session=True)
 
 

@@ -1,0 +1,45 @@
+"""One local cluster for all end-to-end tests of a worker process; jobs get names of their own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.harness import Cluster
+
+SCRIPTS = Path(__file__).parent / "scripts"
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    running = Cluster(tmp_path_factory.mktemp("home"))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    word = request.node.originalname.removeprefix("test_").replace("_", "-")[:28].strip("-")
+    return f"{word}-{next(_numbers)}"
+
+
+def ticking(name: str, folder: Path, *arguments: str, workers: int = 2, **spec: Any) -> dict[str, Any]:
+    """A TrainingJob of torch-free ranks that count steps into `folder`."""
+    folder.mkdir(exist_ok=True)
+    return job(name, ["python", str(SCRIPTS / "ticker.py"), str(folder), *arguments], workers=workers, **spec)
+
+
+def job(
+    name: str, command: list[str], *, workers: int = 2, torch: bool = False, **spec: Any
+) -> dict[str, Any]:
+    env = [] if torch else [{"name": "ROPETEAM_STORE", "value": "none"}]
+    return {
+        "apiVersion": "ropeteam.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": {"workers": workers, "image": "local", "command": command, "env": env, **spec},
+    }

@@ -1,0 +1,86 @@
+"""A job's life: suspend, resume, restart, deadline, TTL, deletion; and nothing left behind."""
+
+from __future__ import annotations
+
+import urllib.error
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from tests.e2e.conftest import ticking
+from tests.e2e.harness import JOBS, Cluster, wait_for
+from tests.e2e.story import wait_steps
+
+
+def test_a_job_completes_and_its_running_pods_go(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(ticking(name, tmp_path, "10"))
+    done = cluster.wait_condition(name, "Complete")
+    assert cluster.condition(name, "Finished")["reason"] == "Succeeded", done
+    wait_for("coordinator gone", lambda: not cluster.pods(name, "coordinator"))
+    assert {pod["status"]["phase"] for pod in cluster.pods(name)} == {"Succeeded"}
+
+
+def test_suspend_deletes_the_pods_and_resume_brings_new_ones(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(ticking(name, tmp_path, recovery={"drainSeconds": 2}))
+    wait_steps(tmp_path)
+    before = cluster.pod_uids(name)
+    cluster.patch(name, {"suspend": True})
+    cluster.wait_condition(name, "Suspended")
+    wait_for("pods gone", lambda: not cluster.pods(name, None))
+    cluster.patch(name, {"suspend": False})
+    wait_steps(tmp_path, epoch_number=2)
+    assert not before & cluster.pod_uids(name)
+    assert cluster.status(name).get("failures", {}).get("charged", 0) == 0
+    cluster.delete(name)
+
+
+def test_restarted_at_restarts_all_pods_once(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(ticking(name, tmp_path, recovery={"drainSeconds": 2}))
+    wait_steps(tmp_path)
+    before = cluster.pod_uids(name)
+    cluster.patch(name, {"restartedAt": datetime.now(UTC).isoformat().replace("+00:00", "Z")})
+    wait_steps(tmp_path, epoch_number=2)
+    after = cluster.pod_uids(name)
+    assert not before & after
+    wait_steps(tmp_path, epoch_number=2, count=100)
+    assert cluster.pod_uids(name) == after, "once"
+    cluster.delete(name)
+
+
+def test_the_deadline_fails_the_job(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(ticking(name, tmp_path, activeDeadlineSeconds=3))
+    failed = cluster.wait_condition(name, "Failed")
+    assert failed["reason"] == "DeadlineExceeded"
+    wait_for("pods gone", lambda: not cluster.pods(name, None))
+
+
+def test_ttl_deletes_the_finished_job_and_all_that_is_its(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(ticking(name, tmp_path, "5", ttlSecondsAfterFinished=1))
+    wait_for("job gone", lambda: cluster.job(name) is None)
+    nothing_left(cluster, name)
+
+
+def test_a_job_deleted_in_mid_run_leaves_nothing_behind(cluster: Cluster, name: str, tmp_path: Path):
+    before = set(Path("/dev/shm").iterdir())
+    cluster.create(ticking(name, tmp_path))
+    wait_steps(tmp_path)
+    uid = cluster.job(name)["metadata"]["uid"]
+    assert cluster.leftovers(uid), "the probe sees the living"
+    cluster.delete(name)
+    nothing_left(cluster, name)
+    wait_for("processes gone", lambda: not cluster.leftovers(uid))
+    assert set(Path("/dev/shm").iterdir()) <= before
+    assert not [path for path in (cluster.home / "pods").rglob("*") if path.is_socket() and uid in str(path)]
+
+
+def nothing_left(cluster: Cluster, name: str) -> None:
+    for kind in ("pods", "services", "secrets"):
+        path = f"/api/v1/namespaces/default/{kind}?labelSelector=ropeteam.dev/job={name}"
+        wait_for(f"{kind} of {name} gone", lambda path=path: not cluster.call("GET", path)["items"])
+
+
+def test_an_impossible_job_is_refused_with_the_field(cluster: Cluster, name: str, tmp_path: Path):
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        cluster.call("POST", JOBS, ticking(name, tmp_path, workers=0))
+    assert refused.value.code == 422
+    assert b"spec.workers" in refused.value.read()

@@ -1,0 +1,114 @@
+"""Pods, agents, the coordinator and the operator die: training goes on, and status says what it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.e2e.conftest import ticking
+from tests.e2e.harness import Cluster, environments, wait_for
+from tests.e2e.story import epochs, lines, wait_steps
+
+
+@pytest.mark.parametrize("grace", [None, 0], ids=["with grace", "without grace"])
+def test_a_deleted_pod_is_replaced_and_free(cluster: Cluster, name: str, tmp_path: Path, grace: int | None):
+    short = {"drainSeconds": 2, "fenceSeconds": 10, "lostSeconds": 2}
+    cluster.create(ticking(name, tmp_path, recovery=short))
+    wait_steps(tmp_path)
+    cluster.delete_pod(f"{name}-1-1", grace)
+    wait_steps(tmp_path, epoch_number=2)
+    names = {pod["metadata"]["name"] for pod in cluster.pods(name)}
+    assert {f"{name}-0-1", f"{name}-1-2"} <= names
+    status = wait_for(
+        "settled", lambda: s if (s := cluster.status(name))["incidents"][-1].get("settled") else None
+    )
+    assert status["incidents"][-1]["cause"] == "PodDeleted"
+    assert status["failures"]["charged"] == 0
+    cluster.delete(name)
+
+
+def test_a_killed_agent_costs_its_pod_only(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(ticking(name, tmp_path, recovery={"fenceSeconds": 10, "lostSeconds": 2}))
+    wait_steps(tmp_path)
+    (victim,) = [pod for pod in cluster.pods(name) if pod["metadata"]["name"] == f"{name}-1-1"]
+    rank = cluster.wait_rank(name, 1)
+    os.kill(cluster.agent_pid(victim["metadata"]["uid"]), signal.SIGKILL)
+    wait_for("its rank died with it", lambda: not Path(f"/proc/{rank}").exists())
+    wait_steps(tmp_path, epoch_number=2)
+    assert cluster.wait_rank(name, 1) != rank
+    assert f"{name}-1-2" in {pod["metadata"]["name"] for pod in cluster.pods(name)}
+    cluster.delete(name)
+
+
+def test_a_killed_coordinator_adopts_the_world(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(ticking(name, tmp_path))
+    wait_steps(tmp_path)
+    ranks = [cluster.wait_rank(name, rank) for rank in (0, 1)]
+    before = cluster.coordinator_pid(name)
+    os.kill(before, signal.SIGKILL)
+    made = len(lines(tmp_path, 0))
+    wait_for("steps without a coordinator", lambda: len(lines(tmp_path, 0)) > made + 20)
+
+    def back() -> bool:
+        (pod,) = cluster.pods(name, "coordinator")
+        return bool(pod["status"]["containerStatuses"][0]["restartCount"] == 1 and _registered(cluster, name))
+
+    wait_for("coordinator back with its agents", back)
+    made = len(lines(tmp_path, 0))
+    wait_for("steps after adoption", lambda: len(lines(tmp_path, 0)) > made + 50)
+    assert [cluster.rank_pid(name, rank) for rank in (0, 1)] == ranks, "adopted, not replanned"
+    assert len(epochs(tmp_path)) == 1
+    assert cluster.status(name).get("incidents", []) == []
+    cluster.delete(name)
+
+
+def _registered(cluster: Cluster, name: str) -> bool:
+    status = cluster.status(name)
+    return status["coordinator"].get("boot", 0) >= 1 and status["workers"]["ready"] == 2
+
+
+def test_a_fault_while_the_coordinator_is_away_is_handled_when_it_is_back(
+    cluster: Cluster, name: str, tmp_path: Path
+):
+    cluster.create(ticking(name, tmp_path))
+    wait_steps(tmp_path)
+    pods, victim = cluster.pod_uids(name), cluster.wait_rank(name, 0)
+    os.kill(cluster.coordinator_pid(name), signal.SIGKILL)
+    os.kill(victim, signal.SIGKILL)
+    wait_steps(tmp_path, epoch_number=2)
+    assert cluster.pod_uids(name) == pods
+    cluster.delete(name)
+
+
+def test_a_killed_operator_changes_nothing_but_comes_back(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(ticking(name, tmp_path))
+    wait_steps(tmp_path)
+    pods = cluster.pod_uids(name)
+    os.kill(operator_pid(), signal.SIGKILL)
+    os.kill(cluster.wait_rank(name, 0), signal.SIGKILL)
+    wait_steps(tmp_path, epoch_number=2)
+    wait_for("the incident in status", lambda: cluster.status(name).get("incidents"))
+    assert cluster.pod_uids(name) == pods
+    cluster.delete(name)
+
+
+def operator_pid() -> int:
+    ours = os.getpid()
+    for pid, _ in environments():
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"ropeteam.controller" in arguments and _descends_from(pid, ours):
+            return pid
+    raise AssertionError("no operator process")
+
+
+def _descends_from(pid: int, ancestor: int) -> bool:
+    while pid > 1:
+        if pid == ancestor:
+            return True
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    return False

@@ -1,0 +1,116 @@
+"""A rank dies in every way a process can: the gang goes on in place, or the job says whose fault it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.e2e.conftest import SCRIPTS, job, ticking
+from tests.e2e.harness import Cluster, wait_for
+from tests.e2e.story import epochs, lines, order, wait_steps
+
+
+def incident(cluster: Cluster, name: str) -> dict:
+    return wait_for(f"incident of {name}", lambda: cluster.status(name).get("incidents"))[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=["SIGKILL", "SIGSEGV"])
+def test_a_killed_rank_restarts_the_gang_in_place(cluster: Cluster, name: str, tmp_path: Path, number: int):
+    cluster.create(ticking(name, tmp_path))
+    wait_steps(tmp_path)
+    pods, victim = cluster.pod_uids(name), cluster.wait_rank(name, 1)
+    os.kill(victim, number)
+    wait_steps(tmp_path, epoch_number=2)
+    assert cluster.pod_uids(name) == pods, "no pod was replaced"
+    assert all(s["restartCount"] == 0 for p in cluster.pods(name) for s in p["status"]["containerStatuses"])
+    seen = incident(cluster, name)
+    assert (seen["cause"], seen["rank"], seen["slot"]) == ("Signal", 1, 1)
+    assert signal.Signals(number).name in seen["message"]
+    cluster.delete(name)
+
+
+def test_an_exception_shows_its_last_lines_in_status(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(ticking(name, tmp_path))
+    wait_steps(tmp_path)
+    order(tmp_path, 0, "raise the learning rate is a lie")
+    wait_steps(tmp_path, epoch_number=2)
+    seen = incident(cluster, name)
+    assert (seen["cause"], seen["rank"]) == ("Error", 0)
+    assert "ValueError: the learning rate is a lie" in seen["message"]
+    assert "ticker.py" in seen["message"]
+    cluster.delete(name)
+
+
+def test_the_same_error_three_times_without_progress_fails_the_job(
+    cluster: Cluster, name: str, tmp_path: Path
+):
+    script = tmp_path / "bad.py"
+    script.write_text("raise RuntimeError('shape mismatch')\n")
+    cluster.create(job(name, ["python", str(script)]))
+    failed = cluster.wait_condition(name, "Failed")
+    assert failed["reason"] == "RepeatedError"
+    assert "shape mismatch" in failed["message"]
+    assert cluster.condition(name, "Finished")["status"] == "True"
+    assert len(cluster.status(name)["incidents"]) == 3
+
+
+def test_exit_code_rules(cluster: Cluster, name: str, tmp_path: Path):
+    rules = [{"codes": [42], "action": "Fail"}, {"codes": [75], "action": "RetryFree"}]
+    cluster.create(ticking(name, tmp_path, recovery={"exitCodes": rules}))
+    wait_steps(tmp_path)
+    order(tmp_path, 1, "exit 75")
+    wait_steps(tmp_path, epoch_number=2)
+    assert incident(cluster, name)["cause"] == "RetriedFree"
+    order(tmp_path, 1, "exit 42")
+    failed = cluster.wait_condition(name, "Failed")
+    assert failed["reason"] == "ExitCodeRule"
+    assert "42" in failed["message"]
+    assert len(epochs(tmp_path)) == 2
+
+
+def test_a_rank_that_ignores_sigterm_does_not_hold_the_gang(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(ticking(name, tmp_path))
+    wait_steps(tmp_path)
+    order(tmp_path, 0, "ignore-term")
+    wait_for("order taken", lambda: not (tmp_path / "do-0").exists())
+    os.kill(cluster.wait_rank(name, 1), signal.SIGKILL)
+    wait_steps(tmp_path, epoch_number=2)
+    cluster.delete(name)
+
+
+def test_descendants_die_with_their_rank(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(ticking(name, tmp_path))
+    wait_steps(tmp_path)
+    order(tmp_path, 1, "orphan")
+    job_uid = cluster.job(name)["metadata"]["uid"]
+
+    def sleepers() -> list[str]:
+        return [line for line in cluster.leftovers(job_uid) if line.startswith("sleep 1000")]
+
+    wait_for("the orphan", sleepers)
+    os.kill(cluster.wait_rank(name, 1), signal.SIGKILL)
+    wait_steps(tmp_path, epoch_number=2)
+    assert sleepers() == []
+    cluster.delete(name)
+
+
+def test_a_clean_exit_of_one_rank_does_not_hide_the_death_of_another(
+    cluster: Cluster, name: str, tmp_path: Path
+):
+    cluster.create(ticking(name, tmp_path, "400"))
+    wait_steps(tmp_path)
+    order(tmp_path, 0, "exit 0")
+    wait_for("rank 0 gone", lambda: cluster.rank_pid(name, 0) is None)
+    os.kill(cluster.wait_rank(name, 1), signal.SIGKILL)
+    wait_steps(tmp_path, epoch_number=2)
+    cluster.wait_condition(name, "Complete")
+    assert lines(tmp_path, 0)[-1]["step"] == lines(tmp_path, 1)[-1]["step"] == 400
+
+
+def test_a_finished_rank_that_aborts_counts_as_done(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(job(name, ["python", str(SCRIPTS / "abort_at_end.py"), str(tmp_path)]))
+    cluster.wait_condition(name, "Complete")
+    assert (tmp_path / "aborting").exists(), "the fault fired"
+    assert cluster.status(name).get("incidents", []) == []
