@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.e2e.conftest import job, ticking
 from tests.e2e.harness import JOBS, Cluster, wait_for
 

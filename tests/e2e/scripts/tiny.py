@@ -1,4 +1,4 @@
-"""A tiny real training on rungs 1 to 3: DDP on fixed data, one epoch after another, a few milliseconds a step.
+"""A tiny real training on rungs 1 to 3: DDP on fixed data, epoch after epoch, a few milliseconds a step.
 
 tiny.py [STEPS] [SECONDS_PER_STEP]; a file named by $HANG makes rank 1 hang once, in mid-step.
 """

@@ -1,0 +1,124 @@
+"""Real training by the house: bit for bit the same through faults, every sample used once, no step lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.conftest import SCRIPTS, job
+from tests.e2e.harness import Cluster, wait_for
+
+STEPS, RANKS = 60, 3
+SAMPLES, BATCH = 90, 9
+
+
+def tiny(name: str, folder: Path, *arguments: str, workers: int = RANKS, **spec: Any) -> dict[str, Any]:
+    """The tiny training on rung 3, with a checkpoint every 10 steps and a trace per rank."""
+    (folder / "volume").mkdir(parents=True, exist_ok=True)
+    spec.setdefault(
+        "checkpoint", {"volume": {"hostPath": {"path": str(folder / "volume")}}, "everySteps": 10}
+    )
+    made = job(name, ["python", str(SCRIPTS / "tiny.py"), *arguments], workers=workers, torch=True, **spec)
+    made["spec"]["env"] = [
+        {"name": "ROPETEAM_TRACE", "value": str(folder / "trace")},
+        {"name": "HANG", "value": str(folder / "hang")},
+    ]
+    return made
+
+
+def trace(folder: Path, rank: int) -> list[dict[str, Any]]:
+    path = folder / f"trace.{rank}"
+    text = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in text if line.endswith("}")]
+
+
+def surviving(folder: Path, rank: int) -> dict[int, dict[str, Any]]:
+    """For each step the record of its last epoch: what the final model was made of."""
+    return {line["step"]: line for line in trace(folder, rank)}
+
+
+def wait_step(folder: Path, step: int, rank: int = 0, epoch_number: int = 1) -> None:
+    def reached() -> bool:
+        seen = trace(folder, rank)
+        epochs = list(dict.fromkeys(line["epoch"] for line in seen))
+        here = epochs[epoch_number - 1] if len(epochs) >= epoch_number else None
+        return any(line["epoch"] == here and line["step"] >= step for line in seen)
+
+    wait_for(f"step {step} of rank {rank} in world {epoch_number}", reached, 90)
+
+
+def test_faults_leave_no_trace_in_the_losses(cluster: Cluster, name: str, tmp_path: Path):
+    calm, stormy = tmp_path / "calm", tmp_path / "stormy"
+    cluster.create(tiny(f"{name}-a", calm, str(STEPS)))
+    cluster.wait_condition(f"{name}-a", "Complete", 120)
+    cluster.create(tiny(f"{name}-b", stormy, str(STEPS), "0.05"))
+    wait_step(stormy, 15)
+    os.kill(cluster.wait_rank(f"{name}-b", 1), signal.SIGKILL)
+    wait_step(stormy, 25, epoch_number=2)
+    cluster.delete_pod(f"{name}-b-2-1")
+    cluster.wait_condition(f"{name}-b", "Complete", 120)
+    causes = [seen["cause"] for seen in cluster.status(f"{name}-b")["incidents"]]
+    assert causes == ["Signal", "PodDeleted"]
+    for rank in range(RANKS):
+        a, b = surviving(calm, rank), surviving(stormy, rank)
+        assert list(b) == list(a) == list(range(1, STEPS + 1))
+        assert [b[step]["loss"] for step in b] == [a[step]["loss"] for step in a]
+    for folder in (calm, stormy):
+        assert samples_by_data_epoch(folder) == [Counter(range(SAMPLES))] * (STEPS * BATCH // SAMPLES)
+
+
+def samples_by_data_epoch(folder: Path) -> list[Counter[int]]:
+    """How often each sample was used, data epoch by data epoch, in the surviving lineage of all ranks."""
+    used: list[Counter[int]] = [Counter() for _ in range(STEPS * BATCH // SAMPLES)]
+    for rank in range(RANKS):
+        for step, line in surviving(folder, rank).items():
+            used[(step - 1) * BATCH // SAMPLES].update(line["samples"])
+    return used
+
+
+def test_suspend_saves_and_resume_loses_no_step(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(tiny(name, tmp_path, str(STEPS), "0.05", workers=2))
+    wait_step(tmp_path, 13)
+    cluster.patch(name, {"suspend": True})
+    cluster.wait_condition(name, "Suspended")
+    wait_for("pods gone", lambda: not cluster.pods(name, None))
+    stopped = max(line["step"] for line in trace(tmp_path, 0))
+    assert cluster.status(name)["checkpoint"]["step"] == stopped
+    assert stopped < STEPS, "it was in mid-run"
+    cluster.patch(name, {"suspend": False})
+    cluster.wait_condition(name, "Complete", 120)
+    steps = [line["step"] for line in trace(tmp_path, 0)]
+    assert steps == list(range(1, STEPS + 1)), "none lost, none repeated"
+
+
+def test_a_rank_that_hangs_is_found_and_the_gang_goes_on(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(tiny(name, tmp_path, "40", "0.02", workers=2, recovery={"hangSeconds": 5}))
+    wait_step(tmp_path, 12)
+    os.kill(cluster.wait_rank(name, 1), signal.SIGSTOP)
+    cluster.wait_condition(name, "Complete", 120)
+    (seen,) = cluster.status(name)["incidents"]
+    assert seen["cause"] == "Hang"
+    assert "hangSeconds" in seen["message"]
+
+
+def test_a_torn_checkpoint_is_skipped_for_the_one_before(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(tiny(name, tmp_path, str(STEPS), "0.05", workers=2))
+    wait_step(tmp_path, 34)
+    cluster.patch(name, {"suspend": True})
+    cluster.wait_condition(name, "Suspended")
+    wait_for("pods gone", lambda: not cluster.pods(name, None))
+    newest = cluster.status(name)["checkpoint"]["step"]
+    (state,) = (tmp_path / "volume").glob(f"**/step-{newest}/*/state.pt")
+    state.write_bytes(state.read_bytes()[:100])
+    cluster.patch(name, {"suspend": False})
+    cluster.wait_condition(name, "Complete", 120)
+    repeated = [
+        step for step, count in Counter(line["step"] for line in trace(tmp_path, 0)).items() if count > 1
+    ]
+    assert repeated == list(range(31, newest + 1)), "it went on from the last good one"
+    log = "".join(cluster.logs(pod["metadata"]["name"]) for pod in cluster.pods(name))
+    assert f"step-{newest}" in log
