@@ -9,16 +9,18 @@ cost too much.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from ropeteam.api.rule import Change, Rule, Spec, at, trainer
+from ropeteam.api.schema import matches
 from ropeteam_trainer.contract import config
 
 MAX_NAME, MAX_RANKS = 40, 8192
 GPU = "nvidia.com/gpu"
 NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 """DNS-1035: also good for the Service."""
+OUTSIDE = "(^/)|((^|/)[.][.](/|$))"
+"""A path that is absolute or climbs."""
 _SMALLEST: Spec = {"workers": 2, "command": ["python", "train.py"]}
 _VOLUME: Spec = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
 _STEP: Spec = {"policy": "Step", "step": 100}
@@ -95,9 +97,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         path="",
         cel=f"self.metadata.name.size() <= {MAX_NAME} && self.metadata.name.matches('{NAME}')",
-        holds=lambda job: (
-            len(job["metadata"]["name"]) <= MAX_NAME and bool(re.search(NAME, job["metadata"]["name"]))
-        ),
+        holds=lambda job: len(job["metadata"]["name"]) <= MAX_NAME and matches(NAME, job["metadata"]["name"]),
         message=(
             f"metadata.name: use at most {MAX_NAME} lower-case letters, digits and '-', beginning with a "
             "letter and not ending with '-'; pods and the Service are named after it"
@@ -285,8 +285,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         path="spec.checkpoint",
-        cel=r"!self.path.matches('(^/)|((^|/)[.][.](/|$))')",
-        holds=lambda checkpoint: not re.search(r"(^/)|((^|/)[.][.](/|$))", checkpoint["path"]),
+        cel=f"!self.path.matches('{OUTSIDE}')",
+        holds=lambda checkpoint: not matches(OUTSIDE, checkpoint["path"]),
         message="spec.checkpoint.path: must stay inside the volume; use a relative path without '..'",
         good=_job(checkpoint={"volume": _VOLUME, "path": "runs/1"}),
         bad=_job(checkpoint={"volume": _VOLUME, "path": "../other"}),

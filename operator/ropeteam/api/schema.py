@@ -93,6 +93,8 @@ def _plain(node: Schema, defs: dict[str, Schema], path: str) -> Schema:
     if "$ref" in node:
         named = defs[node["$ref"].rsplit("/", 1)[1]]
         node = {**named, **{key: value for key, value in node.items() if key != "$ref"}}
+    if "description" in node:
+        node = {**node, "description": " ".join(node["description"].split())}
     return {key: value for key, value in node.items() if key not in _NOT_SAID}
 
 
@@ -121,7 +123,7 @@ def _refuse_vague(node: Schema, path: str) -> None:
         )
     bounded = kind not in _BOUND or any(word in node for word in _BOUND[kind])
     if not bounded and "properties" not in node and OPEN not in node:
-        raise TypeError(f"{path}: no maximum; give the {_WORDS[kind]} a {_BOUND[kind][0]}")
+        raise TypeError(f"{path}: no maximum; give it a {_BOUND[kind][0]}")
 
 
 def defaulted(schema: Schema, value: Any) -> Any:
@@ -150,12 +152,17 @@ def faults(schema: Schema, value: Any, path: str) -> Iterator[str]:
         yield from _FAULTS[schema["type"]](schema, value, path)
 
 
+def matches(pattern: str, text: str) -> bool:
+    """As the server and pydantic match: `$` is the end, not a place before a last newline."""
+    return re.search(pattern.replace("$", r"\Z"), text) is not None
+
+
 def _of_text(schema: Schema, value: str, path: str) -> Iterator[str]:
     known = schema.get("enum")
     if known and value not in known:
-        yield f"{path}: {value!r} is not known{_hint(value, known)}; use {_either(known)}"
-    if "pattern" in schema and not re.search(schema["pattern"], value):
-        yield f"{path}: {value!r} has the wrong form; use {_wanted(schema)} that matches {schema['pattern']}"
+        yield f"{path}: {value!r} is not known; use {_either(known)}"
+    if "pattern" in schema and not matches(schema["pattern"], value):
+        yield f"{path}: {value!r} has the wrong form; it must match {schema['pattern']}{_help(schema)}"
     if schema.get("format") == "date-time" and not _is_time(value):
         yield f"{path}: {value!r} is no time; use a form such as 2030-01-31T12:00:00Z"
     yield from _size(len(value), schema, path, ("minLength", "maxLength", "characters"))
@@ -182,7 +189,7 @@ def _of_map(schema: Schema, value: dict[str, Any], path: str) -> Iterator[str]:
     known = schema.get("properties", {})
     for name in schema.get("required", ()):
         if name not in value:
-            yield f"{path}.{name}: is missing; set it to {_wanted(known[name])}"
+            yield f"{path}.{name}: is missing; set it to {_wanted(known[name])}{_help(known[name])}"
     inner = schema.get("additionalProperties")
     for name, each in value.items():
         if name in known or inner:
@@ -204,7 +211,7 @@ _FAULTS: dict[str, Any] = {
 def _size(size: int, schema: Schema, path: str, words: tuple[str, str, str]) -> Iterator[str]:
     least, most, unit = words
     if size < schema.get(least, 0):
-        yield f"{path}: is empty; give it {_wanted(schema)} or leave it out"
+        yield f"{path}: is empty; leave it out or give it {_wanted(schema)}{_help(schema)}"
     if size > schema.get(most, size):
         yield f"{path}: has {size} {unit}; use {schema[most]} or fewer"
 
@@ -231,13 +238,19 @@ def _word(schema: Schema) -> str:
     return "a quantity" if INT_OR_STRING in schema else _WORDS[schema["type"]]
 
 
+def _help(schema: Schema) -> str:
+    """The first sentence of the description."""
+    said = "enum" in schema or "description" not in schema
+    return "" if said else f" ({schema['description'].split('. ')[0].rstrip('.')})"
+
+
 def _either(words: list[str]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _hint(word: str, known: Any) -> str:
     lower = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(word.lower().replace("_", ""), lower, n=1)
+    close = difflib.get_close_matches(word.lower().replace("_", ""), lower, n=1, cutoff=0.7)
     return f", did you mean {lower[close[0]]}?" if close else ""
 
 
@@ -247,7 +260,7 @@ def _show(value: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-    return next((_WORDS[name] for name, kind in _TYPES.items() if type(value) is kind), "not allowed here")
+    return next((_WORDS[name] for name, kind in _TYPES.items() if type(value) is kind), "not a whole number")
 
 
 def _is_time(text: str) -> bool:

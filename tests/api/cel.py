@@ -1,0 +1,27 @@
+"""What the tests of the rules share: CEL, run by cel-python, and specs as a server would see them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import celpy
+from celpy.adapter import json_to_cel
+
+from ropeteam.api.rule import Spec
+from ropeteam.api.rules import spec_schema
+from ropeteam.api.schema import defaulted
+
+
+@cache
+def _program(cel: str) -> celpy.Runner:
+    environment = celpy.Environment()
+    return environment.program(environment.compile(cel))
+
+
+def cel_says(cel: str, **variables: Any) -> bool:
+    return bool(_program(cel).evaluate({name: json_to_cel(value) for name, value in variables.items()}))
+
+
+def as_job(spec: Spec) -> dict[str, Any]:
+    return {"metadata": {"name": "job"}, "spec": defaulted(spec_schema(), spec)}

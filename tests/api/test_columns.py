@@ -1,0 +1,110 @@
+"""Texts for the columns, and the few questions that the models answer about themselves."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from ropeteam.api.columns import duration, with_columns
+from ropeteam.api.conditions import Condition, ConditionType
+from ropeteam.api.job import TrainingJobSpec
+from ropeteam.api.status import (
+    CheckpointStatus,
+    FailuresStatus,
+    IncidentStatus,
+    JobStatus,
+    ProgressStatus,
+    WorkersStatus,
+)
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+LATER = datetime(2030, 1, 1, 13, tzinfo=UTC)
+
+
+def a_condition(kind: ConditionType, status: str = "True", reason: str = "Because") -> Condition:
+    return Condition(type=kind, status=status, reason=reason, message="so", last_transition_time=NOON)
+
+
+def a_status() -> JobStatus:
+    return JobStatus(
+        state="Recovering",
+        conditions=(
+            a_condition(ConditionType.RUNNING, "False", "NotAllReady"),
+            a_condition(ConditionType.RECOVERING, "True", "RankFailed"),
+        ),
+        workers=WorkersStatus(desired=3, ready=2),
+        progress=ProgressStatus(step=40, total_steps=100, percent=40, eta_seconds=125),
+        checkpoint=CheckpointStatus(step=30),
+        failures=FailuresStatus(charged=1, allowed=10),
+        incidents=(IncidentStatus(id="1.0.1", time=NOON, cause="Signal", slot=1),),
+    )
+
+
+def test_texts_are_made_once_and_stay() -> None:
+    status = with_columns(a_status())
+    assert with_columns(status) == status
+
+
+def test_a_job_without_anything_yet_has_short_texts() -> None:
+    status = with_columns(JobStatus())
+    assert (status.reason, status.last_fault, status.workers.summary) == ("", "", "0/0")
+    assert status.failures.summary == "0/0"
+    assert status.progress is None
+
+
+def test_progress_without_an_end_has_no_percent_and_no_eta() -> None:
+    progress = with_columns(JobStatus(progress=ProgressStatus(step=7))).progress
+    assert progress is not None
+    assert (progress.summary, progress.eta) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("state", "told"), [("Running", "AsRunning"), ("Starting", "AsRunning"), ("Failed", "AsFailed")]
+)
+def test_the_reason_is_that_of_the_condition_that_explains_the_state(state: str, told: str) -> None:
+    kinds = (ConditionType.RUNNING, ConditionType.FAILED)
+    conditions = tuple(a_condition(kind, reason=f"As{kind}") for kind in kinds)
+    assert with_columns(JobStatus(state=state, conditions=conditions)).reason == told
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (59, "59s"),
+        (60, "1m"),
+        (125, "2m5s"),
+        (3600, "1h"),
+        (7500, "2h5m"),
+        (86_400, "1d"),
+        (356_400, "4d3h"),
+    ],
+)
+def test_durations_are_written_as_kubectl_writes_ages(seconds: int, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_since_moves_only_when_the_fact_flips() -> None:
+    old = a_condition(ConditionType.RUNNING)
+    told_anew = old.model_copy(update={"message": "other words", "last_transition_time": LATER})
+    flipped = told_anew.model_copy(update={"status": "False"})
+    assert old.becomes(told_anew) == told_anew.model_copy(update={"last_transition_time": NOON})
+    assert old.becomes(flipped) == flipped
+
+
+@pytest.mark.parametrize("kind", [ConditionType.COMPLETE, ConditionType.FAILED])
+def test_complete_and_failed_are_final(kind: ConditionType) -> None:
+    assert JobStatus(conditions=(a_condition(kind),)).finished
+    assert not JobStatus(conditions=(a_condition(kind, "False"),)).finished
+    assert not JobStatus().finished
+
+
+def test_ranks_per_worker_are_as_told_else_one_for_each_gpu_else_one() -> None:
+    assert TrainingJobSpec(workers=1, gpus_per_worker=8, processes_per_worker=4).processes == 4
+    assert TrainingJobSpec(workers=1, gpus_per_worker=8).processes == 8
+    assert TrainingJobSpec(workers=1).processes == 1
+
+
+def test_a_status_of_a_newer_operator_is_read() -> None:
+    assert JobStatus.model_validate({"state": "Running", "invented": 1}).to_json()["state"] == "Running"

@@ -1,0 +1,171 @@
+"""Both halves of every rule, CEL and Python, judge examples and generated specs alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.api.cel import as_job, cel_says
+
+from ropeteam.api.rule import Change, Rule, Spec, at
+from ropeteam.api.rulebook import CHANGES, RULES
+from ropeteam.api.rules import validate, validate_name, validate_update
+
+SPEC_RULES = [rule for rule in RULES if rule.path]
+NAME_RULES = [rule for rule in RULES if not rule.path]
+
+
+def _id(row: Rule | Change) -> str:
+    return row.message.split(";")[0][:60]
+
+
+@pytest.mark.parametrize("rule", SPEC_RULES, ids=_id)
+def test_examples_are_judged_alike_by_server_and_twin(rule: Rule) -> None:
+    assert validate(rule.good) == ()
+    assert validate(rule.bad) == (rule.message,)
+    assert cel_says(rule.cel, self=at(as_job(rule.good), rule.path))
+    assert not cel_says(rule.cel, self=at(as_job(rule.bad), rule.path))
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "char-gpt", "a" * 40, "4-gpus", "a" * 41, "Big", "a-", "a.b", "", "a\n"]
+)
+def test_a_name_is_judged_alike_by_server_and_twin(name: str) -> None:
+    (rule,) = NAME_RULES
+    good = name in ("a", "char-gpt", "a" * 40)
+    assert validate_name(name) == (() if good else (rule.message,))
+    assert cel_says(rule.cel, self={"metadata": {"name": name}}) == good
+
+
+@pytest.mark.parametrize("rule", NAME_RULES, ids=_id)
+def test_examples_of_whole_objects_are_judged_alike(rule: Rule) -> None:
+    for example, good in ((rule.good, True), (rule.bad, False)):
+        assert rule.holds(example) == cel_says(rule.cel, self=example) == good
+
+
+TEXTS = st.sampled_from(["a", "b"])
+NAMES = st.sampled_from(["A", "B", "RANK", "ROPETEAM_SLOT", "ROPETEAM_TRACE"])
+ENV = st.lists(
+    st.fixed_dictionaries({"name": NAMES}, optional={"value": TEXTS}),
+    max_size=3,
+    unique_by=lambda e: str(e["name"]),
+)
+RESOURCES = st.fixed_dictionaries(
+    {},
+    optional={
+        "limits": st.dictionaries(st.sampled_from(["nvidia.com/gpu", "cpu"]), st.sampled_from([1, 2, "2"]))
+    },
+)
+RUN: dict[str, st.SearchStrategy[Any]] = {
+    "image": TEXTS,
+    "command": st.lists(TEXTS, min_size=1, max_size=2),
+    "args": st.lists(TEXTS, max_size=2),
+}
+CONTAINER = st.fixed_dictionaries(
+    {"name": st.sampled_from(["trainer", "sidecar"])},
+    optional={**RUN, "workingDir": TEXTS, "env": ENV, "resources": RESOURCES},
+)
+POD = st.fixed_dictionaries(
+    {},
+    optional={
+        "containers": st.lists(CONTAINER, max_size=2, unique_by=lambda c: str(c["name"])),
+        "restartPolicy": st.sampled_from(["Never", "Always"]),
+    },
+)
+CHECKPOINT = st.fixed_dictionaries(
+    {"volume": st.sampled_from([{"emptyDir": {}}, {"name": "v", "nfs": {}}, {"nfs": {}}])},
+    optional={"path": st.sampled_from(["a", "/a", "..", "a/../b", "a..b", "...", "a/.."])},
+)
+CODES = st.lists(st.integers(1, 4), min_size=1, max_size=3)
+RECOVERY = st.fixed_dictionaries(
+    {},
+    optional={
+        "lostSeconds": st.integers(9, 12),
+        "fenceSeconds": st.integers(10, 12),
+        "start": st.sampled_from(["Auto", "Fork"]),
+        "exitCodes": st.lists(st.fixed_dictionaries({"codes": CODES, "action": st.just("Fail")}), max_size=3),
+    },
+)
+RESUME = st.fixed_dictionaries(
+    {}, optional={"policy": st.sampled_from(["Latest", "Step", "Never"]), "step": st.integers(0, 2)}
+)
+SPECS = st.fixed_dictionaries(
+    {"workers": st.sampled_from([1, 2, 1024])},
+    optional={
+        **RUN,
+        "env": ENV,
+        "workingDir": TEXTS,
+        "resources": RESOURCES,
+        "gpusPerWorker": st.integers(0, 3),
+        "processesPerWorker": st.integers(1, 9),
+        "launcher": st.sampled_from(["Auto", "PerPod"]),
+        "template": st.fixed_dictionaries({}, optional={"spec": POD}),
+        "checkpoint": CHECKPOINT,
+        "recovery": RECOVERY,
+        "resume": RESUME,
+    },
+)
+
+
+@given(spec=SPECS)
+def test_any_spec_is_judged_alike_by_server_and_twin(spec: Spec) -> None:
+    job = as_job(spec)
+    by_cel = tuple(
+        rule.message
+        for rule in SPEC_RULES
+        if at(job, rule.path) is not None and not cel_says(rule.cel, self=at(job, rule.path))
+    )
+    assert validate(spec) == by_cel
+
+
+def _with(field: str, value: object) -> Spec:
+    spec: Spec = {"workers": 2, "command": ["python", "train.py"]}
+    *outer, last = field.split(".")
+    inner = spec
+    for name in outer:
+        inner = inner.setdefault(name, {})
+    inner.pop(last, None) if value is None else inner.update({last: value})
+    return spec
+
+
+@pytest.mark.parametrize("state", ["", "Running", "Suspended", "Invalid"])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.field)
+def test_a_change_is_judged_alike_by_server_and_twin(change: Change, state: str) -> None:
+    first, second = (_with(change.field, value) for value in change.examples)
+    allowed = change.ever and state in ("Suspended", "Invalid")
+    status = {"status": {"state": state}} if state else {}
+    for old, new, good in ((first, second, allowed), (second, first, allowed), (first, first, True)):
+        assert (change.message not in validate_update(old, new, allowed)) == good
+        judged = cel_says(change.cel, self={**as_job(new), **status}, oldSelf={**as_job(old), **status})
+        assert judged == good
+
+
+def test_a_field_that_shapes_no_pod_may_change_at_any_time() -> None:
+    old: Spec = {"workers": 2, "command": ["a"]}
+    new: Spec = {
+        **old,
+        "suspend": True,
+        "restartedAt": "2030-01-31T12:00:00Z",
+        "recovery": {"maxFailures": 3},
+    }
+    new |= {"activeDeadlineSeconds": 60, "ttlSecondsAfterFinished": 0, "cleanPodPolicy": "All"}
+    assert validate_update(old, new, suspended=False) == ()
+
+
+def test_a_default_written_out_is_no_change() -> None:
+    old: Spec = {"workers": 2, "command": ["a"]}
+    new: Spec = {**old, "launcher": "Auto", "recovery": {"lostSeconds": 5}}
+    assert validate_update(old, new, suspended=False) == ()
+
+
+def test_every_field_of_spec_has_a_say_on_change() -> None:
+    """A new field must be put either among the CHANGES or here."""
+    from ropeteam.api.job import Recovery, TrainingJobSpec
+
+    free = {"suspend", "restartedAt", "activeDeadlineSeconds", "ttlSecondsAfterFinished", "cleanPodPolicy"}
+    free |= {"recovery", "recovery.maxFailures", "recovery.windowSeconds"}
+    fields = {str(field.alias) for field in TrainingJobSpec.model_fields.values()}
+    fields |= {f"recovery.{field.alias}" for field in Recovery.model_fields.values()}
+    assert fields == free | {change.field for change in CHANGES}
