@@ -1,0 +1,138 @@
+"""The lineage of checkpoints: what was granted, what is known to be written, what a world went on from.
+
+Order: every rank of the running epoch reports its shard of one step -> grant (the commit point) to the agent
+of rank 0 -> it reports the manifest as written -> the lineage grows by one. A grant that was not confirmed
+before its world ended is tried first by the next world; what that one restored from settles whether it was
+written.
+Promise: the lineage grows only by grants of the current epoch, and what a world goes on from is never lost
+from it. After a restart of the coordinator the agents' `granted` and `committed` rebuild all this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.messages import AgentReport, Grant, Shard
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
+from ropeteam_trainer.coordinator.state import Moment, State, all_ranks, crews, with_world
+
+
+def restore_candidates(state: State) -> tuple[CheckpointRef, ...]:
+    """Where the next world goes on from, best first."""
+    return ((state.pending,) if state.pending else ()) + state.lineage
+
+
+def absorb(state: State, report: AgentReport, at: Moment) -> State:
+    """What an accepted agent says about commits."""
+    if report.committed and report.committed.digest and _is_news(state, report, report.committed):
+        state = _confirm(state, report.committed, at)
+    if report.granted and state.pending is None and _is_news(state, report, report.granted):
+        state = replace(state, pending=replace(report.granted, digest=""))
+    return _settle_restore(state, report)
+
+
+def _is_news(state: State, report: AgentReport, ref: CheckpointRef) -> bool:
+    """It extends the lineage. Steps only grow along a lineage; epochs do not compare, the first ref may be
+    another job's.
+
+    What was written for a world that was left behind is no news once a later world went on from something
+    else.
+    """
+    if state.lineage and ref.step <= state.lineage[0].step:
+        return False
+    if not state.running or state.world is None:
+        return report.plan is None or ref.epoch == report.plan.epoch or report.restored is None
+    return ref.epoch == state.world.plan.epoch or (state.world.base is None and _same(ref, state.pending))
+
+
+def _same(one: CheckpointRef, other: CheckpointRef | None) -> bool:
+    """The same checkpoint, its digest known or not."""
+    return other is not None and (one.epoch, one.step) == (other.epoch, other.step)
+
+
+def _confirm(state: State, written: CheckpointRef, at: Moment) -> State:
+    settled = state.pending is None or state.pending.step <= written.step
+    return replace(
+        state,
+        lineage=(written, *state.lineage)[: state.config.keep],
+        pending=None if settled else state.pending,
+        grant=None if settled else state.grant,
+        checkpoint_unix_ms=at.unix_ms,
+    )
+
+
+def _settle_restore(state: State, report: AgentReport) -> State:
+    """The agent of rank 0 tells what the current world went on from: that is the lineage now."""
+    world, source = state.world, report.restored
+    if world is None or not state.running or source is None or world.restored is not None:
+        return state
+    if report.plan != world.plan or report.slot != world.plan.members[0].slot:
+        return state
+    known = next((ref for ref in state.lineage if _same(ref, source)), source)
+    ours = tuple(ref for ref in state.lineage if ref.epoch == world.plan.epoch and ref.step > source.step)
+    before = tuple(ref for ref in state.lineage if ref.step < source.step)
+    lineage = (*ours, known, *before)[: state.config.keep]
+    state = replace(with_world(state, restored=source, base=source.step), lineage=lineage)
+    return _forget_stale(state)
+
+
+def settle_fresh_start(state: State, base: int) -> State:
+    """The current world made steps and told of no restore: it began at step `base`, so nothing beyond that is
+    its past."""
+    assert state.world is not None
+    epoch = state.world.plan.epoch
+    lineage = tuple(ref for ref in state.lineage if ref.epoch == epoch or ref.step <= base)
+    return _forget_stale(replace(with_world(state, base=base), lineage=lineage))
+
+
+def _forget_stale(state: State) -> State:
+    """What the current world went on from is known: an older grant was either that, or never finished."""
+    assert state.world is not None
+    if state.pending is None or state.pending.epoch == state.world.plan.epoch:
+        return state
+    return replace(state, pending=None, grant=None)
+
+
+def grant_next(state: State) -> State:
+    """Let the newest complete step be committed, one at a time, and only for the world that runs."""
+    if state.grant or state.world is None or state.phase not in (WorldPhase.RUNNING, WorldPhase.DRAINING):
+        return state
+    epoch = state.world.plan.epoch
+    step = _complete_step(state)
+    if step is None or (state.lineage and step <= state.lineage[0].step):
+        return state
+    ref = CheckpointRef(step, epoch)
+    parent = state.lineage[0] if state.lineage else None
+    grant = Grant(ref, state.world.plan.world_size, _files(state, step), parent)
+    return replace(state, grant=grant, pending=ref)
+
+
+def shards(state: State, step: int) -> dict[int, Shard]:
+    """The shards of one step that ranks of the current world have written, by rank."""
+    return {shard.rank: shard for shard in _shards(state) if shard.step == step}
+
+
+def _shards(state: State) -> list[Shard]:
+    """All shards of the current world; a rank's shard counts only from the agent that owns the rank."""
+    epoch = state.world.plan.epoch if state.world else None
+    return [
+        shard
+        for crew in crews(state)
+        if crew.known and crew.agent
+        for shard in crew.agent.report.shards
+        if shard.epoch == epoch and shard.rank in crew.ranks
+    ]
+
+
+def _complete_step(state: State) -> int | None:
+    """The newest step of which every rank has written its shard."""
+    ranks: dict[int, set[int]] = {}
+    for shard in _shards(state):
+        ranks.setdefault(shard.step, set()).add(shard.rank)
+    size = len(all_ranks(state))
+    return max((step for step, have in ranks.items() if len(have) == size), default=None)
+
+
+def _files(state: State, step: int) -> tuple[ShardFile, ...]:
+    return tuple(file for _, shard in sorted(shards(state, step).items()) for file in shard.files)

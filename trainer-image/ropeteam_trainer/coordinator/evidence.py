@@ -1,0 +1,166 @@
+"""Who or what ended a world: every sign of it in the last reports, weighed.
+
+A fault shows in many places: the peers of a killed rank die of reset connections, and we kill the rest
+ourselves. The heaviest sign is the cause; among equals the first that was seen.
+  LEFT > LOST > TOLD (hang, late start, out of memory) > SIGNAL > ERROR > CONSEQUENCE > OURS
+Limits: a rank that exited cleanly, or that died by a signal after its script's end while a sibling exited
+cleanly, is done, not faulty; while that is undecided there is no sign yet.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ropeteam_trainer.contract.config import ExitAction
+from ropeteam_trainer.contract.messages import RankPhase, RankReport
+from ropeteam_trainer.contract.world import Cause, ProcessExit
+from ropeteam_trainer.coordinator.state import Crew, Pod, State, all_ranks, crews, holds_slot, lost
+
+LEFT, LOST, TOLD, SIGNAL, ERROR, CONSEQUENCE, OURS = 6, 5, 4, 3, 2, 1, 0
+
+_BROKEN_PEER = re.compile(
+    r"Dist(Backend|Network|Store)Error|Connection (closed|reset) by peer|Connection refused|Broken pipe"
+    r"|gloo::|ncclRemoteError|ncclSystemError|ProcessGroupNCCL|NCCL (communicator was aborted|watchdog)"
+)
+"""How torch.distributed says that somebody else died."""
+_ABORTED = 6
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One sign of a world's end."""
+
+    weight: int
+    cause: Cause
+    slot: int
+    message: str
+    rank: int | None = None
+    exit: ProcessExit | None = None
+
+
+def collect(state: State, now: float) -> tuple[Evidence, ...]:
+    """All signs, in rank order. Empty: nothing is wrong, as far as we know."""
+    ranks = all_ranks(state)
+    return tuple(sign for crew in crews(state) for sign in _of_member(state, crew, ranks, now))
+
+
+def world_done(state: State) -> bool:
+    """All ranks of all members are done."""
+    ranks = all_ranks(state)
+    return bool(ranks) and all(is_done(rank, ranks) for rank in ranks)
+
+
+def crew_done(crew: Crew, everybody: tuple[RankReport | None, ...]) -> bool:
+    return all(is_done(rank, everybody) for rank in crew.reports)
+
+
+def is_done(rank: RankReport | None, everybody: tuple[RankReport | None, ...]) -> bool:
+    """Its script ended well: exit code 0, or a signal after the end where a sibling exited cleanly."""
+    if rank is None or rank.exit is None or rank.phase is not RankPhase.EXITED:
+        return False
+    return rank.exit.clean or (_aborted_at_end(rank.exit) and any(_clean(other) for other in everybody))
+
+
+def _clean(rank: RankReport | None) -> bool:
+    return rank is not None and rank.exit is not None and rank.exit.clean
+
+
+def _aborted_at_end(exit: ProcessExit) -> bool:
+    return exit.signal is not None and exit.reached_end and not (exit.hung or exit.oom or exit.killed)
+
+
+def _of_member(
+    state: State, crew: Crew, everybody: tuple[RankReport | None, ...], now: float
+) -> tuple[Evidence, ...]:
+    if crew_done(crew, everybody):
+        return ()  # whatever happens to its pod now: its part is played
+    gone = _gone(state, crew, now)
+    if gone:
+        return (Evidence(LOST, Cause.AGENT_LOST, crew.member.slot, gone),)
+    signs = (_of_rank(state, crew, rank, everybody) for rank in crew.known.values())
+    return tuple(sign for sign in signs if sign)
+
+
+def _gone(state: State, crew: Crew, now: float) -> str:
+    """Why this member's ranks cannot be counted on any more, or ""."""
+    slot = crew.member.slot
+    assert state.world is not None
+    if not holds_slot(state, Pod(slot, crew.member.incarnation, crew.member.pod_uid)):
+        return f"slot {slot} was given to another pod"
+    if crew.agent is None or lost(state, crew.agent, now):
+        return f"the agent of slot {slot} fell silent"
+    if slot in state.world.seen and crew.agent.report.plan != state.world.plan:
+        return f"the agent of slot {slot} came back without its ranks"
+    return ""
+
+
+def _of_rank(
+    state: State, crew: Crew, rank: RankReport, everybody: tuple[RankReport | None, ...]
+) -> Evidence | None:
+    if rank.phase is not RankPhase.EXITED or is_done(rank, everybody):
+        return None
+    slot, exit = crew.member.slot, rank.exit
+    if exit is None:
+        return Evidence(OURS, Cause.UNKNOWN, slot, f"rank {rank.rank} is gone, nobody saw how", rank.rank)
+    if _aborted_at_end(exit) and any(
+        other is None or other.phase is not RankPhase.EXITED for other in everybody
+    ):
+        return None  # a sibling's end decides
+    weight, cause = _weigh(state, exit)
+    return Evidence(weight, cause, slot, describe(rank.rank, exit, cause), rank.rank, exit)
+
+
+def _weigh(state: State, exit: ProcessExit) -> tuple[int, Cause]:
+    if exit.oom:
+        return TOLD, Cause.OUT_OF_MEMORY
+    if exit.hung:
+        return TOLD, Cause.HANG
+    if exit.late_start:
+        return TOLD, Cause.START_TIMEOUT
+    if exit.killed:
+        return OURS, Cause.AGENT_LOST
+    if exit_rule(state, exit) is ExitAction.RETRY_FREE:
+        return ERROR, Cause.RETRIED_FREE
+    if _consequence(exit):
+        return CONSEQUENCE, Cause.ERROR
+    if exit.signal is not None:
+        return SIGNAL, Cause.SIGNAL
+    return ERROR, Cause.ERROR
+
+
+def exit_rule(state: State, exit: ProcessExit | None) -> ExitAction | None:
+    """What `recovery.exitCodes` says about this exit."""
+    if exit is None or exit.killed:
+        return None
+    return next((rule.action for rule in state.config.exit_codes if exit.code in rule.codes), None)
+
+
+def _consequence(exit: ProcessExit) -> bool:
+    """It died because a peer died. NCCL and gloo end a process by SIGABRT; other signals have causes of their
+    own."""
+    if exit.signal not in (None, _ABORTED):
+        return False
+    text = " ".join((exit.fingerprint, exit.message) if exit.message else exit.last_lines)
+    return _BROKEN_PEER.search(text) is not None
+
+
+def describe(rank: int, exit: ProcessExit, cause: Cause) -> str:
+    """One line for people."""
+    said = {
+        Cause.OUT_OF_MEMORY: "was killed for want of memory",
+        Cause.HANG: "made no progress and was killed",
+        Cause.START_TIMEOUT: "made no first step in time and was killed",
+        Cause.AGENT_LOST: "was killed by its agent, which had no coordinator for too long",
+    }.get(cause, f"was ended by signal {exit.signal}" if exit.signal is not None else f"exited {exit.code}")
+    return f"rank {rank} {said}" + (f": {exit.message}" if exit.message else "")
+
+
+def fingerprint(cause: Cause, exit: ProcessExit | None) -> str:
+    """Same text = same fault. Empty: says nothing about the script (lost pods; SIGKILL and SIGTERM come from
+    outside)."""
+    if exit is None or not cause.charged or (cause is Cause.SIGNAL and exit.signal in (9, 15)):
+        return ""
+    return exit.fingerprint or (
+        f"signal {exit.signal}" if exit.signal is not None else f"exit code {exit.code}"
+    )

@@ -1,0 +1,137 @@
+"""What the next world still lacks, and its plan once nothing is missing.
+
+Order of the questions: every slot held by a registered pod that stays -> every rank before it dead -> fenced
+-> backoff -> store. The answer is a sentence for people and the condition for the plan at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.messages import StoreOffer
+from ropeteam_trainer.contract.world import Member, Plan
+from ropeteam_trainer.coordinator import commits, incidents
+from ropeteam_trainer.coordinator.drains import GATHER_SECONDS, SAVES_THROUGH_US
+from ropeteam_trainer.coordinator.state import (
+    Moment,
+    State,
+    World,
+    enter,
+    leaving,
+    lost,
+    member_pod,
+    pod_of,
+    present_agents,
+    seat,
+    wanted,
+)
+
+TICK_SECONDS = 1.0
+"""We wake at least this often, so that a pause of our own loop is noticed."""
+STORE_SLOT = 0
+"""The store keeper of an epoch lives in the pod of the lowest slot."""
+
+
+def obstacle(state: State, now: float) -> str:
+    """What the next plan waits for; "": nothing."""
+    for slot in range(state.config.workers):
+        missing = _slot_lacks(state, slot, now)
+        if missing:
+            return missing
+    if now < state.ledger.not_before:
+        return "a pause before the next start, because the last world made no step"
+    if offered_store(state) is None:
+        return f"the store of epoch {state.next_epoch} in slot {STORE_SLOT}"
+    return ""
+
+
+def _slot_lacks(state: State, slot: int, now: float) -> str:
+    word, agent = wanted(state, slot), seat(state, slot)
+    if word is None or not word.pod_uid:
+        return f"the pod of slot {slot}"
+    if agent is None:
+        return f"the agent of slot {slot} to register"
+    if lost(state, agent, now):
+        return f"the agent of slot {slot}, which fell silent"
+    if leaving(state, slot):
+        return f"another pod in slot {slot}, because this one is leaving"
+    if slot in unfinished(state, now):
+        return f"the ranks of slot {slot} to end"
+    if not word.old_pod_gone and state.rung < SAVES_THROUGH_US:
+        return f"proof that the former pod of slot {slot} has ended"
+    return ""
+
+
+def unfinished(state: State, now: float) -> frozenset[int]:
+    """Slots whose ranks of a former world may still live although their agent can be asked to end them."""
+    world = state.world
+    slots = {
+        slot
+        for slot, agent in present_agents(state, now).items()
+        if not agent.report.stopped
+        or (world and member_pod(world, slot) == pod_of(agent.report) and slot not in world.quiet)
+    }
+    return frozenset(slots)
+
+
+def offered_store(state: State) -> StoreOffer | None:
+    """The store of the next epoch, once the lowest slot offers it."""
+    agent = seat(state, STORE_SLOT)
+    offer = agent.report.store if agent else None
+    return offer if offer and offer.epoch == state.next_epoch else None
+
+
+def publish(state: State, at: Moment) -> State:
+    """The next world. Only when there is no obstacle."""
+    offer, desired = offered_store(state), state.desired
+    assert offer is not None
+    assert desired is not None
+    plan = Plan(
+        epoch=state.next_epoch,
+        attempt=desired.attempt,
+        members=tuple(_member(state, slot) for slot in range(state.config.workers)),
+        store_host=offer.host,
+        store_port=offer.port,
+        restore=commits.restore_candidates(state),
+        restart_count=state.restarts,
+    )
+    state = replace(state, world=World(plan, at.now), n=state.n + 1, restarts=state.restarts + 1, grant=None)
+    return enter(incidents.reach(state, "planned", at), WorldPhase.RUNNING, at)
+
+
+def _member(state: State, slot: int) -> Member:
+    agent = seat(state, slot)
+    assert agent is not None
+    report = agent.report
+    return Member(slot, report.incarnation, report.pod_uid, report.address, state.config.processes)
+
+
+def new_attempt(state: State) -> bool:
+    """The operator replaces all pods on purpose: the end of this world is no incident."""
+    return (
+        state.world is not None
+        and state.desired is not None
+        and state.desired.attempt > state.world.plan.attempt
+    )
+
+
+def wake_at(state: State, now: float) -> float | None:
+    """When to Tick at the latest; None: only events can change anything."""
+    if not state.agents and state.desired is None:
+        return None
+    lease, world = state.config.timeouts.lost, state.world
+    times = [
+        now + TICK_SECONDS,
+        state.ledger.not_before,
+        state.desired_at + lease,
+        state.phase_since + lease + 0.001,
+    ]
+    times += [agent.heard + lease + 0.001 for agent in state.agents.values()]
+    if state.waited_from is not None:
+        times.append(state.waited_from + lease)
+    if world and world.leave_at is not None:
+        times.append(world.leave_at + GATHER_SECONDS)
+    if world and world.paused_at is not None:
+        times.append(world.paused_at + state.config.timeouts.drain)
+    return min(time for time in times if time > now)

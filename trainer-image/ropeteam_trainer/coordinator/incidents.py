@@ -1,0 +1,234 @@
+"""One incident per epoch: its cause, its stages, and what follows from it.
+
+Order: open (a fault was seen) -> weigh again while ranks are being stopped -> close (all stopped: cause and
+charge are as good as we can know) -> judge: backoff, failure, replacement. Later worlds fill in stages and
+steps lost.
+Promise: an incident is judged once; an epoch has at most one. Limits: knows nothing of Kubernetes: the
+operator may still refine a cause (a pod that was evicted only looks lost from here).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ropeteam_trainer.contract.config import ExitAction
+from ropeteam_trainer.contract.desired import Incident, ReplaceWish, Stages
+from ropeteam_trainer.contract.messages import Problem
+from ropeteam_trainer.contract.world import Cause, FailReason
+from ropeteam_trainer.coordinator.evidence import LEFT, LOST, Evidence, collect, exit_rule, fingerprint
+from ropeteam_trainer.coordinator.state import Fault, Ledger, Moment, State, crews, wanted
+
+KEPT = 10
+BACKOFF_FIRST, BACKOFF_MOST = 1.0, 60.0
+BELIEVED_SECONDS, BELIEVED_AFTER_SIGNAL_SECONDS = 60.0, 1.0
+"""A script that never reports steps is believed to have made one after running this long. An exception may
+take as long as the imports to show; a world that was struck from outside is believed sooner."""
+
+
+def open_incident(state: State, sign: Evidence, at: Moment) -> State:
+    """A fault was seen: one incident, whatever else follows from it."""
+    assert state.world is not None
+    incident = Incident(
+        id=str(state.world.plan.epoch),
+        cause=sign.cause,
+        charged=sign.cause.charged,
+        slot=sign.slot,
+        rank=sign.rank,
+        node=_node(state, sign.slot),
+        message=sign.message,
+        step=state.world.step,
+        unix_ms=at.unix_ms,
+        exit=sign.exit,
+    )
+    return replace(state, faults=(*state.faults, Fault(incident, at.now, sign.weight))[-KEPT:])
+
+
+def _node(state: State, slot: int) -> str:
+    nodes = (crew.agent.report.node for crew in crews(state) if crew.agent and crew.member.slot == slot)
+    return next(nodes, "")
+
+
+def weigh_again(state: State, at: Moment) -> State:
+    """Ranks are being stopped; a report that was on its way may name a better cause."""
+    fault = state.fault
+    if fault is None or fault.incident.settled:
+        return state
+    best = heaviest(tuple(sign for sign in collect(state, at.now) if _was_before(state, sign, fault)))
+    if best is None or best.weight <= fault.weight:
+        return state
+    better = replace(
+        fault.incident,
+        cause=best.cause,
+        charged=best.cause.charged,
+        slot=best.slot,
+        rank=best.rank,
+        node=_node(state, best.slot),
+        message=best.message,
+        exit=best.exit,
+    )
+    return _with_last(state, replace(fault, incident=better, weight=best.weight))
+
+
+def _was_before(state: State, sign: Evidence, fault: Fault) -> bool:
+    """An agent that spoke after the fault and fell silent then did not cause it."""
+    if sign.weight < LOST:
+        return True
+    return all(
+        crew.agent is None or crew.agent.heard <= fault.at
+        for crew in crews(state)
+        if crew.member.slot == sign.slot
+    )
+
+
+def heaviest(signs: tuple[Evidence, ...]) -> Evidence | None:
+    return max(signs, key=lambda sign: sign.weight, default=None)  # the first one among equals
+
+
+def forbid(state: State, at: Moment) -> State:
+    """An exit code that `recovery.exitCodes` calls final ends the job. Not where ranks were asked to end."""
+    fault = state.fault
+    if state.failure or fault is None or fault.weight >= LEFT:
+        return state
+    signs = (sign for sign in collect(state, at.now) if exit_rule(state, sign.exit) is ExitAction.FAIL)
+    sign = next(signs, None)
+    if sign is None or sign.exit is None:
+        return state
+    said = f"rank {sign.rank} exited {sign.exit.code}, which spec.recovery.exitCodes calls final"
+    return replace(state, failure=Problem(FailReason.EXIT_CODE, said))
+
+
+def close(state: State, at: Moment) -> State:
+    """All ranks of the world are dead: judge its incident, if it had one."""
+    fault = state.fault
+    if fault is None or fault.incident.settled:
+        return state
+    assert state.world is not None
+    stages = replace(fault.incident.stages, stopped=_ms(fault, at))
+    incident = replace(fault.incident, settled=True, step=state.world.step, stages=stages)
+    state = _with_last(state, replace(fault, incident=incident))
+    ledger = _learn(state, incident, progressed(state, fault), at)
+    state = replace(state, ledger=ledger)
+    return replace(state, failure=state.failure or _verdict(state, incident))
+
+
+def progressed(state: State, fault: Fault) -> bool:
+    """The world made a step on all ranks. Scripts below rung 1 tell no steps: see BELIEVED_SECONDS."""
+    world = state.world
+    assert world is not None
+    if state.rung >= 1 or world.stepped:
+        return world.stepped
+    slow = fault.incident.cause in (Cause.ERROR, Cause.UNKNOWN)
+    needed = BELIEVED_SECONDS if slow else BELIEVED_AFTER_SIGNAL_SECONDS
+    return world.started_at is not None and fault.at - world.started_at >= needed
+
+
+def _learn(state: State, incident: Incident, progress: bool, at: Moment) -> Ledger:
+    old = state.ledger
+    barren = 0 if progress else old.barren + 1
+    backoff = min(BACKOFF_FIRST * 2 ** min(barren - 1, 10), BACKOFF_MOST) if barren else 0.0
+    mark = fingerprint(incident.cause, incident.exit)
+    again = mark == old.fingerprint and incident.step <= old.top_step and not (progress and state.rung == 0)
+    new = replace(
+        old,
+        barren=barren,
+        not_before=at.now + backoff,
+        top_step=max(old.top_step, incident.step),
+        unaccounted=(*old.unaccounted, incident.id) if _counts(state, incident) else old.unaccounted,
+    )
+    if mark:
+        new = replace(new, fingerprint=mark, repeats=old.repeats + 1 if again else 1)
+    return _escalate(state, incident, progress, new)
+
+
+def _counts(state: State, incident: Incident) -> bool:
+    return incident.charged and (state.desired is None or incident.id not in state.desired.charged_incidents)
+
+
+def _escalate(state: State, incident: Incident, progress: bool, ledger: Ledger) -> Ledger:
+    """Two barren worlds in a row that ended in one pod: another pod. Two at all: all pods, unless it is the
+    script."""
+    assert state.world is not None
+    member = state.world.plan.member(incident.slot)
+    in_place = incident.cause not in (Cause.AGENT_LOST, Cause.POD_DELETED) and member is not None
+    culprit = (incident.slot, member.incarnation) if member and in_place and not progress else None
+    times = ledger.culprit_times + 1 if culprit and culprit == ledger.culprit else int(culprit is not None)
+    ledger = replace(ledger, culprit=culprit, culprit_times=times)
+    if culprit and times >= 2:
+        where = f"slot {incident.slot} ended {times} worlds in a row without a new step"
+        message = f"{where}; last: {incident.message}"
+        wish = ReplaceWish(*culprit, incident.cause, message, avoid_node=True)
+        ledger = replace(ledger, wishes=(*(w for w in ledger.wishes if w.slot != wish.slot), wish))
+    if ledger.barren >= 2 and ledger.repeats < 2:
+        ledger = replace(ledger, replace_all_of=state.world.plan.attempt)
+    return ledger
+
+
+def _verdict(state: State, incident: Incident) -> Problem | None:
+    """Is the job beyond mending?"""
+    ledger, allowance = state.ledger, state.desired.allowance if state.desired else -1
+    if fingerprint(incident.cause, incident.exit) and ledger.repeats >= state.config.no_progress_limit:
+        return Problem(
+            FailReason.REPEATED_ERROR,
+            f"the same fault {ledger.repeats} times without a new step between: {incident.message}",
+        )
+    if incident.charged and 0 <= allowance < len(ledger.unaccounted):
+        return Problem(
+            FailReason.BUDGET_SPENT,
+            f"no failures are left to spend (spec.recovery.maxFailures); last: {incident.message}",
+        )
+    return None
+
+
+def account(state: State) -> State:
+    """The operator has spoken: its allowance contains some incidents now, and its slots some replacements."""
+    desired = state.desired
+    assert desired is not None
+    ledger = replace(
+        state.ledger,
+        unaccounted=tuple(id for id in state.ledger.unaccounted if id not in desired.charged_incidents),
+        wishes=tuple(wish for wish in state.ledger.wishes if _open_wish(state, wish)),
+    )
+    if ledger.replace_all_of is not None and desired.attempt > ledger.replace_all_of:
+        ledger = replace(ledger, replace_all_of=None)
+    return replace(state, ledger=ledger)
+
+
+def _open_wish(state: State, wish: ReplaceWish) -> bool:
+    word = wanted(state, wish.slot)
+    return word is not None and word.incarnation <= wish.incarnation
+
+
+def reach(state: State, stage: str, at: Moment) -> State:
+    """A later world came this far: so did the recovery from every incident that waited for it."""
+    return replace(state, faults=tuple(_reached(fault, stage, at) for fault in state.faults))
+
+
+def _reached(fault: Fault, stage: str, at: Moment) -> Fault:
+    stages: Stages = fault.incident.stages
+    if getattr(stages, stage) is not None:
+        return fault
+    return replace(fault, incident=replace(fault.incident, stages=replace(stages, **{stage: _ms(fault, at)})))
+
+
+def count_lost_steps(state: State, base: int) -> State:
+    """The current world went on from step `base`: what earlier worlds had made beyond it is lost."""
+    current = str(state.world.plan.epoch) if state.world else ""
+    return replace(
+        state,
+        faults=tuple(
+            fault
+            if fault.incident.steps_lost is not None or fault.incident.id == current
+            else replace(
+                fault, incident=replace(fault.incident, steps_lost=max(0, fault.incident.step - base))
+            )
+            for fault in state.faults
+        ),
+    )
+
+
+def _ms(fault: Fault, at: Moment) -> int:
+    return max(0, round((at.now - fault.at) * 1000))
+
+
+def _with_last(state: State, fault: Fault) -> State:
+    return replace(state, faults=(*state.faults[:-1], fault))

@@ -1,0 +1,270 @@
+"""Which processes form the world: the judgement of the coordinator, pure.
+
+An event comes in, the next State comes out; `orders`, `reply` and `job_report` (orders.py, report.py) are
+projections.
+Order of a step: forgive our own pauses -> take the event in -> go through the phases until nothing more
+follows. So the plan of a new world is published in the very step in which the last thing it needed arrived.
+
+    WAITING ------> FORMING ------> RUNNING ------> COMPLETING ------> COMPLETE
+       | adopts a      ^  |            | leavers, drain
+       | world,        |  v            v
+       | then RUNNING  | DRAINED    DRAINING                  anything but completion: -> FAILED
+       |               |               |
+       +-----------> STOPPING <--------+---- a fault (from RUNNING, DRAINING)
+
+Promises: an epoch grows strictly; a plan needs every slot, and every rank of the world before it dead or
+fenced; all ranks done is final; the lineage grows only by grants of the epoch that runs; never raises.
+Limits: one fixed set of slots, all of them needed; no shrinking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ropeteam_trainer.contract.config import CoordinatorConfig
+from ropeteam_trainer.contract.desired import Desired, WorldPhase
+from ropeteam_trainer.contract.messages import AgentReport
+from ropeteam_trainer.coordinator import commits, drains, forming, incidents, progress, recall
+from ropeteam_trainer.coordinator.evidence import Evidence, collect, world_done
+from ropeteam_trainer.coordinator.forming import wake_at
+from ropeteam_trainer.coordinator.orders import orders, reply
+from ropeteam_trainer.coordinator.report import job_report
+from ropeteam_trainer.coordinator.state import (
+    Agent,
+    DesiredReceived,
+    Event,
+    Moment,
+    ReportReceived,
+    State,
+    Tick,
+    accepted,
+    enter,
+    is_member,
+    lost,
+    member_agent,
+    pod_of,
+    refusal,
+    seat,
+)
+
+__all__ = [
+    "DesiredReceived",
+    "Event",
+    "ReportReceived",
+    "State",
+    "Tick",
+    "initial",
+    "job_report",
+    "orders",
+    "reply",
+    "step",
+    "wake_at",
+]
+
+PAUSE_SECONDS = 1.0
+"""An event that comes this much after the due Tick means that our own loop paused: no lease may run out by
+that."""
+
+
+def initial(config: CoordinatorConfig, boot: int, now: float) -> State:
+    """A coordinator that has just booted: it knows nobody and orders nothing."""
+    return State(config, boot, phase_since=now)
+
+
+def step(state: State, event: Event, now: float, unix_ms: int) -> State:
+    """What is true after `event`. Total: any sequence of decodable messages, in any order, is taken."""
+    at = Moment(now, unix_ms)
+    state = _forgive_pause(state, now)
+    if isinstance(event, ReportReceived):
+        state = _take_report(state, event, at)
+    elif isinstance(event, DesiredReceived):
+        state = _take_desired(state, event.desired, at)
+    if state.desired and not state.superseded:
+        state = _advance(state, at)
+    return replace(state, due=wake_at(state, now))
+
+
+def _forgive_pause(state: State, now: float) -> State:
+    late = now - state.due if state.due is not None else 0.0
+    if late <= PAUSE_SECONDS:
+        return state
+    agents = {pod: replace(agent, heard=agent.heard + late) for pod, agent in state.agents.items()}
+    waited_from = state.waited_from + late if state.waited_from is not None else None
+    return replace(state, agents=agents, waited_from=waited_from)
+
+
+def _take_report(state: State, event: ReportReceived, at: Moment) -> State:
+    report = event.report
+    if refusal(state, report):
+        return state
+    state = replace(state, agents={**state.agents, pod_of(report): Agent(report, at.now)})
+    state = replace(state, superseded=state.superseded or _superseded(state, report))
+    if not accepted(state, report) or state.superseded:
+        return state
+    return progress.absorb(state, report, event.applied, at)
+
+
+def _superseded(state: State, report: AgentReport) -> str:
+    """An agent that has seen a newer coordinator refuses our orders: there must not be two of us."""
+    term, boot = state.config.term, state.boot
+    seen = (report.plan.epoch.term, report.plan.epoch.boot) if report.plan else (term, boot)
+    if report.term <= term and seen <= (term, boot):
+        return ""
+    return f"slot {report.slot} obeys a newer coordinator than {term}.{boot}"
+
+
+def _take_desired(state: State, desired: Desired, at: Moment) -> State:
+    old = state.desired
+    if desired.term != state.config.term or (old and _older(desired, old)):
+        return state  # of another coordinator, or overtaken by what we know
+    state = replace(state, desired=desired)
+    if old is None:
+        state = replace(state, desired_at=at.now, lineage=desired.lineage[: state.config.keep])
+    state = incidents.account(state)
+    agents = {
+        pod: agent
+        for pod, agent in state.agents.items()
+        if is_member(state, pod) or not refusal(state, agent.report)
+    }
+    state = replace(state, agents=agents)
+    for agent in agents.values():
+        if accepted(state, agent.report):
+            state = progress.absorb(state, agent.report, False, at)
+    return state
+
+
+def _older(desired: Desired, known: Desired) -> bool:
+    """A late message: generations, attempts and incarnations only grow."""
+    if (desired.generation, desired.attempt) < (
+        known.generation,
+        known.attempt,
+    ) or desired.attempt < known.attempt:
+        return True
+    return any(
+        slot in known.slots and word.incarnation < known.slots[slot].incarnation
+        for slot, word in desired.slots.items()
+    )
+
+
+def _advance(state: State, at: Moment) -> State:
+    """Through the phases until nothing more follows. A world that ends as it begins needs a few rounds."""
+    for _ in range(len(WorldPhase)):
+        before = state.phase
+        state = _PHASES[before](_note_problem(state), at)
+        if state.phase is before:
+            break
+    return state
+
+
+def _note_problem(state: State) -> State:
+    """Something that no restart will mend."""
+    if state.failure or state.phase in _FINAL:
+        return state
+    agents = (seat(state, slot) for slot in range(state.config.workers))
+    found = next((agent.report.problem for agent in agents if agent and agent.report.problem), None)
+    return replace(state, failure=found)
+
+
+def _waiting(state: State, at: Moment) -> State:
+    if state.failure:
+        return enter(state, WorldPhase.FAILED, at)
+    return recall.judge(state, at)
+
+
+def _forming(state: State, at: Moment) -> State:
+    if state.failure:
+        return enter(state, WorldPhase.FAILED, at)
+    if state.draining:
+        quiet = not forming.unfinished(state, at.now)
+        return enter(state, WorldPhase.DRAINED, at) if quiet else state
+    return state if forming.obstacle(state, at.now) else forming.publish(state, at)
+
+
+def _running(state: State, at: Moment) -> State:
+    if world_done(state):
+        return enter(state, WorldPhase.COMPLETING, at)
+    state = drains.note_leavers(state, at)
+    signs = collect(state, at.now)
+    if signs or state.failure:
+        return _fault(state, signs, at)
+    return drains.begin(commits.grant_next(state), at)
+
+
+def _draining(state: State, at: Moment) -> State:
+    if world_done(state):
+        return enter(state, WorldPhase.COMPLETING, at)
+    state = drains.note_leavers(state, at)
+    signs = drains.unexpected(state, collect(state, at.now))
+    if signs or state.failure:
+        return _fault(state, signs, at)
+    state = commits.grant_next(drains.fix_stop(state))
+    if not drains.finished(state, at):
+        return state
+    sign = drains.left(state)
+    return _stop(incidents.open_incident(state, sign, at) if sign else state, at)
+
+
+def _fault(state: State, signs: tuple[Evidence, ...], at: Moment) -> State:
+    """The world ends: one incident for all that is and will be seen of it."""
+    sign = incidents.heaviest(signs)
+    if sign and not forming.new_attempt(state):
+        state = incidents.open_incident(state, drains.left(state) or sign, at)
+    return _stop(incidents.forbid(state, at), at)
+
+
+def _stop(state: State, at: Moment) -> State:
+    """The plan is withdrawn."""
+    return progress.note_dead(enter(state, WorldPhase.STOPPING, at))
+
+
+def _stopping(state: State, at: Moment) -> State:
+    state = incidents.forbid(incidents.weigh_again(state, at), at)
+    if state.failure:
+        return enter(state, WorldPhase.FAILED, at)
+    if forming.unfinished(state, at.now):
+        return state
+    return enter(incidents.close(state, at), WorldPhase.FORMING, at)
+
+
+def _completing(state: State, at: Moment) -> State:
+    """COMPLETE was sent to everybody: release them once all who still can have acknowledged it."""
+    assert state.world is not None
+    epoch = state.world.plan.epoch
+    for member in state.world.plan.members:
+        agent = member_agent(state, member)
+        waited = at.now - state.phase_since > state.config.timeouts.lost
+        gone = waited if agent is None else lost(state, agent, at.now) or bool(refusal(state, agent.report))
+        if not gone and (agent is None or agent.report.completed != epoch):
+            return state
+    return enter(state, WorldPhase.COMPLETE, at)
+
+
+def _drained(state: State, at: Moment) -> State:
+    if state.failure:
+        return enter(state, WorldPhase.FAILED, at)
+    return state if state.draining else enter(state, WorldPhase.FORMING, at)
+
+
+def _failed(state: State, at: Moment) -> State:
+    return (
+        state if forming.unfinished(state, at.now) else incidents.close(incidents.weigh_again(state, at), at)
+    )
+
+
+def _final(state: State, _: Moment) -> State:
+    return state
+
+
+_FINAL = (WorldPhase.COMPLETING, WorldPhase.COMPLETE, WorldPhase.FAILED)
+_PHASES: dict[WorldPhase, Callable[[State, Moment], State]] = {
+    WorldPhase.WAITING: _waiting,
+    WorldPhase.FORMING: _forming,
+    WorldPhase.RUNNING: _running,
+    WorldPhase.DRAINING: _draining,
+    WorldPhase.STOPPING: _stopping,
+    WorldPhase.DRAINED: _drained,
+    WorldPhase.COMPLETING: _completing,
+    WorldPhase.COMPLETE: _final,
+    WorldPhase.FAILED: _failed,
+}

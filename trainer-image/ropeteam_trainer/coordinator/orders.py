@@ -1,0 +1,88 @@
+"""What each agent shall do: a projection of the state. The server sends it whenever it differs from what was
+sent last.
+
+Limits: `number` counts per connection and is the server's.
+"""
+
+from __future__ import annotations
+
+from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.messages import AgentReport, Orders
+from ropeteam_trainer.coordinator.drains import terminating
+from ropeteam_trainer.coordinator.evidence import is_done
+from ropeteam_trainer.coordinator.forming import STORE_SLOT
+from ropeteam_trainer.coordinator.state import (
+    Agent,
+    State,
+    accepted,
+    all_ranks,
+    crews,
+    member_pod,
+    pod_of,
+    refusal,
+    seat,
+)
+
+
+def reply(state: State, report: AgentReport, now: float) -> Orders | None:
+    """The orders for the sender of a report. None: nothing to say (yet), leave it as it is."""
+    why_not = refusal(state, report)
+    if why_not:
+        return Orders(state.config.term, state.boot, 0, refused=why_not, leave=report.leaving)
+    return orders(state, report.slot, now) if accepted(state, report) else None
+
+
+def orders(state: State, slot: int, now: float) -> Orders | None:  # noqa: ARG001 (one shape for all)
+    """The orders for the agent that holds a slot. None: there is none, or we are silent (just booted,
+    superseded)."""
+    agent = seat(state, slot)
+    if agent is None or state.superseded or state.phase is WorldPhase.WAITING:
+        return None
+    world = state.world
+    member = world is not None and member_pod(world, slot) == pod_of(agent.report)
+    lives = member and state.running
+    pausing = lives and state.phase is WorldPhase.DRAINING
+    done = state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE)
+    return Orders(
+        term=state.config.term,
+        boot=state.boot,
+        number=0,
+        plan=world.plan if world and lives else None,
+        host_store=state.next_epoch if _hosts(state, slot, agent) else None,
+        grant=state.grant if _grantee(state, agent) else None,
+        lineage=state.lineage,
+        pause=world.plan.epoch if world and pausing else None,
+        stop_at=world.stop_at if world and pausing else None,
+        terminate=pausing and terminating(state),
+        leave=_may_leave(state, agent, lives),
+        complete=world.plan.epoch if world and member and done else None,
+        release=state.phase is WorldPhase.COMPLETE,
+    )
+
+
+def _hosts(state: State, slot: int, agent: Agent) -> bool:
+    """Its keeper holds the store of the next world; asked for while the old one is still being stopped, to be
+    fast."""
+    soon = state.phase in (WorldPhase.STOPPING, WorldPhase.FORMING) and not state.draining
+    return soon and slot == STORE_SLOT and not agent.report.leaving
+
+
+def _grantee(state: State, agent: Agent) -> bool:
+    """A grant goes to the agent of rank 0 of its world, also for a while after that world ended."""
+    world = state.world
+    if state.grant is None or world is None or world.plan.epoch != state.grant.ref.epoch:
+        return False
+    return member_pod(world, world.plan.members[0].slot) == pod_of(agent.report)
+
+
+def _may_leave(state: State, agent: Agent, lives: bool) -> bool:
+    """It asked to go, and none of its ranks is needed any more."""
+    if not agent.report.leaving or not agent.report.stopped:
+        return False
+    return not lives or (state.phase in (WorldPhase.RUNNING, WorldPhase.DRAINING) and _done(state, agent))
+
+
+def _done(state: State, agent: Agent) -> bool:
+    everybody = all_ranks(state)
+    mine = (crew for crew in crews(state) if crew.member.slot == agent.report.slot)
+    return all(is_done(rank, everybody) for crew in mine for rank in crew.reports)

@@ -1,0 +1,150 @@
+"""What the operator is told: a projection of the state, with one sentence that says what we do, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ropeteam_trainer.contract.desired import JobReport, ReplaceWish, SlotReport, WorldPhase
+from ropeteam_trainer.contract.world import Cause
+from ropeteam_trainer.coordinator.drains import terminating
+from ropeteam_trainer.coordinator.forming import obstacle, unfinished
+from ropeteam_trainer.coordinator.state import State, holds_slot, leaving, lost, member_pod, seat
+
+_LINEAGE_SHOWN = 10
+
+
+def job_report(state: State, now: float) -> JobReport:
+    world = state.world
+    live = world is not None and state.running
+    return JobReport(
+        job_uid=state.config.job_uid,
+        term=state.config.term,
+        boot=state.boot,
+        phase=state.phase,
+        why=why(state, now),
+        epoch=world.plan.epoch if world else None,
+        world_size=world.plan.world_size if world and live else 0,
+        slots=_slots(state, now),
+        rung=state.rung,
+        launcher=state.launcher,
+        progress=state.progress,
+        lineage=state.lineage[:_LINEAGE_SHOWN],
+        checkpoint_unix_ms=state.checkpoint_unix_ms,
+        incidents=tuple(fault.incident for fault in state.faults),
+        replace=_wishes(state, now),
+        replace_all=state.ledger.replace_all_of is not None and not _over(state),
+        failure=state.failure if state.phase is WorldPhase.FAILED else None,
+        generation_seen=state.desired.generation if state.desired else 0,
+    )
+
+
+def _over(state: State) -> bool:
+    return state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE, WorldPhase.FAILED)
+
+
+def _slots(state: State, now: float) -> dict[str, SlotReport]:
+    found = {}
+    for slot in range(state.config.workers):
+        agent = seat(state, slot)
+        if agent:
+            found[str(slot)] = SlotReport(
+                incarnation=agent.report.incarnation,
+                pod_uid=agent.report.pod_uid,
+                node=agent.report.node,
+                registered=not lost(state, agent, now),
+                leaving=leaving(state, slot),
+                silent_seconds=round(max(0.0, now - agent.heard), 1),
+            )
+    return found
+
+
+def _wishes(state: State, now: float) -> tuple[ReplaceWish, ...]:
+    """Pods that should be replaced: those whose agent fell silent, and those in which the job fails again and
+    again."""
+    if _over(state) or state.phase is WorldPhase.WAITING:
+        return ()
+    silent = {slot: wish for slot in range(state.config.workers) for wish in _silent(state, slot, now)}
+    failing = {wish.slot: wish for wish in state.ledger.wishes}
+    return tuple(wish for _, wish in sorted({**failing, **silent}.items()))
+
+
+def _silent(state: State, slot: int, now: float) -> tuple[ReplaceWish, ...]:
+    agent = seat(state, slot)
+    member = member_pod(state.world, slot) if state.world else None
+    if agent:
+        incarnation, gone = agent.report.incarnation, lost(state, agent, now)
+    elif member and holds_slot(state, member):
+        incarnation, gone = member.incarnation, True  # it never came back to a coordinator that was restarted
+    else:
+        return ()
+    message = f"the agent of slot {slot} has been silent for more than {state.config.timeouts.lost} s"
+    return (ReplaceWish(slot, incarnation, Cause.AGENT_LOST, message),) if gone else ()
+
+
+def why(state: State, now: float) -> str:
+    """One sentence. It changes only when a decision or what we wait for changes: each change is a line in the
+    log."""
+    if state.superseded:
+        return f"silent: {state.superseded}"
+    if state.desired is None:
+        return "waiting for the operator's first word"
+    sentence = _SENTENCES[state.phase]
+    return sentence if isinstance(sentence, str) else sentence(state, now)
+
+
+def _forming(state: State, now: float) -> str:
+    if state.draining:
+        return "the job is to be drained; no world is started"
+    return f"waiting for {obstacle(state, now)}"
+
+
+def _running(state: State, _: float) -> str:
+    world = state.world
+    assert world is not None
+    if world.leave_at is not None:
+        return f"epoch {world.plan.epoch} runs; {_pods(world.leavers)} asked to leave, gathering others"
+    stage = "runs" if world.stepped or (world.started_at is not None and state.rung == 0) else "is starting"
+    return f"epoch {world.plan.epoch} {stage} with {world.plan.world_size} ranks"
+
+
+def _draining(state: State, _: float) -> str:
+    world = state.world
+    assert world is not None
+    reason = f"{_pods(world.leavers)} asked to leave" if world.leavers else "the job is to be drained"
+    goal = f"step {world.stop_at} to be saved" if world.stop_at is not None else "its ranks to pause"
+    if terminating(state):
+        goal = "its ranks to end after SIGTERM (a script below rung 2 saves by itself)"
+    return f"{reason}; epoch {world.plan.epoch} waits for {goal}"
+
+
+def _stopping(state: State, now: float) -> str:
+    fault = state.fault
+    reason = f"{fault.incident.cause.value}: {fault.incident.message}" if fault else "its plan was withdrawn"
+    slots = ", ".join(str(slot) for slot in sorted(unfinished(state, now)))
+    return f"ending the ranks in slots {slots}, because {reason}"
+
+
+def _failed(state: State, _: float) -> str:
+    assert state.failure is not None
+    return f"failed: {state.failure.reason.value}: {state.failure.message}"
+
+
+def _pods(slots: tuple[int, ...]) -> str:
+    return (
+        "the pods of slots " + ", ".join(str(slot) for slot in slots)
+        if len(slots) > 1
+        else f"the pod of slot {slots[0]}"
+    )
+
+
+_SENTENCES: dict[WorldPhase, Callable[[State, float], str] | str] = {
+    WorldPhase.WAITING: "waiting for the agents to tell what they run, so that a world can be adopted",
+    WorldPhase.FORMING: _forming,
+    WorldPhase.RUNNING: _running,
+    WorldPhase.DRAINING: _draining,
+    WorldPhase.STOPPING: _stopping,
+    WorldPhase.DRAINED: "drained: all ranks have ended, as asked",
+    WorldPhase.COMPLETING: "all ranks are done; waiting for every agent to acknowledge it",
+    WorldPhase.COMPLETE: "complete: all ranks are done and every agent knows it",
+    WorldPhase.FAILED: _failed,
+}

@@ -1,0 +1,318 @@
+"""What the coordinator knows, as frozen values, and the three things that can happen to it.
+
+Nothing here decides. `State` is replaced, never changed; its dicts are treated as frozen too.
+Limits: times are monotonic seconds of this process (`now`), or wall clock where a name says unix_ms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ropeteam_trainer.contract import VERSION
+from ropeteam_trainer.contract.config import CoordinatorConfig
+from ropeteam_trainer.contract.desired import Desired, Incident, ReplaceWish, SlotDesired, WorldPhase
+from ropeteam_trainer.contract.messages import AgentReport, Grant, Problem, Progress, RankReport
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Member, Plan
+
+
+class Pod(NamedTuple):
+    """Who an agent is. A slot's pods follow one another; their incarnations only grow."""
+
+    slot: int
+    incarnation: int
+    uid: str
+
+
+class Moment(NamedTuple):
+    now: float
+    unix_ms: int
+
+
+@dataclass(frozen=True)
+class ReportReceived:
+    """An agent spoke. Reports of one pod must be handed over in the order in which its newest connection
+    brought them."""
+
+    report: AgentReport
+    applied: bool = False
+    """It has applied the newest orders that were sent on its connection (`orders_seen` is the last number; 0
+    and nothing sent yet counts). This is the proof that a withdrawn plan which it never confirmed will not
+    start any more."""
+
+
+@dataclass(frozen=True)
+class DesiredReceived:
+    desired: Desired
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passed: `wake_at` has come."""
+
+
+Event = ReportReceived | DesiredReceived | Tick
+
+
+@dataclass(frozen=True)
+class Agent:
+    """The last word of one agent."""
+
+    report: AgentReport
+    heard: float
+
+
+@dataclass(frozen=True)
+class World:
+    """One epoch: its plan and how far it came. Outlives its end, until the next plan."""
+
+    plan: Plan
+    since: float
+    seen: frozenset[int] = frozenset()
+    """Slots whose agent has confirmed the plan."""
+    quiet: frozenset[int] = frozenset()
+    """Slots where no rank of this plan lives nor will ever start again (only known after the plan was
+    withdrawn)."""
+    started_at: float | None = None
+    """When all ranks had been started."""
+    stepped: bool = False
+    """All ranks have made a step: this world made progress."""
+    step: int = 0
+    """Highest step of any rank."""
+    restored: CheckpointRef | None = None
+    base: int | None = None
+    """The step it went on from, once known."""
+    leavers: tuple[int, ...] = ()
+    """Slots that were asked to leave (SIGTERM) while it ran."""
+    leave_at: float | None = None
+    """When the first of them said so."""
+    paused_at: float | None = None
+    """When the drain began."""
+    stop_at: int | None = None
+    """The step at which all ranks stop and save."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An incident and what only we need to know about it."""
+
+    incident: Incident
+    at: float
+    weight: int
+    """Of the evidence behind its cause; only heavier evidence changes the cause."""
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What incidents have taught so far. A restart of the coordinator forgets it; the operator remembers the
+    budget."""
+
+    barren: int = 0
+    """Worlds in a row that a fault ended before they made progress."""
+    not_before: float = 0.0
+    """The backoff: no plan before this."""
+    culprit: tuple[int, int] | None = None
+    """Slot and incarnation in which the last barren worlds ended."""
+    culprit_times: int = 0
+    fingerprint: str = ""
+    repeats: int = 0
+    """The same fault, this many times without a new highest step between."""
+    top_step: int = 0
+    """Highest step ever."""
+    unaccounted: tuple[str, ...] = ()
+    """Charged incidents that the operator's allowance does not contain yet."""
+    wishes: tuple[ReplaceWish, ...] = ()
+    replace_all_of: int | None = None
+    """The attempt that should be replaced as a whole."""
+
+
+@dataclass(frozen=True)
+class State:
+    config: CoordinatorConfig
+    boot: int
+    phase: WorldPhase = WorldPhase.WAITING
+    desired: Desired | None = None
+    desired_at: float = 0.0
+    """When the first Desired came."""
+    agents: dict[Pod, Agent] = field(default_factory=dict)
+    due: float | None = None
+    """When the next Tick is due: a later one means that our own loop paused."""
+    waited_from: float | None = None
+    """WAITING: when the first agent registered."""
+    phase_since: float = 0.0
+    world: World | None = None
+    """The current world, or the last one."""
+    n: int = 0
+    """Worlds planned by this boot."""
+    restarts: int = 0
+    """`restart_count` of the next plan."""
+    rung: int = 0
+    launcher: str = ""
+    lineage: tuple[CheckpointRef, ...] = ()
+    pending: CheckpointRef | None = None
+    """Granted, not yet known to be written."""
+    grant: Grant | None = None
+    """`pending` as an order; None after a restart of ours, or once the next world is planned."""
+    checkpoint_unix_ms: int = 0
+    faults: tuple[Fault, ...] = ()
+    """The last 10, oldest first."""
+    ledger: Ledger = Ledger()
+    failure: Problem | None = None
+    progress: Progress = Progress()
+    superseded: str = ""
+    """Why we are silent for ever: a newer coordinator exists."""
+
+    @property
+    def next_epoch(self) -> Epoch:
+        return Epoch(self.config.term, self.boot, self.n + 1)
+
+    @property
+    def fault(self) -> Fault | None:
+        """The incident that ended the current world, if one did."""
+        if self.world is None or not self.faults or self.faults[-1].incident.id != str(self.world.plan.epoch):
+            return None
+        return self.faults[-1]
+
+    @property
+    def running(self) -> bool:
+        """Ranks of `world` may live."""
+        return self.phase in _RUNNING
+
+    @property
+    def draining(self) -> bool:
+        return self.desired is not None and self.desired.drain
+
+
+_RUNNING = (WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE)
+
+
+def pod_of(report: AgentReport) -> Pod:
+    return Pod(report.slot, report.incarnation, report.pod_uid)
+
+
+def wanted(state: State, slot: int) -> SlotDesired | None:
+    """The operator's word about a slot; None before it has spoken of it."""
+    return state.desired.slots.get(str(slot)) if state.desired else None
+
+
+def holds_slot(state: State, pod: Pod) -> bool:
+    """The operator says that this very pod holds the slot."""
+    word = wanted(state, pod.slot)
+    return word is not None and word.pod_uid != "" and (word.incarnation, word.pod_uid) == pod[1:]
+
+
+def is_member(state: State, pod: Pod) -> bool:
+    """Its ranks belong to the world that runs or is being stopped."""
+    if state.world is None or not (state.running or state.phase is WorldPhase.STOPPING):
+        return False
+    return member_pod(state.world, pod.slot) == pod
+
+
+def member_pod(world: World, slot: int) -> Pod | None:
+    """Which pod holds a slot in this world."""
+    member = world.plan.member(slot)
+    return Pod(slot, member.incarnation, member.pod_uid) if member else None
+
+
+def refusal(state: State, report: AgentReport) -> str:
+    """Why this agent is not one of us, or "". A pod that is being deleted may still end its world in good
+    order."""
+    config, pod, word = state.config, pod_of(report), wanted(state, report.slot)
+    if report.job_uid != config.job_uid:
+        return f"this is the coordinator of job {config.job_uid}, not of {report.job_uid}"
+    if report.contract not in (VERSION, VERSION - 1):
+        return f"contract {report.contract} is unknown; this coordinator speaks {VERSION} and {VERSION - 1}"
+    if not 0 <= report.slot < config.workers or (state.desired and word is None):
+        return f"slot {report.slot} is not part of this job"
+    if word is None:
+        return ""
+    if pod.incarnation < word.incarnation:
+        return f"incarnation {pod.incarnation} of slot {pod.slot} was replaced by {word.incarnation}"
+    if pod.incarnation == word.incarnation and word.pod_uid not in ("", pod.uid):
+        return f"slot {pod.slot} is held by another pod ({word.pod_uid})"
+    if pod.incarnation == word.incarnation and word.deleting and not is_member(state, pod):
+        return f"the pod of slot {pod.slot} is being deleted"
+    return ""
+
+
+def accepted(state: State, report: AgentReport) -> bool:
+    """It counts. Neither accepted nor refused: a pod that the operator has not told us about yet."""
+    return not refusal(state, report) and holds_slot(state, pod_of(report))
+
+
+def seat(state: State, slot: int) -> Agent | None:
+    """The agent that holds a slot, lost or not."""
+    word = wanted(state, slot)
+    if word is None or not word.pod_uid:
+        return None
+    agent = state.agents.get(Pod(slot, word.incarnation, word.pod_uid))
+    return agent if agent and not refusal(state, agent.report) else None
+
+
+def lost(state: State, agent: Agent, now: float) -> bool:
+    """Its lease has run out."""
+    return now - agent.heard > state.config.timeouts.lost
+
+
+def present(state: State, slot: int, now: float) -> Agent | None:
+    """The agent that holds a slot and whose lease holds."""
+    agent = seat(state, slot)
+    return agent if agent and not lost(state, agent, now) else None
+
+
+def present_agents(state: State, now: float) -> dict[int, Agent]:
+    """By slot."""
+    found = {slot: present(state, slot, now) for slot in range(state.config.workers)}
+    return {slot: agent for slot, agent in found.items() if agent}
+
+
+def leaving(state: State, slot: int) -> bool:
+    """Its pod is about to go: SIGTERM came, or Kubernetes has been told to delete it."""
+    agent, word = seat(state, slot), wanted(state, slot)
+    return agent is not None and word is not None and (agent.report.leaving or word.deleting)
+
+
+def member_agent(state: State, member: Member) -> Agent | None:
+    """The last word of a member of the world, even if its slot was given to another pod since."""
+    return state.agents.get(Pod(member.slot, member.incarnation, member.pod_uid))
+
+
+class Crew(NamedTuple):
+    """The ranks of one member of the current world, as its agent last told."""
+
+    member: Member
+    ranks: range
+    agent: Agent | None
+    known: dict[int, RankReport]
+    """Empty until the agent has confirmed the plan."""
+
+    @property
+    def reports(self) -> tuple[RankReport | None, ...]:
+        return tuple(self.known.get(rank) for rank in self.ranks)
+
+
+def crews(state: State) -> tuple[Crew, ...]:
+    """All members of the current world, in slot order."""
+    world, found, first = state.world, [], 0
+    for member in world.plan.members if world else ():
+        ranks = range(first, first + member.processes)
+        agent, first = member_agent(state, member), ranks.stop
+        confirmed = agent is not None and world is not None and agent.report.plan == world.plan
+        reports = agent.report.ranks if agent and confirmed else ()
+        found.append(Crew(member, ranks, agent, {each.rank: each for each in reports if each.rank in ranks}))
+    return tuple(found)
+
+
+def all_ranks(state: State) -> tuple[RankReport | None, ...]:
+    """Every rank of the world, in order; None: nothing known of it yet."""
+    return tuple(report for crew in crews(state) for report in crew.reports)
+
+
+def with_world(state: State, **changes: object) -> State:
+    """The state with a changed world. Only where there is one."""
+    assert state.world is not None
+    return replace(state, world=replace(state.world, **changes))  # type: ignore[arg-type]
+
+
+def enter(state: State, phase: WorldPhase, at: Moment) -> State:
+    return replace(state, phase=phase, phase_since=at.now)
