@@ -1,0 +1,264 @@
+"""An agent as a process: the real machine.py, and what carries out its effects in simulated time.
+
+Events reach the machine one at a time, in the order in which they happened. A frozen process (SIGSTOP, a paused VM)
+sees nothing; on waking it sees all of it at once, late. When it dies its ranks die with it (PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from ropeteam_trainer.agent import machine, report, state
+from ropeteam_trainer.agent.launch import Launch, Run
+from ropeteam_trainer.contract import codec, config
+from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
+from ropeteam_trainer.contract.local import FromRank
+from ropeteam_trainer.contract.messages import AgentReport, Orders, StoreOffer
+from ropeteam_trainer.contract.world import Epoch, ProcessExit
+from tests.sim.clock import Timer
+from tests.sim.kubelet import Pod
+from tests.sim.network import Connection
+from tests.sim.ranks import Rank
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+TICK_SECONDS = 0.5
+LAUNCH = Launch(run=Run.SCRIPT, argv=("train.py",), python="python", text="PerRank (python)")
+
+
+def pod_environment(pod: Pod, container: int = 0) -> dict[str, str]:
+    env = pod.manifest["spec"]["containers"][container].get("env") or ()
+    return {entry["name"]: entry["value"] for entry in env if "value" in entry}
+
+
+class Agent:
+    def __init__(self, world: World, pod: Pod) -> None:
+        self._world, self.pod, self.site = world, pod, pod.uid
+        self.config = codec.decode(WorkerConfig, pod_environment(pod)[config.CONFIG])
+        node = pod.kubelet.name if pod.kubelet else ""
+        identity = PodIdentity(pod.slot, pod.incarnation, pod.uid, f"10.0.0.{pod.uid[4:]}", node, b"token")
+        self.state = machine.initial(self.config, identity, LAUNCH, world.clock.now)
+        self.alive, self.frozen = True, False
+        self.ranks: dict[int, Rank] = {}
+        self.every_rank: list[Rank] = []
+        self.stores: set[Epoch] = set()
+        self._connection: Connection | None = None
+        self._told: AgentReport | None = None
+        self._told_at = 0.0
+        self._backlog: deque[state.Event] = deque()
+        """Seen by the process, not yet handled: it handles one event at a time."""
+        self._busy = False
+        self._timer: Timer = world.clock.after(0.01, self._connect)
+        self._ticker: Timer = world.clock.after(TICK_SECONDS, self._tick)
+        world.agents[pod.uid] = self
+
+    # ---- life, as a Container of the kubelet
+
+    def terminate(self) -> None:
+        self.see(state.Terminated())
+
+    def kill(self) -> None:
+        self._end()
+        if self._connection:
+            self._connection.close(by=self)
+
+    def vanish(self) -> None:
+        for rank in self.ranks.values():
+            rank.silent = True
+        self._end()
+        if self._connection:
+            self._connection.vanish()
+
+    def _end(self) -> None:
+        self.alive = False
+        self._timer.cancel()
+        self._ticker.cancel()
+        self.stores.clear()
+        for rank in list(self.ranks.values()):
+            rank.die(ProcessExit(None, 9))
+
+    def freeze(self, seconds: float) -> None:
+        if self.alive and not self.frozen:
+            self.frozen = True
+            self._world.clock.after(seconds, self.thaw)
+
+    def thaw(self) -> None:
+        if not self.alive or not self.frozen:
+            return
+        self.frozen = False
+        self._handle()
+
+    # ---- the machine
+
+    def see(self, event: state.Event) -> None:
+        self._backlog.append(event)
+        if not self._busy:
+            self._handle()
+
+    def _handle(self) -> None:
+        self._busy = True
+        while self._backlog and self.alive and not self.frozen:
+            self.state, effects = machine.step(self.state, self._backlog.popleft(), self._world.clock.now)
+            for effect in effects:
+                self._carry_out(effect)
+            if self.alive:
+                self._tell()
+        self._busy = False
+
+    def _tick(self) -> None:
+        self._ticker = self._world.clock.after(TICK_SECONDS, self._tick)
+        if self.frozen:
+            return
+        world = self.state.world
+        beats = {number: beat for number, rank in self.ranks.items() if (beat := rank.beat())}
+        if world and beats:
+            self.see(state.BeatsRead(world.plan.epoch, beats))
+        self.see(state.Tick())
+
+    def _carry_out(self, effect: state.Effect) -> None:
+        world, clock, random = self._world, self._world.clock, self._world.random
+        match effect:
+            case state.StartRanks(plan, fork):
+                clock.after(0.05 if fork else 0.3 + random.random(), self._start_ranks, plan)
+            case state.KillRanks(epoch, ranks):
+                self._world.film.tell(self.pod.name, f"kills ranks {ranks} of {epoch}")
+                for number in ranks:
+                    clock.after(0.01 + 0.2 * random.random(), self._signal, epoch, number, 9)
+            case state.TerminateRanks(epoch, ranks):
+                for number in ranks:
+                    self._signal(epoch, number, 15)
+            case state.TellRank(epoch, number, message):
+                if (rank := self.ranks.get(number)) and rank.plan.epoch == epoch:
+                    rank.tell(message)
+            case state.HostStore(epoch):
+                clock.after(0.05 + 0.3 * random.random(), self._open_store, epoch)
+            case state.CloseStore(epoch):
+                self.stores.discard(epoch)
+            case state.WriteManifest(grant):
+                clock.after(world.disk.write_seconds(), self._write_manifest, grant)
+            case state.Prune(keep):
+                world.disk.prune(keep)
+            case state.DropLink():
+                self._drop()
+            case state.WarmUp():
+                pass
+            case state.Exit(code):
+                self._exit(code)
+
+    def _exit(self, code: int) -> None:
+        self._world.film.tell(self.pod.name, f"exits with {code}")
+        self._world.checks.agent_exits(self, code)
+        self.kill()
+        if self.pod.kubelet:
+            self.pod.kubelet.exited(self.pod, code)
+
+    # ---- effects that take time
+
+    def _start_ranks(self, plan: Any) -> None:
+        if not self.alive:
+            return
+        if self.frozen:
+            self._world.clock.after(0.5, self._start_ranks, plan)
+            return
+        known = self.state.world
+        if known is None or known.plan.epoch != plan.epoch:
+            return
+        self.ranks = {}
+        for number in known.alive:
+            self.ranks[number] = rank = Rank(self._world, self, plan, number)
+            self._world.clock.after(0.1 + 0.5 * self._world.random.random(), rank.when_awake, rank.boot)
+        self.every_rank = [*(rank for rank in self.every_rank if rank.alive), *self.ranks.values()]
+        self._world.checks.ranks_live(self)
+        self.see(state.RanksStarted(plan.epoch))
+
+    def _signal(self, epoch: Epoch, number: int, signal: int) -> None:
+        """A rank that was never started is gone as well: its kill is answered all the same."""
+        rank = self.ranks.get(number)
+        if rank is not None and rank.plan.epoch == epoch:
+            rank.signalled(signal)
+        elif signal == 9:
+            self.see(state.RankExited(epoch, number, ProcessExit(None, 9)))
+
+    def heard(self, rank: Rank, said: FromRank) -> None:
+        self.see(state.RankSaid(rank.plan.epoch, rank.number, said))
+
+    def reaped(self, rank: Rank, exit: ProcessExit) -> None:
+        """All descendants are killed first, then the machine is told."""
+        event = state.RankExited(rank.plan.epoch, rank.number, exit)
+        self._world.clock.after(0.01 + 0.1 * self._world.random.random(), self.see, event)
+
+    def _open_store(self, epoch: Epoch) -> None:
+        if not self.alive:
+            return
+        if self._world.random.random() < 0.05:
+            self.see(state.StoreDown(epoch))
+            return
+        self.stores.add(epoch)
+        port = 30000 + self._world.next_number()
+        self.see(state.StoreUp(StoreOffer(epoch, self.state.identity.pod_ip, port)))
+
+    def _write_manifest(self, grant: Any) -> None:
+        if not self.alive:
+            return
+        if self.frozen:
+            self._world.clock.after(0.5, self._write_manifest, grant)
+            return
+        ref = self._world.disk.write_manifest(grant)
+        if ref is not None:
+            self._world.checks.manifest_written(self, grant)
+            self._world.film.tell(self.pod.name, f"writes the manifest of step {ref.step}, epoch {ref.epoch}")
+        lost = self._world.confirmations_lost and self._world.random.random() < 0.5
+        if ref is None or lost:
+            self.see(state.ManifestFailed(grant.ref))
+        else:
+            self.see(state.ManifestWritten(ref))
+
+    # ---- the link
+
+    def _connect(self) -> None:
+        world = self._world
+        server = world.behind_service()
+        if server is None or self.frozen or not world.network.reaches(self.site, server.site):
+            self._timer = world.clock.after(0.3 + 0.4 * world.random.random(), self._connect)
+            return
+        self._connection, self._told = world.network.connect(self, server), None
+        server.accepted(self._connection)
+        self.see(state.LinkUp())
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection:
+            connection.close(by=self)
+            self._timer.cancel()
+            self._timer = self._world.clock.after(0.3 + 0.4 * self._world.random.random(), self._connect)
+
+    def received(self, connection: Connection, message: Any) -> None:
+        if connection is self._connection:
+            orders = codec.decode(Orders, message) if isinstance(message, bytes) else message
+            self.see(state.OrdersReceived(orders))
+
+    def closed(self, connection: Connection) -> None:
+        if connection is self._connection:
+            self._drop()
+            self.see(state.LinkLost())
+
+    def _tell(self) -> None:
+        """A report, at once when there is news, else when the lease asks for one."""
+        connection, now = self._connection, self._world.clock.now
+        if connection is None or not connection.open:
+            return
+        told = report.report(self.state)
+        lease = self.config.timeouts.lost / 5
+        if self._told is not None and now - self._told_at < lease and report.news(told) == report.news(self._told):
+            return
+        self._told, self._told_at = told, now
+        connection.send(self, codec.encode(told) if self._world.codec else told)
+
+
+def read_config(pod: Pod) -> dict[str, Any]:
+    """The JSON that a pod was given, for the checks."""
+    plain: dict[str, Any] = json.loads(pod_environment(pod)[config.CONFIG])
+    return plain

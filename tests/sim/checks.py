@@ -1,0 +1,251 @@
+"""What must hold after every step, whatever happened (docs/architecture.md: fencing, promises).
+
+The checks know the truth that no part of the system knows as a whole: which ranks made which step, what each manifest
+descends from, who reached the end. Each raises Broken with a sentence; the history that led there is the bug.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from ropeteam.api.conditions import ConditionType
+from ropeteam.api.status import JobStatus
+from ropeteam.core.actions import Action, CreatePod, DeleteJob, DeletePod, DeleteService
+from ropeteam.core.decide import decide
+from ropeteam.core.decision import Decision
+from ropeteam.core.observation import Observation
+from ropeteam_trainer.contract.messages import Grant
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ProcessExit
+from ropeteam_trainer.data.plan import Position
+
+if TYPE_CHECKING:
+    from tests.sim.agent_process import Agent
+    from tests.sim.ranks import Gang, Rank
+    from tests.sim.world import World
+
+Place = tuple[int, Epoch]
+"""A checkpoint's step and epoch."""
+_SAMPLE = 7
+_SETTLES_WITHIN = 5
+
+
+class Broken(AssertionError):
+    """A promise was broken. The text says which."""
+
+
+def require(holds: bool, promise: str, *details: Any) -> None:
+    if not holds:
+        raise Broken(f"{promise}: {' '.join(map(str, details))}")
+
+
+def place(ref: CheckpointRef | None) -> Place | None:
+    return (ref.step, ref.epoch) if ref else None
+
+
+class Checks:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._highest: Gang | None = None
+        self._gangs: dict[Epoch, Gang] = {}
+        self._parents: dict[Place, Place | None] = {}
+        """Of every manifest ever written: what it truly descends from."""
+        self._newest: dict[Epoch, Place] = {}
+        self._ends: dict[Epoch, dict[int, bool]] = {}
+        """Ranks that ended, and whether their script was over."""
+        self._decisions = 0
+        self.counts: Counter[str] = Counter()
+
+    # ---- one world advances
+
+    def began(self, gang: Gang, step: int) -> None:
+        epoch = gang.plan.epoch
+        require(epoch not in self._gangs, "an epoch forms once", epoch)
+        self._gangs[epoch] = gang
+        self.counts["worlds"] += 1
+        if gang.restored is None and self._world.script.rung >= 2:
+            require(step == 0, "without a restore a world begins at step 0", epoch, step)
+
+    def stepped(self, gang: Gang, step: int) -> None:
+        highest = self._highest
+        if highest is None or gang.plan.epoch > highest.plan.epoch:
+            self._highest = gang
+        elif gang is not highest:
+            self._older_steps(gang, highest, step)
+        self.counts["steps"] += 1
+
+    def _older_steps(self, gang: Gang, newer: Gang, step: int) -> None:
+        """Allowed only where checkpoints are commits, and where the two share no process: one cut off as a whole."""
+        text = (gang.plan.epoch, "made step", step, "after", newer.plan.epoch, "had stepped")
+        require(self._world.script.rung >= 2, "one world advances", *text)
+        pods = {member.pod_uid for member in gang.plan.members}
+        require(not pods & {member.pod_uid for member in newer.plan.members}, "one world advances", *text)
+
+    def ranks_live(self, agent: Agent) -> None:
+        """Called when ranks start: nothing of a former epoch may live in the pod."""
+        epochs = {rank.plan.epoch for rank in agent.every_rank if rank.alive}
+        require(len(epochs) <= 1, "ranks of two epochs never live together", agent.pod.name, *map(str, epochs))
+
+    def plan_is_one(self, gang: Gang, rank: Rank) -> None:
+        require(gang.plan.hash == rank.plan.hash, "an epoch has one plan", gang.plan, rank.plan)
+
+    # ---- one lineage commits
+
+    def manifest_written(self, agent: Agent, grant: Grant) -> None:
+        """The grant names what the state truly descends from: the epoch's last commit, or what it went on from."""
+        epoch, gang = grant.ref.epoch, self._gangs.get(grant.ref.epoch)
+        require(gang is not None, "only a formed world commits", epoch)
+        assert gang is not None
+        require(gang.plan.members[0].pod_uid == agent.pod.uid, "rank 0's agent commits", agent.pod.name, epoch)
+        require(grant.world_size == gang.plan.world_size, "a commit is of all ranks", epoch, grant.world_size)
+        names = {file.name for file in grant.files}
+        wanted = {"state.pt"} | {f"rank-{rank}.pt" for rank in range(grant.world_size)}
+        require(names == wanted, "a commit has the files of all ranks", epoch, names ^ wanted)
+        mine = (grant.ref.step, epoch)
+        if mine in self._parents:
+            return
+        truth = self._newest.get(epoch) or place(gang.restored)
+        require(place(grant.parent) == truth, "a manifest's parent is its past", mine, grant.parent, truth)
+        self._parents[mine], self._newest[epoch] = truth, mine
+        self.counts["commits"] += 1
+
+    def _past(self, newest: Place | None) -> list[Place]:
+        line: list[Place] = []
+        while newest is not None:
+            line.append(newest)
+            newest = self._parents.get(newest)
+        return line
+
+    def _lineage(self, old: JobStatus, new: JobStatus) -> None:
+        before, after = _places(old), _places(new)
+        if before == after or not after:
+            require(bool(after) or not before, "the lineage never vanishes", before)
+            return
+        past = self._past(after[0])
+        for each in after:
+            require(each in self._parents, "the lineage names what was committed", each)
+        steps = [each for each in past if each in after]
+        require(list(after) == steps, "the lineage is one line of descent", after, past)
+        if before and before[0] not in past and not self._world.disk.spoilt(*before[0]):
+            head = before[0]
+            require(False, "the lineage never forks", head, "is not in the past of", after[0])
+
+    # ---- the end
+
+    def rank_ended(self, rank: Rank, exit: ProcessExit) -> None:
+        done = exit.clean or (exit.signal is not None and rank.finished)
+        self._ends.setdefault(rank.plan.epoch, {})[rank.number] = done
+
+    def agent_exits(self, agent: Agent, code: int) -> None:
+        if code == 0:
+            self._is_over("exit 0")
+
+    def _is_over(self, what: str) -> None:
+        over = [
+            epoch
+            for epoch, ends in self._ends.items()
+            if all(ends.values()) and len(ends) == self._world.setup.world_size
+        ]
+        require(bool(over), f"{what} only if all ranks reached the end", self._ends)
+
+    # ---- the operator
+
+    def decided(self, seen: Observation, decision: Decision) -> None:
+        require(bool(decision.why.strip()), "every decision has a why", decision)
+        writes = decision.status != seen.status
+        if writes and not seen.status.finished:
+            require(not decision.actions, "intent before effect: a new status carries no actions", decision.why)
+        for action in decision.actions:
+            if isinstance(action, DeletePod | DeleteService | DeleteJob):
+                require(bool(action.uid), "deletes carry a UID", action)
+        self._decisions += 1
+        if self._decisions % _SAMPLE == 0:
+            self._settles(seen, decision)
+
+    def _settles(self, seen: Observation, decision: Decision) -> None:
+        """Nothing changed but what it saved itself: soon it has nothing more to save."""
+        status = decision.status
+        for _ in range(_SETTLES_WITHIN):
+            again = decide(seen.model_copy(update={"status": status})).status
+            if again == status:
+                return
+            status = again
+        require(False, "a settled job is left alone", decision.why)
+
+    def acts(self, action: Action) -> None:
+        """What is saved now must already want this."""
+        status = self._world.kubernetes.job.status
+        if not isinstance(action, CreatePod):
+            return
+        labels = action.manifest["metadata"]["labels"]
+        require(not status.finished, "a finished job gets no pods", action)
+        if labels["ropeteam.dev/role"] == "coordinator":
+            wanted, named = status.coordinator.term, int(labels["ropeteam.dev/term"])
+        else:
+            slot = int(labels["ropeteam.dev/slot"])
+            wanted = next((each.incarnation for each in status.slots if each.slot == slot), 0)
+            named = int(labels["ropeteam.dev/incarnation"])
+        require(named <= wanted, "intent before effect", action, "but status says", wanted)
+
+    def saved(self, old: JobStatus, new: JobStatus) -> None:
+        self.counts["writes"] += 1
+        for kind in (ConditionType.COMPLETE, ConditionType.FAILED):
+            require(not old.holds(kind) or new.holds(kind), "terminal is final", kind)
+        both = new.holds(ConditionType.COMPLETE) and new.holds(ConditionType.FAILED)
+        require(not both, "a job ends one way", new.conditions)
+        if new.holds(ConditionType.COMPLETE) and not old.holds(ConditionType.COMPLETE):
+            self._is_over("Complete")
+        for one, other, what in _growing(old, new):
+            require(one <= other, "numbers never go back", what, one, other)
+        self._budget(old, new)
+        self._lineage(old, new)
+
+    def _budget(self, old: JobStatus, new: JobStatus) -> None:
+        kept = {charge.id for charge in new.failures.charges}
+        window = self._world.setup.window_seconds
+        for charge in old.failures.charges:
+            age = (self._world.kubernetes.time() - charge.time).total_seconds()
+            require(charge.id in kept or age >= window, "the budget never grows back", charge.id, age)
+        causes = {each.id: each.cause for each in new.incidents}
+        for each in old.incidents:
+            if each.settled and each.id in causes:
+                require(causes[each.id] == each.cause, "a settled cause is final", each.id, each.cause)
+
+    def same(self, what: str, one: Any, other: Any) -> None:
+        require(one == other, f"{what} is the same", one, other)
+
+    # ---- after the quiet end
+
+    def final(self) -> None:
+        """Every sample once in the surviving lineage."""
+        script, status = self._world.script, self._world.kubernetes.job.status
+        if script.rung < 3 or not status.holds(ConditionType.COMPLETE):
+            return
+        over = [epoch for epoch, ends in self._ends.items() if ends and all(ends.values())]
+        gang: Gang | None = self._gangs[max(over)]
+        upper, used = script.total_steps, Counter[tuple[int, int]]()
+        while gang is not None:
+            base = gang.restored.step if gang.restored else 0
+            at = self._world.disk.saved_positions[place(gang.restored)] if gang.restored else Position()
+            for _ in range(base, upper):
+                for rank in range(gang.plan.world_size):
+                    used.update((at.epoch, sample) for sample in script.data.share(at, rank, gang.plan.world_size).ids)
+                at = script.data.after(at)
+            upper = base
+            gang = self._gangs[gang.restored.epoch] if gang.restored else None
+        per_epoch = script.data.steps(1)
+        full = {(epoch, n) for epoch in range(script.total_steps // per_epoch) for n in range(script.data.samples)}
+        twice = [sample for sample, times in used.items() if times != 1]
+        require(not twice and full <= set(used), "every sample is used once", twice, full - set(used))
+
+
+def _places(status: JobStatus) -> tuple[Place, ...]:
+    lineage = status.checkpoint.lineage if status.checkpoint else ()
+    return tuple((ref.step, Epoch.parse(ref.epoch)) for ref in lineage)
+
+
+def _growing(old: JobStatus, new: JobStatus) -> list[tuple[int, int, str]]:
+    numbers = [(old.attempt, new.attempt, "attempt"), (old.coordinator.term, new.coordinator.term, "term")]
+    incarnations = {slot.slot: slot.incarnation for slot in new.slots}
+    numbers += [(each.incarnation, incarnations.get(each.slot, 0), f"slot {each.slot}") for each in old.slots]
+    return numbers

@@ -1,0 +1,149 @@
+"""A coordinator as a process: the real membership.py, and a server around it in simulated time.
+
+Orders go out whenever they differ from the last ones sent on that connection, and again for a report that has not seen
+them. Only the newest connection of a pod counts. A frozen process handles everything on waking, late.
+A restart of its container begins again with boot + 1 and no memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ropeteam_trainer.contract import codec, config
+from ropeteam_trainer.contract.config import CoordinatorConfig
+from ropeteam_trainer.contract.desired import Desired, JobReport
+from ropeteam_trainer.contract.messages import AgentReport, Orders
+from ropeteam_trainer.coordinator import membership
+from tests.sim.agent_process import pod_environment
+from tests.sim.clock import Timer
+from tests.sim.kubelet import Pod
+from tests.sim.network import Connection
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+EPOCH_MS = 1_767_225_600_000
+
+
+@dataclass
+class Line:
+    """What the server knows of one connection."""
+
+    report: AgentReport | None = None
+    sent: Orders | None = None
+    """As projected: its number is 0."""
+    number: int = 0
+
+
+class Coordinator:
+    def __init__(self, world: World, pod: Pod, boot: int) -> None:
+        self._world, self.pod, self.site = world, pod, pod.uid
+        settings = codec.decode(CoordinatorConfig, pod_environment(pod)[config.CONFIG])
+        self.state = membership.initial(settings, boot, world.clock.now)
+        self.running, self.frozen = True, False
+        self._lines: dict[Connection, Line] = {}
+        self._backlog: deque[tuple[Connection, AgentReport]] = deque()
+        self._timer: Timer | None = None
+
+    # ---- life, as a Container of the kubelet
+
+    def terminate(self) -> None:
+        """It stops at once."""
+        self.kill()
+        if self.pod.kubelet:
+            self.pod.kubelet.exited(self.pod, 143)
+
+    def kill(self) -> None:
+        self._end()
+        for connection in self._lines:
+            connection.close(by=self)
+
+    def vanish(self) -> None:
+        self._end()
+        for connection in self._lines:
+            connection.vanish()
+
+    def _end(self) -> None:
+        self.running = False
+        if self._timer:
+            self._timer.cancel()
+
+    def freeze(self, seconds: float) -> None:
+        if self.running and not self.frozen:
+            self.frozen = True
+            self._world.clock.after(seconds, self.thaw)
+
+    def thaw(self) -> None:
+        self.frozen = False
+        while self._backlog and self.running:
+            self._heard(*self._backlog.popleft())
+        self._tick()
+
+    # ---- the server
+
+    def accepted(self, connection: Connection) -> None:
+        self._lines[connection] = Line()
+
+    def closed(self, connection: Connection) -> None:
+        self._lines.pop(connection, None)
+
+    def received(self, connection: Connection, message: Any) -> None:
+        report = codec.decode(AgentReport, message) if isinstance(message, bytes) else message
+        if self.frozen:
+            self._backlog.append((connection, report))
+        elif self.running:
+            self._heard(connection, report)
+
+    def _heard(self, connection: Connection, report: AgentReport) -> None:
+        line = self._lines.get(connection)
+        if line is None:
+            return
+        if line.report is None:
+            self._forget_older(connection, report)
+        line.report = report
+        applied = report.orders_seen == line.number
+        if line.sent is not None and not applied:
+            line.sent = None
+        self._step(membership.ReportReceived(report, applied))
+
+    def _forget_older(self, newest: Connection, report: AgentReport) -> None:
+        """The same pod came on a new connection."""
+        for connection, line in list(self._lines.items()):
+            if connection is not newest and line.report and line.report.pod_uid == report.pod_uid:
+                del self._lines[connection]
+                connection.close(by=self)
+
+    def put_desired(self, desired: Desired) -> JobReport:
+        self._step(membership.DesiredReceived(desired))
+        return membership.job_report(self.state, self._world.clock.now)
+
+    def _tick(self) -> None:
+        if self.running and not self.frozen:
+            self._step(membership.Tick())
+
+    def _step(self, event: membership.Event) -> None:
+        now = self._world.clock.now
+        self.state = membership.step(self.state, event, now, EPOCH_MS + int(now * 1000))
+        self._film()
+        for connection, line in list(self._lines.items()):
+            if line.report is not None:
+                self._send(connection, line, membership.reply(self.state, line.report, now))
+        if self._timer:
+            self._timer.cancel()
+        wake = membership.wake_at(self.state, now)
+        self._timer = None if wake is None else self._world.clock.at(max(wake, now + 0.01), self._tick)
+
+    def _send(self, connection: Connection, line: Line, orders: Orders | None) -> None:
+        if orders is None or orders == line.sent:
+            return
+        line.sent, line.number = orders, line.number + 1
+        numbered = replace(orders, number=line.number)
+        connection.send(self, codec.encode(numbered) if self._world.codec else numbered)
+
+    def _film(self) -> None:
+        film = self._world.film
+        if film.on:
+            report = membership.job_report(self.state, self._world.clock.now)
+            film.says(self.pod.name, f"[{report.phase.value} {report.epoch or ''}] {report.why}")

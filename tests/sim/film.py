@@ -1,0 +1,60 @@
+"""The film strip of a history: one line for each thing that happened, so that a failure can be read as a story.
+
+Only a replay is filmed: the same moves in the same world give the same history.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ropeteam.api.status import JobStatus
+
+if TYPE_CHECKING:
+    from tests.sim.clock import Clock
+
+
+class Film:
+    def __init__(self, clock: Clock, on: bool) -> None:
+        self._clock, self.on = clock, on
+        self.lines: list[str] = []
+        self._why = ""
+
+    def tell(self, who: str, what: str) -> None:
+        if self.on:
+            self.lines.append(f"{self._clock.now:8.2f}  {who:<22} {what}")
+
+    def says(self, who: str, why: str) -> None:
+        """A sentence that is told only when it changes."""
+        if self.on and why != self._why:
+            self._why = why
+            self.tell(who, why)
+
+    def wrote_status(self, old: JobStatus, new: JobStatus, why: str) -> None:
+        if not self.on:
+            return
+        changes = [
+            f"{name}: {_short(before)} -> {_short(after)}"
+            for name in ("state", "attempt", "coordinator", "slots", "checkpoint", "incidents", "failures", "drained")
+            if (before := getattr(old, name)) != (after := getattr(new, name))
+        ]
+        self.tell("operator", f"saves [{'; '.join(changes)}] because {why}")
+
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+def _short(value: object) -> str:
+    match value:
+        case tuple():
+            return "(" + ", ".join(_short(each) for each in value) + ")"
+        case _ if hasattr(value, "incarnation"):
+            return f"{value.slot}:{value.incarnation}"
+        case _ if hasattr(value, "cause"):
+            return f"{value.id} {value.cause}{' settled' if value.settled else ''}"
+        case _ if hasattr(value, "lineage"):
+            return ",".join(f"{ref.step}@{ref.epoch}" for ref in value.lineage)
+        case _ if hasattr(value, "charged"):
+            return f"{value.charged}/{value.allowed} charged, {value.free} free"
+        case _ if hasattr(value, "term"):
+            return f"term {value.term}.{value.boot}"
+    return repr(value)

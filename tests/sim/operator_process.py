@@ -1,0 +1,205 @@
+"""The operator as a process: the round of controller/reconcile.py in simulated time, able to die between any two calls.
+
+    read the job, tell the coordinator and hear its report, read the pods | decide | save | act, one call after another
+Caches may be behind by `lag` seconds. A conflict forgets the decision. What it remembers between rounds dies with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from ropeteam.api.status import JobStatus
+from ropeteam.controller.pace import Pace
+from ropeteam.core.decide import decide
+from ropeteam.core.decision import Decision
+from ropeteam.core.observation import Observation
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.desired import Desired, JobReport
+from tests.sim.clock import Process, Task
+
+if TYPE_CHECKING:
+    from tests.sim.kubernetes import View
+    from tests.sim.world import World
+
+SITE = "operator"
+KEY_ID = "k1"
+CALL_TIMEOUT = 3.0
+REACTION, RESYNC = 0.02, 600.0
+_DEFAULTS = {"operator_image": "ropeteam:sim"}
+
+
+class Answers(Protocol):
+    """A coordinator's HTTP side."""
+
+    site: str
+    running: bool
+
+    def put_desired(self, desired: Desired) -> JobReport: ...
+
+
+class Operator:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._task: Task | None = None
+        self._bell = self._sleeps = False
+        self.lag = 0.0
+        self.crash_after: int | None = None
+        """Die after this many more calls to the API server or the coordinator."""
+        self._asking = False
+        self.start()
+
+    # ---- life
+
+    @property
+    def alive(self) -> bool:
+        return self._task is not None
+
+    def start(self) -> None:
+        """A new process: it knows nothing but what the API server tells."""
+        if self._task is None:
+            self._desired: Desired | None = None
+            self._secret = False
+            self._pace = Pace()
+            self._bell = self._sleeps = self._asking = False
+            self.crash_after = None
+            self._task = self._world.clock.spawn(self._run())
+
+    def kill(self) -> None:
+        if self._task is not None:
+            self._task.kill()
+            self._task = None
+
+    def ring(self) -> None:
+        """Something changed in the cluster: the next round comes at once, or right after the one under way."""
+        if self._sleeps and not self._bell and self._task is not None:
+            self._task.wake(REACTION)
+        self._bell = True
+
+    # ---- rounds
+
+    def _run(self) -> Process:
+        while True:
+            self._bell = False
+            again = yield from self._round()
+            if self._bell:
+                yield REACTION
+                continue
+            self._sleeps = True
+            yield RESYNC if again is None else max(again, REACTION)
+            self._sleeps = False
+
+    def _round(self) -> Process:
+        world = self._world
+        view = world.kubernetes.view(world.clock.now - self.lag)
+        report, error = yield from self._ask(view)
+        pods = world.kubernetes.view(world.clock.now - self.lag)
+        if not world.kubernetes.job.exists:
+            return None
+        seen = self._observe(view, pods, report, error)
+        decision = decide(seen)
+        world.checks.decided(seen, decision)
+        changed = self._desired != decision.desired
+        self._desired = decision.desired
+        saved = False
+        if decision.status != seen.status and self._pace.permits(seen.status, decision.status, seen.now):
+            saved = yield from self._save(view, decision)
+            if not saved:
+                return 0.1
+        yield from self._act(decision)
+        return 0.0 if saved or decision.actions or changed else decision.look_again_seconds
+
+    def _save(self, view: View, decision: Decision) -> Process:
+        world = self._world
+        yield world.api_seconds()
+        status = decision.status
+        if world.codec:
+            status = JobStatus.model_validate(status.to_json())
+            world.checks.same("status through JSON", status, decision.status)
+        saved = world.kubernetes.write_status(status, view.version)
+        if saved:
+            world.film.wrote_status(view.status, status, decision.why)
+            world.checks.saved(view.status, status)
+        yield self._called()
+        return saved
+
+    def _act(self, decision: Decision) -> Process:
+        world = self._world
+        for action in decision.actions:
+            yield world.api_seconds()
+            world.checks.acts(action)
+            world.film.tell("operator", str(action))
+            world.kubernetes.execute(action)
+            self._secret = self._secret or action.__class__.__name__ == "CreateSecret"
+            yield self._called()
+
+    def _called(self) -> float:
+        """Between two calls: the place to die. Returns how long it takes to go on."""
+        if self.crash_after is not None:
+            self.crash_after -= 1
+            if self.crash_after < 0:
+                self._world.film.tell("operator", "crashes between two calls")
+                self.kill()
+        return 0.0
+
+    # ---- eyes
+
+    def _observe(self, job: View, rest: View, report: JobReport | None, error: str) -> Observation:
+        seen = Observation(
+            now=self._world.kubernetes.time(),
+            metadata=job.metadata,
+            spec=job.spec,
+            status=job.status,
+            pods=rest.pods,
+            service=rest.service,
+            secret_exists=self._secret,
+            key_id=KEY_ID,
+            report=report,
+            report_error=error,
+            defaults=_DEFAULTS,
+        )
+        if self._world.codec:
+            again = Observation.model_validate_json(seen.model_dump_json())
+            self._world.checks.same("observation through JSON", again, seen)
+        return seen
+
+    def _ask(self, view: View) -> Process:
+        """PUT /desired: (report, "") or (None, why not)."""
+        if self._desired is None or view.status.finished or view.service is None:
+            return None, ""
+        answers: list[JobReport | str] = []
+        task = self._task
+
+        def answered(answer: JobReport | str) -> None:
+            if not answers and task is not None and task is self._task and self._asking:
+                answers.append(answer)
+                task.wake(0.0)
+
+        self._asking = True
+        self._put(self._desired, answered)
+        yield CALL_TIMEOUT
+        self._asking = False
+        yield self._called()
+        if not answers:
+            return None, "no answer within 3 s"
+        return (answers[0], "") if isinstance(answers[0], JobReport) else (None, str(answers[0]))
+
+    def _put(self, desired: Desired, answer: Callable[[JobReport | str], None]) -> None:
+        world = self._world
+        server = world.behind_service()
+        if server is None:
+            world.clock.after(REACTION, answer, "connection refused")
+            return
+        network, site = world.network, server.site
+        if world.codec:
+            desired = codec.decode(Desired, codec.encode(desired))
+
+        def arrive() -> None:
+            if not server.running:
+                return
+            report = server.put_desired(desired)
+            if world.codec:
+                report = codec.decode(JobReport, codec.encode(report))
+            world.clock.after(network.delay(site, SITE), network.carry, site, SITE, lambda: answer(report))
+
+        world.clock.after(network.delay(SITE, site), network.carry, SITE, site, arrive)

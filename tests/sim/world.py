@@ -1,0 +1,193 @@
+"""One job in one world: Kubernetes, operator, coordinators, agents, ranks and disk, with one clock and one seed.
+
+    world = World(Setup(seed=1)); world.run(30); world.settle()
+
+`run` lets time pass; whatever goes wrong meanwhile is moves.py's doing. `settle` ends all faults and demands the quiet
+end: within a bounded time the job is Complete, Failed with a reason, or suspended as asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from ropeteam.api.conditions import ConditionType
+from ropeteam.core.observation import Role
+from ropeteam_trainer.contract.world import Epoch, Plan
+from ropeteam_trainer.data.plan import DataPlan
+from tests.sim.agent_process import Agent
+from tests.sim.checks import Checks, require
+from tests.sim.clock import Clock
+from tests.sim.coordinator_process import Coordinator
+from tests.sim.disk import Disk
+from tests.sim.film import Film
+from tests.sim.kubelet import Pod
+from tests.sim.kubernetes import JOB_NAME, JOB_UID, Kubernetes
+from tests.sim.network import Network
+from tests.sim.operator_process import Operator
+from tests.sim.ranks import Gang, Rank, Script
+
+QUIET_SECONDS = 1500.0
+"""Longer than every timeout in a row: fence, drain, backoffs, start, the steps that are left."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is drawn once for a history. Small numbers: most bugs need few of anything."""
+
+    seed: int = 0
+    workers: int = 2
+    processes: int = 1
+    rung: int = 3
+    codec: bool = False
+    """Every message, status and observation goes through JSON and must come back the same."""
+    total_steps: int = 24
+    max_failures: int = 3
+    window_seconds: int = 3600
+
+    @property
+    def world_size(self) -> int:
+        return self.workers * self.processes
+
+    def spec(self) -> dict[str, Any]:
+        recovery = {
+            "maxFailures": self.max_failures,
+            "windowSeconds": self.window_seconds,
+            "startSeconds": 20,
+            "hangSeconds": 6,
+            "lostSeconds": 4,
+            "fenceSeconds": 15,
+            "drainSeconds": 8,
+            "exitCodes": [{"codes": [42], "action": "Fail"}, {"codes": [75], "action": "RetryFree"}],
+        }
+        spec: dict[str, Any] = {
+            "workers": self.workers,
+            "image": "torch",
+            "command": ["python", "train.py"],
+            "processesPerWorker": self.processes,
+            "recovery": recovery,
+        }
+        if self.rung >= 2:
+            spec["checkpoint"] = {"volume": {"nfs": {"server": "nas", "path": "/"}}, "everySteps": 4, "keep": 3}
+        return spec
+
+
+class World:
+    def __init__(self, setup: Setup, film: bool = False) -> None:
+        self.setup, self.codec = setup, setup.codec
+        self.random = Random(setup.seed)
+        self.clock = Clock()
+        self.film = Film(self.clock, film)
+        self.network = Network(self.clock, self.random)
+        self.disk = Disk(self.random, JOB_NAME, JOB_UID)
+        data = DataPlan(samples=22, global_batch=4)  # 6 steps make one data epoch, the last of 2 samples
+        self.script = Script(setup.rung, setup.total_steps, 0.9, 4, data)
+        self.checks = Checks(self)
+        self.agents: dict[str, Agent] = {}
+        self.coordinators: list[Coordinator] = []
+        self.own_checkpoint = 0
+        """The step that a script below rung 2 has saved by itself."""
+        self.confirmations_lost = False
+        self.api_slowness = 1.0
+        self._gangs: dict[Epoch, Gang] = {}
+        self._number = 0
+        self.kubernetes = Kubernetes(self.clock, self.random, setup.spec(), nodes=setup.workers + 1)
+        self.kubernetes.start_process = self._start_process
+        self.operator = Operator(self)
+        self.kubernetes.rang = self.operator.ring
+
+    # ---- who is where
+
+    def _start_process(self, pod: Pod, boot: int) -> Agent | Coordinator:
+        if pod.role is Role.WORKER:
+            return Agent(self, pod)
+        coordinator = Coordinator(self, pod, boot)
+        self.coordinators.append(coordinator)
+        return coordinator
+
+    def behind_service(self) -> Coordinator | None:
+        """The coordinator that a new connection reaches."""
+        service = self.kubernetes.service
+        for coordinator in reversed(self.coordinators):
+            if coordinator.running and service and coordinator.pod.term == service.leads_to:
+                return coordinator
+        return None
+
+    def store_answers(self, plan: Plan) -> bool:
+        """The keeper of this epoch's store lives."""
+        agents = (agent for agent in self.agents.values() if agent.alive)
+        return any(a.state.identity.pod_ip == plan.store_host and plan.epoch in a.stores for a in agents)
+
+    def gang(self, rank: Rank) -> Gang:
+        epoch = rank.plan.epoch
+        if epoch not in self._gangs:
+            self._gangs[epoch] = Gang(self, rank.plan)
+        self.checks.plan_is_one(self._gangs[epoch], rank)
+        return self._gangs[epoch]
+
+    def live_agents(self) -> list[Agent]:
+        return [agent for agent in self.agents.values() if agent.alive]
+
+    def live_ranks(self) -> list[Rank]:
+        return [rank for agent in self.live_agents() for rank in agent.ranks.values() if rank.alive]
+
+    def live_coordinators(self) -> list[Coordinator]:
+        return [each for each in self.coordinators if each.running]
+
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def api_seconds(self) -> float:
+        return (0.002 + 0.02 * self.random.random()) * self.api_slowness
+
+    # ---- time
+
+    def run(self, seconds: float) -> None:
+        for _ in self.clock.happen(self.clock.now + seconds):
+            pass
+
+    def run_events(self, count: int) -> None:
+        """The next few things only: a fault can fall between any two."""
+        for done, _ in enumerate(self.clock.happen(self.clock.now + 5.0), start=1):
+            if done >= count:
+                return
+
+    @property
+    def over(self) -> bool:
+        """As ended as it will ever be."""
+        job = self.kubernetes.job
+        if not job.exists:
+            return not self.kubernetes.pods
+        status = job.status
+        suspended = bool(job.spec.get("suspend")) and status.holds(ConditionType.SUSPENDED)
+        return (status.finished or suspended) and not self._still_running()
+
+    def _still_running(self) -> bool:
+        return any(pod.process is not None for pod in self.kubernetes.pods.values())
+
+    def stop_faults(self) -> None:
+        self.network.heal()
+        for kubelet in self.kubernetes.kubelets:
+            kubelet.come_back()
+        for process in (*self.live_agents(), *self.live_coordinators()):
+            process.thaw()
+        self.confirmations_lost = False
+        self.disk.slowness = self.api_slowness = 1.0
+        self.operator.lag = 0.0
+        self.operator.crash_after = None
+        self.operator.start()
+
+    def settle(self) -> None:
+        """The quiet end."""
+        self.stop_faults()
+        limit = self.clock.now + QUIET_SECONDS
+        while not self.over and self.clock.now < limit:
+            self.run(5.0)
+        status = self.kubernetes.job.status
+        require(self.over, "quiet end: it never came", status.state, [c.message for c in status.conditions])
+        failed = status.condition(ConditionType.FAILED)
+        if failed and failed.holds:
+            require(bool(failed.reason and failed.message), "a failure has a reason", failed)
+        self.checks.final()
