@@ -1,4 +1,6 @@
-"""What the operator saw of one job at one moment: everything `decide` may know. Serialisable, so that it can be replayed."""
+"""What the operator saw of one job at one moment: everything `decide` may know. Serialisable, so that it can
+be replayed.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,19 @@
+"""How long to wait before trying the same thing again: at once, then 1 s doubling to 60 s."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+LONGEST_SECONDS = 60
+
+
+def seconds(faults: int) -> int:
+    """After `faults` in a row. The first one is not made to wait."""
+    if faults <= 1:
+        return 0
+    return min(LONGEST_SECONDS, 1 << min(faults - 2, 10))
+
+
+def ends_at(since: datetime | None, faults: int) -> datetime | None:
+    """When the next try may begin. None: at once."""
+    return since + timedelta(seconds=seconds(faults)) if since is not None else None

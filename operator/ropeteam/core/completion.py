@@ -1,0 +1,122 @@
+"""Has the job ended, and what is left to do then? Terminal is final: from then on status stays, and only
+cleaning is done.
+
+Complete: an agent exited 0 (they do on RELEASE only), or the coordinator says so. Failed: the coordinator
+gives a reason, the budget is spent, a slot's pods fail again and again outside any world, or the deadline has
+passed.
+"""
+
+from __future__ import annotations
+
+from ropeteam.api.job import CleanPodPolicy
+from ropeteam.api.status import JobStatus, SlotStatus
+from ropeteam.core import incidents
+from ropeteam.core.actions import Action, DeleteJob, DeletePod, DeleteService
+from ropeteam.core.answer import Answer
+from ropeteam.core.classify import finished_cleanly
+from ropeteam.core.conditions import ended
+from ropeteam.core.gang import active
+from ropeteam.core.observation import PodSeen
+from ropeteam.core.view import View, changed
+from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.world import FailReason
+
+RELEASE_SECONDS = 10
+"""For the other agents to hear RELEASE and exit by themselves before their pods are deleted."""
+
+
+def complete(view: View, status: JobStatus) -> Answer | None:
+    released = next((pod for pod in view.all_workers if finished_cleanly(pod)), None)
+    told = view.report is not None and view.report.phase is WorldPhase.COMPLETE
+    if released is None and not told:
+        return None
+    why = f"pod {released.name} was released" if released else "the coordinator says that all ranks are done"
+    step = f" at step {status.progress.step}" if status.progress else ""
+    facts = ended(True, "Succeeded", f"All ranks have finished{step}.")
+    return Answer(f"complete: {why}", _over(view, status), "Complete", facts)
+
+
+def failed(view: View, status: JobStatus) -> Answer | None:
+    reason = _failure(view, status)
+    if reason is None:
+        return None
+    word, message = reason
+    facts = ended(False, word, message)
+    return Answer(f"failed: {word}: {message}", _over(view, status), "Failed", facts)
+
+
+def _failure(view: View, status: JobStatus) -> tuple[str, str] | None:
+    told = view.report.failure if view.report else None
+    if told is not None:
+        return told.reason.value, told.message
+    charged, allowed = status.failures.charged, view.spec.recovery.max_failures
+    if charged > allowed:
+        last = next((each.message for each in reversed(status.incidents) if each.charged), "")
+        hours = f"within {view.spec.recovery.window_seconds} seconds"
+        fix = "Mend the cause, or raise spec.recovery.maxFailures."
+        message = f"{charged} incidents {hours}, and {allowed} are allowed. The last: {last} {fix}"
+        return FailReason.BUDGET_SPENT.value, message
+    limit = view.spec.recovery.no_progress_limit
+    for slot in status.slots:
+        if incidents.pods_failed_in_a_row(status, slot) >= limit:
+            return FailReason.REPEATED_ERROR.value, _never_trained(status, slot, limit)
+    return None
+
+
+def _never_trained(status: JobStatus, slot: SlotStatus, limit: int) -> str:
+    last = next((each.message for each in reversed(status.incidents) if each.slot == slot.slot), "")
+    return f"{limit} pods of slot {slot.slot} in a row ended before they could train. The last: {last}"
+
+
+def deadline(view: View, status: JobStatus) -> Answer | None:
+    """Time suspended, or spent on suspending, does not count."""
+    limit = view.spec.active_deadline_seconds
+    if limit is None or view.spec.suspend or view.suspended or not view.passed(status.start_time, limit):
+        return None
+    message = f"The job has run for {limit} seconds, which is spec.activeDeadlineSeconds."
+    facts = ended(False, FailReason.DEADLINE_EXCEEDED.value, message)
+    return Answer("failed: the deadline has passed", _over(view, status), "Failed", facts)
+
+
+def _over(view: View, status: JobStatus) -> JobStatus:
+    settled = incidents.settle(status, view.spec.recovery, view.now, all_of_them=True)
+    return changed(settled, completion_time=view.now, drain_since=None, coordinator_fault_since=None)
+
+
+def clean_up(view: View) -> Answer | None:
+    """After the end: pods by policy, then the Service, then, when its time has come, the job itself."""
+    status = view.status
+    if not status.finished:
+        return None
+    ttl = view.spec.ttl_seconds_after_finished
+    if ttl is not None and view.passed(status.completion_time, ttl):
+        gone = DeleteJob(view.job.name, view.job.uid)
+        return _clean(view, "the job ended ttlSecondsAfterFinished ago", (gone,))
+    released = status.state == "Complete" and not view.passed(status.completion_time, RELEASE_SECONDS)
+    if released and active(view.all_workers):
+        return _clean(view, "the workers are about to exit by themselves", ())
+    workers = _unwanted(view)
+    if workers:
+        return _clean(view, "the job has ended: pods go", _delete(workers))
+    keeps = view.spec.clean_pod_policy is CleanPodPolicy.NONE
+    if active(view.all_workers) and not keeps:
+        return _clean(view, "the workers go, then the coordinator", ())
+    service = view.seen.service
+    more: tuple[Action, ...] = (DeleteService(service.name, service.uid),) if service else ()
+    return _clean(view, "the job has ended", (*_delete(view.all_coordinators), *more))
+
+
+def _unwanted(view: View) -> tuple[PodSeen, ...]:
+    policy = view.spec.clean_pod_policy
+    if policy is CleanPodPolicy.NONE:
+        return ()
+    ended_too = policy is CleanPodPolicy.ALL
+    return tuple(pod for pod in view.all_workers if not pod.deleting and (ended_too or not pod.ended))
+
+
+def _delete(pods: tuple[PodSeen, ...]) -> tuple[Action, ...]:
+    return tuple(DeletePod(pod.name, pod.uid) for pod in pods if not pod.deleting)
+
+
+def _clean(view: View, why: str, actions: tuple[Action, ...]) -> Answer:
+    return Answer(why, view.status, view.status.state, actions=actions)

@@ -1,0 +1,65 @@
+"""When to look again although nothing happens: everything in `core` that depends on the passing of time is
+listed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from ropeteam.api.status import JobStatus
+from ropeteam.core import backoff, incidents
+from ropeteam.core.completion import RELEASE_SECONDS
+from ropeteam.core.fold import FENCE_MARGIN_SECONDS
+from ropeteam.core.recovery import DELETE_MARGIN_SECONDS
+from ropeteam.core.view import View
+
+ASK_RUNNING_SECONDS = 5.0
+ASK_SECONDS = 1.0
+"""How often the coordinator is told and asked."""
+
+
+def next_look(view: View, status: JobStatus) -> float | None:
+    """Seconds until something falls due. None: nothing will."""
+    due = [moment for moment in _moments(view, status) if moment > view.now]
+    return (min(due) - view.now).total_seconds() if due else None
+
+
+def _moments(view: View, status: JobStatus) -> Iterator[datetime]:
+    spec = view.spec
+    if status.finished:
+        if status.completion_time is not None:
+            yield status.completion_time + timedelta(seconds=RELEASE_SECONDS)
+            if spec.ttl_seconds_after_finished is not None:
+                yield status.completion_time + timedelta(seconds=spec.ttl_seconds_after_finished)
+        return
+    if spec.active_deadline_seconds is not None and status.start_time is not None and not spec.suspend:
+        yield status.start_time + timedelta(seconds=spec.active_deadline_seconds)
+    yield from _accounting(view, status)
+    yield from _pods(view, status)
+
+
+def _accounting(view: View, status: JobStatus) -> Iterator[datetime]:
+    policy = view.spec.recovery
+    gone = {slot.slot: slot.old_pod_gone for slot in status.slots}
+    for each in status.incidents:
+        if not each.settled:
+            yield incidents.settles_at(each, policy, gone.get(each.slot, True))
+    for charge in status.failures.charges:
+        yield charge.time + timedelta(seconds=policy.window_seconds)
+
+
+def _pods(view: View, status: JobStatus) -> Iterator[datetime]:
+    fence = timedelta(seconds=view.spec.recovery.fence_seconds + FENCE_MARGIN_SECONDS)
+    for slot in status.slots:
+        if slot.replaced_at is not None and not slot.old_pod_gone:
+            yield slot.replaced_at + fence
+    paced = [(status.coordinator.since, status.coordinator.faults)]
+    paced += [(slot.replaced_at, slot.faults) for slot in status.slots]
+    for since, faults in paced:
+        begin = backoff.ends_at(since, faults)
+        if begin is not None:
+            yield begin
+    for pod in view.workers.values():
+        if pod.deleting and pod.delete_at is not None:
+            yield pod.delete_at + timedelta(seconds=DELETE_MARGIN_SECONDS)

@@ -1,0 +1,117 @@
+"""Decide what a training job needs next.
+
+Every judgement of the operator is made in `core`: what was seen goes in, what to do comes out.
+The questions are asked from top to bottom; the first one with an answer wins.
+Rules that bind every answer:
+  - Intent before effect. An answer that changes status carries no actions; the next round carries them out.
+  - A settled job is left alone. Deciding again about an unchanged job answers "nothing", and no write.
+  - Terminal is final. After Complete or Failed there is only cleaning up.
+  - Total. There is an answer for every observation, and a sentence `why`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ropeteam.api.status import JobStatus
+from ropeteam.core import announce, completion, conditions, deadlines, gang, progress, recovery
+from ropeteam.core.answer import Answer
+from ropeteam.core.conditions import Fact
+from ropeteam.core.decision import Decision
+from ropeteam.core.desired import desired
+from ropeteam.core.fold import fold
+from ropeteam.core.observation import Observation
+from ropeteam.core.steady import steady
+from ropeteam.core.view import View, changed, look
+from ropeteam_trainer.contract.world import FailReason
+
+Question = Callable[[View, JobStatus], Answer | None]
+
+
+def decide(seen: Observation) -> Decision:
+    """The answer to one observation. Never raises."""
+    view = look(seen)
+    if seen.metadata.deletion_timestamp is not None:
+        return Decision(seen.status, (), "the job is being deleted; all that is its own goes with it")
+    clean = completion.clean_up(view)
+    if clean is not None:
+        return _conclude(view, clean)
+    status = fold(view)
+    answers = (question(view, status) for question in QUESTIONS)
+    answer = next((answer for answer in answers if answer is not None), None)
+    return _conclude(view, answer or steady(view, status))
+
+
+def invalid(view: View, status: JobStatus) -> Answer | None:
+    """The spec cannot be used. What runs goes on; nothing new is made."""
+    if not view.problems:
+        return None
+    reason = FailReason.INVALID_SPEC.value
+    message = "; ".join(view.problems)
+    facts = conditions.not_accepted(reason, message)
+    return Answer(f"the spec is not valid: {message}", status, _held(status, "Invalid"), facts)
+
+
+def refused(view: View, status: JobStatus) -> Answer | None:
+    """The API server would not take the worker pod. For a job that runs already this is only said."""
+    refusal = view.seen.refusal
+    if refusal is None or (status.attempt > 0 and not view.suspended):
+        return None
+    message = f"The API server refuses the worker pod: {refusal.message}"
+    return Answer(message, status, "Invalid", conditions.not_accepted("PodRefused", message))
+
+
+def _held(status: JobStatus, state: str) -> str:
+    return status.state if status.attempt > 0 and status.state else state
+
+
+QUESTIONS: tuple[Question, ...] = (
+    completion.complete,
+    completion.failed,
+    invalid,
+    refused,
+    completion.deadline,
+    gang.stop,
+    gang.start,
+    recovery.new_term,
+    recovery.new_address,
+    recovery.replace_all,
+    recovery.new_incarnations,
+)
+
+
+def _acceptance(view: View) -> tuple[Fact, ...]:
+    """Whether the spec as it is now is what runs."""
+    if gang.shape_changed(view):
+        message = (
+            "Fields that shape the pods were changed while pods run. Those pods keep what they were made "
+            "with, and none is made anew. Put the fields back, or set spec.suspend to true first."
+        )
+        return conditions.not_accepted("ImmutableField", message)
+    if view.seen.refusal is not None:
+        message = f"The API server refuses a new worker pod: {view.seen.refusal.message}"
+        return conditions.not_accepted("PodRefused", message)
+    return (conditions.ACCEPTED, conditions.NOT_STALLED)
+
+
+def _conclude(view: View, answer: Answer) -> Decision:
+    saved, now, job = view.status, view.now, view.job
+    status = changed(answer.status, observed_generation=job.generation, state=answer.state)
+    if not saved.finished:
+        facts = (*_acceptance(view), *answer.facts)
+        status = conditions.with_facts(status, facts, now, job.generation)
+        status = progress.throttle(saved, status, now)
+    writes = status != saved
+    told = None if status.finished else desired(view)
+    looks = [answer.again, deadlines.next_look(view, status)]
+    if told is not None:
+        running = status.state == "Running"
+        looks.append(deadlines.ASK_RUNNING_SECONDS if running else deadlines.ASK_SECONDS)
+    return Decision(
+        status=status,
+        actions=() if writes and not saved.finished else answer.actions,
+        why=answer.why,
+        announcements=announce.changes(saved, status, answer.why) if writes else (),
+        desired=told,
+        look_again_seconds=0.0 if writes else min((each for each in looks if each is not None), default=None),
+    )

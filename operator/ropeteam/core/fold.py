@@ -1,0 +1,89 @@
+"""Status with everything that was seen folded in: which pods exist, what the coordinator tells, what has
+settled.
+
+No wish of the operator is in here: doing it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus, WorkersStatus
+from ropeteam.core import incidents, progress
+from ropeteam.core.classify import cannot_write, strong_evidence
+from ropeteam.core.observation import PodSeen
+from ropeteam.core.view import View, changed
+from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.world import Cause
+
+FENCE_MARGIN_SECONDS = 10
+
+
+def fold(view: View) -> JobStatus:
+    report, policy = view.report, view.spec.recovery
+    by_uid = {pod.uid: pod for pod in view.all_workers}
+    slots = tuple(_slot(view, slot, by_uid.get(slot.old_pod_uid)) for slot in view.status.slots)
+    status = changed(
+        view.status,
+        slots=slots,
+        coordinator=_coordinator(view),
+        workers=_workers(view),
+        coordinator_fault_since=_silent_since(view),
+    )
+    if report is not None:
+        status = incidents.merge(status, report.incidents, view.now)
+        status = changed(
+            status,
+            launcher=report.launcher[:256] or status.launcher,
+            rung=max(status.rung, min(5, report.rung)),
+            progress=progress.project(status.progress, report, view.now),
+            checkpoint=progress.checkpoint(view, report),
+        )
+
+    def evidence(slot: SlotStatus) -> tuple[Cause, str] | None:
+        pod = by_uid.get(slot.old_pod_uid)
+        return strong_evidence(pod) if pod is not None else None
+
+    return incidents.settle(incidents.refine(status, evidence), policy, view.now)
+
+
+def _coordinator(view: View) -> CoordinatorStatus:
+    coordinator, pod, service = view.status.coordinator, view.coordinator, view.seen.service
+    report = view.report
+    return changed(
+        coordinator,
+        pod_uid=coordinator.pod_uid or (pod.uid if pod else ""),
+        address=coordinator.address or (service.cluster_ip if service else ""),
+        boot=max(0, report.boot) if report else coordinator.boot,
+        faults=0 if report else coordinator.faults,
+    )
+
+
+def _silent_since(view: View) -> datetime | None:
+    since = view.status.coordinator_fault_since
+    if view.report is not None:
+        return None
+    return since or (view.now if view.seen.report_error else None)
+
+
+def _slot(view: View, slot: SlotStatus, old: PodSeen | None) -> SlotStatus:
+    pod = view.workers.get(slot.slot)
+    fence = view.spec.recovery.fence_seconds + FENCE_MARGIN_SECONDS
+    proven = old is not None and cannot_write(old)
+    trains = view.report is not None and view.report.phase is WorldPhase.RUNNING and view.registered(slot)
+    return changed(
+        slot,
+        pod_uid=slot.pod_uid or (pod.uid if pod else ""),
+        old_pod_gone=slot.old_pod_gone or proven or view.passed(slot.replaced_at, fence),
+        faults=0 if trains else slot.faults,
+    )
+
+
+def _workers(view: View) -> WorkersStatus:
+    slots = view.status.slots
+    running = sum(pod.container.running and not pod.deleting for pod in view.workers.values())
+    known = sum(view.registered(slot) for slot in slots) if view.report else view.status.workers.ready
+    desired = len(slots) or view.spec.workers
+    ready = min(running, known)
+    lost = sum(slot.incarnation > 1 and slot.faults > 0 for slot in slots)
+    return WorkersStatus(desired=desired, ready=ready, lost=lost, summary=f"{ready}/{desired}")

@@ -1,0 +1,149 @@
+"""Everything of a job that is not a worker pod: the coordinator's pod, the Service before it, the Secret's
+intent.
+
+The coordinator runs our own image and gets nothing it does not need: no API access, no root, no writable
+root.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ropeteam.api.job import TrainingJobSpec
+from ropeteam.core import names
+from ropeteam.core.actions import CreateSecret
+from ropeteam.core.observation import Observation, Role
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract import config as contract
+
+RESTRICTED: dict[str, Any] = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "runAsUser": 65532,
+}
+"""For containers of our own image; satisfies the Pod Security level `restricted`."""
+TOKEN_VOLUME = "ropeteam-token"
+STATE_PATH = "/ropeteam-state"
+DRAIN_MARGIN_SECONDS = 10
+"""A pod's grace beyond drainSeconds."""
+
+
+def operator_image(seen: Observation) -> str:
+    return seen.defaults.get("operator_image", "ropeteam:latest")
+
+
+def secret(seen: Observation) -> CreateSecret:
+    return CreateSecret(
+        name=names.secret(seen.metadata, seen.key_id),
+        job_uid=seen.metadata.uid,
+        labels=names.labels(seen.metadata),
+        owner=names.owner(seen.metadata),
+    )
+
+
+def service(seen: Observation) -> dict[str, Any]:
+    """Before the coordinator. Asks for its former address, if it had one: the workers know no other."""
+    job, coordinator = seen.metadata, seen.status.coordinator
+    spec: dict[str, Any] = {
+        "type": "ClusterIP",
+        "selector": names.coordinator_selector(job, coordinator.term),
+        "ports": [
+            _port("agents", contract.COORDINATOR_AGENT_PORT),
+            _port("http", contract.COORDINATOR_HTTP_PORT),
+        ],
+    }
+    if coordinator.address:
+        spec["clusterIP"] = coordinator.address
+    metadata = {
+        "name": names.service(job.name),
+        "namespace": job.namespace,
+        "labels": names.labels(job),
+        "ownerReferences": [names.owner(job)],
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+
+
+def _port(name: str, number: int) -> dict[str, Any]:
+    return {"name": name, "port": number, "targetPort": number, "protocol": "TCP"}
+
+
+def coordinator_pod(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
+    job, term = seen.metadata, seen.status.coordinator.term
+    container = {
+        "name": "coordinator",
+        "image": operator_image(seen),
+        "command": ["python", "-m", "ropeteam_trainer.coordinator"],
+        "env": [
+            {"name": contract.CONFIG, "value": codec.encode(_coordinator_config(seen, spec)).decode()},
+            from_pod(contract.POD_IP, "status.podIP"),
+            {"name": contract.TOKEN_FILE, "value": contract.TOKEN_PATH},
+            {"name": contract.AGENT_STATE_DIR, "value": STATE_PATH},
+        ],
+        "ports": [
+            {"name": "agents", "containerPort": contract.COORDINATOR_AGENT_PORT},
+            {"name": "http", "containerPort": contract.COORDINATOR_HTTP_PORT},
+        ],
+        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
+        "securityContext": RESTRICTED,
+        "volumeMounts": [token_mount(), {"name": "ropeteam-state", "mountPath": STATE_PATH}],
+    }
+    pod_spec = {
+        "automountServiceAccountToken": False,
+        "containers": [container],
+        "enableServiceLinks": False,
+        "restartPolicy": "Always",
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "terminationGracePeriodSeconds": 5,
+        "volumes": [token_volume(seen), {"name": "ropeteam-state", "emptyDir": {}}],
+    }
+    metadata = {
+        "name": names.coordinator(job.name, term),
+        "namespace": job.namespace,
+        "labels": names.labels(job, Role.COORDINATOR, term=term, attempt=seen.status.attempt),
+        "ownerReferences": [names.owner(job)],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
+
+
+def _coordinator_config(seen: Observation, spec: TrainingJobSpec) -> contract.CoordinatorConfig:
+    return contract.CoordinatorConfig(
+        job=seen.metadata.name,
+        namespace=seen.metadata.namespace,
+        job_uid=seen.metadata.uid,
+        term=seen.status.coordinator.term,
+        workers=len(seen.status.slots),
+        processes=spec.processes,
+        timeouts=timeouts(spec),
+        no_progress_limit=spec.recovery.no_progress_limit,
+        exit_codes=tuple(
+            contract.ExitCodeRule(rule.codes, contract.ExitAction(rule.action.value))
+            for rule in spec.recovery.exit_codes
+        ),
+        keep=spec.checkpoint.keep if spec.checkpoint else 3,
+    )
+
+
+def timeouts(spec: TrainingJobSpec) -> contract.Timeouts:
+    policy = spec.recovery
+    return contract.Timeouts(
+        start=policy.start_seconds,
+        hang=policy.hang_seconds,
+        lost=policy.lost_seconds,
+        fence=policy.fence_seconds,
+        drain=policy.drain_seconds,
+    )
+
+
+def token_volume(seen: Observation) -> dict[str, Any]:
+    return {"name": TOKEN_VOLUME, "secret": {"secretName": names.secret(seen.metadata, seen.key_id)}}
+
+
+def token_mount() -> dict[str, Any]:
+    return {"name": TOKEN_VOLUME, "mountPath": contract.TOKEN_PATH.rpartition("/")[0], "readOnly": True}
+
+
+def from_pod(name: str, path: str) -> dict[str, Any]:
+    """An environment variable that the kubelet fills in."""
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}

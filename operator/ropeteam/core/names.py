@@ -1,0 +1,61 @@
+"""What things are called. A name says whose it is and which one, so that creating twice is creating once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ropeteam.api.job import API_VERSION, GROUP, KIND, Metadata
+from ropeteam.core.observation import Role
+
+JOB = f"{GROUP}/job"
+JOB_UID = f"{GROUP}/job-uid"
+ROLE = f"{GROUP}/role"
+SLOT = f"{GROUP}/slot"
+INCARNATION = f"{GROUP}/incarnation"
+TERM = f"{GROUP}/term"
+ATTEMPT = f"{GROUP}/attempt"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+
+
+def worker(job: str, slot: int, incarnation: int) -> str:
+    return f"{job}-{slot}-{incarnation}"
+
+
+def coordinator(job: str, term: int) -> str:
+    return f"{job}-coordinator-{term}"
+
+
+def service(job: str) -> str:
+    return job
+
+
+def secret(job: Metadata, key_id: str) -> str:
+    """With the job's UID: the next job of this name gets another token. With the key's id: keys can be
+    changed.
+    """
+    return f"{job.name}-{job.uid[:8]}-{key_id}"
+
+
+def labels(job: Metadata, role: Role | None = None, **more: int) -> dict[str, str]:
+    """Of everything that belongs to `job`. `more`: slot, incarnation, term, attempt."""
+    own = {MANAGED_BY: "ropeteam", JOB: job.name, JOB_UID: job.uid}
+    if role is not None:
+        own[ROLE] = role.value
+    return own | {f"{GROUP}/{key}": str(value) for key, value in more.items()}
+
+
+def coordinator_selector(job: Metadata, term: int) -> dict[str, str]:
+    """Leads to the coordinator pod of exactly this term: an older one gets no new connections."""
+    return {JOB_UID: job.uid, ROLE: Role.COORDINATOR.value, TERM: str(term)}
+
+
+def owner(job: Metadata) -> dict[str, Any]:
+    """Everything of a job leaves with it."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }

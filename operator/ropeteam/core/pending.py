@@ -1,0 +1,145 @@
+"""Whether a started job runs, and if not, why not: Kubernetes' own words, then what the job wants.
+
+One place builds the conditions Running, Recovering and Stalled of a live job, and its state word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ropeteam.api.conditions import ConditionType
+from ropeteam.api.status import JobStatus
+from ropeteam.core.conditions import NOT_SUSPENDED, Fact
+from ropeteam.core.observation import ContainerSeen, PodSeen, Role
+from ropeteam.core.view import View
+from ropeteam_trainer.contract.desired import WorldPhase
+
+_RUNNING = frozenset({WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE})
+_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+_CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why the job does not run. `stalled`: it will not by itself."""
+
+    word: str
+    message: str
+    stalled: bool = False
+
+
+def runs(view: View) -> bool:
+    """As far as is known. While the coordinator is silent, or has just booted, the world is as it was."""
+    report = view.report
+    if report is None or report.phase is WorldPhase.WAITING:
+        return view.status.holds(ConditionType.RUNNING)
+    return report.phase in _RUNNING
+
+
+def recovers(view: View, status: JobStatus) -> bool:
+    """It ran before in this attempt, or something has gone wrong since."""
+    if runs(view):
+        return False
+    was = view.status.holds(ConditionType.RUNNING) or view.status.holds(ConditionType.RECOVERING)
+    known = {each.id for each in view.status.incidents}
+    return was or any(each.id not in known for each in status.incidents)
+
+
+def live_state(view: View, status: JobStatus) -> str:
+    if runs(view):
+        return "Running"
+    if recovers(view, status):
+        return "Recovering"
+    running = sum(pod.container.running for pod in view.workers.values())
+    return "Starting" if running == len(status.slots) else "Pending"
+
+
+def live_facts(view: View, status: JobStatus, why: str = "") -> tuple[Fact, ...]:
+    """`why`: what was decided just now, if anything."""
+    running = _running_fact(view, why)
+    recovering = recovers(view, status)
+    last = status.incidents[-1] if status.incidents else None
+    cause = last.cause if last is not None and recovering else "NoFault"
+    facts = (
+        NOT_SUSPENDED,
+        running,
+        Fact(ConditionType.RECOVERING, recovering, cause, last.message if last and recovering else ""),
+    )
+    obstacle = None if runs(view) else obstacles(view)
+    if obstacle is not None and obstacle.stalled:
+        return (*facts, Fact(ConditionType.STALLED, True, obstacle.word, obstacle.message))
+    return facts
+
+
+def _running_fact(view: View, why: str) -> Fact:
+    if view.seen.report_error and view.report is None and view.status.holds(ConditionType.RUNNING):
+        message = "The operator cannot reach the job's coordinator; training goes on without it."
+        return Fact(ConditionType.RUNNING, True, "CoordinatorUnreachable", message)
+    if runs(view):
+        return Fact(ConditionType.RUNNING, True, "WorldRunning", "All workers train together.")
+    obstacle = obstacles(view)
+    if obstacle is not None:
+        return Fact(ConditionType.RUNNING, False, obstacle.word, obstacle.message)
+    told = view.report.why if view.report else ""
+    message = why or told or "Waits for the workers to report to the coordinator."
+    return Fact(ConditionType.RUNNING, False, "WorldForming" if told and not why else "PodsStarting", message)
+
+
+def obstacles(view: View) -> Reason | None:
+    """What keeps pods from running, worst first. The same words for all pods are said once."""
+    pods = [pod for pod in (*view.workers.values(), view.coordinator) if pod is not None and not pod.deleting]
+    return _unscheduled(view, pods) or _stuck(pods) or _unreachable(view)
+
+
+def _unscheduled(view: View, pods: list[PodSeen]) -> Reason | None:
+    waiting = [pod for pod in pods if not pod.node and pod.scheduled_message]
+    if not waiting:
+        return None
+    words = waiting[0].scheduled_message
+    volume = "persistentvolumeclaim" in words.lower()
+    fix = "Create the claim, or correct its name in spec.checkpoint.volume." if volume else _wants(view)
+    message = f"{len(waiting)} of {len(pods)} pods wait for a node. The scheduler says: {words} {fix}"
+    return Reason("VolumeMissing" if volume else "Unschedulable", message, stalled=True)
+
+
+def _wants(view: View) -> str:
+    """What the whole job asks for, so that it can be compared with what the cluster has."""
+    spec = view.spec
+    resources = spec.resources or {}
+    wanted: dict[str, object] = {}
+    for part in (resources.get("limits"), resources.get("requests")):
+        wanted |= part if isinstance(part, dict) else {}
+    if spec.gpus_per_worker:
+        wanted["nvidia.com/gpu"] = spec.gpus_per_worker
+    each = ", ".join(f"{amount} {name}" for name, amount in sorted(wanted.items()))
+    workers = len(view.status.slots)
+    return f"This job wants {workers} x ({each})." if each else f"This job wants {workers} pods."
+
+
+def _stuck(pods: list[PodSeen]) -> Reason | None:
+    for pod in pods:
+        for container in (pod.init, pod.container):
+            word = container.waiting_reason
+            if word in _IMAGE:
+                return Reason("ImagePull", _image_words(pod, container), stalled=True)
+            if word in _CONFIG:
+                words = f"{container.waiting_message or word}. Correct what the pod refers to."
+                return Reason("ContainerConfig", f"Pod {pod.name}: {words}", stalled=True)
+            if word == "CrashLoopBackOff":
+                message = f"Pod {pod.name} ends again and again: see `kubectl logs {pod.name}`."
+                return Reason("CrashLoop", message, stalled=True)
+    return None
+
+
+def _image_words(pod: PodSeen, container: ContainerSeen) -> str:
+    ours = pod.role is Role.COORDINATOR or container is pod.init
+    fix = "Set the operator's image so that this cluster can pull it." if ours else "Correct spec.image."
+    return f"Pod {pod.name}: {container.waiting_message or container.waiting_reason}. {fix}"
+
+
+def _unreachable(view: View) -> Reason | None:
+    pod = view.coordinator
+    if view.report is not None or not view.seen.report_error or pod is None or not pod.container.running:
+        return None
+    message = "The coordinator's pod runs but does not answer the operator yet."
+    return Reason("CoordinatorUnreachable", message)

@@ -1,0 +1,94 @@
+"""How far training is, as status shows it: written with whatever else changes, by itself every 30 seconds at
+most.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from ropeteam.api.status import (
+    CheckpointRefStatus,
+    CheckpointStatus,
+    JobStatus,
+    ProgressStatus,
+)
+from ropeteam.core.view import View, changed, moment
+from ropeteam.core.workerpod import checkpoint_directory
+from ropeteam_trainer.contract.desired import JobReport
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+
+EVERY_SECONDS = 30
+_PACE_SECONDS = 5
+"""A shorter stretch says nothing about the pace."""
+
+
+def project(old: ProgressStatus | None, report: JobReport, now: datetime) -> ProgressStatus | None:
+    """What the report tells; None before the first step."""
+    told = report.progress
+    if told.step <= 0 and old is None:
+        return None
+    step = max(0, told.step)
+    total = told.total_steps if told.total_steps is not None and told.total_steps >= 0 else None
+    samples = f"{told.samples_per_second:.1f}" if told.samples_per_second > 0 else ""
+    new = ProgressStatus(
+        step=step,
+        total_steps=total,
+        percent=min(100, step * 100 // total) if total else None,
+        eta_seconds=_eta(old, step, total, now),
+        samples_per_second=samples[:32],
+        loss=told.loss[:32],
+        time=now,
+    )
+    if old is not None and changed(new, time=old.time, eta_seconds=old.eta_seconds) == old:
+        return old
+    return new
+
+
+def _eta(old: ProgressStatus | None, step: int, total: int | None, now: datetime) -> int | None:
+    """Seconds to the end at the pace since `old`."""
+    if total is None or old is None or old.time is None:
+        return None
+    seconds, steps = (now - old.time).total_seconds(), step - old.step
+    if seconds < _PACE_SECONDS or steps <= 0:
+        return old.eta_seconds
+    return max(0, round((total - step) * seconds / steps))
+
+
+def throttle(old: JobStatus, new: JobStatus, now: datetime) -> JobStatus:
+    """Progress alone is worth a write only now and then: etcd keeps every revision."""
+    if old.progress is None or old.progress.time is None or changed(new, progress=old.progress) != old:
+        return new
+    return new if now >= old.progress.time + timedelta(seconds=EVERY_SECONDS) else old
+
+
+def checkpoint(view: View, report: JobReport) -> CheckpointStatus | None:
+    """The committed checkpoints, as told. Not forgotten because a coordinator has just booted."""
+    old = view.status.checkpoint
+    if not report.lineage:
+        return old
+    lineage = tuple(
+        CheckpointRefStatus(step=max(0, ref.step), epoch=str(ref.epoch), digest=ref.digest[:64])
+        for ref in report.lineage[:10]
+    )
+    wish = view.spec.checkpoint
+    folder = f"{checkpoint_directory(wish.path)}/step-{lineage[0].step}/{lineage[0].epoch}" if wish else ""
+    if old is not None and old.lineage == lineage:
+        return old
+    return CheckpointStatus(
+        step=lineage[0].step,
+        time=moment(report.checkpoint_unix_ms, view.now),
+        location=folder[:1024],
+        lineage=lineage,
+    )
+
+
+def lineage(status: JobStatus) -> tuple[CheckpointRef, ...]:
+    """As the coordinator wants it. What cannot be read is left out."""
+    refs = status.checkpoint.lineage if status.checkpoint else ()
+    found = []
+    for ref in refs:
+        try:
+            found.append(CheckpointRef(ref.step, Epoch.parse(ref.epoch), ref.digest))
+        except ValueError:
+            continue
+    return tuple(found)

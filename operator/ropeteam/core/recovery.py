@@ -1,0 +1,144 @@
+"""What is lost gets a successor: the coordinator another term, a slot another incarnation. Saved first, made
+later.
+
+The old pod is never waited for: names differ, and it can neither join nor commit. Whether it can still write
+files of its own is told to the coordinator (`old_pod_gone`).
+"""
+
+from __future__ import annotations
+
+from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus
+from ropeteam.core import gang, incidents
+from ropeteam.core.answer import Answer
+from ropeteam.core.classify import cause_of
+from ropeteam.core.observation import PodSeen
+from ropeteam.core.pending import live_facts, live_state
+from ropeteam.core.view import View, changed
+from ropeteam_trainer.contract.desired import ReplaceWish, WorldPhase
+from ropeteam_trainer.contract.world import Cause
+
+DELETE_MARGIN_SECONDS = 5
+_MOST_AVOIDED = 16
+_AT_WORK = frozenset({WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.DRAINED, WorldPhase.COMPLETING})
+
+
+def new_term(view: View, status: JobStatus) -> Answer | None:
+    """The coordinator's pod is gone for good. Its container's restarts are its own affair."""
+    old = view.status.coordinator
+    why = _coordinator_lost(view, old)
+    if why is None:
+        return None
+    faults = old.faults + 1
+    new = CoordinatorStatus(term=old.term + 1, address=old.address, since=view.now, faults=faults)
+    return _going_on(view, changed(status, coordinator=new), f"{why}: term {new.term}")
+
+
+def _coordinator_lost(view: View, old: CoordinatorStatus) -> str | None:
+    pod = view.coordinator
+    if not old.pod_uid:
+        return None  # not made yet, or made and not seen yet
+    if pod is None or pod.uid != old.pod_uid:
+        return "the coordinator's pod is gone"
+    if pod.phase in ("Failed", "Succeeded"):
+        return f"the coordinator's pod has ended ({pod.reason or pod.phase})"
+    if pod.deleting:
+        return "the coordinator's pod is being deleted"
+    if pod.node_lost and view.report is None:
+        return f"the coordinator's node {pod.node} is lost"
+    return None
+
+
+def new_address(view: View, status: JobStatus) -> Answer | None:
+    """The Service was deleted and its successor has another address, which no running worker knows."""
+    service, address = view.seen.service, view.status.coordinator.address
+    if service is None or not address or service.cluster_ip in ("", address):
+        return None
+    why = f"the Service's address has changed from {address} to {service.cluster_ip}: all pods are made anew"
+    return _going_on(view, gang.open_attempt(view, status), why)
+
+
+def replace_all(view: View, status: JobStatus) -> Answer | None:
+    """Two gang starts in a row made no step, so it may be the pods: a new attempt with new ones."""
+    if view.report is None or not view.report.replace_all:
+        return None
+    opened = gang.open_attempt(view, status)
+    why = f"two starts of the gang made no step: attempt {opened.attempt} with new pods"
+    return _going_on(view, opened, why)
+
+
+def new_incarnations(view: View, status: JobStatus) -> Answer | None:
+    """Slots whose pod is lost, or which the coordinator wants in another pod: all of them at once."""
+    wishes = _wishes(view)
+    slots, reasons = list(status.slots), []
+    for index, slot in enumerate(view.status.slots):
+        evidence = lost(view, slot)
+        wish = wishes.get((slot.slot, slot.incarnation))
+        if not slot.pod_uid or not (evidence or wish):
+            continue
+        pod = _pod(view, slot)
+        slots[index] = _next(view, status.slots[index], wish, evidence)
+        if evidence is not None:
+            node = pod.node if pod else ""
+            status = incidents.record(status, incidents.of_pod(slot, *evidence, node, view.now))
+        cause = evidence[0] if evidence else wish.cause if wish else Cause.UNKNOWN
+        reasons.append(f"slot {slot.slot}: {cause.value}, incarnation {slots[index].incarnation}")
+    if not reasons:
+        return None
+    avoided = tuple(dict.fromkeys(slot.avoid_node for slot in slots if slot.avoid_node))[-_MOST_AVOIDED:]
+    status = changed(status, slots=tuple(slots), avoided_nodes=avoided)
+    status = incidents.settle(status, view.spec.recovery, view.now)
+    return _going_on(view, status, "; ".join(reasons))
+
+
+def _wishes(view: View) -> dict[tuple[int, int], ReplaceWish]:
+    wishes = view.report.replace if view.report else ()
+    return {(wish.slot, wish.incarnation): wish for wish in wishes}
+
+
+def _pod(view: View, slot: SlotStatus) -> PodSeen | None:
+    """The pod that status says holds the slot. One of the same name with another UID is a stranger."""
+    pod = view.workers.get(slot.slot)
+    return pod if pod is not None and pod.uid == slot.pod_uid else None
+
+
+def lost(view: View, slot: SlotStatus) -> tuple[Cause, str] | None:
+    """Whether Kubernetes says that the pod of this slot trains no more, and why."""
+    if not slot.pod_uid:
+        return None  # not made yet, or made and not seen yet
+    pod = _pod(view, slot)
+    if pod is None or pod.ended:
+        return cause_of(pod)
+    if pod.node_lost and _unheard(view, slot):
+        return cause_of(pod)
+    if pod.deleting and not _may_save(view, slot, pod):
+        return cause_of(pod)
+    return None
+
+
+def _unheard(view: View, slot: SlotStatus) -> bool:
+    """The coordinator is there, had time to hear everybody, and does not hear this agent."""
+    told = view.report
+    return told is not None and told.phase is not WorldPhase.WAITING and not view.registered(slot)
+
+
+def _may_save(view: View, slot: SlotStatus, pod: PodSeen) -> bool:
+    """A pod that is asked to leave keeps its slot while its world may still save a checkpoint with it."""
+    overdue = pod.delete_at is None or view.passed(pod.delete_at, DELETE_MARGIN_SECONDS)
+    if overdue or not pod.container.running or _unheard(view, slot):
+        return False
+    return view.report is None or view.report.phase in (*_AT_WORK, WorldPhase.WAITING)
+
+
+def _next(
+    view: View, slot: SlotStatus, wish: ReplaceWish | None, evidence: tuple[Cause, str] | None
+) -> SlotStatus:
+    pod = _pod(view, slot)
+    new = gang.successor(slot, pod, slot.incarnation + 1, view.now)
+    node_is_bad = evidence is not None and evidence[0] is Cause.NODE_LOST
+    avoid = node_is_bad or (wish is not None and wish.avoid_node)
+    return changed(new, avoid_node=pod.node) if avoid and pod is not None else new
+
+
+def _going_on(view: View, status: JobStatus, why: str) -> Answer:
+    """Saved now, made in the next round."""
+    return Answer(why, status, live_state(view, status), live_facts(view, status, why))

@@ -1,0 +1,80 @@
+"""A started job: make what is missing, delete what was superseded, and otherwise leave it alone.
+
+The order of a start is kept by what each thing needs: worker pods need the Service's address and a
+coordinator pod that is known by UID, both saved in status.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ropeteam.api.status import JobStatus, SlotStatus
+from ropeteam.core import backoff, gang, manifests, names
+from ropeteam.core.actions import Action, CreatePod, CreateService, DeletePod, PointService
+from ropeteam.core.answer import Answer
+from ropeteam.core.classify import Bucket
+from ropeteam.core.observation import Role
+from ropeteam.core.pending import live_facts, live_state
+from ropeteam.core.view import View
+from ropeteam.core.workerpod import worker_pod
+
+
+def steady(view: View, status: JobStatus) -> Answer:
+    made = (*_secret(view), *_service(view), *_coordinator(view), *_workers(view))
+    actions = (*made, *_superseded(view))
+    if made:
+        why = "makes what is missing"
+    elif actions:
+        why = "deletes what was superseded"
+    else:
+        why = view.report.why if view.report else "waits for its pods"
+    return Answer(why, status, live_state(view, status), live_facts(view, status), actions)
+
+
+def _secret(view: View) -> tuple[Action, ...]:
+    return () if view.seen.secret_exists else (manifests.secret(view.seen),)
+
+
+def _service(view: View) -> tuple[Action, ...]:
+    service, term = view.seen.service, view.status.coordinator.term
+    if service is None:
+        return (CreateService(manifests.service(view.seen)),)
+    if service.term == term:
+        return ()
+    return (PointService(service.name, service.uid, names.coordinator_selector(view.job, term)),)
+
+
+def _coordinator(view: View) -> tuple[Action, ...]:
+    coordinator = view.status.coordinator
+    waits = _waits(view, coordinator.since, coordinator.faults)
+    if view.coordinator is not None or coordinator.pod_uid or waits:
+        return ()
+    return (CreatePod(manifests.coordinator_pod(view.seen, view.spec)),)
+
+
+def _workers(view: View) -> tuple[Action, ...]:
+    coordinator = view.status.coordinator
+    if not coordinator.address or not coordinator.pod_uid or gang.shape_changed(view):
+        return ()
+    missing = (slot for slot in view.status.slots if _missing(view, slot))
+    return tuple(CreatePod(worker_pod(view.seen, view.spec, slot)) for slot in missing)
+
+
+def _missing(view: View, slot: SlotStatus) -> bool:
+    made = slot.slot in view.workers or slot.pod_uid
+    return not made and not _waits(view, slot.replaced_at, slot.faults)
+
+
+def _waits(view: View, since: datetime | None, faults: int) -> bool:
+    """A pod that is lost again and again is not made again at once."""
+    begin = backoff.ends_at(since, faults)
+    return begin is not None and view.now < begin
+
+
+def _superseded(view: View) -> tuple[Action, ...]:
+    """Old workers go at once; an old coordinator when none of them is left to ask it for leave."""
+    old = view.pods[Bucket.SUPERSEDED]
+    workers = tuple(pod for pod in old if pod.role is Role.WORKER)
+    left = any(pod.container.running and not pod.node_lost for pod in workers)
+    coordinators = () if left else tuple(pod for pod in old if pod.role is Role.COORDINATOR)
+    return tuple(DeletePod(pod.name, pod.uid) for pod in (*workers, *coordinators) if not pod.deleting)

@@ -1,0 +1,139 @@
+"""One observation, read once: the spec parsed, every pod in its bucket, the report checked for being ours.
+
+All other files of `core` look at this instead of the raw observation. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from ropeteam.api import rules
+from ropeteam.api.conditions import ConditionType
+from ropeteam.api.job import Metadata, TrainingJobSpec
+from ropeteam.api.status import JobStatus, SlotStatus
+from ropeteam.core.classify import Bucket, bucket
+from ropeteam.core.observation import Observation, PodSeen, Role
+from ropeteam_trainer.contract.desired import JobReport
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def changed(model: M, **updates: Any) -> M:
+    """`model` with some fields replaced."""
+    return model.model_copy(update=updates)
+
+
+def moment(unix_ms: int, now: datetime) -> datetime:
+    """A time told by another machine: never later than ours, and a broken clock is not believed."""
+    try:
+        return min(now, datetime.fromtimestamp(unix_ms / 1000, UTC)) if unix_ms > 0 else now
+    except (OverflowError, ValueError, OSError):
+        return now
+
+
+@dataclass(frozen=True)
+class View:
+    """What `decide` looks at. `status` is as saved."""
+
+    seen: Observation
+    spec: TrainingJobSpec
+    """Defaults and the saved number of workers, if `problems` is not empty."""
+    problems: tuple[str, ...]
+    """Why the spec cannot be used."""
+    pods: dict[Bucket, tuple[PodSeen, ...]]
+    workers: dict[int, PodSeen]
+    """The pod that holds each slot now."""
+    coordinator: PodSeen | None
+    """The pod of the current term."""
+    report: JobReport | None
+    """The coordinator's answer, if it is of this job and term."""
+
+    @property
+    def now(self) -> datetime:
+        return self.seen.now
+
+    @property
+    def job(self) -> Metadata:
+        return self.seen.metadata
+
+    @property
+    def status(self) -> JobStatus:
+        return self.seen.status
+
+    @property
+    def suspended(self) -> bool:
+        """The stop has been carried out and saved."""
+        return self.status.holds(ConditionType.SUSPENDED)
+
+    @property
+    def all_workers(self) -> tuple[PodSeen, ...]:
+        """Every worker pod of the job, of whichever incarnation."""
+        return tuple(pod for pod in self._ours if pod.role is Role.WORKER)
+
+    @property
+    def all_coordinators(self) -> tuple[PodSeen, ...]:
+        return tuple(pod for pod in self._ours if pod.role is Role.COORDINATOR)
+
+    @property
+    def _ours(self) -> Iterable[PodSeen]:
+        return (pod for kind, pods in self.pods.items() if kind is not Bucket.FOREIGN for pod in pods)
+
+    def registered(self, slot: SlotStatus) -> bool:
+        """The coordinator hears the agent of this very incarnation."""
+        told = self.report.slots.get(str(slot.slot)) if self.report else None
+        return told is not None and told.registered and told.incarnation == slot.incarnation
+
+    def passed(self, since: datetime | None, seconds: float) -> bool:
+        """Whether `seconds` have gone by since then. Never, if there was no `then`."""
+        return since is not None and self.now >= since + timedelta(seconds=seconds)
+
+    def seconds_until(self, since: datetime, seconds: float) -> float:
+        return (since + timedelta(seconds=seconds) - self.now).total_seconds()
+
+
+def look(seen: Observation) -> View:
+    """Read an observation. Never raises."""
+    spec, problems = _parse(seen)
+    incarnations = {slot.slot: slot.incarnation for slot in seen.status.slots}
+    pods: dict[Bucket, list[PodSeen]] = {kind: [] for kind in Bucket}
+    for pod in sorted(seen.pods, key=lambda pod: (pod.role, pod.slot, pod.incarnation, pod.term, pod.uid)):
+        kind = bucket(pod, seen.metadata.name, incarnations, seen.status.coordinator.term)
+        pods[kind].append(pod)
+    current = pods[Bucket.CURRENT]
+    return View(
+        seen=seen,
+        spec=spec,
+        problems=problems,
+        pods={kind: tuple(found) for kind, found in pods.items()},
+        workers={pod.slot: pod for pod in current if pod.role is Role.WORKER},
+        coordinator=next((pod for pod in current if pod.role is Role.COORDINATOR), None),
+        report=_our_report(seen),
+    )
+
+
+def _parse(seen: Observation) -> tuple[TrainingJobSpec, tuple[str, ...]]:
+    try:
+        spec = TrainingJobSpec.model_validate(seen.spec)
+    except ValidationError as error:
+        told = tuple(f"spec.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        problems = rules.validate(seen.spec) or told
+    else:
+        problems = (*rules.validate_name(seen.metadata.name), *rules.validate(seen.spec))
+    if problems:
+        return TrainingJobSpec(workers=max(1, len(seen.status.slots))), problems
+    return spec, ()
+
+
+def _our_report(seen: Observation) -> JobReport | None:
+    report = seen.report
+    ours = (
+        report is not None
+        and report.job_uid == seen.metadata.uid
+        and report.term == seen.status.coordinator.term
+    )
+    return report if ours else None

@@ -1,0 +1,208 @@
+"""The worker pod: the user's template, the short form merged into its container `trainer`, and our agent
+around it.
+
+Where the user said nothing, defaults lean to the Pod Security level `restricted`, as far as images that run
+as root allow. What the user said is kept. What makes a pod ours (names, labels, the agent, restartPolicy) is
+set last. Never raises: a part of the template that is not of the expected type is replaced; the dry run tells
+the user.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from ropeteam.api.job import TrainingJobSpec
+from ropeteam.api.status import SlotStatus
+from ropeteam.core import manifests, names
+from ropeteam.core.observation import Observation, Role
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract import config as contract
+
+AGENT_VOLUME = "ropeteam-agent"
+CHECKPOINT_VOLUME = "ropeteam-checkpoint"
+CHECKPOINT_PATH = "/checkpoints"
+SHM_VOLUME = "ropeteam-shm"
+GPU = "nvidia.com/gpu"
+
+
+def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> dict[str, Any]:
+    """The pod of this slot and incarnation."""
+    template = copy.deepcopy(spec.template or {})
+    pod_spec = _dict(template, "spec")
+    _volumes(seen, spec, pod_spec)
+    container = _trainer(spec, pod_spec)
+    container["env"] = [*_env_of_the_user(spec, container), *_env_of_ours(seen, spec, slot)]
+    _dict_list(pod_spec, "initContainers").insert(0, _injector(seen))
+    _defaults(pod_spec, container)
+    pod_spec["restartPolicy"] = "Never"
+    pod_spec["terminationGracePeriodSeconds"] = spec.recovery.drain_seconds + manifests.DRAIN_MARGIN_SECONDS
+    _avoid(pod_spec, seen.status.avoided_nodes)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(seen, template, slot), "spec": pod_spec}
+
+
+def sample(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
+    """A worker pod to ask the API server about in a dry run, before anything is made."""
+    return worker_pod(seen, spec, SlotStatus(slot=0))
+
+
+def _metadata(seen: Observation, template: dict[str, Any], slot: SlotStatus) -> dict[str, Any]:
+    job, user = seen.metadata, _dict(template, "metadata")
+    place = {"slot": slot.slot, "incarnation": slot.incarnation, "attempt": seen.status.attempt}
+    metadata: dict[str, Any] = {
+        "name": names.worker(job.name, slot.slot, slot.incarnation),
+        "namespace": job.namespace,
+        "labels": _dict(user, "labels") | names.labels(job, Role.WORKER, **place),
+        "ownerReferences": [names.owner(job)],
+    }
+    if annotations := _dict(user, "annotations"):
+        metadata["annotations"] = annotations
+    return metadata
+
+
+def _trainer(spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> dict[str, Any]:
+    """The container `trainer`, with the short form in it and the agent in front of its command."""
+    containers = _dict_list(pod_spec, "containers")
+    container = next((each for each in containers if each.get("name") == contract.TRAINER_CONTAINER), None)
+    if container is None:
+        container = {"name": contract.TRAINER_CONTAINER}
+        containers.insert(0, container)
+    if spec.image is not None:
+        container["image"] = spec.image
+    if spec.working_dir is not None:
+        container["workingDir"] = spec.working_dir
+    command = spec.command or _list(container, "command")
+    args = spec.args or _list(container, "args")
+    python = spec.agent_python or "python3"
+    container["command"] = [python, "-I", contract.AGENT_PYZ, "--", *command, *args]
+    container.pop("args")
+    resources = _dict(container, "resources")
+    resources.update(copy.deepcopy(spec.resources or {}))
+    if spec.gpus_per_worker:
+        _dict(resources, "limits")[GPU] = str(spec.gpus_per_worker)
+    _mount(container, AGENT_VOLUME, contract.AGENT_PYZ.rpartition("/")[0], readOnly=True)
+    _list(container, "volumeMounts").append(manifests.token_mount())
+    if spec.checkpoint:
+        _mount(container, CHECKPOINT_VOLUME, CHECKPOINT_PATH)
+    if not any(each.get("mountPath") == "/dev/shm" for each in _dict_list(container, "volumeMounts")):
+        _mount(container, SHM_VOLUME, "/dev/shm")
+        size = {"sizeLimit": spec.shared_memory} if spec.shared_memory else {}
+        _list(pod_spec, "volumes").append({"name": SHM_VOLUME, "emptyDir": {"medium": "Memory"} | size})
+    return container
+
+
+def _volumes(seen: Observation, spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> None:
+    volumes = _list(pod_spec, "volumes")
+    volumes += [{"name": AGENT_VOLUME, "emptyDir": {}}, manifests.token_volume(seen)]
+    if spec.checkpoint:
+        volumes.append(copy.deepcopy(spec.checkpoint.volume) | {"name": CHECKPOINT_VOLUME})
+
+
+def _env_of_the_user(spec: TrainingJobSpec, container: dict[str, Any]) -> list[Any]:
+    """The template's, then the short form's; the same name given twice stays once."""
+    short = list(copy.deepcopy(spec.env or ()))
+    named = {each.get("name") for each in short}
+    return [each for each in _dict_list(container, "env") if each.get("name") not in named] + short
+
+
+def _env_of_ours(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> list[dict[str, Any]]:
+    return [
+        {"name": contract.CONFIG, "value": codec.encode(_worker_config(seen, spec)).decode()},
+        {"name": contract.SLOT, "value": str(slot.slot)},
+        {"name": contract.INCARNATION, "value": str(slot.incarnation)},
+        {"name": contract.TOKEN_FILE, "value": contract.TOKEN_PATH},
+        manifests.from_pod(contract.POD_UID, "metadata.uid"),
+        manifests.from_pod(contract.POD_IP, "status.podIP"),
+        manifests.from_pod(contract.NODE, "spec.nodeName"),
+    ]
+
+
+def _worker_config(seen: Observation, spec: TrainingJobSpec) -> contract.WorkerConfig:
+    return contract.WorkerConfig(
+        job=seen.metadata.name,
+        namespace=seen.metadata.namespace,
+        job_uid=seen.metadata.uid,
+        attempt=seen.status.attempt,
+        workers=len(seen.status.slots) or spec.workers,
+        processes=spec.processes,
+        coordinator=f"{seen.status.coordinator.address}:{contract.COORDINATOR_AGENT_PORT}",
+        timeouts=manifests.timeouts(spec),
+        launcher=contract.Launcher(spec.launcher.value),
+        start=contract.Start(spec.recovery.start.value),
+        agent_python=spec.agent_python,
+        checkpoint=_checkpoint_config(spec),
+        resume=contract.Resume(spec.resume.policy.value),
+        resume_step=spec.resume.step,
+    )
+
+
+def _checkpoint_config(spec: TrainingJobSpec) -> contract.CheckpointConfig | None:
+    wish = spec.checkpoint
+    if wish is None:
+        return None
+    seconds = wish.every_seconds if wish.every_steps or wish.every_seconds else 300
+    return contract.CheckpointConfig(checkpoint_directory(wish.path), wish.every_steps, seconds, wish.keep)
+
+
+def checkpoint_directory(path: str) -> str:
+    """Where spec.checkpoint.path is inside the container."""
+    return f"{CHECKPOINT_PATH}/{path.strip('/')}"
+
+
+def _injector(seen: Observation) -> dict[str, Any]:
+    """Copies our agent into the pod; the user's image needs nothing but a Python."""
+    folder = contract.AGENT_PYZ.rpartition("/")[0]
+    return {
+        "name": "ropeteam-agent",
+        "image": manifests.operator_image(seen),
+        "command": ["python", "-m", "ropeteam_trainer.agent.pack", contract.AGENT_PYZ],
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+        "securityContext": manifests.RESTRICTED,
+        "volumeMounts": [{"name": AGENT_VOLUME, "mountPath": folder}],
+    }
+
+
+def _defaults(pod_spec: dict[str, Any], container: dict[str, Any]) -> None:
+    _dict(pod_spec, "securityContext").setdefault("seccompProfile", {"type": "RuntimeDefault"})
+    _dict(container, "securityContext").setdefault("allowPrivilegeEscalation", False)
+    pod_spec.setdefault("enableServiceLinks", False)
+    if "serviceAccountName" not in pod_spec:  # who names an account wants to use it
+        pod_spec.setdefault("automountServiceAccountToken", False)
+
+
+def _avoid(pod_spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
+    """Prefer other nodes; never insist, or a small cluster would have no place left."""
+    if not nodes:
+        return
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    affinity = _dict(_dict(pod_spec, "affinity"), "nodeAffinity")
+    _list(affinity, "preferredDuringSchedulingIgnoredDuringExecution").append(
+        {"weight": 100, "preference": {"matchFields": fields}}
+    )
+
+
+def _mount(container: dict[str, Any], volume: str, path: str, **more: bool) -> None:
+    _list(container, "volumeMounts").append({"name": volume, "mountPath": path, **more})
+
+
+def _dict(parent: dict[str, Any], key: str) -> dict[str, Any]:
+    """parent[key], made an object in place if it is none."""
+    if not isinstance(parent.get(key), dict):
+        parent[key] = {}
+    found: dict[str, Any] = parent[key]
+    return found
+
+
+def _list(parent: dict[str, Any], key: str) -> list[Any]:
+    """parent[key], made a list in place if it is none."""
+    if not isinstance(parent.get(key), list):
+        parent[key] = []
+    found: list[Any] = parent[key]
+    return found
+
+
+def _dict_list(parent: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """parent[key] as a list of objects, in place."""
+    parent[key] = [each for each in _list(parent, key) if isinstance(each, dict)]
+    found: list[dict[str, Any]] = parent[key]
+    return found

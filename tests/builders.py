@@ -1,0 +1,200 @@
+"""Words to tell a job's story with: `a_running_job(workers=4).after(evicted(slot=2))`.
+
+A Scene is an Observation that can be changed step by step. `a_running_job` is not painted by hand: it is what `decide`
+itself makes of a new job in a small in-memory Kubernetes (`tests/core/fake_cluster.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ropeteam.api.job import Metadata
+from ropeteam.api.status import JobStatus
+from ropeteam.core.decision import Decision
+from ropeteam.core.observation import ContainerSeen, Observation, PodSeen, Refusal, Role
+from ropeteam_trainer.contract.desired import Incident, JobReport, ReplaceWish, SlotReport, WorldPhase
+from ropeteam_trainer.contract.messages import Problem
+from ropeteam_trainer.contract.world import Cause, Epoch, FailReason
+
+NOON = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
+UID = "5eed5eed-0000-4000-8000-000000000001"
+Change = Callable[["Scene"], "Scene"]
+
+
+class Scene(Observation):
+    """An observation, and what happens next."""
+
+    def after(self, *changes: Change) -> Scene:
+        scene = self
+        for change in changes:
+            scene = change(scene)
+        return scene
+
+    def but(self, **fields: Any) -> Scene:
+        return self.model_copy(update=fields)
+
+    def worker(self, slot: int) -> PodSeen:
+        """The newest pod of a slot."""
+        pods = [pod for pod in self.pods if pod.role is Role.WORKER and pod.slot == slot]
+        return max(pods, key=lambda pod: pod.incarnation)
+
+
+def a_job(workers: int = 4, **spec: Any) -> Scene:
+    """Just applied. `spec` in snake_case words of the manifest, for example suspend=True or recovery={...}."""
+    manifest = {"workers": workers, "image": "train:1", "command": ["python", "train.py"], **spec}
+    return Scene(
+        now=NOON,
+        metadata=Metadata(name="mnist", namespace="lab", uid=UID, generation=1, creation_timestamp=NOON),
+        spec=manifest,
+        status=JobStatus(),
+        key_id="k1",
+        defaults={"operator_image": "ropeteam:test"},
+    )
+
+
+def a_running_job(workers: int = 4, **spec: Any) -> Scene:
+    """Started, all pods running, the coordinator says so, nothing left to do."""
+    from tests.core.fake_cluster import FakeCluster
+
+    cluster = FakeCluster(a_job(workers, **spec))
+    cluster.play(until=lambda seen: seen.status.state == "Running")
+    return cluster.observe()
+
+
+def _pods(scene: Scene, change: Callable[[PodSeen], PodSeen | None], slot: int) -> Scene:
+    target = scene.worker(slot).uid
+    pods = (change(pod) if pod.uid == target else pod for pod in scene.pods)
+    return scene.but(pods=tuple(pod for pod in pods if pod is not None))
+
+
+def vanished(slot: int) -> Change:
+    """The pod object is gone: deleted without grace."""
+    return lambda scene: _pods(scene, lambda _: None, slot)
+
+
+def deleted(slot: int, grace: float = 70) -> Change:
+    """Somebody asked the pod to leave; its container still runs."""
+    return lambda scene: _pods(
+        scene,
+        lambda pod: pod.model_copy(
+            update={"deleting": True, "delete_at": scene.now + timedelta(seconds=grace)}
+        ),
+        slot,
+    )
+
+
+def ended(slot: int, code: int = 1, reason: str = "Error", **fields: Any) -> Change:
+    """The trainer container has terminated."""
+    container = ContainerSeen(exit_code=code, exit_reason=reason)
+    phase = "Succeeded" if code == 0 else "Failed"
+    fields = {"phase": phase, "container": container, **fields}
+    return lambda scene: _pods(scene, lambda pod: pod.model_copy(update=fields), slot)
+
+
+def evicted(slot: int) -> Change:
+    return ended(slot, 137, reason="Error", **{"reason": "Evicted", "message": "The node was low on memory."})
+
+
+def on_a_lost_node(slot: int) -> Change:
+    """Its node is NotReady, and the coordinator hears its agent no more."""
+
+    def change(scene: Scene) -> Scene:
+        scene = _pods(scene, lambda pod: pod.model_copy(update={"node_lost": True}), slot)
+        return scene.after(silent(slot)) if scene.report else scene
+
+    return change
+
+
+def silent(slot: int) -> Change:
+    """The coordinator hears this agent no more."""
+
+    def change(scene: Scene) -> Scene:
+        report = scene.report
+        assert report is not None
+        slots = report.slots | {str(slot): replace(report.slots[str(slot)], registered=False)}
+        return scene.but(report=replace(report, slots=slots))
+
+    return change
+
+
+def without_coordinator_pod(scene: Scene) -> Scene:
+    return scene.but(pods=tuple(pod for pod in scene.pods if pod.role is Role.WORKER), report=None)
+
+
+def reporting(**fields: Any) -> Change:
+    """The coordinator's report says something else."""
+
+    def change(scene: Scene) -> Scene:
+        assert scene.report is not None
+        return scene.but(report=replace(scene.report, **fields))
+
+    return change
+
+
+def unreachable(scene: Scene) -> Scene:
+    return scene.but(report=None, report_error="10.0.0.1: no answer within 3 s")
+
+
+def seconds(number: float) -> Change:
+    return lambda scene: scene.but(now=scene.now + timedelta(seconds=number))
+
+
+def edited(**spec: Any) -> Change:
+    """The user changed the manifest."""
+
+    def change(scene: Scene) -> Scene:
+        meta = scene.metadata.model_copy(update={"generation": scene.metadata.generation + 1})
+        return scene.but(spec=scene.spec | spec, metadata=meta)
+
+    return change
+
+
+def saved(decision: Decision) -> Change:
+    """The status write went through, and came back from the server."""
+    return lambda scene: scene.but(status=JobStatus.model_validate(decision.status.to_json()))
+
+
+def refused(message: str) -> Change:
+    return lambda scene: scene.but(refusal=Refusal(message=message))
+
+
+def an_incident(
+    cause: Cause = Cause.ERROR, slot: int = 0, n: int = 1, term: int = 1, **fields: Any
+) -> Incident:
+    """As the coordinator tells it."""
+    shown = {"message": "ValueError: bad lr (train.py:31)", "step": 7, "rank": slot, "node": f"node-{slot}"}
+    return Incident(
+        id=str(Epoch(term, 0, n)),
+        cause=cause,
+        charged=cause.charged,
+        slot=slot,
+        unix_ms=int(NOON.timestamp() * 1000),
+        **{**shown, **fields},
+    )
+
+
+def a_wish(
+    slot: int, incarnation: int = 1, cause: Cause = Cause.AGENT_LOST, avoid_node: bool = False
+) -> ReplaceWish:
+    return ReplaceWish(slot, incarnation, cause, "silent for 5 seconds", avoid_node)
+
+
+def a_problem(
+    reason: FailReason = FailReason.COMMAND_NOT_FOUND, message: str = "no such file: trian.py"
+) -> Problem:
+    return Problem(reason, message)
+
+
+def a_report(scene: Observation, phase: WorldPhase = WorldPhase.RUNNING, **fields: Any) -> JobReport:
+    """From a coordinator of the current term that hears every worker pod that runs."""
+    slots = {
+        str(pod.slot): SlotReport(pod.incarnation, pod.uid, pod.node, registered=True)
+        for pod in scene.pods
+        if pod.role is Role.WORKER and pod.container.running
+    }
+    term = scene.status.coordinator.term
+    known: dict[str, Any] = {"slots": slots, "why": f"the world is {phase.value}", "epoch": Epoch(term, 0, 1)}
+    return JobReport(job_uid=scene.metadata.uid, term=term, boot=0, phase=phase, **{**known, **fields})

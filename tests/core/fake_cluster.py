@@ -1,0 +1,188 @@
+"""A small Kubernetes in memory, with a coordinator that always finds a world as soon as all workers run.
+
+It applies actions as the API server would, moves pods as a kubelet would when told to, and plays rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, assert_never
+
+from ropeteam.api.status import JobStatus
+from ropeteam.core.actions import (
+    Action,
+    CreatePod,
+    CreateSecret,
+    CreateService,
+    DeleteJob,
+    DeletePod,
+    DeleteService,
+    PointService,
+)
+from ropeteam.core.decide import decide
+from ropeteam.core.decision import Decision
+from ropeteam.core.observation import ContainerSeen, PodSeen, Role, ServiceSeen
+from ropeteam_trainer.contract.desired import JobReport, WorldPhase
+from tests.builders import Scene, a_report
+
+LABEL = "ropeteam.dev/"
+
+
+class FakeCluster:
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        """Everything that was seen, but for the report."""
+        self.gone = False
+        self.finished = False
+        """All ranks of the world are done."""
+        self.made: list[str] = []
+        """Names of pods, in the order of their creation."""
+        self.decisions: list[Decision] = []
+        self._uids = 0
+
+    # ---- one round of the operator
+
+    def observe(self) -> Scene:
+        return self.scene.but(report=self._report())
+
+    def round(self, crash_after: int | None = None) -> Decision:
+        """Decide, save, act. `crash_after`: the operator dies after so many calls; the status write is one."""
+        seen = self.observe()
+        decision = decide(seen)
+        self.decisions.append(decision)
+        calls: list[Callable[[], None]] = []
+        if decision.status != seen.status:
+            calls.append(lambda: self.save(decision.status))
+        calls += [lambda action=action: self.act(action) for action in decision.actions]
+        for call in calls[:crash_after]:
+            call()
+        return decision
+
+    def save(self, status: JobStatus) -> None:
+        """Through JSON, as every real write goes."""
+        self.scene = self.scene.but(status=JobStatus.model_validate(status.to_json()))
+
+    def settle(self, rounds: int = 50) -> Decision:
+        """Rounds until there is nothing to write and nothing to do. Fails if that never comes."""
+        for _ in range(rounds):
+            before = self.scene.status
+            decision = self.round()
+            if decision.status == before and not decision.actions:
+                return decision
+        raise AssertionError(f"never settles; the last: {decision.why}")
+
+    def play(self, until: Callable[[Scene], bool], rounds: int = 400) -> int:
+        """Rounds, kubelets and time together, until something holds. Gives the number of rounds."""
+        for count in range(rounds):
+            if self.gone or until(self.observe()):
+                return count
+            decision = self.round()
+            self.kubelets()
+            self.pass_time(max(0.5, min(decision.look_again_seconds or 0.5, 30)))
+        raise AssertionError(f"not reached in {rounds} rounds: {[each.why for each in self.decisions[-5:]]}")
+
+    def pass_time(self, seconds: float) -> None:
+        self.scene = self.scene.but(now=self.scene.now + timedelta(seconds=seconds))
+
+    # ---- the API server
+
+    def act(self, action: Action) -> None:
+        match action:
+            case CreatePod(manifest):
+                self._create_pod(manifest)
+            case DeletePod(name, uid):
+                self._change(name, uid, deleting=True, delete_at=self.scene.now + timedelta(seconds=70))
+            case CreateService(manifest):
+                self._create_service(manifest)
+            case PointService(_, uid, selector):
+                service = self.scene.service
+                if service is not None and service.uid == uid:
+                    term = int(selector[LABEL + "term"])
+                    self.scene = self.scene.but(service=service.model_copy(update={"term": term}))
+            case DeleteService(_, uid):
+                if self.scene.service is not None and self.scene.service.uid == uid:
+                    self.scene = self.scene.but(service=None)
+            case CreateSecret():
+                self.scene = self.scene.but(secret_exists=True)
+            case DeleteJob():
+                self.gone = True
+            case _:
+                assert_never(action)
+
+    def _create_pod(self, manifest: dict[str, Any]) -> None:
+        meta = manifest["metadata"]
+        if any(pod.name == meta["name"] for pod in self.scene.pods):
+            return  # AlreadyExists is as good as created
+        labels = meta["labels"]
+        pod = PodSeen(
+            name=meta["name"],
+            uid=self._uid(),
+            role=Role(labels[LABEL + "role"]),
+            slot=int(labels.get(LABEL + "slot", -1)),
+            incarnation=int(labels.get(LABEL + "incarnation", 0)),
+            term=int(labels.get(LABEL + "term", 0)),
+        )
+        self.made.append(pod.name)
+        self.scene = self.scene.but(pods=(*self.scene.pods, pod))
+
+    def _create_service(self, manifest: dict[str, Any]) -> None:
+        if self.scene.service is None:
+            spec = manifest["spec"]
+            self.scene = self.scene.but(
+                service=ServiceSeen(
+                    name=manifest["metadata"]["name"],
+                    uid=self._uid(),
+                    cluster_ip=spec.get("clusterIP", "10.0.0.1"),
+                    term=int(spec["selector"][LABEL + "term"]),
+                )
+            )
+
+    def _uid(self) -> str:
+        self._uids += 1
+        return f"uid-{self._uids}"
+
+    # ---- kubelets
+
+    def kubelets(self) -> None:
+        """Pods that wait are started, pods that are deleted go."""
+        living = tuple(pod for pod in self.scene.pods if not pod.deleting)
+        self.scene = self.scene.but(pods=tuple(self._started(pod) for pod in living))
+
+    def _started(self, pod: PodSeen) -> PodSeen:
+        if pod.phase != "Pending" or pod.scheduled_message or pod.container.waiting_reason:
+            return pod
+        node = f"node-{max(pod.slot, 0)}"
+        running = ContainerSeen(running=True)
+        return pod.model_copy(update={"phase": "Running", "node": node, "container": running})
+
+    def _change(self, name: str, uid: str, **fields: Any) -> None:
+        assert uid, f"{name} is deleted by name alone"
+        pods = (pod.model_copy(update=fields) if pod.uid == uid else pod for pod in self.scene.pods)
+        self.scene = self.scene.but(pods=tuple(pods))
+
+    # ---- the coordinator
+
+    def _report(self) -> JobReport | None:
+        status, service = self.scene.status, self.scene.service
+        told = self.decisions[-1].desired if self.decisions else None
+        here = any(
+            pod.role is Role.COORDINATOR and pod.term == status.coordinator.term and pod.container.running
+            for pod in self.scene.pods
+        )
+        if told is None or not here or service is None or service.term != status.coordinator.term:
+            return None
+        report = a_report(self.scene)
+        held = [
+            report.slots[slot].pod_uid == wish.pod_uid
+            for slot, wish in told.slots.items()
+            if slot in report.slots and report.slots[slot].incarnation == wish.incarnation
+        ]
+        phase = WorldPhase.FORMING
+        if told.drain:
+            phase = WorldPhase.DRAINED
+        elif self.finished:
+            phase = WorldPhase.COMPLETE
+        elif len(held) == len(told.slots) and all(held):
+            phase = WorldPhase.RUNNING
+        return a_report(self.scene, phase)
