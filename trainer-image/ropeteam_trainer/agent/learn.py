@@ -101,6 +101,8 @@ def _about_ranks(state: State, event: RanksStarted | RankExited | RankSaid | Bea
 
 def _with_exit(world: World, number: int, exit: ProcessExit, per_pod: bool) -> World:
     """A command that runs once per pod stands for all ranks of the pod."""
+    if (world.killing and exit.signal == signal.SIGKILL) or world.terminate_by is not None:
+        exit = replace(exit, killed=True)
     for rank in world.ranks:
         if rank.alive and (rank.rank == number or per_pod):
             world = world.with_rank(replace(rank, alive=False, exit=_explained(exit, rank)))

@@ -1,0 +1,217 @@
+"""A pod for tests: one real agent process and, in the test itself, the coordinator that it talks to.
+
+The coordinator here has no judgement: a test gives orders and waits for reports. Whatever a pod started is found by
+a marker in its environment, so a test can ask whether anything is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ropeteam_trainer.contract import codec, config, wire
+from ropeteam_trainer.contract.config import Timeouts, WorkerConfig
+from ropeteam_trainer.contract.messages import AgentReport, Orders, RankReport
+from ropeteam_trainer.contract.world import Epoch, Member, Plan, ProcessExit
+
+TOKEN = bytes(range(32))
+DEADLINE_SECONDS = 60.0
+MARKER = "ROPETEAM_TEST_POD"
+
+
+class Coordinator:
+    """Listens, remembers the newest report, sends what the test orders."""
+
+    def __init__(self) -> None:
+        self.report: AgentReport | None = None
+        self.history: list[AgentReport] = []
+        self.connections = 0
+        self.port = 0
+        self._orders: Orders | None = None
+        self._number = 0
+        self._sealer: wire.Sealer | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._server: asyncio.Server | None = None
+        self._news = asyncio.Condition()
+
+    async def start(self, port: int = 0) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """As if it had died: connections are cut, nobody listens."""
+        assert self._server is not None
+        self._server.close()
+        if self._writer is not None:
+            self._writer.transport.abort()
+
+    def order(self, **changes: Any) -> None:
+        """Orders of term 1, boot 0 unless told otherwise; what is not named stays as it was ordered last."""
+        self._orders = replace(self._orders or Orders(term=1, boot=0, number=0), **changes)
+        self._send()
+
+    async def wait_for(self, holds: Callable[[AgentReport], object]) -> AgentReport:
+        """The newest report, as soon as `holds` is true of it."""
+        async with self._news:
+            try:
+                await asyncio.wait_for(
+                    self._news.wait_for(lambda: self.report is not None and holds(self.report)),
+                    DEADLINE_SECONDS,
+                )
+            except TimeoutError:
+                raise AssertionError(f"waited in vain; the last report was {self.report}") from None
+        assert self.report is not None
+        return self.report
+
+    def _send(self) -> None:
+        if self._writer is None or self._sealer is None or self._orders is None:
+            return
+        self._number += 1
+        self._writer.write(self._sealer.seal(codec.encode(replace(self._orders, number=self._number))))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonce = os.urandom(wire.NONCE_SIZE)
+        writer.write(wire.HELLO + nonce)
+        opener = wire.Opener(TOKEN, nonce, wire.TO_COORDINATOR)
+        self._sealer, self._writer = wire.Sealer(TOKEN, nonce, wire.TO_AGENT), writer
+        self._number = 0
+        self.connections += 1
+        self._send()
+        try:
+            while data := await reader.read(1 << 16):
+                for body in opener.feed(data):
+                    await self._take(codec.decode(AgentReport, body))
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    async def _take(self, report: AgentReport) -> None:
+        if report.orders_seen != self._number:
+            self._send()
+        async with self._news:
+            self.report = report
+            self.history.append(report)
+            self._news.notify_all()
+
+
+class Pod:
+    """One agent process. `folder`: for its scratch files and its output."""
+
+    def __init__(self, folder: Path, coordinator_port: int, **settings: Any) -> None:
+        self.folder = folder
+        values: dict[str, Any] = {
+            "job": "j",
+            "namespace": "n",
+            "job_uid": "uid-j",
+            "attempt": 1,
+            "workers": 1,
+            "processes": 1,
+            "coordinator": f"127.0.0.1:{coordinator_port}",
+            "timeouts": Timeouts(lost=2),
+        }
+        self.settings = WorkerConfig(**values | settings)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.output = folder / "output.txt"
+
+    def start(self, *command: str, agent: tuple[str, ...] = (), **environment: str) -> None:
+        (self.folder / "token").write_text(TOKEN.hex())
+        base = {k: v for k, v in os.environ.items() if not k.startswith(("ROPETEAM_", "COV_", "COVERAGE_"))}
+        env = base | {
+            config.CONFIG: codec.encode(self.settings).decode(),
+            config.SLOT: "0",
+            config.INCARNATION: "1",
+            config.POD_UID: "pod-0",
+            config.POD_IP: "127.0.0.1",
+            config.TOKEN_FILE: str(self.folder / "token"),
+            config.AGENT_STATE_DIR: str(self.folder / "state"),
+            "ROPETEAM_STORE": "none",
+            MARKER: str(self.folder),
+            **environment,
+        }
+        starter = agent or (sys.executable, "-m", "ropeteam_trainer.agent")
+        with open(self.output, "ab") as output:
+            self.process = subprocess.Popen(
+                [*starter, "--", *command], cwd=self.folder, env=env, stdout=output, stderr=output
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    async def exit_code(self) -> int:
+        assert self.process is not None
+        return await asyncio.wait_for(asyncio.to_thread(self.process.wait), DEADLINE_SECONDS)
+
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    async def printed(self, text: str) -> None:
+        await until(lambda: text in self.text(), lambda: f"{text!r} is not in:\n{self.text()}")
+
+    def living(self) -> dict[int, str]:
+        """Processes that this pod has started, the agent among them, with their command lines."""
+        marker = f"{MARKER}={self.folder}".encode()
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if marker in (path / "environ").read_bytes().split(b"\0"):
+                    found[int(path.name)] = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+        return {pid: line for pid, line in found.items() if line}
+
+    async def nothing_lives(self) -> None:
+        await until(lambda: not self.living(), lambda: f"still alive: {self.living()}")
+
+    def destroy(self) -> None:
+        """SIGKILL whatever is left, so that a failing test leaves nothing."""
+        for pid in self.living():
+            with_suppressed_kill(pid)
+        if self.process is not None:
+            self.process.wait()
+
+
+def with_suppressed_kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+async def until(holds: Callable[[], object], why: Callable[[], str]) -> None:
+    """Poll a condition, generously."""
+    for _ in range(int(DEADLINE_SECONDS / 0.02)):
+        if holds():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(why())
+
+
+def a_plan(n: int = 1, *, processes: int = 1, term: int = 1, boot: int = 0, **changes: Any) -> Plan:
+    """A world of this one pod."""
+    member = Member(slot=0, incarnation=1, pod_uid="pod-0", address="127.0.0.1", processes=processes)
+    values: dict[str, Any] = {"attempt": 1, "members": (member,), "store_host": "127.0.0.1", "store_port": 1}
+    return Plan(epoch=Epoch(term, boot, n), **values | changes)
+
+
+def rank(report: AgentReport, number: int) -> RankReport:
+    return next(rank for rank in report.ranks if rank.rank == number)
+
+
+def exit_of(report: AgentReport, number: int = 0) -> ProcessExit:
+    found = rank(report, number).exit
+    assert found is not None
+    return found

@@ -1,0 +1,102 @@
+"""What can be known to fail before anything is started: Problems that name what to change."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from ropeteam_trainer.agent.launch import Launch, Run, analyse
+from ropeteam_trainer.contract.config import WorkerConfig
+from ropeteam_trainer.contract.messages import Problem
+from ropeteam_trainer.contract.world import FailReason
+
+STORE = "ROPETEAM_STORE"
+"""`none`: ranks never use torch.distributed, so stores need no torch. For tests of everything else."""
+_FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+_SECONDS = 60
+
+
+def plan_launch(
+    command: tuple[str, ...], settings: WorkerConfig, environ: Mapping[str, str]
+) -> tuple[Launch, str, Problem | None]:
+    """How to start ranks, with which interpreter, and why that cannot work, if it cannot."""
+    python = settings.agent_python or "python3"
+    if not command:
+        return Launch(), python, Problem(FailReason.COMMAND_NOT_FOUND, "the container has no command")
+    launch = analyse(command, settings.launcher, settings.processes)
+    if isinstance(launch, Problem):
+        return Launch(), python, launch
+    python = launch.python or _shebang(command[0], environ) or python
+    problem = _command(command, launch, environ) or _checkpoint(settings)
+    if problem is None and environ.get(STORE) != "none":
+        problem = _torch(python, environ)
+    return launch, python, problem
+
+
+def _command(command: tuple[str, ...], launch: Launch, environ: Mapping[str, str]) -> Problem | None:
+    # torchrun itself is never run, but it names the interpreter.
+    program = launch.argv[0] if launch.run is Run.COMMAND else command[0]
+    if shutil.which(program, path=environ.get("PATH")) is None:
+        return Problem(
+            FailReason.COMMAND_NOT_FOUND,
+            f"{program} is not in the image: correct spec.command or spec.image (PATH is {environ.get('PATH')})",
+        )
+    if launch.run in (Run.SCRIPT, Run.RUN_PATH) and not Path(launch.argv[0]).exists():
+        return Problem(
+            FailReason.COMMAND_NOT_FOUND,
+            f"{launch.argv[0]} is not a file in {Path.cwd()}: correct spec.command or spec.workingDir",
+        )
+    return None
+
+
+def _shebang(program: str, environ: Mapping[str, str]) -> str | None:
+    """The interpreter of a console script such as torchrun."""
+    path = shutil.which(program, path=environ.get("PATH"))
+    if path is None:
+        return None
+    with open(path, "rb") as file:
+        first, second = file.readline(512), file.readline(512)
+    words = shlex.split(first[2:].decode(errors="replace")) if first.startswith(b"#!") else []
+    if words and words[0].endswith("/sh") and second.startswith(b"'''exec'"):
+        words = shlex.split(second.decode(errors="replace").removeprefix("'''exec'"))  # pip, for long paths
+    return next((word for word in words if Path(word).name.startswith("python")), None)
+
+
+def _checkpoint(settings: WorkerConfig) -> Problem | None:
+    if settings.checkpoint is None:
+        return None
+    folder = settings.checkpoint.directory
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        why = f"{folder} cannot be written: {error.strerror or error}"
+        text = (
+            f"{why}. Give spec.checkpoint.volume to the user that the container runs as (uid {os.getuid()})"
+        )
+        return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, text)
+
+
+def _torch(python: str, environ: Mapping[str, str]) -> Problem | None:
+    try:
+        done = subprocess.run(
+            [python, "-c", _FIND_TORCH],
+            env=environ,
+            timeout=_SECONDS,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+        why = "" if done.returncode == 0 else "cannot import torch"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = f"cannot be started: {error}"
+    if not why:
+        return None
+    text = f"{python} {why}: use an image or a command whose Python has torch, or set spec.agentPython"
+    return Problem(FailReason.INTERPRETER_WITHOUT_TORCH, text)

@@ -1,0 +1,161 @@
+"""The shim around a user's script: runs it as `python` would, and says how it ended.
+
+    rank.py <kind> <script or module> [arguments]      kind: script, module or run-path
+What the script sees (`__main__`, sys.argv, sys.path[0], __file__, pickling, multiprocessing) is as without the
+shim; our package is appended to sys.path, last. An uncaught exception is printed without our frames and told to the
+agent; the script's end is marked in the heartbeat page, because finished processes sometimes abort while they exit.
+Runs in the job's interpreter: imports little, and the rest of our package only once the script has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import types
+from typing import Any, NoReturn
+
+_OURS = "ropeteam_trainer"
+
+
+def main(root: str, kind: str, argv: list[str]) -> NoReturn:
+    """`root`: the folder or zip that holds our package. Ends the interpreter with the script's exit code."""
+    _leave_no_trace(root)
+    sys.argv = argv
+    try:
+        _run(kind, argv[0])
+    except SystemExit as end:
+        if end.code is None or end.code == 0:
+            _mark_end()
+        raise
+    except BaseException as error:
+        _tell(error, root)
+        trimmed = _user_part(error.__traceback__, root)
+        sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
+        sys.exit(1)
+    _mark_end()
+    sys.exit(0)
+
+
+def _leave_no_trace(root: str) -> None:
+    """An installed ropeteam_trainer wins over ours, if it keeps the same contract."""
+    shim = os.path.dirname(os.path.abspath(sys.modules["__main__"].__file__ or ""))
+    sys.path[:] = [entry for entry in sys.path if entry not in (root, shim)]
+    for name in [name for name in sys.modules if name.partition(".")[0] == _OURS]:
+        del sys.modules[name]
+    sys.path.append(root)
+
+
+def _run(kind: str, target: str) -> None:
+    is_safe = bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
+    if kind == "run-path" or (kind == "script" and not os.path.isfile(target)):
+        runpy.run_path(target, run_name="__main__")  # a folder or zip with __main__.py; or the error it gives
+        return
+    module = types.ModuleType("__main__")
+    if kind == "module":
+        if not is_safe:
+            sys.path.insert(0, os.getcwd())
+        code = _module(module, target)
+    else:
+        if not is_safe:
+            sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
+        code = _script(module, target)
+    sys.modules["__main__"] = module
+    exec(code, module.__dict__)
+
+
+def _script(module: types.ModuleType, path: str) -> types.CodeType:
+    import importlib.machinery
+    import io
+
+    module.__file__ = path
+    module.__dict__.update(__cached__=None, __builtins__=__builtins__)
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    with io.open_code(os.path.abspath(path)) as file:
+        return compile(file.read(), path, "exec", dont_inherit=True)
+
+
+def _module(module: types.ModuleType, name: str) -> types.CodeType:
+    import importlib.util
+
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        sys.exit(f"{sys.executable}: Error while finding module specification for {name!r}: {error}")
+    if spec is None or spec.loader is None:
+        sys.exit(f"{sys.executable}: No module named {name}")
+    if spec.submodule_search_locations is not None:
+        return _module(module, f"{name}.__main__")
+    loader: Any = spec.loader
+    module.__spec__, module.__loader__, module.__package__ = spec, loader, spec.parent
+    module.__dict__.update(__file__=spec.origin, __cached__=spec.cached, __builtins__=__builtins__)
+    sys.argv[0] = spec.origin or name
+    code: types.CodeType = loader.get_code(spec.name)
+    return code
+
+
+# ---- how it ended
+
+
+def _mark_end() -> None:
+    """The script has run to its end, whatever happens to the process from now on."""
+    page = os.environ.get("ROPETEAM_RANK_PAGE")
+    if not page:
+        return
+    import mmap
+    from dataclasses import replace
+
+    from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, read_beat, write_beat
+
+    with open(page, "r+b") as file, mmap.mmap(file.fileno(), PAGE_SIZE) as view:
+        beat = read_beat(memoryview(view)) or Beat()
+        sequence = int.from_bytes(view[:8], "little") + 1
+        write_beat(memoryview(view), replace(beat, reached_end=True), sequence)
+
+
+def _tell(error: BaseException, root: str) -> None:
+    """Why this rank ends, to the agent. Never in the way of the exception itself."""
+    path = os.environ.get("ROPETEAM_RANK_SOCKET")
+    if not path:
+        return
+    import json
+    import socket
+
+    name, where = type(error).__name__, _where(error, root)
+    first_line = (str(error).strip().splitlines() or [""])[0][:300]
+    message = f"{name}: {first_line} ({where})" if first_line else f"{name} ({where})"
+    line = {"error_type": name, "fingerprint": f"{name} at {where}", "message": message}
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(5)
+            connection.connect(path)
+            connection.sendall(json.dumps(line).encode() + b"\n")
+    except OSError as broken:
+        print(f"cannot tell the agent about {name}: {broken}", file=sys.stderr)
+
+
+def _where(error: BaseException, root: str) -> str:
+    """`train.py:31`: the innermost frame of the user's own code, else the innermost of all."""
+    import sysconfig
+
+    libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+    found = "?"
+    frame = _user_part(error.__traceback__, root)
+    has_user_frame = False
+    while frame is not None:
+        name = frame.tb_frame.f_code.co_filename
+        is_user = not name.startswith(("<", root, *libraries))
+        if is_user or not has_user_frame:
+            found, has_user_frame = f"{os.path.basename(name)}:{frame.tb_lineno}", has_user_frame or is_user
+        frame = frame.tb_next
+    if found == "?" and isinstance(error, SyntaxError):
+        found = f"{os.path.basename(error.filename or '?')}:{error.lineno}"
+    return found
+
+
+def _user_part(trace: types.TracebackType | None, root: str) -> types.TracebackType | None:
+    """Without the frames of this shim at its top."""
+    ours = (main.__code__.co_filename, runpy.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    return trace

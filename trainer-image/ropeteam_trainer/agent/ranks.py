@@ -1,0 +1,252 @@
+"""The rank processes of the one world that may live here: start, watch, kill, bury.
+
+A rank is a session of its own. When it dies, everything that descends from it is killed before its exit is told:
+a left-over DataLoader worker would hold the dead rank's sockets open. Found are: its session, its process tree, and
+whatever has its page in its environment, wherever it was re-parented to (always to this agent, a subreaper).
+Limits: a process that left session, tree and environment behind is known as "of some rank" only; it is killed with
+the last rank, and with the first that does not end cleanly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ropeteam_trainer.agent import proc
+from ropeteam_trainer.agent.environment import launcher_environment, rank_environment
+from ropeteam_trainer.agent.launch import Launch, Run
+from ropeteam_trainer.agent.log import log
+from ropeteam_trainer.agent.output import Output
+from ropeteam_trainer.agent.page import Page
+from ropeteam_trainer.agent.ranksocket import RankSocket
+from ropeteam_trainer.agent.reaper import Reaper
+from ropeteam_trainer.agent.spawn import Shims, spawn
+from ropeteam_trainer.agent.state import BeatsRead, Event, RankExited, RankSaid, RanksStarted
+from ropeteam_trainer.agent.waiting import within
+from ropeteam_trainer.agent.zygoteclient import ZygoteClient
+from ropeteam_trainer.contract import config
+from ropeteam_trainer.contract.config import WorkerConfig
+from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
+from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
+
+RESCAN_SECONDS = 0.01
+"""A dying process is looked at again after this, if no SIGCHLD comes before."""
+
+
+@dataclass
+class _Rank:
+    """One process and what it talks through. `pid` None: not started, or dead."""
+
+    epoch: Epoch
+    number: int
+    page: Page
+    socket: RankSocket
+    output: Output
+    write_end: int
+    pid: int | None = None
+
+
+@dataclass(frozen=True)
+class How:
+    """What never changes about starting ranks in this pod."""
+
+    settings: WorkerConfig
+    slot: int
+    launch: Launch
+    python: str
+    base: Mapping[str, str]
+    shims: Shims
+    folder: Path
+
+
+class Ranks:
+    """`services`: pids that are never strays (zygote, stores)."""
+
+    def __init__(
+        self,
+        how: How,
+        reaper: Reaper,
+        zygote: ZygoteClient,
+        services: Callable[[], set[int]],
+        post: Callable[[Event], None],
+    ) -> None:
+        self._how, self._reaper, self._zygote = how, reaper, zygote
+        self._services, self._post = services, post
+        self._ranks: dict[int, _Rank] = {}
+        self._burials: set[asyncio.Task[None]] = set()
+        self._oom_kills = proc.oom_kills()
+
+    async def start(self, plan: Plan, fork: bool) -> None:
+        """All ranks of `plan` on this pod. Each ends in a RankExited, also if it cannot be started."""
+        assert not self._ranks, "the machine starts a world only when the former one is gone"
+        numbers = plan.ranks(self._how.slot)
+        if self._how.launch.per_pod:
+            numbers = numbers[:1]
+        for number in numbers:
+            rank = self._ranks[number] = self._prepare(plan.epoch, number)
+            try:
+                await self._start_one(rank, plan, fork and self._zygote.is_warm)
+            except OSError as error:
+                log(f"rank {number} cannot be started: {error}")
+                self._forget(rank)
+                text = f"cannot start: {error}"
+                self._post(
+                    RankExited(plan.epoch, number, ProcessExit(127, None, fingerprint=text, message=text))
+                )
+        self._post(RanksStarted(plan.epoch))
+
+    def kill(self, epoch: Epoch, numbers: Iterable[int]) -> None:
+        self._signal(epoch, numbers, signal.SIGKILL)
+
+    def terminate(self, epoch: Epoch, numbers: Iterable[int]) -> None:
+        """A launcher's or shell's whole group: they do not always pass a signal on."""
+        self._signal(epoch, numbers, signal.SIGTERM)
+
+    def tell(self, epoch: Epoch, number: int, message: ToRank) -> None:
+        rank = self._ranks.get(number)
+        if rank and rank.epoch == epoch:
+            rank.socket.tell(message)
+
+    def read_beats(self) -> BeatsRead | None:
+        """One look at all pages; None if no rank lives."""
+        beats = {rank.number: beat for rank in self._ranks.values() if (beat := rank.page.read())}
+        epoch = next((rank.epoch for rank in self._ranks.values()), None)
+        return BeatsRead(epoch, beats) if epoch and beats else None
+
+    # ---- starting
+
+    def _prepare(self, epoch: Epoch, number: int) -> _Rank:
+        folder = self._how.folder / str(epoch)
+        folder.mkdir(exist_ok=True)
+        read_end, write_end = os.pipe()
+
+        def heard(said: FromRank) -> None:
+            self._post(RankSaid(epoch, number, said))
+
+        rank = _Rank(
+            epoch,
+            number,
+            Page(folder / f"page-{number}"),
+            RankSocket(folder / f"rank-{number}.sock", heard),
+            Output(read_end, f"[rank {number}] "),
+            write_end,
+        )
+        asyncio.get_running_loop().add_reader(read_end, self._read_output, rank)
+        return rank
+
+    async def _start_one(self, rank: _Rank, plan: Plan, fork: bool) -> None:
+        environment = self._environment(rank, plan)
+        launch, reaper = self._how.launch, self._reaper
+        if fork:
+            request = {
+                "kind": launch.run.value,
+                "argv": launch.argv,
+                "env": environment,
+                "cwd": str(Path.cwd()),
+            }
+            try:
+                with reaper.expecting():
+                    rank.pid = await self._zygote.fork("rank", request, (rank.write_end,))
+                    reaper.watch(rank.pid, lambda status: self._died(rank, status))
+            except OSError as error:
+                log(f"rank {rank.number} is exec'ed, because it cannot be forked: {error}")
+        if rank.pid is None:
+            rank.pid = spawn(self._argv(), environment, rank.write_end)
+            reaper.watch(rank.pid, lambda status: self._died(rank, status))
+        os.close(rank.write_end)
+        rank.write_end = -1
+
+    def _argv(self) -> list[str]:
+        launch = self._how.launch
+        if launch.run is Run.COMMAND:
+            return list(launch.argv)
+        return [self._how.python, *launch.flags, self._how.shims.rank, launch.run.value, *launch.argv]
+
+    def _environment(self, rank: _Rank, plan: Plan) -> dict[str, str]:
+        how = self._how
+        member = plan.member(how.slot)
+        if how.launch.per_pod and member and member.processes > 1:
+            return launcher_environment(how.base, plan, how.slot)
+        environment = rank_environment(how.base, how.settings, plan, how.slot, rank.number)
+        environment[config.RANK_PAGE] = str(rank.page.path)
+        environment[config.RANK_SOCKET] = str(rank.socket.path)
+        return environment
+
+    def _read_output(self, rank: _Rank) -> None:
+        if not rank.output.read():
+            asyncio.get_running_loop().remove_reader(rank.output.fd)
+
+    # ---- ending
+
+    def _signal(self, epoch: Epoch, numbers: Iterable[int], number: int) -> None:
+        for rank in [self._ranks[n] for n in numbers if n in self._ranks]:
+            if rank.epoch == epoch and rank.pid is not None:
+                is_group = number == signal.SIGTERM and self._how.launch.per_pod
+                proc.kill(-rank.pid if is_group else rank.pid, number)
+
+    def _died(self, rank: _Rank, status: int) -> None:
+        """Called by the reaper, once."""
+        pid, rank.pid = rank.pid, None
+        oom_kills = proc.oom_kills()
+        was_oom, self._oom_kills = oom_kills > self._oom_kills, oom_kills
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        code = os.WEXITSTATUS(status) if number is None else None
+        oom = was_oom and number == signal.SIGKILL
+        task = asyncio.ensure_future(self._bury(rank, pid or 0, ProcessExit(code, number, oom=oom)))
+        self._burials.add(task)
+        task.add_done_callback(self._burials.discard)
+
+    async def _bury(self, rank: _Rank, session: int, exit: ProcessExit) -> None:
+        """Nothing of the rank lives when its exit is told."""
+        while strays := self._strays(rank, session, exit.clean):
+            for pid in strays:
+                proc.kill(pid)
+            with contextlib.suppress(TimeoutError):
+                self._reaper.changed.clear()
+                await within(RESCAN_SECONDS, self._reaper.changed.wait())
+        rank.socket.drain()
+        beat = rank.page.read() or Beat()
+        self._forget(rank)
+        self._post(BeatsRead(rank.epoch, {rank.number: beat}))
+        told = ProcessExit(
+            exit.code,
+            exit.signal,
+            oom=exit.oom,
+            reached_end=beat.reached_end,
+            last_lines=rank.output.last_lines(),
+        )
+        self._post(RankExited(rank.epoch, rank.number, told))
+
+    def _strays(self, dead: _Rank, session: int, was_clean: bool) -> set[int]:
+        """What the dead rank left alive, and what nobody claims if it must go too."""
+        table = proc.processes()
+        services = self._services()
+        living = {rank.pid for rank in self._ranks.values() if rank.pid is not None}
+        spared = services | living
+        others = proc.below([os.getpid()], table) - spared - proc.below(spared, table)
+        marker = f"{config.RANK_PAGE}={dead.page.path}"
+        own = {pid for pid in others if table[pid].session == session or proc.has_variable(pid, marker)}
+        if not living or not was_clean:
+            own |= others - {pid for pid in others if self._is_of_another(pid, table[pid].session, dead)}
+        return own | proc.below(own, table)
+
+    def _is_of_another(self, pid: int, session: int, dead: _Rank) -> bool:
+        living = [rank for rank in self._ranks.values() if rank is not dead and rank.pid is not None]
+        return any(
+            session == rank.pid or proc.has_variable(pid, f"{config.RANK_PAGE}={rank.page.path}")
+            for rank in living
+        )
+
+    def _forget(self, rank: _Rank) -> None:
+        asyncio.get_running_loop().remove_reader(rank.output.fd)
+        if rank.write_end >= 0:
+            os.close(rank.write_end)
+        rank.output.close()
+        rank.socket.close()
+        rank.page.close()
+        del self._ranks[rank.number]

@@ -1,0 +1,56 @@
+"""The one place where children are waited for: SIGCHLD in, a call per watched child out. Orphans are reaped.
+
+No other code of the agent may wait for a child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class Reaper:
+    def __init__(self) -> None:
+        self._watched: dict[int, Callable[[int], None]] = {}
+        self._expecting = 0
+        self._early: dict[int, int] = {}
+        self.changed = asyncio.Event()
+        """Set whenever some child has died."""
+
+    def install(self) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
+
+    def watch(self, pid: int, ended: Callable[[int], None]) -> None:
+        """`ended(wait status)` once, when that child has died."""
+        if pid in self._early:
+            ended(self._early.pop(pid))
+        else:
+            self._watched[pid] = ended
+
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """A child will come to us whose number is not known yet; it may die before it is watched."""
+        self._expecting += 1
+        try:
+            yield
+        finally:
+            self._expecting -= 1
+            if not self._expecting:
+                self._early.clear()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if ended := self._watched.pop(pid, None):
+                ended(status)
+            elif self._expecting:
+                self._early[pid] = status
+        self.changed.set()

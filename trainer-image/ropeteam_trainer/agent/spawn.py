@@ -1,0 +1,69 @@
+"""Start a process that dies with the agent, and the few files of ours that the job's interpreter runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import ropeteam_trainer
+from ropeteam_trainer.agent import proc
+
+_SHIM = """\
+import sys
+sys.path.insert(0, {root!r})
+from ropeteam_trainer.agent.{module} import main
+main({root!r}, {arguments})
+"""
+
+
+@dataclass(frozen=True)
+class Shims:
+    """Paths of the files that start our code in another interpreter."""
+
+    root: str
+    """Holds our package and nothing else: what is appended to sys.path of ranks."""
+    rank: str
+    zygote: str
+
+
+def write_shims(folder: Path) -> Shims:
+    package = Path(ropeteam_trainer.__file__).parent
+    root = package.parent
+    if not root.is_file():
+        # From source or a wheel: beside our package lie others that are not meant for the job's interpreter.
+        root = folder / "lib"
+        root.mkdir()
+        (root / package.name).symlink_to(package)
+    rank, zygote = folder / "rank.py", folder / "zygote.py"
+    rank.write_text(_SHIM.format(root=str(root), module="rankmain", arguments="sys.argv[1], sys.argv[2:]"))
+    zygote.write_text(_SHIM.format(root=str(root), module="zygote", arguments="int(sys.argv[1])"))
+    return Shims(str(root), str(rank), str(zygote))
+
+
+def spawn(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    output: int | None = None,
+    inherit: tuple[int, ...] = (),
+) -> int:
+    """A child in a session of its own. `output`: for its stdout and stderr. Raises OSError."""
+    me = os.getpid()
+    with warnings.catch_warnings():
+        # The other thread of the agent only ever waits for a disk; the child calls one system call and execs.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            pass_fds=inherit,
+            preexec_fn=lambda: proc.die_with_parent(me),
+        )
+    process.returncode = 0  # the reaper waits for it, not this object
+    return process.pid

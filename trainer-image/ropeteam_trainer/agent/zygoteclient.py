@@ -1,0 +1,102 @@
+"""The agent's end of the zygote: start it when it is needed, ask it to fork, notice its death.
+
+A zygote that is not ready is no error: ranks are exec'ed then. A store has no other way and waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ropeteam_trainer.agent import zygote
+from ropeteam_trainer.agent.log import log
+from ropeteam_trainer.agent.proc import kill
+from ropeteam_trainer.agent.reaper import Reaper
+from ropeteam_trainer.agent.spawn import spawn
+from ropeteam_trainer.agent.waiting import within
+
+_ANSWER_SECONDS = 30.0
+_IMPORT_SECONDS = 600.0
+
+
+class ZygoteClient:
+    """`command`: the interpreter with its flags, and the shim. `environment`: the user's."""
+
+    def __init__(self, reaper: Reaper, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._reaper, self._command = reaper, tuple(command)
+        self._environment = {**environment, **dict.fromkeys(zygote.THREADS, "1"), "PYTHONUNBUFFERED": "1"}
+        self._socket: socket.socket | None = None
+        self._turn = asyncio.Lock()
+        self.pid: int | None = None
+        self.is_warm = False
+
+    def start(self) -> None:
+        """Begin to import torch, unless that is done or under way."""
+        if self.pid is not None:
+            return
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.pid = spawn(
+                (*self._command, str(theirs.fileno())), self._environment, None, (theirs.fileno(),)
+            )
+        ours.setblocking(False)
+        self._socket, self._turn, self.is_warm = ours, asyncio.Lock(), False
+        self._reaper.watch(self.pid, self._ended)
+        self._ready = asyncio.ensure_future(self._answer(ours))
+
+    async def warm_up(self) -> None:
+        """Import the rest, so that ranks may be forked. Raises OSError."""
+        self.start()
+        if not self.is_warm:
+            await self._ask({"op": "warm"}, ())
+            self.is_warm = True
+
+    async def fork(self, op: str, request: dict[str, Any], fds: Sequence[int]) -> int:
+        """The number of a new child of the agent; call inside reaper.expecting(). Raises OSError."""
+        self.start()
+        answer = await self._ask({"op": op, "agent": os.getpid(), **request}, fds)
+        if error := answer.get("error"):
+            raise OSError(error)
+        return int(answer["pid"])
+
+    def stop(self) -> None:
+        if self.pid is not None:
+            kill(self.pid)
+
+    async def _ask(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        peer, turn = self._socket, self._turn
+        if peer is None:
+            raise ConnectionError("the zygote has ended")
+        async with turn:
+            await self._ready
+            loop = asyncio.get_running_loop()
+            socket.send_fds(peer, [b"r"], list(fds))
+            body = json.dumps(request).encode()
+            await loop.sock_sendall(peer, struct.pack(">I", len(body)) + body)
+            limit = _IMPORT_SECONDS if request["op"] == "warm" else _ANSWER_SECONDS
+            try:
+                return await within(limit, self._answer(peer))
+            except TimeoutError:
+                self.stop()  # a late answer would be taken for the next one's
+                raise
+
+    async def _answer(self, peer: socket.socket) -> dict[str, Any]:
+        loop, data = asyncio.get_running_loop(), b""
+        while len(data) < 4 or len(data) < 4 + struct.unpack_from(">I", data)[0]:
+            more = await loop.sock_recv(peer, 1 << 16)
+            if not more:
+                raise ConnectionError("the zygote has ended")
+            data += more
+        return dict(json.loads(data[4:]))
+
+    def _ended(self, status: int) -> None:
+        log(f"the zygote has ended (status {status})")
+        self.pid, self.is_warm = None, False
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
