@@ -11,15 +11,15 @@ import logging
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 from ropeteam.api.job import KIND, PLURAL, VERSION
-from ropeteam.controller import access, handlers, metrics, probes, reading
+from ropeteam.controller import access, handlers, metrics, probes
+from ropeteam.controller.caches import Caches, make_caches
 from ropeteam.controller.cluster import ApiClient, NotFound, Place
 from ropeteam.controller.coordinator import Coordinators
 from ropeteam.controller.executor import Executor
-from ropeteam.controller.informer import Informer, Key, Lens
-from ropeteam.controller.observer import Caches, Memories, Observer
+from ropeteam.controller.informer import Key
+from ropeteam.controller.observer import Memories, Observer
 from ropeteam.controller.pace import Pace
 from ropeteam.controller.reconcile import Reconciler
 from ropeteam.controller.settings import Settings, load_key
@@ -44,17 +44,16 @@ async def run(settings: Settings) -> None:
         await _require_crd(client, settings.namespace)
         coordinators = await stack.enter_async_context(Coordinators())
         queue = WorkQueue[Key]()
-        caches = _caches(client, settings.namespace, queue)
+        caches = make_caches(client, settings.namespace, queue.add)
         observer = Observer(caches, Memories(), client, coordinators, key, settings.defaults, _utc_now)
         reconciler = Reconciler(client, observer, Executor(client, caches, key), Pace())
         metrics.REGISTRY.register(metrics.JobsByState(partial(_states, caches)))
-        informers: list[Informer[Any]] = [caches.jobs, caches.pods, caches.services, caches.nodes]
-        ready = partial(_all_synced, informers)
+        ready = partial(_all_synced, caches)
         probe = probes.served(settings.probe_address, ready, queue.longest_running_seconds)
         settings.publish_address(await stack.enter_async_context(probe))
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(informer.run()) for informer in informers]
-            await asyncio.gather(*(informer.synced.wait() for informer in informers))
+            tasks = [group.create_task(informer.run()) for informer in caches.all]
+            await asyncio.gather(*(informer.synced.wait() for informer in caches.all))
             log.info(
                 "ready: %d jobs, %d pods", len(caches.jobs.known_keys()), len(list(caches.pods.values()))
             )
@@ -75,30 +74,6 @@ async def _require_crd(client: ApiClient, namespace: str) -> None:
         ) from None
 
 
-def _caches(client: ApiClient, namespace: str, queue: WorkQueue[Key]) -> Caches:
-    def informer(lens: Lens[Any]) -> Informer[Any]:
-        return Informer(client, lens, queue.add)
-
-    nodes: Informer[bool] = Informer(
-        client,
-        Lens("Node", "", reading.own_key, reading.node_is_ready),
-        lambda node: _look_at_jobs_on(node.name, caches, queue),
-    )
-    caches = Caches(
-        jobs=informer(Lens(KIND, "", reading.own_key, reading.job, namespace)),
-        pods=informer(Lens("Pod", reading.MANAGED, reading.job_key, reading.pod, namespace)),
-        services=informer(Lens("Service", reading.MANAGED, reading.job_key, reading.service, namespace)),
-        nodes=nodes,
-    )
-    return caches
-
-
-def _look_at_jobs_on(node: str, caches: Caches, queue: WorkQueue[Key]) -> None:
-    for key in caches.pods.known_keys():
-        if any(pod.node == node for _, pod in caches.pods.of(key)):
-            queue.add(key)
-
-
 async def _look_at_all(caches: Caches, queue: WorkQueue[Key]) -> None:
     """Now and then, in case a bell was not heard."""
     while True:
@@ -107,8 +82,8 @@ async def _look_at_all(caches: Caches, queue: WorkQueue[Key]) -> None:
             queue.add(key)
 
 
-def _all_synced(informers: list[Informer[Any]]) -> bool:
-    return all(informer.synced.is_set() for informer in informers)
+def _all_synced(caches: Caches) -> bool:
+    return all(informer.synced.is_set() for informer in caches.all)
 
 
 def _states(caches: Caches) -> list[str]:

@@ -28,6 +28,7 @@ _TRIES = 5
 _CONNECTIONS = 100
 _PASSING = {429, 500, 502, 503, 504}
 _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
+CLUSTER_WIDE = frozenset({"Node", "Namespace", "CustomResourceDefinition"})
 _HOMES = {
     "Pod": ("/api/v1", "pods"),
     "Service": ("/api/v1", "services"),
@@ -80,6 +81,10 @@ class Place:
         base, plural = _HOMES[self.kind]
         parts = [base, *(["namespaces", self.namespace] if self.namespace else []), plural]
         return "/".join(part for part in (*parts, self.name, self.subresource) if part)
+
+    @classmethod
+    def knows(cls, kind: str) -> bool:
+        return kind in _HOMES
 
     @classmethod
     def of(cls, thing: Object) -> Place:
@@ -193,9 +198,13 @@ class ApiClient:
             yield answer
 
     @asynccontextmanager
-    async def stream(self, path: str, params: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Any answer that is no JSON, such as a log or what a Service's proxy returns. Raises ApiError."""
-        async with self._call("GET", path, None, params) as answer:
+    async def open(
+        self, path: str, params: dict[str, str] | None = None, headers: dict[str, str] | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One try at an answer that need not be JSON: a log, or what a Service's proxy returns. Raises
+        ApiError.
+        """
+        async with self._call("GET", path, None, params or {}, headers=headers) as answer:
             if answer.status >= 400:
                 raise _error(answer.status, await answer.read())
             yield answer
@@ -208,14 +217,15 @@ class ApiClient:
         body: Object | None,
         params: dict[str, str],
         limits: aiohttp.ClientTimeout = _TIMEOUT,
+        headers: dict[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None or self._access is None:
             raise RuntimeError("use ApiClient in an `async with`")
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        headers = {**await self._access.headers(), "Content-Type": kind}
+        sent = {**(headers or {}), **await self._access.headers(), "Content-Type": kind}
         data = None if body is None else orjson.dumps(body)
         async with self._session.request(
-            method, path, data=data, params=params, headers=headers, timeout=limits
+            method, path, data=data, params=params, headers=sent, timeout=limits
         ) as answer:
             yield answer
 

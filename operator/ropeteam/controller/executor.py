@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from ropeteam.api.job import Metadata
+from ropeteam.controller.caches import Caches
 from ropeteam.controller.cluster import AlreadyGone, AlreadyOurs, ApiClient, NotFound, Object, Place
-from ropeteam.controller.observer import Caches, Memory
+from ropeteam.controller.observer import Memory
 from ropeteam.controller.settings import OperatorKey
 from ropeteam.core.actions import (
     Action,

@@ -84,8 +84,8 @@ class Informer(Generic[T]):
     def values(self) -> Iterator[T]:
         return (entry.value for entry in self._entries.values())
 
-    def known_keys(self) -> list[Key]:
-        return list(self._by_key)
+    def known_keys(self) -> tuple[Key, ...]:
+        return tuple(self._by_key)
 
     def learn(self, thing: Object) -> None:
         """The API server's answer to our own write. Ignored if the watch has already told something newer."""
@@ -101,7 +101,7 @@ class Informer(Generic[T]):
             began = loop.time()
             try:
                 if self._version is None:
-                    await self._list()
+                    await self.list()
                 await self._watch()
             except (aiohttp.ClientError, TimeoutError, OSError, ApiError, orjson.JSONDecodeError) as error:
                 if isinstance(error, ApiError) and error.status == 410:
@@ -111,7 +111,8 @@ class Informer(Generic[T]):
             wait = _SHORTEST_WAIT if lasted else min(max(_SHORTEST_WAIT, wait * 2), _LONGEST_WAIT)
             await asyncio.sleep(wait * random.uniform(0.5, 1.5))
 
-    async def _list(self) -> None:
+    async def list(self) -> None:
+        """Know what there is now, and tell of what has changed since the last time."""
         params, listed = {**self._selector, "limit": _PAGE}, dict[str, Entry[T]]()
         while True:
             page = await self._client.request("GET", self._path, params=params)
@@ -127,7 +128,7 @@ class Informer(Generic[T]):
         self.synced.set()
 
     def _replace_all(self, listed: dict[str, Entry[T]], version: int) -> None:
-        for uid, entry in list(self._entries.items()):
+        for uid, entry in tuple(self._entries.items()):
             if uid not in listed and entry.version <= version:  # a newer one: created by us after this list
                 self._drop(uid)
         for entry in listed.values():

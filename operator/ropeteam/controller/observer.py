@@ -15,34 +15,16 @@ from pydantic import ValidationError
 
 from ropeteam.api.job import Metadata, TrainingJobSpec
 from ropeteam.api.status import JobStatus
+from ropeteam.controller.caches import Caches
 from ropeteam.controller.cluster import AlreadyOurs, ApiClient, ApiError, Object
 from ropeteam.controller.coordinator import Coordinators, Unreachable
-from ropeteam.controller.informer import Informer, Key
+from ropeteam.controller.informer import Key
 from ropeteam.controller.settings import OperatorKey
 from ropeteam.core import workerpod
 from ropeteam.core.observation import Observation, PodSeen, Refusal, ServiceSeen
 from ropeteam_trainer.contract.desired import Desired, JobReport
 
 _REFUSALS = {400, 403, 422}
-
-
-@dataclass(frozen=True)
-class Caches:
-    """What the informers hold. Pods and Services come with the UID of their job."""
-
-    jobs: Informer[Object]
-    pods: Informer[tuple[str, PodSeen]]
-    services: Informer[tuple[str, ServiceSeen]]
-    nodes: Informer[bool]
-
-    def job(self, key: Key) -> Object | None:
-        return next(iter(self.jobs.of(key)), None)
-
-    def node_is_lost(self, name: str) -> bool:
-        """NotReady, or gone. Without any node we may not see them: then nothing is known."""
-        if not name or not self.nodes.known_keys():
-            return False
-        return self.nodes.of(Key("", name)) != (True,)
 
 
 @dataclass

@@ -1,18 +1,14 @@
-"""How often progress is written: etcd keeps every revision of every object, and progress is the only part of
-status that changes all the time. At most once in 30 s per job, and 20 times a second in all; anything else is
-written at once.
-
-Pure: time comes in.
+"""How often progress alone is written: etcd keeps every revision of every object, and progress is what
+changes all the time. `core` asks for it at most every 30 s per job; here it is held to 20 writes a second in
+all. Anything else is written at once. Pure: time comes in.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from ropeteam.api.status import JobStatus
-
-_PER_JOB = timedelta(seconds=30)
 
 
 def only_progress(old: JobStatus, new: JobStatus) -> bool:
@@ -24,7 +20,6 @@ class Pace:
     """A token bucket over all jobs."""
 
     per_second: float = 20.0
-    burst: float = 20.0
     _tokens: float = 20.0
     _filled: datetime | None = None
 
@@ -32,10 +27,8 @@ class Pace:
         """Whether `new` may be written now. A refused one is not lost: the next look has a newer one."""
         if not only_progress(old, new):
             return True
-        if old.progress and old.progress.time and new.progress and now - old.progress.time < _PER_JOB:
-            return False
         passed = (now - self._filled).total_seconds() if self._filled else 0.0
-        self._tokens = min(self.burst, self._tokens + passed * self.per_second)
+        self._tokens = min(self.per_second, self._tokens + passed * self.per_second)
         self._filled = now
         if self._tokens < 1:
             return False

@@ -24,6 +24,8 @@ from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
 from ropeteam.core.observation import Observation
 
+_PACED_SECONDS = 1.0
+
 log = logging.getLogger(__name__)
 
 
@@ -55,18 +57,20 @@ class Reconciler:
         memory = self.observer.memories.of(key, seen.metadata.uid)
         _tell_why(key, memory, decision)
         told, memory.desired = memory.desired, decision.desired
-        saved = await self._save(seen, decision)
+        changed = decision.status != seen.status
+        if changed and not self.pace.permits(seen.status, decision.status, seen.now):
+            return _PACED_SECONDS
+        if changed:
+            await self._save(seen, decision)
         async with asyncio.TaskGroup() as group:
             for action in decision.actions:
                 group.create_task(self.executor.execute(action, seen.metadata, memory))
-        if saved or decision.actions or told != decision.desired:
+        if changed or decision.actions or told != decision.desired:
             return 0.0
         return decision.look_again_seconds
 
-    async def _save(self, seen: Observation, decision: Decision) -> bool:
-        """Whether status was written. Raises Conflict: the job has changed since it was read."""
-        if decision.status == seen.status or not self.pace.permits(seen.status, decision.status, seen.now):
-            return False
+    async def _save(self, seen: Observation, decision: Decision) -> None:
+        """And announce it. Raises Conflict: the job has changed since it was read."""
         meta = seen.metadata
         identity = {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid}
         answer = await self.client.replace(
@@ -83,7 +87,6 @@ class Reconciler:
         metrics.count_settled(seen.status, decision.status)
         for announcement in decision.announcements:
             await announce(self.client, meta, announcement, seen.now)
-        return True
 
     async def _sweep(self, key: Key) -> None:
         """The job is gone, and what belonged to it goes too, should the garbage collector not be there to do

@@ -75,8 +75,7 @@ class Settings:
 
 def default_home(environ: Mapping[str, str]) -> Path:
     """The state folder of the local cluster and its operator."""
-    base = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".local" / "state"
-    return Path(environ.get("ROPETEAM_HOME") or Path(base) / "ropeteam")
+    return Path(environ.get("ROPETEAM_HOME") or Path.home() / ".local" / "state" / "ropeteam")
 
 
 def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:

@@ -1,0 +1,1 @@
+"""The command line: `ropeteam run | up | watch | snapshot | explain | validate | crd`."""

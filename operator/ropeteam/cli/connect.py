@@ -1,0 +1,30 @@
+"""Which cluster a command speaks to: --kubeconfig, $KUBECONFIG, the local cluster if one is up,
+~/.kube/config.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+from ropeteam.cli.errors import BadInput
+from ropeteam.controller import access
+from ropeteam.controller.cluster import ApiClient
+
+
+def kubeconfig_of(given: Path | None, home: Path) -> Path:
+    named = [Path(part) for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
+    for file in [given] if given else [*named, home / "kubeconfig", Path.home() / ".kube" / "config"]:
+        if file.exists():
+            return file
+    what = f"{given}: no such file" if given else "no cluster is known"
+    raise BadInput(f"{what}. Start a local cluster with `ropeteam up`, or name a file with --kubeconfig")
+
+
+@asynccontextmanager
+async def connected(kubeconfig: Path) -> AsyncIterator[ApiClient]:
+    async with ApiClient(partial(access.load, kubeconfig)) as client:
+        yield client

@@ -1,0 +1,107 @@
+"""A manifest: its documents, what is wrong with them, and how they get into a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ropeteam.api import rules
+from ropeteam.api.job import API_VERSION, KIND
+from ropeteam.cli.errors import BadInput
+from ropeteam.controller.cluster import (
+    CLUSTER_WIDE,
+    AlreadyOurs,
+    ApiClient,
+    ApiError,
+    Conflict,
+    Object,
+    Place,
+)
+
+WORKDIR = "ropeteam.dev/workdir"
+"""Where relative paths in a command begin, on the local cluster."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`others` in the order of the file; they are applied before the job."""
+
+    job: Object
+    others: tuple[Object, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.job["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        return str(self.job["metadata"]["namespace"])
+
+
+def read(file: Path) -> Manifest:
+    """Exactly one TrainingJob, and what it needs. Raises BadInput with every fault of it."""
+    documents = [_with_names(document, file) for document in _load(file)]
+    jobs = [document for document in documents if document["kind"] == KIND]
+    if len(jobs) != 1:
+        raise BadInput(f"{file}: {len(jobs)} documents of kind {KIND}; exactly one can be run")
+    faults = list(problems(jobs[0]))
+    if faults:
+        raise BadInput("\n  ".join([f"{file} cannot work:", *faults]))
+    return Manifest(jobs[0], tuple(document for document in documents if document is not jobs[0]))
+
+
+def problems(job: Object) -> Iterator[str]:
+    """Sentences: field, what is wrong, what to change."""
+    if job.get("apiVersion") != API_VERSION:
+        yield f"apiVersion: {job.get('apiVersion')!r} is not known; write {API_VERSION}"
+    for field in job.keys() - {"apiVersion", "kind", "metadata", "spec", "status"}:
+        yield f"{field}: unknown field; did you mean spec.{field}?"
+    yield from rules.validate_name(job["metadata"]["name"])
+    yield from rules.validate(job.get("spec"))
+
+
+async def apply(client: ApiClient, manifest: Manifest, workdir: Path) -> None:
+    """Raises BadInput when the server refuses a document."""
+    annotations = manifest.job["metadata"].setdefault("annotations", {})
+    annotations.setdefault(WORKDIR, str(workdir))
+    for thing in (*manifest.others, manifest.job):
+        try:
+            await _apply_one(client, thing)
+        except ApiError as error:
+            meta = thing["metadata"]
+            raise BadInput(f"{thing['kind']} {meta['name']} was refused: {error}") from None
+
+
+async def _apply_one(client: ApiClient, thing: Object) -> None:
+    try:
+        await client.create(thing)
+    except (AlreadyOurs, Conflict):
+        await client.merge(Place.of(thing), thing)
+
+
+def _load(file: Path) -> list[Any]:
+    try:
+        documents = list(yaml.safe_load_all(file.read_text()))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read {file}: {error}") from None
+    except yaml.YAMLError as error:
+        raise BadInput(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
+    return [document for document in documents if document is not None]
+
+
+def _with_names(document: Any, file: Path) -> Object:
+    """The document with its namespace written down. Raises BadInput if it is no Kubernetes object."""
+    if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
+        raise BadInput(f"{file}: a document without `kind` is no Kubernetes object")
+    meta = document.get("metadata")
+    if not isinstance(meta, dict) or not isinstance(meta.get("name"), str):
+        raise BadInput(f"{file}: {document['kind']} without metadata.name")
+    if not Place.knows(document["kind"]):
+        raise BadInput(f"{file}: kind {document['kind']} cannot be applied here; use kubectl apply")
+    if document["kind"] not in CLUSTER_WIDE:
+        meta.setdefault("namespace", "default")
+    return document

@@ -1,0 +1,95 @@
+"""Look at a job again and again: its status, and the coordinator's own report through the API server's proxy.
+
+The proxy is authenticated with the job's token, read from its Secret. Who may not read Secrets sees what
+status says, which is at most 30 seconds old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import aiohttp
+
+from ropeteam.api.job import KIND
+from ropeteam.api.status import JobStatus
+from ropeteam.cli.picture import Picture, picture
+from ropeteam.controller import reading
+from ropeteam.controller.cluster import ApiClient, ApiError, NotFound, Object, Place
+from ropeteam_trainer.contract import codec, wire
+from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT
+from ropeteam_trainer.contract.desired import JobReport
+
+LOOK_SECONDS = 0.5
+
+
+class Follower:
+    """Looks at one job."""
+
+    def __init__(self, client: ApiClient, namespace: str, name: str) -> None:
+        self._client, self.namespace, self.name = client, namespace, name
+        self._bearers: dict[str, str] = {}
+
+    async def job(self) -> Object | None:
+        try:
+            return await self._client.get(Place(KIND, self.namespace, self.name))
+        except NotFound:
+            return None
+
+    async def look(self) -> Picture | None:
+        """None: there is no such job."""
+        job = await self.job()
+        if job is None:
+            return None
+        status = JobStatus.model_validate(job.get("status") or {})
+        report = None if status.finished else await self.report(job)
+        return picture(self.name, status, report, datetime.now(UTC))
+
+    async def pictures(self) -> AsyncIterator[Picture]:
+        """Until the job has ended, or is gone."""
+        while (seen := await self.look()) is not None:
+            yield seen
+            if seen.finished or seen.refused:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def report(self, job: Object) -> JobReport | None:
+        """None: no coordinator answers, or we may not ask it."""
+        place = Place("Service", self.namespace, f"{self.name}:{COORDINATOR_HTTP_PORT}", "proxy/status")
+        try:
+            bearer = await self._bearer(job["metadata"]["uid"])
+            async with self._client.open(place.path, headers={wire.PROXY_HEADER: bearer}) as answer:
+                return codec.decode(JobReport, await answer.read())
+        except (ApiError, LookupError, aiohttp.ClientError, TimeoutError, codec.DecodeError):
+            return None
+
+    async def _bearer(self, uid: str) -> str:
+        """Raises ApiError, LookupError."""
+        if uid not in self._bearers:
+            secrets = await self.secrets(uid)
+            token = bytes.fromhex(base64.b64decode(secrets[-1]["data"]["token"]).decode())
+            self._bearers[uid] = wire.http_bearer(token)
+        return self._bearers[uid]
+
+    async def secrets(self, uid: str) -> list[Object]:
+        return await self._client.items(Place("Secret", self.namespace), f"{reading.LABEL}job-uid={uid}")
+
+    async def pods(self, role: str = "worker") -> list[Object]:
+        selector = f"{reading.LABEL}job={self.name},{reading.LABEL}role={role}"
+        return await self._client.items(Place("Pod", self.namespace), selector)
+
+    async def last_lines(self, slot: int, count: int = 20) -> str:
+        """What the newest pod of a slot wrote last; empty if there is none."""
+        pods = [pod for pod in await self.pods() if reading.label(pod, "slot") == str(slot)]
+        if not pods:
+            return ""
+        newest = max(pods, key=lambda pod: int(reading.label(pod, "incarnation")))
+        path = Place("Pod", self.namespace, newest["metadata"]["name"], "log").path
+        try:
+            params = {"container": "trainer", "tailLines": str(count)}
+            async with self._client.open(path, params) as answer:
+                return (await answer.read()).decode(errors="replace")
+        except ApiError:
+            return ""

@@ -1,0 +1,66 @@
+"""`ropeteam snapshot` and `ropeteam explain`: an Observation to a file, and from a file to the decision it
+leads to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from pydantic import ValidationError
+
+from ropeteam.cli.errors import BadInput
+from ropeteam.cli.follow import Follower
+from ropeteam.controller.caches import make_caches
+from ropeteam.controller.cluster import ApiClient
+from ropeteam.controller.coordinator import Coordinators
+from ropeteam.controller.informer import Key
+from ropeteam.controller.observer import Memories, Observer
+from ropeteam.controller.settings import IMAGE, OperatorKey
+from ropeteam.core.decide import decide
+from ropeteam.core.observation import Observation
+
+
+async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
+    """As the operator would see the job now. Raises BadInput if there is none."""
+    follower = Follower(client, namespace, name)
+    caches = make_caches(client, namespace, lambda _: None)
+    for informer in caches.all:
+        await informer.list()
+    observer = Observer(
+        caches=caches,
+        memories=Memories(),
+        client=client,
+        coordinators=Coordinators(),
+        key=OperatorKey(b""),
+        defaults={"operator_image": IMAGE},
+        clock=lambda: datetime.now(UTC),
+    )
+    seen = await observer.observe(Key(namespace, name))
+    job = await follower.job()
+    if seen is None or job is None:
+        raise BadInput(f"there is no TrainingJob {name} in namespace {namespace}")
+    secrets = await follower.secrets(seen.metadata.uid)
+    key_id = secrets[-1]["metadata"]["name"].rpartition("-")[2] if secrets else ""
+    report = None if seen.status.finished else await follower.report(job)
+    return seen.model_copy(update={"secret_exists": bool(secrets), "key_id": key_id, "report": report})
+
+
+def explain(text: bytes, source: str) -> Iterator[str]:
+    """What the operator would do, and why. Raises BadInput for a file that is no snapshot."""
+    try:
+        seen = Observation.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise BadInput(
+            f"{source} is no snapshot ({where}: {first['msg']}); make one: ropeteam snapshot JOB"
+        ) from None
+    decision = decide(seen)
+    yield decision.why
+    if decision.status != seen.status:
+        yield f"  would save state {decision.status.state}"
+    yield from (f"  would announce {each.reason}: {each.message}" for each in decision.announcements)
+    yield from (f"  would {action}" for action in decision.actions)
+    if decision.look_again_seconds is not None:
+        yield f"  would look again within {decision.look_again_seconds:g} s"

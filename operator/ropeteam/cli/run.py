@@ -1,0 +1,104 @@
+"""`ropeteam run`: a cluster, an operator and one job, from start to end, in one command."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from ropeteam.cli import documents
+from ropeteam.cli.connect import connected
+from ropeteam.cli.errors import Trouble
+from ropeteam.cli.follow import Follower
+from ropeteam.cli.picture import Picture
+from ropeteam.cli.report import report
+from ropeteam.cli.screen import Screen, screen
+from ropeteam.cli.up import LocalStack
+from ropeteam.controller.cluster import ApiClient, Object
+
+Alongside = Callable[[ApiClient, Follower], Awaitable[None]]
+"""Something that happens while the job trains."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended."""
+
+    picture: Picture
+    job: Object
+    first_slot_log: str
+
+    @property
+    def exit_code(self) -> int:
+        if self.picture.complete:
+            return 0
+        return 2 if self.picture.refused else 1
+
+
+async def train(
+    manifest: documents.Manifest, home: Path, console: Console, keep: bool, alongside: Alongside | None = None
+) -> Ending:
+    """Raises Trouble when the cluster does not start, or the job is deleted meanwhile."""
+    with screen(console) as shown:
+        async with AsyncExitStack() as stack:
+            local = await stack.enter_async_context(LocalStack(home, shown.say))
+            client = await stack.enter_async_context(connected(local.kubeconfig))
+            await documents.apply(client, manifest, Path.cwd())
+            follower = Follower(client, manifest.namespace, manifest.name)
+            ending = await _to_the_end(local, follower, client, shown, alongside)
+            for line in [*report(ending.job, local.home), *await _failure(ending, follower)]:
+                shown.say(line)
+            if keep:
+                shown.say(f"export KUBECONFIG={local.kubeconfig}\nthe cluster stays until Ctrl-C")
+                await local.cluster_ended()
+            return ending
+
+
+async def _to_the_end(
+    local: LocalStack, follower: Follower, client: ApiClient, shown: Screen, alongside: Alongside | None
+) -> Ending:
+    """The job's end; whatever else ends first is trouble."""
+    watching = asyncio.create_task(_watch(follower, shown))
+    ended = asyncio.create_task(local.cluster_ended())
+    tasks: list[asyncio.Task[object]] = [watching, ended]
+    if alongside is not None:
+        tasks.append(asyncio.ensure_future(alongside(client, follower)))
+    try:
+        pending: set[asyncio.Task[object]] = set(tasks)
+        while not watching.done():
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if ended in done:
+                raise Trouble(f"the local cluster ended: {local.log_tail('cluster')}")
+            for task in done:
+                task.result()
+        return watching.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _watch(follower: Follower, shown: Screen) -> Ending:
+    last: Picture | None = None
+    async for last in follower.pictures():
+        shown.show(last)
+    job = await follower.job()
+    if last is None or job is None or not (last.finished or last.refused):
+        raise Trouble(f"the job {follower.name} was deleted while it ran")
+    return Ending(last, job, await follower.last_lines(0))
+
+
+async def _failure(ending: Ending, follower: Follower) -> list[str]:
+    """Why it failed, and what the script said last."""
+    seen = ending.picture
+    if seen.complete:
+        return []
+    lines = [f"  {seen.reason}: {seen.why}"]
+    if seen.incidents and "\n" in seen.incidents[-1].message:
+        return [*lines, *(f"    {line}" for line in seen.incidents[-1].message.split("\n")[1:])]
+    slot = seen.incidents[-1].slot if seen.incidents else 0
+    return [*lines, *(f"    {line}" for line in (await follower.last_lines(slot)).split("\n") if line)]

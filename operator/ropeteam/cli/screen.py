@@ -1,0 +1,141 @@
+"""Show a job as it goes: a live view on a terminal, plain lines elsewhere. The same facts in both."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ropeteam.api.status import IncidentStatus
+from ropeteam.cli.picture import Eta, Picture, incident_line, recovery_seconds
+
+_PLAIN_SECONDS = 5.0
+_COLOURS = {
+    "Running": "green",
+    "Complete": "green",
+    "Failed": "red",
+    "Invalid": "red",
+    "Recovering": "yellow",
+}
+
+
+class Screen(Protocol):
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def show(self, seen: Picture) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+def screen(console: Console) -> Screen:
+    return LiveScreen(console) if console.is_terminal else PlainScreen(console)
+
+
+class LiveScreen:
+    """Repaints in place; incidents and remarks scroll above."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, refresh_per_second=4, transient=True)
+        self._eta, self._news = Eta(), News()
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, seen: Picture) -> None:
+        for line in self._news.of(seen):
+            self.say(line)
+        self._live.update(panel(seen, self._eta.after(seen, time.monotonic())), refresh=True)
+
+    def say(self, text: str) -> None:
+        self._live.console.print(Text(text))
+
+
+class PlainScreen:
+    """A line when something happens, and one every few seconds while training goes on."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._eta, self._news = console, Eta(), News()
+        self._said_at, self._said = 0.0, ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def show(self, seen: Picture) -> None:
+        for line in self._news.of(seen):
+            self.say(line)
+        now = time.monotonic()
+        eta = self._eta.after(seen, now)
+        if seen.state != self._said or (seen.step and now - self._said_at >= _PLAIN_SECONDS):
+            self._said_at, self._said = now, seen.state
+            self.say(plain_line(seen, eta))
+
+    def say(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+
+
+class News:
+    """Incidents as they open and as they are over: each told once."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, bool]] = set()
+
+    def of(self, seen: Picture) -> list[str]:
+        lines = []
+        for incident in seen.incidents:
+            recovered = recovery_seconds(incident) is not None and incident.steps_lost is not None
+            if (incident.id, recovered) not in self._told:
+                self._told |= {(incident.id, recovered), (incident.id, False)}
+                lines.append(f"incident {incident.id}: {incident_line(incident)} - {_first_line(incident)}")
+        return lines
+
+
+def _first_line(incident: IncidentStatus) -> str:
+    return incident.message.split("\n")[0]
+
+
+def plain_line(seen: Picture, eta: str) -> str:
+    facts = [f"{name} {value}" for name, value in facts_of(seen, eta)]
+    return f"{seen.name}: {seen.state}" + (f" - {', '.join(facts)}" if facts else f" - {seen.why}")
+
+
+def facts_of(seen: Picture, eta: str) -> list[tuple[str, str]]:
+    """What there is to tell, in the order of the columns."""
+    total = f"/{seen.total_steps}" if seen.total_steps else ""
+    pairs = [
+        ("ready", seen.ready),
+        ("step", f"{seen.step}{total}" if seen.step else ""),
+        ("loss", seen.loss),
+        ("samples/s", seen.samples_per_second),
+        ("ETA", "" if seen.finished else eta),
+        ("world", str(seen.world_size) if seen.world_size else ""),
+        ("checkpoint", "" if seen.checkpoint_step is None else str(seen.checkpoint_step)),
+    ]
+    return [(name, value) for name, value in pairs if value]
+
+
+def panel(seen: Picture, eta: str) -> Group:
+    head = Text.assemble(
+        (seen.name, "bold"), "  ", (seen.state, f"bold {_COLOURS.get(seen.state, 'cyan')}"), f"  {seen.why}"
+    )
+    parts: list[Any] = [head]
+    if seen.total_steps:
+        parts.append(ProgressBar(total=seen.total_steps, completed=seen.step))
+    facts = facts_of(seen, eta)
+    table = Table.grid(padding=(0, 3))
+    table.add_row(*(Text(name, style="dim") for name, _ in facts))
+    table.add_row(*(Text(value) for _, value in facts))
+    return Group(*parts, table)
