@@ -1,1 +1,1 @@
-"""A Kubernetes cluster in one process, for trying and testing: part of the API, pods as real processes, Services."""
+"""A Kubernetes cluster in one process, to try and to test: part of the API, pods as processes, Services."""

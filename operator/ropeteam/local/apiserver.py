@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,9 @@ from ropeteam.local.services import Services
 from ropeteam.local.store import Event, key_of
 from ropeteam.local.verbs import Options, Verbs
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _OPEN = (["healthz"], ["livez"], ["readyz"], ["version"])
 _TRUE = ("true", "1")
-_HOP_BY_HOP = (
+_STAYS_HERE = (
     "authorization",
     "host",
     "connection",
@@ -58,7 +57,7 @@ class ApiServer:
 
     async def start(self, host: str) -> str:
         """Returns the URL."""
-        app = web.Application(middlewares=[self._guard], client_max_size=4 << 20)
+        app = web.Application(client_max_size=4 << 20)
         app.router.add_route("*", "/{path:.*}", self._serve)
         self._session = aiohttp.ClientSession(auto_decompress=False)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
@@ -74,11 +73,10 @@ class ApiServer:
         if self._session:
             await self._session.close()
 
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
         """Who has no token stays out; an ApiError becomes its Status.
 
-        The token comes as a bearer, or as the first part of the path: kubectl sends no bearer over plain HTTP.
+        The token is a bearer, or the first part of the path: kubectl sends no bearer over plain HTTP.
         """
         parts = [part for part in request.path.split("/") if part]
         try:
@@ -87,18 +85,16 @@ class ApiServer:
                 del parts[0]
             elif not self._is_token(bearer) and parts not in _OPEN:
                 raise ApiError(401, "Unauthorized", "Unauthorized")
-            request["parts"] = parts
-            return await handler(request)
+            return await self._answer(request, parts)
         except ApiError as error:
             return _json(error.status(), error.code)
-        except (orjson.JSONDecodeError, yaml.YAMLError) as error:
-            return _json(ApiError(400, "BadRequest", f"the body is not valid: {error}").status(), 400)
+        except (ValueError, yaml.YAMLError) as error:
+            return _json(ApiError(400, "BadRequest", f"the request is not valid: {error}").status(), 400)
 
     def _is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode(), self._token.encode())
 
-    async def _serve(self, request: web.Request) -> web.StreamResponse:
-        parts = request["parts"]
+    async def _answer(self, request: web.Request, parts: list[str]) -> web.StreamResponse:
         document = discovery.document(self.catalog, parts)
         if document is not None:
             return _json(document)
@@ -108,24 +104,25 @@ class ApiServer:
         if target.subresource == "log":
             return await self._log(request, target)
         if target.subresource not in ("", "status", "scale"):
-            raise ApiError(404, "NotFound", "the server could not find the requested resource")
+            raise r.no_such_place()
         if request.method == "GET":
             return await self._read(request, target)
         body = await request.read()
         return self._write(request, target, body)
 
     def _target(self, parts: list[str]) -> Target:
-        missing = ApiError(404, "NotFound", "the server could not find the requested resource")
-        group, version, rest = (
-            ("", parts[1:2], parts[2:]) if parts[:1] == ["api"] else (parts[1:2], parts[2:3], parts[3:])
-        )
-        if parts[:1] not in (["api"], ["apis"]) or not version or not rest:
-            raise missing
+        match parts:
+            case ["api", version, _, *_]:
+                group, rest = "", parts[2:]
+            case ["apis", group, version, _, *_]:
+                rest = parts[3:]
+            case _:
+                raise r.no_such_place()
         namespace = ""
         if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in ("status", "finalize"):
             namespace, rest = rest[1], rest[2:]
-        resource = self.catalog.find(group[0] if group else "", version[0], rest[0])
-        name, subresource = (rest + ["", ""])[1:3]
+        resource = self.catalog.find(group, version, rest[0])
+        name, subresource = [*rest, "", ""][1:3]
         return Target(resource, namespace, name, subresource, "/".join(rest[3:]))
 
     async def _read(self, request: web.Request, target: Target) -> web.StreamResponse:
@@ -149,13 +146,7 @@ class ApiServer:
             page = {"revision": meta["resourceVersion"], "after": key_of(items[-1])}
             meta["continue"] = base64.urlsafe_b64encode(orjson.dumps(page)).decode()
         resource = target.resource
-        plain = {
-            "kind": f"{resource.kind}List",
-            "apiVersion": resource.api_version,
-            "metadata": meta,
-            "items": items,
-        }
-        return _json(self._shaped(request, resource, items, plain))
+        return _json(self._shaped(request, resource, items, _list_of(resource, items, meta)))
 
     def _shaped(self, request: web.Request, resource: Resource, items: list[Object], plain: Object) -> Object:
         """As a table, if that is what the client would rather have."""
@@ -168,9 +159,8 @@ class ApiServer:
     async def _watch(self, request: web.Request, target: Target, test: selectors.Test) -> web.StreamResponse:
         query, resource = request.query, target.resource
         since = int(query.get("resourceVersion") or 0)
-        initial = query.get("sendInitialEvents") in _TRUE or (
-            since == 0 and query.get("sendInitialEvents") is None
-        )
+        marked = query.get("sendInitialEvents") in _TRUE
+        initial = marked or (since == 0 and "sendInitialEvents" not in query)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         try:
             with self.store.watch(resource, self.store.revision if initial else since) as queue:
@@ -181,7 +171,7 @@ class ApiServer:
                     for item in self.store.list(resource, target.namespace):
                         if test(item):
                             await send("ADDED", item)
-                    if query.get("sendInitialEvents") in _TRUE:
+                    if marked:
                         await response.write(_bookmark(resource, revision, initial=True))
                 await self._stream(request, target, test, queue, send)
         except ApiError as error:
@@ -222,7 +212,7 @@ class ApiServer:
         names = [container["name"] for container in pod["spec"]["containers"]]
         container = query.get("container") or names[0]
         if not query.get("container") and len(names) > 1:
-            text = f"a container name must be specified for pod {target.name}, choose one of: [{' '.join(names)}]"
+            text = f"a container name must be specified for pod {target.name}, choose one of: {names}"
             raise ApiError(400, "BadRequest", text)
         previous, follow = query.get("previous") in _TRUE, query.get("follow") in _TRUE
         lines = int(query["tailLines"]) if "tailLines" in query else None
@@ -237,7 +227,7 @@ class ApiServer:
         return response
 
     async def _proxy(self, request: web.Request, target: Target) -> web.StreamResponse:
-        """To a ready pod of a Service. As in Kubernetes, the client's Authorization header goes no further."""
+        """To a ready pod of a Service. As in Kubernetes, the Authorization header goes no further."""
         name, _, port_name = target.name.removeprefix("http:").partition(":")
         service = self.store.get(r.SERVICES, (target.namespace, name))
         ports = service["spec"].get("ports", ())
@@ -247,13 +237,13 @@ class ApiServer:
             raise ApiError(503, "ServiceUnavailable", f'no endpoints available for service "{target.name}"')
         host, number, _ = backends[0]
         url = f"http://{host}:{number}/{target.rest}?{request.query_string}".rstrip("?")
-        headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in _STAYS_HERE}
         data = await request.read()
         try:
             async with self._session.request(
                 request.method, url, headers=headers, data=data or None
             ) as answer:
-                kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP_BY_HOP[2:5]}
+                kept = {k: v for k, v in answer.headers.items() if k.lower() not in _STAYS_HERE}
                 return web.Response(status=answer.status, headers=kept, body=await answer.read())
         except aiohttp.ClientError as error:
             text = f"error trying to reach service: {error}"
@@ -265,6 +255,9 @@ class ApiServer:
         if request.method == "DELETE":
             return self._delete(target, query, orjson.loads(raw) if raw else {})
         body = _decode(raw)
+        if not (isinstance(body, dict) and isinstance(body.get("metadata", {}), dict)):
+            if request.method != "PATCH" or "json-patch" not in request.content_type:
+                raise ApiError(400, "BadRequest", "the body is not an object")
         key = (target.namespace, target.name)
         code = 200
         if request.method == "POST" and not target.name:
@@ -294,9 +287,7 @@ class ApiServer:
             items = [item for item in self.store.list(resource, target.namespace) if test(item)]
             for item in items:
                 self.verbs.delete(resource, key_of(item), wish, dry_run)
-            meta = {"resourceVersion": str(self.store.revision)}
-            api = {"apiVersion": resource.api_version, "metadata": meta}
-            return _json({"kind": f"{resource.kind}List", **api, "items": items})
+            return _json(_list_of(resource, items, {"resourceVersion": str(self.store.revision)}))
         left = self.verbs.delete(resource, (target.namespace, target.name), wish, dry_run)
         done = {"name": target.name, "group": resource.group, "kind": resource.plural}
         gone = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": done}
@@ -320,6 +311,11 @@ def _seen_through(event: Event, test: selectors.Test) -> str:
     if now:
         return "MODIFIED" if before else "ADDED"
     return "DELETED" if before else ""
+
+
+def _list_of(resource: Resource, items: list[Object], meta: Object) -> Object:
+    api = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version}
+    return {**api, "metadata": meta, "items": items}
 
 
 def _bookmark(resource: Resource, revision: int, initial: bool = False) -> bytes:

@@ -35,7 +35,7 @@ class ClusterError(RuntimeError):
 
 
 class LocalCluster:
-    """`async with LocalCluster(home) as cluster`: the API is at `cluster.url`, kubectl's file at `cluster.kubeconfig`."""
+    """`async with LocalCluster(home) as it`: the API is at `it.url`, bearer `it.token`."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -63,9 +63,9 @@ class LocalCluster:
         collector = GarbageCollector(verbs)
         for part in (services, collector, kubelet):
             part.start()
-        server = ApiServer(verbs, kubelet, services, self.token)
-        self.url = await server.start(kubelet.address)
-        self._running = [server, kubelet, services, collector]
+        self.server = ApiServer(verbs, kubelet, services, self.token)
+        self.url = await self.server.start(kubelet.address)
+        self._running = [self.server, kubelet, services, collector]
         _write_private(self.kubeconfig, yaml.safe_dump(kubeconfig(self.url, self.token)))
 
     async def stop(self) -> None:

@@ -1,8 +1,8 @@
-"""What the server says about itself: versions, groups, resources, and as much OpenAPI as kubectl asks for. Pure."""
+"""What the server says about itself: groups, resources, and as much OpenAPI as kubectl asks for. Pure."""
 
 from __future__ import annotations
 
-from ropeteam.local.resources import ApiError, Catalog, Object, Resource
+from ropeteam.local.resources import Catalog, Object, Resource, no_such_place
 
 _VERSION = {"major": "1", "minor": "32", "gitVersion": "v1.32.0+ropeteam", "platform": "linux/amd64"}
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
@@ -38,7 +38,7 @@ def document(catalog: Catalog, parts: list[str]) -> Object | None:
 def _group(catalog: Catalog, group: str) -> Object:
     versions = {resource.version: resource.api_version for resource in catalog if resource.group == group}
     if not versions:
-        raise ApiError(404, "NotFound", "the server could not find the requested resource")
+        raise no_such_place()
     listed = [{"groupVersion": full, "version": version} for version, full in versions.items()]
     return {"name": group, "versions": listed, "preferredVersion": listed[0]}
 
@@ -46,7 +46,7 @@ def _group(catalog: Catalog, group: str) -> Object:
 def _of(catalog: Catalog, group: str, version: str) -> list[Resource]:
     found = [resource for resource in catalog if (resource.group, resource.version) == (group, version)]
     if not found:
-        raise ApiError(404, "NotFound", "the server could not find the requested resource")
+        raise no_such_place()
     return found
 
 

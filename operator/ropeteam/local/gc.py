@@ -1,4 +1,4 @@
-"""What goes because something else has gone: dependents of an owner, the content of a namespace, objects of a CRD, old events."""
+"""What goes because something else went: dependents, content of a namespace or of a CRD, old events."""
 
 from __future__ import annotations
 

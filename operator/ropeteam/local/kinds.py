@@ -45,8 +45,8 @@ _CONTAINER = _object(
     env=_list(_ENV),
     volumeMounts=_list(_MOUNT),
     free="envFrom ports resources livenessProbe readinessProbe startupProbe lifecycle securityContext stdin"
-    " stdinOnce tty terminationMessagePath terminationMessagePolicy imagePullPolicy volumeDevices restartPolicy"
-    " restartPolicyRules resizePolicy",
+    " stdinOnce tty terminationMessagePath terminationMessagePolicy imagePullPolicy volumeDevices"
+    " restartPolicy restartPolicyRules resizePolicy",
 )
 _VOLUME = _object("name", name=TEXT) | {"x-kubernetes-preserve-unknown-fields": True}
 _POD_SPEC = _object(
@@ -59,10 +59,10 @@ _POD_SPEC = _object(
     nodeName=TEXT,
     schedulerName={"type": "string", "default": "default-scheduler"},
     free="activeDeadlineSeconds affinity automountServiceAccountToken dnsConfig dnsPolicy enableServiceLinks"
-    " ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers hostname imagePullSecrets nodeSelector"
-    " os overhead preemptionPolicy priority priorityClassName readinessGates resourceClaims resources"
-    " runtimeClassName schedulingGates securityContext serviceAccount serviceAccountName setHostnameAsFQDN"
-    " shareProcessNamespace subdomain tolerations topologySpreadConstraints workloadRef",
+    " ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers hostname imagePullSecrets"
+    " nodeSelector os overhead preemptionPolicy priority priorityClassName readinessGates resourceClaims"
+    " resources runtimeClassName schedulingGates securityContext serviceAccount serviceAccountName"
+    " setHostnameAsFQDN shareProcessNamespace subdomain tolerations topologySpreadConstraints workloadRef",
 )
 _PORT = _object(
     "port",
@@ -151,7 +151,7 @@ def name_fault(resource: Resource, name: str) -> str | None:
     if re.fullmatch(pattern, name) and len(name) <= (63 if label else 253):
         return None
     what = "an RFC 1123 label" if label else "a lowercase RFC 1123 subdomain"
-    return f'metadata.name: Invalid value: "{name}": {what} must match {pattern!r} and have at most 253 characters'
+    return f'metadata.name: Invalid value: "{name}": {what} must match {pattern!r}, in 63 or 253 characters'
 
 
 def _fixed(spec: Object) -> Object:

@@ -102,13 +102,14 @@ class Kubelet:
             self.verbs.write_status(r.PODS, key_of(pod), status, spec)
 
     def record(self, pod: Object, kind: str, reason: str, message: str) -> None:
-        """An Event about a pod. Repetitions are counted in one object."""
+        """An Event about a pod."""
         meta = pod["metadata"]
         subject = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "namespace": meta["namespace"]}
         subject["uid"] = meta["uid"]
-        event = {"involvedObject": subject, "type": kind, "reason": reason, "message": message}
-        event |= {"source": {"component": "kubelet", "host": self.name}, "count": 1}
-        event |= {"firstTimestamp": timestamp(), "lastTimestamp": timestamp()}
+        event: Object = {"involvedObject": subject, "type": kind, "reason": reason, "message": message}
+        now = timestamp()
+        event |= {"source": {"component": "kubelet", "host": self.name}}
+        event |= {"firstTimestamp": now, "lastTimestamp": now, "count": 1}
         name = f"{meta['name']}.{secrets.token_hex(8)}"
         try:
             self.verbs.create(r.EVENTS, meta["namespace"], {"metadata": {"name": name}, **event}, Options())
@@ -124,8 +125,7 @@ class Kubelet:
         run = status["restartCount"] - (1 if previous else 0)
         path = self.home / "pods" / uid / "logs" / container / f"{run}.log"
         if not path.exists():
-            text = f'container "{container}" in pod "{pod["metadata"]["name"]}" is waiting to start: ContainerCreating'
-            raise ApiError(400, "BadRequest", text)
+            raise _no_log_yet(pod, container)
         with path.open("rb") as file:
             if tail is not None:
                 yield b"".join(file.read().splitlines(keepends=True)[-tail:] if tail else [])
@@ -168,3 +168,8 @@ def _container_status(pod: Object, name: str) -> Object:
             400, "BadRequest", f'container "{name}" in pod "{meta["name"]}" is waiting to start: Pending'
         )
     raise ApiError(400, "BadRequest", f"container {name} is not valid for pod {meta['name']}")
+
+
+def _no_log_yet(pod: Object, container: str) -> ApiError:
+    text = f'container "{container}" in pod "{pod["metadata"]["name"]}" is waiting to start'
+    return ApiError(400, "BadRequest", text)

@@ -1,4 +1,4 @@
-"""The ways to change a JSON document: merge patch, strategic merge (lists of named things merge by name), JSON patch. Pure."""
+"""Patches: merge, strategic merge (lists of named things merge by name) and JSON patch. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The life of one pod: scheduled, mounted, init containers one by one, containers together, until it is deleted.
+"""The life of one pod: scheduled, mounted, init containers one by one, containers together, until deleted.
 
-A pod is never moved and never revived. Its object goes when it was deleted and all its processes are gone, in this order.
+A pod is never moved and never revived. Its object goes once it was deleted and all its processes are gone.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class PodWorker:
             self.pod, "Normal", "Scheduled", f"Assigned to {self.node.name} with address {address}"
         )
         images = sorted({container.spec["image"] for container in self.containers})
-        text = f"Image {', '.join(images)} is recorded, not used: the local cluster runs commands of this machine"
+        text = f"Image {', '.join(images)} is recorded, not used: commands are those of this machine"
         self.node.record(self.pod, "Normal", "ImageNotUsed", text)
 
     async def _run(self, container: Container, policy: str) -> int:

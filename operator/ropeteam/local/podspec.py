@@ -1,7 +1,7 @@
-"""From a container's spec to a command line: environment, `$(VAR)`, mounts as paths of this machine. Pure but for `which`.
+"""From a container's spec to a command line of this machine: environment, `$(VAR)`, mounts.
 
-There is no mount namespace. Where the spec says `mountPath`, the command, its arguments, values of the environment and
-the working directory are given the volume's folder instead. A path that is written inside a script is not seen.
+There is no mount namespace. Where command, arguments, environment and working directory name a `mountPath`,
+they are given the volume's folder instead. A path inside a script is not seen.
 """
 
 from __future__ import annotations

@@ -29,6 +29,10 @@ class ApiError(Exception):
         }
 
 
+def no_such_place() -> ApiError:
+    return ApiError(404, "NotFound", "the server could not find the requested resource")
+
+
 @dataclass(frozen=True)
 class Resource:
     """One kind and how it is served."""
@@ -108,7 +112,7 @@ class Catalog:
     def find(self, group: str, version: str, plural: str) -> Resource:
         found = self._all.get(f"{plural}.{group}" if group else plural)
         if found is None or found.version != version:
-            raise ApiError(404, "NotFound", "the server could not find the requested resource")
+            raise no_such_place()
         return found
 
     def of(self, api_version: str, kind: str) -> Resource | None:

@@ -114,7 +114,7 @@ def _object_faults(value: dict[str, Any], schema: Schema, path: str) -> Iterator
 
 def _list_faults(value: list[Any], schema: Schema, path: str) -> Iterator[str]:
     if len(value) < schema.get("minItems", 0):
-        yield f"{path}: Invalid value: {len(value)}: {path} in body should have at least {schema['minItems']} items"
+        yield _bad(len(value), path, f"should have at least {schema['minItems']} items")
     if len(value) > schema.get("maxItems", len(value)):
         yield f"{path}: Too many: {len(value)}: must have at most {schema['maxItems']} items"
     for number, item in enumerate(value):

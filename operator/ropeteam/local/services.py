@@ -1,7 +1,7 @@
 """Services: for each cluster address and port a TCP proxy to the pods that the selector finds.
 
-The port listens only while there is a pod behind it, so that a connection is refused otherwise. A connection lives as
-long as both of its ends; one to a pod that has gone is cut.
+The port listens only while there is a pod behind it, so that a connection is refused otherwise. A connection
+lives as long as both of its ends; one to a pod that has gone is cut.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ class Services:
     def backends(self, service: Object, port: Object) -> list[Backend]:
         """Ready pods behind a port of a Service."""
         selector = service["spec"].get("selector")
-        found = []
-        for pod in self.store.list(r.PODS, service["metadata"]["namespace"]) if selector else ():
-            if matches(selector, pod) and _ready(pod) and (number := _port_number(pod, port)):
-                found.append((pod["status"]["podIP"], number, pod["metadata"]["uid"]))
-        return found
+        pods = self.store.list(r.PODS, service["metadata"]["namespace"]) if selector else ()
+        return [
+            (pod["status"]["podIP"], number, pod["metadata"]["uid"])
+            for pod in pods
+            if matches(selector, pod) and _ready(pod) and (number := _port_number(pod, port))
+        ]
 
     def _see(self, event: Event) -> None:
         if event.resource == r.PODS:

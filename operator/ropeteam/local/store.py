@@ -1,6 +1,6 @@
 """Objects in memory: one revision counter, one history of events, listeners that are called after each write.
 
-Stored objects are never changed in place: a write replaces the object, so whoever holds an old one may keep it.
+Stored objects are never changed in place: a write replaces the object, so who holds an old one may keep it.
 History has an end; who asks for an older revision is told 410, as after a compaction of etcd.
 """
 

@@ -104,9 +104,13 @@ def pod_status(pod: Object) -> str:
     return next((word for word in words if word), str(status["phase"]))
 
 
+def _rows(pod: Object) -> list[Object]:
+    found: list[Object] = pod["status"].get("containerStatuses", [])
+    return found
+
+
 def _ready(pod: Object) -> str:
-    rows = pod["status"].get("containerStatuses", ())
-    return f"{sum(row['ready'] for row in rows)}/{len(pod['spec']['containers'])}"
+    return f"{sum(row['ready'] for row in _rows(pod))}/{len(pod['spec']['containers'])}"
 
 
 def _ports(service: Object) -> str:
@@ -127,7 +131,7 @@ _COLUMNS: dict[str, list[Column]] = {
         _NAME,
         ("Ready", 0, _ready),
         ("Status", 0, pod_status),
-        ("Restarts", 0, lambda p: sum(row["restartCount"] for row in p["status"].get("containerStatuses", ()))),
+        ("Restarts", 0, lambda p: sum(row["restartCount"] for row in _rows(p))),
         _AGE,
         ("IP", 1, _path("status.podIP")),
         ("Node", 1, _path("spec.nodeName")),
@@ -142,7 +146,7 @@ _COLUMNS: dict[str, list[Column]] = {
         ("Selector", 1, _selector),
     ],
     r.EVENTS.name: [
-        ("Last Seen", 0, lambda e: age(e.get("lastTimestamp") or e.get("eventTime") or e["metadata"]["creationTimestamp"])),
+        ("Last Seen", 0, lambda e: age(e.get("lastTimestamp") or e["metadata"]["creationTimestamp"])),
         ("Type", 0, _path("type")),
         ("Reason", 0, _path("reason")),
         ("Object", 0, _subject),
@@ -151,7 +155,7 @@ _COLUMNS: dict[str, list[Column]] = {
     ],
     r.NAMESPACES.name: [_NAME, ("Status", 0, _path("status.phase")), _AGE],
     r.CLAIMS.name: [_NAME, ("Status", 0, _path("status.phase")), _AGE],
-    r.NODES.name: [_NAME, ("Status", 0, lambda _: "Ready"), _AGE, ("Version", 0, _path("status.nodeInfo.kubeletVersion"))],
+    r.NODES.name: [_NAME, ("Status", 0, lambda _: "Ready"), _AGE],
     r.SECRETS.name: [_NAME, ("Type", 0, _path("type")), ("Data", 0, lambda s: len(s.get("data", {}))), _AGE],
     r.CONFIG_MAPS.name: [_NAME, ("Data", 0, lambda c: len(c.get("data", {}))), _AGE],
     r.CRDS.name: [_NAME, ("Created At", 0, _path("metadata.creationTimestamp"))],

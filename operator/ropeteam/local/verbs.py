@@ -1,4 +1,4 @@
-"""What a write means: names, generation, optimistic concurrency, the status subresource, deletion in two phases.
+"""What a write means: names, generation, optimistic concurrency, status apart, deletion in two phases.
 
 Every write is one synchronous step on the store: nothing can happen in the middle of it.
 """
@@ -175,8 +175,8 @@ class Verbs:
             meta.pop("namespace", None)
             return
         if meta.setdefault("namespace", namespace) != namespace:
-            text = f"the namespace of the object ({meta['namespace']}) does not match the namespace on the request"
-            raise ApiError(400, "BadRequest", f"{text} ({namespace})")
+            text = "the namespace of the provided object does not match the namespace sent on the request"
+            raise ApiError(400, "BadRequest", text)
         home = self.store.get(r.NAMESPACES, ("", namespace))
         if "deletionTimestamp" in home["metadata"]:
             text = f"unable to create new content in namespace {namespace} because it is being terminated"
@@ -224,11 +224,8 @@ class Verbs:
         for field_name, label in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
             have = old["metadata"][field_name]
             if wanted.get(field_name, have) != have:
-                text = f"the {label} in the precondition ({wanted[field_name]}) does not match the {label} in record"
-                tail = "The object might have been deleted and then recreated"
-                raise resource.conflict(
-                    old["metadata"]["name"], f"Precondition failed: {text} ({have}). {tail}"
-                )
+                text = f"the {label} in the precondition ({wanted[field_name]}) is not the record's ({have})"
+                raise resource.conflict(old["metadata"]["name"], f"Precondition failed: {text}")
 
     def _replace(self, resource: Resource, old: Object, new: Object, options: Options) -> Object:
         if new == old or options.dry_run:

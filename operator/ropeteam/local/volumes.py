@@ -1,4 +1,4 @@
-"""Volumes as folders: `<home>/pods/<uid>/volumes/<name>`, and `<home>/claims/<namespace>/<claim>` for what outlives a pod."""
+"""Volumes as folders: `<home>/pods/<uid>/volumes/<name>`; claims outlive pods: `<home>/claims`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def missing_claim(pod: Object, look: Lookup) -> str | None:
 
 
 def make(pod: Object, home: Path, look: Lookup) -> dict[str, Path]:
-    """Volume name to folder. Twice is the same as once. Raises NotReady for a Secret or ConfigMap that is missing."""
+    """Volume name to folder. Twice is the same as once. Raises NotReady for a missing Secret or ConfigMap."""
     return {volume["name"]: _make_one(pod, volume, home, look) for volume in pod["spec"].get("volumes", ())}
 
 
@@ -29,7 +29,7 @@ def mounts(container: Object, folders: dict[str, Path]) -> dict[str, Path]:
     for mount in container.get("volumeMounts", ()):
         path = mount["mountPath"].rstrip("/")
         if path and path != "/dev/shm":
-            folder = folders[mount["name"]] / mount.get("subPath", "")
+            folder: Path = folders[mount["name"]] / mount.get("subPath", "")
             if mount.get("subPath"):
                 folder.mkdir(parents=True, exist_ok=True)
             found[path] = folder
@@ -38,7 +38,7 @@ def mounts(container: Object, folders: dict[str, Path]) -> dict[str, Path]:
 
 def _make_one(pod: Object, volume: Object, home: Path, look: Lookup) -> Path:
     meta = pod["metadata"]
-    folder = home / "pods" / meta["uid"] / "volumes" / volume["name"]
+    folder: Path = home / "pods" / meta["uid"] / "volumes" / volume["name"]
     if "persistentVolumeClaim" in volume:
         folder = home / "claims" / meta["namespace"] / volume["persistentVolumeClaim"]["claimName"]
     elif "hostPath" in volume:
@@ -61,7 +61,8 @@ def _make_one(pod: Object, volume: Object, home: Path, look: Lookup) -> Path:
 def _fill(folder: Path, source: Object, resource: r.Resource, look: Lookup) -> None:
     owner = look(resource, source["name"])
     if owner is None and not source.get("optional"):
-        text = f'MountVolume.SetUp failed for volume "{folder.name}" : {resource.kind.lower()} "{source["name"]}" not found'
+        what = f'{resource.kind.lower()} "{source["name"]}" not found'
+        text = f'MountVolume.SetUp failed for volume "{folder.name}" : {what}'
         raise NotReady("ContainerCreating", text)
     data = contents(owner) if owner else {}
     paths = {item["key"]: item["path"] for item in source.get("items", ())} or {name: name for name in data}

@@ -1,0 +1,102 @@
+"""A small client for the API server, HTTP as it is on the wire, and patience."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from ropeteam.local.cluster import LocalCluster
+
+Object = dict[str, Any]
+CORE, JOBS = "/api/v1/namespaces/default", "/apis/ropeteam.dev/v1alpha1/namespaces/default/trainingjobs"
+_PATIENCE_SECONDS = 30
+
+
+class Client:
+    """Calls that answer (HTTP status, body)."""
+
+    def __init__(self, cluster: LocalCluster, session: aiohttp.ClientSession) -> None:
+        self.cluster, self.session = cluster, session
+
+    async def call(self, method: str, path: str, body: Any = None, **query: str) -> tuple[int, Any]:
+        content = query.pop("content", "application/json")
+        headers = {"Content-Type": content, "Authorization": f"Bearer {self.cluster.token}"}
+        data = None if body is None else orjson.dumps(body)
+        async with self.session.request(
+            method, self.cluster.url + path, data=data, headers=headers, params=query
+        ) as answer:
+            raw = await answer.read()
+            return answer.status, orjson.loads(raw) if "json" in answer.content_type else raw.decode()
+
+    async def get(self, path: str, **query: str) -> Any:
+        status, body = await self.call("GET", path, **query)
+        assert status == 200, body
+        return body
+
+    async def create(self, path: str, body: Any, **query: str) -> Object:
+        status, body = await self.call("POST", path, body, **query)
+        assert status == 201, body
+        return body
+
+    async def run(self, name: str, *command: str, **spec: Any) -> Object:
+        return await self.create(f"{CORE}/pods", pod(name, *command, **spec))
+
+    async def until(self, path: str, good: Callable[[Object], Any], **query: str) -> Object:
+        """Poll an object until it is `good`."""
+        seen: Object = {}
+
+        async def look() -> bool:
+            nonlocal seen
+            seen = await self.get(path, **query)
+            return bool(good(seen))
+
+        await until(look, lambda: f"{path}: {seen}")
+        return seen
+
+    async def phase(self, name: str, phase: str) -> Object:
+        return await self.until(f"{CORE}/pods/{name}", lambda seen: seen["status"]["phase"] == phase)
+
+    async def gone(self, path: str) -> None:
+        async def look() -> bool:
+            return (await self.call("GET", path))[0] == 404
+
+        await until(look, lambda: f"{path} is still there")
+
+    async def watch(self, path: str, **query: str) -> AsyncIterator[Object]:
+        headers = {"Authorization": f"Bearer {self.cluster.token}"}
+        url = self.cluster.url + path
+        async with self.session.get(url, headers=headers, params={"watch": "true", **query}) as answer:
+            assert answer.status == 200, await answer.text()
+            async for line in answer.content:
+                yield orjson.loads(line)
+
+
+def pod(name: str, *command: str, **spec: Any) -> Object:
+    """A pod with one container `main`. `container=` adds to that, the rest to the pod's spec."""
+    main = {"name": "main", "image": "none", "command": list(command), **spec.pop("container", {})}
+    return {"metadata": {"name": name}, "spec": {"restartPolicy": "Never", "containers": [main], **spec}}
+
+
+async def until(good: Callable[[], Awaitable[bool]], say: Callable[[], str] = str) -> None:
+    async def poll() -> None:
+        while not await good():  # noqa: ASYNC110 (what we wait for is in another process)
+            await asyncio.sleep(0.02)
+
+    try:
+        await asyncio.wait_for(poll(), _PATIENCE_SECONDS)
+    except TimeoutError:
+        pytest.fail(f"never came true. Last seen: {say()}")
+
+
+def alive(pid: int) -> bool:
+    """A zombie is dead: nobody may be there to reap it."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
