@@ -45,13 +45,16 @@ def test_examples_of_whole_objects_are_judged_alike(rule: Rule) -> None:
         assert rule.holds(example) == cel_says(rule.cel, self=example) == good
 
 
+def _name(of: dict[str, Any]) -> str:
+    return str(of["name"])
+
+
 TEXTS = st.sampled_from(["a", "b"])
 NAMES = st.sampled_from(["A", "B", "RANK", "ROPETEAM_SLOT", "ROPETEAM_TRACE"])
-ENV = st.lists(
-    st.fixed_dictionaries({"name": NAMES}, optional={"value": TEXTS}),
-    max_size=3,
-    unique_by=lambda e: str(e["name"]),
+_VARIABLE: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {"name": NAMES}, optional={"value": TEXTS}
 )
+ENV = st.lists(_VARIABLE, max_size=3, unique_by=_name)
 RESOURCES = st.fixed_dictionaries(
     {},
     optional={
@@ -63,14 +66,14 @@ RUN: dict[str, st.SearchStrategy[Any]] = {
     "command": st.lists(TEXTS, min_size=1, max_size=2),
     "args": st.lists(TEXTS, max_size=2),
 }
-CONTAINER = st.fixed_dictionaries(
+CONTAINER: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {"name": st.sampled_from(["trainer", "sidecar"])},
     optional={**RUN, "workingDir": TEXTS, "env": ENV, "resources": RESOURCES},
 )
 POD = st.fixed_dictionaries(
     {},
     optional={
-        "containers": st.lists(CONTAINER, max_size=2, unique_by=lambda c: str(c["name"])),
+        "containers": st.lists(CONTAINER, max_size=2, unique_by=_name),
         "restartPolicy": st.sampled_from(["Never", "Always"]),
     },
 )

@@ -44,10 +44,14 @@ def to_plain(value: Any) -> Any:
 def decode(cls: type[T], data: bytes | str) -> T:
     """JSON text as `cls`. Raises DecodeError."""
     try:
-        plain = json.loads(data)
+        plain = json.loads(data, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise DecodeError(f"not JSON: {error}") from None
     return from_plain(cls, plain)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")
 
 
 def from_plain(cls: type[T], plain: Any) -> T:

@@ -7,6 +7,7 @@ shows as `begin != end` and is read again.
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 
@@ -42,9 +43,9 @@ def write_beat(page: memoryview, beat: Beat, sequence: int) -> None:
 
 
 def read_beat(page: memoryview) -> Beat | None:
-    """None: nothing written yet, or torn (look again)."""
+    """None: nothing written yet, torn (look again), or no beat: a script may write anywhere in its memory."""
     begin, step, here, at, phase, samples, end = _LAYOUT.unpack_from(page, 0)
-    if begin != end or begin == 0:
+    if begin != end or begin == 0 or phase & 0x7F >= len(PHASES) or not math.isfinite(samples):
         return None
     return Beat(step, here, at, PHASES[phase & 0x7F], samples, bool(phase >> 7))
 

@@ -1,0 +1,130 @@
+"""Messages to JSON and back: nothing is lost, and what is not a message is refused with the field's name."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.config import CoordinatorConfig, RankPlan, WorkerConfig
+from ropeteam_trainer.contract.desired import Desired, JobReport
+from ropeteam_trainer.contract.local import FromRank, ToRank
+from ropeteam_trainer.contract.messages import AgentReport, Orders
+from ropeteam_trainer.contract.world import Epoch, Plan
+
+MESSAGES: list[type] = [
+    AgentReport,
+    Orders,
+    Desired,
+    JobReport,
+    FromRank,
+    ToRank,
+    WorkerConfig,
+    CoordinatorConfig,
+    RankPlan,
+    Plan,
+]
+st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
+
+
+@given(message=st.sampled_from(MESSAGES).flatmap(st.from_type))
+def test_every_message_comes_back_as_it_was(message: Any) -> None:
+    assert codec.decode(type(message), codec.encode(message)) == message
+
+
+@given(kind=st.sampled_from(MESSAGES), text=st.text() | st.binary())
+def test_noise_is_refused_and_never_raises_another_error(kind: type, text: str | bytes) -> None:
+    with pytest.raises(codec.DecodeError):
+        codec.decode(kind, text)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(message=st.sampled_from(MESSAGES).flatmap(st.from_type), put=PLAIN, data=st.data())
+def test_a_field_with_a_foreign_value_is_taken_or_refused_never_raises(
+    message: Any, put: Any, data: Any
+) -> None:
+    plain = codec.to_plain(message)
+    field = data.draw(st.sampled_from(sorted(plain)))
+    with suppress(codec.DecodeError):
+        decoded = codec.from_plain(type(message), {**plain, field: put})
+        assert codec.decode(type(message), codec.encode(decoded)) == decoded
+
+
+class Colour(str, Enum):
+    RED = "Red"
+    BLUE = "Blue"
+
+
+@dataclass(frozen=True)
+class Inner:
+    number: int
+    ratio: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.number < 0:
+            raise ValueError("number is negative")
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str
+    colour: Colour = Colour.RED
+    parts: tuple[Inner, ...] = ()
+    by_name: dict[str, Inner] | None = None
+    flag: bool = False
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "not JSON: "),
+        ("[" * 100_000, "not JSON: "),
+        ('{"name": "a", "ratio": NaN}', "not JSON: NaN is no JSON number"),
+        ("[]", "Outer: expected an object, got []"),
+        ("{}", "Outer: missing name"),
+        ('{"name": 1}', "Outer.name: expected str, got 1"),
+        ('{"name": "a", "colour": "Green"}', 'Outer.colour: expected one of Red, Blue, got "Green"'),
+        ('{"name": "a", "colour": []}', "Outer.colour: expected one of Red, Blue, got []"),
+        ('{"name": "a", "parts": {}}', "Outer.parts: expected a list, got {}"),
+        ('{"name": "a", "parts": [{"number": 1}, 2]}', "Outer.parts[1]: expected an object, got 2"),
+        ('{"name": "a", "parts": [{"number": -1}]}', "Outer.parts[0]: number is negative"),
+        ('{"name": "a", "parts": [{"number": 1.5}]}', "Outer.parts[0].number: expected int, got 1.5"),
+        ('{"name": "a", "parts": [{"number": true}]}', "Outer.parts[0].number: expected int, got true"),
+        ('{"name": "a", "by_name": []}', "Outer.by_name: expected an object, got []"),
+        ('{"name": "a", "by_name": {"x": {}}}', "Outer.by_name.x: missing number"),
+        ('{"name": "a", "flag": 1}', "Outer.flag: expected bool, got 1"),
+    ],
+)
+def test_the_refusal_names_the_field(text: str, told: str) -> None:
+    with pytest.raises(codec.DecodeError) as caught:
+        codec.decode(Outer, text)
+    assert str(caught.value).startswith(told)
+
+
+def test_unknown_fields_are_ignored_missing_ones_take_their_default_and_an_int_is_a_float() -> None:
+    text = '{"name": "a", "invented": [1], "by_name": {"x": {"number": 1, "ratio": 2}}}'
+    assert codec.decode(Outer, text) == Outer("a", by_name={"x": Inner(1, 2.0)})
+    assert codec.decode(Outer, '{"name": "a", "by_name": null}') == Outer("a")
+
+
+def test_what_json_cannot_say_is_not_sent() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        codec.encode(Inner(1, float("nan")))
+
+
+def test_the_same_message_has_the_same_bytes() -> None:
+    assert codec.encode(Epoch(1, 0, 2)) == b'{"term":1,"boot":0,"n":2}'
+    assert json.loads(codec.encode(Outer("ä", Colour.BLUE)))["colour"] == "Blue"

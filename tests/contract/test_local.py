@@ -1,0 +1,79 @@
+"""The heartbeat page: what one process writes another reads, whole or not at all."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropeteam_trainer.contract.local import PAGE_SIZE, PHASES, Beat, read_beat, write_beat
+
+U64 = st.integers(0, 2**64 - 1)
+BEATS = st.builds(
+    Beat,
+    U64,
+    U64,
+    U64,
+    st.sampled_from(PHASES),
+    st.floats(allow_nan=False, allow_infinity=False),
+    reached_end=st.booleans(),
+)
+
+
+def a_page() -> memoryview:
+    return memoryview(bytearray(PAGE_SIZE))
+
+
+@given(beats=st.lists(BEATS, min_size=1))
+def test_the_last_beat_is_read(beats: list[Beat]) -> None:
+    page = a_page()
+    for sequence, beat in enumerate(beats, 1):
+        write_beat(page, beat, sequence)
+        assert read_beat(page) == beat
+
+
+def test_an_empty_page_says_nothing() -> None:
+    assert read_beat(a_page()) is None
+
+
+def test_a_beat_that_is_being_written_is_not_read() -> None:
+    page = a_page()
+    write_beat(page, Beat(step=1), 1)
+    struct.pack_into("<Q", page, 0, 2)  # what a writer does first
+    assert read_beat(page) is None
+
+
+@given(noise=st.binary(min_size=64, max_size=64))
+def test_noise_on_the_page_never_raises(noise: bytes) -> None:
+    """A script may write anywhere in its memory; the agent must live on."""
+    page = a_page()
+    page[:64] = noise
+    page[48:56] = page[0:8]  # as if it were whole
+    beat = read_beat(page)
+    assert beat is None or (beat.phase in PHASES and math.isfinite(beat.samples))
+
+
+def test_an_unknown_phase_is_refused_by_the_writer() -> None:
+    with pytest.raises(ValueError, match="not in tuple"):
+        write_beat(a_page(), Beat(phase="lunch"), 1)
+
+
+def test_the_page_is_shared_with_a_child_process(tmp_path: Path) -> None:
+    file = tmp_path / "page"
+    file.write_bytes(bytes(PAGE_SIZE))
+    beat = Beat(7, 3, 123, "train", 42.0, True)
+    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), PAGE_SIZE) as page:
+        child = os.fork()
+        if child == 0:
+            with memoryview(page) as view:
+                write_beat(view, beat, 1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        with memoryview(page) as view:
+            assert read_beat(view) == beat

@@ -1,0 +1,134 @@
+"""Frames on the wire: whatever is not exactly what the peer sealed, at its place, is refused."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from ropeteam_trainer.contract.wire import (
+    MAX_BODY,
+    NONCE_SIZE,
+    TO_AGENT,
+    TO_COORDINATOR,
+    Opener,
+    Sealer,
+    WireError,
+    http_bearer,
+    job_token,
+)
+
+TOKEN, NONCE = b"t" * 32, b"n" * NONCE_SIZE
+HEAD = 4 + 32
+BODIES = st.lists(st.binary(max_size=40), min_size=1, max_size=5)
+
+
+def sealed(
+    bodies: list[bytes], token: bytes = TOKEN, nonce: bytes = NONCE, direction: bytes = TO_AGENT
+) -> list[bytes]:
+    sealer = Sealer(token, nonce, direction)
+    return [sealer.seal(body) for body in bodies]
+
+
+def opened(
+    stream: bytes, token: bytes = TOKEN, nonce: bytes = NONCE, direction: bytes = TO_AGENT
+) -> list[bytes]:
+    return list(Opener(token, nonce, direction).feed(stream))
+
+
+@given(bodies=BODIES, cuts=st.lists(st.integers(0, 400)))
+def test_bodies_arrive_whole_and_in_order_however_the_stream_is_cut(
+    bodies: list[bytes], cuts: list[int]
+) -> None:
+    stream = b"".join(sealed(bodies))
+    edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    opener = Opener(TOKEN, NONCE, TO_AGENT)
+    got = [body for begin, end in pairwise(edges) for body in opener.feed(stream[begin:end])]
+    assert got == bodies
+
+
+@given(bodies=BODIES, where=st.integers(0), bit=st.integers(0, 7))
+def test_an_altered_bit_is_never_taken_for_a_message(bodies: list[bytes], where: int, bit: int) -> None:
+    stream = bytearray(b"".join(sealed(bodies)))
+    stream[where % len(stream)] ^= 1 << bit
+    got: list[bytes] = []
+    with suppress(WireError):
+        got.extend(Opener(TOKEN, NONCE, TO_AGENT).feed(bytes(stream)))
+    assert got == bodies[: len(got)], "only frames before the altered one may pass"
+    assert len(got) < len(bodies)
+
+
+@given(bodies=BODIES, data=st.data())
+def test_replayed_dropped_or_reordered_frames_are_refused(bodies: list[bytes], data: st.DataObject) -> None:
+    frames = sealed(bodies)
+    order = data.draw(st.lists(st.integers(0, len(frames) - 1), min_size=1, max_size=6))
+    honest = order == list(range(len(order)))
+    assume(not honest)
+    with pytest.raises(WireError, match="wrong MAC"):
+        opened(b"".join(frames[index] for index in order))
+
+
+@given(body=st.binary(max_size=40), token=st.binary(min_size=1, max_size=40))
+def test_a_frame_of_another_token_is_refused(body: bytes, token: bytes) -> None:
+    assume(token.rstrip(b"\0") != TOKEN.rstrip(b"\0"))
+    (frame,) = sealed([body], token=token)
+    with pytest.raises(WireError, match="another job's token"):
+        opened(frame)
+
+
+def test_a_frame_of_another_connection_is_refused() -> None:
+    (frame,) = sealed([b"x"], nonce=b"m" * NONCE_SIZE)
+    with pytest.raises(WireError, match="replayed"):
+        opened(frame)
+
+
+def test_a_frame_sent_back_to_its_sender_is_refused() -> None:
+    (frame,) = sealed([b"x"], direction=TO_AGENT)
+    with pytest.raises(WireError, match="wrong MAC"):
+        opened(frame, direction=TO_COORDINATOR)
+
+
+@given(noise=st.binary(min_size=HEAD, max_size=200))
+def test_noise_is_never_taken_for_a_message(noise: bytes) -> None:
+    with suppress(WireError):
+        assert opened(noise) == []
+
+
+def test_an_oversized_body_is_not_sent() -> None:
+    assert len(sealed([b"x" * MAX_BODY])[0]) == HEAD + MAX_BODY
+    with pytest.raises(WireError, match=f"message of {MAX_BODY + 1} bytes is over the limit of {MAX_BODY}"):
+        sealed([b"x" * (MAX_BODY + 1)])
+
+
+def test_a_body_that_was_not_sent_takes_no_number() -> None:
+    sealer = Sealer(TOKEN, NONCE, TO_AGENT)
+    with pytest.raises(WireError):
+        sealer.seal(b"x" * (MAX_BODY + 1))
+    assert opened(sealer.seal(b"next")) == [b"next"]
+
+
+def test_an_oversized_frame_is_refused_at_its_first_four_bytes() -> None:
+    with pytest.raises(WireError, match=f"announces {MAX_BODY + 1} bytes, the limit is {MAX_BODY}"):
+        opened((MAX_BODY + 1).to_bytes(4, "big"))
+
+
+def test_a_body_of_the_largest_size_arrives() -> None:
+    body = b"x" * MAX_BODY
+    assert opened(sealed([body])[0]) == [body]
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, HEAD - 1, HEAD + 1])
+def test_a_part_of_a_frame_says_nothing_yet(size: int) -> None:
+    assert opened(sealed([b"xx"])[0][:size]) == []
+
+
+def test_tokens_differ_by_job_and_key_and_a_bearer_does_not_tell_its_token() -> None:
+    tokens = {job_token(key, uid) for key in (b"k1", b"k2") for uid in ("u1", "u2")}
+    assert len(tokens) == 4
+    assert {len(token) for token in tokens} == {32}
+    bearers = {http_bearer(token) for token in tokens}
+    assert len(bearers) == 4
+    assert not bearers & {token.hex() for token in tokens}

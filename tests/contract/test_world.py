@@ -1,0 +1,76 @@
+"""The words of the protocol: order of epochs, ranks of a plan, what a cause costs."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropeteam_trainer.contract.world import Cause, Epoch, Member, Plan, ProcessExit
+
+NUMBERS = st.integers(0, 10**6)
+EPOCHS = st.builds(Epoch, NUMBERS, NUMBERS, NUMBERS)
+
+
+@given(one=EPOCHS, other=EPOCHS)
+def test_epochs_are_ordered_by_term_then_boot_then_number(one: Epoch, other: Epoch) -> None:
+    assert (one < other) == (dataclasses.astuple(one) < dataclasses.astuple(other))
+
+
+@given(epoch=EPOCHS)
+def test_an_epoch_is_read_back_from_its_text(epoch: Epoch) -> None:
+    assert Epoch.parse(str(epoch)) == epoch
+
+
+@pytest.mark.parametrize("text", ["", "1", "1.2", "1.2.3.4", "1.2.x", "a.b.c"])
+def test_other_text_is_no_epoch(text: str) -> None:
+    with pytest.raises(ValueError, match=r"unpack|invalid literal"):
+        Epoch.parse(text)
+
+
+def a_plan(processes: dict[int, int]) -> Plan:
+    members = tuple(Member(slot, 1, f"uid-{slot}", "127.0.0.1", count) for slot, count in processes.items())
+    return Plan(Epoch(1, 0, 1), 1, members, "127.0.0.1", 29500)
+
+
+@given(processes=st.dictionaries(st.integers(0, 50), st.integers(1, 8), min_size=1))
+def test_ranks_are_dense_in_the_order_of_members(processes: dict[int, int]) -> None:
+    plan = a_plan(processes)
+    ranks = [rank for slot in processes for rank in plan.ranks(slot)]
+    assert ranks == list(range(plan.world_size))
+    assert all(plan.ranks(slot)[0] == plan.first_rank(slot) for slot in processes)
+    assert all(len(plan.ranks(slot)) == count for slot, count in processes.items())
+
+
+def test_a_slot_that_is_no_member_has_no_ranks() -> None:
+    plan = a_plan({0: 2, 2: 1})
+    assert plan.member(1) is None
+    assert plan.member(2) == plan.members[1]
+    with pytest.raises(KeyError):
+        plan.first_rank(1)
+    with pytest.raises(KeyError):
+        plan.ranks(1)
+
+
+def test_plans_that_differ_have_different_hashes() -> None:
+    plan = a_plan({0: 1, 1: 1})
+    changed = [
+        dataclasses.replace(plan, epoch=Epoch(1, 0, 2)),
+        dataclasses.replace(plan, store_port=1),
+        dataclasses.replace(plan, members=plan.members[:1]),
+    ]
+    assert a_plan({0: 1, 1: 1}).hash == plan.hash
+    assert len({plan.hash, *(each.hash for each in changed)}) == 4
+
+
+def test_what_the_cluster_does_to_a_job_is_free_and_what_its_script_does_is_not() -> None:
+    free = {cause.value for cause in Cause if not cause.charged}
+    assert free == {"PodDeleted", "Evicted", "NodeLost", "AgentLost", "RetriedFree"}
+
+
+def test_only_exit_code_0_is_clean() -> None:
+    assert ProcessExit(0, None).clean
+    assert not ProcessExit(1, None).clean
+    assert not ProcessExit(None, 9).clean
