@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from ropeteam_trainer.contract import codec, config
-from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, FromRank, ToRank, write_beat
+from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, FromRank, ToRank, read_beat, write_beat
 
 _LOSS_SECONDS = 1.0
 
@@ -37,16 +37,23 @@ class Heartbeat:
         self.samples = 0.0
         self.phase = ""
 
-    def beat(self, reached_end: bool = False) -> None:
+    def beat(self) -> None:
         # An unfinished write shows as begin != end, so the number only has to differ from the one before.
         self._sequence += 1
         now = time.monotonic_ns()
-        beat = Beat(self.step, self.steps_here, now, self.phase, self.samples, reached_end)
-        write_beat(self._page, beat, self._sequence)
+        write_beat(
+            self._page, Beat(self.step, self.steps_here, now, self.phase, self.samples), self._sequence
+        )
+
+    @property
+    def script_has_ended(self) -> bool:
+        """The agent's shim, which runs the script, has marked its regular end. No beat may follow."""
+        beat = read_beat(self._page)
+        return beat is not None and beat.reached_end
 
 
 class AgentLink:
-    """The socket. What the agent wants is in `paused` and `stop_at`; a pause is never taken back."""
+    """The socket. Each line from the agent is its whole will: `paused`, and where to stop then."""
 
     def __init__(self, connection: socket.socket, rank: int) -> None:
         self._socket = connection
@@ -68,11 +75,10 @@ class AgentLink:
         """The newest loss, number or tensor. One a second is read and sent: no step waits for a device."""
         self._loss = loss
 
-    def wait_for_stop_at(self) -> int:
-        """Blocks a paused rank until it is told where to stop; for ever if it never is."""
+    def wait_for_stop_at(self) -> int | None:
+        """Blocks a paused rank until it is told where to stop, or to go on (None)."""
         with self._changed:
-            self._changed.wait_for(lambda: self.stop_at is not None)
-            assert self.stop_at is not None
+            self._changed.wait_for(lambda: self.stop_at is not None or not self.paused)
             return self.stop_at
 
     def close(self) -> None:
@@ -85,8 +91,7 @@ class AgentLink:
             for line in lines:
                 message = codec.decode(ToRank, line)
                 with self._changed:
-                    self.paused = self.paused or message.pause
-                    self.stop_at = message.stop_at if message.stop_at is not None else self.stop_at
+                    self.paused, self.stop_at = message.pause, message.stop_at
                     self._changed.notify_all()
 
     def _write(self) -> None:

@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ from ropeteam_trainer.data.plan import DataPlan, Position, Share
 from ropeteam_trainer.trace import Trace
 from ropeteam_trainer.world import World
 
-_EXIT_SECONDS = 10
+_REGULAR_END_SECONDS, _OTHER_END_SECONDS = 10, 1
+"""How long to wait at exit until the other ranks are there too."""
 _job: Job | None = None
 
 
@@ -67,6 +69,7 @@ def init(
         else:
             plan = _plan_without_operator(world, checkpoint_dir, checkpoint_every_steps)
         _job = Job(world, plan, os.environ)
+        sys.excepthook = partial(_job._note_failure, sys.excepthook)
         atexit.register(_job._at_exit)
     return _job
 
@@ -93,6 +96,7 @@ class Job:
         self._restored_data: dict[str, int] | None = None
         self._taken: list[int] = []
         self._taken_total = 0
+        self._failed = False
 
     def report(self, *, loss: Any = None, samples: int | None = None, total_steps: int | None = None) -> None:
         """One step is done: the optimizer has stepped. Call it once per step, at the end of it.
@@ -224,12 +228,12 @@ class Job:
 
     def _obey_pause(self, link: agentlink.AgentLink) -> None:
         """Wait to be told where to stop; go on until there; save, and stay."""
-        if link.stop_at is None:
+        stop_at = link.stop_at
+        if stop_at is None:
             with self.phase("paused"):
                 link.send(FromRank(paused=self.step))
-                link.wait_for_stop_at()
-        assert link.stop_at is not None
-        if self.step >= link.stop_at:
+                stop_at = link.wait_for_stop_at()
+        if stop_at is not None and self.step >= stop_at:
             if self._checkpoints is not None:
                 self._save()
                 self._checkpoints.wait()
@@ -237,17 +241,23 @@ class Job:
             with self.phase("paused"):
                 _wait_to_be_killed()
 
+    def _note_failure(self, report: Callable[..., Any], *error: Any) -> None:
+        """An excepthook: an uncaught exception is about to end the script."""
+        self._failed = True
+        report(*error)
+
     def _at_exit(self) -> None:
-        """End with the script's own exit code. After a failure without a good-bye: peers would not answer."""
-        if getattr(sys, "last_value", None) is not None:
+        """End with the script's own exit code. After an error without a good-bye: peers would not answer."""
+        if self._failed:
             return
         if self._checkpoints is not None:
             self._checkpoints.wait()
-            self._checkpoints.keep({})
-        self._heart.beat(reached_end=True)
+            self._checkpoints.keep({})  # they may hold the model, and with it the group
         if self._link is not None:
             self._link.close()
-        self._world.leave(_EXIT_SECONDS)
+        # An end that the shim has not marked may be a sys.exit(3) in a rank for which others wait.
+        regular = self._link is None or self._heart.script_has_ended
+        self._world.leave(_REGULAR_END_SECONDS if regular else _OTHER_END_SECONDS)
 
 
 def _plan_without_operator(world: World, directory: str | Path | None, every_steps: int | None) -> RankPlan:
@@ -266,8 +276,8 @@ def _resume_position(saved: dict[str, int] | None, plan: DataPlan, current: Posi
     for what, now in (("samples", plan.samples), ("seed", plan.seed)):
         if saved[what] != now:
             raise ValueError(
-                f"the checkpoint was made with {what} = {saved[what]}, but batches() now has {now}: samples could "
-                "not be used exactly once. Use the same data, or spec.resume.policy Never to begin anew."
+                f"the checkpoint was made with {what} = {saved[what]}, but batches() now has {now}: samples "
+                "could not be used exactly once. Use the same data, or resume.policy Never to begin anew."
             )
     return max(current, Position(saved["epoch"], saved["offset"]))
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from ropeteam_trainer.checkpoint.manifest import folder
+from ropeteam_trainer.checkpoint.manifest import MANIFEST, folder
 from ropeteam_trainer.checkpoint.snapshot import Snapshot
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
@@ -56,6 +56,7 @@ class ShardWriter:
         place = self._directory / folder(CheckpointRef(step, self._epoch))
         try:
             place.mkdir(parents=True, exist_ok=True)
+            (place / MANIFEST).unlink(missing_ok=True)  # of another job that used this folder before
             files = tuple(_write_file(place / name, tree) for name, tree in contents.items())
             for path in (place, place.parent, self._directory):
                 sync_folder(path)
@@ -81,6 +82,7 @@ def sync_folder(path: Path) -> None:
 
 def _write_file(path: Path, tree: Any) -> ShardFile:
     """Raises OSError, and leaves nothing behind then."""
+    path.unlink(missing_ok=True)
     with path.open("xb", buffering=0) as stream:
         target = _Hashing(stream)
         try:

@@ -1,0 +1,66 @@
+"""A small network reads handwritten digits: 1,797 pictures of 8 x 8 grey values that scikit-learn has.
+
+    python -m ropeteam_trainer.recipes.digits [--epochs N] [--global-batch N]
+
+Four of five pictures train, every fifth one validates. It reads at least 95 % of those right, after seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # the name everybody knows
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import ropeteam_trainer
+from ropeteam_trainer.recipes import common
+
+Split = tuple[torch.Tensor, torch.Tensor]
+
+
+def pictures() -> tuple[Split, Split]:
+    """Training and validation (pictures: count x 64, digits: count). Exit code 2 without scikit-learn."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        common.stop("this recipe needs scikit-learn: pip install scikit-learn")
+    values, digits = load_digits(return_X_y=True)
+    pixels, labels = torch.tensor(values, dtype=torch.float32) / 16, torch.tensor(digits)
+    validates = torch.arange(len(pixels)) % 5 == 0
+    return (pixels[~validates], labels[~validates]), (pixels[validates], labels[validates])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a network that reads handwritten digits.")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--global-batch", type=int, default=64)
+    options = parser.parse_args()
+    training, (pixels, digits) = pictures()
+
+    torch.manual_seed(0)  # the same first weights on all ranks
+    job = ropeteam_trainer.init(device="cpu")
+    network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    model = common.data_parallel(network, job, training[0][:2])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    total = -(-len(training[0]) // options.global_batch) * options.epochs
+
+    job.restore(model=model, optimizer=optimizer)
+    data = TensorDataset(*training)
+    for pictures_of, digits_of in job.batches(data, global_batch=options.global_batch, epochs=options.epochs):
+        loss = F.cross_entropy(model(pictures_of), digits_of)
+        optimizer.zero_grad()
+        (loss * job.batch_weight).backward()
+        optimizer.step()
+        job.report(loss=loss, total_steps=total)
+        if job.step % 50 == 0 or job.step == 1:
+            common.say(job, f"step {job.step}/{total} loss {loss.item():.3f}")
+
+    with job.phase("eval"), torch.no_grad():
+        right = (network(pixels).argmax(dim=1) == digits).sum().item()
+    common.result(job, accuracy=round(right / len(digits), 4), pictures=len(digits), steps=job.step)
+
+
+if __name__ == "__main__":
+    main()
