@@ -46,7 +46,8 @@ def begin(state: State, at: Moment) -> State:
     world = state.world
     assert world is not None
     gathered = world.leave_at is not None and at.now >= world.leave_at + GATHER_SECONDS
-    if not (state.draining or gathered):
+    begun = any(rank and rank.phase is RankPhase.DRAINED for rank in all_ranks(state))  # by one before us
+    if not (state.draining or gathered or begun):
         return state
     return enter(with_world(state, paused_at=at.now), WorldPhase.DRAINING, at)
 
@@ -72,12 +73,20 @@ def left(state: State) -> Evidence | None:
 
 
 def fix_stop(state: State) -> State:
-    """The first rank that waits fixes where all stop: one step further than any has come."""
+    """The first rank that waits fixes where all stop: one step further than any has come.
+
+    If ranks have stopped already (a coordinator before us had fixed it), it is where they are.
+    """
     ranks = [rank for rank in all_ranks(state) if rank]
     assert state.world is not None
-    if state.world.stop_at is not None or not any(rank.phase is RankPhase.PAUSED for rank in ranks):
+    if state.world.stop_at is not None:
         return state
-    return with_world(state, stop_at=max(rank.step for rank in ranks) + 1)
+    drained = [rank.step for rank in ranks if rank.phase is RankPhase.DRAINED]
+    if drained:
+        return with_world(state, stop_at=max(drained))
+    if any(rank.phase is RankPhase.PAUSED for rank in ranks):
+        return with_world(state, stop_at=max(rank.step for rank in ranks) + 1)
+    return state
 
 
 def finished(state: State, at: Moment) -> str:
@@ -90,6 +99,8 @@ def finished(state: State, at: Moment) -> str:
     if terminating(state):
         ended = all(rank is not None and rank.phase is RankPhase.EXITED for rank in everybody)
         return "its ranks have ended" if ended else ""
+    if all(rank is None or (rank.phase is RankPhase.STARTING and not rank.steps_here) for rank in everybody):
+        return "no rank has made a step yet"
     arrived = (RankPhase.DRAINED, RankPhase.EXITED)
     if world.stop_at is None or not all(rank is not None and rank.phase in arrived for rank in everybody):
         return ""

@@ -59,11 +59,12 @@ def is_done(rank: RankReport | None, everybody: tuple[RankReport | None, ...]) -
     """Its script ended well: exit code 0, or a signal after the end where a sibling exited cleanly."""
     if rank is None or rank.exit is None or rank.phase is not RankPhase.EXITED:
         return False
-    return rank.exit.clean or (_aborted_at_end(rank.exit) and any(_clean(other) for other in everybody))
+    return _clean(rank) or (_aborted_at_end(rank.exit) and any(_clean(other) for other in everybody))
 
 
 def _clean(rank: RankReport | None) -> bool:
-    return rank is not None and rank.exit is not None and rank.exit.clean
+    """A script that was asked to end (SIGTERM) and exits 0 is not done."""
+    return rank is not None and rank.exit is not None and rank.exit.clean and not rank.exit.killed
 
 
 def _aborted_at_end(exit: ProcessExit) -> bool:

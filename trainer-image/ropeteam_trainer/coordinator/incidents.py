@@ -74,7 +74,7 @@ def _was_before(state: State, sign: Evidence, fault: Fault) -> bool:
     if sign.weight < LOST:
         return True
     return all(
-        crew.agent is None or crew.agent.heard <= fault.at
+        crew.agent is None or crew.agent.heard < fault.at
         for crew in crews(state)
         if crew.member.slot == sign.slot
     )

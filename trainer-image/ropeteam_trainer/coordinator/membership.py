@@ -118,28 +118,37 @@ def _take_desired(state: State, desired: Desired, at: Moment) -> State:
     old = state.desired
     if desired.term != state.config.term or (old and _older(desired, old)):
         return state  # of another coordinator, or overtaken by what we know
-    state = replace(state, desired=desired)
+    state = replace(state, desired=_with_known_uids(desired, old) if old else desired)
     if old is None:
         state = replace(state, desired_at=at.now, lineage=desired.lineage[: state.config.keep])
     state = incidents.account(state)
-    agents = {
+    known = {
         pod: agent
         for pod, agent in state.agents.items()
         if is_member(state, pod) or not refusal(state, agent.report)
     }
-    state = replace(state, agents=agents)
-    for agent in agents.values():
+    state = replace(state, agents=known)
+    for agent in known.values():
         if accepted(state, agent.report):
             state = progress.absorb(state, agent.report, False, at)
     return state
 
 
+def _with_known_uids(desired: Desired, known: Desired) -> Desired:
+    """An operator that does not see a pod at the moment takes nothing back: another pod has another
+    incarnation."""
+    slots = {
+        slot: replace(word, pod_uid=known.slots[slot].pod_uid)
+        if not word.pod_uid and slot in known.slots and known.slots[slot].incarnation == word.incarnation
+        else word
+        for slot, word in desired.slots.items()
+    }
+    return replace(desired, slots=slots)
+
+
 def _older(desired: Desired, known: Desired) -> bool:
     """A late message: generations, attempts and incarnations only grow."""
-    if (desired.generation, desired.attempt) < (
-        known.generation,
-        known.attempt,
-    ) or desired.attempt < known.attempt:
+    if desired.generation < known.generation or desired.attempt < known.attempt:
         return True
     return any(
         slot in known.slots and word.incarnation < known.slots[slot].incarnation
@@ -247,9 +256,8 @@ def _drained(state: State, at: Moment) -> State:
 
 
 def _failed(state: State, at: Moment) -> State:
-    return (
-        state if forming.unfinished(state, at.now) else incidents.close(incidents.weigh_again(state, at), at)
-    )
+    state = incidents.weigh_again(state, at)
+    return state if forming.unfinished(state, at.now) else incidents.close(state, at)
 
 
 def _final(state: State, _: Moment) -> State:

@@ -31,24 +31,26 @@ def judge(state: State, at: Moment) -> State:
     agents = present_agents(state, at.now)
     if agents and state.waited_from is None:
         state = replace(state, waited_from=at.now)
-    completed = next(
-        (each.report for each in agents.values() if each.report.completed and each.report.plan), None
-    )
-    if completed and completed.plan:
-        return enter(_with_former(state, completed.plan, at), WorldPhase.COMPLETING, at)
+    plans = {slot: agent.report.plan for slot, agent in agents.items() if agent.report.plan}
+    plans = {slot: plan for slot, plan in plans.items() if _shaped(state, plan)}
+    for slot, plan in plans.items():
+        if agents[slot].report.completed == plan.epoch:
+            return enter(_with_former(state, plan, at), WorldPhase.COMPLETING, at)
     if not _told_enough(state, agents, at.now):
         return state
-    former = max((each.report.plan for each in agents.values() if each.report.plan), key=_age, default=None)
+    former = max(plans.values(), key=lambda plan: plan.epoch, default=None)
     if former is None:
         return enter(state, WorldPhase.FORMING, at)
     state = _with_former(state, former, at)
     if _unanimous(former, agents) and _by_itself(state, at.now):
-        return enter(_absorb_all(state, agents, at), WorldPhase.RUNNING, at)
+        return _absorb_all(enter(state, WorldPhase.RUNNING, at), agents, at)
     return progress.note_dead(enter(_absorb_all(state, agents, at), WorldPhase.STOPPING, at))
 
 
-def _age(plan: Plan) -> tuple[int, int, int]:
-    return plan.epoch.term, plan.epoch.boot, plan.epoch.n
+def _shaped(state: State, plan: Plan) -> bool:
+    """A plan of this job: all of its slots, with as many ranks as we give them."""
+    shape = tuple((slot, state.config.processes) for slot in range(state.config.workers))
+    return tuple((member.slot, member.processes) for member in plan.members) == shape
 
 
 def _told_enough(state: State, agents: dict[int, Agent], now: float) -> bool:
@@ -76,7 +78,7 @@ def _unanimous(plan: Plan, agents: dict[int, Agent]) -> bool:
     """Every member that is here lives in this world. Other pods in its slots are a fault of it, not a
     doubt."""
     world = World(plan, 0.0)
-    return len(plan.members) > 0 and all(
+    return all(
         agent.report.plan == plan
         for slot, agent in agents.items()
         if member_pod(world, slot) == pod_of(agent.report)

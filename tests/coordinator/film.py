@@ -1,0 +1,198 @@
+"""A film strip of membership: agents speak, time passes, and each frame shows the phase and the orders.
+
+The agents here are minimal and obedient only where a test says so: `says` is one report, `obeys` applies the orders as
+a real agent would. Time passes in Ticks at `wake_at`, as in the server; every agent that lives renews its lease.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ropeteam_trainer.contract.config import CoordinatorConfig, Timeouts
+from ropeteam_trainer.contract.desired import Desired, Incident, JobReport, SlotDesired, WorldPhase
+from ropeteam_trainer.contract.messages import AgentReport, Orders, RankPhase, RankReport, Shard, StoreOffer
+from ropeteam_trainer.contract.world import Epoch, ProcessExit, ShardFile
+from ropeteam_trainer.coordinator import membership
+
+JOB_UID = "job-uid"
+KILLED = ProcessExit(None, 9, killed=True)
+SIGKILL = ProcessExit(None, 9, fingerprint="signal 9", message="")
+CLEAN = ProcessExit(0, None)
+
+
+def raised(message: str = "ValueError: bad lr (train.py:31)", code: int = 1) -> ProcessExit:
+    return ProcessExit(code, None, fingerprint=message, message=message)
+
+
+def config(workers: int = 2, **changes: Any) -> CoordinatorConfig:
+    settings: dict[str, Any] = {"term": 1, "processes": 1, "timeouts": Timeouts()}
+    return CoordinatorConfig("mnist", "default", JOB_UID, workers=workers, **{**settings, **changes})
+
+
+def agent(slot: int, incarnation: int = 1, **changes: Any) -> AgentReport:
+    uid, address = f"pod-{slot}-{incarnation}", f"10.0.0.{slot + 1}"
+    report = AgentReport(slot, incarnation, uid, address, JOB_UID, term=1, node=f"node-{slot}")
+    return replace(report, **changes)
+
+
+class Film:
+    """One coordinator and the agents of one job."""
+
+    def __init__(self, workers: int = 2, boot: int = 0, rung: int = 1, **settings: Any) -> None:
+        self.now, self.rung = 1000.0, rung
+        self.config = config(workers, **settings)
+        self.state = membership.initial(self.config, boot, self.now)
+        self.agents: dict[int, AgentReport] = {}
+        self.silent: set[int] = set()
+        slots = {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in range(workers)}
+        self.wish = Desired(generation=1, attempt=1, term=self.config.term, slots=slots, allowance=10)
+
+    # ---- what happens
+
+    def event(self, event: membership.Event) -> None:
+        self.state = membership.step(self.state, event, self.now, int(self.now * 1000))
+
+    def desires(self, **changes: Any) -> None:
+        self.wish = replace(self.wish, **changes)
+        self.event(membership.DesiredReceived(self.wish))
+
+    def desires_slot(self, slot: int, **changes: Any) -> None:
+        word = replace(self.wish.slots[str(slot)], **changes)
+        self.desires(slots={**self.wish.slots, str(slot): word})
+
+    def replaces(self, slot: int, incarnation: int = 2) -> None:
+        """The operator has made another pod, and its agent registers."""
+        self.desires_slot(slot, incarnation=incarnation, pod_uid=f"pod-{slot}-{incarnation}")
+        self.agents[slot] = agent(slot, incarnation)
+        self.silent.discard(slot)
+        self.says(slot)
+
+    def says(self, slot: int, applied: bool = True, **changes: Any) -> None:
+        self.agents[slot] = replace(self.agents.get(slot, agent(slot)), **changes)
+        self.event(membership.ReportReceived(self.agents[slot], applied))
+
+    def later(self, seconds: float) -> None:
+        """Time passes; living agents renew their leases every second, after the Tick."""
+        end = self.now + seconds
+        while self.now < end:
+            wake = membership.wake_at(self.state, self.now)
+            self.now = min(end, wake if wake is not None else end)
+            self.event(membership.Tick())
+            for slot in sorted(set(self.agents) - self.silent):
+                self.says(slot)
+
+    # ---- obedient agents
+
+    def obeys(self, *slots: int) -> None:
+        """These agents (all, if none is named) apply their orders and report, until nothing changes any more."""
+        for _ in range(20):
+            before = dict(self.agents)
+            for slot in slots or sorted(self.agents):
+                if slot not in self.silent:
+                    self._obey(slot)
+            if before == self.agents:
+                return
+        raise AssertionError("the agents never came to rest")
+
+    def _obey(self, slot: int) -> None:
+        orders, report = self.orders(slot), self.agents[slot]
+        if orders is None:
+            return
+        changes: dict[str, Any] = {"store": None}
+        if orders.host_store:
+            changes["store"] = StoreOffer(orders.host_store, report.address, 29500 + orders.host_store.n)
+        if orders.plan is None and not report.stopped:
+            changes |= {"stopped": True, "ranks": tuple(_dead(rank) for rank in report.ranks)}
+        elif orders.plan and orders.plan != report.plan:
+            ranks = tuple(RankReport(rank, RankPhase.STARTING) for rank in orders.plan.ranks(slot))
+            changes |= {"plan": orders.plan, "stopped": False, "ranks": ranks, "rung": self.rung}
+        if orders.complete:
+            changes["completed"] = orders.complete
+        if orders.grant:
+            changes["granted"] = orders.grant.ref
+            changes["committed"] = replace(orders.grant.ref, digest=f"digest-{orders.grant.ref.step}")
+        kept = tuple(shard for shard in report.shards if not _known(shard, orders))
+        if {**changes, "shards": kept} != {name: getattr(report, name) for name in (*changes, "shards")}:
+            self.says(slot, shards=kept, **changes)
+
+    def up(self, step: int = 0) -> Film:
+        """All agents registered and one world running; with `step` > 0 all ranks have come that far."""
+        self.desires()
+        for slot in range(self.config.workers):
+            self.says(slot)
+        self.obeys()
+        return self.reaches(step) if step else self
+
+    def reaches(self, step: int, base: int = 0) -> Film:
+        for slot, report in sorted(self.agents.items()):
+            ranks = tuple(
+                replace(rank, phase=RankPhase.RUNNING, step=step, steps_here=step - base)
+                for rank in report.ranks
+            )
+            self.says(slot, ranks=ranks)
+        return self
+
+    def exits(self, slot: int, how: ProcessExit) -> None:
+        """All ranks of a slot end by themselves."""
+        ranks = tuple(replace(rank, phase=RankPhase.EXITED, exit=how) for rank in self.agents[slot].ranks)
+        self.says(slot, ranks=ranks, stopped=True)
+
+    def ranks(self, slot: int, phase: RankPhase, step: int) -> None:
+        self.says(
+            slot, ranks=tuple(replace(rank, phase=phase, step=step) for rank in self.agents[slot].ranks)
+        )
+
+    def saves(self, step: int, *slots: int) -> None:
+        """The ranks of these slots (all, if none is named) have written their shard of this step."""
+        for slot in slots or sorted(self.agents):
+            report = self.agents[slot]
+            assert report.plan is not None
+            new = tuple(
+                Shard(rank.rank, report.plan.epoch, step, (ShardFile(f"rank-{rank.rank}.pt", 1, "00"),))
+                for rank in report.ranks
+            )
+            self.says(slot, shards=report.shards + new)
+
+    def falls_silent(self, slot: int) -> None:
+        self.silent.add(slot)
+
+    def reboots(self, boot: int | None = None) -> None:
+        """The coordinator dies and comes back with nothing but a higher boot."""
+        self.state = membership.initial(self.config, self.state.boot + 1 if boot is None else boot, self.now)
+
+    # ---- what is seen
+
+    def orders(self, slot: int) -> Orders | None:
+        return membership.reply(self.state, self.agents[slot], self.now)
+
+    def told(self, slot: int) -> Orders:
+        orders = self.orders(slot)
+        assert orders is not None
+        return orders
+
+    @property
+    def phase(self) -> WorldPhase:
+        return self.state.phase
+
+    @property
+    def report(self) -> JobReport:
+        return membership.job_report(self.state, self.now)
+
+    @property
+    def epoch(self) -> Epoch:
+        assert self.state.world is not None
+        return self.state.world.plan.epoch
+
+    @property
+    def incident(self) -> Incident:
+        """The last one."""
+        return self.report.incidents[-1]
+
+
+def _dead(rank: RankReport) -> RankReport:
+    return rank if rank.exit else replace(rank, phase=RankPhase.EXITED, exit=KILLED)
+
+
+def _known(shard: Shard, orders: Orders) -> bool:
+    return any((ref.epoch, ref.step) == (shard.epoch, shard.step) for ref in orders.lineage)
