@@ -1,4 +1,4 @@
-"""On disk: write a granted manifest, prune what the lineage no longer names. Blocking; for the disk thread."""
+"""On disk: write a granted manifest, prune what the lineage no longer names. Blocking; for a thread."""
 
 from __future__ import annotations
 

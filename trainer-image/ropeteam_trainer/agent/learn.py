@@ -29,11 +29,14 @@ from ropeteam_trainer.agent.state import (
     World,
 )
 from ropeteam_trainer.contract.local import FromRank
-from ropeteam_trainer.contract.messages import Orders, Shard
-from ropeteam_trainer.contract.world import ProcessExit
+from ropeteam_trainer.contract.messages import Orders, Problem, Shard
+from ropeteam_trainer.contract.world import FailReason, ProcessExit
 
 RETRY_SECONDS = 1.0
 """Between two tries to open a store or to write a manifest."""
+
+_PROBLEMS: dict[str | None, FailReason] = {"CheckpointNotFound": FailReason.CHECKPOINT_NOT_FOUND}
+"""Exceptions of our library that no restart mends."""
 
 Stepped = tuple[State, tuple[Effect, ...]]
 
@@ -95,8 +98,11 @@ def _about_ranks(state: State, event: RanksStarted | RankExited | RankSaid | Bea
         case RankExited(_, number, exit):
             return replace(state, world=_with_exit(world, number, exit, state.launch.per_pod))
         case RankSaid(_, number, said):
+            problem = state.problem
+            if said.error_type in _PROBLEMS:
+                problem = Problem(_PROBLEMS[said.error_type], said.message)
             rung = max(state.rung, said.rung or 0)
-            return replace(state, rung=rung, world=_with_said(world, number, said))
+            return replace(state, rung=rung, problem=problem, world=_with_said(world, number, said))
 
 
 def _with_exit(world: World, number: int, exit: ProcessExit, per_pod: bool) -> World:

@@ -1,7 +1,8 @@
 """The connection to the coordinator: one at a time, for ever. Reports go out, orders come in.
 
-After a loss it is tried again after 50 ms, then ever longer up to 1 s, with jitter. A peer that does not greet is
-left, and one that falls silent though asked (a report that claims to have seen no orders is always answered).
+After a loss it is tried again after 50 ms, then ever longer up to 1 s, with jitter. A peer that does not
+greet is left, and one that falls silent though asked (a report that claims to have seen no orders is always
+answered).
 """
 
 from __future__ import annotations

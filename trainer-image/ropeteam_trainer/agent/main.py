@@ -1,9 +1,9 @@
 """The agent's process: `python -m ropeteam_trainer.agent -- command`, or `python3 -I agent.pyz -- command`.
 
-One loop. Whatever happens becomes an event of the machine; what the machine wants is carried out here, in order.
-Promises: exit code 0 only when the coordinator released the job, 143 when asked to leave, 2 for an environment
-that is not ours; nothing that was started lives on. Limits: SIGKILL of the agent kills ranks, zygote and stores by
-their parent-death signal; what those have started dies with the container.
+One loop. Whatever happens becomes an event of the machine; what the machine wants is carried out here, in
+order. Promises: exit code 0 only when the coordinator released the job, 143 when asked to leave, 2 for an
+environment that is not ours; nothing that was started lives on. Limits: SIGKILL of the agent kills ranks,
+zygote and stores by their parent-death signal; what those have started dies with the container.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a rank prints: each line goes on to the agent's own output after `[rank N] `; the last are kept.
 
-Limits: the last 20 lines, at most 4 KiB in all, travel in reports. Bytes that are not UTF-8 are replaced there,
-never in what is forwarded. A line without end is cut every 64 KiB.
+Limits: the last 20 lines, at most 4 KiB in all, travel in reports. Bytes that are not UTF-8 are replaced
+there, never in what is forwarded. A line without end is cut every 64 KiB.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ def _command(command: tuple[str, ...], launch: Launch, environ: Mapping[str, str
     if shutil.which(program, path=environ.get("PATH")) is None:
         return Problem(
             FailReason.COMMAND_NOT_FOUND,
-            f"{program} is not in the image: correct spec.command or spec.image (PATH is {environ.get('PATH')})",
+            f"{program} is not in the image: correct spec.command or spec.image"
+            f" (PATH is {environ.get('PATH')})",
         )
     if launch.run in (Run.SCRIPT, Run.RUN_PATH) and not Path(launch.argv[0]).exists():
         return Problem(

@@ -1,7 +1,8 @@
 """Linux: who descends from whom, and who dies with whom.
 
-The agent is a subreaper: whatever a rank leaves behind becomes the agent's child, so every process that a rank
-ever started is found below the agent. Limits: one in uninterruptible sleep cannot be killed; it is waited for.
+The agent is a subreaper: whatever a rank leaves behind becomes the agent's child, so every process that a
+rank ever started is found below the agent. Limits: one in uninterruptible sleep cannot be killed; it is
+waited for.
 """
 
 from __future__ import annotations

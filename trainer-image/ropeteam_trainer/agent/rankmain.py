@@ -1,14 +1,17 @@
 """The shim around a user's script: runs it as `python` would, and says how it ended.
 
     rank.py <kind> <script or module> [arguments]      kind: script, module or run-path
-What the script sees (`__main__`, sys.argv, sys.path[0], __file__, pickling, multiprocessing) is as without the
-shim; our package is appended to sys.path, last. An uncaught exception is printed without our frames and told to the
-agent; the script's end is marked in the heartbeat page, because finished processes sometimes abort while they exit.
-Runs in the job's interpreter: imports little, and the rest of our package only once the script has ended.
+What the script sees (`__main__`, sys.argv, sys.path[0], __file__, pickling, multiprocessing) is as without
+the shim; our package is appended to sys.path, last. An uncaught exception is printed without our frames and
+told to the agent; the script's end is marked in the heartbeat page, because finished processes sometimes
+abort while they exit. Runs in the job's interpreter: imports little, and the rest of our package only once
+the script has ended.
 """
 
 from __future__ import annotations
 
+# ruff: noqa: PTH100, PTH109, PTH113, PTH119, PTH120
+# pathlib would be one more import before the script
 import os
 import runpy
 import sys
@@ -27,10 +30,14 @@ def main(root: str, kind: str, argv: list[str]) -> NoReturn:
     except SystemExit as end:
         if end.code is None or end.code == 0:
             _mark_end()
+        else:
+            sys.last_value = end
         raise
     except BaseException as error:
+        # As the interpreter does; exit handlers look at last_value to know that this is no good end.
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         _tell(error, root)
-        trimmed = _user_part(error.__traceback__, root)
+        trimmed = _user_part(error.__traceback__)
         sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
         sys.exit(1)
     _mark_end()
@@ -140,7 +147,7 @@ def _where(error: BaseException, root: str) -> str:
 
     libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
     found = "?"
-    frame = _user_part(error.__traceback__, root)
+    frame = _user_part(error.__traceback__)
     has_user_frame = False
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
@@ -153,7 +160,7 @@ def _where(error: BaseException, root: str) -> str:
     return found
 
 
-def _user_part(trace: types.TracebackType | None, root: str) -> types.TracebackType | None:
+def _user_part(trace: types.TracebackType | None) -> types.TracebackType | None:
     """Without the frames of this shim at its top."""
     ours = (main.__code__.co_filename, runpy.__file__, "<frozen runpy>")
     while trace is not None and trace.tb_frame.f_code.co_filename in ours:

@@ -1,10 +1,10 @@
 """The rank processes of the one world that may live here: start, watch, kill, bury.
 
-A rank is a session of its own. When it dies, everything that descends from it is killed before its exit is told:
-a left-over DataLoader worker would hold the dead rank's sockets open. Found are: its session, its process tree, and
-whatever has its page in its environment, wherever it was re-parented to (always to this agent, a subreaper).
-Limits: a process that left session, tree and environment behind is known as "of some rank" only; it is killed with
-the last rank, and with the first that does not end cleanly.
+A rank is a session of its own. When it dies, everything that descends from it is killed before its exit is
+told: a left-over DataLoader worker would hold the dead rank's sockets open. Found are: its session, its
+process tree, and whatever has its page in its environment, wherever it was re-parented to (always to this
+agent, a subreaper). Limits: a process that left session, tree and environment behind is known as "of some
+rank" only; it is killed with the last rank, and with the first that does not end cleanly.
 """
 
 from __future__ import annotations

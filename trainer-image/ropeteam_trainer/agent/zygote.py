@@ -1,11 +1,11 @@
 """A process of the job's interpreter that has torch imported and forks: ranks that start at once, and stores.
 
-    4-byte length | JSON    both ways on the socket it inherits; one byte before a request brings its descriptors
-It answers each request in order: {"pid": N} for `rank` and `store`, {} for `warm`, {"error": "..."} when it must
-not fork. It has one thread, no CUDA context and no open /dev/nvidia*, asserted before every fork: a fork after that
-is invalid. A child is orphaned on purpose, so that the agent (a subreaper) is its parent: it waits for that before
-it does anything, and dies with the agent.
-Limits: what the script would change before `import torch` (threads apart) is decided when the zygote starts.
+    4-byte length | JSON    both ways on the socket it inherits; a byte before a request brings descriptors
+It answers each request in order: {"pid": N} for `rank` and `store`, {} for `warm`, {"error": "..."} when it
+must not fork. It has one thread, no CUDA context and no open /dev/nvidia*, asserted before every fork: a
+fork after that is invalid. A child is orphaned on purpose, so that the agent (a subreaper) is its parent:
+it waits for that before it does anything, and dies with the agent. Limits: what the script would change
+before `import torch` (threads apart) is decided when the zygote starts.
 """
 
 from __future__ import annotations
@@ -83,9 +83,10 @@ def _must_not_fork() -> str:
     threads = os.listdir("/proc/self/task")  # noqa: PTH208
     if len(threads) > 1:
         return f"the zygote has {len(threads)} threads"
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         return "the zygote has a CUDA context"
-    if any(link.startswith("/dev/nvidia") for link in map(_target, os.listdir("/proc/self/fd"))):  # noqa: PTH208
+    files = os.listdir("/proc/self/fd")  # noqa: PTH208
+    if any(_target(fd).startswith("/dev/nvidia") for fd in files):
         return "the zygote has a GPU device open"
     return ""
 
@@ -98,7 +99,7 @@ def _target(fd: str) -> str:
 
 
 def _fork_orphan(agent: int) -> int:
-    """Fork twice; the process between is gone when this returns, so the child is the agent's. 0 in the child."""
+    """Fork twice; the one between is gone when this returns, so the child is the agent's. 0 in the child."""
     go_read, go_write = os.pipe()
     pid_read, pid_write = os.pipe()
     between = os.fork()
