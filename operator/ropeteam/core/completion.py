@@ -79,7 +79,8 @@ def deadline(view: View, status: JobStatus) -> Answer | None:
 
 
 def _over(view: View, status: JobStatus) -> JobStatus:
-    settled = incidents.settle(status, view.spec.recovery, view.now, all_of_them=True)
+    final = frozenset(each.id for each in status.incidents)
+    settled = incidents.settle(status, view.spec.recovery, view.now, final)
     return changed(settled, completion_time=view.now, drain_since=None, coordinator_fault_since=None)
 
 

@@ -26,7 +26,7 @@ class Fact:
 
 
 def with_facts(status: JobStatus, facts: tuple[Fact, ...], now: datetime, generation: int) -> JobStatus:
-    """Facts replace conditions of the same type; the others stay as they are. Of two about one type the last wins."""
+    """Facts replace conditions of their type; the others stay. Of two facts of one type the last one wins."""
     conditions = {each.type: each for each in status.conditions}
     for fact in {fact.type: fact for fact in facts}.values():
         new = Condition(

@@ -102,7 +102,7 @@ def _conclude(view: View, answer: Answer) -> Decision:
         status = conditions.with_facts(status, facts, now, job.generation)
         status = progress.throttle(saved, status, now)
     writes = status != saved
-    told = None if status.finished else desired(view)
+    told = None if status.finished else desired(view, status)
     looks = [answer.again, deadlines.next_look(view, status)]
     if told is not None:
         running = status.state == "Running"

@@ -117,6 +117,8 @@ def stop(view: View, status: JobStatus) -> Answer | None:
     """Suspended, to be suspended, to be restarted, or in the middle of one of these."""
     if view.spec.suspend and (view.suspended or status.attempt == 0):
         return _at_rest(view, status)
+    if status.attempt == 0 or view.suspended:
+        return None  # nothing runs: a start does what a restart wants
     if not (view.spec.suspend or wants_restart(view) or status.drain_since):
         return None
     state = "Suspending" if view.spec.suspend else "Restarting"

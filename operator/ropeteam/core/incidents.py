@@ -36,9 +36,7 @@ _UNCERTAIN = frozenset({Cause.AGENT_LOST, Cause.SIGNAL, Cause.UNKNOWN, Cause.POD
 
 
 def of_pod(slot: SlotStatus, cause: Cause, message: str, node: str, now: datetime) -> IncidentStatus:
-    """The current pod of `slot` is lost. If another was lost before it and no world ran since, it was in
-    none: final.
-    """
+    """The current pod of `slot` is lost."""
     return IncidentStatus(
         id=pod_id(slot.slot, slot.incarnation),
         time=now,
@@ -47,7 +45,6 @@ def of_pod(slot: SlotStatus, cause: Cause, message: str, node: str, now: datetim
         slot=slot.slot,
         node=node,
         message=message[:4096],
-        settled=slot.faults > 0,
     )
 
 
@@ -59,13 +56,14 @@ def is_of_pod(incident: IncidentStatus) -> bool:
     return incident.id.startswith("pod-")
 
 
-def record(status: JobStatus, found: IncidentStatus) -> JobStatus:
-    """Add evidence of a lost pod: to the world that just ended with it, or as an incident of its own."""
-    for index, each in enumerate(status.incidents):
-        if not (is_of_pod(each) or each.settled or found.settled) and each.stages.planned is None:
-            joined = _joined(each, (found,))
-            return changed(status, incidents=_with(status.incidents, index, joined))
-    return changed(status, incidents=(*status.incidents, found))
+def record(status: JobStatus, found: IncidentStatus, alone: bool) -> JobStatus:
+    """Add evidence of a lost pod: to the world that just ended with it, or (`alone`) as an incident of its own."""
+    ends = (each for each in reversed(status.incidents) if not is_of_pod(each) and not each.settled)
+    world = next((each for each in ends if each.stages.planned is None), None)
+    if alone or world is None:
+        return changed(status, incidents=(*status.incidents, found))
+    joined = _joined(world, (found,))
+    return changed(status, incidents=tuple(joined if each is world else each for each in status.incidents))
 
 
 def merge(status: JobStatus, told: tuple[Incident, ...], now: datetime) -> JobStatus:
@@ -96,15 +94,15 @@ def refine(status: JobStatus, evidence: Callable[[SlotStatus], tuple[Cause, str]
     return changed(status, incidents=tuple(listed))
 
 
-def settle(status: JobStatus, policy: Recovery, now: datetime, *, all_of_them: bool = False) -> JobStatus:
-    """Make final what is old enough, charge it, and let charges leave the window. `all_of_them`: the job has
-    ended.
-    """
+def settle(
+    status: JobStatus, policy: Recovery, now: datetime, final: frozenset[str] = frozenset()
+) -> JobStatus:
+    """Make final what is old enough or in `final`, charge it, and let charges leave the window."""
     gone = {slot.slot: slot.old_pod_gone for slot in status.slots}
     overflow = len(status.incidents) - KEEP
     listed = [
         changed(each, settled=True)
-        if all_of_them or index < overflow or now >= settles_at(each, policy, gone.get(each.slot, True))
+        if each.id in final or index < overflow or now >= settles_at(each, policy, gone.get(each.slot, True))
         else each
         for index, each in enumerate(status.incidents)
     ]
@@ -162,10 +160,6 @@ def _joined(world: IncidentStatus, evidence: tuple[IncidentStatus, ...]) -> Inci
     if mine is None or world.cause not in _UNCERTAIN:
         return world
     return _blamed(world, Cause(mine.cause), mine.message)
-
-
-def _with(listed: tuple[IncidentStatus, ...], index: int, new: IncidentStatus) -> tuple[IncidentStatus, ...]:
-    return (*listed[:index], new, *listed[index + 1 :])
 
 
 def _blamed(incident: IncidentStatus, cause: Cause, message: str) -> IncidentStatus:

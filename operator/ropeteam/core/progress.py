@@ -23,11 +23,11 @@ _PACE_SECONDS = 5
 
 
 def project(old: ProgressStatus | None, report: JobReport, now: datetime) -> ProgressStatus | None:
-    """What the report tells; None before the first step."""
+    """What the report tells. None before the first step."""
     told = report.progress
-    if told.step <= 0 and old is None:
-        return None
-    step = max(0, told.step)
+    step = told.step
+    if step <= 0:
+        return old  # a coordinator that has just booted does not know yet
     total = told.total_steps if told.total_steps is not None and told.total_steps >= 0 else None
     samples = f"{told.samples_per_second:.1f}" if told.samples_per_second > 0 else ""
     new = ProgressStatus(

@@ -69,24 +69,26 @@ def replace_all(view: View, status: JobStatus) -> Answer | None:
 def new_incarnations(view: View, status: JobStatus) -> Answer | None:
     """Slots whose pod is lost, or which the coordinator wants in another pod: all of them at once."""
     wishes = _wishes(view)
-    slots, reasons = list(status.slots), []
-    for index, slot in enumerate(view.status.slots):
-        evidence = lost(view, slot)
-        wish = wishes.get((slot.slot, slot.incarnation))
-        if not slot.pod_uid or not (evidence or wish):
+    slots, reasons, final = list(status.slots), [], set()
+    for index, slot in enumerate(status.slots):
+        evidence, wish = lost(view, slot), wishes.get((slot.slot, slot.incarnation))
+        cause = evidence[0] if evidence else wish.cause if wish and slot.pod_uid else None
+        if cause is None:
             continue
-        pod = _pod(view, slot)
-        slots[index] = _next(view, status.slots[index], wish, evidence)
-        if evidence is not None:
-            node = pod.node if pod else ""
-            status = incidents.record(status, incidents.of_pod(slot, *evidence, node, view.now))
-        cause = evidence[0] if evidence else wish.cause if wish else Cause.UNKNOWN
+        slots[index] = _next(view, slot, wish, evidence)
         reasons.append(f"slot {slot.slot}: {cause.value}, incarnation {slots[index].incarnation}")
+        if evidence is not None:
+            pod = _pod(view, slot)
+            found = incidents.of_pod(slot, *evidence, pod.node if pod else "", view.now)
+            alone = slot.faults > 0  # the one before it was lost too, and no world ran since: it was in none
+            if alone:
+                final.add(found.id)
+            status = incidents.record(status, found, alone)
     if not reasons:
         return None
     avoided = tuple(dict.fromkeys(slot.avoid_node for slot in slots if slot.avoid_node))[-_MOST_AVOIDED:]
     status = changed(status, slots=tuple(slots), avoided_nodes=avoided)
-    status = incidents.settle(status, view.spec.recovery, view.now)
+    status = incidents.settle(status, view.spec.recovery, view.now, frozenset(final))
     return _going_on(view, status, "; ".join(reasons))
 
 
