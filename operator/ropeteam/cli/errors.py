@@ -18,6 +18,7 @@ from ropeteam.controller.cluster import ApiError
 T = TypeVar("T")
 
 INTERRUPTED = 130
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class BadInput(click.ClickException):
@@ -46,8 +47,14 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
-    task = asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    return await work
+    """The first signal ends the work in order, which takes a bounded time; more of them change nothing."""
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+
+    def interrupt() -> None:
+        task.cancel()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, lambda: None)
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, interrupt)
+    return await task

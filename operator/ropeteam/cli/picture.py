@@ -116,13 +116,13 @@ def steps_lost(incident: IncidentStatus) -> str:
 
 
 class Eta:
-    """Time to the end, from the pace of the last steps that were seen."""
+    """Time to the end, at the pace of the last steps seen."""
 
     def __init__(self, window_seconds: float = 20.0) -> None:
         self._window, self._seen = window_seconds, list[tuple[float, int]]()
 
     def after(self, seen: Picture, now: float) -> str:
-        """`1m20s`, or nothing while the pace is not known. `now` in seconds, of any clock that does not jump."""
+        """`1m20s`, or nothing while the pace is not known. `now`: seconds of a clock that does not jump."""
         if self._seen and seen.step < self._seen[-1][1]:
             self._seen.clear()
         self._seen = [each for each in self._seen if now - each[0] < self._window]

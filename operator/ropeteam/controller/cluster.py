@@ -118,7 +118,7 @@ class ApiClient:
                 return
             old, self._access = self._session, await self._load()
             connector = aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=self._access.tls or True)
-            self._session = aiohttp.ClientSession(self._access.server, connector=connector)
+            self._session = aiohttp.ClientSession(connector=connector)
             if old is not None:
                 await old.close()  # breaks its other calls: they are repeated with the new credentials
 
@@ -225,7 +225,7 @@ class ApiClient:
         sent = {**(headers or {}), **await self._access.headers(), "Content-Type": kind}
         data = None if body is None else orjson.dumps(body)
         async with self._session.request(
-            method, path, data=data, params=params, headers=sent, timeout=limits
+            method, self._access.server + path, data=data, params=params, headers=sent, timeout=limits
         ) as answer:
             yield answer
 

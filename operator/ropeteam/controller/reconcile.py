@@ -56,12 +56,12 @@ class Reconciler:
         decision = decide(seen)
         memory = self.observer.memories.of(key, seen.metadata.uid)
         _tell_why(key, memory, decision)
-        told, memory.desired = memory.desired, decision.desired
         changed = decision.status != seen.status
         if changed and not self.pace.permits(seen.status, decision.status, seen.now):
             return _PACED_SECONDS
         if changed:
             await self._save(seen, decision)
+        told, memory.desired = memory.desired, decision.desired  # only what is saved is spoken of
         async with asyncio.TaskGroup() as group:
             for action in decision.actions:
                 group.create_task(self.executor.execute(action, seen.metadata, memory))

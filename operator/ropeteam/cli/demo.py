@@ -1,0 +1,135 @@
+"""`make demo`: a real model trains on three local workers, loses a rank and a pod on the way, and gets there.
+
+    python -m ropeteam.cli.demo
+
+After the first checkpoint one rank's process is killed (SIGKILL); later one pod is deleted through the API.
+Exit status 0 only if both faults happened, both were recovered from, the job is Complete, and the model has
+learned. Begins from nothing each time: the demo has a state folder of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from ropeteam.cli import documents, errors
+from ropeteam.cli.follow import LOOK_SECONDS, Follower
+from ropeteam.cli.picture import Picture, recovery_seconds
+from ropeteam.cli.run import Ending, train
+from ropeteam.controller.cluster import AlreadyGone, ApiClient, Place
+from ropeteam.controller.settings import default_home
+from ropeteam_trainer.contract.config import POD_UID
+
+MANIFEST = Path(__file__).parents[3] / "examples" / "char-gpt.yaml"
+KILLED_RANK, DELETED_SLOT = 1, 2
+STEPS_BETWEEN = 60
+GOOD_ENOUGH = 1.65
+"""Validation loss; it starts at about 4.5, the loss of guessing."""
+
+
+def main() -> int:
+    home = default_home(os.environ) / "demo"
+    shutil.rmtree(home / "claims", ignore_errors=True)
+    console = Console()
+    console.print(
+        f"Training {MANIFEST.name} on three local workers. Rank {KILLED_RANK} will be killed, "
+        f"and the pod of slot {DELETED_SLOT} deleted.",
+        soft_wrap=True,
+    )
+    try:
+        ending = errors.run(train(documents.read(MANIFEST), home, console, keep=False, alongside=sabotage))
+    except errors.BadInput as error:
+        error.show()
+        return error.exit_code
+    missed = list(shortcomings(ending))
+    for each in missed:
+        console.print(f"demo failed: {each}", soft_wrap=True)
+    if not missed:
+        console.print(
+            f"demo passed: validation loss {validation_loss(ending.first_slot_log)}, two faults survived"
+        )
+    return 1 if missed else 0
+
+
+async def sabotage(client: ApiClient, follower: Follower) -> None:
+    """Kill a rank after the first checkpoint; delete a pod some steps after the job has recovered."""
+    before = await _until(follower, lambda seen: seen.checkpoint_step is not None)
+    uids = {pod["metadata"]["uid"] for pod in await follower.pods()}
+    os.kill(rank_process(uids, KILLED_RANK), signal.SIGKILL)
+    after = await _until(follower, lambda seen: _recovered(seen) > _recovered(before))
+    await _until(follower, lambda seen: seen.step >= after.step + STEPS_BETWEEN)
+    pods = await follower.pods()
+    (pod,) = (p for p in pods if p["metadata"]["labels"]["ropeteam.dev/slot"] == str(DELETED_SLOT))
+    place = Place("Pod", follower.namespace, pod["metadata"]["name"])
+    try:
+        await client.delete(place, uid=pod["metadata"]["uid"])
+    except AlreadyGone:
+        raise errors.Trouble(f"the pod {place.name} was gone before the demo could delete it") from None
+
+
+def shortcomings(ending: Ending) -> Iterator[str]:
+    """What the demo promised and did not keep."""
+    seen = ending.picture
+    if not seen.complete:
+        yield f"the job is {seen.state}: {seen.why}"
+    signals = [each for each in seen.incidents if each.cause == "Signal" and each.rank == KILLED_RANK]
+    deletions = [each for each in seen.incidents if each.cause == "PodDeleted" and each.slot == DELETED_SLOT]
+    if len(signals) != 1:
+        yield f"{len(signals)} incidents tell of the killed rank {KILLED_RANK}, expected 1"
+    if len(deletions) != 1:
+        yield f"{len(deletions)} incidents tell of the deleted pod of slot {DELETED_SLOT}, expected 1"
+    for each in (*signals, *deletions):
+        if recovery_seconds(each) is None or each.steps_lost is None:
+            yield f"incident {each.id} ({each.cause}) does not say how long it took and what it cost"
+    loss = validation_loss(ending.first_slot_log)
+    if loss is None or loss > GOOD_ENOUGH:
+        yield f"the validation loss is {loss}, expected at most {GOOD_ENOUGH}"
+
+
+def validation_loss(log: str) -> float | None:
+    """From rank 0's last words: `RESULT {"validation_loss": 1.6, ...}`."""
+    found = re.findall(r"RESULT (\{.*\})", log)
+    return float(json.loads(found[-1])["validation_loss"]) if found else None
+
+
+async def _until(follower: Follower, holds: Callable[[Picture], bool]) -> Picture:
+    while True:
+        seen = await follower.look()
+        if seen is None or seen.finished:
+            raise errors.Trouble("the job ended before the demo could do its damage")
+        if holds(seen):
+            return seen
+        await asyncio.sleep(LOOK_SECONDS / 5)
+
+
+def _recovered(seen: Picture) -> int:
+    return sum(recovery_seconds(each) is not None for each in seen.incidents)
+
+
+def rank_process(pod_uids: set[str], rank: int) -> int:
+    """The process that runs the script as this rank: it leads a session of its own. Raises Trouble."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            environ = (entry / "environ").read_bytes().split(b"\0")
+            leads = os.getsid(int(entry.name)) == int(entry.name)
+        except OSError:
+            continue
+        ours = any(f"{POD_UID}={uid}".encode() in environ for uid in pod_uids)
+        if leads and ours and f"RANK={rank}".encode() in environ:
+            return int(entry.name)
+    raise errors.Trouble(f"no process runs rank {rank}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
