@@ -32,6 +32,6 @@ class Decision:
     why: str
     announcements: tuple[Announcement, ...] = ()
     desired: Desired | None = None
-    """What to tell the coordinator next time; None: there is none to tell."""
+    """What to tell the coordinator once `status` is saved; None: there is none to tell."""
     look_again_seconds: float | None = None
     """At the latest after this long, even if nothing happens. None: only when something changes."""

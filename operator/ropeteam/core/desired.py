@@ -1,20 +1,18 @@
-"""What the coordinator is told: exactly what is saved in status. An intent that is not saved yet is not
-spoken of.
-"""
+"""What the coordinator is told: what status says, to be sent when that status is saved, never before."""
 
 from __future__ import annotations
 
-from ropeteam.api.status import SlotStatus
+from ropeteam.api.status import JobStatus, SlotStatus
 from ropeteam.core.incidents import accounted
 from ropeteam.core.progress import lineage
 from ropeteam.core.view import View
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
 
 
-def desired(view: View) -> Desired | None:
-    """None while there is no coordinator that could listen."""
-    status, pod = view.status, view.coordinator
-    if pod is None or not pod.container.running or not status.coordinator.address or status.finished:
+def desired(view: View, status: JobStatus) -> Desired | None:
+    """What to tell once `status` is saved. None while there is no coordinator that could listen."""
+    pod, coordinator = view.coordinator, status.coordinator
+    if pod is None or pod.term != coordinator.term or not pod.container.running or not coordinator.address:
         return None
     told = tuple(each.id for each in view.report.incidents) if view.report else ()
     return Desired(

@@ -57,7 +57,7 @@ def is_of_pod(incident: IncidentStatus) -> bool:
 
 
 def record(status: JobStatus, found: IncidentStatus, alone: bool) -> JobStatus:
-    """Add evidence of a lost pod: to the world that just ended with it, or (`alone`) as an incident of its own."""
+    """Add evidence of a lost pod: to the world that ended with it, or (`alone`) an incident of its own."""
     ends = (each for each in reversed(status.incidents) if not is_of_pod(each) and not each.settled)
     world = next((each for each in ends if each.stages.planned is None), None)
     if alone or world is None:

@@ -14,7 +14,7 @@ from ropeteam.api.status import (
 )
 from ropeteam.core.view import View, changed, moment
 from ropeteam.core.workerpod import checkpoint_directory
-from ropeteam_trainer.contract.desired import JobReport
+from ropeteam_trainer.contract.desired import JobReport, WorldPhase
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch
 
 EVERY_SECONDS = 30
@@ -64,7 +64,7 @@ def throttle(old: JobStatus, new: JobStatus, now: datetime) -> JobStatus:
 def checkpoint(view: View, report: JobReport) -> CheckpointStatus | None:
     """The committed checkpoints, as told. Not forgotten because a coordinator has just booted."""
     old = view.status.checkpoint
-    if not report.lineage:
+    if not report.lineage or report.phase is WorldPhase.WAITING:
         return old
     lineage = tuple(
         CheckpointRefStatus(step=max(0, ref.step), epoch=str(ref.epoch), digest=ref.digest[:64])
