@@ -25,6 +25,7 @@ from dataclasses import replace
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport
+from ropeteam_trainer.contract.world import CheckpointRef
 from ropeteam_trainer.coordinator import commits, drains, forming, incidents, progress, recall
 from ropeteam_trainer.coordinator.evidence import Evidence, collect, world_done
 from ropeteam_trainer.coordinator.forming import wake_at
@@ -120,7 +121,9 @@ def _take_desired(state: State, desired: Desired, at: Moment) -> State:
         return state  # of another coordinator, or overtaken by what we know
     state = replace(state, desired=_with_known_uids(desired, old) if old else desired)
     if old is None:
-        state = replace(state, desired_at=at.now, lineage=desired.lineage[: state.config.keep])
+        state = replace(state, desired_at=at.now)
+    if state.phase is WorldPhase.WAITING and _longer(desired.lineage, state.lineage):
+        state = replace(state, lineage=desired.lineage[: state.config.keep])
     state = incidents.account(state)
     known = {
         pod: agent
@@ -144,6 +147,10 @@ def _with_known_uids(desired: Desired, known: Desired) -> Desired:
         for slot, word in desired.slots.items()
     }
     return replace(desired, slots=slots)
+
+
+def _longer(told: tuple[CheckpointRef, ...], known: tuple[CheckpointRef, ...]) -> bool:
+    return bool(told) and (not known or told[0].step > known[0].step)
 
 
 def _older(desired: Desired, known: Desired) -> bool:
