@@ -1,0 +1,67 @@
+"""The house-number checker finds what is over a limit, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools import house
+from tools.house import Breach
+
+
+def measured(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch, pure: bool = False) -> list[str]:
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    file = tmp_path / "room.py"
+    file.write_text(text)
+    return [f"{name}: {words}" for name, words in house.measure(file, pure).breaches]
+
+
+def function(name: str, lines: int, parameters: str = "") -> str:
+    return f"def {name}({parameters}):\n" + "    x = 1\n" * (lines - 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", ["room.py: no module docstring"]),
+        ('"""A."""\n' + "x = 1\n" * 399, []),
+        ('"""A."""\n' + "x = 1\n" * 400, ["room.py: 401 lines, the limit is 400"]),
+        ('"""A."""\n' + function("f", 50), []),
+        ('"""A."""\n' + function("f", 51), ["room.py:f: 51 lines, the limit is 50"]),
+        ('"""A."""\n' + function("test_f", 41), ["room.py:test_f: 41 lines, the limit is 40"]),
+        ('"""A."""\nasync ' + function("f", 51), ["room.py:f: 51 lines, the limit is 50"]),
+        ('"""A."""\n' + function("f", 2, "a, b, c, d, /, e, f, *g, h, **i"), []),
+        (
+            '"""A."""\n' + function("f", 2, "a, b, c, d, e, f, *, g, h"),
+            ["room.py:f: 8 parameters, the limit is 7"],
+        ),
+        ('"""A."""\n' + function("f", 2, "self, a, b, c, d, e, f, g"), []),
+        ('"""A."""\ndef f(:\n', ["room.py: line 2: not Python: invalid syntax"]),
+    ],
+)
+def test_a_file_is_measured(
+    tmp_path: Path, text: str, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert measured(tmp_path, text, monkeypatch) == told
+
+
+def test_pure_rooms_have_fewer_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '"""A."""\n' + function("f", 2, "a, b, c, d, e, f")
+    assert measured(tmp_path, text, monkeypatch, pure=True) == ["room.py:f: 6 parameters, the limit is 5"]
+
+
+def test_an_exception_counts_until_nothing_needs_it() -> None:
+    breaches = [Breach("a.py", "401 lines"), Breach("b.py:f", "51 lines")]
+    assert house.judge(breaches, {"b.py:f": "a table"}) == ["a.py: 401 lines"]
+    assert house.judge([], {"b.py:f": "a table"}) == ["b.py:f: no longer over a limit; remove its exception"]
+
+
+def test_nine_of_ten_functions_must_be_short() -> None:
+    assert house.tail([30] * 10 + [50]) == []
+    assert house.tail([31] * 2 + [5] * 8) == [Breach("p90", "of function length is 31, the limit is 30")]
+
+
+def test_the_pure_rooms_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert house.main(["--pure"]) == 0
+    assert "operator/ropeteam/core/decision.py" in capsys.readouterr().out.splitlines()
