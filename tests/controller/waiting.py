@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -14,4 +14,12 @@ async def until(probe: Callable[[], T], patience: float = 20.0) -> T:
     async with asyncio.timeout(patience):
         while not (answer := probe()):  # noqa: ASYNC110 - any condition, not only ours
             await asyncio.sleep(0.005)
+    return answer
+
+
+async def until_async(probe: Callable[[], Awaitable[T]], patience: float = 20.0) -> T:
+    """The same, for a question that has to be asked over a connection."""
+    async with asyncio.timeout(patience):
+        while not (answer := await probe()):  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.02)
     return answer

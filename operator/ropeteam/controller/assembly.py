@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
@@ -27,41 +29,75 @@ from ropeteam.controller.workqueue import WorkQueue, serve
 
 log = logging.getLogger(__name__)
 
-RESYNC_SECONDS = 600
+_RESYNC_SECONDS = 600
 
 
 class CrdMissing(Exception):
     """The cluster does not know TrainingJobs."""
 
 
-async def run(settings: Settings) -> None:
-    """Until SIGTERM or SIGINT. Raises CrdMissing, AccessError, SettingsError, and connection errors at the
-    start.
-    """
-    key, load = load_key(settings), partial(access.load, settings.kubeconfig)
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(ApiClient(load))
+@dataclass(frozen=True)
+class Operator:
+    """The parts, connected; nothing runs yet."""
+
+    client: ApiClient
+    caches: Caches
+    queue: WorkQueue[Key]
+    reconciler: Reconciler
+    workers: int
+
+    async def work(self, ready: asyncio.Event) -> None:
+        """For ever. `ready` is set when every cache has been listed."""
+        async with asyncio.TaskGroup() as group:
+            for informer in self.caches.all:
+                group.create_task(informer.run())
+            await asyncio.gather(*(informer.synced.wait() for informer in self.caches.all))
+            group.create_task(serve(self.queue, self.reconciler, self.workers))
+            group.create_task(self._look_at_all())
+            await asyncio.sleep(0)  # the workers start: at its end kopf cancels every task younger than itself
+            log.info("ready: %d jobs", len(self.caches.jobs.known_keys()))
+            ready.set()
+
+    async def _look_at_all(self) -> None:
+        """Now and then, in case a bell was not heard."""
+        while True:
+            await asyncio.sleep(_RESYNC_SECONDS)
+            for key in self.caches.jobs.known_keys():
+                self.queue.add(key)
+
+    def states(self) -> list[str]:
+        jobs = self.caches.jobs.values()
+        return [str((job.get("status") or {}).get("state") or "Pending") for job in jobs]
+
+
+@asynccontextmanager
+async def assembled(settings: Settings) -> AsyncIterator[Operator]:
+    """Raises CrdMissing, AccessError, SettingsError, ApiError, connection errors."""
+    key = load_key(settings)
+    async with ApiClient(partial(access.load, settings.kubeconfig)) as client, Coordinators() as coordinators:
         await _require_crd(client, settings.namespace)
-        coordinators = await stack.enter_async_context(Coordinators())
         queue = WorkQueue[Key]()
         caches = make_caches(client, settings.namespace, queue.add)
         observer = Observer(caches, Memories(), client, coordinators, key, settings.defaults, _utc_now)
         reconciler = Reconciler(client, observer, Executor(client, caches, key), Pace())
-        metrics.REGISTRY.register(metrics.JobsByState(partial(_states, caches)))
-        ready = partial(_all_synced, caches)
-        probe = probes.served(settings.probe_address, ready, queue.longest_running_seconds)
-        settings.publish_address(await stack.enter_async_context(probe))
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(informer.run()) for informer in caches.all]
-            await asyncio.gather(*(informer.synced.wait() for informer in caches.all))
-            log.info(
-                "ready: %d jobs, %d pods", len(caches.jobs.known_keys()), len(list(caches.pods.values()))
-            )
-            tasks.append(group.create_task(serve(queue, reconciler, settings.workers)))
-            tasks.append(group.create_task(_look_at_all(caches, queue)))
-            await handlers.run(handlers.registry(load, queue.add), settings.namespace)
-            for task in tasks:
-                task.cancel()
+        yield Operator(client, caches, queue, reconciler, settings.workers)
+
+
+async def run(settings: Settings) -> None:
+    """Until SIGTERM or SIGINT. Raises what `assembled` raises."""
+    async with assembled(settings) as operator:
+        ready, queue = asyncio.Event(), operator.queue
+        metrics.REGISTRY.register(metrics.JobsByState(operator.states))
+        async with probes.served(
+            settings.probe_address, ready.is_set, queue.longest_running_seconds
+        ) as address:
+            settings.publish_address(address)
+            async with asyncio.TaskGroup() as group:
+                work = group.create_task(operator.work(ready))
+                await ready.wait()
+                bell = handlers.registry(partial(access.load, settings.kubeconfig), queue.add)
+                await handlers.run(bell, settings.namespace)
+                work.cancel()
 
 
 async def _require_crd(client: ApiClient, namespace: str) -> None:
@@ -72,22 +108,6 @@ async def _require_crd(client: ApiClient, namespace: str) -> None:
             f"this cluster does not know {PLURAL} in version {VERSION}. "
             "Install the definition: ropeteam crd | kubectl apply -f -"
         ) from None
-
-
-async def _look_at_all(caches: Caches, queue: WorkQueue[Key]) -> None:
-    """Now and then, in case a bell was not heard."""
-    while True:
-        await asyncio.sleep(RESYNC_SECONDS)
-        for key in caches.jobs.known_keys():
-            queue.add(key)
-
-
-def _all_synced(caches: Caches) -> bool:
-    return all(informer.synced.is_set() for informer in caches.all)
-
-
-def _states(caches: Caches) -> list[str]:
-    return [str((job.get("status") or {}).get("state") or "Pending") for job in caches.jobs.values()]
 
 
 def _utc_now() -> datetime:

@@ -1,0 +1,62 @@
+"""A local cluster and an operator in the test's own process, without kopf."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from ropeteam.controller.assembly import Operator, assembled
+from ropeteam.controller.cluster import ApiClient, NotFound, Object, Place
+from ropeteam.controller.settings import read
+from ropeteam.local.cluster import LocalCluster
+
+JOB = Place("TrainingJob", "default", "job")
+
+
+def job(name: str = "job", **spec: Any) -> Object:
+    """Two workers that would train if there were a trainer; here only their pods matter."""
+    return {
+        "apiVersion": "ropeteam.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"workers": 2, "image": "local", "command": ["sleep", "600"], **spec},
+    }
+
+
+@asynccontextmanager
+async def operator_of(cluster: LocalCluster, works: bool = True) -> AsyncIterator[Operator]:
+    """Not `works`: the caches are listed once, and rounds are made by hand."""
+    settings = read(["--kubeconfig", str(cluster.kubeconfig), "--home", str(cluster.home)], {})
+    async with assembled(settings) as operator:
+        ready = asyncio.Event()
+        if not works:
+            for informer in operator.caches.all:
+                await informer.list()
+            yield operator
+            return
+        task = asyncio.create_task(operator.work(ready))
+        await ready.wait()
+        try:
+            yield operator
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def names(client: ApiClient, kind: str) -> list[str]:
+    items = await client.items(Place(kind, "default"), "app.kubernetes.io/managed-by=ropeteam")
+    return sorted(item["metadata"]["name"] for item in items)
+
+
+async def status(client: ApiClient, place: Place = JOB) -> Object:
+    try:
+        return dict((await client.get(place)).get("status") or {})
+    except NotFound:
+        return {}
+
+
+def condition(seen: Object, kind: str) -> Object:
+    return next((each for each in seen.get("conditions", ()) if each["type"] == kind), {})

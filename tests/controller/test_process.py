@@ -1,0 +1,117 @@
+"""The operator as a process: how it starts, how it ends, and that killing it at any moment harms nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest_asyncio
+from tests.controller.house import JOB, job, names
+from tests.controller.waiting import until, until_async
+
+from ropeteam.controller import access, handlers
+from ropeteam.controller.cluster import ApiClient, Place
+from ropeteam.controller.informer import Key
+from ropeteam.local.cluster import LocalCluster
+
+
+@pytest_asyncio.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
+    async with LocalCluster(tmp_path / "home") as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def client(cluster: LocalCluster) -> AsyncIterator[ApiClient]:
+    async with ApiClient(partial(access.load, cluster.kubeconfig)) as client:
+        yield client
+
+
+async def start(cluster: LocalCluster) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "ropeteam.controller",
+        "--kubeconfig", str(cluster.kubeconfig), "--home", str(cluster.home),
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def operator(cluster: LocalCluster) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await start(cluster)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+async def uids(client: ApiClient) -> dict[str, str]:
+    pods = await client.items(Place("Pod", "default"))
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
+
+
+async def test_without_the_definition_it_says_how_to_install_it(
+    cluster: LocalCluster, client: ApiClient
+) -> None:
+    place = Place("CustomResourceDefinition", "", "trainingjobs.ropeteam.dev")
+    await client.delete(place, uid=(await client.get(place))["metadata"]["uid"])
+    async with operator(cluster) as process:
+        _, said = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 1
+    assert b"ropeteam crd | kubectl apply -f -" in said
+    assert b"Traceback" not in said
+
+
+async def test_sigterm_ends_it_in_order(cluster: LocalCluster, client: ApiClient) -> None:
+    async with operator(cluster) as process:
+        await client.create(job())
+        await until_async(lambda: names(client, "Pod"))
+        process.terminate()
+        _, said = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 0
+    assert b"Traceback" not in said
+
+
+async def test_killed_at_any_moment_it_goes_on_where_it_was(cluster: LocalCluster, client: ApiClient) -> None:
+    """Each life ends one write later than the one before; nothing is ever made twice."""
+    await client.create(job())
+    known: dict[str, str] = {}
+    for life in range(4):
+        before = int((await client.get(JOB))["metadata"]["resourceVersion"])
+        async with operator(cluster) as process:
+            await until(lambda before=before, life=life: cluster.store.revision > before + life)  # type: ignore[misc]
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+        now = await uids(client)
+        assert known.items() <= now.items(), "a pod was replaced for no reason"
+        known = now
+    async with operator(cluster):
+
+        async def complete() -> bool:
+            return sorted(await uids(client)) == ["job-0-1", "job-1-1", "job-coordinator-1"]
+
+        await until_async(complete)
+    assert known.items() <= (await uids(client)).items()
+    assert (await client.get(JOB))["status"]["attempt"] == 1
+
+
+async def test_kopf_rings_the_bell_for_every_job_that_changes(
+    cluster: LocalCluster, client: ApiClient
+) -> None:
+    bells: list[Key] = []
+    registry = handlers.registry(partial(access.load, cluster.kubeconfig), bells.append)
+    task = asyncio.create_task(handlers.run(registry, ""))
+    await client.create(job())
+    await until(lambda: Key("default", "job") in bells)
+    bells.clear()
+    await client.merge(JOB, {"spec": {"suspend": True}})
+    await until(lambda: Key("default", "job") in bells)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,150 @@
+"""Rounds against a real API server: intent is saved before it is carried out; twice is the same as once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from tests.controller.house import JOB, condition, job, names, operator_of, status
+from tests.controller.waiting import until_async
+
+from ropeteam.controller.assembly import Operator
+from ropeteam.controller.cluster import Conflict, Place
+from ropeteam.controller.informer import Key
+from ropeteam.core.actions import CreatePod, DeletePod
+from ropeteam.core.decide import decide
+from ropeteam.local.cluster import LocalCluster
+
+KEY = Key("default", "job")
+
+
+@pytest_asyncio.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
+    async with LocalCluster(tmp_path / "home") as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def still(cluster: LocalCluster) -> AsyncIterator[Operator]:
+    """An operator that makes a round when the test says so."""
+    async with operator_of(cluster, works=False) as operator:
+        yield operator
+
+
+async def test_a_new_job_gets_its_secret_service_coordinator_and_workers(cluster: LocalCluster) -> None:
+    async with operator_of(cluster) as operator:
+        client = operator.client
+        await client.create(job())
+
+        async def pods() -> bool:
+            return await names(client, "Pod") == ["job-0-1", "job-1-1", "job-coordinator-1"]
+
+        await until_async(pods)
+        assert await names(client, "Service") == ["job"]
+        (secret,) = await names(client, "Secret")
+        assert secret.startswith("job-")
+        seen = await status(client)
+        assert (seen["attempt"], seen["observedGeneration"]) == (1, 1)
+
+
+async def test_the_intent_is_saved_before_anything_is_made(still: Operator) -> None:
+    await still.client.create(job())
+    await still.caches.jobs.list()
+    assert await still.reconciler(KEY) == 0
+    assert (await status(still.client))["attempt"] == 1
+    assert await names(still.client, "Pod") == []
+    await still.reconciler(KEY)
+    await still.reconciler(KEY)
+    assert "job-coordinator-1" in await names(still.client, "Pod")
+
+
+async def test_a_decision_about_an_old_object_is_forgotten(still: Operator) -> None:
+    await still.client.create(job())
+    await still.caches.jobs.list()
+    await still.client.merge(JOB, {"metadata": {"labels": {"changed": "meanwhile"}}})
+    with pytest.raises(Conflict):
+        await still.reconciler(KEY)
+    assert await status(still.client) == {}
+    await still.caches.jobs.list()
+    assert await still.reconciler(KEY) == 0
+
+
+async def test_every_action_may_be_carried_out_twice(still: Operator) -> None:
+    await still.client.create(job())
+    await still.caches.jobs.list()
+    done = []
+    for _ in range(6):
+        seen = await still.reconciler.observer.observe(KEY)
+        assert seen is not None
+        actions = decide(seen).actions
+        memory = still.reconciler.observer.memories.of(KEY, seen.metadata.uid)
+        for action in (*actions, *actions):
+            await still.reconciler.executor.execute(action, seen.metadata, memory)
+            done.append(type(action).__name__)
+        await still.reconciler(KEY)
+    assert {"CreateSecret", "CreateService", "CreatePod"} <= set(done)
+    assert await names(still.client, "Pod") == ["job-0-1", "job-1-1", "job-coordinator-1"]
+
+
+async def test_a_pod_is_deleted_by_its_uid_only(still: Operator) -> None:
+    await still.client.create(job())
+    await still.caches.jobs.list()
+    while "job-0-1" not in await names(still.client, "Pod"):
+        await still.reconciler(KEY)
+    seen = await still.reconciler.observer.observe(KEY)
+    assert seen is not None
+    memory = still.reconciler.observer.memories.of(KEY, seen.metadata.uid)
+    await still.reconciler.executor.execute(DeletePod("job-0-1", "another-uid"), seen.metadata, memory)
+    assert "deletionTimestamp" not in (await still.client.get(Place("Pod", "default", "job-0-1")))["metadata"]
+
+
+async def test_a_pod_whose_name_a_stranger_has_is_not_taken_for_ours(still: Operator) -> None:
+    await still.client.create(job())
+    await still.caches.jobs.list()
+    seen = await still.reconciler.observer.observe(KEY)
+    assert seen is not None
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "job-0-1", "namespace": "default"},
+        "spec": {"containers": [{"name": "c", "image": "i", "command": ["sleep", "600"]}]},
+    }
+    await still.client.create(pod)
+    owned = {**pod, "metadata": {**pod["metadata"], "ownerReferences": [{"uid": seen.metadata.uid}]}}  # type: ignore[dict-item]
+    memory = still.reconciler.observer.memories.of(KEY, seen.metadata.uid)
+    with pytest.raises(Conflict):
+        await still.reconciler.executor.execute(CreatePod(owned), seen.metadata, memory)
+
+
+async def test_a_pod_that_the_server_refuses_is_told_in_the_servers_words(cluster: LocalCluster) -> None:
+    mounts = [{"name": "nowhere", "mountPath": "/data"}]
+    template = {"spec": {"containers": [{"name": "trainer", "volumeMounts": mounts}]}}
+    async with operator_of(cluster) as operator:
+        await operator.client.create(job(template=template))
+
+        async def refused() -> str:
+            accepted = condition(await status(operator.client), "Accepted")
+            return accepted.get("message", "") if accepted.get("status") == "False" else ""
+
+        assert 'Not found: "nowhere"' in await until_async(refused)
+        assert await names(operator.client, "Pod") == []
+
+
+async def test_what_a_deleted_job_left_behind_is_swept_up(still: Operator) -> None:
+    await still.client.create(job())
+    await still.caches.jobs.list()
+    while "job-0-1" not in await names(still.client, "Pod"):
+        await still.reconciler(KEY)
+    orphan = {"metadata": {"ownerReferences": None}}
+    await still.client.merge(Place("Pod", "default", "job-0-1"), orphan)
+    uid = (await still.client.get(JOB))["metadata"]["uid"]
+    await still.client.delete(JOB, uid=uid)
+    await still.caches.jobs.list()
+    await still.reconciler(KEY)
+
+    async def gone() -> bool:
+        return await names(still.client, "Pod") == []
+
+    await until_async(gone)
