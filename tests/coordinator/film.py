@@ -1,7 +1,8 @@
 """A film strip of membership: agents speak, time passes, and each frame shows the phase and the orders.
 
-The agents here are minimal and obedient only where a test says so: `says` is one report, `obeys` applies the orders as
-a real agent would. Time passes in Ticks at `wake_at`, as in the server; every agent that lives renews its lease.
+The agents here are minimal and obedient only where a test says so: `says` is one report, `obeys` applies the
+orders as a real agent would. Time passes in Ticks at `wake_at`, as in the server; every agent that lives
+renews its lease.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ropeteam_trainer.contract.config import CoordinatorConfig, Timeouts
-from ropeteam_trainer.contract.desired import Desired, Incident, JobReport, SlotDesired, WorldPhase
+from ropeteam_trainer.contract.desired import Desired, Incident, JobReport, SlotDesired
 from ropeteam_trainer.contract.messages import AgentReport, Orders, RankPhase, RankReport, Shard, StoreOffer
 from ropeteam_trainer.contract.world import Epoch, ProcessExit, ShardFile
 from ropeteam_trainer.coordinator import membership
@@ -85,7 +86,8 @@ class Film:
     # ---- obedient agents
 
     def obeys(self, *slots: int) -> None:
-        """These agents (all, if none is named) apply their orders and report, until nothing changes any more."""
+        """These agents (all, if none is named) apply their orders and report, until nothing changes any
+        more."""
         for _ in range(20):
             before = dict(self.agents)
             for slot in slots or sorted(self.agents):
@@ -172,12 +174,16 @@ class Film:
         return orders
 
     @property
-    def phase(self) -> WorldPhase:
-        return self.state.phase
+    def phase(self) -> str:
+        return self.state.phase.value
 
     @property
     def report(self) -> JobReport:
         return membership.job_report(self.state, self.now)
+
+    @property
+    def lineage(self) -> list[tuple[int, str]]:
+        return [(ref.step, ref.digest) for ref in self.report.lineage]
 
     @property
     def epoch(self) -> Epoch:

@@ -1,0 +1,187 @@
+"""The second port: PUT /desired, GET /status, GET /metrics, GET /healthz. HTTP/1.1, one request per
+connection.
+
+`/desired` and `/status` need the job's bearer (wire.http_bearer), in Authorization or in X-Ropeteam-Bearer
+(an API server's proxy removes the former). What is malformed is answered 4xx with a sentence, and the
+connection ends.
+Limits: a request line and headers of 16 KiB, a body of 1 MiB with Content-Length, 10 seconds, 64 connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from dataclasses import dataclass
+
+from ropeteam_trainer.contract import VERSION, codec, wire
+from ropeteam_trainer.contract.config import CoordinatorConfig
+from ropeteam_trainer.contract.desired import Desired
+from ropeteam_trainer.coordinator.metrics import render
+from ropeteam_trainer.coordinator.server import Coordinator
+
+MOST_HEAD, MOST_BODY, MOST_CONNECTIONS = 16 << 10, 1 << 20, 64
+SECONDS = 10.0
+_PHRASES = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    409: "Conflict",
+    411: "Length Required",
+    413: "Content Too Large",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+_ROUTES = {"/desired": "PUT", "/status": "GET", "/metrics": "GET", "/healthz": "GET"}
+
+
+class Refused(Exception):
+    """The request is answered with this status and sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Request:
+    method: str
+    path: str
+    headers: dict[str, str]
+    """Names in lower case."""
+    body: bytes = b""
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    body: bytes
+    type: str = "text/plain; charset=utf-8"
+
+    def to_bytes(self) -> bytes:
+        head = (
+            f"HTTP/1.1 {self.status} {_PHRASES[self.status]}\r\nContent-Type: {self.type}\r\n"
+            f"Content-Length: {len(self.body)}\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode() + self.body
+
+
+class Http:
+    """The handler of one coordinator's second port."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._bearer = wire.http_bearer(coordinator.token)
+        self._open = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request. Never raises for what a peer does."""
+        self._open += 1
+        try:
+            answer = await asyncio.wait_for(self._answer(reader), SECONDS)
+            writer.write(answer.to_bytes())
+            await asyncio.wait_for(writer.drain(), SECONDS)
+        except (TimeoutError, ConnectionError):
+            pass  # it went away, or it does not read
+        finally:
+            self._open -= 1
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> Answer:
+        try:
+            if self._open > MOST_CONNECTIONS:
+                raise Refused(503, f"more than {MOST_CONNECTIONS} connections")
+            return self._route(await read_request(reader))
+        except Refused as refused:
+            return Answer(refused.status, f"{refused}\n".encode())
+
+    def _route(self, request: Request) -> Answer:
+        method = _ROUTES.get(request.path)
+        if method is None:
+            raise Refused(404, f"no such path; there are {', '.join(_ROUTES)}")
+        if request.method != method:
+            raise Refused(405, f"{request.path} takes {method}")
+        if request.path == "/healthz":
+            return Answer(200, b"ok\n")
+        if request.path == "/metrics":
+            body, content_type = render(self._coordinator.report(), self._coordinator.state.config)
+            return Answer(200, body, content_type)
+        self._authenticate(request)
+        if request.path == "/desired":
+            desired = parse_desired(request.body, self._coordinator.state.config)
+            report = self._coordinator.desire(desired)
+        else:
+            report = self._coordinator.report()
+        return Answer(200, codec.encode(report), "application/json")
+
+    def _authenticate(self, request: Request) -> None:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        offers = [given.strip()] if scheme.lower() == "bearer" else []
+        offers.append(request.headers.get(wire.PROXY_HEADER.lower(), ""))
+        if not any(hmac.compare_digest(offer.encode(), self._bearer.encode()) for offer in offers):
+            raise Refused(401, f"a bearer of this job is needed, in Authorization or {wire.PROXY_HEADER}")
+
+
+def parse_desired(body: bytes, config: CoordinatorConfig) -> Desired:
+    """Raises Refused with what is wrong."""
+    try:
+        desired = codec.decode(Desired, body)
+    except codec.DecodeError as error:
+        raise Refused(400, str(error)) from None
+    if desired.contract not in (VERSION, VERSION - 1):
+        raise Refused(400, f"contract {desired.contract} is unknown; this coordinator speaks {VERSION}")
+    if desired.term != config.term:
+        raise Refused(409, f"this is the coordinator of term {config.term}, not of {desired.term}")
+    known = {str(slot) for slot in range(config.workers)}
+    strange = sorted(set(desired.slots) - known)
+    if strange:
+        raise Refused(
+            400, f"Desired.slots: unknown slots {', '.join(strange[:5])}; there are 0 to {config.workers - 1}"
+        )
+    return desired
+
+
+async def read_request(reader: asyncio.StreamReader) -> Request:
+    """One request. Raises Refused."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError:
+        raise Refused(431, f"request line and headers are over {MOST_HEAD} bytes") from None
+    except asyncio.IncompleteReadError:
+        raise Refused(400, "the request ended before its headers did") from None
+    request = _parse_head(head)
+    if request.method not in ("PUT", "POST"):
+        return request
+    size = _body_size(request)
+    try:
+        body = await reader.readexactly(size)
+    except asyncio.IncompleteReadError as error:
+        raise Refused(400, f"Content-Length says {size}, but only {len(error.partial)} bytes came") from None
+    return Request(request.method, request.path, request.headers, body)
+
+
+def _parse_head(head: bytes) -> Request:
+    lines = head.decode("latin-1").split("\r\n")
+    words = lines[0].split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        raise Refused(400, "this is not an HTTP/1.1 request")
+    headers = {}
+    for line in lines[1:-2]:
+        name, colon, value = line.partition(":")
+        if not colon or not name or name != name.strip():
+            raise Refused(400, "a header line has no name")
+        headers[name.lower()] = value.strip()
+    return Request(words[0], words[1].partition("?")[0], headers)
+
+
+def _body_size(request: Request) -> int:
+    if "transfer-encoding" in request.headers or "content-length" not in request.headers:
+        raise Refused(411, "Content-Length is needed; chunks are not taken")
+    text = request.headers["content-length"]
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise Refused(400, "Content-Length is not a number")
+    if int(text) > MOST_BODY:
+        raise Refused(413, f"the body is over {MOST_BODY} bytes")
+    return int(text)

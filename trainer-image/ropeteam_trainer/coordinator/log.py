@@ -1,0 +1,56 @@
+"""Lines for people and grep: `<time> <event> key=value ...` on stdout. No spam: a decision once, a nuisance
+seldom."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+SELDOM_SECONDS = 10.0
+_MOST_KINDS = 256
+
+
+class Log:
+    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._write, self._clock = write, clock
+        self._last = ""
+        self._kinds: dict[str, tuple[float, int]] = {}
+
+    def say(self, event: str, **facts: object) -> None:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._write(f"{stamp} {_text(event, facts)}")
+
+    def when_new(self, event: str, **facts: object) -> None:
+        """Only if it differs from the last time."""
+        text = _text(event, facts)
+        if text != self._last:
+            self._last = text
+            self.say(event, **facts)
+
+    def seldom(self, event: str, reason: str, **facts: object) -> None:
+        """The same event with the same reason at most every SELDOM_SECONDS; the next line tells how many were
+        left out."""
+        now, kind = self._clock(), f"{event} {reason}"
+        told_at, left_out = self._kinds.get(kind, (-SELDOM_SECONDS, 0))
+        if now < told_at + SELDOM_SECONDS:
+            self._kinds[kind] = (told_at, left_out + 1)
+            return
+        if len(self._kinds) >= _MOST_KINDS:
+            self._kinds.clear()
+        self._kinds[kind] = (now, 0)
+        extra = {"left_out": left_out} if left_out else {}
+        self.say(event, **facts, reason=reason, **extra)
+
+
+def _text(event: str, facts: dict[str, object]) -> str:
+    shown = (f"{name}={_value(value)}" for name, value in facts.items() if value is not None)
+    return " ".join((event, *shown))
+
+
+def _value(value: object) -> str:
+    """Quoted if it could be misread; a newline in a message must not look like a line of ours."""
+    text = str(value)
+    return (
+        text if text and text.isprintable() and not any(char in text for char in ' "=') else json.dumps(text)
+    )

@@ -1,0 +1,79 @@
+"""GET /metrics: one job's state as Prometheus text, made from the JobReport at the moment of the scrape.
+
+Labels: the job's namespace and name (one target per job, gone with it) and closed sets. Limits: no history
+here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from ropeteam_trainer.contract.config import CoordinatorConfig
+from ropeteam_trainer.contract.desired import JobReport, WorldPhase
+from ropeteam_trainer.contract.world import Cause
+
+
+class _Job(Collector):
+    def __init__(self, report: JobReport, config: CoordinatorConfig) -> None:
+        self._report, self._labels = report, {"namespace": config.namespace, "job": config.job}
+
+    def collect(self) -> Iterable[Metric]:
+        report = self._report
+        registered = sum(slot.registered for slot in report.slots.values())
+        yield self._gauge("step", "Last step that rank 0 reported.", report.progress.step)
+        yield self._gauge("samples_per_second", "Of the whole job.", report.progress.samples_per_second)
+        if (loss := _number(report.progress.loss)) is not None:
+            yield self._gauge("loss", "Last loss that rank 0 reported.", loss)
+        yield self._gauge(
+            "epoch", "Worlds formed by this boot of the coordinator.", report.epoch.n if report.epoch else 0
+        )
+        yield self._gauge("world_size", "Ranks of the world that runs; 0: none.", report.world_size)
+        yield self._gauge("members", "Workers whose agent is registered and whose lease holds.", registered)
+        yield self._gauge("checkpoint_step", "Step of the newest committed checkpoint.", _step(report))
+        yield self._gauge(
+            "checkpoint_timestamp_seconds",
+            "When it was committed, by this boot.",
+            report.checkpoint_unix_ms / 1000,
+        )
+        yield self._set(
+            "phase", "1 for the phase of the world.", [(p.value, p is report.phase) for p in WorldPhase]
+        )
+        causes = Counter(incident.cause for incident in report.incidents)
+        yield self._set(
+            "recent_incidents", "Among the last 10, by cause.", [(c.value, causes[c]) for c in Cause], "cause"
+        )
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"ropeteam_job_{name}", text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _set(self, name: str, text: str, values: list[tuple[str, float]], label: str = "phase") -> Metric:
+        family = GaugeMetricFamily(f"ropeteam_job_{name}", text, labels=[*self._labels, label])
+        for member, value in values:
+            family.add_metric([*self._labels.values(), member], value)
+        return family
+
+
+def _step(report: JobReport) -> int:
+    return report.lineage[0].step if report.lineage else 0
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def render(report: JobReport, config: CoordinatorConfig) -> tuple[bytes, str]:
+    """The text, and its content type."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Job(report, config))
+    return generate_latest(registry), CONTENT_TYPE_LATEST
