@@ -62,6 +62,17 @@ class Client:
     async def phase(self, name: str, phase: str) -> Object:
         return await self.until(f"{CORE}/pods/{name}", lambda seen: seen["status"]["phase"] == phase)
 
+    async def logged(self, name: str, word: str) -> Object:
+        """Wait until the running pod has written `word`; the pod as it is then."""
+        path = f"{CORE}/pods/{name}"
+
+        async def look() -> bool:
+            status, text = await self.call("GET", f"{path}/log")
+            return status == 200 and word in text
+
+        await until(look)
+        return await self.phase(name, "Running")
+
     async def gone(self, path: str) -> None:
         async def look() -> bool:
             return (await self.call("GET", path))[0] == 404

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -27,7 +28,7 @@ async def api(cluster: LocalCluster) -> AsyncIterator[Client]:
         yield Client(cluster, session)
 
 
-Kubectl = Callable[..., Awaitable[str]]
+Kubectl = Callable[..., Coroutine[Any, Any, str]]
 
 
 @pytest.fixture

@@ -254,10 +254,13 @@ class ApiServer:
         options = Options("dryRun" in query, query.get("fieldValidation") or "Warn", target.subresource)
         if request.method == "DELETE":
             return self._delete(target, query, orjson.loads(raw) if raw else {})
+        if "protobuf" in request.content_type:  # kubectl create configmap, secret, namespace ...
+            text = "the local cluster takes JSON only; use `kubectl apply -f` (or create -f) with a manifest"
+            raise ApiError(415, "UnsupportedMediaType", text)
         body = _decode(raw)
-        if not (isinstance(body, dict) and isinstance(body.get("metadata", {}), dict)):
-            if request.method != "PATCH" or "json-patch" not in request.content_type:
-                raise ApiError(400, "BadRequest", "the body is not an object")
+        is_object = isinstance(body, dict) and isinstance(body.get("metadata", {}), dict)
+        if not is_object and "json-patch" not in request.content_type:
+            raise ApiError(400, "BadRequest", "the body is not an object")
         key = (target.namespace, target.name)
         code = 200
         if request.method == "POST" and not target.name:

@@ -42,7 +42,6 @@ class LocalCluster:
         self.kubeconfig = home / "kubeconfig"
         self.url = ""
         self.token = secrets.token_urlsafe(32)
-        self.store = Store()
         self._locks = ExitStack()
         self._running: list[Any] = []
 
@@ -53,6 +52,7 @@ class LocalCluster:
             raise ClusterError(f"another cluster runs in {self.home}: stop it, or choose another --home")
         shutil.rmtree(self.home / "pods", ignore_errors=True)
         network = _take_network(self._locks)
+        self.store = Store()
         verbs = Verbs(self.store, Catalog(), {r.from_crd(crd()).name: rules})
         for name in ("default", "kube-system"):
             verbs.create(r.NAMESPACES, "", {"metadata": {"name": name}}, Options())

@@ -194,7 +194,9 @@ class PodWorker:
         while not self.stopping:
             try:
                 return attempt()
-            except (NotReady, OSError) as error:
+            except StartError:
+                raise
+            except Exception as error:  # a spec that the server let through may still be nonsense
                 reason = error.reason if isinstance(error, NotReady) else "ContainerCreating"
                 for waiting in [container] if container else [*self.init, *self.containers]:
                     waiting.wait(reason, str(error))

@@ -47,7 +47,7 @@ def prune(value: Any, schema: Schema, path: str = "") -> list[str]:
         return [
             lost
             for number, item in enumerate(value)
-            for lost in prune(item, schema.get("items", {}), f"{path}[{number}]")
+            for lost in prune(item, schema.get("items", schema), f"{path}[{number}]")
         ]
     if not isinstance(value, dict):
         return []
