@@ -100,6 +100,7 @@ def _conclude(view: View, answer: Answer) -> Decision:
     if not saved.finished:
         facts = (*_acceptance(view), *answer.facts)
         status = conditions.with_facts(status, facts, now, job.generation)
+        status = changed(status, reason=conditions.reason(status))
         status = progress.throttle(saved, status, now)
     writes = status != saved
     told = None if status.finished else desired(view, status)

@@ -1,0 +1,222 @@
+"""Any observation at all, sensible or not: what `decide` must have an answer for."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ropeteam.api.conditions import Condition, ConditionType
+from ropeteam.api.status import (
+    ChargeStatus,
+    CheckpointRefStatus,
+    CheckpointStatus,
+    CoordinatorStatus,
+    FailuresStatus,
+    IncidentStatus,
+    JobStatus,
+    ProgressStatus,
+    SlotStatus,
+    StagesStatus,
+)
+from ropeteam.core.observation import ContainerSeen, PodSeen, Refusal, Role, ServiceSeen
+from ropeteam_trainer.contract.desired import Incident, JobReport, ReplaceWish, SlotReport, Stages, WorldPhase
+from ropeteam_trainer.contract.messages import Problem, Progress
+from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, FailReason, ProcessExit
+from tests.builders import NOON, UID, Scene, a_job
+
+small = st.integers(0, 3)
+times = st.none() | st.integers(-4000, 100).map(lambda seconds: NOON + timedelta(seconds=seconds))
+moments = times.filter(lambda time: time is not None)
+uids = st.sampled_from(["", "uid-1", "uid-2", "uid-3", "uid-4"])
+words = st.sampled_from(["", "Evicted", "OOMKilled", "ImagePullBackOff", "CreateContainerError", "x" * 5000])
+epochs = st.builds(Epoch, small, small, small)
+texts = st.sampled_from(["", "1.0.1", "1.0.2", "2.1.1", "nonsense", "pod-0-1", "pod-1-2"])
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+
+specs: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {"workers": st.integers(1, 3), "command": st.just(["python", "train.py"]), "image": st.just("train:1")},
+    optional={
+        "suspend": st.booleans(),
+        "restartedAt": st.sampled_from(["2026-11-20T10:00:00Z", "2026-11-20T11:00:00Z"]),
+        "activeDeadlineSeconds": st.sampled_from([1, 60, 3600]),
+        "ttlSecondsAfterFinished": st.sampled_from([0, 60]),
+        "cleanPodPolicy": st.sampled_from(["Running", "All", "None"]),
+        "gpusPerWorker": st.integers(0, 2),
+        "resources": st.just({"limits": {"cpu": "1"}}) | anything,
+        "template": st.just({"spec": {"containers": [{"name": "trainer"}]}}) | anything,
+        "checkpoint": st.just({"volume": {"nfs": {"server": "s", "path": "/"}}}),
+        "recovery": st.fixed_dictionaries({"maxFailures": small, "noProgressLimit": st.integers(2, 3)}),
+    },
+) | st.dictionaries(st.sampled_from(["workers", "command", "extra"]), anything, max_size=3)
+
+containers = st.builds(
+    ContainerSeen,
+    running=st.booleans(),
+    waiting_reason=words,
+    exit_code=st.sampled_from([None, None, 0, 1, 137]),
+    exit_reason=words,
+)
+
+
+def _pod(role: Role, slot: int, incarnation: int, fields: dict[str, Any]) -> PodSeen:
+    name = f"mnist-{slot}-{incarnation}" if role is Role.WORKER else f"mnist-coordinator-{incarnation}"
+    place = {"slot": slot, "incarnation": incarnation} if role is Role.WORKER else {"term": incarnation}
+    return PodSeen(**{"name": name, "role": role, **place, **fields})
+
+
+pods = st.builds(
+    _pod,
+    st.sampled_from(Role),
+    st.integers(-1, 3),
+    small,
+    st.fixed_dictionaries(
+        {"uid": uids.filter(bool)},
+        optional={
+            "name": st.just("a-stranger"),
+            "phase": st.sampled_from(["Pending", "Running", "Succeeded", "Failed", "Odd"]),
+            "reason": words,
+            "node": st.sampled_from(["", "node-1"]),
+            "node_lost": st.booleans(),
+            "deleting": st.booleans(),
+            "delete_at": times,
+            "scheduled_message": st.sampled_from(["", "0/3 nodes", 'persistentvolumeclaim "c" not found']),
+            "container": containers,
+            "init": containers,
+        },
+    ),
+)
+incidents = st.builds(
+    IncidentStatus,
+    id=texts,
+    time=moments,
+    cause=st.sampled_from([cause.value for cause in Cause]),
+    charged=st.booleans(),
+    slot=small,
+    stages=st.builds(StagesStatus, planned=st.none() | small),
+    settled=st.booleans(),
+)
+slots = st.builds(
+    SlotStatus,
+    slot=small,
+    incarnation=st.integers(1, 3),
+    pod_uid=uids,
+    replaced_at=times,
+    old_pod_uid=uids,
+    old_pod_gone=st.booleans(),
+    avoid_node=st.sampled_from(["", "node-1"]),
+    faults=st.integers(0, 9),
+)
+conditions = st.builds(
+    Condition,
+    type=st.sampled_from(ConditionType),
+    status=st.sampled_from(["True", "False", "Unknown"]),
+    reason=st.just("Because"),
+    last_transition_time=moments,
+)
+refs = st.builds(CheckpointRefStatus, step=small, epoch=texts)
+statuses = st.builds(
+    JobStatus,
+    state=st.sampled_from(["", "Running", "Suspended", "Complete", "Odd"]),
+    conditions=st.lists(conditions, max_size=4, unique_by=lambda each: each.type).map(tuple),
+    attempt=small,
+    coordinator=st.builds(
+        CoordinatorStatus,
+        term=small,
+        pod_uid=uids,
+        address=st.sampled_from(["", "10.0.0.1"]),
+        since=times,
+        faults=small,
+    ),
+    start_time=times,
+    completion_time=times,
+    slots=st.lists(slots, max_size=3, unique_by=lambda slot: slot.slot).map(tuple),
+    progress=st.none() | st.builds(ProgressStatus, step=small, total_steps=st.none() | small, time=times),
+    checkpoint=st.none()
+    | st.builds(CheckpointStatus, step=small, lineage=st.lists(refs, max_size=2).map(tuple)),
+    failures=st.builds(
+        FailuresStatus,
+        charges=st.lists(st.builds(ChargeStatus, id=texts, time=moments), max_size=3).map(tuple),
+        last_epoch=texts,
+    ),
+    incidents=st.lists(incidents, max_size=10, unique_by=lambda each: each.id).map(tuple),
+    drained=st.booleans(),
+    drain_since=times,
+    restarted_at=st.sampled_from(["", "2026-11-20T10:00:00+00:00"]),
+    shape=st.sampled_from(["", "another"]),
+    coordinator_fault_since=times,
+)
+told = st.builds(
+    Incident,
+    id=texts,
+    cause=st.sampled_from(Cause),
+    charged=st.booleans(),
+    slot=st.integers(-1, 3),
+    rank=st.none() | small,
+    node=words,
+    message=words,
+    step=small,
+    unix_ms=st.sampled_from([-1, 0, 10**12, 10**30]),
+    stages=st.builds(Stages, planned=st.none() | small),
+    exit=st.none() | st.just(ProcessExit(code=1, signal=None, last_lines=("Traceback", "ValueError: x"))),
+)
+reports = st.builds(
+    JobReport,
+    job_uid=st.sampled_from([UID, UID, UID, "other"]),
+    term=small,
+    boot=st.integers(-1, 2),
+    phase=st.sampled_from(WorldPhase),
+    why=words,
+    slots=st.dictionaries(
+        st.sampled_from(["0", "1", "x"]),
+        st.builds(SlotReport, small, uids, registered=st.booleans()),
+        max_size=3,
+    ),
+    rung=st.integers(-1, 9),
+    launcher=words,
+    progress=st.builds(
+        Progress,
+        step=st.integers(-1, 5),
+        total_steps=st.none() | st.integers(-1, 9),
+        loss=words,
+        samples_per_second=st.floats(allow_nan=False, allow_infinity=False),
+    ),
+    lineage=st.lists(st.builds(CheckpointRef, st.integers(-1, 3), epochs), max_size=12).map(tuple),
+    incidents=st.lists(told, max_size=4, unique_by=lambda each: each.id).map(tuple),
+    replace=st.lists(
+        st.builds(ReplaceWish, st.integers(-1, 3), small, st.sampled_from(Cause), words, st.booleans()),
+        max_size=2,
+    ).map(tuple),
+    replace_all=st.booleans(),
+    failure=st.none() | st.builds(Problem, st.sampled_from(FailReason), words),
+)
+services = st.builds(
+    ServiceSeen,
+    name=st.just("mnist"),
+    uid=st.just("uid-s"),
+    cluster_ip=st.sampled_from(["", "10.0.0.1", "10.0.0.2"]),
+    term=small,
+)
+metadata = st.builds(
+    lambda **fields: a_job().metadata.model_copy(update=fields),
+    name=st.sampled_from(["mnist", "mnist", "mnist", "4-bad-Name"]),
+    deletion_timestamp=st.sampled_from([None, None, None, NOON]),
+)
+scenes: st.SearchStrategy[Scene] = st.builds(
+    Scene,
+    now=st.just(NOON),
+    metadata=metadata,
+    spec=specs,
+    status=statuses,
+    pods=st.lists(pods, max_size=5, unique_by=lambda pod: pod.uid).map(tuple),
+    service=st.none() | services,
+    secret_exists=st.booleans(),
+    refusal=st.sampled_from([None, None, None, Refusal(message="no")]),
+    report=st.none() | reports,
+    report_error=st.sampled_from(["", "no answer"]),
+)
