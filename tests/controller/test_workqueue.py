@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
+import pytest
+import uvloop
 from tests.controller.waiting import until
 
 from ropeteam.controller.workqueue import WorkQueue, serve
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 async def serving_until(queue: WorkQueue[str], handle: Callable, done: Callable[[], bool]) -> None:  # type: ignore[type-arg]
@@ -87,8 +92,18 @@ async def test_one_job_that_fails_does_not_stop_the_others() -> None:
     await serving_until(queue, handle, lambda: good == 50)
 
 
-async def test_of_two_planned_wake_ups_the_earlier_one_stays() -> None:
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_of_two_planned_wake_ups_the_earlier_one_stays(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
+    run(two_wake_ups())
+
+
+async def two_wake_ups() -> None:
     queue = WorkQueue[str]()
+    queue.add_after("now", 0)
+    queue.add_after("now", 0)
+    assert await asyncio.wait_for(queue.get(), 20) == "now"
     queue.add_after("a", 0.01)
     queue.add_after("a", 3600)
     assert await asyncio.wait_for(queue.get(), 20) == "a"

@@ -108,8 +108,8 @@ def _first_line(incident: IncidentStatus) -> str:
 
 
 def plain_line(seen: Picture, eta: str) -> str:
-    facts = [f"{name} {value}" for name, value in facts_of(seen, eta)]
-    return f"{seen.name}: {seen.state}" + (f" - {', '.join(facts)}" if facts else f" - {seen.why}")
+    facts = ", ".join(f"{name} {value}" for name, value in facts_of(seen, eta)) or seen.why
+    return f"{seen.name}: {seen.state}" + (f" - {facts}" if facts else "")
 
 
 def facts_of(seen: Picture, eta: str) -> list[tuple[str, str]]:

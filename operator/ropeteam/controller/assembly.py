@@ -54,7 +54,9 @@ class Operator:
             await asyncio.gather(*(informer.synced.wait() for informer in self.caches.all))
             group.create_task(serve(self.queue, self.reconciler, self.workers))
             group.create_task(self._look_at_all())
-            await asyncio.sleep(0)  # the workers start: at its end kopf cancels every task younger than itself
+            await asyncio.sleep(
+                0
+            )  # the workers start: at its end kopf cancels every task younger than itself
             log.info("ready: %d jobs", len(self.caches.jobs.known_keys()))
             ready.set()
 

@@ -32,7 +32,8 @@ class WorkQueue(Generic[Key]):
         """Queued, or to be queued again when the running round ends."""
         self._running: dict[Key, float] = {}
         self._failures: Counter[Key] = Counter()
-        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._timers: dict[Key, tuple[float, asyncio.TimerHandle]] = {}
+        """When, and what to cancel; uvloop's handles do not tell when."""
 
     def add(self, key: Key) -> None:
         if key in self._added_at:
@@ -46,11 +47,11 @@ class WorkQueue(Generic[Key]):
     def add_after(self, key: Key, seconds: float) -> None:
         """Not later than in `seconds`: an earlier wake-up that is already planned stays."""
         when, planned = _now() + max(seconds, 0.0), self._timers.get(key)
-        if planned is not None and planned.when() <= when:
-            return
         if planned is not None:
-            planned.cancel()
-        self._timers[key] = asyncio.get_running_loop().call_at(when, self._wake, key)
+            if planned[0] <= when:
+                return
+            planned[1].cancel()
+        self._timers[key] = when, asyncio.get_running_loop().call_at(when, self._wake, key)
 
     def add_after_failure(self, key: Key) -> None:
         failures = self._failures[key]
