@@ -1,7 +1,7 @@
 """A pod for tests: one real agent process and, in the test itself, the coordinator that it talks to.
 
-The coordinator here has no judgement: a test gives orders and waits for reports. Whatever a pod started is found by
-a marker in its environment, so a test can ask whether anything is left.
+The coordinator here has no judgement: a test gives orders and waits for reports. Whatever a pod started is
+found by a marker in its environment, so a test can ask whether anything is left.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ class Coordinator:
             while data := await reader.read(1 << 16):
                 for body in opener.feed(data):
                     await self._take(codec.decode(AgentReport, body))
-        except ConnectionError:
+        except (ConnectionError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
@@ -179,16 +180,10 @@ class Pod:
     def destroy(self) -> None:
         """SIGKILL whatever is left, so that a failing test leaves nothing."""
         for pid in self.living():
-            with_suppressed_kill(pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if self.process is not None:
             self.process.wait()
-
-
-def with_suppressed_kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 async def until(holds: Callable[[], object], why: Callable[[], str]) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.agent.harness import a_plan, exit_of
 
 from ropeteam_trainer.contract.config import Start
 from ropeteam_trainer.contract.world import Epoch
-from tests.agent.harness import a_plan, exit_of
 
 SCRIPT = """
 import os, sys, time, torch, torch.distributed as dist

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-from tests.agent.harness import Coordinator, Pod, a_plan, exit_of
+from tests.agent.harness import a_plan, exit_of
 
 
 async def test_a_rank_runs_to_its_end_and_the_agent_leaves_on_release(pod, coordinator):
-    (pod.folder / "x.py").write_text("import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
+    (pod.folder / "x.py").write_text(
+        "import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
+    )
     pod.start("python3", "x.py")
     plan = a_plan()
     coordinator.order(plan=plan)

@@ -25,7 +25,6 @@ from ropeteam_trainer.agent.state import (
     StoreDown,
     StoreUp,
     Terminated,
-    Tick,
     World,
 )
 from ropeteam_trainer.contract.local import FromRank
@@ -68,7 +67,7 @@ def learn(state: State, event: Event) -> Stepped:
             return replace(state, problem=problem), ()
         case RanksStarted() | RankExited() | RankSaid() | BeatsRead():
             return _about_ranks(state, event), ()
-        case Tick():
+        case _:  # Tick
             return state, ()
 
 
@@ -97,12 +96,13 @@ def _about_ranks(state: State, event: RanksStarted | RankExited | RankSaid | Bea
             return replace(state, world=replace(world, ranks=ranks))
         case RankExited(_, number, exit):
             return replace(state, world=_with_exit(world, number, exit, state.launch.per_pod))
-        case RankSaid(_, number, said):
+        case _:
+            said = event.said
             problem = state.problem
             if said.error_type in _PROBLEMS:
                 problem = Problem(_PROBLEMS[said.error_type], said.message)
             rung = max(state.rung, said.rung or 0)
-            return replace(state, rung=rung, problem=problem, world=_with_said(world, number, said))
+            return replace(state, rung=rung, problem=problem, world=_with_said(world, event.rank, said))
 
 
 def _with_exit(world: World, number: int, exit: ProcessExit, per_pod: bool) -> World:

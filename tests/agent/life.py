@@ -1,0 +1,116 @@
+"""The agent's machine with a clock and a memory for effects, for tests that need no process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from ropeteam_trainer.agent import machine
+from ropeteam_trainer.agent.launch import Launch, Run
+from ropeteam_trainer.agent.report import report
+from ropeteam_trainer.agent.state import (
+    BeatsRead,
+    Effect,
+    Event,
+    LinkUp,
+    OrdersReceived,
+    RankExited,
+    RankSaid,
+    RanksStarted,
+    Tick,
+)
+from ropeteam_trainer.contract.config import CheckpointConfig, PodIdentity, Start, Timeouts, WorkerConfig
+from ropeteam_trainer.contract.local import Beat, FromRank
+from ropeteam_trainer.contract.messages import AgentReport, Orders
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Member, Plan, ProcessExit
+
+E = TypeVar("E")
+SCRIPT = Launch(Run.SCRIPT, ("x.py",), "python3", text="PerRank (python)")
+
+
+def epoch(n: int = 1, term: int = 1, boot: int = 0) -> Epoch:
+    return Epoch(term, boot, n)
+
+
+def a_plan(n: int = 1, *, processes: int = 2, slot: int = 0, **changes: Any) -> Plan:
+    """Slots 0 and 1; `slot` is the agent's own."""
+    members = tuple(Member(number, 1, f"pod-{number}", f"10.0.0.{number}", processes) for number in (0, 1))
+    assert slot in (0, 1)
+    return Plan(
+        **{"epoch": epoch(n), "attempt": 1, "members": members, "store_host": "s", "store_port": 1} | changes
+    )
+
+
+def killed() -> ProcessExit:
+    return ProcessExit(None, 9)
+
+
+class Life:
+    """One agent's life. `now` moves by `wait`; effects of the last event are in `did`."""
+
+    def __init__(self, slot: int = 0, *, launch: Launch = SCRIPT, **settings: Any) -> None:
+        values: dict[str, Any] = {
+            "job": "j",
+            "namespace": "n",
+            "job_uid": "u",
+            "attempt": 1,
+            "workers": 2,
+            "processes": 2,
+            "coordinator": "127.0.0.1:1",
+            "timeouts": Timeouts(hang=5),
+            "checkpoint": CheckpointConfig("/checkpoints"),
+            "start": Start.EXEC,
+        }
+        config = WorkerConfig(**values | settings)
+        identity = PodIdentity(slot, 1, f"pod-{slot}", f"10.0.0.{slot}", "node", b"t")
+        self.now = 1000.0
+        self.state = machine.initial(config, identity, launch, self.now)
+        self.did: tuple[Effect, ...] = ()
+        self.all: list[Effect] = []
+        self._orders = Orders(term=1, boot=0, number=0)
+
+    def sees(self, *events: Event) -> Life:
+        for event in events:
+            self.state, self.did = machine.step(self.state, event, self.now)
+            self.all += self.did
+        return self
+
+    def wait(self, seconds: float) -> Life:
+        self.now += seconds
+        return self.sees(Tick())
+
+    def ordered(self, **changes: Any) -> Life:
+        """Orders as before, but for `changes`."""
+        self._orders = replace(self._orders, number=self._orders.number + 1, **changes)
+        return self.sees(OrdersReceived(self._orders))
+
+    def running(self, n: int = 1, **changes: Any) -> Life:
+        """Linked, in world n with its ranks started."""
+        plan = a_plan(n, **changes)
+        return self.sees(LinkUp()).ordered(plan=plan).sees(RanksStarted(plan.epoch))
+
+    def said(self, rank: int, n: int = 1, **words: Any) -> Life:
+        return self.sees(RankSaid(epoch(n), rank, FromRank(**words)))
+
+    def beats(self, rank: int, step: int, n: int = 1, **changes: Any) -> Life:
+        values = {"steps_here": step, "monotonic_ns": int(self.now * 1e9), "phase": "train"} | changes
+        return self.sees(BeatsRead(epoch(n), {rank: Beat(step=step, **values)}))
+
+    def died(self, *ranks: int, n: int = 1, exit: ProcessExit | None = None) -> Life:
+        return self.sees(*(RankExited(epoch(n), rank, exit or killed()) for rank in ranks))
+
+    def did_a(self, kind: type[E]) -> E:
+        """The one effect of this kind among those of the last event."""
+        (found,) = [effect for effect in self.did if isinstance(effect, kind)]
+        return found
+
+    def did_no(self, kind: type[Any]) -> bool:
+        return not [effect for effect in self.did if isinstance(effect, kind)]
+
+    @property
+    def report(self) -> AgentReport:
+        return report(self.state)
+
+
+def a_ref(step: int, n: int = 1, digest: str = "d") -> CheckpointRef:
+    return CheckpointRef(step, epoch(n), digest)

@@ -1,0 +1,97 @@
+"""The machine's promises, tried with orders of events that nobody would list."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.strategies import booleans, integers, sampled_from
+from tests.agent.life import Life, a_plan
+
+from ropeteam_trainer.agent.state import (
+    Exit,
+    KillRanks,
+    LinkLost,
+    LinkUp,
+    OrdersReceived,
+    RankExited,
+    StartRanks,
+    Terminated,
+)
+from ropeteam_trainer.contract.messages import Orders
+from ropeteam_trainer.contract.world import Epoch, ProcessExit
+
+
+class AgentDay(RuleBasedStateMachine):
+    """Any orders, any deaths, any silence. `living` is what the outside does with the effects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.life = Life()
+        self.living: set[tuple[Epoch, int]] = set()
+        self.released = False
+        self.alone_since: float | None = self.life.now
+
+    def carry_out(self) -> None:
+        for effect in self.life.did:
+            match effect:
+                case StartRanks(plan):
+                    assert not self.living, "ranks of two epochs would live together"
+                    assert self.life.state.orders.plan == plan, (
+                        "only the plan of the latest orders is started"
+                    )
+                    self.living = {(plan.epoch, rank) for rank in plan.ranks(0)}
+                case KillRanks(epoch, ranks):
+                    assert all((epoch, rank) in self.living for rank in ranks)
+                case Exit(code):
+                    assert not self.living, "an exit leaves nobody behind"
+                    assert (code == 0) <= self.released, "exit 0 only on release"
+
+    @rule(term=integers(1, 2), boot=integers(0, 1), n=integers(0, 3), release=booleans(), leave=booleans())
+    def orders(self, term, boot, n, release, leave):
+        before = self.life.state
+        is_stale = (term, boot) < (before.term, before.boot)
+        release = release and n == 0
+        self.released |= release and not is_stale
+        plan = a_plan(n, epoch=Epoch(term, boot, n)) if n else None
+        self.life.sees(OrdersReceived(Orders(term, boot, 1, plan, release=release, leave=leave)))
+        self.carry_out()
+        if is_stale:
+            assert self.life.state.orders is before.orders, "a lower term is refused"
+        else:
+            self.alone_since = None
+
+    @rule(event=sampled_from([LinkUp(), LinkLost(), LinkLost(), Terminated()]))
+    def happens(self, event):
+        self.life.sees(event)
+        self.carry_out()
+        if isinstance(event, LinkLost) and self.alone_since is None:
+            self.alone_since = self.life.now
+        if isinstance(event, LinkUp):
+            self.alone_since = None
+
+    @rule(seconds=sampled_from([0.1, 3.0, 50.0, 130.0]))
+    def time_passes(self, seconds):
+        self.life.wait(seconds)
+        self.carry_out()
+        if self.alone_since is not None and self.life.now - self.alone_since >= 120:
+            assert self.is_killing(), "no coordinator for fenceSeconds: ranks are killed"
+
+    @precondition(lambda self: self.living)
+    @rule(signal=sampled_from([None, 9, 11]), data=integers(0, 9))
+    def a_rank_dies(self, signal, data):
+        epoch, rank = sorted(self.living)[data % len(self.living)]
+        self.living.discard((epoch, rank))
+        self.life.sees(RankExited(epoch, rank, ProcessExit(None if signal else 0, signal)))
+        self.carry_out()
+
+    def is_killing(self) -> bool:
+        world = self.life.state.world
+        return not self.living or world.killing
+
+    @invariant()
+    def the_report_is_true(self):
+        assert self.life.report.stopped == (not self.living)
+
+
+AgentDay.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+test_a_bad_day_of_an_agent = AgentDay.TestCase

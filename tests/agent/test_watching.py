@@ -1,0 +1,236 @@
+"""The machine: what ranks say, hang clocks, stores and checkpoints."""
+
+from __future__ import annotations
+
+import pytest
+from tests.agent.life import Life, a_plan, a_ref, epoch
+
+from ropeteam_trainer.agent.report import news
+from ropeteam_trainer.agent.state import (
+    CloseStore,
+    HostStore,
+    KillRanks,
+    LinkLost,
+    LinkUp,
+    ManifestFailed,
+    ManifestWritten,
+    Prune,
+    StoreDown,
+    StoreUp,
+    TellRank,
+    WriteManifest,
+)
+from ropeteam_trainer.contract.config import Timeouts
+from ropeteam_trainer.contract.local import ToRank
+from ropeteam_trainer.contract.messages import Grant, Progress, RankPhase, Shard, StoreOffer
+from ropeteam_trainer.contract.world import ProcessExit, ShardFile
+
+FILES = (ShardFile("state.pt", 3, "abc"),)
+
+
+def test_phases_of_a_rank():
+    life = Life().sees(LinkUp()).ordered(plan=a_plan())
+    assert life.report.ranks[0].phase is RankPhase.STARTING
+    life = Life().running()
+    assert life.report.ranks[0].phase is RankPhase.RUNNING, "rung 0: being started is all there is to know"
+    life.said(0, hello_pid=7, rung=2)
+    assert life.report.ranks[0].phase is RankPhase.STARTING
+    assert life.report.rung == 2
+    life.beats(0, 4)
+    assert life.report.ranks[0].phase is RankPhase.RUNNING
+    life.said(0, paused=5)
+    assert (life.report.ranks[0].phase, life.report.ranks[0].step) == (RankPhase.PAUSED, 5)
+    life.beats(0, 6)
+    assert life.report.ranks[0].phase is RankPhase.RUNNING, "it went on"
+    life.said(0, drained=6)
+    assert life.report.ranks[0].phase is RankPhase.DRAINED
+    assert life.died(0).report.ranks[0].phase is RankPhase.EXITED
+
+
+def test_progress_is_that_of_the_lowest_rank():
+    life = Life().running().said(0, total_steps=100, loss="2.5").said(1, total_steps=7, loss="9")
+    life.beats(0, 1, samples=10.0).wait(2)
+    life.beats(0, 2, samples=30.0)
+    assert life.report.progress == Progress(2, 100, "2.5", 10.0, "train")
+    assert Life().report.progress == Progress()
+
+
+def test_only_what_cannot_wait_is_news():
+    life = Life().running().said(0, rung=1).beats(0, 1)
+    before = news(life.report)
+    assert news(life.wait(1).beats(0, 2).said(0, loss="1").report) == before
+    assert news(life.said(0, drained=2).report) != before
+
+
+def test_a_rank_that_makes_no_step_is_killed_as_hung():
+    life = Life().running().said(0, rung=1).beats(0, 3).wait(5)
+    assert life.did_no(KillRanks)
+    assert life.wait(0.1).did_a(KillRanks) == KillRanks(epoch(), (0,))
+    assert life.wait(1).did == ()
+    exit = life.died(0).report.ranks[0].exit
+    assert (exit.hung, exit.killed, exit.fingerprint) == (True, False, "hang")
+    assert exit.message == "no step for 5 s after step 3, in phase train"
+
+
+@pytest.mark.parametrize("changes", [{"phase": "eval"}, {"phase": "paused"}, {"reached_end": True}])
+def test_the_hang_clock_stands_still_while_no_step_is_due(changes):
+    assert Life().running().beats(0, 3).beats(0, 3, **changes).wait(1000).did == ()
+
+
+def test_the_hang_clock_stands_still_while_a_pause_is_ordered():
+    life = Life().running().beats(0, 3).ordered(pause=epoch()).wait(1000)
+    assert life.did_no(KillRanks)
+    life = Life().running().beats(0, 3).said(0, paused=3).wait(1000)
+    assert life.did_no(KillRanks)
+
+
+def test_without_hang_seconds_the_limit_is_learned_and_never_below_a_minute():
+    def rank_with_steps_of(seconds: float) -> Life:
+        life = Life(timeouts=Timeouts()).running()
+        for step in range(1, 30):
+            life.wait(seconds).beats(0, step)
+        return life
+
+    assert rank_with_steps_of(0.1).wait(59).did == ()
+    assert rank_with_steps_of(0.1).wait(61).did_a(KillRanks)
+    assert rank_with_steps_of(20).wait(199).did == ()
+    assert rank_with_steps_of(20).wait(201).did_a(KillRanks)
+    alone = Life(timeouts=Timeouts()).running().beats(0, 1)
+    assert alone.wait(61).did_a(KillRanks), "one step gives no step time"
+
+
+def test_a_rate_needs_time_to_pass():
+    life = Life().running().beats(0, 1, samples=1.0).beats(0, 2, samples=9.0)
+    assert life.report.progress.samples_per_second == 0.0
+
+
+def test_a_first_step_that_does_not_come():
+    life = Life(timeouts=Timeouts(start=600)).running().said(0, hello_pid=1).wait(600.1)
+    assert life.did_a(KillRanks).ranks == (0,)
+    exit = life.died(0).report.ranks[0].exit
+    assert exit.late_start
+    assert exit.message == "no first step within startSeconds (600 s)"
+    assert Life(timeouts=Timeouts(start=600)).running().wait(5000).did == (), "rung 0 makes no steps we see"
+
+
+def test_the_library_once_seen_is_expected_again():
+    life = Life().running().said(0, rung=1).ordered(plan=None).died(0, 1).running(2).wait(601)
+    assert life.did_a(KillRanks).ranks == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("exit", "fingerprint", "message"),
+    [
+        (ProcessExit(None, 9), "SIGKILL", "killed by SIGKILL"),
+        (ProcessExit(None, 40), "signal 40", "killed by signal 40"),
+        (ProcessExit(3, None), "exit 3", "exit code 3"),
+        (ProcessExit(0, None), "", ""),
+        (ProcessExit(127, None, fingerprint="cannot start: x", message="m"), "cannot start: x", "m"),
+    ],
+)
+def test_how_an_exit_is_explained(exit, fingerprint, message):
+    told = Life().running().died(0, exit=exit).report.ranks[0].exit
+    assert (told.fingerprint, told.message, told.killed) == (fingerprint, message, False)
+
+
+def test_what_a_rank_said_before_it_died_explains_its_exit():
+    life = Life().running().said(0, error_type="ValueError", fingerprint="f", message="ValueError: bad")
+    told = life.died(0, exit=ProcessExit(None, 6)).report.ranks[0].exit
+    assert (told.fingerprint, told.message) == ("f", "ValueError: bad")
+    life = Life().running().said(0, error_type="ValueError", fingerprint="f", message="ValueError: bad")
+    assert life.died(0, exit=ProcessExit(None, 9, oom=True)).report.ranks[0].exit.fingerprint == "SIGKILL"
+
+
+def test_the_end_of_the_script_is_remembered():
+    life = Life().running().beats(0, 9, reached_end=True).died(0, exit=ProcessExit(None, 6))
+    assert life.report.ranks[0].exit.reached_end
+
+
+def test_a_pause_is_told_to_ranks_that_listen_and_only_when_it_changes():
+    life = Life().running().said(1, hello_pid=5).ordered(pause=epoch())
+    assert life.did == (TellRank(epoch(), 1, ToRank(pause=True)),)
+    assert life.ordered().did == ()
+    assert life.ordered(stop_at=8).did == (TellRank(epoch(), 1, ToRank(pause=True, stop_at=8)),)
+    assert life.ordered(pause=epoch(9)).did == (TellRank(epoch(), 1, ToRank()),), "another epoch's"
+
+
+def test_a_store_is_held_for_the_epoch_that_is_asked_for():
+    life = Life().sees(LinkUp()).ordered(host_store=epoch(1))
+    assert life.did == (HostStore(epoch(1)),)
+    assert life.wait(1).did == ()
+    offer = StoreOffer(epoch(1), "10.0.0.0", 4)
+    assert life.sees(StoreUp(offer)).report.store == offer
+    assert life.ordered(plan=a_plan(1), host_store=None).did_no(CloseStore), "the world's own"
+    assert life.ordered(host_store=epoch(2)).did == (HostStore(epoch(2)),)
+    assert CloseStore(epoch(1)) in life.ordered(plan=None).did, (
+        "which ends an epoch for ranks that wait in it"
+    )
+    assert life.report.store is None
+    assert life.sees(StoreUp(offer)).report.store is None, "too late"
+
+
+def test_a_store_that_fails_is_tried_again_after_a_pause():
+    life = Life().sees(LinkUp()).ordered(host_store=epoch()).sees(StoreDown(epoch()))
+    assert life.wait(0.5).did == ()
+    assert life.wait(0.5).did == (HostStore(epoch()),)
+
+
+def test_no_store_is_held_by_a_refused_or_fenced_agent():
+    life = Life().sees(LinkUp()).ordered(host_store=epoch())
+    assert life.ordered(refused="no").did == (CloseStore(epoch()),)
+    life = Life().sees(LinkUp()).ordered(host_store=epoch()).sees(LinkLost()).wait(200)
+    assert life.did == (CloseStore(epoch()),)
+
+
+def a_grant(step: int = 10, n: int = 1) -> Grant:
+    return Grant(a_ref(step, n, ""), 4, FILES, None)
+
+
+def test_shards_are_reported_until_they_are_committed():
+    life = Life().running()
+    life.said(0, shard_step=10, shard_files=FILES).said(1, shard_step=10).said(1, shard_step=20)
+    assert life.said(1, shard_step=20).report.shards == (
+        Shard(0, epoch(), 10, FILES),
+        Shard(1, epoch(), 10, ()),
+        Shard(1, epoch(), 20, ()),
+    )
+    assert life.ordered(lineage=(a_ref(10),)).report.shards == (Shard(1, epoch(), 20, ()),)
+
+
+def test_a_grant_is_written_once_and_its_step_told_to_the_ranks():
+    life = Life().running().said(0, hello_pid=1).ordered(grant=a_grant())
+    assert life.did_a(WriteManifest) == WriteManifest(a_grant())
+    assert life.report.granted == a_ref(10, digest="")
+    assert life.ordered().did == (), "it is being written"
+    life.sees(ManifestWritten(a_ref(10)))
+    assert life.did == (TellRank(epoch(), 0, ToRank(committed_step=10)),)
+    assert life.report.committed == a_ref(10)
+    assert life.ordered().did == ()
+    assert life.ordered(grant=a_grant(20)).did_a(WriteManifest)
+
+
+def test_a_manifest_that_cannot_be_written_is_tried_again():
+    life = Life().running().ordered(grant=a_grant()).sees(ManifestFailed(a_ref(10)))
+    assert life.wait(0.9).did == ()
+    assert life.wait(0.2).did_a(WriteManifest)
+
+
+def test_grants_of_another_epoch_or_for_another_pod_are_not_written():
+    assert Life().running().ordered(grant=a_grant(n=2)).did == ()
+    assert Life(slot=1).running().ordered(grant=a_grant()).did == ()
+    assert Life(checkpoint=None).running().ordered(grant=a_grant()).did == ()
+    assert Life().sees(LinkUp()).ordered(grant=a_grant()).did == ()
+
+
+def test_only_the_agent_of_rank_zero_in_the_current_world_prunes_and_once_per_lineage():
+    lineage = (a_ref(20), a_ref(10))
+    life = Life().running().ordered(lineage=lineage)
+    assert life.did == (Prune(lineage),)
+    assert life.ordered().did == ()
+    assert life.ordered(plan=None, lineage=(a_ref(30),)).did_no(Prune)
+    assert Life(slot=1).running().ordered(lineage=lineage).did == ()
+
+
+def test_what_a_world_went_on_from_is_reported():
+    assert Life().running().said(0, restored=a_ref(5)).report.restored == a_ref(5)
+    assert Life().running().said(1, restored=a_ref(5)).report.restored == a_ref(5)
