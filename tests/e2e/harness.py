@@ -38,6 +38,14 @@ def wait_for(what: str, probe: Callable[[], T], patience: float = PATIENCE) -> T
     return answer
 
 
+class Refused(Exception):
+    """The API server said no."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code, self.text = code, text
+
+
 class Cluster:
     """`ropeteam up` in its own home folder, and a small client of its API."""
 
@@ -78,13 +86,16 @@ class Cluster:
                 raise AssertionError(f"ropeteam up ignored SIGINT: {self.log.read_text()[-2000:]}") from None
 
     def call(self, method: str, path: str, body: Any = None, content: str = "application/json") -> Any:
-        """One API request; the answer as JSON. Raises urllib.error.HTTPError."""
+        """One API request; the answer as JSON. Raises Refused."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.server + path, data=data, method=method)
         request.add_header("Content-Type", content)
         request.add_header("Authorization", f"Bearer {self.token}")
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            text = answer.read()
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            raise Refused(error.code, error.read().decode(errors="replace")) from None
         return json.loads(text) if text else None
 
     # ---- jobs and pods
@@ -98,7 +109,7 @@ class Cluster:
     def job(self, name: str) -> dict[str, Any] | None:
         try:
             found: dict[str, Any] = self.call("GET", f"{JOBS}/{name}")
-        except urllib.error.HTTPError as error:
+        except Refused as error:
             if error.code == 404:
                 return None
             raise

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import urllib.error
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.e2e.conftest import job, ticking
-from tests.e2e.harness import JOBS, Cluster, wait_for
+from tests.e2e.harness import JOBS, Cluster, Refused, wait_for
 
 REFUSED = [
     ({"workers": 0}, "spec.workers"),
@@ -26,10 +25,10 @@ def test_the_server_refuses_and_names_the_field(
 ):
     bad = ticking(name, tmp_path)
     bad["spec"].update(change)
-    with pytest.raises(urllib.error.HTTPError) as refused:
+    with pytest.raises(Refused) as refused:
         cluster.call("POST", f"{JOBS}?fieldValidation=Strict", bad)
     assert refused.value.code in (400, 422)
-    assert named in refused.value.read().decode()
+    assert named in refused.value.text
 
 
 def failed(cluster: Cluster, name: str, reason: str) -> str:

@@ -58,7 +58,7 @@ def _env_agrees(spec: Spec) -> bool:
 
 
 def _is_reserved(name: str) -> bool:
-    return name in config.RESERVED_ENV or (name.startswith("ROPETEAM_") and name != config.TRACE)
+    return name in config.RESERVED_ENV or (name.startswith("ROPETEAM_") and name not in config.USER_ENV)
 
 
 def _nothing_reserved(container: Spec) -> bool:
@@ -67,7 +67,7 @@ def _nothing_reserved(container: Spec) -> bool:
 
 _RESERVED = (
     f"(e.name in {list(config.RESERVED_ENV)} || "
-    f"(e.name.startsWith('ROPETEAM_') && e.name != '{config.TRACE}'))"
+    f"(e.name.startsWith('ROPETEAM_') && !(e.name in {list(config.USER_ENV)})))"
 )
 _RESERVED_MESSAGE = (
     "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and their like, and ROPETEAM_*, are set for each rank; "

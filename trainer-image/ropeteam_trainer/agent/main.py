@@ -68,7 +68,7 @@ class Agent:
     ) -> None:
         launch, python, problem = preflight.plan_launch(command, settings, os.environ)
         self._settings, self._problem = settings, problem
-        self._torch = os.environ.get(preflight.STORE) != "none" and problem is None
+        self._torch = os.environ.get(config.STORE) != "none" and problem is None
         self._state = machine.initial(settings, identity, launch, time.monotonic())
         self._events: deque[Event] = deque()
         self._busy = False

@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ropeteam_trainer.agent.launch import Launch, Run, analyse
-from ropeteam_trainer.contract.config import WorkerConfig
+from ropeteam_trainer.contract.config import STORE, WorkerConfig
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import FailReason
 
-STORE = config.STORE
-"""`none`: ranks never use torch.distributed, so stores need no torch. For tests of everything else."""
 _FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 _SECONDS = 60
 

@@ -24,6 +24,10 @@ TOKEN_FILE = "ROPETEAM_TOKEN_FILE"
 TRACE = "ROPETEAM_TRACE"
 """For tests: each rank appends one JSON line per step to `<value>.<rank>`: epoch, step, sample ids, loss as
 hex."""
+STORE = "ROPETEAM_STORE"
+"""`none`: the store of a world is a socket that nobody answers, for ranks that never use torch (tests)."""
+USER_ENV = (TRACE, STORE)
+"""The only ROPETEAM_* names that a user may set."""
 RANK_SOCKET = "ROPETEAM_RANK_SOCKET"
 """Unix socket of the agent; unset outside of a TrainingJob. With it come RANK_PAGE and RANK_PLAN."""
 RANK_PAGE = "ROPETEAM_RANK_PAGE"
