@@ -95,6 +95,8 @@ class ApiServer:
         return hmac.compare_digest(text.encode(), self._token.encode())
 
     async def _answer(self, request: web.Request, parts: list[str]) -> web.StreamResponse:
+        if parts == ["openapi", "v2"]:  # an empty document in protobuf: kubectl up to 1.28 insists on one
+            return web.Response(content_type="application/com.github.proto-openapi.spec.v2.v1.0+protobuf")
         document = discovery.document(self.catalog, parts)
         if document is not None:
             return _json(document)
