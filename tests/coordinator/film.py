@@ -46,6 +46,7 @@ class Film:
         self.state = membership.initial(self.config, boot, self.now)
         self.agents: dict[int, AgentReport] = {}
         self.silent: set[int] = set()
+        self._seen: dict[int, Orders] = {}
         slots = {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in range(workers)}
         self.wish = Desired(generation=1, attempt=1, term=self.config.term, slots=slots, allowance=10)
 
@@ -89,11 +90,11 @@ class Film:
         """These agents (all, if none is named) apply their orders and report, until nothing changes any
         more."""
         for _ in range(20):
-            before = dict(self.agents)
+            before = (dict(self.agents), dict(self._seen))
             for slot in slots or sorted(self.agents):
                 if slot not in self.silent:
                     self._obey(slot)
-            if before == self.agents:
+            if before == (self.agents, self._seen):
                 return
         raise AssertionError("the agents never came to rest")
 
@@ -115,7 +116,10 @@ class Film:
             changes["granted"] = orders.grant.ref
             changes["committed"] = replace(orders.grant.ref, digest=f"digest-{orders.grant.ref.step}")
         kept = tuple(shard for shard in report.shards if not _known(shard, orders))
-        if {**changes, "shards": kept} != {name: getattr(report, name) for name in (*changes, "shards")}:
+        new, self._seen[slot] = orders != self._seen.get(slot), orders
+        if new or {**changes, "shards": kept} != {
+            name: getattr(report, name) for name in (*changes, "shards")
+        }:
             self.says(slot, shards=kept, **changes)
 
     def up(self, step: int = 0) -> Film:

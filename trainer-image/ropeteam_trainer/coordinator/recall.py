@@ -23,6 +23,7 @@ from ropeteam_trainer.coordinator.state import (
     member_pod,
     pod_of,
     present_agents,
+    with_world,
 )
 
 
@@ -43,7 +44,8 @@ def judge(state: State, at: Moment) -> State:
         return enter(state, WorldPhase.FORMING, at)
     state = _with_former(state, former, at)
     if _unanimous(former, agents) and _by_itself(state, at.now):
-        return _absorb_all(enter(state, WorldPhase.RUNNING, at), agents, at)
+        moved = any(rank.steps_here for agent in agents.values() for rank in agent.report.ranks)
+        return _absorb_all(with_world(enter(state, WorldPhase.RUNNING, at), stepped=moved), agents, at)
     return progress.note_dead(enter(_absorb_all(state, agents, at), WorldPhase.STOPPING, at))
 
 

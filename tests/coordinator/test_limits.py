@@ -1,0 +1,238 @@
+"""What follows from incidents: backoff, the failure budget, repeated errors, other pods, all other pods."""
+
+from __future__ import annotations
+
+import pytest
+from tests.coordinator.film import CLEAN, SIGKILL, Film, raised
+
+from ropeteam_trainer.contract.world import Cause, FailReason, ProcessExit
+
+SEGFAULT = ProcessExit(None, 11, fingerprint="signal 11")
+
+
+def strike(film: Film, how: ProcessExit, slot: int = 1, step: int = 0, base: int = 0) -> None:
+    """One world comes to `step` (0: it makes none) and is ended by `how`; the gang starts again, after any backoff."""
+    if step:
+        film.reaches(step, base)
+    film.exits(slot, how)
+    recover(film)
+
+
+def recover(film: Film) -> None:
+    film.obeys()
+    film.later(61 if film.phase == "Forming" else 0)
+    film.obeys()
+
+
+def lose(film: Film, slot: int) -> None:
+    """Its pod is lost and replaced."""
+    film.falls_silent(slot)
+    film.later(6)
+    film.replaces(slot, film.agents[slot].incarnation + 1)
+    recover(film)
+
+
+def test_a_world_that_made_a_step_starts_again_without_a_pause():
+    film = Film().up(step=3)
+    film.exits(1, SIGKILL)
+    film.obeys()
+    assert film.phase == "Running"
+
+
+@pytest.mark.parametrize(("worlds", "pause"), [(1, 1), (2, 2), (3, 4), (7, 60), (9, 60)])
+def test_worlds_without_a_step_are_started_ever_more_slowly(worlds: int, pause: int):
+    film = Film().up()
+    for number in range(worlds):
+        if number:
+            film.later(61)
+            film.obeys()
+        film.exits(number % 2, SIGKILL)
+        film.obeys()
+    assert film.phase == "Forming"
+    assert film.report.why == "waiting for a pause before the next start, because the last world made no step"
+    film.later(pause - 0.01)
+    assert film.phase == "Forming"
+    film.later(0.01)
+    assert film.phase == "Running"
+
+
+def test_the_budget_is_spent_by_charged_incidents_only():
+    film = Film()
+    film.wish = film.wish.__class__(**{**film.wish.__dict__, "allowance": 1})
+    film.up(step=3)
+    strike(film, SIGKILL)
+    assert film.phase == "Running"
+    lose(film, 1)
+    assert film.phase == "Running", "a lost agent is free"
+    strike(film, SIGKILL, step=3)
+    assert film.phase == "Failed"
+    failure = film.report.failure
+    assert failure is not None
+    assert failure.reason is FailReason.BUDGET_SPENT
+
+
+def test_what_the_operator_has_accounted_for_is_not_counted_twice():
+    film = Film().up(step=3)
+    strike(film, SIGKILL, step=3)
+    film.desires(allowance=0, charged_incidents=("1.0.1",))
+    assert film.phase == "Running"
+    film.reaches(4)
+    film.exits(1, SIGKILL)
+    film.obeys()
+    assert film.phase == "Failed", "and what it has not accounted for is subtracted"
+
+
+def test_an_incident_that_the_operator_knew_first_is_counted_once():
+    film = Film()
+    film.desires(allowance=0, charged_incidents=("1.0.1",))
+    film.up(step=3)
+    strike(film, SIGKILL)
+    assert film.phase == "Running"
+
+
+def test_no_limit_is_no_limit():
+    film = Film()
+    film.desires(allowance=-1)
+    film.up(step=3)
+    for step in range(4, 20):
+        strike(film, SIGKILL, step=step, base=3)
+    assert film.phase == "Running"
+    assert len(film.report.incidents) == 10, "the last ten are told"
+
+
+def test_the_same_error_three_times_without_a_new_step_ends_the_job():
+    film = Film().up(step=5)
+    strike(film, raised(), step=5)
+    strike(film, raised(), step=5)
+    assert film.phase == "Running"
+    strike(film, raised(), step=5)
+    assert film.phase == "Failed"
+    failure = film.report.failure
+    assert failure is not None
+    assert failure.reason is FailReason.REPEATED_ERROR
+    assert "ValueError: bad lr (train.py:31)" in failure.message
+
+
+@pytest.mark.parametrize("how", [SEGFAULT, ProcessExit(3, None), ProcessExit(None, 11)])
+def test_a_repeated_crash_without_a_fingerprint_of_its_own(how: ProcessExit):
+    film = Film(no_progress_limit=2).up(step=5)
+    strike(film, how, step=5)
+    strike(film, how, step=5)
+    assert film.phase == "Failed"
+
+
+def test_a_new_highest_step_between_two_errors_begins_the_count_anew():
+    film = Film().up(step=5)
+    for step in (5, 5, 6, 6, 7):
+        strike(film, raised(), step=step)
+    assert film.phase == "Running"
+
+
+def test_other_errors_between_begin_the_count_anew_but_free_incidents_do_not():
+    film = Film().up(step=5)
+    strike(film, raised("A"), step=5)
+    strike(film, raised("B"), step=5)
+    strike(film, raised("A"), step=5)
+    lose(film, 1)
+    strike(film, raised("A"), step=5)
+    assert film.phase == "Running"
+    strike(film, raised("A"), step=5)
+    assert film.phase == "Failed"
+
+
+def test_being_killed_from_outside_is_never_a_repeated_error():
+    film = Film().up(step=5)
+    for _ in range(5):
+        strike(film, SIGKILL, step=5)
+    assert film.phase == "Running"
+
+
+def test_two_barren_worlds_that_ended_in_one_pod_ask_for_another_pod():
+    film = Film(workers=3).up()
+    strike(film, SEGFAULT, slot=2)
+    assert film.report.replace == ()
+    strike(film, SEGFAULT, slot=2)
+    (wish,) = film.report.replace
+    assert (wish.slot, wish.incarnation, wish.cause, wish.avoid_node) == (2, 1, Cause.SIGNAL, True)
+    assert wish.message.startswith(
+        "slot 2 ended 2 worlds in a row without a new step; last: rank 2 was ended"
+    )
+    film.replaces(2)
+    assert film.report.replace == ()
+
+
+def test_faults_in_different_pods_blame_none_of_them():
+    film = Film(workers=3).up()
+    strike(film, SEGFAULT, slot=2)
+    strike(film, raised(), slot=1)
+    assert film.report.replace == ()
+
+
+def test_two_starts_in_a_row_without_a_step_ask_for_all_pods():
+    film = Film().up()
+    strike(film, SEGFAULT, slot=0)
+    assert not film.report.replace_all
+    strike(film, raised(), slot=1)
+    assert film.report.replace_all
+    film.desires(attempt=2)
+    assert not film.report.replace_all
+
+
+def test_the_scripts_own_error_is_not_mended_by_other_pods():
+    film = Film().up()
+    strike(film, raised(), slot=0)
+    strike(film, raised(), slot=1)
+    assert not film.report.replace_all
+    assert film.phase == "Running"
+
+
+def test_pods_replaced_by_a_new_attempt_are_no_incident():
+    film = Film().up(step=3)
+    film.desires(attempt=2, generation=2)
+    for slot in (0, 1):
+        film.replaces(slot)
+    film.obeys()
+    assert film.phase == "Running"
+    assert film.report.incidents == ()
+    plan = film.told(0).plan
+    assert plan is not None
+    assert plan.attempt == 2
+
+
+def test_a_script_that_reports_no_steps_is_believed_after_a_while():
+    film = Film(rung=0).up()
+    film.later(1.5)
+    film.exits(1, SIGKILL)
+    film.obeys()
+    assert film.phase == "Running", "struck from outside after running for a second"
+    film.later(30)
+    film.exits(1, raised())
+    film.obeys()
+    assert film.phase == "Forming", "an exception may take as long as the imports to show"
+    film.later(1)
+    film.obeys()
+    film.later(61)
+    film.exits(1, raised())
+    film.obeys()
+    assert film.phase == "Running"
+    assert film.incident.stages.first_step is None, "nobody saw a step"
+
+
+def test_steps_lost_are_counted_for_every_fault_on_the_way():
+    film = Film(rung=2).up(step=20)
+    film.exits(1, SIGKILL)
+    film.obeys()
+    film.exits(0, SIGKILL)
+    recover(film)
+    film.reaches(11, base=10)
+    assert [incident.steps_lost for incident in film.report.incidents] == [10, 0]
+
+
+def test_a_job_that_has_ended_wishes_for_nothing():
+    film = Film().up()
+    strike(film, SEGFAULT)
+    strike(film, SEGFAULT)
+    film.exits(0, CLEAN)
+    film.exits(1, CLEAN)
+    assert film.report.replace == ()
+    assert not film.report.replace_all
