@@ -24,6 +24,7 @@ def make_pod(tmp_path: Path, coordinator: Coordinator) -> Iterator[Any]:
 
     def make(**settings: Any) -> Pod:
         pods.append(Pod(tmp_path, coordinator.port, **settings))
+        coordinator.explain = pods[-1].text
         return pods[-1]
 
     yield make

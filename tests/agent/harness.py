@@ -34,6 +34,8 @@ class Coordinator:
         self.report: AgentReport | None = None
         self.history: list[AgentReport] = []
         self.connections = 0
+        self.explain: Callable[[], str] = str
+        """What else to say when a wait is in vain."""
         self.port = 0
         self._orders: Orders | None = None
         self._number = 0
@@ -67,7 +69,7 @@ class Coordinator:
                     DEADLINE_SECONDS,
                 )
             except TimeoutError:
-                raise AssertionError(f"waited in vain; the last report was {self.report}") from None
+                raise AssertionError(f"in vain; last report: {self.report}\n{self.explain()}") from None
         assert self.report is not None
         return self.report
 
@@ -157,7 +159,7 @@ class Pod:
         return await asyncio.wait_for(asyncio.to_thread(self.process.wait), DEADLINE_SECONDS)
 
     def text(self) -> str:
-        return self.output.read_text(errors="replace")
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     async def printed(self, text: str) -> None:
         await until(lambda: text in self.text(), lambda: f"{text!r} is not in:\n{self.text()}")

@@ -75,10 +75,11 @@ def _script(module: types.ModuleType, path: str) -> types.CodeType:
     import importlib.machinery
     import io
 
+    path = os.path.abspath(path)
     module.__file__ = path
     module.__dict__.update(__cached__=None, __builtins__=__builtins__)
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-    with io.open_code(os.path.abspath(path)) as file:
+    with io.open_code(path) as file:
         return compile(file.read(), path, "exec", dont_inherit=True)
 
 
