@@ -39,8 +39,6 @@ from ropeteam_trainer.data.plan import DataPlan, Position, Share
 from ropeteam_trainer.trace import Trace
 from ropeteam_trainer.world import World
 
-_REGULAR_END_SECONDS, _OTHER_END_SECONDS = 10, 1
-"""How long to wait at exit until the other ranks are there too."""
 _job: Job | None = None
 
 
@@ -247,17 +245,19 @@ class Job:
         report(*error)
 
     def _at_exit(self) -> None:
-        """End with the script's own exit code. After an error without a good-bye: peers would not answer."""
-        if self._failed:
-            return
+        """End with the script's own exit code."""
         if self._checkpoints is not None:
             self._checkpoints.wait()
             self._checkpoints.keep({})  # they may hold the model, and with it the group
         if self._link is not None:
             self._link.close()
-        # An end that the shim has not marked may be a sys.exit(3) in a rank for which others wait.
-        regular = self._link is None or self._heart.script_has_ended
-        self._world.leave(_REGULAR_END_SECONDS if regular else _OTHER_END_SECONDS)
+        if self._failed:
+            seconds = 0.0  # peers would not come
+        elif self._link is not None and not self._heart.script_has_ended:
+            seconds = 1.0  # not marked by the shim: maybe a sys.exit(3), while peers wait in a collective
+        else:
+            seconds = 10.0
+        self._world.leave(seconds)
 
 
 def _plan_without_operator(world: World, directory: str | Path | None, every_steps: int | None) -> RankPlan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 
@@ -70,16 +70,25 @@ class World:
         return values
 
     def leave(self, seconds: float) -> None:
-        """Destroy the group when all ranks have come here, or after `seconds`.
+        """Destroy the group when all ranks have come here, or after `seconds`; 0: do not wait for them.
 
         A gloo process that ends while peers still use its connections now and then dies of SIGABRT after all
-        its work is done (pytorch#190489); meeting first, and freeing what holds the group, prevents it.
+        its work is done (pytorch#190489); meeting first prevents it. They meet at the store: a peer
+        that is still training would take a collective for another one.
         """
         if not dist.is_initialized():
             return
         with suppress(Exception):  # peers that failed or left do not matter any more
-            if self.size > 1:
-                dist.all_reduce(torch.zeros(1), async_op=True).wait(timedelta(seconds=seconds))
-        gc.collect()
+            if self.size > 1 and seconds > 0:
+                self._meet(timedelta(seconds=seconds))
         with suppress(Exception):
             dist.destroy_process_group()
+
+    def _meet(self, timeout: timedelta) -> None:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store over restarts
+        tcp = TCPStore(address, port, is_master=False, timeout=timeout)
+        store = PrefixStore(f"ropeteam/exit/{attempt}", tcp)
+        if store.add("arrived", 1) == self.size:
+            store.set("all", "here")
+        store.wait(["all"], timeout)

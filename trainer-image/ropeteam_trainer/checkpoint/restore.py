@@ -1,9 +1,9 @@
 """Which checkpoint to go on from. Pure: looking at a checkpoint is the caller's `look`.
 
-    candidates()   where to look, best first: the lineage that the plan names, or, in the first world of a
-    job, what
-                   is in the folder and `resume` allows
-    choose()       the first that verifies; after the candidates come their parents
+    candidates()   where to look, best first: the lineage that the plan names, or, in the first world of a job,
+                   what is in the folder and `resume` allows
+    choose()       the first that verifies; after the candidates come their parents (a step that was asked for
+                   by number has no substitute)
 
 Promise: a checkpoint that was once committed is never silently replaced by a start from nothing.
 """
@@ -58,7 +58,8 @@ def candidates(plan: RankPlan, found: Sequence[CheckpointRef]) -> tuple[Checkpoi
 def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[CheckpointRef], Look]) -> Choice:
     """What to go on from. Raises CheckpointNotFound where a start from nothing would hide a loss."""
     queue = list(candidates(plan, found))
-    must_exist = any(ref.digest for ref in queue) or (bool(queue) and plan.resume is Resume.STEP)
+    exactly = not plan.lineage_known and plan.resume is Resume.STEP
+    must_exist = exactly or any(ref.digest for ref in queue)
     skipped: list[str] = []
     for ref in queue:  # grows at its end while parents are found
         seen = look(ref)
@@ -66,7 +67,7 @@ def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[Check
             return Choice(seen.manifest, tuple(skipped))
         skipped.append(f"checkpoint {folder(ref)} is not used: {seen.fault}")
         parent = seen.manifest.parent if seen.manifest else None
-        if parent is not None and all(folder(parent) != folder(known) for known in queue):
+        if parent is not None and not exactly and all(folder(parent) != folder(known) for known in queue):
             queue.append(parent)
     if must_exist:
         raise CheckpointNotFound(

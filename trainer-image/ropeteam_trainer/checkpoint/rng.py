@@ -20,7 +20,7 @@ def capture() -> State:
     if "numpy" in sys.modules:
         name, keys, position, has_gauss, gauss = sys.modules["numpy"].random.get_state()
         state["numpy"] = (name, keys.tolist(), position, has_gauss, gauss)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 

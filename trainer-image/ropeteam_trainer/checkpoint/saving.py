@@ -1,7 +1,7 @@
 """The checkpoints of one rank: what is kept, when it is saved, what it goes on from.
 
-    state.pt      by rank 0: model, optimizer and other objects that are the same on all ranks, and the data
-    position rank-<r>.pt   by each rank: its random generators
+    state.pt      by rank 0: model, optimizer, other objects that are the same on all ranks; the data position
+    rank-<r>.pt   by each rank: its random generators
 
 Under an agent the files are reported and the manifest is the agent's (after a grant). Without one, rank 0
 writes the manifest itself as soon as all ranks have written; those saves are synchronous.

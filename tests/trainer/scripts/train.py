@@ -1,0 +1,68 @@
+"""A training in small: all rungs, all random generators, uneven batches; told by its options when to fail.
+
+train.py [--samples N] [--epochs N] [--folder DIR --every N] [--workers N]
+         [--die STEP:RANK] [--error STEP:RANK] [--exit STEP:RANK]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+
+import numpy
+import torch
+from torch import nn
+
+import ropeteam_trainer
+from ropeteam_trainer.recipes.common import data_parallel, result, summed
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--samples", type=int, default=37)
+parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--global-batch", type=int, default=8)
+parser.add_argument("--folder")
+parser.add_argument("--every", type=int)
+parser.add_argument("--die", default="", help="STEP:RANK: SIGKILL, when the step is done but not reported")
+parser.add_argument("--error", default="", help="STEP:RANK: raise an exception there")
+parser.add_argument("--exit", default="", help="STEP:RANK: sys.exit(3) there")
+parser.add_argument("--workers", type=int, default=0)
+options = parser.parse_args()
+
+torch.manual_seed(1)
+data = torch.randn(options.samples, 9)
+job = ropeteam_trainer.init(
+    device="cpu", checkpoint_dir=options.folder, checkpoint_every_steps=options.every, timeout_seconds=60
+)
+model = data_parallel(
+    nn.Sequential(nn.Linear(8, 300), nn.Dropout(0.2), nn.ReLU(), nn.Linear(300, 1)), job, data[:2, :8]
+)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
+for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+    seed(100 + job.rank)
+
+first = job.restore(model=model, optimizer=optimizer, scheduler=scheduler)
+here = f"{job.step + 1}:{job.rank}"
+for batch in job.batches(
+    data, global_batch=options.global_batch, epochs=options.epochs, workers=options.workers
+):
+    noise = random.random() + numpy.random.rand()
+    loss = (model(batch[:, :8] * (1 + 0.1 * noise)) - batch[:, 8:]).square().mean()
+    optimizer.zero_grad()
+    (loss * job.batch_weight).backward()
+    optimizer.step()
+    scheduler.step()
+    here = f"{job.step + 1}:{job.rank}"
+    if here == options.die:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if here == options.error:
+        raise RuntimeError("as the test wished")
+    if here == options.exit:
+        raise SystemExit(3)
+    job.report(loss=loss, total_steps=1000)
+
+with job.phase("eval"):
+    total = summed(job, float(sum(p.double().sum().item() for p in model.parameters())))
+result(job, first=first, steps=job.step, sum=total[0].hex())

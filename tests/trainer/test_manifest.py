@@ -1,0 +1,46 @@
+"""The manifest: what it says survives the way to disk, and its digest names exactly that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropeteam_trainer.checkpoint.manifest import Manifest, folder, parse_ref, ref_text
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+
+numbers = st.integers(0, 10_000)
+epochs = st.builds(Epoch, term=numbers, boot=numbers, n=numbers)
+digests = st.text("0123456789abcdef", min_size=64, max_size=64)
+refs = st.builds(CheckpointRef, step=numbers, epoch=epochs, digest=st.just("") | digests)
+files = st.builds(ShardFile, name=st.text(), size=numbers, sha256=digests)
+manifests = st.builds(
+    Manifest,
+    step=numbers,
+    epoch=epochs,
+    world_size=numbers,
+    job=st.text(),
+    job_uid=st.text(),
+    files=st.lists(files, max_size=4).map(tuple),
+    parent=st.none() | refs,
+)
+
+
+@given(ref=refs)
+def test_a_reference_survives_as_text(ref: CheckpointRef) -> None:
+    assert parse_ref(ref_text(ref)) == ref
+    assert parse_ref(folder(ref)) == replace(ref, digest="")
+
+
+@given(manifest=manifests)
+def test_a_manifest_survives_on_disk(manifest: Manifest) -> None:
+    again = codec.decode(Manifest, manifest.to_bytes())
+    assert again == manifest
+    assert again.ref == manifest.ref
+
+
+@given(manifest=manifests)
+def test_the_digest_changes_with_the_content(manifest: Manifest) -> None:
+    assert replace(manifest, world_size=manifest.world_size + 1).ref.digest != manifest.ref.digest

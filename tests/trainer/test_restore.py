@@ -1,0 +1,143 @@
+"""Which checkpoint a world goes on from."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropeteam_trainer.checkpoint.manifest import Manifest, folder, ref_text
+from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, Look, candidates, choose
+from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+
+STEPS = range(10, 60, 10)
+
+
+def manifest(step: int, parent: CheckpointRef | None = None) -> Manifest:
+    return Manifest(step, Epoch(1, 0, 1), 3, "job", "uid", (), parent)
+
+
+def lineage(steps: range = STEPS) -> list[Manifest]:
+    """Oldest first, each the parent of the next."""
+    chain: list[Manifest] = []
+    for step in steps:
+        chain.append(manifest(step, chain[-1].ref if chain else None))
+    return chain
+
+
+CHAIN = lineage()
+
+
+def plan(
+    *restore: CheckpointRef, known: bool = True, resume: Resume = Resume.LATEST, step: int | None = None
+) -> RankPlan:
+    texts = tuple(ref_text(ref) for ref in restore)
+    return RankPlan("1.0.2", texts, known, CheckpointConfig("/checkpoints"), resume, step, "job", "uid")
+
+
+class Disk:
+    """What looking at each checkpoint of CHAIN gives, and which were looked at."""
+
+    def __init__(self, bad: set[int], unreadable: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+        self.bad, self.unreadable, self.looked = bad, unreadable, []  # type: ignore[var-annotated]
+
+    def look(self, ref: CheckpointRef) -> Look:
+        self.looked.append(ref.step)
+        if ref.step in self.unreadable:
+            return Look(None, "it has no manifest")
+        found = next(m for m in CHAIN if folder(m.ref) == folder(ref))
+        return Look(found, "state.pt was altered" if ref.step in self.bad else "")
+
+
+def test_the_first_candidate_that_verifies_wins() -> None:
+    disk = Disk(bad={50})
+    choice = choose(plan(CHAIN[4].ref, CHAIN[3].ref), (), disk.look)
+    assert choice.manifest == CHAIN[3]
+    assert choice.skipped == ("checkpoint step-50/1.0.1 is not used: state.pt was altered",)
+    assert disk.looked == [50, 40]
+
+
+def test_parents_come_after_all_candidates() -> None:
+    disk = Disk(bad={50, 40, 30})
+    choice = choose(plan(CHAIN[4].ref, CHAIN[3].ref), (), disk.look)
+    assert choice.manifest == CHAIN[1]
+    assert disk.looked == [50, 40, 30, 20]
+
+
+def test_a_granted_checkpoint_that_was_never_written_is_passed_over() -> None:
+    granted = CheckpointRef(50, Epoch(1, 0, 1))
+    choice = choose(plan(granted, CHAIN[3].ref), (), Disk(bad=set(), unreadable={50}).look)
+    assert choice.manifest == CHAIN[3]
+
+
+def test_only_a_granted_checkpoint_and_it_was_never_written_means_a_start_from_nothing() -> None:
+    granted = CheckpointRef(10, Epoch(1, 0, 1))
+    choice = choose(plan(granted), (), Disk(bad=set(), unreadable={10}).look)
+    assert choice.manifest is None
+    assert len(choice.skipped) == 1
+
+
+def test_a_committed_checkpoint_is_never_silently_replaced_by_nothing() -> None:
+    with pytest.raises(CheckpointNotFound, match=r"step-50.*step-10.*spec\.resume\.policy Never"):
+        choose(plan(CHAIN[4].ref), (), Disk(bad=set(STEPS)).look)
+
+
+def test_latest_takes_the_newest_in_the_folder_and_skips_what_is_torn() -> None:
+    found = [m.ref for m in (CHAIN[1], CHAIN[4], CHAIN[2])]
+    assert [ref.step for ref in candidates(plan(known=False), found)] == [50, 30, 20]
+    assert choose(plan(known=False), found, Disk(bad={50, 40}).look).manifest == CHAIN[2]
+
+
+def test_latest_in_an_empty_folder_starts_from_nothing() -> None:
+    assert choose(plan(known=False), (), Disk(set()).look).manifest is None
+
+
+def test_never_ignores_what_is_there_but_not_what_this_job_has_committed() -> None:
+    found = [m.ref for m in CHAIN]
+    assert choose(plan(known=False, resume=Resume.NEVER), found, Disk(set()).look).manifest is None
+    own = plan(CHAIN[2].ref, resume=Resume.NEVER)
+    assert choose(own, found, Disk(set()).look).manifest == CHAIN[2]
+
+
+def test_a_step_is_taken_by_number() -> None:
+    found = [m.ref for m in CHAIN]
+    chosen = choose(plan(known=False, resume=Resume.STEP, step=30), found, Disk(set()).look)
+    assert chosen.manifest == CHAIN[2]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fix"), [(35, r"nearest earlier one \(30\)"), (5, "Choose another"), (None, "Choose another")]
+)
+def test_a_step_that_is_not_there_is_an_error_with_the_fix(wanted: int | None, fix: str) -> None:
+    found = [m.ref for m in CHAIN]
+    with pytest.raises(
+        CheckpointNotFound, match=rf"step {wanted or 0}: not among 5 .* in /checkpoints.*{fix}"
+    ):
+        candidates(plan(known=False, resume=Resume.STEP, step=wanted), found)
+
+
+def test_a_step_that_is_damaged_is_an_error_never_another_step() -> None:
+    found = [m.ref for m in CHAIN]
+    with pytest.raises(CheckpointNotFound, match="no checkpoint can be used"):
+        choose(plan(known=False, resume=Resume.STEP, step=30), found, Disk(bad={30}).look)
+
+
+def test_the_message_names_the_folder_only_if_there_is_one() -> None:
+    nowhere = RankPlan("1.0.2", (), False, None, Resume.STEP, 7, "job", "uid")
+    with pytest.raises(CheckpointNotFound, match="in the checkpoint folder"):
+        candidates(nowhere, ())
+
+
+@given(bad=st.sets(st.sampled_from(STEPS)), restore=st.lists(st.sampled_from(CHAIN), min_size=1, max_size=4))
+def test_the_choice_verifies_and_nothing_is_looked_at_twice(bad: set[int], restore: list[Manifest]) -> None:
+    disk, distinct = Disk(bad), list(dict.fromkeys(restore))
+    try:
+        choice = choose(plan(*(m.ref for m in distinct)), (), disk.look)
+    except CheckpointNotFound:
+        assert set(disk.looked) <= bad
+    else:
+        assert choice.manifest is not None
+        assert choice.manifest.step not in bad
+        assert len(choice.skipped) == len(disk.looked) - 1
+    assert len(disk.looked) == len(set(disk.looked))

@@ -1,0 +1,75 @@
+"""A killed and resumed training is the undisturbed one: real gloo worlds, saved without an operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.trainer import traces
+from tests.trainer.ranks import Crew, FakeAgent
+
+from ropeteam_trainer.contract.world import Epoch
+
+SAMPLES, EPOCHS = 37, 2
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_resumed_run_repeats_every_loss_bit_for_bit(tmp_path: Path, world: int) -> None:
+    """Weights, optimizer, scheduler, three random generators, data position and the order of sums."""
+    calm = Crew(tmp_path / "calm", world)
+    undisturbed = calm.run("train.py")
+    assert undisturbed.codes == [0] * world, undisturbed.output
+    hit = Crew(tmp_path / "hit", world)
+    saved = ("--folder", str(tmp_path / "saved"), "--every", "3")
+    killed = hit.run("train.py", *saved, "--die", f"6:{world - 1}")
+    assert killed.codes[-1] == -9
+    resumed = hit.run("train.py", *saved)
+    assert resumed.codes == [0] * world, resumed.output
+    assert resumed.result == {**undisturbed.result, "first": 3}
+    assert traces.losses(hit.trace, world) == traces.losses(calm.trace, world)
+    assert traces.samples(hit.trace, world) == traces.samples(calm.trace, world)
+
+
+def test_each_sample_is_used_once_in_each_epoch_under_any_world(tmp_path: Path) -> None:
+    saved = ("--folder", str(tmp_path / "saved"), "--every", "2")
+    for world, die in ((3, "4:1"), (2, "6:0"), (1, "7:0")):
+        assert -9 in Crew(tmp_path, world).run("train.py", *saved, "--die", die).codes
+    last = Crew(tmp_path, 3).run("train.py", *saved)
+    assert last.codes == [0, 0, 0], last.output
+    used = traces.samples(tmp_path / "trace", 3)
+    for epoch in range(EPOCHS):
+        assert sorted(used[epoch * SAMPLES : (epoch + 1) * SAMPLES]) == list(range(SAMPLES))
+    worlds = {line.epoch for rank in range(3) for line in traces.lines(tmp_path / "trace", rank)}
+    assert len(worlds) == 4
+
+
+def test_workers_that_load_ahead_change_nothing(tmp_path: Path) -> None:
+    plain, ahead = Crew(tmp_path / "plain", 2), Crew(tmp_path / "ahead", 2)
+    assert plain.run("train.py").result == ahead.run("train.py", "--workers", "1").result
+    assert traces.losses(plain.trace, 2) == traces.losses(ahead.trace, 2)
+
+
+def test_finished_worlds_exit_with_zero(tmp_path: Path) -> None:
+    """Finished gloo processes sometimes die of SIGABRT: not ours."""
+    for repeat in range(8):
+        ended = Crew(tmp_path / str(repeat), 3).run("train.py", "--epochs", "1")
+        assert ended.codes == [0, 0, 0], ended.output
+
+
+@pytest.mark.parametrize(("how", "code"), [("--error", 1), ("--exit", 3)])
+def test_a_rank_that_fails_ends_soon_with_its_own_code(tmp_path: Path, how: str, code: int) -> None:
+    """The others wait in a collective for it: it must not wait for them, nor disturb them on its way out."""
+    agent = FakeAgent(tmp_path, 2, None, Epoch(1, 0, 1))
+    ended = Crew(tmp_path, 2).run("train.py", how, "3:1", agent=agent)
+    agent.close()
+    assert ended.codes[1] == code, ended.output
+    assert ended.codes[0] != 0
+    assert not agent.beat(1).reached_end
+
+
+def test_other_data_than_the_checkpoint_was_made_with_is_refused(tmp_path: Path) -> None:
+    saved = ("--folder", str(tmp_path / "saved"), "--every", "2")
+    Crew(tmp_path, 2).run("train.py", *saved)
+    ended = Crew(tmp_path / "again", 2).run("train.py", *saved, "--samples", "38")
+    assert ended.codes == [1, 1]
+    assert "made with samples = 37, but batches() now has 38" in ended.output[0]

@@ -1,0 +1,48 @@
+"""Read what ranks wrote with ROPETEAM_TRACE."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from ropeteam_trainer.contract.world import Epoch
+
+
+@dataclass(frozen=True)
+class Line:
+    epoch: Epoch
+    step: int
+    data_epoch: int
+    samples: tuple[int, ...]
+    loss: str
+
+
+def lines(trace: Path, rank: int) -> list[Line]:
+    path = trace.with_name(f"{trace.name}.{rank}")
+    read = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+    return [
+        Line(Epoch.parse(r["epoch"]), r["step"], r["data_epoch"], tuple(r["samples"]), r["loss"])
+        for r in read
+    ]
+
+
+def surviving(trace: Path, ranks: int) -> dict[int, list[Line]]:
+    """For each step, the lines of its last epoch, in rank order."""
+    steps: dict[int, list[Line]] = {}
+    for line in (line for rank in range(ranks) for line in lines(trace, rank)):
+        known = steps.setdefault(line.step, [])
+        if known and known[0].epoch < line.epoch:
+            known.clear()
+        if not known or known[0].epoch == line.epoch:
+            known.append(line)
+    return steps
+
+
+def losses(trace: Path, ranks: int) -> dict[int, list[str]]:
+    return {step: [line.loss for line in found] for step, found in sorted(surviving(trace, ranks).items())}
+
+
+def samples(trace: Path, ranks: int) -> list[int]:
+    """All sample ids in the order of their use."""
+    return [i for _, found in sorted(surviving(trace, ranks).items()) for line in found for i in line.samples]
