@@ -9,6 +9,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, assert_never
 
+from tests.builders import Scene, a_report
+
 from ropeteam.api.status import JobStatus
 from ropeteam.core.actions import (
     Action,
@@ -24,7 +26,6 @@ from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
 from ropeteam.core.observation import ContainerSeen, PodSeen, Role, ServiceSeen
 from ropeteam_trainer.contract.desired import JobReport, WorldPhase
-from tests.builders import Scene, a_report
 
 LABEL = "ropeteam.dev/"
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from hypothesis import strategies as st
+from tests.builders import NOON, UID, Scene, a_job
 
 from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.api.status import (
@@ -24,7 +26,6 @@ from ropeteam.core.observation import ContainerSeen, PodSeen, Refusal, Role, Ser
 from ropeteam_trainer.contract.desired import Incident, JobReport, ReplaceWish, SlotReport, Stages, WorldPhase
 from ropeteam_trainer.contract.messages import Problem, Progress
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, FailReason, ProcessExit
-from tests.builders import NOON, UID, Scene, a_job
 
 small = st.integers(0, 3)
 times = st.none() | st.integers(-4000, 100).map(lambda seconds: NOON + timedelta(seconds=seconds))
@@ -39,10 +40,10 @@ anything = st.recursive(
     max_leaves=5,
 )
 
-specs: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+valid_specs: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {"workers": st.integers(1, 3), "command": st.just(["python", "train.py"]), "image": st.just("train:1")},
     optional={
-        "suspend": st.booleans(),
+        "suspend": st.sampled_from([False, False, True]),
         "restartedAt": st.sampled_from(["2026-11-20T10:00:00Z", "2026-11-20T11:00:00Z"]),
         "activeDeadlineSeconds": st.sampled_from([1, 60, 3600]),
         "ttlSecondsAfterFinished": st.sampled_from([0, 60]),
@@ -51,15 +52,18 @@ specs: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
         "resources": st.just({"limits": {"cpu": "1"}}) | anything,
         "template": st.just({"spec": {"containers": [{"name": "trainer"}]}}) | anything,
         "checkpoint": st.just({"volume": {"nfs": {"server": "s", "path": "/"}}}),
-        "recovery": st.fixed_dictionaries({"maxFailures": small, "noProgressLimit": st.integers(2, 3)}),
+        "recovery": st.fixed_dictionaries(
+            {"maxFailures": st.sampled_from([0, 9]), "noProgressLimit": st.integers(2, 3)}
+        ),
     },
-) | st.dictionaries(st.sampled_from(["workers", "command", "extra"]), anything, max_size=3)
+)
+specs = valid_specs | st.dictionaries(st.sampled_from(["workers", "command", "extra"]), anything, max_size=3)
 
 containers = st.builds(
     ContainerSeen,
     running=st.booleans(),
     waiting_reason=words,
-    exit_code=st.sampled_from([None, None, 0, 1, 137]),
+    exit_code=st.sampled_from([None] * 12 + [0, 1, 1, 137]),
     exit_reason=words,
 )
 
@@ -67,30 +71,57 @@ containers = st.builds(
 def _pod(role: Role, slot: int, incarnation: int, fields: dict[str, Any]) -> PodSeen:
     name = f"mnist-{slot}-{incarnation}" if role is Role.WORKER else f"mnist-coordinator-{incarnation}"
     place = {"slot": slot, "incarnation": incarnation} if role is Role.WORKER else {"term": incarnation}
-    return PodSeen(**{"name": name, "role": role, **place, **fields})
+    return PodSeen(name=name, role=role, **place, **fields)
 
 
+fields_of_pods: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {},
+    optional={
+        "phase": st.sampled_from(["Pending", "Running", "Running", "Running", "Succeeded", "Failed", "Odd"]),
+        "reason": words,
+        "node": st.sampled_from(["", "node-1"]),
+        "node_lost": st.booleans(),
+        "deleting": st.booleans(),
+        "delete_at": times,
+        "scheduled_message": st.sampled_from(["", "0/3 nodes", 'persistentvolumeclaim "c" not found']),
+        "container": containers,
+        "init": containers,
+    },
+)
+mishaps: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [
+        {},
+        {},
+        {"deleting": True, "delete_at": NOON},
+        {"deleting": True, "delete_at": NOON + timedelta(seconds=30)},
+        {"node_lost": True},
+        {"phase": "Failed", "container": ContainerSeen(exit_code=137, exit_reason="OOMKilled")},
+        {
+            "phase": "Failed",
+            "container": ContainerSeen(exit_code=128, exit_reason="StartError", exit_message="x"),
+        },
+        {"phase": "Failed", "container": ContainerSeen(), "init": ContainerSeen(exit_code=1)},
+        {"phase": "Failed", "reason": "Evicted", "container": ContainerSeen(exit_code=143)},
+        {"phase": "Failed", "container": ContainerSeen()},
+        {"phase": "Succeeded", "container": ContainerSeen(exit_code=0)},
+        {"phase": "Pending", "node": "", "scheduled_message": "0/3 nodes", "container": ContainerSeen()},
+        {"phase": "Pending", "container": ContainerSeen(waiting_reason="ImagePullBackOff")},
+        {"phase": "Pending", "container": ContainerSeen(waiting_reason="CreateContainerError")},
+        {"container": ContainerSeen(waiting_reason="CrashLoopBackOff")},
+    ]
+)
 pods = st.builds(
     _pod,
     st.sampled_from(Role),
     st.integers(-1, 3),
     small,
-    st.fixed_dictionaries(
-        {"uid": uids.filter(bool)},
-        optional={
-            "name": st.just("a-stranger"),
-            "phase": st.sampled_from(["Pending", "Running", "Succeeded", "Failed", "Odd"]),
-            "reason": words,
-            "node": st.sampled_from(["", "node-1"]),
-            "node_lost": st.booleans(),
-            "deleting": st.booleans(),
-            "delete_at": times,
-            "scheduled_message": st.sampled_from(["", "0/3 nodes", 'persistentvolumeclaim "c" not found']),
-            "container": containers,
-            "init": containers,
-        },
+    st.builds(
+        lambda fields, uid: fields | {"uid": uid},
+        fields_of_pods,
+        st.sampled_from(["uid-1", "uid-2", "uid-9"]),
     ),
 )
+strangers = pods.map(lambda pod: pod.model_copy(update={"name": "a-stranger"}))
 incidents = st.builds(
     IncidentStatus,
     id=texts,
@@ -170,7 +201,7 @@ reports = st.builds(
     job_uid=st.sampled_from([UID, UID, UID, "other"]),
     term=small,
     boot=st.integers(-1, 2),
-    phase=st.sampled_from(WorldPhase),
+    phase=st.sampled_from([*WorldPhase, *[WorldPhase.RUNNING, WorldPhase.FORMING] * 4]),
     why=words,
     slots=st.dictionaries(
         st.sampled_from(["0", "1", "x"]),
@@ -193,7 +224,7 @@ reports = st.builds(
         max_size=2,
     ).map(tuple),
     replace_all=st.booleans(),
-    failure=st.none() | st.builds(Problem, st.sampled_from(FailReason), words),
+    failure=st.sampled_from([None] * 5 + [Problem(FailReason.EXIT_CODE, "it said 42")]),
 )
 services = st.builds(
     ServiceSeen,
@@ -207,16 +238,79 @@ metadata = st.builds(
     name=st.sampled_from(["mnist", "mnist", "mnist", "4-bad-Name"]),
     deletion_timestamp=st.sampled_from([None, None, None, NOON]),
 )
-scenes: st.SearchStrategy[Scene] = st.builds(
+odd_scenes: st.SearchStrategy[Scene] = st.builds(
     Scene,
     now=st.just(NOON),
     metadata=metadata,
     spec=specs,
     status=statuses,
-    pods=st.lists(pods, max_size=5, unique_by=lambda pod: pod.uid).map(tuple),
+    pods=st.lists(pods | strangers, max_size=3, unique_by=lambda pod: pod.uid).map(tuple),
     service=st.none() | services,
     secret_exists=st.booleans(),
     refusal=st.sampled_from([None, None, None, Refusal(message="no")]),
     report=st.none() | reports,
     report_error=st.sampled_from(["", "no answer"]),
 )
+
+
+@st.composite
+def plausible_scenes(draw: st.DrawFn) -> Scene:
+    """Of a job that is under way: pods and report mostly fit what status says."""
+    places = tuple(
+        draw(slots).model_copy(update={"slot": number}) for number in range(draw(st.sampled_from([1, 2])))
+    )
+    leader = draw(
+        st.builds(CoordinatorStatus, term=st.just(1), pod_uid=st.just("uid-c"), address=st.just("10.0.0.1"))
+    )
+    status = draw(statuses).model_copy(
+        update={
+            "attempt": 1,
+            "conditions": draw(st.sampled_from([(), (_holding(ConditionType.RUNNING),)])),
+            "slots": places,
+            "coordinator": leader,
+            "shape": "",
+            "drain_since": draw(st.sampled_from([None, None, None, NOON])),
+            "incidents": tuple(
+                draw(st.lists(incidents, min_size=0, max_size=2, unique_by=lambda each: each.id))
+            ),
+        }
+    )
+    fields: dict[str, Any] = {"node": "node-1", "phase": "Running", "container": ContainerSeen(running=True)}
+    found = [_pod(Role.COORDINATOR, -1, 1, {"uid": "uid-c", **fields, **draw(mishaps)})]
+    for place in places:
+        fields["uid"] = place.pod_uid or f"uid-w{place.slot}"
+        found.append(_pod(Role.WORKER, place.slot, place.incarnation, {**fields, **draw(mishaps)}))
+    lost = draw(st.sampled_from([None, None, *found]))
+    return a_job().but(
+        spec=draw(valid_specs),
+        status=status,
+        pods=tuple(pod for pod in found if pod is not lost),
+        service=ServiceSeen(
+            name="mnist", uid="uid-s", cluster_ip="10.0.0.1", term=draw(st.sampled_from([0, 1, 1]))
+        ),
+        secret_exists=draw(st.booleans()),
+        report=(draw(st.sampled_from([True, True, False])) and _told_of(draw, places)) or None,
+        report_error=draw(st.sampled_from(["", "no answer"])),
+    )
+
+
+def _holding(kind: ConditionType) -> Condition:
+    return Condition(type=kind, status="True", reason="Because", last_transition_time=NOON)
+
+
+def _told_of(draw: st.DrawFn, places: tuple[SlotStatus, ...]) -> JobReport:
+    hears = {
+        str(slot.slot): SlotReport(
+            slot.incarnation, slot.pod_uid, registered=draw(st.sampled_from([True, True, False]))
+        )
+        for slot in places
+    }
+    wished = [slot for slot in places if draw(st.sampled_from([False, False, True]))]
+    wishes = tuple(
+        ReplaceWish(slot.slot, slot.incarnation, draw(st.sampled_from(Cause)), "why", draw(st.booleans()))
+        for slot in wished
+    )
+    return replace(draw(reports), job_uid=UID, term=1, slots=hears, replace=wishes)
+
+
+scenes = odd_scenes | plausible_scenes() | plausible_scenes()

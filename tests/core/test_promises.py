@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable
 
 from hypothesis import HealthCheck, given, settings
+from tests.builders import Scene, saved
+from tests.core.observations import scenes
 
 from ropeteam.api.status import JobStatus
 from ropeteam.core.actions import DeleteJob, DeletePod, DeleteService, PointService
 from ropeteam.core.decide import decide
 from ropeteam.core.observation import Observation
 from ropeteam.core.view import look
-from tests.builders import Scene, saved
-from tests.core.observations import scenes
 
 
 def every_observation_has_an_answer_and_a_reason(seen: Scene) -> None:
@@ -98,7 +98,7 @@ PROMISES: tuple[Callable[[Scene], None], ...] = (
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scenes)
 def test_the_promises_hold_for_every_observation(seen: Scene) -> None:
     for promise in PROMISES:
