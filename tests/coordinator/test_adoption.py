@@ -1,4 +1,4 @@
-"""After a boot: what the coordinator before us had made is adopted, superseded or ended, but never run twice."""
+"""After a boot: what the coordinator before us had made is adopted, superseded or ended, never run twice."""
 
 from __future__ import annotations
 

@@ -1,0 +1,183 @@
+"""Who is one of us: the operator's word is final, a lease must be renewed, and our own pauses harm nobody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ropeteam_trainer.contract.messages import AgentReport, StoreOffer
+from ropeteam_trainer.contract.world import Cause, Epoch
+from ropeteam_trainer.coordinator import membership
+from tests.coordinator.film import SIGKILL, Film, agent
+
+
+def refused(film: Film, stranger: AgentReport) -> str:
+    film.event(membership.ReportReceived(stranger))
+    orders = membership.reply(film.state, stranger, film.now)
+    return orders.refused if orders else ""
+
+
+def test_strangers_are_refused_with_a_reason():
+    film = Film().up(step=3)
+    assert refused(film, agent(0, job_uid="other")) == "this is the coordinator of job job-uid, not of other"
+    assert refused(film, agent(0, contract=9)) == "contract 9 is unknown; this coordinator speaks 1 and 0"
+    assert refused(film, agent(5)) == "slot 5 is not part of this job"
+    assert refused(film, agent(0, pod_uid="twin")) == "slot 0 is held by another pod (pod-0-1)"
+    assert refused(film, agent(0, incarnation=0)) == "incarnation 0 of slot 0 was replaced by 1"
+    assert film.phase == "Running", "none of them changed anything"
+
+
+def test_a_stranger_that_was_asked_to_leave_may_go():
+    film = Film().up(step=3)
+    stranger = agent(0, pod_uid="twin", leaving=True)
+    orders = membership.reply(film.state, stranger, film.now)
+    assert orders is not None
+    assert orders.leave
+
+
+def test_slots_that_the_operator_does_not_name_are_refused():
+    film = Film(workers=3)
+    film.desires(slots={"0": film.wish.slots["0"]})
+    assert refused(film, agent(1)) == "slot 1 is not part of this job"
+    assert film.report.why == "waiting for the agent of slot 0 to register"
+
+
+def test_a_pod_that_the_operator_has_not_seen_yet_waits_without_orders():
+    film = Film()
+    film.desires_slot(1, pod_uid="")
+    film.says(0)
+    film.says(1)
+    assert film.orders(1) is None
+    assert film.report.why == "waiting for the pod of slot 1"
+    film.obeys(0)
+    film.desires_slot(1, pod_uid="pod-1-1")
+    assert film.phase == "Running", "it had registered already"
+
+
+def test_an_operator_that_loses_sight_of_a_pod_takes_nothing_back():
+    film = Film().up(step=3)
+    film.desires_slot(1, pod_uid="")
+    assert film.phase == "Running"
+    assert film.told(1).plan is not None
+
+
+def test_a_late_word_of_the_operator_is_ignored():
+    film = Film().up(step=3)
+    old = film.wish
+    film.desires(generation=2, attempt=1)
+    film.desires_slot(1, incarnation=2, pod_uid="pod-1-2")
+    assert film.phase == "Stopping"
+    for late in (old, replace(old, generation=2), replace(old, generation=2, attempt=0), replace(old, term=2)):
+        film.event(membership.DesiredReceived(late))
+    assert film.told(1).refused == "incarnation 1 of slot 1 was replaced by 2"
+
+
+def test_a_member_that_is_replaced_ends_the_world_and_its_successor_joins_the_next():
+    film = Film().up(step=3)
+    film.desires_slot(1, incarnation=2, pod_uid="")
+    assert (film.phase, film.incident.cause) == ("Stopping", Cause.AGENT_LOST)
+    film.obeys()
+    assert film.report.why == "waiting for the pod of slot 1"
+    film.replaces(1)
+    film.obeys()
+    assert film.phase == "Running"
+
+
+def test_below_rung_2_a_replacement_waits_for_proof_that_the_old_pod_has_ended():
+    film = Film(rung=1).up(step=3)
+    film.desires_slot(1, incarnation=2, pod_uid="pod-1-2", old_pod_gone=False)
+    film.agents[1] = agent(1, 2)
+    film.says(1)
+    film.obeys()
+    assert film.report.why == "waiting for proof that the former pod of slot 1 has ended"
+    film.desires_slot(1, old_pod_gone=True)
+    assert film.phase == "Running"
+
+
+def test_from_rung_2_on_a_replacement_starts_at_once():
+    film = Film(rung=2).up(step=3)
+    film.desires_slot(1, incarnation=2, pod_uid="pod-1-2", old_pod_gone=False)
+    film.agents[1] = agent(1, 2)
+    film.says(1)
+    film.obeys()
+    assert film.phase == "Running"
+
+
+def test_only_the_store_of_the_next_epoch_counts():
+    film = Film()
+    film.desires()
+    film.says(1)
+    film.says(0, store=StoreOffer(Epoch(1, 0, 7), "10.0.0.1", 1))
+    assert film.report.why == "waiting for the store of epoch 1.0.1 in slot 0"
+
+
+def test_a_pause_of_our_own_loop_costs_nobody_the_lease():
+    film = Film().up(step=3)
+    film.now += 60
+    film.event(membership.Tick())
+    assert film.phase == "Running"
+    film.now += 1
+    film.event(membership.Tick())
+    assert film.phase == "Running"
+    film.silent = {0, 1}
+    film.later(7)
+    assert film.incident.cause is Cause.AGENT_LOST, "the lease goes on from there"
+
+
+def test_a_pause_while_we_wait_for_agents_counts_as_no_time():
+    film = Film().up(step=3)
+    film.reboots()
+    film.falls_silent(1)
+    film.desires()
+    film.says(0)
+    film.now += 60
+    film.event(membership.Tick())
+    assert film.phase == "Waiting"
+
+
+def test_ticks_are_asked_for_only_where_time_can_change_something():
+    film = Film()
+    assert membership.wake_at(film.state, film.now) is None
+    film.desires()
+    assert membership.wake_at(film.state, film.now) == film.now + 1
+
+
+def test_the_operator_sees_who_is_registered():
+    film = Film()
+    film.desires()
+    film.says(0, launcher="PerRank")
+    film.now += 0.5
+    slot = film.report.slots["0"]
+    assert (slot.registered, slot.node, slot.silent_seconds) == (True, "node-0", 0.5)
+    assert list(film.report.slots) == ["0"]
+    assert film.report.launcher == "PerRank"
+    film.falls_silent(0)
+    film.later(6)
+    assert not film.report.slots["0"].registered
+
+
+def test_a_slot_without_any_agent_is_not_wished_away():
+    film = Film().up(step=3)
+    film.desires_slot(1, incarnation=2, pod_uid="pod-1-2")
+    film.obeys(0)
+    assert film.report.replace == ()
+
+
+def test_reports_of_a_replaced_member_change_nothing():
+    film = Film().up(step=3)
+    film.desires_slot(1, incarnation=2, pod_uid="pod-1-2")
+    film.exits(1, SIGKILL)
+    assert film.incident.cause is Cause.AGENT_LOST
+
+
+def test_forming_in_a_drain_waits_for_ranks_that_live():
+    film = Film().up(step=3)
+    film.falls_silent(0)
+    film.falls_silent(1)
+    film.later(7)
+    assert film.phase == "Forming"
+    film.silent.clear()
+    film.says(0)
+    film.desires(drain=True)
+    assert film.report.why == "the job is to be drained; no world is started"
+    film.obeys()
+    assert film.phase == "Drained"
