@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,22 @@ async def test_the_working_directory_is_the_pods_its_jobs_or_the_clusters(api: C
         await api.create(f"{CORE}/pods", {"metadata": {"name": name, **meta}, "spec": body})
         await api.phase(name, "Succeeded")
     assert [await log_of(api, name) for name in "abc"] == [f"{tmp_path}\n"] * 2 + [f"{Path.cwd()}\n"]
+
+
+async def test_who_looks_for_a_container_by_its_environment_finds_only_it(api: Client):
+    env = [{"name": "MARK", "value": "unmistakable"}]
+    await api.run("p", "sleep", "60", container={"env": env})
+    pod = await api.phase("p", "Running")
+    assert processes_with(b"unmistakable") == [pid_of(pod)]
+
+
+def processes_with(text: bytes) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if text in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
 
 
 async def test_a_log_is_followed_to_its_end(api: Client, tmp_path: Path):

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ropeteam.local import shim
 from ropeteam.local.podspec import Launch, StartError
 from ropeteam.local.resources import Object
 from ropeteam.local.verbs import timestamp
-
-_SHIM = str(Path(__file__).with_name("shim.py"))
 
 
 class Container:
@@ -51,12 +50,14 @@ class Container:
         self._logs.mkdir(parents=True, exist_ok=True)
         log = self._logs / f"{self.restarts}.log"
         log.touch(0o600)
-        arguments = ["-I", "-S", _SHIM, str(os.getpid()), str(log), str(launch.folder), *launch.command]
         self._shim = await asyncio.create_subprocess_exec(
-            sys.executable, *arguments, env=launch.environment, stdin=asyncio.subprocess.DEVNULL,
+            sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
+        assert self._shim.stdin
         assert self._shim.stdout
+        self._shim.stdin.write(shim.request(str(log), str(launch.folder), launch.command, launch.environment))
+        self._shim.stdin.close()
         try:
             if self._asked:
                 self.signal(self._asked)

@@ -1,5 +1,6 @@
-"""The process above one container: `python -I -S shim.py PARENT LOG CWD COMMAND...`.
+"""The process above one container: `python -I -S shim.py PARENT`, and on stdin what `request` makes.
 
+Command and environment are not its own: who looks for a container's processes by them finds only those.
 It starts the command as a session of its own and answers on stdout: its pid, or why it could not start.
 When the command ends, everything that it left behind is killed first; then the shim exits as a container
 does: the command's code, or 128 + signal. SIGTERM is passed on. SIGINT kills at once; it also comes when the
@@ -18,7 +19,13 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
-def main(parent: int, log: str, folder: str, command: list[str]) -> int:
+def request(log: str, folder: str, command: list[str], environment: dict[str, str]) -> bytes:
+    """What to run, for the stdin of a shim. No text may hold a NUL byte: exec could not take it either."""
+    fields = [log, folder, str(len(command)), *command, *(f"{k}={v}" for k, v in environment.items())]
+    return b"\0".join(map(os.fsencode, fields))
+
+
+def main(parent: int) -> int:
     """Returns the exit code of the container."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     libc = ctypes.CDLL(None)
@@ -29,7 +36,7 @@ def main(parent: int, log: str, folder: str, command: list[str]) -> int:
     started, failed = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _become(libc, failed, log, folder, command)
+        _become(libc, failed)
     os.close(failed)
     error = os.read(started, 4096).decode(errors="replace")  # empty: exec closed the pipe
     os.write(1, f"error {error}\n".encode() if error else f"pid {pid}\n".encode())
@@ -38,10 +45,13 @@ def main(parent: int, log: str, folder: str, command: list[str]) -> int:
     return code
 
 
-def _become(libc: ctypes.CDLL, failed: int, log: str, folder: str, command: list[str]) -> None:
+def _become(libc: ctypes.CDLL, failed: int) -> None:
     try:
         os.setsid()
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        with open(0, "rb", closefd=False) as stdin:
+            log, folder, count, *rest = stdin.read().split(b"\0")
+        command, environment = rest[: int(count)], rest[int(count) :]
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(out, 1)
@@ -50,8 +60,8 @@ def _become(libc: ctypes.CDLL, failed: int, log: str, folder: str, command: list
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; a container does not
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.execve(command[0], command, os.environ)
-    except OSError as error:
+        os.execve(command[0], command, dict(row.split(b"=", 1) for row in environment))
+    except Exception as error:
         os.write(failed, str(error).encode())
     finally:
         os._exit(127)
@@ -109,4 +119,4 @@ def _children(pid: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]))
+    sys.exit(main(int(sys.argv[1])))
