@@ -17,6 +17,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -27,13 +28,16 @@ from ropeteam.cli.picture import Picture, recovery_seconds
 from ropeteam.cli.run import Ending, train
 from ropeteam.controller.cluster import AlreadyGone, ApiClient, Place
 from ropeteam.controller.settings import default_home
-from ropeteam_trainer.contract.config import POD_UID
 
 MANIFEST = Path(__file__).parents[3] / "examples" / "char-gpt.yaml"
 KILLED_RANK, DELETED_SLOT = 1, 2
 STEPS_BETWEEN = 60
 GOOD_ENOUGH = 1.65
 """Validation loss; it starts at about 4.5, the loss of guessing."""
+
+
+class _Ended(Exception):
+    """The job has ended before all damage was done."""
 
 
 def main() -> int:
@@ -61,10 +65,18 @@ def main() -> int:
 
 
 async def sabotage(client: ApiClient, follower: Follower) -> None:
-    """Kill a rank after the first checkpoint; delete a pod some steps after the job has recovered."""
+    """Kill a rank after the first checkpoint; delete a pod some steps after the job has recovered.
+
+    A job that ends before ends this too; `shortcomings` tells.
+    """
+    with suppress(_Ended):
+        await _sabotage(client, follower)
+
+
+async def _sabotage(client: ApiClient, follower: Follower) -> None:
     before = await _until(follower, lambda seen: seen.checkpoint_step is not None)
-    uids = {pod["metadata"]["uid"] for pod in await follower.pods()}
-    os.kill(rank_process(uids, KILLED_RANK), signal.SIGKILL)
+    job = await client.get(Place("TrainingJob", follower.namespace, follower.name))
+    os.kill(rank_process(job["metadata"]["uid"], KILLED_RANK), signal.SIGKILL)
     after = await _until(follower, lambda seen: _recovered(seen) > _recovered(before))
     await _until(follower, lambda seen: seen.step >= after.step + STEPS_BETWEEN)
     pods = await follower.pods()
@@ -105,7 +117,7 @@ async def _until(follower: Follower, holds: Callable[[Picture], bool]) -> Pictur
     while True:
         seen = await follower.look()
         if seen is None or seen.finished:
-            raise errors.Trouble("the job ended before the demo could do its damage")
+            raise _Ended
         if holds(seen):
             return seen
         await asyncio.sleep(LOOK_SECONDS / 5)
@@ -115,18 +127,18 @@ def _recovered(seen: Picture) -> int:
     return sum(recovery_seconds(each) is not None for each in seen.incidents)
 
 
-def rank_process(pod_uids: set[str], rank: int) -> int:
+def rank_process(job_uid: str, rank: int) -> int:
     """The process that runs the script as this rank: it leads a session of its own. Raises Trouble."""
+    marks = {f"RANK={rank}".encode(), f"TORCHELASTIC_RUN_ID={job_uid}".encode()}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            environ = (entry / "environ").read_bytes().split(b"\0")
+            environ = set((entry / "environ").read_bytes().split(b"\0"))
             leads = os.getsid(int(entry.name)) == int(entry.name)
         except OSError:
             continue
-        ours = any(f"{POD_UID}={uid}".encode() in environ for uid in pod_uids)
-        if leads and ours and f"RANK={rank}".encode() in environ:
+        if leads and marks <= environ:
             return int(entry.name)
     raise errors.Trouble(f"no process runs rank {rank}")
 

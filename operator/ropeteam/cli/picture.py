@@ -123,6 +123,8 @@ class Eta:
 
     def after(self, seen: Picture, now: float) -> str:
         """`1m20s`, or nothing while the pace is not known. `now`: seconds of a clock that does not jump."""
+        if seen.step <= 0:
+            return ""
         if self._seen and seen.step < self._seen[-1][1]:
             self._seen.clear()
         self._seen = [each for each in self._seen if now - each[0] < self._window]

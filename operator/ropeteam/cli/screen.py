@@ -108,8 +108,9 @@ def _first_line(incident: IncidentStatus) -> str:
 
 
 def plain_line(seen: Picture, eta: str) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in facts_of(seen, eta)) or seen.why
-    return f"{seen.name}: {seen.state}" + (f" - {facts}" if facts else "")
+    facts = ", ".join(f"{name} {value}" for name, value in facts_of(seen, eta))
+    why = "" if seen.state in ("Running", "Complete") and facts else seen.why
+    return " - ".join(part for part in (f"{seen.name}: {seen.state}", facts, why) if part)
 
 
 def facts_of(seen: Picture, eta: str) -> list[tuple[str, str]]:
