@@ -1,7 +1,7 @@
 """Words to tell a job's story with: `a_running_job(workers=4).after(evicted(slot=2))`.
 
-A Scene is an Observation that can be changed step by step. `a_running_job` is not painted by hand: it is what `decide`
-itself makes of a new job in a small in-memory Kubernetes (`tests/core/fake_cluster.py`).
+A Scene is an Observation that can be changed step by step. `a_running_job` is not painted by hand: it is what
+`decide` itself makes of a new job in a small in-memory Kubernetes (`tests/core/fake_cluster.py`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Scene(Observation):
 
 
 def a_job(workers: int = 4, **spec: Any) -> Scene:
-    """Just applied. `spec` in snake_case words of the manifest, for example suspend=True or recovery={...}."""
+    """Just applied. `spec`: fields of the manifest, for example suspend=True or recovery={...}."""
     manifest = {"workers": workers, "image": "train:1", "command": ["python", "train.py"], **spec}
     return Scene(
         now=NOON,
@@ -86,16 +86,16 @@ def deleted(slot: int, grace: float = 70) -> Change:
     )
 
 
-def ended(slot: int, code: int = 1, reason: str = "Error", **fields: Any) -> Change:
-    """The trainer container has terminated."""
-    container = ContainerSeen(exit_code=code, exit_reason=reason)
+def ended(slot: int, code: int = 1, words: str = "Error", **fields: Any) -> Change:
+    """The trainer container has terminated. `words`: the kubelet's reason; `fields`: of the pod."""
+    container = ContainerSeen(exit_code=code, exit_reason=words)
     phase = "Succeeded" if code == 0 else "Failed"
     fields = {"phase": phase, "container": container, **fields}
     return lambda scene: _pods(scene, lambda pod: pod.model_copy(update=fields), slot)
 
 
 def evicted(slot: int) -> Change:
-    return ended(slot, 137, reason="Error", **{"reason": "Evicted", "message": "The node was low on memory."})
+    return ended(slot, 137, reason="Evicted", message="The node was low on memory.")
 
 
 def on_a_lost_node(slot: int) -> Change:
@@ -165,15 +165,15 @@ def an_incident(
     cause: Cause = Cause.ERROR, slot: int = 0, n: int = 1, term: int = 1, **fields: Any
 ) -> Incident:
     """As the coordinator tells it."""
-    shown = {"message": "ValueError: bad lr (train.py:31)", "step": 7, "rank": slot, "node": f"node-{slot}"}
-    return Incident(
-        id=str(Epoch(term, 0, n)),
-        cause=cause,
-        charged=cause.charged,
-        slot=slot,
-        unix_ms=int(NOON.timestamp() * 1000),
-        **{**shown, **fields},
-    )
+    shown: dict[str, Any] = {
+        "message": "ValueError: bad lr (train.py:31)",
+        "step": 7,
+        "rank": slot,
+    }
+    shown["node"] = f"node-{slot}"
+    shown["unix_ms"] = int(NOON.timestamp() * 1000)
+    id = str(Epoch(term, 0, n))
+    return Incident(id=id, cause=cause, charged=cause.charged, slot=slot, **{**shown, **fields})
 
 
 def a_wish(

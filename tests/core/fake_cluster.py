@@ -25,7 +25,7 @@ from ropeteam.core.actions import (
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
 from ropeteam.core.observation import ContainerSeen, PodSeen, Role, ServiceSeen
-from ropeteam_trainer.contract.desired import JobReport, WorldPhase
+from ropeteam_trainer.contract.desired import Incident, JobReport, WorldPhase
 
 LABEL = "ropeteam.dev/"
 
@@ -40,6 +40,8 @@ class FakeCluster:
         self.made: list[str] = []
         """Names of pods, in the order of their creation."""
         self.decisions: list[Decision] = []
+        self.incidents: tuple[Incident, ...] = ()
+        """What the coordinator of the current term tells."""
         self._uids = 0
 
     # ---- one round of the operator
@@ -48,7 +50,7 @@ class FakeCluster:
         return self.scene.but(report=self._report())
 
     def round(self, crash_after: int | None = None) -> Decision:
-        """Decide, save, act. `crash_after`: the operator dies after so many calls; the status write is one."""
+        """Decide, save, act. `crash_after`: the operator dies after so many calls, the write included."""
         seen = self.observe()
         decision = decide(seen)
         self.decisions.append(decision)
@@ -186,4 +188,4 @@ class FakeCluster:
             phase = WorldPhase.COMPLETE
         elif len(held) == len(told.slots) and all(held):
             phase = WorldPhase.RUNNING
-        return a_report(self.scene, phase)
+        return a_report(self.scene, phase, incidents=self.incidents)
