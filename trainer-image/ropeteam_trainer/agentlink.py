@@ -82,9 +82,12 @@ class AgentLink:
             return self.stop_at
 
     def close(self) -> None:
-        """Send what is left. Waits for it two seconds at most."""
+        """Send what is left, for two seconds at most, and hang up."""
         self._outbox.put(None)
         self._writer.join(timeout=2)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
 
     def _read(self) -> None:
         with suppress(OSError, codec.DecodeError), self._socket.makefile("rb") as lines:

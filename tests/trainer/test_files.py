@@ -1,0 +1,178 @@
+"""Files of checkpoints: written whole or not at all, and never trusted unseen."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ropeteam_trainer.checkpoint import reader
+from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder
+from ropeteam_trainer.checkpoint.snapshot import Snapshot
+from ropeteam_trainer.checkpoint.writer import ShardWriter
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+
+EPOCH = Epoch(1, 0, 1)
+CONTENTS = {
+    "state.pt": {"model": {"w": torch.arange(2000.0)}, "step": 7},
+    "rank-0.pt": {"rng": (1, [2], "x")},
+}
+Shards = dict[int, tuple[ShardFile, ...]]
+
+
+def write(directory: Path, step: int = 7) -> Shards:
+    shards: Shards = {}
+    writer = ShardWriter(directory, EPOCH, shards.__setitem__)
+    writer.start(step, CONTENTS)
+    writer.wait()
+    return shards
+
+
+def commit(directory: Path, step: int = 7) -> CheckpointRef:
+    manifest = Manifest(step, EPOCH, 1, "job", "uid", write(directory, step)[step], None)
+    (directory / folder(manifest.ref) / MANIFEST).write_bytes(manifest.to_bytes())
+    return manifest.ref
+
+
+def test_what_was_written_verifies_and_loads(tmp_path: Path) -> None:
+    ref = commit(tmp_path)
+    seen = reader.look(tmp_path, ref)
+    assert (seen.fault, seen.manifest is not None) == ("", True)
+    state = reader.load(tmp_path, ref, "state.pt")
+    assert torch.equal(state["model"]["w"], torch.arange(2000.0))
+    assert reader.load(tmp_path, ref, "rank-0.pt") == CONTENTS["rank-0.pt"]
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def half(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "fault"),
+    [
+        ("state.pt", flip, r"state.pt was altered"),
+        ("state.pt", half, r"state.pt has \d+ bytes instead of \d+"),
+        ("rank-0.pt", Path.unlink, r"rank-0.pt is missing"),
+        (MANIFEST, Path.unlink, r"no manifest, so it was never committed"),
+        (MANIFEST, flip, r"manifest was altered"),
+        (MANIFEST, half, r"manifest was altered"),
+        (MANIFEST, replace_by_folder, r"manifest cannot be read: .*directory"),
+    ],
+)
+def test_every_damage_is_found_and_named(
+    tmp_path: Path, name: str, damage: Callable[[Path], None], fault: str
+) -> None:
+    ref = commit(tmp_path)
+    damage(tmp_path / folder(ref) / name)
+    assert re.search(fault, reader.look(tmp_path, ref).fault)
+
+
+def test_a_torn_manifest_is_found_without_its_digest(tmp_path: Path) -> None:
+    ref = commit(tmp_path)
+    half(tmp_path / folder(ref) / MANIFEST)
+    found = reader.find(tmp_path)
+    assert [(r.step, r.epoch, r.digest) for r in found] == [(7, EPOCH, "")]
+    assert "torn or altered" in reader.look(tmp_path, found[0]).fault
+
+
+def test_a_checkpoint_that_was_moved_to_another_step_is_found_out(tmp_path: Path) -> None:
+    commit(tmp_path)
+    (tmp_path / "step-7").rename(tmp_path / "step-8")
+    assert "belongs to step 7" in reader.look(tmp_path, CheckpointRef(8, EPOCH)).fault
+
+
+def test_a_file_that_cannot_be_read_is_a_fault_not_a_crash(tmp_path: Path) -> None:
+    ref = commit(tmp_path)
+    (tmp_path / folder(ref) / "state.pt").unlink()
+    (tmp_path / folder(ref) / "state.pt").symlink_to("state.pt")
+    assert "state.pt cannot be read" in reader.look(tmp_path, ref).fault
+
+
+def test_foreign_folders_are_not_checkpoints(tmp_path: Path) -> None:
+    for name in ("step-x/1.0.1", "step-3/latest", "best/1.0.1"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / MANIFEST).touch()
+    assert reader.find(tmp_path) == ()
+    assert reader.find(tmp_path / "nowhere") == ()
+
+
+def test_a_full_disk_costs_a_message_and_no_training(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # what write() then says is not ENOSPC but EFBIG
+    try:
+        assert write(tmp_path) == {}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    message = capfd.readouterr().err
+    assert "the checkpoint of step 7 was not written: [Errno 27] File too large" in message
+    assert "Training goes on" in message
+    assert not (tmp_path / "step-7" / "1.0.1" / "state.pt").exists(), "a full disk needs the room"
+    assert write(tmp_path, 8)[8], "the next one is tried"
+
+
+def test_an_unwritable_folder_costs_a_message(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert write(tmp_path / "file") == {}
+    assert "Not a directory" in capfd.readouterr().err
+
+
+def test_leftovers_of_another_job_are_replaced(tmp_path: Path) -> None:
+    commit(tmp_path)
+    write(tmp_path)
+    assert "never committed" in reader.look(tmp_path, CheckpointRef(7, EPOCH)).fault
+    assert not reader.look(tmp_path, commit(tmp_path)).fault
+
+
+def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
+    """Else the second copy would overwrite what is being written."""
+    shards: Shards = {}
+    writer = ShardWriter(tmp_path, EPOCH, shards.__setitem__)
+    for step in range(20):
+        writer.start(step, {"state.pt": {"w": torch.full((300_000,), float(step))}})
+    writer.wait()
+    assert list(shards) == list(range(20))
+    assert writer.stalls > 0
+    assert writer.stalled_seconds > 0
+    for step in range(20):
+        loaded = reader.load(tmp_path, CheckpointRef(step, EPOCH), "state.pt")
+        assert torch.equal(loaded["w"], torch.full((300_000,), float(step)))
+
+
+def test_a_copy_is_not_touched_by_training_and_its_buffers_are_used_again() -> None:
+    snapshot, weights = Snapshot(), torch.nn.Parameter(torch.ones(3))
+    first = snapshot.copy({"a": [weights, (1, "x")], "b": None})
+    with torch.no_grad():
+        weights.add_(1)
+    assert first["a"][0].tolist() == [1, 1, 1]
+    second = snapshot.copy({"a": [weights, (1, "x")], "b": None})
+    assert second == {"a": [second["a"][0], (1, "x")], "b": None}
+    assert second["a"][0].data_ptr() == first["a"][0].data_ptr()
+    grown = snapshot.copy({"a": [torch.zeros(4), (1, "x")], "b": None})
+    assert grown["a"][0].data_ptr() != first["a"][0].data_ptr()
+    assert snapshot.copy({"nothing": 1}) == {"nothing": 1}
+
+
+def test_a_sharded_tensor_is_refused() -> None:
+    class Sharded(torch.Tensor):
+        def to_local(self) -> None: ...
+
+    with pytest.raises(TypeError, match="FSDP"):
+        Snapshot().copy({"w": torch.ones(2).as_subclass(Sharded)})

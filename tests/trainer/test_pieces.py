@@ -1,0 +1,118 @@
+"""Random generators, cadence, loading of batches, and the library without any operator."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+from ropeteam_trainer.checkpoint import rng
+from ropeteam_trainer.checkpoint.cadence import Cadence, steps_until_check
+from ropeteam_trainer.contract.config import CheckpointConfig
+from ropeteam_trainer.data import batches
+from ropeteam_trainer.data.plan import DataPlan, Position
+
+PLAN = DataPlan(samples=10, global_batch=4, seed=1)
+
+
+def draw() -> tuple[float, float, float]:
+    return random.random(), float(numpy.random.rand()), float(torch.rand(()))
+
+
+def test_random_generators_come_back_from_plain_values(tmp_path: Path) -> None:
+    torch.save(rng.capture(), tmp_path / "rng.pt")
+    expected = [draw() for _ in range(3)]
+    rng.put_back(torch.load(tmp_path / "rng.pt", weights_only=True))
+    assert [draw() for _ in range(3)] == expected
+
+
+def test_a_new_rank_is_seeded_by_step_and_number() -> None:
+    drawn = []
+    for step, rank in ((1, 3), (1, 3), (1, 4), (2, 3)):
+        rng.reseed(step, rank)
+        drawn.append(draw())
+    assert drawn[0] == drawn[1]
+    assert len({*drawn}) == 3
+    assert all(len({values[i] for values in drawn}) == 3 for i in range(3))
+
+
+def cadence(every_steps: int | None = None, every_seconds: int | None = None) -> tuple[Cadence, list[int]]:
+    asked: list[int] = []
+
+    def agree(value: int) -> int:
+        asked.append(value)
+        return value
+
+    return Cadence(CheckpointConfig("/c", every_steps, every_seconds), agree), asked
+
+
+def test_steps_are_multiples_whatever_the_first_step_is() -> None:
+    by_steps, asked = cadence(every_steps=4)
+    assert [step for step in range(7, 20) if by_steps.due(step)] == [8, 12, 16]
+    assert asked == [], "no collective where none is needed"
+
+
+def test_seconds_are_rank_0s() -> None:
+    by_seconds, asked = cadence(every_seconds=0)
+    assert all(by_seconds.due(step) for step in range(1, 4))
+    assert asked == [0, 0, 0]
+    for_ever, asked = cadence(every_steps=50, every_seconds=10_000)
+    assert [step for step in range(1, 200) if for_ever.due(step)] == [50, 100, 150]
+    assert len(asked) < 20, "steps of microseconds are not asked about one by one"
+
+
+def test_nothing_configured_means_never() -> None:
+    never, asked = cadence()
+    assert not any(never.due(step) for step in range(10))
+    assert asked == []
+
+
+@given(left=st.floats(-10, 1e4), seconds=st.floats(0, 1e4))
+def test_the_clock_is_asked_in_time(left: float, seconds: float) -> None:
+    steps = steps_until_check(left, seconds)
+    assert (steps == 0) == (left <= 0)
+    assert steps <= 1 or steps * seconds <= min(left, 1.0) * 1.001
+
+
+class Squares(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return PLAN.samples
+
+    def __getitem__(self, index: int) -> int:
+        return index * index
+
+
+def taken(dataset: Any, workers: int = 0, collate: Any = None, world: int = 1) -> Iterator[Any]:
+    planned = batches.shares(PLAN, Position(0, 4), 2, world - 1, world)
+    return (item[-1] for item in batches.load(dataset, planned, workers, collate))
+
+
+def expected_ids() -> list[list[int]]:
+    starts = [Position(0, 4), Position(0, 8), Position(1), Position(1, 4), Position(1, 8)]
+    return [list(PLAN.share(at, 0, 1).ids) for at in starts]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_tensors_sequences_and_datasets_give_the_samples_of_the_plan(workers: int) -> None:
+    before = torch.get_rng_state()
+    squares = [[i * i for i in ids] for ids in expected_ids()]
+    assert [batch.tolist() for batch in taken(Squares(), workers)] == squares
+    assert [batch.tolist() for batch in taken(torch.arange(10) ** 2, workers)] == squares
+    assert [batch.tolist() for batch in taken([i * i for i in range(10)], workers)] == squares
+    pairs = taken(TensorDataset(torch.arange(10), torch.arange(10) ** 2), workers)
+    assert [two.tolist() for _, two in pairs] == squares
+    assert list(taken(Squares(), workers, sum)) == [sum(ids) for ids in squares]
+    assert torch.equal(torch.get_rng_state(), before), "nothing is drawn from the training's generator"
+
+
+def test_a_rank_without_samples_gets_one_to_compute_on() -> None:
+    sizes = [len(batch) for batch in taken(torch.arange(10), world=7)]
+    assert sizes == [1, 1, 1, 1, 1]
