@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import yaml
 
 T = TypeVar("T")
-PATIENCE = 60.0
+PATIENCE = float(os.environ.get("PATIENCE", "60"))
 """Seconds until a wait gives up. Far above anything seen; a test that needs it has found a bug."""
 JOBS = "/apis/ropeteam.dev/v1alpha1/namespaces/default/trainingjobs"
 PODS = "/api/v1/namespaces/default/pods"
@@ -162,10 +162,13 @@ class Cluster:
     # ---- processes
 
     def rank_pid(self, name: str, rank: int) -> int | None:
-        """The process that runs the script as this rank: its session leader."""
-        uids = self.pod_uids(name)
+        """The process that runs the script as this rank. A forked one has the environment of its zygote."""
+        job = self.job(name)
+        assert job is not None
+        uid = job["metadata"]["uid"]
         for pid, env in environments():
-            if env.get("RANK") == str(rank) and env.get("ROPETEAM_POD_UID") in uids and os.getsid(pid) == pid:
+            ours = env.get("TORCHELASTIC_RUN_ID") == uid or uid in env.get("ROPETEAM_CONFIG", "")
+            if ours and _comm(pid) == f"rank {rank}":
                 return pid
         return None
 
@@ -199,8 +202,15 @@ class Cluster:
         return [
             Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
             for pid, env in environments()
-            if job_uid and job_uid in env.get("ROPETEAM_CONFIG", "")
+            if env.get("TORCHELASTIC_RUN_ID") == job_uid or job_uid in env.get("ROPETEAM_CONFIG", "")
         ]
+
+
+def _comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
 
 
 def environments() -> Iterator[tuple[int, dict[str, str]]]:

@@ -10,7 +10,7 @@ the script has ended.
 
 from __future__ import annotations
 
-# ruff: noqa: PTH100, PTH109, PTH113, PTH119, PTH120
+# ruff: noqa: PTH100, PTH109, PTH113, PTH118, PTH119, PTH120
 # pathlib would be one more import before the script
 import os
 import runpy
@@ -24,6 +24,7 @@ _OURS = "ropeteam_trainer"
 def main(root: str, kind: str, argv: list[str]) -> NoReturn:
     """`root`: the folder or zip that holds our package. Ends the interpreter with the script's exit code."""
     _leave_no_trace(root)
+    _show_rank()
     sys.argv = argv
     try:
         _run(kind, argv[0])
@@ -53,6 +54,12 @@ def _leave_no_trace(root: str) -> None:
     sys.path.append(root)
 
 
+def _show_rank() -> None:
+    """`ps` and `top` name the process: a forked rank would look like its zygote."""
+    with open("/proc/self/comm", "w") as name:
+        name.write(f"rank {os.environ.get('RANK', '?')}")
+
+
 def _run(kind: str, target: str) -> None:
     is_safe = bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
     if kind == "run-path" or (kind == "script" and not os.path.isfile(target)):
@@ -75,7 +82,7 @@ def _script(module: types.ModuleType, path: str) -> types.CodeType:
     import importlib.machinery
     import io
 
-    path = os.path.abspath(path)
+    path = os.path.join(os.getcwd(), path)  # not normalized, as python does it
     module.__file__ = path
     module.__dict__.update(__cached__=None, __builtins__=__builtins__)
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
