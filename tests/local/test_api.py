@@ -270,3 +270,40 @@ async def test_events_do_not_pile_up(api: Client, monkeypatch: pytest.MonkeyPatc
         await api.create(f"{CORE}/events", {"metadata": {"name": f"e{number}"}})
     await asyncio.sleep(0)
     await api.until(f"{CORE}/events", lambda seen: len(seen["items"]) == 3)
+
+
+async def test_orphans_stay_when_the_client_says_so(api: Client):
+    owner = await api.create(f"{CORE}/configmaps", config("owner"))
+    ref = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]}
+    await api.create(f"{CORE}/configmaps", config("child", ownerReferences=[ref]))
+    await api.call("DELETE", f"{CORE}/configmaps/owner", propagationPolicy="Orphan")
+    assert (await api.get(f"{CORE}/configmaps/child"))["metadata"]["ownerReferences"] == []
+
+
+async def test_a_collection_is_deleted_by_selector(api: Client):
+    for name in "abc":
+        await api.create(f"{CORE}/configmaps", config(name, labels={"x": name}))
+    await api.call("DELETE", f"{CORE}/configmaps", labelSelector="x in (a,b)", dryRun="All")
+    assert len((await api.get(f"{CORE}/configmaps"))["items"]) == 3
+    await api.call("DELETE", f"{CORE}/configmaps", labelSelector="x in (a,b)")
+    assert [item["metadata"]["name"] for item in (await api.get(f"{CORE}/configmaps"))["items"]] == ["c"]
+
+
+async def test_a_crd_brings_its_kind_and_takes_it_away(api: Client):
+    shape = {
+        "type": "object",
+        "properties": {"spec": {"type": "object", "properties": {"n": {"type": "integer"}}}},
+    }
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": shape}}
+    names = {"plural": "toys", "kind": "Toy"}
+    spec = {"group": "a.b", "scope": "Cluster", "names": names, "versions": [version]}
+    crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    made = await api.create(crds, {"metadata": {"name": "toys.a.b"}, "spec": spec})
+    assert {row["type"] for row in made["status"]["conditions"]} == {"NamesAccepted", "Established"}
+    toy = await api.create("/apis/a.b/v1/toys", {"metadata": {"name": "t"}, "spec": {"n": 1, "m": 2}})
+    assert toy["spec"] == {"n": 1}
+    assert (await api.get("/apis/a.b/v1"))["resources"][0]["name"] == "toys"
+    assert (await api.get("/apis/a.b"))["preferredVersion"]["version"] == "v1"
+    await api.call("DELETE", f"{crds}/toys.a.b")
+    await api.gone("/apis/a.b/v1/toys")
+    assert not [row for row in (await api.get("/apis"))["groups"] if row["name"] == "a.b"]
