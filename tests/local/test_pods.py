@@ -210,8 +210,14 @@ async def test_environment_from_all_its_sources(api: Client):
         {"name": "S", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
         {"name": "O", "valueFrom": {"secretKeyRef": {"name": "none", "key": "k", "optional": True}}},
     ]
-    script = 'echo "$F0|$F1|$F2|$F3|$B|$M|$S|$O|$POD_IP|$1"'
-    body = {"name": "main", "image": "i", "command": ["sh", "-c", script, "-"], "args": ["$(A)"], "env": env}
+    await api.create(f"{CORE}/configmaps", {"metadata": {"name": "all"}, "data": {"X": "of all"}})
+    whole = [
+        {"prefix": "P_", "configMapRef": {"name": "all"}},
+        {"secretRef": {"name": "no", "optional": True}},
+    ]
+    script = 'echo "$P_X|$F0|$F1|$F2|$F3|$B|$M|$S|$O|$POD_IP|$1"'
+    body: Object = {"name": "main", "image": "i", "command": ["sh", "-c", script, "-"], "args": ["$(A)"]}
+    body |= {"env": env, "envFrom": whole}
     meta = {"name": "p", "labels": {"app": "x"}}
     spec = {"containers": [body], "restartPolicy": "Never"}
     await api.create(f"{CORE}/pods", {"metadata": meta, "spec": spec})
@@ -220,7 +226,9 @@ async def test_environment_from_all_its_sources(api: Client):
     await api.create(f"{CORE}/secrets", {"metadata": {"name": "s"}, "stringData": {"k": "hidden"}})
     pod = await api.phase("p", "Succeeded")
     uid, ip = pod["metadata"]["uid"], pod["status"]["podIP"]
-    assert (await log_of(api, "p")).strip() == f"{uid}|{ip}|local|x|a-$(A)-$(NONE)|from map|hidden||{ip}|a"
+    assert (
+        await log_of(api, "p")
+    ).strip() == f"of all|{uid}|{ip}|local|x|a-$(A)-$(NONE)|from map|hidden||{ip}|a"
 
 
 async def test_mount_paths_are_rewritten_where_the_spec_says_them(api: Client, tmp_path: Path):

@@ -47,11 +47,18 @@ class LocalCluster:
 
     async def start(self) -> None:
         """Raises ClusterError when `home` is in use or no addresses are free."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True)
         if not _lock(self._locks, self.home / "lock"):
             raise ClusterError(f"another cluster runs in {self.home}: stop it, or choose another --home")
-        shutil.rmtree(self.home / "pods", ignore_errors=True)
         network = _take_network(self._locks)
+        shutil.rmtree(self.home / "pods", ignore_errors=True)
         self.store = Store()
         verbs = Verbs(self.store, Catalog(), {r.from_crd(crd()).name: rules})
         for name in ("default", "kube-system"):
@@ -60,12 +67,12 @@ class LocalCluster:
         services = Services(self.store, network)
         verbs.allocate_address = services.allocate_address
         kubelet = Kubelet(verbs, self.home, network)
-        collector = GarbageCollector(verbs)
-        for part in (services, collector, kubelet):
+        for part in (services, GarbageCollector(verbs), kubelet):
             part.start()
+            self._running.insert(0, part)
         self.server = ApiServer(verbs, kubelet, services, self.token)
+        self._running.insert(0, self.server)
         self.url = await self.server.start(kubelet.address)
-        self._running = [self.server, kubelet, services, collector]
         _write_private(self.kubeconfig, yaml.safe_dump(kubeconfig(self.url, self.token)))
 
     async def stop(self) -> None:
@@ -74,6 +81,7 @@ class LocalCluster:
             await part.stop()
         self._running = []
         if self.url:
+            self.url = ""
             self.kubeconfig.unlink(missing_ok=True)
             shutil.rmtree(self.home / "pods", ignore_errors=True)
         self._locks.close()
@@ -105,7 +113,10 @@ def kubeconfig(url: str, token: str) -> Object:
 
 def _take_network(locks: ExitStack) -> str:
     """A 127.N that no other cluster of this user has."""
-    folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"ropeteam-{os.getuid()}"
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    folder = (
+        runtime if os.access(runtime, os.W_OK) else Path(tempfile.gettempdir())
+    ) / f"ropeteam-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     first = os.getuid() % 100
     for number in range(first + 20, first + 120):

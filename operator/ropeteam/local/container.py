@@ -53,6 +53,7 @@ class Container:
         self._shim = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in the terminal is for the cluster
         )  # fmt: skip
         assert self._shim.stdin
         assert self._shim.stdout

@@ -1,11 +1,13 @@
 """The life of one pod: scheduled, mounted, init containers one by one, containers together, until deleted.
 
 A pod is never moved and never revived. Its object goes once it was deleted and all its processes are gone.
+Limits: a running container is a ready one; probes, resources, node selection and deadlines are not looked at.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from ropeteam.local.resources import Object
 from ropeteam.local.verbs import timestamp
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 _LONGEST_BACK_OFF = 60.0
 
 
@@ -99,7 +102,7 @@ class PodWorker:
     async def _live(self) -> None:
         try:
             await self._schedule()
-            self._folders = await self._when_ready(lambda: volumes.make(self.pod, self.node.home, self._look))
+            self._folders = await self._when_ready(self._mount)
             for container in self.init:
                 if await self._run(container, self._init_policy) != 0:
                     return
@@ -109,6 +112,9 @@ class PodWorker:
             await asyncio.gather(*(self._run(container, policy) for container in self.containers))
         except Stopping:
             pass
+        except Exception:
+            _log.exception("pod %s cannot go on", self.pod["metadata"]["name"])
+            raise
         finally:
             self._publish()
 
@@ -180,6 +186,13 @@ class PodWorker:
             container.end(127, "StartError", started, str(error))
             self.node.record(self.pod, "Warning", "Failed", f"Error: {error}")
             return 127
+
+    def _mount(self) -> dict[str, Path]:
+        for container in self.init:
+            if container.spec.get("restartPolicy") == "Always":
+                text = f"init container {container.name} is a sidecar: the local cluster does not serve these"
+                raise NotReady("ContainerCreating", text)
+        return volumes.make(self.pod, self.node.home, self._look)
 
     def _launch(self, container: Container) -> podspec.Launch:
         mounts = volumes.mounts(container.spec, self._folders)

@@ -10,7 +10,7 @@ import base64
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ class Launch:
 def launch(pod: Object, container: Object, place: Place, look: Lookup) -> Launch:
     """Raises NotReady for what may still come, StartError for what cannot work."""
     rewrite = _rewriter(place.mounts)
-    declared: dict[str, str] = {}
+    declared = _environment_from(container.get("envFrom", ()), look)
     for row in container.get("env", ()):
         value = _value(pod, row, look)
         if value is not None:
@@ -135,6 +135,24 @@ def field_of(pod: Object, path: str) -> Any:
     return at(pod, f"metadata.{found[1]}").get(found[2]) if found else at(pod, path)
 
 
+def _environment_from(sources: Iterable[Object], look: Lookup) -> dict[str, str]:
+    """Whole Secrets and ConfigMaps as variables."""
+    found = {}
+    for source in sources:
+        for kind, resource in (("secretRef", r.SECRETS), ("configMapRef", r.CONFIG_MAPS)):
+            if ref := source.get(kind):
+                owner = look(resource, ref["name"])
+                if owner is None and not ref.get("optional"):
+                    raise _missing(resource, ref["name"])
+                for name, value in contents(owner).items() if owner else ():
+                    found[source.get("prefix", "") + name] = value.decode()
+    return found
+
+
+def _missing(resource: Resource, name: str) -> NotReady:
+    return NotReady("CreateContainerConfigError", f'{resource.kind.lower()} "{name}" not found')
+
+
 def _key_of(resource: Resource, ref: Object, look: Lookup) -> str | None:
     owner = look(resource, ref["name"])
     content = contents(owner).get(ref["key"]) if owner else None
@@ -142,11 +160,9 @@ def _key_of(resource: Resource, ref: Object, look: Lookup) -> str | None:
         return content.decode()
     if ref.get("optional"):
         return None
-    text = (
-        f"couldn't find key {ref['key']} in {resource.kind}"
-        if owner
-        else f'{resource.kind.lower()} "{ref["name"]}" not found'
-    )
+    if owner is None:
+        raise _missing(resource, ref["name"])
+    text = f"couldn't find key {ref['key']} in {resource.kind} {ref['name']}"
     raise NotReady("CreateContainerConfigError", text)
 
 

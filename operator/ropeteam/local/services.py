@@ -7,6 +7,7 @@ lives as long as both of its ends; one to a pod that has gone is cut.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from contextlib import suppress
 from itertools import count
@@ -16,6 +17,7 @@ from ropeteam.local.resources import Object
 from ropeteam.local.selectors import at, matches
 from ropeteam.local.store import Event, Key, Store, key_of
 
+_log = logging.getLogger(__name__)
 Backend = tuple[str, int, str]
 """Address, port, and the pod's uid."""
 
@@ -82,8 +84,10 @@ class Services:
             for gone in self._servers.keys() - wanted.keys():
                 self._servers.pop(gone).close()
             for new in wanted.keys() - self._servers.keys():
-                with suppress(OSError):  # the port needs more rights, or is taken: refused, as without a pod
+                try:
                     self._servers[new] = await self._listen(*new)
+                except OSError as error:  # the port needs more rights, or is taken: refused, as without a pod
+                    _log.warning("service %s cannot listen: %s", new[0][1], error)
 
     async def _listen(self, key: Key, address: str, number: int) -> asyncio.Server:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
