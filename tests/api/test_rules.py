@@ -55,12 +55,17 @@ _VARIABLE: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {"name": NAMES}, optional={"value": TEXTS}
 )
 ENV = st.lists(_VARIABLE, max_size=3, unique_by=_name)
-RESOURCES = st.fixed_dictionaries(
-    {},
-    optional={
-        "limits": st.dictionaries(st.sampled_from(["nvidia.com/gpu", "cpu"]), st.sampled_from([1, 2, "2"]))
-    },
+CPU = st.fixed_dictionaries({}, optional={"cpu": st.integers(1, 2)})
+GPU = st.fixed_dictionaries(
+    {}, optional={"cpu": st.integers(1, 2), "nvidia.com/gpu": st.sampled_from([1, 2, "2"])}
 )
+"""In the short form only: cel-python, unlike a server, cannot compare a number with a text."""
+
+
+def _resources(limits: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.fixed_dictionaries({}, optional={"limits": limits})
+
+
 RUN: dict[str, st.SearchStrategy[Any]] = {
     "image": TEXTS,
     "command": st.lists(TEXTS, min_size=1, max_size=2),
@@ -68,7 +73,7 @@ RUN: dict[str, st.SearchStrategy[Any]] = {
 }
 CONTAINER: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {"name": st.sampled_from(["trainer", "sidecar"])},
-    optional={**RUN, "workingDir": TEXTS, "env": ENV, "resources": RESOURCES},
+    optional={**RUN, "workingDir": TEXTS, "env": ENV, "resources": _resources(CPU)},
 )
 POD = st.fixed_dictionaries(
     {},
@@ -100,7 +105,7 @@ SPECS = st.fixed_dictionaries(
         **RUN,
         "env": ENV,
         "workingDir": TEXTS,
-        "resources": RESOURCES,
+        "resources": _resources(GPU),
         "gpusPerWorker": st.integers(0, 3),
         "processesPerWorker": st.integers(1, 9),
         "launcher": st.sampled_from(["Auto", "PerPod"]),

@@ -59,6 +59,13 @@ def test_noise_on_the_page_never_raises(noise: bytes) -> None:
     assert beat is None or (beat.phase in PHASES and math.isfinite(beat.samples))
 
 
+@pytest.mark.parametrize("samples", [math.nan, math.inf, -math.inf])
+def test_samples_that_are_no_number_are_not_read(samples: float) -> None:
+    page = a_page()
+    write_beat(page, Beat(samples=samples), 1)
+    assert read_beat(page) is None
+
+
 def test_an_unknown_phase_is_refused_by_the_writer() -> None:
     with pytest.raises(ValueError, match="not in tuple"):
         write_beat(a_page(), Beat(phase="lunch"), 1)
