@@ -29,8 +29,8 @@ test: $(VENV)/bin/ropeteam  ## run all tests; the pure rooms must be covered to 
 check: $(VENV)/bin/ropeteam  ## format, lint, types, import contracts, house numbers, CRD drift (no tests)
 	@$(MAKE) --no-print-directory -k -j2 -Otarget $(CHECKS)
 
-sim: $(VENV)/bin/ropeteam  ## run a campaign of the simulator: make sim SEEDS=200
-	$(PYTHON) -m pytest tests/sim -m campaign --sim-seeds=$(SEEDS)
+sim: $(VENV)/bin/ropeteam  ## run campaigns of the simulator, 3,500 steps each: make sim SEEDS=200
+	$(PYTHON) tools/sim.py --seeds $(SEEDS)
 
 seeded: $(VENV)/bin/ropeteam  ## apply each seeded bug in turn; the tests must catch every one
 	$(PYTHON) tools/seeded.py
