@@ -21,7 +21,7 @@ from ropeteam.controller.informer import Key
 from ropeteam.controller.observer import Memory, Observer
 from ropeteam.controller.pace import Pace
 from ropeteam.core.decide import decide
-from ropeteam.core.decision import Decision
+from ropeteam.core.decision import Announcement, Decision
 from ropeteam.core.observation import Observation
 
 _PACED_SECONDS = 1.0
@@ -62,9 +62,7 @@ class Reconciler:
         if changed:
             await self._save(seen, decision)
         told, memory.desired = memory.desired, decision.desired  # only what is saved is spoken of
-        async with asyncio.TaskGroup() as group:
-            for action in decision.actions:
-                group.create_task(self.executor.execute(action, seen.metadata, memory))
+        await self._act(seen, decision, memory)
         if changed or decision.actions or told != decision.desired:
             return 0.0
         return decision.look_again_seconds
@@ -87,6 +85,17 @@ class Reconciler:
         metrics.count_settled(seen.status, decision.status)
         for announcement in decision.announcements:
             await announce(self.client, meta, announcement, seen.now)
+
+    async def _act(self, seen: Observation, decision: Decision, memory: Memory) -> None:
+        """All of it, though some may fail; what failed is told to the user. Raises the first error."""
+        work = (self.executor.execute(action, seen.metadata, memory) for action in decision.actions)
+        results = await asyncio.gather(*work, return_exceptions=True)
+        failed = [(a, e) for a, e in zip(decision.actions, results, strict=True) if e is not None]
+        for action, error in failed:
+            told = Announcement("Warning", "ActionFailed", f"cannot {action}: {error}")
+            await announce(self.client, seen.metadata, told, seen.now)
+        for _, error in failed:
+            raise error
 
     async def _sweep(self, key: Key) -> None:
         """The job is gone, and what belonged to it goes too, should the garbage collector not be there to do

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ropeteam.api.columns import with_columns
 from ropeteam.api.status import JobStatus
 from ropeteam.core import announce, completion, conditions, deadlines, gang, progress, recovery
 from ropeteam.core.answer import Answer
 from ropeteam.core.conditions import Fact
 from ropeteam.core.decision import Decision
 from ropeteam.core.desired import desired
-from ropeteam.core.fold import fold
+from ropeteam.core.fold import count_workers, fold
 from ropeteam.core.observation import Observation
 from ropeteam.core.steady import steady
 from ropeteam.core.view import View, changed, look
@@ -99,8 +100,9 @@ def _conclude(view: View, answer: Answer) -> Decision:
     status = changed(answer.status, observed_generation=job.generation, state=answer.state)
     if not saved.finished:
         facts = (*_acceptance(view), *answer.facts)
+        status = changed(status, workers=count_workers(view, status))
         status = conditions.with_facts(status, facts, now, job.generation)
-        status = changed(status, reason=conditions.reason(status))
+        status = changed(with_columns(status), reason=conditions.reason(status))
         status = progress.throttle(saved, status, now)
     writes = status != saved
     told = None if status.finished else desired(view, status)
