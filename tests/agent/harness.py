@@ -34,6 +34,8 @@ class Coordinator:
         self.report: AgentReport | None = None
         self.history: list[AgentReport] = []
         self.connections = 0
+        self.silent = False
+        """Hears, and says nothing."""
         self.explain: Callable[[], str] = str
         """What else to say when a wait is in vain."""
         self.port = 0
@@ -52,8 +54,13 @@ class Coordinator:
         """As if it had died: connections are cut, nobody listens."""
         assert self._server is not None
         self._server.close()
+        await self.cut()
+
+    async def cut(self) -> None:
+        """The connection is lost; the agent may come again."""
         if self._writer is not None:
             self._writer.transport.abort()
+            self._writer = None
 
     def order(self, **changes: Any) -> None:
         """Orders of term 1, boot 0 unless told otherwise; what is not named stays as it was ordered last."""
@@ -74,7 +81,7 @@ class Coordinator:
         return self.report
 
     def _send(self) -> None:
-        if self._writer is None or self._sealer is None or self._orders is None:
+        if self._writer is None or self._sealer is None or self._orders is None or self.silent:
             return
         self._number += 1
         self._writer.write(self._sealer.seal(codec.encode(replace(self._orders, number=self._number))))

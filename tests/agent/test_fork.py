@@ -2,32 +2,148 @@
 
 from __future__ import annotations
 
-from tests.agent.harness import a_plan, exit_of
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.agent.harness import a_plan, exit_of, until
+from tests.agent.scripts import facts, under_python, write_scripts
 
 from ropeteam_trainer.contract.config import Start
 from ropeteam_trainer.contract.world import Epoch
 
-SCRIPT = """
-import os, sys, time, torch, torch.distributed as dist
+REDUCE = """
+import os, random, sys, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 x = torch.ones(1)
 dist.all_reduce(x)
-print("sum", x.item(), "parent", os.getppid(), "threads", torch.get_num_threads(), flush=True)
+started = "forked" if "zygote.py" in open("/proc/self/cmdline").read() else "exec'ed"
+print(started, "sum", x.item(), "parent", os.getppid(), "session", os.getsid(0) == os.getpid(), flush=True)
+print("random", torch.rand(1).item(), "threads", torch.get_num_threads(), flush=True)
 dist.barrier()
 dist.destroy_process_group()
 """
 
 
-async def test_ranks_meet_in_the_agents_store_and_fork_later(make_pod, coordinator):
+def listening():
+    """Addresses of this machine's listening TCP sockets, as the kernel writes them."""
+    sockets = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
+    return [words[1] for words in sockets if words[3] == "0A"]
+
+
+async def a_world(coordinator, n, processes=1):
+    """Host a store and run world n on it."""
+    epoch = Epoch(1, 0, n)
+    coordinator.order(plan=None, host_store=epoch)
+    report = await coordinator.wait_for(lambda r: r.store and r.store.epoch == epoch and r.stopped)
+    plan = a_plan(n, processes=processes, store_host=report.store.host, store_port=report.store.port)
+    coordinator.order(plan=plan)
+    return plan
+
+
+async def ended(coordinator, plan):
+    return await coordinator.wait_for(lambda r: r.plan == plan and r.stopped)
+
+
+async def zygote_is_warm(pod):
+    await until(lambda: "[ropeteam agent] ranks can be forked" in pod.text(), pod.text)
+
+
+async def test_ranks_meet_in_the_agents_store_whether_execed_or_forked(make_pod, coordinator):
     pod = make_pod(processes=2, start=Start.FORK)
-    (pod.folder / "x.py").write_text(SCRIPT)
+    (pod.folder / "x.py").write_text(REDUCE)
+    pod.start("python3", "x.py", ROPETEAM_STORE="", OMP_NUM_THREADS="2")
+    for n in (1, 2):
+        report = await ended(coordinator, await a_world(coordinator, n, processes=2))
+        assert all(rank.exit.clean for rank in report.ranks), pod.text()
+        await zygote_is_warm(pod)
+    lines = [line.split("] ", 1)[1] for line in pod.text().splitlines() if " sum " in line]
+    assert lines[-1] == f"forked sum 2.0 parent {pod.pid} session True"
+    assert len({line.split("random")[1] for line in pod.text().splitlines() if "random" in line}) == 1, (
+        "an unseeded torch gives the same numbers to every process, forked or not, and has its threads"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "plainly"),
+    [
+        (("python3", "x.py", "--lr", "1"), ("x.py", "--lr", "1")),
+        (("python3", "-m", "pkg.train", "--lr", "1"), ("-m", "pkg.train", "--lr", "1")),
+    ],
+)
+async def test_a_forked_script_sees_what_python_shows_it(make_pod, coordinator, command, plainly):
+    pod = make_pod(start=Start.FORK)
+    write_scripts(pod.folder)
+    pod.start(*command, ROPETEAM_STORE="")
+    await zygote_is_warm(pod)
+    report = await ended(coordinator, await a_world(coordinator, 1))
+    assert exit_of(report).clean, pod.text()
+    assert exit_of(report).reached_end
+    assert facts(pod.text()) == under_python(pod.folder, *plainly)
+
+
+FAULTS = """
+import os, sys, time
+n = int(os.environ["ROPETEAM_EPOCH"].split(".")[2])
+if n == 1: raise ValueError("bad lr")
+if n == 2: os.kill(os.getpid(), 11)
+if n == 3: sys.exit(9)
+if os.fork() == 0: os.setsid()
+print("pid", os.getpid(), flush=True)
+time.sleep(1000)
+"""
+
+
+async def test_faults_of_forked_ranks_are_told_as_those_of_any_other(make_pod, coordinator):
+    pod = make_pod(start=Start.FORK)
+    (pod.folder / "x.py").write_text(FAULTS)
     pod.start("python3", "x.py", ROPETEAM_STORE="")
-    for n in (1, 2, 3):
-        epoch = Epoch(1, 0, n)
-        coordinator.order(plan=None, host_store=epoch)
-        report = await coordinator.wait_for(lambda r, e=epoch: r.store and r.store.epoch == e)
-        plan = a_plan(n, processes=2, store_host=report.store.host, store_port=report.store.port)
-        coordinator.order(plan=plan)
-        report = await coordinator.wait_for(lambda r, e=epoch: r.plan and r.plan.epoch == e and r.stopped)
-        print(pod.text())
-        assert exit_of(report).clean
+    await zygote_is_warm(pod)
+    told = [exit_of(await ended(coordinator, await a_world(coordinator, n))) for n in (1, 2, 3)]
+    assert [exit.fingerprint for exit in told] == ["ValueError at x.py:4", "SIGSEGV", "exit 9"]
+    await a_world(coordinator, 4)
+    await until(lambda: pod.text().count("] pid") == 2, pod.text)
+    pids = {int(line.split()[-1]) for line in pod.text().splitlines() if "] pid" in line}
+    coordinator.order(plan=None)
+    await coordinator.wait_for(lambda r: r.stopped)
+    assert not pids & set(pod.living()), "with its child that left session and has no environment of its own"
+
+
+async def test_a_dead_zygote_and_a_dead_store_are_replaced(make_pod, coordinator):
+    pod = make_pod(start=Start.AUTO)
+    (pod.folder / "x.py").write_text(REDUCE)
+    pod.start("python3", "x.py", ROPETEAM_STORE="")
+    epoch = Epoch(1, 0, 1)
+    coordinator.order(host_store=epoch)
+    first = await coordinator.wait_for(lambda r: r.store)
+    for pid, line in pod.living().items():
+        if "zygote.py" in line:
+            os.kill(pid, signal.SIGKILL)
+    again = await coordinator.wait_for(lambda r: r.store and r.store != first.store)
+    assert again.store.epoch == epoch
+    report = await ended(coordinator, await a_world(coordinator, 2))
+    assert exit_of(report).clean, pod.text()
+
+
+async def test_sigkill_of_the_agent_takes_zygote_store_and_forked_ranks_along(make_pod, coordinator):
+    pod = make_pod(start=Start.FORK)
+    (pod.folder / "x.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(1000)\n")
+    pod.start("python3", "x.py", ROPETEAM_STORE="")
+    await zygote_is_warm(pod)
+    await a_world(coordinator, 1)
+    await pod.printed("] up")
+    assert len(pod.living()) == 4
+    pod.signal(signal.SIGKILL)
+    await pod.nothing_lives()
+
+
+async def test_a_store_listens_on_the_pods_address_only(make_pod, coordinator):
+    pod = make_pod()
+    (pod.folder / "x.py").write_text("")
+    pod.start("python3", "x.py", ROPETEAM_STORE="", ROPETEAM_POD_IP="127.0.0.9")
+    coordinator.order(host_store=Epoch(1, 0, 1))
+    report = await coordinator.wait_for(lambda r: r.store)
+    assert report.store.host == "127.0.0.9"
+    port = f":{report.store.port:04X}"
+    assert [address for address in listening() if address.endswith(port)] == [f"0900007F{port}"]

@@ -191,6 +191,7 @@ class Agent:
         try:
             if self._torch:
                 await self._zygote.warm_up()
+                log("ranks can be forked from now on")
         except OSError as error:
             log(f"ranks cannot be forked: {error}")
 

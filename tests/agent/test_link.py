@@ -1,0 +1,87 @@
+"""The connection to the coordinator, with real sockets: coming back, and whom not to trust."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.agent import harness
+from tests.agent.harness import a_plan, until
+
+from ropeteam_trainer.contract.config import Timeouts
+from ropeteam_trainer.contract.messages import RankPhase
+
+SLEEP = "import time\nprint('up')\ntime.sleep(1000)\n"
+
+
+async def running(pod, coordinator):
+    (pod.folder / "x.py").write_text(SLEEP)
+    pod.start("python3", "x.py")
+    coordinator.order(plan=a_plan())
+    await coordinator.wait_for(lambda r: r.plan and r.ranks[0].phase is RankPhase.RUNNING)
+
+
+async def test_a_returning_coordinator_hears_the_whole_truth_and_the_world_goes_on(pod, coordinator):
+    await running(pod, coordinator)
+    ranks, port = set(pod.living()), coordinator.port
+    await coordinator.stop()
+    await pod.printed("no coordinator at")
+    coordinator.report = None
+    await coordinator.start(port)
+    report = await coordinator.wait_for(lambda r: r.plan == a_plan())
+    assert report.ranks[0].phase is RankPhase.RUNNING
+    assert set(pod.living()) == ranks
+
+
+async def test_a_lease_is_kept_without_news(pod, coordinator):
+    await running(pod, coordinator)
+    seen = len(coordinator.history)
+    await coordinator.wait_for(lambda _: len(coordinator.history) >= seen + 3)
+    assert coordinator.connections == 1
+    assert all(report.orders_seen for report in coordinator.history[-2:])
+
+
+async def test_orders_with_a_wrong_mac_are_not_obeyed(pod, coordinator, monkeypatch):
+    (pod.folder / "x.py").write_text(SLEEP)
+    pod.start("python3", "x.py")
+    await coordinator.wait_for(lambda _: True)
+    monkeypatch.setattr(harness, "TOKEN", bytes(32))
+    await coordinator.cut()
+    coordinator.order(plan=a_plan())
+    await pod.printed("wrong MAC")
+    assert "up" not in pod.text()
+
+
+async def test_a_lower_term_is_refused_with_a_reason(pod, coordinator):
+    coordinator.order(term=3)
+    await running(pod, coordinator)
+    coordinator.order(term=2, plan=None)
+    await pod.printed("orders of term 2.0, have seen 3.0")
+    coordinator.order(term=3, plan=a_plan())
+    report = await coordinator.wait_for(lambda r: r.orders_seen > 0)
+    assert report.ranks[0].phase is RankPhase.RUNNING
+    assert report.term == 3
+
+
+async def test_a_peer_that_is_no_coordinator_is_left(make_pod, coordinator):
+    await coordinator.stop()
+
+    async def chat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(chat, "127.0.0.1", coordinator.port)
+    pod = make_pod()
+    (pod.folder / "x.py").write_text("")
+    pod.start("python3", "x.py")
+    await pod.printed("the peer is no coordinator")
+    server.close()
+
+
+async def test_a_coordinator_that_falls_silent_is_asked_and_then_left(make_pod, coordinator):
+    pod = make_pod(timeouts=Timeouts(lost=1))
+    await running(pod, coordinator)
+    coordinator.silent = True
+    await coordinator.wait_for(lambda r: r.orders_seen == 0)
+    await until(lambda: coordinator.connections > 1, pod.text)
+    assert "no answer for" in pod.text()

@@ -1,0 +1,96 @@
+"""A script cannot tell that it runs in our shim."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from tests.agent.scripts import facts, under_python, write_scripts
+
+from ropeteam_trainer.agent.page import Page
+from ropeteam_trainer.agent.spawn import write_shims
+
+
+@pytest.fixture
+def shim(tmp_path):
+    """Run the shim itself, as the agent would."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    rank = write_shims(folder).rank
+    environment = {"PATH": "/usr/bin:/bin"}
+
+    def run(*arguments, flags=(), **variables):
+        return subprocess.run(
+            [sys.executable, *flags, rank, *arguments],
+            cwd=tmp_path,
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "plainly"),
+    [
+        ("script", "x.py", ("x.py",)),
+        ("script", "pkg/../x.py", ("pkg/../x.py",)),
+        ("script", "app", ("app",)),
+        ("module", "pkg.train", ("-m", "pkg.train")),
+        ("module", "pkg", ("-m", "pkg")),
+    ],
+)
+def test_what_a_script_sees_is_what_python_shows_it(shim, tmp_path, kind, target, plainly):
+    write_scripts(tmp_path)
+    done = shim(kind, target, "--lr", "0.1")
+    assert done.returncode == 0, done.stderr
+    assert facts(done.stdout) == under_python(tmp_path, *plainly, "--lr", "0.1")
+
+
+def test_isolated_stays_isolated(shim, tmp_path):
+    (tmp_path / "x.py").write_text("import sys; print(sys.path[0], 'ropeteam_trainer' in sys.modules)")
+    assert not shim("script", "x.py", flags=("-I",)).stdout.startswith(str(tmp_path))
+
+
+def test_our_package_comes_last_and_is_not_imported(shim, tmp_path):
+    (tmp_path / "x.py").write_text("import sys; print(sys.path[-1], 'ropeteam_trainer' in sys.modules)")
+    assert shim("script", "x.py").stdout.split() == [str(tmp_path / "state/lib"), "False"]
+    installed = tmp_path / "ropeteam_trainer"
+    installed.mkdir()
+    (installed / "__init__.py").write_text("where = 'installed'")
+    (tmp_path / "x.py").write_text("import ropeteam_trainer; print(ropeteam_trainer.where)")
+    assert shim("script", "x.py").stdout == "installed\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "ended"),
+    [
+        ("pass", 0, True),
+        ("import sys; sys.exit()", 0, True),
+        ("import sys; sys.exit(0)", 0, True),
+        ("import sys; sys.exit(3)", 3, False),
+        ("import sys; sys.exit('why')", 1, False),
+        ("raise KeyError(1)", 1, False),
+        ("import os, atexit; atexit.register(os.abort)", -6, True),
+        ("import atexit, sys; atexit.register(lambda: print(sys.last_value)); raise KeyError('x')", 1, False),
+    ],
+)
+def test_the_end_of_a_script_is_marked_even_if_the_process_dies_later(shim, tmp_path, code, status, ended):
+    (tmp_path / "x.py").write_text(code)
+    page = Page(tmp_path / "page")
+    done = shim("script", "x.py", ROPETEAM_RANK_PAGE=str(page.path))
+    beat = page.read()
+    page.close()
+    assert done.returncode == status
+    assert (beat is not None and beat.reached_end) is ended
+
+
+def test_a_module_that_is_not_there(shim):
+    done = shim("module", "no.such.thing")
+    assert done.returncode == 1
+    assert "no.such.thing" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "No module named nothing" in shim("module", "nothing").stderr
