@@ -183,19 +183,12 @@ class Cluster:
 
     def agent_pid(self, pod_uid: str) -> int:
         """The agent of a pod: the process of that pod which is neither a rank nor one of its helpers."""
-        return self._main_process(pod_uid, b"--")
+        return _process(pod_uid, "ROPETEAM_POD_UID", b"--")
 
     def coordinator_pid(self, name: str) -> int:
-        (pod,) = self.pods(name, "coordinator")
-        return self._main_process(pod["metadata"]["uid"], b"ropeteam_trainer.coordinator")
-
-    def _main_process(self, pod_uid: str, mark: bytes) -> int:
-        for pid, env in environments():
-            if env.get("ROPETEAM_POD_UID") == pod_uid and "RANK" not in env:
-                arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if mark in arguments and b"ropeteam.local.shim" not in arguments:
-                    return pid
-        raise AssertionError(f"no main process of pod {pod_uid}")
+        job = self.job(name)
+        assert job is not None
+        return _process(job["metadata"]["uid"], "ROPETEAM_CONFIG", b"ropeteam_trainer.coordinator")
 
     def leftovers(self, job_uid: str) -> list[str]:
         """Command lines of processes that belong to this job."""
@@ -204,6 +197,16 @@ class Cluster:
             for pid, env in environments()
             if env.get("TORCHELASTIC_RUN_ID") == job_uid or job_uid in env.get("ROPETEAM_CONFIG", "")
         ]
+
+
+def _process(uid: str, variable: str, argument: bytes) -> int:
+    """The process with this command line argument whose environment variable speaks of `uid`."""
+    for pid, env in environments():
+        if uid in env.get(variable, ""):
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if argument in arguments and b"ropeteam.local.shim" not in arguments:
+                return pid
+    raise AssertionError(f"no process {argument!r} of {uid}")
 
 
 def _comm(pid: int) -> str:
