@@ -13,6 +13,7 @@ from typing import Any
 
 from ropeteam.api.job import Metadata
 from ropeteam.api.status import JobStatus
+from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
 from ropeteam.core.observation import ContainerSeen, Observation, PodSeen, Refusal, Role
 from ropeteam_trainer.contract.desired import Incident, JobReport, ReplaceWish, SlotReport, WorldPhase
@@ -155,6 +156,16 @@ def edited(**spec: Any) -> Change:
 def saved(decision: Decision) -> Change:
     """The status write went through, and came back from the server."""
     return lambda scene: scene.but(status=JobStatus.model_validate(decision.status.to_json()))
+
+
+def written(scene: Scene) -> Scene:
+    """Everything that `decide` wants to write about this moment is written; its actions are still to come."""
+    for _ in range(5):
+        decision = decide(scene)
+        if decision.status == scene.status:
+            return scene
+        scene = scene.after(saved(decision))
+    raise AssertionError(f"still writes: {decision.why}")
 
 
 def refused(message: str) -> Change:

@@ -40,6 +40,8 @@ class FakeCluster:
         self.made: list[str] = []
         """Names of pods, in the order of their creation."""
         self.decisions: list[Decision] = []
+        self.doom: ContainerSeen | None = None
+        """How every trainer container ends as soon as it is started."""
         self.incidents: tuple[Incident, ...] = ()
         """What the coordinator of the current term tells."""
         self._uids = 0
@@ -156,6 +158,8 @@ class FakeCluster:
         if pod.phase != "Pending" or pod.scheduled_message or pod.container.waiting_reason:
             return pod
         node = f"node-{max(pod.slot, 0)}"
+        if self.doom is not None and pod.role is Role.WORKER:
+            return pod.model_copy(update={"phase": "Failed", "node": node, "container": self.doom})
         running = ContainerSeen(running=True)
         return pod.model_copy(update={"phase": "Running", "node": node, "container": running})
 

@@ -1,20 +1,217 @@
-"""A job's life from the first look to the last, in a small Kubernetes."""
+"""A job's life from the first look to the last: start, run, end, and what is cleaned up then."""
 
-from tests.builders import a_job, a_running_job
+from __future__ import annotations
+
+import pytest
+from tests.builders import (
+    NOON,
+    Scene,
+    a_job,
+    a_problem,
+    a_running_job,
+    an_incident,
+    edited,
+    ended,
+    refused,
+    reporting,
+    saved,
+    seconds,
+    silent,
+    unreachable,
+    vanished,
+    written,
+)
 from tests.core.fake_cluster import FakeCluster
 
+from ropeteam.api.conditions import ConditionType
+from ropeteam.core.actions import CreatePod, CreateSecret, CreateService, DeleteJob, DeletePod, DeleteService
+from ropeteam.core.decide import decide
+from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.world import Cause, FailReason
 
-def test_a_job_starts_runs_and_completes():
+
+def test_a_new_job_is_started_on_paper_first() -> None:
+    decision = decide(a_job(workers=2))
+    assert (decision.status.attempt, decision.status.coordinator.term) == (1, 1)
+    assert [slot.incarnation for slot in decision.status.slots] == [1, 1]
+    assert decision.actions == (), "save the intent first"
+    assert decision.look_again_seconds == 0
+
+
+def test_things_are_made_in_the_order_in_which_they_need_each_other() -> None:
+    cluster = FakeCluster(a_job(workers=2))
+    cluster.round()
+    assert [type(action) for action in cluster.round().actions] == [CreateSecret, CreateService, CreatePod]
+    cluster.round()
+    status = cluster.observe().status
+    assert (status.coordinator.address, status.coordinator.pod_uid) == ("10.0.0.1", "uid-2")
+    assert [str(action) for action in cluster.round().actions] == [
+        "create Pod mnist-0-1",
+        "create Pod mnist-1-1",
+    ]
+
+
+def test_a_job_starts_runs_and_completes() -> None:
     cluster = FakeCluster(a_job(workers=2))
     cluster.play(until=lambda seen: seen.status.state == "Running")
     assert cluster.made == ["mnist-coordinator-1", "mnist-0-1", "mnist-1-1"]
     cluster.finished = True
     cluster.play(until=lambda seen: seen.status.state == "Complete")
-    cluster.play(until=lambda seen: not seen.pods)
-    assert cluster.observe().status.finished
-    assert cluster.observe().service is None
+    cluster.play(until=lambda seen: seen.service is None)
+    assert cluster.settle().actions == ()
 
 
-def test_a_running_job_is_left_alone():
-    cluster = FakeCluster(a_running_job())
-    assert cluster.scene.status.state == "Running"
+def test_a_running_job_is_left_alone() -> None:
+    seen = a_running_job()
+    decision = decide(seen)
+    assert (decision.status, decision.actions) == (seen.status, ())
+    assert decision.look_again_seconds == 5, "the coordinator is asked now and then"
+    assert seen.status.workers.summary == "4/4"
+
+
+def test_a_job_that_is_being_deleted_takes_no_more_decisions() -> None:
+    seen = a_running_job()
+    leaving = seen.metadata.model_copy(update={"deletion_timestamp": NOON})
+    decision = decide(seen.but(metadata=leaving).after(vanished(0)))
+    assert (decision.status, decision.actions, decision.desired) == (seen.status, (), None)
+
+
+def test_an_invalid_spec_says_what_to_change_and_comes_to_rest() -> None:
+    seen = a_job(workers=0)
+    decision = decide(seen)
+    assert decision.status.state == "Invalid"
+    accepted = decision.status.condition(ConditionType.ACCEPTED)
+    assert accepted is not None
+    assert "spec.workers" in accepted.message
+    assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
+    again = decide(seen.after(saved(decision), seconds(5)))
+    assert (again.status, again.look_again_seconds) == (decision.status, None)
+
+
+def test_a_name_that_cannot_be_used_is_an_invalid_job() -> None:
+    seen = a_job()
+    decision = decide(seen.but(metadata=seen.metadata.model_copy(update={"name": "4-GPUs"})))
+    assert (decision.status.state, decision.status.reason) == ("Invalid", "InvalidSpec")
+    assert "metadata.name" in decision.why
+
+
+def test_a_spec_that_becomes_invalid_stops_nothing() -> None:
+    decision = decide(a_running_job().after(edited(workers="many")))
+    assert (decision.status.state, decision.status.reason) == ("Running", "InvalidSpec")
+    assert decision.desired is not None, "the coordinator is still told what is saved"
+    assert len(decision.desired.slots) == 4
+
+
+def test_the_servers_refusal_is_told_in_its_own_words() -> None:
+    decision = decide(a_job().after(refused('persistentvolumes "fast" is forbidden')))
+    assert (decision.status.state, decision.status.attempt) == ("Invalid", 0)
+    assert 'persistentvolumes "fast" is forbidden' in decision.why
+
+
+def test_a_refusal_of_a_running_job_is_only_said() -> None:
+    decision = decide(a_running_job().after(refused("no such field")))
+    assert (decision.status.state, decision.status.reason) == ("Running", "PodRefused")
+
+
+def test_the_exit_of_one_agent_with_0_completes_the_job() -> None:
+    decision = decide(a_running_job().after(unreachable, ended(2, code=0)))
+    assert decision.status.state == "Complete"
+    assert decision.status.completion_time is not None
+    finished = decision.status.condition(ConditionType.FINISHED)
+    assert finished is not None
+    assert (finished.status, finished.reason) == ("True", "Succeeded")
+
+
+def test_released_workers_have_a_moment_to_exit_by_themselves() -> None:
+    seen = completed()
+    assert decide(seen).actions == ()
+    later = decide(seen.after(seconds(11)))
+    assert [action.name for action in later.actions if isinstance(action, DeletePod)] == [
+        "mnist-0-1",
+        "mnist-1-1",
+    ]
+
+
+def completed(**spec: object) -> Scene:
+    seen = a_running_job(workers=2, **spec).after(reporting(phase=WorldPhase.COMPLETE))
+    return seen.after(written)
+
+
+def failed(**spec: object) -> Scene:
+    seen = a_running_job(workers=2, **spec).after(reporting(failure=a_problem()))
+    return seen.after(written)
+
+
+def test_the_coordinator_goes_when_all_workers_have_ended() -> None:
+    seen = completed().after(ended(0, 0), ended(1, 0))
+    actions = decide(seen).actions
+    assert [str(action) for action in actions[:1]] == ["delete Pod mnist-coordinator-1 (uid uid-2)"]
+    assert isinstance(actions[1], DeleteService)
+
+
+def test_workers_of_a_failed_job_go_at_once_and_the_coordinator_after_them() -> None:
+    seen = failed()
+    assert [action.name for action in decide(seen).actions if isinstance(action, DeletePod)] == [
+        "mnist-0-1",
+        "mnist-1-1",
+    ]
+    deleting = tuple(pod.model_copy(update={"deleting": pod.slot >= 0}) for pod in seen.pods)
+    assert decide(seen.but(pods=deleting)).actions == ()
+
+
+@pytest.mark.parametrize(
+    ("policy", "goes"),
+    [("All", {"mnist-0-1", "mnist-1-1"}), ("Running", {"mnist-1-1"}), ("None", {"mnist-coordinator-1"})],
+)
+def test_clean_pod_policy(policy: str, goes: set[str]) -> None:
+    actions = decide(failed(cleanPodPolicy=policy).after(ended(0))).actions
+    assert {action.name for action in actions if isinstance(action, DeletePod)} == goes
+
+
+def test_a_finished_job_is_deleted_when_its_time_is_over() -> None:
+    seen = completed(ttlSecondsAfterFinished=3600)
+    assert decide(seen).look_again_seconds == 10
+    assert decide(seen.but(pods=(), service=None).after(seconds(11))).look_again_seconds == 3589
+    assert decide(seen.after(seconds(3600))).actions == (DeleteJob("mnist", seen.metadata.uid),)
+
+
+def test_terminal_is_final() -> None:
+    seen = failed().after(edited(suspend=True), ended(0, 0))
+    decision = decide(seen)
+    assert decision.status == seen.status.model_copy(update={"observed_generation": 2})
+    assert decision.desired is None
+
+
+def test_a_problem_that_no_restart_mends_fails_the_job_with_its_words() -> None:
+    status = failed().status
+    assert (status.state, status.reason) == ("Failed", "CommandNotFound")
+    condition = status.condition(ConditionType.FAILED)
+    assert condition is not None
+    assert condition.message == "no such file: trian.py"
+
+
+def test_the_deadline_ends_the_job() -> None:
+    seen = a_running_job(activeDeadlineSeconds=600)
+    decision = decide(seen.after(seconds(600)))
+    assert (decision.status.state, decision.status.reason) == ("Failed", FailReason.DEADLINE_EXCEEDED.value)
+
+
+def test_the_deadline_does_not_run_while_suspended() -> None:
+    decision = decide(a_running_job(activeDeadlineSeconds=600).after(edited(suspend=True), seconds(600)))
+    assert decision.status.state == "Suspending"
+
+
+def test_the_end_charges_what_was_still_provisional() -> None:
+    seen = a_running_job().after(reporting(incidents=(an_incident(),), failure=a_problem()))
+    status = decide(seen).status
+    assert (status.failures.charged, status.incidents[0].settled) == (1, True)
+
+
+def test_a_job_that_breaks_its_budget_fails() -> None:
+    told = tuple(an_incident(Cause.SIGNAL, n=n) for n in (1, 2))
+    seen = a_running_job(recovery={"maxFailures": 1}).after(reporting(incidents=told), silent(0))
+    seen = seen.after(saved(decide(seen)), seconds(10))
+    decision = decide(seen)
+    assert (decision.status.state, decision.status.reason) == ("Failed", "FailureBudgetSpent")
+    assert "bad lr" in decision.why
+    assert "spec.recovery.maxFailures" in decision.why

@@ -27,7 +27,6 @@ def fold(view: View) -> JobStatus:
         view.status,
         slots=slots,
         coordinator=_coordinator(view),
-        workers=_workers(view),
         coordinator_fault_since=_silent_since(view),
     )
     if report is not None:
@@ -79,9 +78,13 @@ def _slot(view: View, slot: SlotStatus, old: PodSeen | None) -> SlotStatus:
     )
 
 
-def _workers(view: View) -> WorkersStatus:
-    slots = view.status.slots
-    running = sum(pod.container.running and not pod.deleting for pod in view.workers.values())
+def count_workers(view: View, status: JobStatus) -> WorkersStatus:
+    """Of the slots as they will be saved: the incarnation that was just replaced is not ready."""
+    slots = status.slots
+    pods = [
+        pod for slot in slots if (pod := view.workers.get(slot.slot)) and pod.incarnation == slot.incarnation
+    ]
+    running = sum(pod.container.running and not pod.deleting for pod in pods)
     known = sum(view.registered(slot) for slot in slots) if view.report else view.status.workers.ready
     desired = len(slots) or view.spec.workers
     ready = min(running, known)

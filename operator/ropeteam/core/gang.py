@@ -19,6 +19,7 @@ from ropeteam.core.answer import Answer
 from ropeteam.core.classify import cannot_write
 from ropeteam.core.conditions import NOT_SUSPENDED, Fact
 from ropeteam.core.observation import PodSeen
+from ropeteam.core.pending import live_facts, live_state
 from ropeteam.core.view import View, changed
 from ropeteam_trainer.contract.desired import WorldPhase
 
@@ -99,13 +100,9 @@ def start(view: View, status: JobStatus) -> Answer | None:
     at_rest = status.condition(ConditionType.SUSPENDED)
     since = at_rest.last_transition_time if at_rest and again else None
     opened = changed(open_attempt(view, status, since), start_time=view.now)
-    why = f"{'resumes' if again else 'starts'}: attempt {opened.attempt} with {len(opened.slots)} workers"
-    facts = (
-        NOT_SUSPENDED,
-        Fact(ConditionType.RUNNING, False, "Starting", f"The job {why}."),
-        Fact(ConditionType.RECOVERING, False, "NoFault"),
-    )
-    return Answer(f"the job {why}", opened, "Starting", facts)
+    word = "resumes" if again else "starts"
+    why = f"the job {word}: attempt {opened.attempt} with {len(opened.slots)} workers"
+    return Answer(why, opened, live_state(view, opened), live_facts(view, opened))
 
 
 def wants_restart(view: View) -> bool:

@@ -54,9 +54,9 @@ def live_state(view: View, status: JobStatus) -> str:
     return "Starting" if running == len(status.slots) else "Pending"
 
 
-def live_facts(view: View, status: JobStatus, why: str = "") -> tuple[Fact, ...]:
-    """`why`: what was decided just now, if anything."""
-    running = _running_fact(view, why)
+def live_facts(view: View, status: JobStatus) -> tuple[Fact, ...]:
+    """What is true of a job that was started and has not ended."""
+    running = _running_fact(view)
     recovering = recovers(view, status)
     last = status.incidents[-1] if status.incidents else None
     cause = last.cause if last is not None and recovering else "NoFault"
@@ -71,7 +71,7 @@ def live_facts(view: View, status: JobStatus, why: str = "") -> tuple[Fact, ...]
     return facts
 
 
-def _running_fact(view: View, why: str) -> Fact:
+def _running_fact(view: View) -> Fact:
     if view.seen.report_error and view.report is None and view.status.holds(ConditionType.RUNNING):
         message = "The operator cannot reach the job's coordinator; training goes on without it."
         return Fact(ConditionType.RUNNING, True, "CoordinatorUnreachable", message)
@@ -80,9 +80,9 @@ def _running_fact(view: View, why: str) -> Fact:
     obstacle = obstacles(view)
     if obstacle is not None:
         return Fact(ConditionType.RUNNING, False, obstacle.word, obstacle.message)
-    told = view.report.why if view.report else ""
-    message = why or told or "Waits for the workers to report to the coordinator."
-    return Fact(ConditionType.RUNNING, False, "WorldForming" if told and not why else "PodsStarting", message)
+    if view.report is not None:
+        return Fact(ConditionType.RUNNING, False, "WorldForming", view.report.why)
+    return Fact(ConditionType.RUNNING, False, "PodsStarting", "Pods are being made and started.")
 
 
 def obstacles(view: View) -> Reason | None:

@@ -143,4 +143,4 @@ def _next(
 
 def _going_on(view: View, status: JobStatus, why: str) -> Answer:
     """Saved now, made in the next round."""
-    return Answer(why, status, live_state(view, status), live_facts(view, status, why))
+    return Answer(why, status, live_state(view, status), live_facts(view, status))

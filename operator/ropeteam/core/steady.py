@@ -27,7 +27,7 @@ def steady(view: View, status: JobStatus) -> Answer:
     elif actions:
         why = "deletes what was superseded"
     else:
-        why = view.report.why if view.report else "waits for its pods"
+        why = (view.report.why if view.report else "") or "waits for its pods"
     return Answer(why, status, live_state(view, status), live_facts(view, status), actions)
 
 
