@@ -38,7 +38,6 @@ def shim(tmp_path):
     [
         ("script", "x.py", ("x.py",)),
         ("script", "pkg/../x.py", ("pkg/../x.py",)),
-        ("script", "app", ("app",)),
         ("module", "pkg.train", ("-m", "pkg.train")),
         ("module", "pkg", ("-m", "pkg")),
     ],
@@ -48,6 +47,14 @@ def test_what_a_script_sees_is_what_python_shows_it(shim, tmp_path, kind, target
     done = shim(kind, target, "--lr", "0.1")
     assert done.returncode == 0, done.stderr
     assert facts(done.stdout) == under_python(tmp_path, *plainly, "--lr", "0.1")
+
+
+def test_a_folder_with_a_main_runs_as_under_python(shim, tmp_path):
+    write_scripts(tmp_path)
+    ours, plain = facts(shim("script", "app").stdout), under_python(tmp_path, "app")
+    assert ours.pop("argv") == [str(tmp_path / "app")], "absolute: the one difference"
+    assert plain.pop("argv") == ["app"]
+    assert ours == plain
 
 
 def test_isolated_stays_isolated(shim, tmp_path):

@@ -63,7 +63,8 @@ def _show_rank() -> None:
 def _run(kind: str, target: str) -> None:
     is_safe = bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
     if kind == "run-path" or (kind == "script" and not os.path.isfile(target)):
-        runpy.run_path(target, run_name="__main__")  # a folder or zip with __main__.py; or the error it gives
+        # A folder or zip with a __main__.py, or the error that naming it gives.
+        runpy.run_path(os.path.join(os.getcwd(), target), run_name="__main__")
         return
     module = types.ModuleType("__main__")
     if kind == "module":
