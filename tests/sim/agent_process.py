@@ -6,8 +6,8 @@ sees nothing; on waking it sees all of it at once, late. When it dies its ranks 
 
 from __future__ import annotations
 
-import json
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ropeteam_trainer.agent import machine, report, state
@@ -47,7 +47,8 @@ class Agent:
         self.stores: set[Epoch] = set()
         self._connection: Connection | None = None
         self._told: AgentReport | None = None
-        self._told_at = 0.0
+        self._told_at = self._reached_at = 0.0
+        self._heard_at: float | None = None
         self._backlog: deque[state.Event] = deque()
         """Seen by the process, not yet handled: it handles one event at a time."""
         self._busy = False
@@ -112,6 +113,7 @@ class Agent:
         self._ticker = self._world.clock.after(TICK_SECONDS, self._tick)
         if self.frozen:
             return
+        self._watch_connection()
         world = self.state.world
         beats = {number: beat for number, rank in self.ranks.items() if (beat := rank.beat())}
         if world and beats:
@@ -122,6 +124,7 @@ class Agent:
         world, clock, random = self._world, self._world.clock, self._world.random
         match effect:
             case state.StartRanks(plan, fork):
+                world.checks.ranks_start(self, plan)
                 clock.after(0.05 if fork else 0.3 + random.random(), self._start_ranks, plan)
             case state.KillRanks(epoch, ranks):
                 self._world.film.tell(self.pod.name, f"kills ranks {ranks} of {epoch}")
@@ -224,26 +227,36 @@ class Agent:
         if server is None or self.frozen or not world.network.reaches(self.site, server.site):
             self._timer = world.clock.after(0.3 + 0.4 * world.random.random(), self._connect)
             return
-        self._connection, self._told = world.network.connect(self, server), None
+        self._connection, self._told, self._heard_at = world.network.connect(self, server), None, None
         server.accepted(self._connection)
         self.see(state.LinkUp())
 
     def _drop(self) -> None:
+        """The connection is over, whoever ended it; another one is tried soon."""
         connection, self._connection = self._connection, None
         if connection:
             connection.close(by=self)
             self._timer.cancel()
             self._timer = self._world.clock.after(0.3 + 0.4 * self._world.random.random(), self._connect)
+            self.see(state.LinkLost())
+
+    def _watch_connection(self) -> None:
+        """TCP_USER_TIMEOUT: what is not acknowledged for lostSeconds ends the connection."""
+        connection, now = self._connection, self._world.clock.now
+        if connection is None or (connection.open and self._world.network.reaches(self.site, connection.server.site)):
+            self._reached_at = now
+        elif now - self._reached_at > self.config.timeouts.lost:
+            self._drop()
 
     def received(self, connection: Connection, message: Any) -> None:
         if connection is self._connection:
+            self._heard_at = self._world.clock.now
             orders = codec.decode(Orders, message) if isinstance(message, bytes) else message
             self.see(state.OrdersReceived(orders))
 
     def closed(self, connection: Connection) -> None:
         if connection is self._connection:
             self._drop()
-            self.see(state.LinkLost())
 
     def _tell(self) -> None:
         """A report, at once when there is news, else when the lease asks for one."""
@@ -255,10 +268,11 @@ class Agent:
         if self._told is not None and now - self._told_at < lease and report.news(told) == report.news(self._told):
             return
         self._told, self._told_at = told, now
+        silent = 0.0 if self._heard_at is None else now - self._heard_at
+        if silent > 3 * self.config.timeouts.lost:
+            self._drop()
+            return
+        if silent >= self.config.timeouts.lost:
+            told = replace(told, orders_seen=0)  # asks for an answer
         connection.send(self, codec.encode(told) if self._world.codec else told)
 
-
-def read_config(pod: Pod) -> dict[str, Any]:
-    """The JSON that a pod was given, for the checks."""
-    plain: dict[str, Any] = json.loads(pod_environment(pod)[config.CONFIG])
-    return plain

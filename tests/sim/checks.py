@@ -6,7 +6,7 @@ descends from, who reached the end. Each raises Broken with a sentence; the hist
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 from ropeteam.api.conditions import ConditionType
@@ -16,7 +16,7 @@ from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
 from ropeteam.core.observation import Observation
 from ropeteam_trainer.contract.messages import Grant
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ProcessExit
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
 from ropeteam_trainer.data.plan import Position
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ Place = tuple[int, Epoch]
 """A checkpoint's step and epoch."""
 _SAMPLE = 7
 _SETTLES_WITHIN = 5
+_MANY_WRITES, _HOT_SECONDS = 40, 4.0
 
 
 class Broken(AssertionError):
@@ -54,6 +55,7 @@ class Checks:
         self._ends: dict[Epoch, dict[int, bool]] = {}
         """Ranks that ended, and whether their script was over."""
         self._decisions = 0
+        self._writes: deque[float] = deque(maxlen=_MANY_WRITES)
         self.counts: Counter[str] = Counter()
 
     # ---- one world advances
@@ -65,6 +67,9 @@ class Checks:
         self.counts["worlds"] += 1
         if gang.restored is None and self._world.script.rung >= 2:
             require(step == 0, "without a restore a world begins at step 0", epoch, step)
+        if gang.restored is not None:
+            spoilt = self._world.disk.spoilt(gang.restored.step, gang.restored.epoch)
+            require(not spoilt, "a world goes on from a checkpoint that verifies", gang.restored)
 
     def stepped(self, gang: Gang, step: int) -> None:
         highest = self._highest
@@ -80,6 +85,12 @@ class Checks:
         require(self._world.script.rung >= 2, "one world advances", *text)
         pods = {member.pod_uid for member in gang.plan.members}
         require(not pods & {member.pod_uid for member in newer.plan.members}, "one world advances", *text)
+
+    def ranks_start(self, agent: Agent, plan: Plan) -> None:
+        """Only who made a plan may have it started: one that was half delivered is superseded, never completed."""
+        orders = agent.state.orders
+        mine = orders is not None and (orders.term, orders.boot) == (plan.epoch.term, plan.epoch.boot)
+        require(mine, "a plan is started by its own coordinator's orders", plan.epoch, orders)
 
     def ranks_live(self, agent: Agent) -> None:
         """Called when ranks start: nothing of a former epoch may live in the pod."""
@@ -189,6 +200,9 @@ class Checks:
 
     def saved(self, old: JobStatus, new: JobStatus) -> None:
         self.counts["writes"] += 1
+        self._writes.append(self._world.clock.now)
+        hot = len(self._writes) == _MANY_WRITES and self._writes[-1] - self._writes[0] < _HOT_SECONDS
+        require(not hot, "no hot loop", f"{_MANY_WRITES} status writes in {_HOT_SECONDS} s")
         for kind in (ConditionType.COMPLETE, ConditionType.FAILED):
             require(not old.holds(kind) or new.holds(kind), "terminal is final", kind)
         both = new.holds(ConditionType.COMPLETE) and new.holds(ConditionType.FAILED)
@@ -206,6 +220,10 @@ class Checks:
         for charge in old.failures.charges:
             age = (self._world.kubernetes.time() - charge.time).total_seconds()
             require(charge.id in kept or age >= window, "the budget never grows back", charge.id, age)
+        for each in new.incidents:
+            age = (self._world.kubernetes.time() - each.time).total_seconds()
+            free = not each.settled or not each.charged or age >= window or each.id in kept
+            require(free, "what is settled as charged is charged", each.id, each.cause)
         causes = {each.id: each.cause for each in new.incidents}
         for each in old.incidents:
             if each.settled and each.id in causes:
@@ -217,8 +235,10 @@ class Checks:
     # ---- after the quiet end
 
     def final(self) -> None:
-        """Every sample once in the surviving lineage."""
+        """The budget was not overdrawn, and every sample was used once in the surviving lineage."""
         script, status = self._world.script, self._world.kubernetes.job.status
+        spent = status.failures.charged > self._world.setup.max_failures
+        require(not spent or status.finished, "an overdrawn budget ends the job", status.failures)
         if script.rung < 3 or not status.holds(ConditionType.COMPLETE):
             return
         over = [epoch for epoch, ends in self._ends.items() if ends and all(ends.values())]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 EPOCH_MS = 1_767_225_600_000
+RESEND_SECONDS = 1.0
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Line:
     report: AgentReport | None = None
     sent: Orders | None = None
     """As projected: its number is 0."""
+    sent_at: float = 0.0
     number: int = 0
 
 
@@ -104,7 +106,7 @@ class Coordinator:
             self._forget_older(connection, report)
         line.report = report
         applied = report.orders_seen == line.number
-        if line.sent is not None and not applied:
+        if not applied and self._world.clock.now > line.sent_at + RESEND_SECONDS:
             line.sent = None
         self._step(membership.ReportReceived(report, applied))
 
@@ -138,7 +140,7 @@ class Coordinator:
     def _send(self, connection: Connection, line: Line, orders: Orders | None) -> None:
         if orders is None or orders == line.sent:
             return
-        line.sent, line.number = orders, line.number + 1
+        line.sent, line.sent_at, line.number = orders, self._world.clock.now, line.number + 1
         numbered = replace(orders, number=line.number)
         connection.send(self, codec.encode(numbered) if self._world.codec else numbered)
 

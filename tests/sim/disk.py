@@ -79,11 +79,9 @@ class Disk:
         return tuple(place.manifest.ref for place in self.folders.values() if place.manifest)
 
     def prune(self, keep: tuple[CheckpointRef, ...]) -> None:
-        """Delete folders that are not kept and not newer than the newest kept one."""
-        if not keep:
-            return
-        kept, newest = {folder(ref) for ref in keep}, (keep[0].step, keep[0].epoch)
-        for name in [n for n, f in self.folders.items() if n not in kept and (f.step, f.epoch) <= newest]:
+        """Delete folders of steps up to the newest kept one that are not kept."""
+        kept = {folder(ref) for ref in keep}
+        for name in [n for n, f in self.folders.items() if n not in kept and f.step <= keep[0].step]:
             del self.folders[name]
 
     def damage_newest(self) -> bool:

@@ -12,6 +12,8 @@ from ropeteam.api.status import JobStatus
 if TYPE_CHECKING:
     from tests.sim.clock import Clock
 
+_BEGINNING, _END = 300, 60
+
 
 class Film:
     def __init__(self, clock: Clock, on: bool) -> None:
@@ -40,7 +42,12 @@ class Film:
         self.tell("operator", f"saves [{'; '.join(changes)}] because {why}")
 
     def text(self) -> str:
-        return "\n".join(self.lines)
+        """All of it, or beginning and end."""
+        left_out = len(self.lines) - _BEGINNING - _END
+        if left_out <= 0:
+            return "\n".join(self.lines)
+        middle = f"          ... {left_out} lines ..."
+        return "\n".join((*self.lines[:_BEGINNING], middle, *self.lines[-_END:]))
 
 
 def _short(value: object) -> str:

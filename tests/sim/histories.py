@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.sim.moves import ALWAYS, MOST, MOVES, Move, play
+from tests.sim.checks import Broken
+from tests.sim.moves import OFTEN, MOST, MOVES, Move, play
 from tests.sim.world import Setup, World
 
 LONGEST = 70
@@ -34,7 +37,7 @@ class History:
 
 _MOVES = st.builds(
     Move,
-    st.sampled_from(ALWAYS + tuple(MOVES)),
+    st.sampled_from(OFTEN + tuple(MOVES)),
     st.integers(0, MOST),
     st.integers(0, MOST),
 )
@@ -45,7 +48,8 @@ _SETUPS = st.builds(
     processes=st.integers(1, 2),
     rung=st.sampled_from((3, 2, 0, 1)),
     codec=st.sampled_from((False, False, False, False, False, True)),
-    max_failures=st.sampled_from((3, 0, 20)),
+    max_failures=st.sampled_from((20, 20, 20, 3, 0)),
+    total_steps=st.sampled_from((30, 60)),
 )
 
 
@@ -57,7 +61,7 @@ def histories(draw: st.DrawFn) -> History:
 
 
 def play_history(history: History, film: bool = False) -> World:
-    """The world after its quiet end. Raises what the checks or the system raised, with the film strip as a note."""
+    """The world after its quiet end. Raises what the checks or the system raised, a film strip as its note."""
     world = World(history.setup, film)
     try:
         for move in history.moves:
@@ -66,7 +70,82 @@ def play_history(history: History, film: bool = False) -> World:
         world.settle()
     except Exception as error:
         if film:
-            error.add_note(f"history: {history.show()}\n{world.film.text()}")
-            raise
-        return play_history(history, film=True)
+            error.add_note(f"{world.film.text()}\nhistory: {history.show()}")
+        raise
     return world
+
+
+def fault(history: History) -> str:
+    """What is wrong with this history: the promise that is broken, or the exception. "" if nothing is."""
+    try:
+        play_history(history)
+    except Broken as error:
+        return str(error).split(":")[0]
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def shortest(history: History) -> History:
+    """The same fault from fewer moves: leave out halves, quarters, ... single moves while it is still there."""
+    wrong, moves = fault(history), list(history.moves)
+    size = max(len(moves) // 2, 1)
+    while size:
+        start = 0
+        while start < len(moves):
+            fewer = moves[:start] + moves[start + size :]
+            if fault(History(history.setup, tuple(fewer))) == wrong:
+                moves = fewer
+            else:
+                start += size
+        size //= 2
+    return History(history.setup, tuple(moves))
+
+
+@dataclass
+class Campaign:
+    """Many histories from one seed."""
+
+    number: int
+    histories: int
+    counts: Counter[str] = field(default_factory=Counter)
+    """Rule steps, histories, how jobs ended, and what the checks counted."""
+    failed: History | None = None
+
+    def run(self, shrink: bool = True) -> None:
+        """Raises at the first history that goes wrong, after making it short; with its film strip as a note.
+
+        Hypothesis draws; its own shrinker is not used: leaving out moves is all it takes, and far faster.
+        """
+        try:
+            self._all()
+        except Exception:
+            if self.failed is None:
+                raise
+        if self.failed is not None:
+            play_history(shortest(self.failed) if shrink else self.failed, film=True)
+
+    def _all(self) -> None:
+        @seed(self.number)
+        @settings(
+            max_examples=self.histories,
+            deadline=None,
+            database=None,
+            phases=(Phase.generate,),
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+        )
+        @given(histories())
+        def keeps_every_promise(history: History) -> None:
+            self.failed = history
+            self._count(history, play_history(history))
+            self.failed = None
+
+        keeps_every_promise()
+
+    def _count(self, history: History, world: World) -> None:
+        self.counts["rule steps"] += len(history.moves)
+        self.counts["histories"] += 1
+        self.counts["ended " + (world.kubernetes.job.status.state or "deleted")] += 1
+        self.counts["simulated seconds"] += round(world.clock.now)
+        self.counts += world.checks.counts

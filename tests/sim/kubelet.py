@@ -51,7 +51,8 @@ class Pod:
     deleting: bool = False
     delete_at: datetime | None = None
     process: Container | None = field(default=None, repr=False)
-    exit_codes: list[int] = field(default_factory=list)
+    lives: int = 0
+    """How often its container has started."""
 
     def seen(self) -> PodSeen:
         return PodSeen(
@@ -104,7 +105,6 @@ class Kubelet:
                 if pod.process:
                     pod.process.vanish()
                     pod.process = None
-                    pod.exit_codes.append(255)
         if self.connected and not power_too:
             self.connected = False
         self._outage += 1
@@ -117,8 +117,7 @@ class Kubelet:
         self._outage += 1
         if not had_power:
             for pod in list(self.pods):
-                if pod.container.running:
-                    self._report_exit(pod, 255, "Unknown")
+                self._report_exit(pod, pod.lives, 255, "Unknown")
         missed, self._missed = self._missed, []
         for call, *arguments in missed:
             call(*arguments)
@@ -153,6 +152,7 @@ class Kubelet:
         if any(name not in self._kubernetes.secrets for name in pod.secret_names()):
             self._later(1.0, self._start, pod, restarts)
             return
+        pod.lives += 1
         pod.phase, pod.container = "Running", ContainerSeen(running=True, restarts=restarts)
         pod.process = self._kubernetes.start_process(pod, restarts)
         self._kubernetes.changed()
@@ -176,11 +176,13 @@ class Kubelet:
     def exited(self, pod: Pod, code: int, reason: str = "") -> None:
         """The first process of the container ended (the process calls this, or whoever killed it)."""
         pod.process = None
-        pod.exit_codes.append(code)
         seconds = 0.02 + 0.2 * self._kubernetes.random.random()
-        self._later(seconds, self._report_exit, pod, code, reason or ("Completed" if code == 0 else "Error"))
+        reason = reason or ("Completed" if code == 0 else "Error")
+        self._later(seconds, self._report_exit, pod, pod.lives, code, reason)
 
-    def _report_exit(self, pod: Pod, code: int, reason: str) -> None:
+    def _report_exit(self, pod: Pod, life: int, code: int, reason: str) -> None:
+        if life != pod.lives or not pod.container.running:
+            return
         restarts = pod.container.restarts
         if pod.role is Role.COORDINATOR and not pod.deleting:
             pod.container = ContainerSeen(waiting_reason="CrashLoopBackOff", restarts=restarts + 1)

@@ -217,6 +217,7 @@ class Kubernetes:
 
     def force_delete(self, pod: Pod) -> None:
         """kubectl delete --force: the object goes at once, its processes live until their kubelet hears of it."""
+        pod.deleting = True
         self.remove(pod)
         if pod.kubelet:
             pod.kubelet.asked_to_delete(pod, 0)

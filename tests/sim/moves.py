@@ -50,7 +50,7 @@ def _pick(things: list[T], move: Move) -> T | None:
 
 
 def _wait(world: World, move: Move) -> None:
-    world.run(0.2 + 0.35 * move.size)
+    world.run(0.1 + 0.25 * move.size)
 
 
 def _events(world: World, move: Move) -> None:
@@ -58,7 +58,7 @@ def _events(world: World, move: Move) -> None:
 
 
 def _long_wait(world: World, move: Move) -> None:
-    world.run(5.0 + move.size)
+    world.run(3.0 + move.size)
 
 
 # ---- ranks
@@ -96,7 +96,7 @@ def _hang_rank(world: World, move: Move) -> None:
 
 def _plant_bug(world: World, move: Move) -> None:
     """From now on a step raises whenever it is reached; or the bug is mended."""
-    step = None if move.size < 8 else 2 + move.place
+    step = None if move.size < 12 else 2 + move.place
     world.script = replace(world.script, bug_at=step)
 
 
@@ -291,5 +291,7 @@ MOVES: dict[str, Callable[[World, Move], Any]] = {
     "restart": _restart,
     "delete_job": _delete_job,
 }
-ALWAYS: tuple[str, ...] = ("wait", "events", "wait", "long_wait", "heal", "start_operator")
+OFTEN: tuple[str, ...] = (
+    ("wait",) * 8 + ("events",) * 6 + ("long_wait", "heal", "heal", "start_operator", "node_back", "resume", "kill_rank")
+)
 """Drawn more often: a world that only breaks shows little."""

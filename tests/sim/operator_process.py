@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SITE = "operator"
 KEY_ID = "k1"
 CALL_TIMEOUT = 3.0
-REACTION, RESYNC = 0.02, 600.0
+REACTION, RESYNC, PACED = 0.02, 600.0, 1.0
 _DEFAULTS = {"operator_image": "ropeteam:sim"}
 
 
@@ -99,15 +99,16 @@ class Operator:
         seen = self._observe(view, pods, report, error)
         decision = decide(seen)
         world.checks.decided(seen, decision)
-        changed = self._desired != decision.desired
-        self._desired = decision.desired
-        saved = False
-        if decision.status != seen.status and self._pace.permits(seen.status, decision.status, seen.now):
+        writes = decision.status != seen.status
+        if writes and not self._pace.permits(seen.status, decision.status, seen.now):
+            return PACED
+        if writes:
             saved = yield from self._save(view, decision)
             if not saved:
                 return 0.1
+        told, self._desired = self._desired, decision.desired
         yield from self._act(decision)
-        return 0.0 if saved or decision.actions or changed else decision.look_again_seconds
+        return 0.0 if writes or decision.actions or told != decision.desired else decision.look_again_seconds
 
     def _save(self, view: View, decision: Decision) -> Process:
         world = self._world

@@ -110,7 +110,9 @@ class World:
         """The coordinator that a new connection reaches."""
         service = self.kubernetes.service
         for coordinator in reversed(self.coordinators):
-            if coordinator.running and service and coordinator.pod.term == service.leads_to:
+            pod = coordinator.pod
+            is_endpoint = self.kubernetes.pods.get(pod.name) is pod and not pod.deleting
+            if coordinator.running and is_endpoint and service and pod.term == service.leads_to:
                 return coordinator
         return None
 
@@ -173,6 +175,9 @@ class World:
             kubelet.come_back()
         for process in (*self.live_agents(), *self.live_coordinators()):
             process.thaw()
+        for rank in self.live_ranks():
+            if rank.hung and self.script.rung == 0:
+                rank.signalled(9)  # without the library nobody can see it: a person does
         self.confirmations_lost = False
         self.disk.slowness = self.api_slowness = 1.0
         self.operator.lag = 0.0
@@ -180,8 +185,10 @@ class World:
         self.operator.start()
 
     def settle(self) -> None:
-        """The quiet end."""
+        """The quiet end. Most people resume what they suspended."""
         self.stop_faults()
+        if self.setup.seed % 4:
+            self.kubernetes.edit(suspend=False)
         limit = self.clock.now + QUIET_SECONDS
         while not self.over and self.clock.now < limit:
             self.run(5.0)

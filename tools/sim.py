@@ -1,0 +1,57 @@
+"""Run campaigns of the simulator, or play one history again as a film strip.
+
+    python tools/sim.py --seeds 200            200 campaigns; stops at the first broken promise, shrunk, with its film
+    python tools/sim.py --seeds 50 --first 10  campaigns 10 .. 59
+    python tools/sim.py --replay "seed=5,... | wait(0,9) kill_rank(0,0)"
+Exit status 1: a promise was broken. The history that is printed then is what --replay takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.sim.histories import Campaign, History, play_history
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=20, help="how many campaigns")
+    parser.add_argument("--first", type=int, default=1000, help="seed of the first campaign")
+    parser.add_argument("--histories", type=int, default=100, help="per campaign; about 35 rule steps each")
+    parser.add_argument("--no-shrink", action="store_true", help="stop at the first broken promise as it is")
+    parser.add_argument("--replay", metavar="HISTORY", help="play this one history and print its film strip")
+    arguments = parser.parse_args()
+    try:
+        if arguments.replay:
+            print(play_history(History.parse(arguments.replay), film=True).film.text())
+        else:
+            seeds = range(arguments.first, arguments.first + arguments.seeds)
+            campaigns(seeds, arguments.histories, not arguments.no_shrink)
+    except Exception as error:
+        print("\n".join((*getattr(error, "__notes__", ()), f"{type(error).__name__}: {error}")))
+        return 1
+    return 0
+
+
+def campaigns(seeds: range, histories: int, shrink: bool) -> None:
+    began, total = time.process_time(), Counter[str]()
+    for number in seeds:
+        campaign = Campaign(number, histories)
+        try:
+            campaign.run(shrink)
+        finally:
+            total += campaign.counts
+            seconds = time.process_time() - began
+            pace = total["rule steps"] / max(seconds, 1e-9)
+            counts = ", ".join(f"{count} {name}" for name, count in sorted(total.items()))
+            print(f"seed {number}: {seconds:.0f} s, {pace:.0f} rule steps/s; {counts}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
