@@ -1,0 +1,167 @@
+"""A rank that uses the library, as the agent sees it: page and socket, spoken here without torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from tests.agent.harness import a_plan, exit_of, rank
+
+from ropeteam_trainer.checkpoint.manifest import MANIFEST
+from ropeteam_trainer.contract.config import CheckpointConfig, Timeouts
+from ropeteam_trainer.contract.messages import Grant, RankPhase
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
+
+LIBRARY = """
+import json, mmap, os, socket, threading, time
+from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, write_beat
+
+page = mmap.mmap(os.open(os.environ["ROPETEAM_RANK_PAGE"], os.O_RDWR), PAGE_SIZE)
+agent = socket.socket(socket.AF_UNIX)
+agent.connect(os.environ["ROPETEAM_RANK_SOCKET"])
+inbox = []
+
+def say(**words):
+    agent.sendall(json.dumps(words).encode() + b"\\n")
+
+def listen():
+    for line in agent.makefile():
+        inbox.append(json.loads(line))
+        print("told", line, flush=True)
+
+def beat(step, phase="train"):
+    write_beat(memoryview(page), Beat(step, step, time.monotonic_ns(), phase, step * 10.0), step)
+
+threading.Thread(target=listen, daemon=True).start()
+say(hello_pid=os.getpid(), rank=0, rung=2)
+say(total_steps=1000, loss="1.5")
+"""
+STEPS = """
+for step in range(1, 10**6):
+    beat(step)
+    time.sleep(0.02)
+"""
+
+
+async def started(pod, coordinator, script):
+    (pod.folder / "x.py").write_text(LIBRARY + script)
+    pod.start("python3", "x.py")
+    coordinator.order(plan=a_plan())
+    return await coordinator.wait_for(lambda r: r.plan and rank(r, 0).steps_here > 0)
+
+
+def rank_pid(pod):
+    (pid,) = [pid for pid, line in pod.living().items() if "rank.py" in line]
+    return pid
+
+
+async def test_progress_is_reported(pod, coordinator):
+    report = await started(pod, coordinator, STEPS)
+    assert report.rung == 2
+    report = await coordinator.wait_for(lambda r: r.progress.samples_per_second > 0)
+    assert (report.progress.total_steps, report.progress.loss, report.progress.phase) == (
+        1000,
+        "1.5",
+        "train",
+    )
+    assert rank(report, 0).phase is RankPhase.RUNNING
+
+
+async def test_a_stopped_rank_is_killed_as_hung(make_pod, coordinator):
+    pod = make_pod(timeouts=Timeouts(lost=2, hang=1))
+    await started(pod, coordinator, STEPS)
+    os.kill(rank_pid(pod), signal.SIGSTOP)
+    exit = exit_of(await coordinator.wait_for(lambda r: r.stopped))
+    assert (exit.signal, exit.hung, exit.killed) == (9, True, False)
+    assert exit.message.startswith("no step for 1 s after step ")
+
+
+async def test_a_rank_that_evaluates_is_not_hung(make_pod, coordinator):
+    pod = make_pod(timeouts=Timeouts(lost=2, hang=1))
+    await started(pod, coordinator, "beat(1)\nbeat(2, 'eval')\ntime.sleep(3)\nbeat(3)\nraise SystemExit(4)\n")
+    exit = exit_of(await coordinator.wait_for(lambda r: r.stopped))
+    assert (exit.code, exit.hung) == (4, False)
+
+
+async def test_a_first_step_that_never_comes(make_pod, coordinator):
+    pod = make_pod(timeouts=Timeouts(lost=2, start=1))
+    (pod.folder / "x.py").write_text(f"{LIBRARY}time.sleep(1000)")
+    pod.start("python3", "x.py")
+    coordinator.order(plan=a_plan())
+    exit = exit_of(await coordinator.wait_for(lambda r: r.plan and r.stopped))
+    assert exit.late_start
+
+
+async def test_a_finished_rank_that_aborts_had_reached_its_end(pod, coordinator):
+    await started(pod, coordinator, "import atexit\natexit.register(os.abort)\nbeat(7)\n")
+    exit = exit_of(await coordinator.wait_for(lambda r: r.stopped))
+    assert (exit.signal, exit.reached_end, exit.fingerprint) == (6, True, "SIGABRT")
+    assert rank(coordinator.report, 0).step == 7
+
+
+PAUSES = """
+beat(1)
+while not inbox or not inbox[-1]["pause"]: time.sleep(0.01)
+say(paused=1)
+while inbox[-1]["stop_at"] is None: time.sleep(0.01)
+for step in range(2, inbox[-1]["stop_at"] + 1): beat(step)
+say(shard_step=step, shard_files=[{"name": "state.pt", "size": 3, "sha256": "abc"}])
+say(drained=step)
+while inbox[-1]["committed_step"] is None: time.sleep(0.01)
+time.sleep(1000)
+"""
+
+
+async def test_a_drain_loses_no_step_and_ends_in_a_manifest(make_pod, coordinator, tmp_path):
+    folder = tmp_path / "checkpoints"
+    pod = make_pod(checkpoint=CheckpointConfig(str(folder)))
+    await started(pod, coordinator, PAUSES)
+    coordinator.order(pause=a_plan().epoch)
+    report = await coordinator.wait_for(lambda r: rank(r, 0).phase is RankPhase.PAUSED)
+    assert rank(report, 0).step == 1
+    coordinator.order(stop_at=4)
+    report = await coordinator.wait_for(lambda r: rank(r, 0).phase is RankPhase.DRAINED)
+    assert rank(report, 0).step == 4
+    (shard,) = report.shards
+    assert (shard.step, shard.files) == (4, (ShardFile("state.pt", 3, "abc"),))
+    ref = CheckpointRef(4, a_plan().epoch)
+    (folder / "step-4/1.0.1").mkdir(parents=True)
+    coordinator.order(grant=Grant(ref, 1, shard.files, None))
+    report = await coordinator.wait_for(lambda r: r.committed)
+    assert report.committed.step == 4
+    assert report.shards == ()
+    assert (folder / "step-4/1.0.1" / MANIFEST).exists()
+    await pod.printed('"committed_step":4')
+
+
+async def test_a_grant_waits_for_its_folder(make_pod, coordinator, tmp_path):
+    pod = make_pod(checkpoint=CheckpointConfig(str(tmp_path / "checkpoints")))
+    await started(pod, coordinator, STEPS)
+    coordinator.order(grant=Grant(CheckpointRef(4, a_plan().epoch), 1, (), None))
+    await pod.printed("the manifest of step 4 cannot be written")
+    (tmp_path / "checkpoints/step-4/1.0.1").mkdir(parents=True)
+    await coordinator.wait_for(lambda r: r.committed)
+
+
+@pytest.mark.parametrize("line", ["not json", '{"shard_step": "four"}', '{"hello_pid": 1'])
+async def test_nonsense_from_a_rank_closes_its_connection_only(pod, coordinator, line):
+    script = "second = socket.socket(socket.AF_UNIX)\nsecond.connect(agent.getpeername())\n"
+    script += (
+        f"second.sendall({line!r}.encode() + b'\\n')\nprint('rest', second.recv(9), flush=True)\n{STEPS}"
+    )
+    report = await started(pod, coordinator, script)
+    await pod.printed("rest b''")
+    assert "not understood" in pod.text()
+    seen = rank(report, 0).step
+    await coordinator.wait_for(lambda r: rank(r, 0).step > seen)
+
+
+async def test_a_checkpoint_folder_that_cannot_be_written_is_a_problem(make_pod, coordinator, tmp_path):
+    (tmp_path / "file").write_text("")
+    pod = make_pod(checkpoint=CheckpointConfig(str(tmp_path / "file/ckpt")))
+    (pod.folder / "x.py").write_text("")
+    pod.start("python3", "x.py")
+    report = await coordinator.wait_for(lambda r: r.problem)
+    assert report.problem.reason.value == "CheckpointNotWritable"
+    assert "spec.checkpoint.volume" in report.problem.message

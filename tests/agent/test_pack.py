@@ -1,0 +1,79 @@
+"""The agent as one file, on every Python that this machine has."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from tests.agent.harness import a_plan, exit_of
+
+from ropeteam_trainer.agent.pack import pack
+
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+
+
+def interpreter(version: str) -> str | None:
+    """One that runs, by its usual name or as pyenv keeps it."""
+    named = shutil.which(f"python{version}")
+    kept = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python3"))
+    for candidate in [*([named] if named else []), *map(str, kept)]:
+        if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return candidate
+    return None
+
+
+@pytest.fixture(scope="module")
+def pyz(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pack") / "agent.pyz"
+    pack(path)
+    return path
+
+
+def test_the_same_sources_give_the_same_bytes(pyz, tmp_path):
+    pack(tmp_path / "again.pyz")
+    assert (tmp_path / "again.pyz").read_bytes() == pyz.read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["again.pyz"]
+
+
+def test_the_library_and_the_metrics_client_are_in_it(pyz):
+    names = set(zipfile.ZipFile(pyz).namelist())
+    assert {"__main__.py", "ropeteam_trainer/job.py", "prometheus_client/__init__.py"} <= names
+    assert all(name.endswith(".py") for name in names)
+
+
+SCRIPT = """
+import sys, ropeteam_trainer
+from ropeteam_trainer.contract import VERSION
+print("hello from", *sys.version_info[:2], ropeteam_trainer.__file__, flush=True)
+raise ValueError("the end")
+"""
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+async def test_it_runs_a_rank_on(version, pyz, make_pod, coordinator):
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    pod = make_pod()
+    (pod.folder / "x.py").write_text(SCRIPT)
+    pod.start(python, "x.py", agent=(python, "-I", "-W", "error", str(pyz)))
+    coordinator.order(plan=a_plan())
+    exit = exit_of(await coordinator.wait_for(lambda r: r.plan and r.stopped))
+    assert exit.fingerprint == "ValueError at x.py:5", pod.text()
+    assert f"hello from 3 {version[2:]} {pyz}/ropeteam_trainer/__init__.py" in pod.text()
+    coordinator.order(plan=None, complete=a_plan().epoch, release=True)
+    assert await pod.exit_code() == 0
+    assert "Warning" not in pod.text()
+
+
+def test_an_environment_that_is_not_a_pods_is_said_in_one_line(pyz):
+    done = subprocess.run(
+        [sys.executable, "-I", str(pyz), "--", "true"], env={}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("[ropeteam agent] this is not the environment of a worker pod")
+    assert len(done.stderr.splitlines()) == 1
