@@ -1,0 +1,49 @@
+"""A snapshot replays: `explain` tells from a file what the operator would have done."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.controller.house import job, operator_of
+from tests.controller.waiting import until_async
+
+from ropeteam.cli import inspect
+from ropeteam.cli.errors import BadInput
+from ropeteam.controller import access
+from ropeteam.controller.cluster import ApiClient
+from ropeteam.core.decide import decide
+from ropeteam.core.observation import Observation
+from ropeteam.local.cluster import LocalCluster
+
+
+async def test_explain_replays_a_snapshot(tmp_path: Path) -> None:
+    async with (
+        LocalCluster(tmp_path / "home") as cluster,
+        ApiClient(partial(access.load, cluster.kubeconfig)) as client,
+    ):
+        await client.create(job())
+        fresh = await inspect.snapshot(client, "default", "job")
+        assert decide(fresh).status.attempt == 1
+        async with operator_of(cluster):
+
+            async def made() -> Observation | None:
+                seen = await inspect.snapshot(client, "default", "job")
+                return seen if len(seen.pods) == 3 and seen.secret_exists else None
+
+            seen = await until_async(made)
+    text = seen.model_dump_json().encode()
+    assert Observation.model_validate_json(text) == seen
+    why, *lines = inspect.explain(text, "file")
+    assert why == decide(seen).why
+    assert not [line for line in lines if "create" in line], "everything is there already"
+
+
+async def test_a_snapshot_of_no_job_is_refused(tmp_path: Path) -> None:
+    async with (
+        LocalCluster(tmp_path / "home") as cluster,
+        ApiClient(partial(access.load, cluster.kubeconfig)) as client,
+    ):
+        with pytest.raises(BadInput, match="no TrainingJob nothing"):
+            await inspect.snapshot(client, "default", "nothing")

@@ -1,0 +1,164 @@
+"""What a person sees: the freshest of status and report, each incident once, and the closing report."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ropeteam.api.conditions import Condition, ConditionType
+from ropeteam.api.status import (
+    CheckpointStatus,
+    CoordinatorStatus,
+    FailuresStatus,
+    IncidentStatus,
+    JobStatus,
+    ProgressStatus,
+    StagesStatus,
+)
+from ropeteam.cli.demo import shortcomings, validation_loss
+from ropeteam.cli.picture import Eta, Picture, incident_line, picture
+from ropeteam.cli.report import report
+from ropeteam.cli.run import Ending
+from ropeteam.cli.screen import LiveScreen, News, PlainScreen, plain_line, screen
+from ropeteam_trainer.contract.desired import JobReport, WorldPhase
+from ropeteam_trainer.contract.messages import Progress
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+KILLED = IncidentStatus(
+    id="1.0.1",
+    time=NOW,
+    cause="Signal",
+    slot=1,
+    rank=1,
+    stages=StagesStatus(first_step=2100),
+    steps_lost=3,
+    message="killed by SIGKILL\nits last lines",
+)
+DELETED = IncidentStatus(
+    id="1.0.2", time=NOW, cause="PodDeleted", slot=2, stages=StagesStatus(first_step=4000), steps_lost=0
+)
+
+
+def a_status(**more: Any) -> JobStatus:
+    return JobStatus(state="Running", coordinator=CoordinatorStatus(term=1), **more)
+
+
+def a_report(term: int = 1, **more: Any) -> JobReport:
+    return JobReport(job_uid="u", term=term, boot=0, phase=WorldPhase.RUNNING, why="trains", **more)
+
+
+def a_picture(**more: Any) -> Picture:
+    return Picture(**{"name": "gpt", "state": "Running", "ready": "3/3", "why": "trains", **more})
+
+
+def test_a_report_is_fresher_than_status() -> None:
+    status = a_status(progress=ProgressStatus(step=10, loss="2.5"))
+    told = a_report(
+        progress=Progress(step=42, total_steps=100, loss="1.5", samples_per_second=9.5), world_size=3
+    )
+    seen = picture("gpt", status, told, NOW)
+    assert (seen.step, seen.total_steps, seen.loss, seen.world_size, seen.live) == (42, 100, "1.5", 3, True)
+
+
+def test_a_report_of_another_term_is_not_looked_at() -> None:
+    seen = picture("gpt", a_status(), a_report(term=2, progress=Progress(step=42)), NOW)
+    assert (seen.step, seen.live) == (0, False)
+
+
+def test_a_refused_spec_is_told_and_waited_for_no_longer() -> None:
+    no = Condition(
+        type=ConditionType.ACCEPTED,
+        status="False",
+        reason="PodRefused",
+        message="no",
+        last_transition_time=NOW,
+    )
+    seen = picture("gpt", JobStatus(state="Invalid", conditions=(no,)), None, NOW)
+    assert (seen.refused, seen.reason, seen.why) == (True, "PodRefused", "no")
+
+
+def test_each_incident_is_told_when_it_opens_and_when_it_is_over() -> None:
+    news, open_ = News(), KILLED.model_copy(update={"stages": StagesStatus(), "steps_lost": None})
+    lines = [
+        line for each in (open_, open_, KILLED, KILLED) for line in news.of(a_picture(incidents=(each,)))
+    ]
+    assert lines == [
+        "incident 1.0.1: Signal in slot 1 (rank 1): recovering, steps lost not known yet - killed by SIGKILL",
+        "incident 1.0.1: Signal in slot 1 (rank 1): recovered in 2.1 s, 3 steps lost - killed by SIGKILL",
+    ]
+
+
+def test_one_step_is_one_step() -> None:
+    assert incident_line(KILLED.model_copy(update={"steps_lost": 1})).endswith("1 step lost")
+
+
+def test_the_time_to_the_end_follows_the_pace() -> None:
+    eta = Eta()
+    steps = [(0, 0.0), (1, 5.0), (11, 10.0)]
+    said = [eta.after(a_picture(step=step, total_steps=101), now) for step, now in steps]
+    assert said == ["", "", "45s"]
+    assert eta.after(a_picture(step=5, total_steps=101), 11.0) == "", (
+        "a world that began anew has no pace yet"
+    )
+
+
+def test_a_plain_line_tells_what_there_is() -> None:
+    seen = a_picture(step=5, total_steps=10, loss="1.5", samples_per_second="9.0", world_size=3)
+    assert plain_line(seen, "5s") == (
+        "gpt: Running - ready 3/3, step 5/10, loss 1.5, samples/s 9.0, ETA 5s, world 3"
+    )
+    assert plain_line(a_picture(state="Pending", ready="", why="no claim"), "") == "gpt: Pending - no claim"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_same_facts_on_a_terminal_and_elsewhere(terminal: bool) -> None:
+    console = Console(force_terminal=terminal, record=True, width=120)
+    with screen(console) as shown:
+        assert isinstance(shown, LiveScreen if terminal else PlainScreen)
+        shown.show(a_picture(step=5, total_steps=10, loss="1.5", incidents=(KILLED,)))
+    said = console.export_text()
+    assert "Signal in slot 1 (rank 1)" in said
+    assert terminal or "step 5/10, loss 1.5" in said
+
+
+def a_job(**status: Any) -> dict[str, Any]:
+    status |= {"start_time": NOW, "completion_time": NOW + timedelta(seconds=125)}
+    claim = {"volume": {"persistentVolumeClaim": {"claimName": "c"}}}
+    spec = {"workers": 3, "command": ["python"], "image": "i", "checkpoint": claim}
+    told = JobStatus(state="Complete", **status).to_json()
+    return {"metadata": {"name": "gpt", "namespace": "default"}, "spec": spec, "status": told}
+
+
+def test_the_closing_report_lists_cause_seconds_and_steps_lost() -> None:
+    saved = CheckpointStatus(step=400, location="/checkpoints/ckpt/step-400/1.0.3")
+    job = a_job(
+        incidents=(KILLED, DELETED),
+        failures=FailuresStatus(charged=1, allowed=10, free=1),
+        checkpoint=saved,
+        progress=ProgressStatus(step=400, loss="1.4"),
+    )
+    head, _, killed, deleted, budget, checkpoint = report(job, Path("/home"))
+    assert head == "gpt: Complete after 2m5s, 400 steps, loss 1.4"
+    assert killed.split() == ["1.0.1", "Signal", "1", "2.1", "3", "killed", "by", "SIGKILL"]
+    assert deleted.split() == ["1.0.2", "PodDeleted", "2", "4.0", "0"]
+    assert budget == "  1 of 10 allowed failures spent, 1 free"
+    assert checkpoint.endswith("/home/claims/default/c/ckpt/step-400/1.0.3")
+
+
+def test_a_quiet_run_says_so() -> None:
+    assert list(report(a_job(), None)) == ["gpt: Complete after 2m5s", "  no incidents"]
+
+
+def test_the_demo_passes_only_if_both_faults_were_survived_and_the_model_has_learned() -> None:
+    log = '[rank 0] RESULT {"validation_loss": 1.55, "windows": 9}\n'
+    good = a_picture(state="Complete", complete=True, incidents=(KILLED, DELETED))
+    assert list(shortcomings(Ending(good, {}, log))) == []
+    assert validation_loss(log) == 1.55
+    bad = a_picture(state="Failed", incidents=(KILLED.model_copy(update={"steps_lost": None}),))
+    told = "\n".join(shortcomings(Ending(bad, {}, log.replace("1.55", "1.7"))))
+    for words in ("the job is Failed", "deleted pod of slot 2", "does not say how long", "loss is 1.7"):
+        assert words in told

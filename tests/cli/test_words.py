@@ -1,0 +1,122 @@
+"""Manifests that cannot work are told field by field, with exit code 2; help is quick."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ropeteam.cli import documents
+from ropeteam.cli.errors import BadInput
+from ropeteam.cli.main import cli
+
+GOOD = """
+apiVersion: ropeteam.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: good}
+spec: {workers: 2, image: local, command: [python, train.py]}
+"""
+CLAIM = """
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: data}
+spec: {accessModes: [ReadWriteMany]}
+"""
+
+
+def ropeteam(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "job.yaml"
+
+
+def test_help_imports_nothing_that_is_slow() -> None:
+    code = (
+        "import sys; from ropeteam.cli.main import cli; cli(['--help'], standalone_mode=False);"
+        "print(sorted({'aiohttp', 'kopf', 'kubernetes', 'pydantic', 'rich', 'yaml'} & set(sys.modules)))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "snapshot" in said
+    assert said.endswith("[]\n")
+
+
+def test_a_good_manifest_is_good(file: Path) -> None:
+    file.write_text(GOOD + CLAIM)
+    result = ropeteam("validate", str(file))
+    assert result.exit_code == 0
+    assert "TrainingJob good is good" in result.output
+
+
+def test_every_fault_is_told(file: Path) -> None:
+    file.write_text(GOOD.replace("workers: 2", "workers: 0, comand: [x]").replace("name: good", "name: Bad_"))
+    result = ropeteam("validate", str(file))
+    assert result.exit_code == 2
+    for words in ("metadata.name", "spec.workers", "spec.comand"):
+        assert words in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [", "not valid YAML"),
+        ("[1, 2]", "without `kind`"),
+        ("{kind: TrainingJob}", "without metadata.name"),
+        (CLAIM, "0 documents of kind TrainingJob"),
+        (GOOD + "---" + GOOD, "2 documents of kind TrainingJob"),
+        (GOOD + "---\nkind: Gizmo\nmetadata: {name: g}", "kind Gizmo cannot be applied here"),
+        (GOOD.replace("v1alpha1", "v9"), "write ropeteam.dev/v1alpha1"),
+        (GOOD + "workers: 2", "did you mean spec.workers?"),
+    ],
+)
+def test_what_is_no_manifest_is_refused_with_a_reason(file: Path, text: str, words: str) -> None:
+    file.write_text(text)
+    result = ropeteam("run", str(file))
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_a_missing_file_is_named() -> None:
+    result = ropeteam("run", "nowhere.yaml")
+    assert result.exit_code == 2
+    assert "nowhere.yaml" in result.output
+
+
+def test_documents_without_a_namespace_go_to_the_default_one(file: Path) -> None:
+    file.write_text(GOOD + CLAIM)
+    manifest = documents.read(file)
+    assert (manifest.name, manifest.namespace) == ("good", "default")
+    assert [each["metadata"]["namespace"] for each in manifest.others] == ["default"]
+
+
+def test_a_cluster_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    result = ropeteam("watch", "job", "--home", str(tmp_path))
+    assert result.exit_code == 2
+    assert "ropeteam up" in result.output
+
+
+def test_what_is_no_snapshot_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("{}")
+    result = ropeteam("explain", str(tmp_path / "file"))
+    assert result.exit_code == 2
+    assert "ropeteam snapshot JOB" in result.output
+
+
+def test_the_definition_is_the_one_in_the_repository() -> None:
+    file = Path(__file__).parents[2] / "crds" / "ropeteam.dev_trainingjobs.yaml"
+    assert ropeteam("crd").output == file.read_text()
+
+
+def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadInput, match="cannot read"):
+        documents.read(file)
