@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, assert_never
 
 from tests.builders import Scene, a_report
@@ -59,7 +60,7 @@ class FakeCluster:
         calls: list[Callable[[], None]] = []
         if decision.status != seen.status:
             calls.append(lambda: self.save(decision.status))
-        calls += [lambda action=action: self.act(action) for action in decision.actions]
+        calls += [partial(self.act, action) for action in decision.actions]
         for call in calls[:crash_after]:
             call()
         return decision

@@ -70,7 +70,9 @@ containers = st.builds(
 
 def _pod(role: Role, slot: int, incarnation: int, fields: dict[str, Any]) -> PodSeen:
     name = f"mnist-{slot}-{incarnation}" if role is Role.WORKER else f"mnist-coordinator-{incarnation}"
-    place = {"slot": slot, "incarnation": incarnation} if role is Role.WORKER else {"term": incarnation}
+    place: dict[str, Any] = {"slot": slot, "incarnation": incarnation}
+    if role is Role.COORDINATOR:
+        place = {"term": incarnation}
     return PodSeen(name=name, role=role, **place, **fields)
 
 

@@ -26,6 +26,7 @@ from tests.core.fake_cluster import FakeCluster
 from ropeteam.api.conditions import ConditionType
 from ropeteam.core.actions import CreatePod, CreateSecret, CreateService, DeleteJob, DeletePod, DeleteService
 from ropeteam.core.decide import decide
+from ropeteam.core.decision import Decision
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.world import Cause, FailReason
 
@@ -97,7 +98,7 @@ def test_a_name_that_cannot_be_used_is_an_invalid_job() -> None:
 
 def test_a_spec_that_becomes_invalid_stops_nothing() -> None:
     decision = decide(a_running_job().after(edited(workers="many")))
-    assert (decision.status.state, decision.status.reason) == ("Running", "InvalidSpec")
+    assert (decision.status.state, accepted(decision)) == ("Running", "InvalidSpec")
     assert decision.desired is not None, "the coordinator is still told what is saved"
     assert len(decision.desired.slots) == 4
 
@@ -108,9 +109,17 @@ def test_the_servers_refusal_is_told_in_its_own_words() -> None:
     assert 'persistentvolumes "fast" is forbidden' in decision.why
 
 
+def accepted(decision: Decision) -> str:
+    """Why the spec is not accepted."""
+    condition = decision.status.condition(ConditionType.ACCEPTED)
+    assert condition is not None
+    assert not condition.holds
+    return condition.reason
+
+
 def test_a_refusal_of_a_running_job_is_only_said() -> None:
     decision = decide(a_running_job().after(refused("no such field")))
-    assert (decision.status.state, decision.status.reason) == ("Running", "PodRefused")
+    assert (decision.status.state, accepted(decision)) == ("Running", "PodRefused")
 
 
 def test_the_exit_of_one_agent_with_0_completes_the_job() -> None:

@@ -43,22 +43,6 @@ def with_facts(status: JobStatus, facts: tuple[Fact, ...], now: datetime, genera
     return changed(status, conditions=ordered)
 
 
-def reason(status: JobStatus) -> str:
-    """Of the condition that says best why the job is in its state."""
-    order = (
-        (ConditionType.FAILED, True),
-        (ConditionType.COMPLETE, True),
-        (ConditionType.ACCEPTED, False),
-        (ConditionType.SUSPENDED, True),
-        (ConditionType.STALLED, True),
-        (ConditionType.RECOVERING, True),
-        (ConditionType.RUNNING, True),
-        (ConditionType.RUNNING, False),
-    )
-    found = ((status.condition(kind), side) for kind, side in order)
-    return next((each.reason for each, side in found if each is not None and each.holds is side), "")
-
-
 ACCEPTED = Fact(ConditionType.ACCEPTED, True, "Accepted")
 NOT_SUSPENDED = Fact(ConditionType.SUSPENDED, False, "NotSuspended")
 NOT_STALLED = Fact(ConditionType.STALLED, False, "Progressing")

@@ -102,7 +102,7 @@ def _conclude(view: View, answer: Answer) -> Decision:
         facts = (*_acceptance(view), *answer.facts)
         status = changed(status, workers=count_workers(view, status))
         status = conditions.with_facts(status, facts, now, job.generation)
-        status = changed(with_columns(status), reason=conditions.reason(status))
+        status = with_columns(status)
         status = progress.throttle(saved, status, now)
     writes = status != saved
     told = None if status.finished else desired(view, status)

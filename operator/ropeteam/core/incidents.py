@@ -116,7 +116,6 @@ def settle(
     failures = FailuresStatus(
         charged=len(charges),
         allowed=policy.max_failures,
-        summary=f"{len(charges)}/{policy.max_failures}",
         free=status.failures.free + sum(not each.charged for each in newly),
         charges=charges,
         last_epoch=status.failures.last_epoch,
@@ -143,11 +142,6 @@ def accounted(status: JobStatus, told: tuple[str, ...]) -> tuple[str, ...]:
     final = {each.id for each in status.incidents} | {each.id for each in status.failures.charges}
     final |= {each for each in told if _epoch(each) <= last}
     return tuple(sorted(each for each in final - open_ids if not each.startswith("pod-")))
-
-
-def newest(status: JobStatus) -> str:
-    """For the column: `Error slot 2`."""
-    return f"{status.incidents[-1].cause} slot {status.incidents[-1].slot}" if status.incidents else ""
 
 
 def pods_failed_in_a_row(status: JobStatus, slot: SlotStatus) -> int:

@@ -39,9 +39,10 @@ def project(old: ProgressStatus | None, report: JobReport, now: datetime) -> Pro
         loss=told.loss[:32],
         time=now,
     )
-    if old is not None and changed(new, time=old.time, eta_seconds=old.eta_seconds) == old:
-        return old
-    return new
+    told_before = old and changed(
+        old, time=now, eta_seconds=new.eta_seconds, summary=new.summary, eta=new.eta
+    )
+    return old if told_before == new else new
 
 
 def _eta(old: ProgressStatus | None, step: int, total: int | None, now: datetime) -> int | None:

@@ -1,0 +1,199 @@
+"""One fault is one incident: what the coordinator tells and what Kubernetes saw, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.builders import (
+    Change,
+    Scene,
+    a_running_job,
+    a_wish,
+    an_incident,
+    deleted,
+    ended,
+    evicted,
+    on_a_lost_node,
+    reporting,
+    seconds,
+    silent,
+    vanished,
+    written,
+)
+
+from ropeteam.api.status import IncidentStatus, JobStatus
+from ropeteam.core.decide import decide
+from ropeteam_trainer.contract.desired import Incident, Stages, WorldPhase
+from ropeteam_trainer.contract.world import Cause, ProcessExit
+
+forming = reporting(phase=WorldPhase.FORMING)
+
+
+def telling(*incidents: Incident) -> Change:
+    """The coordinator tells of them for the first time."""
+
+    def change(scene: Scene) -> Scene:
+        now = int(scene.now.timestamp() * 1000)
+        return scene.after(reporting(incidents=tuple(replace(each, unix_ms=now) for each in incidents)))
+
+    return change
+
+
+def only(status: JobStatus) -> IncidentStatus:
+    assert len(status.incidents) == 1, [each.id for each in status.incidents]
+    return status.incidents[0]
+
+
+def test_an_incident_is_provisional_at_first_and_charged_when_it_has_settled() -> None:
+    seen = a_running_job().after(telling(an_incident(Cause.SIGNAL)), written)
+    incident = only(seen.status)
+    assert (incident.id, incident.cause, incident.charged, incident.settled) == (
+        "1.0.1",
+        "Signal",
+        True,
+        False,
+    )
+    assert seen.status.failures.charged == 0
+    later = seen.after(seconds(10), written).status
+    assert (later.failures.charged, only(later).settled) == (1, True)
+    assert later.failures.charges[0].id == "1.0.1"
+
+
+def test_the_operator_looks_again_when_an_incident_settles() -> None:
+    seen = a_running_job().after(telling(an_incident()), written, seconds(7))
+    assert decide(seen).look_again_seconds == 3
+
+
+def test_telling_it_twice_is_telling_it_once() -> None:
+    seen = a_running_job().after(telling(an_incident()), written, seconds(10), written, seconds(60), written)
+    assert (seen.status.failures.charged, len(seen.status.incidents)) == (1, 1)
+
+
+def test_free_causes_are_counted_apart() -> None:
+    seen = a_running_job().after(telling(an_incident(Cause.RETRIED_FREE)), seconds(10), written)
+    assert (seen.status.failures.charged, seen.status.failures.free) == (0, 1)
+
+
+def test_a_charge_leaves_with_its_window() -> None:
+    seen = a_running_job(recovery={"windowSeconds": 60}).after(telling(an_incident()), seconds(10), written)
+    assert seen.status.failures.charged == 1
+    assert decide(seen.after(seconds(47))).look_again_seconds == 3
+    later = seen.after(seconds(50), written)
+    assert (later.status.failures.charged, later.status.failures.charges) == (0, ())
+    assert later.after(seconds(100), written).status.failures.charged == 0
+
+
+def test_a_message_ends_with_the_last_lines_of_the_rank() -> None:
+    exit = ProcessExit(code=1, signal=None, last_lines=("Traceback ...", "ValueError: bad lr"))
+    seen = a_running_job().after(telling(an_incident(exit=exit)), written)
+    assert only(seen.status).message.endswith("Traceback ...\nValueError: bad lr")
+
+
+def test_the_recoverys_time_is_told_even_after_settling() -> None:
+    seen = a_running_job().after(telling(an_incident()), seconds(10), written)
+    stages = Stages(stopped=40, planned=90, started=200, first_step=450)
+    told = an_incident(Cause.HANG, stages=stages, steps_lost=7)
+    incident = only(seen.after(telling(told), written).status)
+    assert (incident.stages.first_step, incident.steps_lost) == (450, 7)
+    assert incident.cause == "Error", "what has settled stays"
+
+
+def test_a_better_cause_replaces_the_first_one_until_it_settles() -> None:
+    seen = a_running_job().after(telling(an_incident(Cause.ERROR, slot=1)), written)
+    seen = seen.after(telling(an_incident(Cause.AGENT_LOST, slot=2)), written)
+    assert (only(seen.status).cause, only(seen.status).slot) == ("AgentLost", 2)
+
+
+@pytest.mark.parametrize(
+    ("loss", "cause"), [(evicted(2), "Evicted"), (vanished(2), "PodDeleted"), (ended(2), "PodFailed")]
+)
+def test_what_kubernetes_saw_explains_a_lost_agent(loss: Change, cause: str) -> None:
+    """Whichever of the two is heard first."""
+    lost = telling(an_incident(Cause.AGENT_LOST, slot=2))
+    first_kubernetes = a_running_job().after(loss, written, forming, lost, written)
+    first_coordinator = a_running_job().after(forming, lost, written, loss, written)
+    for seen in (first_kubernetes, first_coordinator):
+        assert (only(seen.status).id, only(seen.status).cause) == ("1.0.1", cause)
+        assert seen.after(seconds(20), written).status.failures.charged == (cause == "PodFailed")
+
+
+def test_an_exception_of_the_script_is_not_explained_away() -> None:
+    seen = a_running_job().after(telling(an_incident(Cause.ERROR, slot=2)), written, evicted(2), written)
+    assert only(seen.status).cause == "Error"
+
+
+def test_other_pods_lost_with_their_world_are_part_of_the_same_incident() -> None:
+    seen = a_running_job().after(evicted(1), evicted(2), forming, written)
+    assert [each.id for each in seen.status.incidents] == ["pod-1-1", "pod-2-1"]
+    seen = seen.after(telling(an_incident(Cause.AGENT_LOST, slot=2)), written)
+    assert (only(seen.status).id, only(seen.status).cause) == ("1.0.1", "Evicted")
+
+
+def test_a_pod_lost_after_the_next_world_was_planned_is_another_incident() -> None:
+    recovered = an_incident(stages=Stages(stopped=10, planned=20))
+    seen = a_running_job().after(telling(recovered), written, evicted(2), written)
+    assert [each.id for each in seen.status.incidents] == ["1.0.1", "pod-2-1"]
+
+
+def test_a_pod_that_was_in_no_world_is_charged_when_the_coordinator_has_had_time_to_tell() -> None:
+    seen = a_running_job().after(forming, ended(2), written, seconds(14.9), written)
+    assert not only(seen.status).settled
+    seen = seen.after(seconds(0.1), written)
+    assert (only(seen.status).id, seen.status.failures.charged) == ("pod-2-1", 1)
+
+
+def test_the_end_of_a_node_is_told_late_and_still_believed() -> None:
+    """Silent at 0 s, node NotReady at 40 s: the incident has waited."""
+    told = telling(an_incident(Cause.AGENT_LOST, slot=2))
+    wish = reporting(replace=(a_wish(2),))
+    seen = a_running_job().after(forming, silent(2), told, wish, written, seconds(40), written)
+    assert (only(seen.status).cause, only(seen.status).settled) == ("AgentLost", False)
+    seen = seen.after(on_a_lost_node(2), written)
+    assert (only(seen.status).cause, only(seen.status).settled) == ("NodeLost", True)
+
+
+def test_our_own_deletion_is_no_evidence() -> None:
+    told, wish = telling(an_incident(Cause.SIGNAL, slot=2)), reporting(replace=(a_wish(2),))
+    seen = a_running_job().after(told, wish, forming, written, deleted(2), ended(2, code=143), written)
+    assert only(seen.status).cause == "Signal"
+
+
+def test_only_ten_are_kept_and_none_is_let_off() -> None:
+    told = [an_incident(n=n) for n in range(1, 15)]
+    seen = a_running_job(recovery={"maxFailures": 100}).after(telling(*told), written)
+    assert [each.id for each in seen.status.incidents] == [f"1.0.{n}" for n in range(5, 15)]
+    assert seen.status.failures.charged == 4, "those that leave the list are final"
+    assert seen.after(seconds(10), written).status.failures.charged == 14
+
+
+def test_an_id_that_cannot_be_read_is_not_believed() -> None:
+    seen = a_running_job().after(telling(replace(an_incident(), id="yesterday")), written)
+    assert seen.status.incidents == ()
+
+
+def desired_after(seen: Scene) -> tuple[int, tuple[str, ...]]:
+    desired = decide(seen).desired
+    assert desired is not None
+    return desired.allowance, desired.charged_incidents
+
+
+def test_the_allowance_and_the_ids_behind_it_go_together() -> None:
+    told = telling(an_incident(n=1), an_incident(Cause.RETRIED_FREE, n=2))
+    seen = a_running_job(recovery={"maxFailures": 5}).after(told, written)
+    assert desired_after(seen) == (5, ()), "provisional ones are still the coordinator's to subtract"
+    settled = seen.after(seconds(10), written)
+    assert desired_after(settled) == (4, ("1.0.1", "1.0.2"))
+
+
+def test_an_incident_outside_the_window_is_not_counted_again_by_the_coordinator() -> None:
+    seen = a_running_job(recovery={"maxFailures": 5, "windowSeconds": 60}).after(telling(an_incident()))
+    seen = seen.after(seconds(10), written, seconds(60), written)
+    forgotten = seen.but(status=seen.status.model_copy(update={"incidents": ()}))
+    assert desired_after(forgotten) == (5, ("1.0.1",))
+
+
+def test_no_restart_of_a_coordinator_refills_the_budget() -> None:
+    seen = a_running_job().after(telling(an_incident()), seconds(10), written)
+    for change in (telling(), reporting(boot=1)):
+        assert seen.after(change, written).status.failures.charged == 1
