@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.harness import Cluster
+from tests.e2e.harness import JOBS, Cluster
 
 SCRIPTS = Path(__file__).parent / "scripts"
 _numbers = itertools.count(1)
@@ -22,9 +22,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
+def name(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[str]:
+    """A name for the test's job; the job, and others whose names begin with it, are gone after the test."""
     word = request.node.originalname.removeprefix("test_").replace("_", "-")[:28].strip("-")
-    return f"{word}-{next(_numbers)}"
+    own = f"{word}-{next(_numbers)}"
+    yield own
+    for job in cluster.call("GET", JOBS)["items"]:
+        if job["metadata"]["name"].startswith(own):
+            cluster.delete(job["metadata"]["name"])
 
 
 def ticking(name: str, folder: Path, *arguments: str, workers: int = 2, **spec: Any) -> dict[str, Any]:

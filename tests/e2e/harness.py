@@ -7,6 +7,7 @@ find them.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -59,6 +60,7 @@ class Cluster:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
         self.kubeconfig = home / "kubeconfig"
         wait_for("API server", self._ready)
@@ -197,6 +199,11 @@ class Cluster:
             for pid, env in environments()
             if env.get("TORCHELASTIC_RUN_ID") == job_uid or job_uid in env.get("ROPETEAM_CONFIG", "")
         ]
+
+
+def _die_with_parent() -> None:
+    """A killed test run leaves no cluster behind."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _process(uid: str, variable: str, argument: bytes) -> int:

@@ -64,7 +64,6 @@ def test_a_claim_that_does_not_exist(cluster: Cluster, name: str, tmp_path: Path
         return "nobody-made-this" in str(cluster.status(name).get("conditions"))
 
     wait_for("the missing claim in a condition", told)
-    cluster.delete(name)
 
 
 def test_a_checkpoint_folder_that_cannot_be_written(cluster: Cluster, name: str, tmp_path: Path):

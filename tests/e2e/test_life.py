@@ -30,7 +30,6 @@ def test_suspend_deletes_the_pods_and_resume_brings_new_ones(cluster: Cluster, n
     wait_steps(tmp_path, epoch_number=2)
     assert not before & cluster.pod_uids(name)
     assert cluster.status(name).get("failures", {}).get("charged", 0) == 0
-    cluster.delete(name)
 
 
 def test_restarted_at_restarts_all_pods_once(cluster: Cluster, name: str, tmp_path: Path):
@@ -43,7 +42,6 @@ def test_restarted_at_restarts_all_pods_once(cluster: Cluster, name: str, tmp_pa
     assert not before & after
     wait_steps(tmp_path, epoch_number=2, count=100)
     assert cluster.pod_uids(name) == after, "once"
-    cluster.delete(name)
 
 
 def test_the_deadline_fails_the_job(cluster: Cluster, name: str, tmp_path: Path):

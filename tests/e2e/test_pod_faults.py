@@ -26,7 +26,6 @@ def test_a_deleted_pod_is_replaced_and_free(cluster: Cluster, name: str, tmp_pat
     )
     assert status["incidents"][-1]["cause"] == "PodDeleted"
     assert status["failures"]["charged"] == 0
-    cluster.delete(name)
 
 
 def test_a_killed_agent_costs_its_pod_only(cluster: Cluster, name: str, tmp_path: Path):
@@ -39,7 +38,6 @@ def test_a_killed_agent_costs_its_pod_only(cluster: Cluster, name: str, tmp_path
     wait_steps(tmp_path, epoch_number=2)
     assert cluster.wait_rank(name, 1) != rank
     assert f"{name}-1-2" in {pod["metadata"]["name"] for pod in cluster.pods(name)}
-    cluster.delete(name)
 
 
 def test_a_killed_coordinator_adopts_the_world(cluster: Cluster, name: str, tmp_path: Path):
@@ -61,7 +59,6 @@ def test_a_killed_coordinator_adopts_the_world(cluster: Cluster, name: str, tmp_
     assert [cluster.rank_pid(name, rank) for rank in (0, 1)] == ranks, "adopted, not replanned"
     assert len(epochs(tmp_path)) == 1
     assert cluster.status(name).get("incidents", []) == []
-    cluster.delete(name)
 
 
 def _registered(cluster: Cluster, name: str) -> bool:
@@ -79,7 +76,6 @@ def test_a_fault_while_the_coordinator_is_away_is_handled_when_it_is_back(
     os.kill(victim, signal.SIGKILL)
     wait_steps(tmp_path, epoch_number=2)
     assert cluster.pod_uids(name) == pods
-    cluster.delete(name)
 
 
 def test_a_killed_operator_changes_nothing_but_comes_back(cluster: Cluster, name: str, tmp_path: Path):
@@ -91,7 +87,6 @@ def test_a_killed_operator_changes_nothing_but_comes_back(cluster: Cluster, name
     wait_steps(tmp_path, epoch_number=2)
     wait_for("the incident in status", lambda: cluster.status(name).get("incidents"))
     assert cluster.pod_uids(name) == pods
-    cluster.delete(name)
 
 
 def operator_pid() -> int:

@@ -28,7 +28,6 @@ def test_a_killed_rank_restarts_the_gang_in_place(cluster: Cluster, name: str, t
     seen = incident(cluster, name)
     assert (seen["cause"], seen["rank"], seen["slot"]) == ("Signal", 1, 1)
     assert signal.Signals(number).name in seen["message"]
-    cluster.delete(name)
 
 
 def test_an_exception_shows_its_last_lines_in_status(cluster: Cluster, name: str, tmp_path: Path):
@@ -40,7 +39,6 @@ def test_an_exception_shows_its_last_lines_in_status(cluster: Cluster, name: str
     assert (seen["cause"], seen["rank"]) == ("Error", 0)
     assert "ValueError: the learning rate is a lie" in seen["message"]
     assert "ticker.py" in seen["message"]
-    cluster.delete(name)
 
 
 def test_the_same_error_three_times_without_progress_fails_the_job(
@@ -77,7 +75,6 @@ def test_a_rank_that_ignores_sigterm_does_not_hold_the_gang(cluster: Cluster, na
     wait_for("order taken", lambda: not (tmp_path / "do-0").exists())
     os.kill(cluster.wait_rank(name, 1), signal.SIGKILL)
     wait_steps(tmp_path, epoch_number=2)
-    cluster.delete(name)
 
 
 def test_descendants_die_with_their_rank(cluster: Cluster, name: str, tmp_path: Path):
@@ -93,7 +90,6 @@ def test_descendants_die_with_their_rank(cluster: Cluster, name: str, tmp_path: 
     os.kill(cluster.wait_rank(name, 1), signal.SIGKILL)
     wait_steps(tmp_path, epoch_number=2)
     assert sleepers() == []
-    cluster.delete(name)
 
 
 def test_a_clean_exit_of_one_rank_does_not_hide_the_death_of_another(

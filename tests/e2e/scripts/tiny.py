@@ -26,7 +26,7 @@ def main() -> None:
     wrapped = DistributedDataParallel(model, find_unused_parameters=True) if job.world_size > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     step = job.restore(model=model, optimizer=optimizer)
-    for batch in job.batches(data, global_batch=9, seed=3):
+    for batch in job.batches(data, global_batch=9, seed=3, epochs=steps):
         if step >= steps:
             break
         x = torch.stack(list(batch))
