@@ -143,6 +143,8 @@ class Pod:
             config.TOKEN_FILE: str(self.folder / "token"),
             config.AGENT_STATE_DIR: str(self.folder / "state"),
             "ROPETEAM_STORE": "none",
+            # `python3` is ours, not a wrapper that the machine may have
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             MARKER: str(self.folder),
             **environment,
         }

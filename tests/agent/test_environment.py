@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.agent.life import a_plan, a_ref
 
-from ropeteam_trainer.agent.environment import launcher_environment, rank_environment
+from ropeteam_trainer.agent.environment import interface_names, launcher_environment, rank_environment
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, WorkerConfig
 
@@ -62,3 +62,9 @@ def test_a_launcher_is_told_where_and_how_many_but_no_rank():
     assert found["MASTER_ADDR"] == "10.0.0.0"
     assert found["A"] == "b"
     assert not {"RANK", "LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE"} & set(found)
+
+
+def test_gloo_and_nccl_use_the_pods_interface():
+    assert interface_names("10.0.0.1", "eth0") == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
+    assert interface_names("127.3.0.1", "lo") == {"GLOO_SOCKET_IFNAME": "lo"}, "NCCL refuses the loopback"
+    assert interface_names("10.0.0.1", None) == {}

@@ -60,6 +60,8 @@ def test_only_what_cannot_wait_is_news():
     before = news(life.report)
     assert news(life.wait(1).beats(0, 2).said(0, loss="1").report) == before
     assert news(life.said(0, drained=2).report) != before
+    before = news(life.report)
+    assert news(life.ordered().report) != before, "the coordinator waits to hear that orders were applied"
 
 
 def test_a_rank_that_makes_no_step_is_killed_as_hung():

@@ -64,6 +64,14 @@ def launcher_environment(base: Mapping[str, str], plan: Plan, slot: int) -> dict
     return _defaults(base) | {name: str(value) for name, value in own.items()}
 
 
+def interface_names(address: str, interface: str | None) -> dict[str, str]:
+    """Where gloo and NCCL listen: on the interface of the pod's address, not where its host name leads."""
+    if interface is None:
+        return {}
+    is_loopback = address.startswith("127.")
+    return {"GLOO_SOCKET_IFNAME": interface} | ({} if is_loopback else {"NCCL_SOCKET_IFNAME": interface})
+
+
 def rank_plan(settings: WorkerConfig, plan: Plan) -> RankPlan:
     return RankPlan(
         epoch=str(plan.epoch),

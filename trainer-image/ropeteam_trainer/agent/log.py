@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 
 def log(text: str) -> None:
-    print(f"[ropeteam agent] {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody reads it: no reason to end
+        print(f"[ropeteam agent] {text}", file=sys.stderr, flush=True)

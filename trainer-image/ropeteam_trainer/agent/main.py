@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ropeteam_trainer.agent import checkpoints, machine, preflight, proc
+from ropeteam_trainer.agent.environment import interface_names
 from ropeteam_trainer.agent.keeper import Keeper
 from ropeteam_trainer.agent.launch import Launch, Run
 from ropeteam_trainer.agent.link import Link
@@ -53,8 +54,8 @@ from ropeteam_trainer.agent.state import (
 from ropeteam_trainer.agent.zygoteclient import ZygoteClient
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import PodIdentity, Start, WorkerConfig
-from ropeteam_trainer.contract.messages import Grant
-from ropeteam_trainer.contract.world import CheckpointRef
+from ropeteam_trainer.contract.messages import Grant, Problem
+from ropeteam_trainer.contract.world import CheckpointRef, FailReason
 
 TICK_SECONDS = 0.2
 EXIT_NOT_OURS = 2
@@ -67,7 +68,7 @@ class Agent:
         self, settings: WorkerConfig, identity: PodIdentity, command: tuple[str, ...], folder: Path
     ) -> None:
         launch, python, problem = preflight.plan_launch(command, settings, os.environ)
-        self._settings, self._problem = settings, problem
+        self._settings, self._python, self._problem = settings, python, problem
         self._torch = os.environ.get(config.STORE) != "none" and problem is None
         self._state = machine.initial(settings, identity, launch, time.monotonic())
         self._events: deque[Event] = deque()
@@ -82,9 +83,13 @@ class Agent:
         self._reaper = Reaper()
         shims = write_shims(folder)
         flags = launch.flags if launch.run is not Run.COMMAND else ()
-        self._zygote = ZygoteClient(self._reaper, (python, *flags, shims.zygote), os.environ)
+        self._zygote = ZygoteClient(
+            self._reaper, (python, *flags, shims.zygote), os.environ, self._zygote_is_broken
+        )
         self._keeper = Keeper(identity.pod_ip, self._reaper, self._zygote if self._torch else None, self.post)
-        how = How(settings, identity.slot, launch, python, dict(os.environ), shims, folder)
+        interfaces = interface_names(identity.pod_ip, proc.interface_of(identity.pod_ip))
+        base = interfaces | os.environ
+        how = How(settings, identity.slot, launch, python, base, shims, folder)
         self._ranks = Ranks(how, self._reaper, self._zygote, self._services, self.post)
         self._link = Link(settings.coordinator, identity.token, settings.timeouts.lost, self.post)
         self._imports_early = self._torch and (identity.slot == 0 or self._may_fork_first(launch))
@@ -217,6 +222,10 @@ class Agent:
     def _services(self) -> set[int]:
         return self._keeper.pids() | ({self._zygote.pid} if self._zygote.pid else set())
 
+    def _zygote_is_broken(self) -> None:
+        text = f"{self._python} cannot import torch.distributed: see the traceback in the pod's log"
+        self.post(ProblemFound(Problem(FailReason.INTERPRETER_WITHOUT_TORCH, text)))
+
     def _may_fork_first(self, launch: Launch) -> bool:
         return self._settings.start is Start.FORK and launch.forkable
 
@@ -244,6 +253,8 @@ def main() -> int:
     except (KeyError, ValueError, OSError) as error:
         log(f"this is not the environment of a worker pod: {type(error).__name__}: {error}")
         return EXIT_NOT_OURS
+    # Until the loop takes over: the first process of a container has no default action.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(machine.EXIT_LEFT))
     proc.become_subreaper()
     folder = Path(os.environ.get(config.AGENT_STATE_DIR) or tempfile.mkdtemp(prefix="ropeteam-"))
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
+import socket
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_SIOCGIFADDR = 0x8915
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -91,6 +95,18 @@ def has_variable(pid: int, assignment: str) -> bool:
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has this IPv4 address. Any of 127.0.0.0/8 is the loopback's."""
+    wanted = socket.inet_aton("127.0.0.1" if address.startswith("127.") else address)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if found[20:24] == wanted:
+                    return name
+    return None
 
 
 def oom_kills() -> int:

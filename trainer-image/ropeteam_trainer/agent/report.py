@@ -38,9 +38,12 @@ def report(state: State) -> AgentReport:
 
 
 def news(report: AgentReport) -> AgentReport:
-    """The part of a report that cannot wait for the next lease: all but numbers that move with every step."""
+    """The part of a report that cannot wait for the next lease: all but numbers that move with every step.
+
+    That orders were applied is news too: only then can the coordinator rely on it.
+    """
     ranks = tuple(replace(rank, step=0, steps_here=min(rank.steps_here, 1)) for rank in report.ranks)
-    return replace(report, ranks=ranks, progress=Progress(), orders_seen=0)
+    return replace(report, ranks=ranks, progress=Progress())
 
 
 def _rank(rank: RankState, rung: int) -> RankReport:

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ropeteam_trainer.agent import zygote
@@ -22,16 +22,27 @@ from ropeteam_trainer.agent.waiting import within
 
 _ANSWER_SECONDS = 30.0
 _IMPORT_SECONDS = 600.0
+_MOST_FAILED_IMPORTS = 3
 
 
 class ZygoteClient:
-    """`command`: the interpreter with its flags, and the shim. `environment`: the user's."""
+    """`command`: the interpreter with its flags, and the shim. `environment`: the user's.
 
-    def __init__(self, reaper: Reaper, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    `broken` is called when it has died several times, never once ready.
+    """
+
+    def __init__(
+        self,
+        reaper: Reaper,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        broken: Callable[[], None],
+    ) -> None:
         self._reaper, self._command = reaper, tuple(command)
         self._environment = {**environment, **dict.fromkeys(zygote.THREADS, "1"), "PYTHONUNBUFFERED": "1"}
         self._socket: socket.socket | None = None
         self._turn = asyncio.Lock()
+        self._broken, self._failed_imports = broken, 0
         self.pid: int | None = None
         self.is_warm = False
 
@@ -47,7 +58,7 @@ class ZygoteClient:
         ours.setblocking(False)
         self._socket, self._turn, self.is_warm = ours, asyncio.Lock(), False
         self._reaper.watch(self.pid, self._ended)
-        self._ready = asyncio.ensure_future(self._answer(ours))
+        self._ready = asyncio.ensure_future(self._first_answer(ours))
 
     async def warm_up(self) -> None:
         """Import the rest, so that ranks may be forked. Raises OSError."""
@@ -85,6 +96,10 @@ class ZygoteClient:
                 self.stop()  # a late answer would be taken for the next one's
                 raise
 
+    async def _first_answer(self, peer: socket.socket) -> None:
+        await self._answer(peer)
+        self._failed_imports = 0
+
     async def _answer(self, peer: socket.socket) -> dict[str, Any]:
         loop, data = asyncio.get_running_loop(), b""
         while len(data) < 4 or len(data) < 4 + struct.unpack_from(">I", data)[0]:
@@ -97,6 +112,9 @@ class ZygoteClient:
     def _ended(self, status: int) -> None:
         log(f"the zygote has ended (status {status})")
         self.pid, self.is_warm = None, False
+        self._failed_imports += 1
+        if self._failed_imports == _MOST_FAILED_IMPORTS:
+            self._broken()
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -1,0 +1,42 @@
+"""Linux facts that the agent relies on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from ropeteam_trainer.agent import proc
+
+
+def test_a_process_and_its_descendants_are_found():
+    child = subprocess.Popen(["sh", "-c", "sleep 100; true"])
+    try:
+        table = proc.processes()
+        assert table[child.pid].parent == os.getpid()
+        assert child.pid in proc.below([os.getpid()], table)
+        assert os.getpid() not in proc.below([child.pid], table)
+        assert proc.has_variable(child.pid, f"PATH={os.environ['PATH']}")
+        assert not proc.has_variable(child.pid, "PATH=")
+    finally:
+        for pid in proc.below([child.pid], proc.processes()) | {child.pid}:
+            proc.kill(pid)
+        child.wait()
+    assert child.pid not in proc.processes()
+    proc.kill(child.pid)
+    assert not proc.has_variable(child.pid, "PATH=")
+
+
+def test_a_zombie_is_dead():
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert child.pid not in proc.processes()
+    child.wait()
+
+
+def test_the_interface_of_an_address():
+    assert proc.interface_of("127.0.0.1") == proc.interface_of("127.8.9.1") == "lo"
+    assert proc.interface_of("192.0.2.1") is None
+
+
+def test_oom_kills_are_a_number_wherever_we_run():
+    assert proc.oom_kills() >= 0
