@@ -43,7 +43,7 @@ fmt: $(VENV)/bin/ropeteam  ## format and mend what ruff can mend
 	ruff format .
 
 bench: $(VENV)/bin/ropeteam  ## run the benchmarks; each prints its figure beside its peers'
-	for each in benchmarks/*.py; do $(PYTHON) $$each || exit 1; done
+	$(PYTHON) -m benchmarks.gang_restart
 
 clean:  ## remove caches and build outputs, keep the virtual environment
 	rm -rf dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* .import_linter_cache
