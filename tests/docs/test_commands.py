@@ -1,0 +1,71 @@
+"""Every command block of the guides, run word by word, in order, in one shell with an empty HOME."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "docs/getting-started.md"]
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"^```bash\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.timeout(600)
+def test_getting_started_works_word_by_word(tmp_path: Path):
+    found = blocks("docs/getting-started.md")
+    assert len(found) >= 6
+    kubectl = os.environ.get("KUBECTL")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    if kubectl:  # a person has it on PATH under its own name
+        (tmp_path / "kubectl").symlink_to(kubectl)
+        path = f"{tmp_path}:{path}"
+    script = f"set -euxo pipefail\ntrap 'kill %1 2>/dev/null && wait %1' EXIT\nexport PATH={path}:$PATH\n"
+    # The page's own name for the environment may not be the one that runs the tests.
+    script += "\n".join(found).replace("$PWD/.venv/bin", str(Path(sys.executable).parent))
+    script = script.replace("/tmp/ropeteam", f"{tmp_path}/ropeteam").replace("/tmp/", f"{tmp_path}/")
+    env = {"HOME": str(tmp_path), "PATH": path, "VENV": str(Path(sys.executable).parents[1])}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
+def test_readme_has_no_command_that_nobody_runs():
+    assert blocks("README.md") == []
+    named = re.findall(r"`make (\w+)`", (ROOT / "README.md").read_text())
+    assert set(named) <= {"demo", "test", "help"}, "demo and test are run by .ci/run"
+
+
+@pytest.mark.parametrize("page", [*PAGES, "docs/api.md", "docs/architecture.md", "CONTRIBUTING.md"])
+def test_links_lead_somewhere(page: str):
+    text = (ROOT / page).read_text()
+    targets = re.findall(r"\]\(([^)#]+)\)", text)
+    assert [t for t in targets if "://" not in t and not (ROOT / page).parent.joinpath(t).exists()] == []
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("**/*.yaml")), ids=lambda path: path.name)
+def test_every_example_is_valid(example: Path):
+    command = [sys.executable, "-m", "ropeteam.cli", "validate", str(example)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_yaml_in_the_documents_is_valid():
+    import yaml
+
+    from ropeteam.api.rules import validate
+
+    seen = 0
+    for page in (*PAGES, "docs/api.md"):
+        for block in re.findall(r"^```yaml\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL):
+            assert validate(yaml.safe_load(block)["spec"]) == (), page
+            seen += 1
+    assert seen >= 2
