@@ -174,9 +174,9 @@ def rows(samples: dict[str, list[Trial]], failures: dict[str, int]) -> list[Row]
                 f">= {goal}", ratio >= goal, f"{best}, the best torchrun")
         )  # fmt: skip
     for name, count in failures.items():
-        goal, holds = ("0", count == 0) if name.startswith("ropeteam") else ("", None)
+        wanted, holds = ("0", count == 0) if name.startswith("ropeteam") else ("", None)
         n = len(samples[name]) + count
-        table.append(Row(f"{name}: not recovered in 60 s", count, "trials", n, count, goal, holds, ""))
+        table.append(Row(f"{name}: not recovered in 60 s", count, "trials", n, count, wanted, holds, ""))
     return table
 
 

@@ -29,7 +29,7 @@ JOBS = "/apis/ropeteam.dev/v1alpha1/namespaces/default/trainingjobs"
 PODS = "/api/v1/namespaces/default/pods"
 
 
-def wait_for(what: str, probe: Callable[[], T], patience: float = PATIENCE) -> T:
+def wait_for(what: str, probe: Callable[[], T | None], patience: float = PATIENCE) -> T:
     """The first truthy answer of `probe`. AssertionError with the last answer after `patience` seconds."""
     deadline = time.monotonic() + patience
     while not (answer := probe()):
@@ -117,6 +117,11 @@ class Cluster:
             raise
         return found
 
+    def uid(self, name: str) -> str:
+        job = self.job(name)
+        assert job is not None, f"no job {name}"
+        return str(job["metadata"]["uid"])
+
     def status(self, name: str) -> dict[str, Any]:
         job = self.job(name)
         return (job or {}).get("status") or {}
@@ -165,9 +170,7 @@ class Cluster:
 
     def rank_pid(self, name: str, rank: int) -> int | None:
         """The process that runs the script as this rank. A forked one has the environment of its zygote."""
-        job = self.job(name)
-        assert job is not None
-        uid = job["metadata"]["uid"]
+        uid = self.uid(name)
         for pid, env in environments():
             ours = env.get("TORCHELASTIC_RUN_ID") == uid or uid in env.get("ROPETEAM_CONFIG", "")
             if ours and _comm(pid) == f"rank {rank}":
@@ -180,7 +183,6 @@ class Cluster:
             return pid if pid != not_pid else None
 
         found = wait_for(f"rank {rank} of {name}", alive)
-        assert found is not None
         return found
 
     def agent_pid(self, pod_uid: str) -> int:
@@ -188,9 +190,7 @@ class Cluster:
         return _process(pod_uid, "ROPETEAM_POD_UID", b"--")
 
     def coordinator_pid(self, name: str) -> int:
-        job = self.job(name)
-        assert job is not None
-        return _process(job["metadata"]["uid"], "ROPETEAM_CONFIG", b"ropeteam_trainer.coordinator")
+        return _process(self.uid(name), "ROPETEAM_CONFIG", b"ropeteam_trainer.coordinator")
 
     def leftovers(self, job_uid: str) -> list[str]:
         """Command lines of processes that belong to this job."""

@@ -61,7 +61,7 @@ def test_a_job_deleted_in_mid_run_leaves_nothing_behind(cluster: Cluster, name: 
     before = set(Path("/dev/shm").iterdir())
     cluster.create(ticking(name, tmp_path))
     wait_steps(tmp_path)
-    uid = cluster.job(name)["metadata"]["uid"]
+    uid = cluster.uid(name)
     assert cluster.leftovers(uid), "the probe sees the living"
     cluster.delete(name)
     nothing_left(cluster, name)
@@ -71,9 +71,12 @@ def test_a_job_deleted_in_mid_run_leaves_nothing_behind(cluster: Cluster, name: 
 
 
 def nothing_left(cluster: Cluster, name: str) -> None:
-    for kind in ("pods", "services", "secrets"):
-        path = f"/api/v1/namespaces/default/{kind}?labelSelector=ropeteam.dev/job={name}"
-        wait_for(f"{kind} of {name} gone", lambda path=path: not cluster.call("GET", path)["items"])
+    def left() -> list[str]:
+        kinds = ("pods", "services", "secrets")
+        paths = [f"/api/v1/namespaces/default/{kind}?labelSelector=ropeteam.dev/job={name}" for kind in kinds]
+        return [item["metadata"]["name"] for path in paths for item in cluster.call("GET", path)["items"]]
+
+    wait_for(f"pods, services and secrets of {name} gone", lambda: not left())
 
 
 def test_an_impossible_job_is_refused_with_the_field(cluster: Cluster, name: str, tmp_path: Path):

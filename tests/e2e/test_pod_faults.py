@@ -21,9 +21,8 @@ def test_a_deleted_pod_is_replaced_and_free(cluster: Cluster, name: str, tmp_pat
     wait_steps(tmp_path, epoch_number=2)
     names = {pod["metadata"]["name"] for pod in cluster.pods(name)}
     assert {f"{name}-0-1", f"{name}-1-2"} <= names
-    status = wait_for(
-        "settled", lambda: s if (s := cluster.status(name))["incidents"][-1].get("settled") else None
-    )
+    wait_for("settled", lambda: bool(cluster.status(name)["incidents"][-1].get("settled")))
+    status = cluster.status(name)
     assert status["incidents"][-1]["cause"] == "PodDeleted"
     assert status["failures"]["charged"] == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.e2e.conftest import SCRIPTS, job, ticking
@@ -12,8 +13,11 @@ from tests.e2e.harness import Cluster, wait_for
 from tests.e2e.story import epochs, lines, order, wait_steps
 
 
-def incident(cluster: Cluster, name: str) -> dict:
-    return wait_for(f"incident of {name}", lambda: cluster.status(name).get("incidents"))[-1]
+def incident(cluster: Cluster, name: str) -> dict[str, Any]:
+    found: list[dict[str, Any]] = wait_for(
+        f"incident of {name}", lambda: cluster.status(name).get("incidents")
+    )
+    return found[-1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV], ids=["SIGKILL", "SIGSEGV"])
@@ -81,7 +85,7 @@ def test_descendants_die_with_their_rank(cluster: Cluster, name: str, tmp_path: 
     cluster.create(ticking(name, tmp_path))
     wait_steps(tmp_path)
     order(tmp_path, 1, "orphan")
-    job_uid = cluster.job(name)["metadata"]["uid"]
+    job_uid = cluster.uid(name)
 
     def sleepers() -> list[str]:
         return [line for line in cluster.leftovers(job_uid) if line.startswith("sleep 1000")]

@@ -9,9 +9,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.e2e.conftest import SCRIPTS, job
 from tests.e2e.harness import Cluster, wait_for
 
+pytestmark = pytest.mark.timeout(400)
 STEPS, RANKS = 60, 3
 SAMPLES, BATCH = 90, 9
 
