@@ -20,7 +20,8 @@ HELLO = b"ROPE\x01"
 NONCE_SIZE = 16
 TO_COORDINATOR, TO_AGENT = b"C", b"A"
 PROXY_HEADER = "X-Ropeteam-Bearer"
-"""Holds `http_bearer`; accepted beside `Authorization: Bearer`, which an API server's proxy does not pass on."""
+"""Holds `http_bearer`; accepted beside `Authorization: Bearer`, which an API server's proxy does not pass
+on."""
 _MAC_SIZE = 32
 
 
