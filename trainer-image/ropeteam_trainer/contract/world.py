@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 from dataclasses import dataclass
 
@@ -96,7 +97,7 @@ class Plan:
     def member(self, slot: int) -> Member | None:
         return next((member for member in self.members if member.slot == slot), None)
 
-    @property
+    @functools.cached_property
     def hash(self) -> str:
         return hashlib.sha256(codec.encode(self)).hexdigest()[:16]
 
