@@ -49,7 +49,7 @@ _SETUPS = st.builds(
     rung=st.sampled_from((3, 2, 0, 1)),
     codec=st.sampled_from((False, False, False, False, False, True)),
     max_failures=st.sampled_from((20, 20, 20, 3, 0)),
-    total_steps=st.sampled_from((30, 60)),
+    total_steps=st.sampled_from((18, 36)),
 )
 
 

@@ -82,7 +82,7 @@ class World:
         self.network = Network(self.clock, self.random)
         self.disk = Disk(self.random, JOB_NAME, JOB_UID)
         data = DataPlan(samples=22, global_batch=4)  # 6 steps make one data epoch, the last of 2 samples
-        self.script = Script(setup.rung, setup.total_steps, 0.9, 4, data)
+        self.script = Script(setup.rung, setup.total_steps, 0.7, 4, data)
         self.checks = Checks(self)
         self.agents: dict[str, Agent] = {}
         self.coordinators: list[Coordinator] = []
