@@ -44,12 +44,12 @@ class Scene(Observation):
 
 
 def a_job(workers: int = 4, **spec: Any) -> Scene:
-    """Just applied. `spec`: fields of the manifest, for example suspend=True or recovery={...}."""
-    manifest = {"workers": workers, "image": "train:1", "command": ["python", "train.py"], **spec}
+    """Just applied. `spec`: fields of the manifest, for example suspend=True or command=None."""
+    fields = {"workers": workers, "image": "train:1", "command": ["python", "train.py"], **spec}
     return Scene(
         now=NOON,
         metadata=Metadata(name="mnist", namespace="lab", uid=UID, generation=1, creation_timestamp=NOON),
-        spec=manifest,
+        spec={name: value for name, value in fields.items() if value is not None},
         status=JobStatus(),
         key_id="k1",
         defaults={"operator_image": "ropeteam:test"},

@@ -45,7 +45,7 @@ class FakeCluster:
         """How every trainer container ends as soon as it is started."""
         self.incidents: tuple[Incident, ...] = ()
         """What the coordinator of the current term tells."""
-        self._uids = 0
+        self._uids = 10 * len(scene.pods)
 
     # ---- one round of the operator
 

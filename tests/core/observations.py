@@ -255,26 +255,25 @@ odd_scenes: st.SearchStrategy[Scene] = st.builds(
 )
 
 
+few_incidents = st.lists(incidents, max_size=2, unique_by=lambda each: each.id).map(tuple)
+leaders = st.builds(CoordinatorStatus, term=st.just(1), pod_uid=st.just("uid-c"), address=st.just("10.0.0.1"))
+
+
 @st.composite
 def plausible_scenes(draw: st.DrawFn) -> Scene:
     """Of a job that is under way: pods and report mostly fit what status says."""
     places = tuple(
         draw(slots).model_copy(update={"slot": number}) for number in range(draw(st.sampled_from([1, 2])))
     )
-    leader = draw(
-        st.builds(CoordinatorStatus, term=st.just(1), pod_uid=st.just("uid-c"), address=st.just("10.0.0.1"))
-    )
     status = draw(statuses).model_copy(
         update={
             "attempt": 1,
             "conditions": draw(st.sampled_from([(), (_holding(ConditionType.RUNNING),)])),
             "slots": places,
-            "coordinator": leader,
+            "coordinator": draw(leaders),
             "shape": "",
             "drain_since": draw(st.sampled_from([None, None, None, NOON])),
-            "incidents": tuple(
-                draw(st.lists(incidents, min_size=0, max_size=2, unique_by=lambda each: each.id))
-            ),
+            "incidents": draw(few_incidents),
         }
     )
     fields: dict[str, Any] = {"node": "node-1", "phase": "Running", "container": ContainerSeen(running=True)}

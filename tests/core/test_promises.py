@@ -98,7 +98,7 @@ PROMISES: tuple[Callable[[Scene], None], ...] = (
 )
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scenes)
 def test_the_promises_hold_for_every_observation(seen: Scene) -> None:
     for promise in PROMISES:

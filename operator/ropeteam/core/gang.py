@@ -37,6 +37,7 @@ _FREE_TO_CHANGE: Any = {
 def shape(spec: TrainingJobSpec) -> str:
     """Digest of what pods are made from. Without defaults: a new field with one changes no running job."""
     fields = spec.model_dump(mode="json", exclude=_FREE_TO_CHANGE, exclude_defaults=True)
+    fields = {name: value for name, value in fields.items() if value != {}}  # only free ones were set
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -75,7 +75,7 @@ def _trainer(spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> dict[str, Any]:
     args = spec.args or _list(container, "args")
     python = spec.agent_python or "python3"
     container["command"] = [python, "-I", contract.AGENT_PYZ, "--", *command, *args]
-    container.pop("args")
+    container.pop("args", None)
     resources = _dict(container, "resources")
     resources.update(copy.deepcopy(spec.resources or {}))
     if spec.gpus_per_worker:

@@ -1,0 +1,213 @@
+"""Conditions and events: what, where, and the next step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.builders import (
+    Scene,
+    a_job,
+    a_problem,
+    a_running_job,
+    an_incident,
+    edited,
+    evicted,
+    reporting,
+    seconds,
+    unreachable,
+    written,
+)
+
+from ropeteam.api.conditions import Condition, ConditionType
+from ropeteam.core.decide import decide
+from ropeteam.core.observation import ContainerSeen, Observation, Role
+from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.world import Cause
+
+forming = reporting(phase=WorldPhase.FORMING, why="waits for slots 1 and 2")
+
+
+def condition(seen: Scene, kind: ConditionType) -> Condition:
+    found = decide(seen).status.condition(kind)
+    assert found is not None
+    return found
+
+
+def starting(role: Role = Role.WORKER, **fields: Any) -> Scene:
+    """Just started; one pod looks like this."""
+    seen = a_running_job(workers=2, gpusPerWorker=2, resources={"limits": {"memory": "8Gi"}})
+    status = seen.status.model_copy(update={"conditions": ()})
+    target = next(pod for pod in seen.pods if pod.role is role)
+    fresh = {"phase": "Pending", "node": "", "container": ContainerSeen(), **fields}
+    pods = tuple(pod.model_copy(update=fresh) if pod is target else pod for pod in seen.pods)
+    return seen.but(status=status, pods=pods, report=None)
+
+
+def test_an_unschedulable_pod_is_explained_by_the_scheduler_and_by_what_the_job_wants() -> None:
+    seen = starting(scheduled_message="0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
+    running = condition(seen, ConditionType.RUNNING)
+    assert (running.status, running.reason) == ("False", "Unschedulable")
+    assert "0/3 nodes are available: 3 Insufficient nvidia.com/gpu." in running.message
+    assert running.message.endswith("This job wants 2 x (8Gi memory, 2 nvidia.com/gpu).")
+    assert condition(seen, ConditionType.STALLED).reason == "Unschedulable"
+    assert decide(seen).status.state == "Pending"
+
+
+def test_a_job_that_asks_for_nothing_still_says_how_much() -> None:
+    seen = starting(scheduled_message="0/1 nodes are available.")
+    seen = seen.but(spec={"workers": 2, "command": ["true"]})
+    seen = seen.but(status=seen.status.model_copy(update={"shape": ""}))
+    assert "This job wants 2 pods." in condition(seen, ConditionType.RUNNING).message
+
+
+def test_a_missing_volume_is_named() -> None:
+    seen = starting(scheduled_message='persistentvolumeclaim "ckpt" not found')
+    running = condition(seen, ConditionType.RUNNING)
+    assert running.reason == "VolumeMissing"
+    assert 'persistentvolumeclaim "ckpt" not found' in running.message
+    assert "spec.checkpoint.volume" in running.message
+
+
+@pytest.mark.parametrize(
+    ("role", "fields", "says"),
+    [
+        (Role.WORKER, {"container": "ImagePullBackOff"}, "ImagePull: Correct spec.image."),
+        (Role.WORKER, {"init": "ErrImagePull"}, "ImagePull: Set the operator's image"),
+        (Role.COORDINATOR, {"container": "ErrImagePull"}, "ImagePull: Set the operator's image"),
+        (Role.WORKER, {"container": "CreateContainerConfigError"}, "ContainerConfig: Correct what"),
+        (Role.COORDINATOR, {"container": "CrashLoopBackOff"}, "CrashLoop: kubectl logs mnist-coordinator-1"),
+    ],
+)
+def test_a_pod_that_cannot_start_says_why(role: Role, fields: dict[str, str], says: str) -> None:
+    waiting = {name: ContainerSeen(waiting_reason=word) for name, word in fields.items()}
+    seen = starting(role, node="node-0", **waiting)
+    running, (reason, words) = condition(seen, ConditionType.RUNNING), says.split(": ")
+    assert (running.reason, words in running.message) == (reason, True), running.message
+    assert condition(seen, ConditionType.STALLED).holds
+
+
+def test_the_kubelets_own_words_come_first() -> None:
+    container = ContainerSeen(waiting_reason="ErrImagePull", waiting_message="pull access denied for train:2")
+    running = condition(starting(node="node-0", container=container), ConditionType.RUNNING)
+    assert "pull access denied for train:2" in running.message
+
+
+def test_a_world_that_is_being_formed_is_explained_by_the_coordinator() -> None:
+    seen = a_running_job().after(forming)
+    seen = seen.but(status=seen.status.model_copy(update={"conditions": ()}))
+    running = condition(seen, ConditionType.RUNNING)
+    assert (running.reason, running.message) == ("WorldForming", "waits for slots 1 and 2")
+    assert decide(seen).status.state == "Starting"
+
+
+def test_a_coordinator_out_of_reach_does_not_stop_a_running_job() -> None:
+    seen = a_running_job().after(unreachable)
+    running = condition(seen, ConditionType.RUNNING)
+    assert (running.status, running.reason) == ("True", "CoordinatorUnreachable")
+    assert decide(seen).status.coordinator_fault_since == seen.now
+    later = seen.after(written, seconds(60))
+    assert decide(later).status == later.status, "said once"
+    back = later.but(report=a_running_job().report, report_error="")
+    assert condition(back, ConditionType.RUNNING).reason == "WorldRunning"
+    assert decide(back).status.coordinator_fault_since is None
+
+
+def test_a_coordinator_that_does_not_answer_yet_is_no_fault() -> None:
+    seen = a_running_job().after(unreachable)
+    seen = seen.but(status=seen.status.model_copy(update={"conditions": ()}))
+    assert condition(seen, ConditionType.RUNNING).reason == "CoordinatorUnreachable"
+    assert not condition(seen, ConditionType.STALLED).holds
+
+
+def test_while_a_coordinator_asks_around_the_world_is_as_it_was() -> None:
+    decision = decide(a_running_job().after(reporting(phase=WorldPhase.WAITING)))
+    assert decision.status.state == "Running"
+
+
+def test_a_job_recovers_until_its_world_runs_again() -> None:
+    seen = a_running_job().after(forming, reporting(incidents=(an_incident(Cause.HANG),)), written)
+    recovering = condition(seen, ConditionType.RECOVERING)
+    assert (seen.status.state, recovering.reason, recovering.holds) == ("Recovering", "Hang", True)
+    assert "bad lr" in recovering.message
+    back = seen.after(reporting(phase=WorldPhase.RUNNING), written)
+    assert (back.status.state, condition(back, ConditionType.RECOVERING).holds) == ("Running", False)
+
+
+def test_a_first_world_that_fails_before_it_was_seen_running_recovers_too() -> None:
+    seen = a_running_job().after(forming, reporting(incidents=(an_incident(),)))
+    seen = seen.but(status=seen.status.model_copy(update={"conditions": ()}))
+    assert decide(seen).status.state == "Recovering"
+
+
+def test_the_time_of_a_condition_moves_only_when_it_flips() -> None:
+    seen = a_running_job().after(forming, written)
+    since = condition(seen, ConditionType.RUNNING).last_transition_time
+    later = seen.after(seconds(30), reporting(why="waits for slot 2"))
+    assert condition(later, ConditionType.RUNNING).message == "waits for slot 2"
+    assert condition(later, ConditionType.RUNNING).last_transition_time == since
+
+
+def test_of_two_facts_of_one_type_the_last_one_wins() -> None:
+    """Else the time of an invalid job's condition would move in each round: a hot loop of writes."""
+    seen = a_job(workers=0).after(written)
+    later = seen.after(seconds(1))
+    assert decide(later).status == seen.status
+
+
+def test_fields_that_shape_pods_are_frozen_while_pods_run() -> None:
+    seen = a_running_job().after(edited(image="train:2"), evicted(0), written)
+    accepted = condition(seen, ConditionType.ACCEPTED)
+    assert (accepted.holds, accepted.reason) == (False, "ImmutableField")
+    assert "spec.suspend" in accepted.message
+    made = [str(action) for action in decide(seen).actions if "create" in str(action)]
+    assert made == [], "a gang of two images is none"
+    put_back = seen.after(edited(image="train:1"), written)
+    assert [str(action) for action in decide(put_back).actions if "create" in str(action)] == [
+        "create Pod mnist-0-2"
+    ]
+
+
+@pytest.mark.parametrize(
+    "free", [{"activeDeadlineSeconds": 9999}, {"cleanPodPolicy": "All"}, {"recovery": {"maxFailures": 99}}]
+)
+def test_other_fields_may_change_at_any_time(free: dict[str, Any]) -> None:
+    assert condition(a_running_job().after(edited(**free)), ConditionType.ACCEPTED).holds
+
+
+def test_events_are_sent_for_what_changed_and_only_then() -> None:
+    started = decide(a_job())
+    assert [(each.type, each.reason) for each in started.announcements] == [("Normal", "Started")]
+    seen = a_running_job().after(evicted(2))
+    told = decide(seen).announcements
+    assert [each.reason for each in told] == ["WorkerReplaced", "Evicted"]
+    assert {each.type for each in told} == {"Warning"}
+    assert told[1].message.startswith(
+        "pod-2-1: slot 2: Pod mnist-2-1 was evicted (Evicted). The node was low"
+    )
+    assert decide(seen.after(written)).announcements == ()
+
+
+def test_events_name_the_rank_and_the_end() -> None:
+    seen = a_running_job().after(reporting(incidents=(an_incident(slot=1),), failure=a_problem()))
+    told = [(each.type, each.reason, each.message) for each in decide(seen).announcements]
+    assert told[0] == ("Warning", "Error", "1.0.1: slot 1, rank 1: ValueError: bad lr (train.py:31)")
+    assert told[1] == ("Warning", "CommandNotFound", "no such file: trian.py")
+
+
+def test_a_new_coordinator_is_announced() -> None:
+    seen = a_running_job()
+    workers = tuple(pod for pod in seen.pods if pod.role is Role.WORKER)
+    told = decide(seen.but(pods=workers)).announcements
+    assert [each.reason for each in told] == ["CoordinatorReplaced"]
+
+
+def test_an_event_always_has_words() -> None:
+    silent = reporting(phase=WorldPhase.FORMING, why="")
+    seen = a_running_job(workers=1).after(silent, written, reporting(phase=WorldPhase.RUNNING))
+    assert [each.message for each in decide(seen).announcements] == ["All workers train together."]
+
+
+def test_a_scene_is_an_observation_that_can_be_written_to_a_file() -> None:
+    seen = a_running_job()
+    assert decide(Observation.model_validate_json(seen.model_dump_json())) == decide(seen)

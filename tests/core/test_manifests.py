@@ -1,0 +1,256 @@
+"""What is made: the user's pod with our agent in it, a coordinator without rights, a Service for its term."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.builders import UID, a_job, a_running_job, on_a_lost_node, vanished, written
+
+from ropeteam.core.actions import (
+    CreatePod,
+    CreateSecret,
+    CreateService,
+    DeleteJob,
+    DeletePod,
+    DeleteService,
+    PointService,
+)
+from ropeteam.core.decide import decide
+from ropeteam.core.view import look
+from ropeteam.core.workerpod import sample
+from ropeteam_trainer.contract import codec, config
+
+
+def pod(workers: int = 2, **spec: Any) -> dict[str, Any]:
+    """The pod that replaces slot 0's."""
+    seen = a_running_job(workers, **spec).after(vanished(0), written)
+    made = [action.manifest for action in decide(seen).actions if isinstance(action, CreatePod)]
+    assert len(made) == 1
+    return made[0]
+
+
+def trainer(manifest: dict[str, Any]) -> dict[str, Any]:
+    found = [each for each in manifest["spec"]["containers"] if each["name"] == "trainer"]
+    assert len(found) == 1
+    container: dict[str, Any] = found[0]
+    return container
+
+
+def env(container: dict[str, Any]) -> dict[str, Any]:
+    names = [each["name"] for each in container["env"]]
+    assert len(names) == len(set(names))
+    return {each["name"]: each.get("value", each.get("valueFrom")) for each in container["env"]}
+
+
+def in_template(**container: Any) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "trainer", **container}]}}
+
+
+def test_names_labels_and_owner() -> None:
+    metadata = pod()["metadata"]
+    assert (metadata["name"], metadata["namespace"]) == ("mnist-0-2", "lab")
+    assert metadata["labels"] == {
+        "app.kubernetes.io/managed-by": "ropeteam",
+        "ropeteam.dev/job": "mnist",
+        "ropeteam.dev/job-uid": UID,
+        "ropeteam.dev/role": "worker",
+        "ropeteam.dev/slot": "0",
+        "ropeteam.dev/incarnation": "2",
+        "ropeteam.dev/attempt": "1",
+    }
+    owner = metadata["ownerReferences"][0]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("TrainingJob", UID, True)
+
+
+def test_the_agent_stands_before_the_users_command() -> None:
+    container = trainer(pod(command=["python", "train.py"], args=["--lr", "1e-3"]))
+    agent = ["python3", "-I", "/ropeteam/agent.pyz", "--"]
+    assert container["command"] == [*agent, "python", "train.py", "--lr", "1e-3"]
+    assert "args" not in container
+    other = trainer(pod(agentPython="/opt/conda/bin/python3"))
+    assert other["command"][0] == "/opt/conda/bin/python3"
+
+
+def test_the_agent_reads_its_settings_and_identity() -> None:
+    container = trainer(pod(workers=3, checkpoint={"volume": {"nfs": {}}, "path": "run", "keep": 5}))
+    known = {name: value for name, value in env(container).items() if isinstance(value, str)}
+    fields = {
+        each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"]
+        for each in container["env"]
+        if "valueFrom" in each
+    }
+    assert fields == {
+        config.POD_UID: "metadata.uid",
+        config.POD_IP: "status.podIP",
+        config.NODE: "spec.nodeName",
+    }
+    worker = codec.decode(config.WorkerConfig, known[config.CONFIG])
+    assert (known[config.SLOT], known[config.INCARNATION]) == ("0", "2")
+    assert (worker.workers, worker.processes, worker.coordinator) == (3, 1, "10.0.0.1:29401")
+    assert worker.checkpoint == config.CheckpointConfig("/checkpoints/run", None, 300, 5)
+
+
+def test_a_users_cadence_replaces_the_automatic_one() -> None:
+    container = trainer(pod(checkpoint={"volume": {"nfs": {}}, "everySteps": 10}))
+    worker = codec.decode(config.WorkerConfig, env(container)[config.CONFIG])
+    assert worker.checkpoint == config.CheckpointConfig("/checkpoints/ckpt", 10, None, 3)
+
+
+def test_the_short_form_is_merged_into_the_template() -> None:
+    template = in_template(
+        command=["python", "a.py"],
+        env=[{"name": "A", "value": "1"}, {"name": "B", "value": "2"}],
+        volumeMounts=[{"name": "data", "mountPath": "/data"}],
+    )
+    template["metadata"] = {"labels": {"team": "vision"}, "annotations": {"note": "x"}}
+    template["spec"]["nodeSelector"] = {"gpu": "h100"}
+    manifest = pod(
+        command=None, image="train:2", workingDir="/src", env=[{"name": "B", "value": "2"}], template=template
+    )
+    container = trainer(manifest)
+    assert (container["image"], container["workingDir"]) == ("train:2", "/src")
+    assert container["command"][4:] == ["python", "a.py"]
+    assert (env(container)["A"], env(container)["B"]) == ("1", "2")
+    assert {"name": "data", "mountPath": "/data"} in container["volumeMounts"]
+    assert manifest["spec"]["nodeSelector"] == {"gpu": "h100"}
+    assert manifest["metadata"]["labels"]["team"] == "vision"
+    assert manifest["metadata"]["annotations"] == {"note": "x"}
+
+
+def test_gpus_become_a_limit_and_processes() -> None:
+    container = trainer(pod(gpusPerWorker=8, resources={"limits": {"memory": "64Gi"}}))
+    assert container["resources"]["limits"] == {"memory": "64Gi", "nvidia.com/gpu": "8"}
+    assert codec.decode(config.WorkerConfig, env(container)[config.CONFIG]).processes == 8
+
+
+def volumes(manifest: dict[str, Any]) -> dict[str, Any]:
+    return {each["name"]: each for each in manifest["spec"]["volumes"]}
+
+
+def mounts(container: dict[str, Any]) -> dict[str, str]:
+    return {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+
+
+def test_volumes_of_the_agent_the_token_the_checkpoints_and_shared_memory() -> None:
+    claim = {"persistentVolumeClaim": {"claimName": "ckpt"}}
+    manifest = pod(checkpoint={"volume": claim}, sharedMemory="8Gi")
+    assert mounts(trainer(manifest)) == {
+        "/ropeteam": "ropeteam-agent",
+        "/ropeteam-token": "ropeteam-token",
+        "/checkpoints": "ropeteam-checkpoint",
+        "/dev/shm": "ropeteam-shm",
+    }
+    found = volumes(manifest)
+    assert found["ropeteam-token"]["secret"] == {"secretName": "mnist-5eed5eed-k1"}
+    assert found["ropeteam-checkpoint"] == {"name": "ropeteam-checkpoint", **claim}
+    assert found["ropeteam-shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
+
+
+def test_shared_memory_of_the_template_is_kept() -> None:
+    manifest = pod(template=in_template(volumeMounts=[{"name": "mine", "mountPath": "/dev/shm"}]))
+    assert mounts(trainer(manifest))["/dev/shm"] == "mine"
+    assert "ropeteam-shm" not in volumes(manifest)
+
+
+def test_one_init_container_brings_the_agent_before_those_of_the_user() -> None:
+    template = in_template()
+    template["spec"]["initContainers"] = [{"name": "download"}]
+    first, second = pod(template=template)["spec"]["initContainers"]
+    assert (first["name"], second["name"]) == ("ropeteam-agent", "download")
+    assert first["image"] == "ropeteam:test"
+    assert first["command"] == ["python", "-m", "ropeteam_trainer.agent.pack", "/ropeteam/agent.pyz"]
+    assert first["securityContext"]["runAsNonRoot"]
+
+
+def test_how_a_worker_pod_lives_and_ends() -> None:
+    spec = pod(recovery={"drainSeconds": 90})["spec"]
+    assert (spec["restartPolicy"], spec["terminationGracePeriodSeconds"]) == ("Never", 100)
+
+
+def test_defaults_lean_to_restricted_and_what_the_user_says_is_kept() -> None:
+    manifest = pod()
+    assert manifest["spec"]["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+    assert manifest["spec"]["automountServiceAccountToken"] is False
+    assert trainer(manifest)["securityContext"] == {"allowPrivilegeEscalation": False}
+    template = in_template(securityContext={"allowPrivilegeEscalation": True})
+    template["spec"]["serviceAccountName"] = "trainer"
+    kept = pod(template=template)
+    assert trainer(kept)["securityContext"] == {"allowPrivilegeEscalation": True}
+    assert "automountServiceAccountToken" not in kept["spec"]
+
+
+def test_a_bad_node_is_avoided_but_not_forbidden() -> None:
+    seen = a_running_job(workers=2).after(on_a_lost_node(0), written)
+    made = next(action.manifest for action in decide(seen).actions if isinstance(action, CreatePod))
+    rules = made["spec"]["affinity"]["nodeAffinity"]
+    assert list(rules) == ["preferredDuringSchedulingIgnoredDuringExecution"]
+    fields = rules["preferredDuringSchedulingIgnoredDuringExecution"][0]["preference"]["matchFields"]
+    assert fields == [{"key": "metadata.name", "operator": "NotIn", "values": ["node-0"]}]
+    assert "affinity" not in pod()["spec"]
+
+
+def test_the_users_manifest_is_not_changed_in_place() -> None:
+    template = in_template()
+    pod(template=template)
+    assert template == in_template()
+
+
+@pytest.mark.parametrize("template", [{}, {"spec": {}}])
+def test_a_template_may_leave_out_almost_everything(template: dict[str, Any]) -> None:
+    seen = a_job(template=template)
+    assert trainer(sample(seen, look(seen).spec))["image"] == "train:1"
+
+
+def test_the_coordinator_has_no_rights_at_all() -> None:
+    seen = a_running_job(recovery={"exitCodes": [{"codes": [75], "action": "RetryFree"}]})
+    alone = seen.but(pods=(), report=None).after(written)
+    manifest = next(action.manifest for action in decide(alone).actions if isinstance(action, CreatePod))
+    spec, container = manifest["spec"], manifest["spec"]["containers"][0]
+    assert manifest["metadata"]["name"] == "mnist-coordinator-2"
+    assert spec["restartPolicy"] == "Always"
+    assert spec["automountServiceAccountToken"] is False
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert container["command"] == ["python", "-m", "ropeteam_trainer.coordinator"]
+    told = codec.decode(config.CoordinatorConfig, env(container)[config.CONFIG])
+    assert (told.term, told.workers, told.exit_codes[0].codes) == (2, 4, (75,))
+    assert env(container)[config.POD_IP]["fieldRef"]["fieldPath"] == "status.podIP"
+
+
+def test_the_service_leads_to_the_coordinator_of_this_term_only() -> None:
+    seen = a_running_job().but(service=None)
+    made = next(action.manifest for action in decide(seen).actions if isinstance(action, CreateService))
+    assert made["spec"]["selector"] == {
+        "ropeteam.dev/job-uid": UID,
+        "ropeteam.dev/role": "coordinator",
+        "ropeteam.dev/term": "1",
+    }
+    assert [port["port"] for port in made["spec"]["ports"]] == [29401, 29402]
+
+
+def test_actions_say_what_they_do() -> None:
+    manifest = {"metadata": {"name": "mnist"}}
+    selector = {"ropeteam.dev/term": "3"}
+    said = [
+        str(action)
+        for action in (
+            CreatePod(manifest),
+            DeletePod("mnist-0-1", "u1"),
+            CreateService(manifest),
+            PointService("mnist", "u2", selector),
+            DeleteService("mnist", "u2"),
+            CreateSecret("mnist-x", UID, {}, {}),
+        )
+    ]
+    assert said == [
+        "create Pod mnist",
+        "delete Pod mnist-0-1 (uid u1)",
+        "create Service mnist",
+        "point Service mnist to term 3",
+        "delete Service mnist",
+        "create Secret mnist-x",
+    ]
+
+
+def test_a_finished_job_says_that_it_is_deleted() -> None:
+    assert str(DeleteJob("mnist", UID)) == "delete TrainingJob mnist"
