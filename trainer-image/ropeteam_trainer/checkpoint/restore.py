@@ -1,6 +1,6 @@
 """Which checkpoint to go on from. Pure: looking at a checkpoint is the caller's `look`.
 
-    candidates()   where to look, best first: the lineage that the plan names, or, in the first world of a job,
+    candidates()   where to look, best first: the lineage that the plan names, or, in a job's first world,
                    what is in the folder and `resume` allows
     choose()       the first that verifies; after the candidates come their parents (a step that was asked for
                    by number has no substitute)
