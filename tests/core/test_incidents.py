@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.builders import (
+    NOON,
     Change,
     Scene,
     a_running_job,
@@ -165,6 +166,12 @@ def test_only_ten_are_kept_and_none_is_let_off() -> None:
     assert [each.id for each in seen.status.incidents] == [f"1.0.{n}" for n in range(5, 15)]
     assert seen.status.failures.charged == 4, "those that leave the list are final"
     assert seen.after(seconds(10), written).status.failures.charged == 14
+
+
+def test_a_coordinator_with_a_broken_clock_is_not_believed() -> None:
+    for unix_ms in (10**30, int((NOON.timestamp() + 999) * 1000)):
+        seen = a_running_job().after(reporting(incidents=(an_incident(unix_ms=unix_ms),)))
+        assert only(decide(seen).status).time == seen.now
 
 
 def test_an_id_that_cannot_be_read_is_not_believed() -> None:

@@ -111,6 +111,7 @@ def test_the_short_form_is_merged_into_the_template() -> None:
     container = trainer(manifest)
     assert (container["image"], container["workingDir"]) == ("train:2", "/src")
     assert container["command"][4:] == ["python", "a.py"]
+    assert trainer(pod(image=None, template=in_template(image="mine:1")))["image"] == "mine:1"
     assert (env(container)["A"], env(container)["B"]) == ("1", "2")
     assert {"name": "data", "mountPath": "/data"} in container["volumeMounts"]
     assert manifest["spec"]["nodeSelector"] == {"gpu": "h100"}

@@ -94,3 +94,17 @@ def test_a_lineage_is_never_forgotten_because_a_coordinator_has_just_booted() ->
 
 
 seen_waiting = reporting(phase=WorldPhase.WAITING, lineage=(CheckpointRef(10, Epoch(1, 0, 1)),))
+
+
+def test_a_saved_checkpoint_that_cannot_be_read_is_not_told() -> None:
+    seen = a_running_job().after(lineage(20, 10), written)
+    assert seen.status.checkpoint is not None
+    first, second = seen.status.checkpoint.lineage
+    torn = (first.model_copy(update={"epoch": "?"}), second)
+    checkpoint = seen.status.checkpoint.model_copy(update={"lineage": torn})
+    seen = seen.but(status=seen.status.model_copy(update={"checkpoint": checkpoint})).after(
+        reporting(lineage=())
+    )
+    desired = decide(seen).desired
+    assert desired is not None
+    assert [ref.step for ref in desired.lineage] == [10]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.builders import (
     Change,
@@ -229,6 +231,24 @@ def test_pods_that_never_train_fail_the_job_after_a_few_tries_at_growing_distanc
     assert cluster.made == ["mnist-coordinator-1", "mnist-0-1", "mnist-0-2", "mnist-0-3"]
     assert '"python3": not found' in cluster.decisions[-1].why
     assert {each.id for each in status.failures.charges} == {"pod-0-1", "pod-0-2", "pod-0-3"}
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (
+            {"init": ContainerSeen(exit_code=1, exit_reason="Error", exit_message="no space left")},
+            "an init container exited with code 1 (Error): no space left",
+        ),
+        ({"reason": "UnexpectedAdmissionError", "message": "no GPU."}, "UnexpectedAdmissionError no GPU."),
+    ],
+)
+def test_a_pod_may_end_before_its_trainer_begins(end: dict[str, Any], words: str) -> None:
+    never = ended(0, container=ContainerSeen(), **end)
+    decision = decide(a_running_job(workers=1).after(forming, never))
+    assert decision.status.incidents[0].cause == "PodFailed"
+    assert words in decision.status.incidents[0].message
+    assert slot(decision, 0).old_pod_gone is ("init" in end)
 
 
 def test_two_starts_of_the_gang_without_a_step_open_a_new_attempt() -> None:

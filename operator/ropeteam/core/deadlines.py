@@ -28,10 +28,10 @@ def next_look(view: View, status: JobStatus) -> float | None:
 def _moments(view: View, status: JobStatus) -> Iterator[datetime]:
     spec = view.spec
     if status.finished:
-        if status.completion_time is not None:
-            yield status.completion_time + timedelta(seconds=RELEASE_SECONDS)
-            if spec.ttl_seconds_after_finished is not None:
-                yield status.completion_time + timedelta(seconds=spec.ttl_seconds_after_finished)
+        end, ttl = status.completion_time or view.now, spec.ttl_seconds_after_finished
+        yield end + timedelta(seconds=RELEASE_SECONDS)
+        if ttl is not None:
+            yield end + timedelta(seconds=ttl)
         return
     if spec.active_deadline_seconds is not None and status.start_time is not None and not spec.suspend:
         yield status.start_time + timedelta(seconds=spec.active_deadline_seconds)
