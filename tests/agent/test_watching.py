@@ -71,7 +71,7 @@ def test_a_rank_that_makes_no_step_is_killed_as_hung():
     assert life.wait(1).did == ()
     exit = life.died(0).report.ranks[0].exit
     assert (exit.hung, exit.killed, exit.fingerprint) == (True, False, "hang")
-    assert exit.message == "no step for 5 s after step 3, in phase train"
+    assert exit.message == "no step for 5 s after step 3, in phase train (recovery.hangSeconds)"
 
 
 @pytest.mark.parametrize("changes", [{"phase": "eval"}, {"phase": "paused"}, {"reached_end": True}])
@@ -111,7 +111,7 @@ def test_a_first_step_that_does_not_come():
     assert life.did_a(KillRanks).ranks == (0,)
     exit = life.died(0).report.ranks[0].exit
     assert exit.late_start
-    assert exit.message == "no first step within startSeconds (600 s)"
+    assert exit.message == "no first step within recovery.startSeconds (600 s)"
     assert Life(timeouts=Timeouts(start=600)).running().wait(5000).did == (), "rung 0 makes no steps we see"
 
 

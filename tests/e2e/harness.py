@@ -182,8 +182,7 @@ class Cluster:
             pid = self.rank_pid(name, rank)
             return pid if pid != not_pid else None
 
-        found = wait_for(f"rank {rank} of {name}", alive)
-        return found
+        return wait_for(f"rank {rank} of {name}", alive)
 
     def agent_pid(self, pod_uid: str) -> int:
         """The agent of a pod: the process of that pod which is neither a rank nor one of its helpers."""

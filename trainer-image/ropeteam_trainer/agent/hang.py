@@ -60,11 +60,12 @@ def verdict(rank: RankState, timeouts: Timeouts, uses_library: bool, now: float)
         return None
     if rank.beat.steps_here == 0:
         if uses_library and now - rank.started_at > timeouts.start:
-            message = f"no first step within startSeconds ({timeouts.start} s)"
+            message = f"no first step within recovery.startSeconds ({timeouts.start} s)"
             return ProcessExit(None, None, late_start=True, fingerprint="start timeout", message=message)
         return None
     age = now - rank.beat.monotonic_ns / 1e9
     if rank.beat.phase in _CLOCKED and not rank.beat.reached_end and age > limit_seconds(rank, timeouts):
-        message = f"no step for {age:.0f} s after step {rank.beat.step}, in phase {rank.beat.phase}"
+        where = f"after step {rank.beat.step}, in phase {rank.beat.phase}"
+        message = f"no step for {age:.0f} s {where} (recovery.hangSeconds)"
         return ProcessExit(None, None, hung=True, fingerprint="hang", message=message)
     return None
