@@ -165,10 +165,19 @@ async def test_a_watch_resumes_where_it_was(api: Client):
     since = (await api.get(path))["metadata"]["resourceVersion"]
     await api.create(path, config("a", labels={"see": "me"}))
     await api.create(path, config("b"))
-    await api.call("PATCH", f"{path}/a", {"data": {"x": "y"}}, content=MERGE)
-    await api.call("PATCH", f"{path}/a", {"metadata": {"labels": None}}, content=MERGE)
+    for name, change in (
+        ("a", {"data": {"x": "y"}}),
+        ("a", {"metadata": {"labels": None}}),
+        ("b", {"metadata": {"labels": {"see": "me"}}}),
+    ):
+        await api.call("PATCH", f"{path}/{name}", change, content=MERGE)
     events = api.watch(path, resourceVersion=since, labelSelector="see=me", timeoutSeconds="1")
-    assert [event["type"] async for event in events] == ["ADDED", "MODIFIED", "DELETED"]
+    assert [(event["type"], event["object"]["metadata"]["name"]) async for event in events] == [
+        ("ADDED", "a"),
+        ("MODIFIED", "a"),
+        ("DELETED", "a"),
+        ("ADDED", "b"),
+    ]
     fresh = [event async for event in api.watch(path, timeoutSeconds="1")]
     assert [(event["type"], event["object"]["metadata"]["name"]) for event in fresh] == [
         ("ADDED", "a"),

@@ -98,7 +98,7 @@ async def test_python_is_ours(api: Client):
 
 async def test_always_restarts_and_the_log_before_is_kept(api: Client):
     await api.run("p", "sh", "-c", "echo run; sleep 60", restartPolicy="Always")
-    first = await api.phase("p", "Running")
+    first = await api.logged("p", "run")
     await kill(first)
     again = await api.until(f"{CORE}/pods/p", lambda p: main_of(p)["restartCount"] and main_of(p)["ready"])
     assert main_of(again)["lastState"]["terminated"]["exitCode"] == 137
@@ -177,6 +177,19 @@ async def test_descendants_die_with_the_command(api: Client, tmp_path: Path):
     await api.run("p", "sh", "-c", text)
     await api.phase("p", "Succeeded")
     assert not alive(int((tmp_path / "pid").read_text()))
+
+
+async def test_a_shim_that_is_killed_takes_the_command_along(api: Client):
+    await api.run("p", "sleep", "600")
+    pod = await api.phase("p", "Running")
+    stat = Path(f"/proc/{pid_of(pod)}/stat").read_text()
+    os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    assert ended(await api.phase("p", "Failed"))["exitCode"] == 137
+
+    async def dead() -> bool:
+        return not alive(pid_of(pod))
+
+    await until(dead)
 
 
 async def test_a_missing_claim_keeps_the_pod_pending_and_coming_lets_it_run(api: Client):

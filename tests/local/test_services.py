@@ -87,7 +87,9 @@ async def test_a_service_leads_to_its_pod_and_follows_the_selector(api: Client):
 
 
 async def test_without_a_ready_pod_the_connection_is_refused(api: Client):
-    host = await service(api, "s", "one")
+    await start(api, "two")
+    host, other = await service(api, "s", "one"), await service(api, "t", "two")
+    await until(lambda: reaches(other, 29999))
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(host, 29999)
     await start(api, "one")
