@@ -102,25 +102,11 @@ class Film:
         orders, report = self.orders(slot), self.agents[slot]
         if orders is None:
             return
-        changes: dict[str, Any] = {"store": None}
-        if orders.host_store:
-            changes["store"] = StoreOffer(orders.host_store, report.address, 29500 + orders.host_store.n)
-        if orders.plan is None and not report.stopped:
-            changes |= {"stopped": True, "ranks": tuple(_dead(rank) for rank in report.ranks)}
-        elif orders.plan and orders.plan != report.plan:
-            ranks = tuple(RankReport(rank, RankPhase.STARTING) for rank in orders.plan.ranks(slot))
-            changes |= {"plan": orders.plan, "stopped": False, "ranks": ranks, "rung": self.rung}
-        if orders.complete:
-            changes["completed"] = orders.complete
-        if orders.grant:
-            changes["granted"] = orders.grant.ref
-            changes["committed"] = replace(orders.grant.ref, digest=f"digest-{orders.grant.ref.step}")
-        kept = tuple(shard for shard in report.shards if not _known(shard, orders))
         new, self._seen[slot] = orders != self._seen.get(slot), orders
-        if new or {**changes, "shards": kept} != {
-            name: getattr(report, name) for name in (*changes, "shards")
-        }:
-            self.says(slot, shards=kept, **changes)
+        after = obeyed(report, orders, self.rung)
+        if new or after != report:
+            self.agents[slot] = after
+            self.says(slot)
 
     def up(self, step: int = 0) -> Film:
         """All agents registered and one world running; with `step` > 0 all ranks have come that far."""
@@ -198,6 +184,25 @@ class Film:
     def incident(self) -> Incident:
         """The last one."""
         return self.report.incidents[-1]
+
+
+def obeyed(report: AgentReport, orders: Orders, rung: int = 1) -> AgentReport:
+    """What an agent tells once it has carried out its orders. Its ranks start, or are dead, in no time."""
+    changes: dict[str, Any] = {"store": None}
+    if orders.host_store:
+        changes["store"] = StoreOffer(orders.host_store, report.address, 29500 + orders.host_store.n)
+    if orders.plan is None and not report.stopped:
+        changes |= {"stopped": True, "ranks": tuple(_dead(rank) for rank in report.ranks)}
+    elif orders.plan and orders.plan != report.plan:
+        ranks = tuple(RankReport(rank, RankPhase.STARTING) for rank in orders.plan.ranks(report.slot))
+        changes |= {"plan": orders.plan, "stopped": False, "ranks": ranks, "rung": rung}
+    if orders.complete:
+        changes["completed"] = orders.complete
+    if orders.grant:
+        changes["granted"] = orders.grant.ref
+        changes["committed"] = replace(orders.grant.ref, digest=f"digest-{orders.grant.ref.step}")
+    kept = tuple(shard for shard in report.shards if not _known(shard, orders))
+    return replace(report, shards=kept, **changes)
 
 
 def _dead(rank: RankReport) -> RankReport:

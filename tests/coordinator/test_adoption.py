@@ -233,6 +233,9 @@ def test_a_plan_of_another_shape_is_not_adopted():
     film.desires()
     assert film.phase == "Forming"
     assert film.told(0).plan is None
+    assert film.report.why == "waiting for the ranks of slot 0 to end"
+    film.obeys()
+    assert film.phase == "Running"
 
 
 def test_two_coordinators_the_older_one_falls_silent():

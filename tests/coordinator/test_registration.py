@@ -66,7 +66,12 @@ def test_a_late_word_of_the_operator_is_ignored():
     film.desires(generation=2, attempt=1)
     film.desires_slot(1, incarnation=2, pod_uid="pod-1-2")
     assert film.phase == "Stopping"
-    for late in (old, replace(old, generation=2), replace(old, generation=2, attempt=0), replace(old, term=2)):
+    for late in (
+        old,
+        replace(old, generation=2),
+        replace(old, generation=2, attempt=0),
+        replace(old, term=2),
+    ):
         film.event(membership.DesiredReceived(late))
     assert film.told(1).refused == "incarnation 1 of slot 1 was replaced by 2"
 
