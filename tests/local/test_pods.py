@@ -38,6 +38,10 @@ async def log_of(api: Client, name: str, **query: str) -> str:
     return await api.get(f"{CORE}/pods/{name}/log", **query)
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 async def kill(pod: Object, number: int = signal.SIGKILL) -> None:
     os.kill(pid_of(pod), number)
 
@@ -182,8 +186,7 @@ async def test_descendants_die_with_the_command(api: Client, tmp_path: Path):
 async def test_a_shim_that_is_killed_takes_the_command_along(api: Client):
     await api.run("p", "sleep", "600")
     pod = await api.phase("p", "Running")
-    stat = Path(f"/proc/{pid_of(pod)}/stat").read_text()
-    os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    os.kill(parent_of(pid_of(pod)), signal.SIGKILL)
     assert ended(await api.phase("p", "Failed"))["exitCode"] == 137
 
     async def dead() -> bool:
