@@ -39,6 +39,12 @@ def test_a_new_job_is_started_on_paper_first() -> None:
     assert decision.look_again_seconds == 0
 
 
+def test_what_is_missing_waits_for_what_is_to_be_written() -> None:
+    seen = a_running_job().but(secret_exists=False).after(reporting(launcher="PerPod"))
+    assert decide(seen).actions == ()
+    assert decide(seen.after(written)).actions != ()
+
+
 def test_things_are_made_in_the_order_in_which_they_need_each_other() -> None:
     cluster = FakeCluster(a_job(workers=2))
     cluster.round()

@@ -109,6 +109,14 @@ def test_the_coordinators_wish_replaces_a_silent_pod_once() -> None:
     assert slot(decide(seen.after(written)), 3).incarnation == 2, "a stale wish"
 
 
+def test_a_wish_may_come_again_for_the_successor() -> None:
+    seen = a_running_job(workers=1).after(evicted(0), written)
+    successor = seen.pods[-1].model_copy(update={"name": "mnist-0-2", "uid": "u2", "incarnation": 2})
+    fresh = successor.model_copy(update={"phase": "Running", "container": ContainerSeen(running=True)})
+    seen = seen.but(pods=(*seen.pods, fresh)).after(written, reporting(replace=(a_wish(0, incarnation=2),)))
+    assert slot(decide(seen), 0).incarnation == 3
+
+
 def test_a_wish_may_ask_to_avoid_the_node() -> None:
     seen = a_running_job().after(reporting(replace=(a_wish(3, cause=Cause.ERROR, avoid_node=True),)))
     decision = decide(seen)
@@ -159,6 +167,12 @@ def test_a_coordinator_that_is_gone_gets_the_next_term() -> None:
     again = decide(seen.after(written))
     assert names(again) == ["point Service mnist to term 2", "create Pod mnist-coordinator-2"]
     assert isinstance(again.actions[0], PointService)
+
+
+def test_workers_are_made_only_when_their_coordinator_is_known_by_uid() -> None:
+    """Else one that vanished unseen would be made again under the same term, beside its world."""
+    seen = a_running_job(workers=1).after(without_coordinator_pod, vanished(0), written)
+    assert names(decide(seen)) == ["point Service mnist to term 2", "create Pod mnist-coordinator-2"]
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,7 @@ def settle(
     open_ids = {each.id for each in status.incidents if not each.settled}
     newly = [each for each in listed if each.settled and each.id in open_ids]
     begin = now - timedelta(seconds=policy.window_seconds)
-    known = {charge.id for charge in status.failures.charges}
-    charged = [each for each in newly if each.charged and each.id not in known]
+    charged = [each for each in newly if each.charged]
     charges = (*status.failures.charges, *(ChargeStatus(id=each.id, time=each.time) for each in charged))
     charges = tuple(charge for charge in charges if charge.time > begin)[-1001:]
     failures = FailuresStatus(
