@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.conftest import ticking
-from tests.e2e.harness import JOBS, Cluster, Refused, wait_for
+from tests.e2e.harness import JOBS, PODS, Cluster, Refused, wait_for
 from tests.e2e.story import wait_steps
 
 
@@ -58,16 +58,17 @@ def test_ttl_deletes_the_finished_job_and_all_that_is_its(cluster: Cluster, name
 
 
 def test_a_job_deleted_in_mid_run_leaves_nothing_behind(cluster: Cluster, name: str, tmp_path: Path):
-    before = set(Path("/dev/shm").iterdir())
     cluster.create(ticking(name, tmp_path))
     wait_steps(tmp_path)
-    uid = cluster.uid(name)
+    uid, ranks = cluster.uid(name), [cluster.wait_rank(name, rank) for rank in (0, 1)]
     assert cluster.leftovers(uid), "the probe sees the living"
     cluster.delete(name)
     nothing_left(cluster, name)
     wait_for("processes gone", lambda: not cluster.leftovers(uid))
-    assert set(Path("/dev/shm").iterdir()) <= before
-    assert not [path for path in (cluster.home / "pods").rglob("*") if path.is_socket() and uid in str(path)]
+    kept = {pod["metadata"]["uid"] for pod in cluster.call("GET", PODS)["items"]}
+    assert {path.name for path in (cluster.home / "pods").iterdir()} <= kept, "folders, logs and secrets went"
+    assert {path.name for path in (cluster.home / "t").iterdir()} <= {uid[:8] for uid in kept}, "sockets too"
+    assert not [path for path in Path("/dev/shm").iterdir() if any(str(pid) in path.name for pid in ranks)]
 
 
 def nothing_left(cluster: Cluster, name: str) -> None:

@@ -58,7 +58,7 @@ class LocalCluster:
         if not _lock(self._locks, self.home / "lock"):
             raise ClusterError(f"another cluster runs in {self.home}: stop it, or choose another --home")
         network = _take_network(self._locks)
-        shutil.rmtree(self.home / "pods", ignore_errors=True)
+        _remove_pods(self.home)
         self.store = Store()
         verbs = Verbs(self.store, Catalog(), {r.from_crd(crd()).name: rules})
         for name in ("default", "kube-system"):
@@ -83,7 +83,7 @@ class LocalCluster:
         if self.url:
             self.url = ""
             self.kubeconfig.unlink(missing_ok=True)
-            shutil.rmtree(self.home / "pods", ignore_errors=True)
+            _remove_pods(self.home)
         self._locks.close()
 
     async def __aenter__(self) -> LocalCluster:
@@ -150,3 +150,8 @@ async def serve(home: Path) -> None:
     async with LocalCluster(home) as cluster:
         print(f"local cluster: {cluster.url}\nexport KUBECONFIG={cluster.kubeconfig}", flush=True)
         await asyncio.Event().wait()
+
+
+def _remove_pods(home: Path) -> None:
+    for folder in ("pods", "t"):
+        shutil.rmtree(home / folder, ignore_errors=True)

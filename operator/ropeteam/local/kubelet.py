@@ -75,7 +75,8 @@ class Kubelet:
             await worker.run()
         finally:
             del self._workers[worker.uid]
-            shutil.rmtree(worker.folder, ignore_errors=True)
+            for folder in (worker.folder, worker.temporary):
+                shutil.rmtree(folder, ignore_errors=True)
         if self.pod(worker.uid):
             self.verbs.release(r.PODS, key_of(worker.pod))
 

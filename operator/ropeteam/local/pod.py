@@ -44,12 +44,18 @@ class Stopping(Exception):
     """The pod is being deleted: whatever waited for something waits no more."""
 
 
+LONGEST_TEMPORARY = 70
+"""A Unix socket's path has at most 107 bytes; a deeper home leaves the machine's temporary folder."""
+
+
 class PodWorker:
     """Runs one pod. `wake()` whenever the pod, or a claim, a Secret or a ConfigMap has changed."""
 
     def __init__(self, node: Node, pod: Object) -> None:
         self.node, self.pod, self.uid = node, pod, pod["metadata"]["uid"]
         self.folder = node.home / "pods" / self.uid
+        self.temporary = node.home / "t" / self.uid[:8]
+        """TMPDIR of its containers, gone with the pod. Short: Unix sockets live there."""
         logs = self.folder / "logs"
         spec = pod["spec"]
         self.init = [Container(c, logs, self._publish) for c in spec.get("initContainers", ())]
@@ -198,6 +204,9 @@ class PodWorker:
         mounts = volumes.mounts(container.spec, self._folders)
         meta = self.pod["metadata"]
         base = self.node.environment | {"HOSTNAME": meta["name"], "POD_IP": self._fixed["podIP"]}
+        if len(str(self.temporary)) <= LONGEST_TEMPORARY:
+            self.temporary.mkdir(parents=True, exist_ok=True)
+            base["TMPDIR"] = str(self.temporary)
         folder = self.node.folder_of(self.pod)
         return podspec.launch(self.pod, container.spec, podspec.Place(mounts, base, folder), self._look)
 
