@@ -50,13 +50,13 @@ class Scripted:
         self.tokens.append(request.headers.get("Authorization", ""))
         if self.answers:
             status, body = self.answers.pop(0)
-            return web.Response(status=status, body=orjson.dumps(body))
+            return web.json_response(body, status=status)
         if "watch" in request.query:
             return await self._watch(request)
         if request.method == "GET":
             page = {"items": self.listed, "metadata": {"resourceVersion": str(self.version)}}
-            return web.Response(body=orjson.dumps(page))
-        return web.Response(body=await request.read())
+            return web.json_response(page)
+        return web.Response(body=await request.read(), content_type="application/json")
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         answer = web.StreamResponse()

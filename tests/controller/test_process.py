@@ -105,8 +105,8 @@ async def test_kopf_rings_the_bell_for_every_job_that_changes(
     cluster: LocalCluster, client: ApiClient
 ) -> None:
     bells: list[Key] = []
-    registry = handlers.registry(partial(access.load, cluster.kubeconfig), bells.append)
-    task = asyncio.create_task(handlers.run(registry, ""))
+    load = partial(access.load, cluster.kubeconfig)
+    task = asyncio.create_task(handlers.run(load, bells.append, ""))
     await client.create(job())
     await until(lambda: Key("default", "job") in bells)
     bells.clear()

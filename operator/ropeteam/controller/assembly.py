@@ -97,8 +97,7 @@ async def run(settings: Settings) -> None:
             async with asyncio.TaskGroup() as group:
                 work = group.create_task(operator.work(ready))
                 await ready.wait()
-                bell = handlers.registry(partial(access.load, settings.kubeconfig), queue.add)
-                await handlers.run(bell, settings.namespace)
+                await handlers.run(partial(access.load, settings.kubeconfig), queue.add, settings.namespace)
                 work.cancel()
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
@@ -23,6 +25,7 @@ from ropeteam.controller.informer import Key
 
 _WAITS = (0.5, 1.0, 2.0, 5.0)
 _LONGEST_WAIT = 10.0
+_RESTART_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -89,15 +92,38 @@ def settings() -> kopf.OperatorSettings:
     return chosen
 
 
-def registry(load: Callable[[], Awaitable[Access]], ring: Callable[[Key], None]) -> kopf.OperatorRegistry:
+async def run(load: Callable[[], Awaitable[Access]], ring: Callable[[Key], None], namespace: str) -> None:
+    """kopf until a signal ends it. Returns then; whatever else stops kopf is logged, and kopf starts anew."""
+    for name in ("kopf", "kopf.objects"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    where: dict[str, Any] = {"namespaces": [namespace]} if namespace else {"clusterwide": True}
+    while True:
+        async with AsyncExitStack() as sessions:
+            handlers = _registry(load, ring, sessions)
+            try:
+                await kopf.operator(registry=handlers, settings=settings(), standalone=True, **where)
+                return
+            except Exception as error:  # kopf has many ways to give up; none is a reason for us to do so
+                log.warning("kopf stopped (%s: %s), starting it again", type(error).__name__, error)
+        await asyncio.sleep(_RESTART_SECONDS)
+
+
+def _registry(
+    load: Callable[[], Awaitable[Access]], ring: Callable[[Key], None], sessions: AsyncExitStack
+) -> kopf.OperatorRegistry:
     """Our two handlers: how to log in, and whom to call when a TrainingJob has changed."""
     handlers = kopf.OperatorRegistry()
+    logins = iter(range(sys.maxsize))
 
     @kopf.on.login(registry=handlers)
     async def log_in(**_: Any) -> kopf.AiohttpSession:
+        """A new session each time: kopf gives up when it is given refused credentials again."""
+        if next(logins):
+            await asyncio.sleep(_RESTART_SECONDS)
         access = await load()
         connector = aiohttp.TCPConnector(limit=0, ssl=access.tls or True)
         session = aiohttp.ClientSession(connector=connector, headers=await access.headers())
+        sessions.push_async_callback(session.close)
         return kopf.AiohttpSession(server=access.server, aiohttp_session=session)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)
@@ -105,17 +131,3 @@ def registry(load: Callable[[], Awaitable[Access]], ring: Callable[[Key], None])
         ring(Key(namespace or "", name))
 
     return handlers
-
-
-async def run(handlers: kopf.OperatorRegistry, namespace: str) -> None:
-    """kopf until a signal ends it. Returns then; whatever else stops kopf is logged, and kopf starts anew."""
-    for name in ("kopf", "kopf.objects"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    while True:
-        where: dict[str, Any] = {"namespaces": [namespace]} if namespace else {"clusterwide": True}
-        try:
-            await kopf.operator(registry=handlers, settings=settings(), standalone=True, **where)
-            return
-        except Exception as error:  # kopf has many ways to give up; none of them is a reason for us to do so
-            log.warning("kopf stopped (%s: %s), starting it again", type(error).__name__, error)
-            await asyncio.sleep(1)

@@ -21,12 +21,22 @@ import aiohttp
 import orjson
 
 from ropeteam.controller.cluster import ApiClient, ApiError, Object, Place
+from ropeteam.controller.workqueue import was_cancelled
 
 T = TypeVar("T")
 
 _PAGE = "500"
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 30.0
 _HEALTHY_SECONDS = 5.0
+
+_BREAKS = (
+    aiohttp.ClientError,
+    TimeoutError,
+    OSError,
+    ApiError,
+    orjson.JSONDecodeError,
+    asyncio.CancelledError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +113,9 @@ class Informer(Generic[T]):
                 if self._version is None:
                     await self.list()
                 await self._watch()
-            except (aiohttp.ClientError, TimeoutError, OSError, ApiError, orjson.JSONDecodeError) as error:
+            except _BREAKS as error:
+                if was_cancelled():
+                    raise
                 if isinstance(error, ApiError) and error.status == 410:
                     self._version = None
                 log.debug("watch of %s broke: %s", self._lens.kind, error)

@@ -106,7 +106,9 @@ async def _one_round(
 ) -> None:
     try:
         again = await handle(key)
-    except Exception as error:  # one job's trouble must not stop the others
+    except (Exception, asyncio.CancelledError) as error:  # one job's trouble must not stop the others
+        if was_cancelled():
+            raise
         metrics.RECONCILE_ERRORS.inc()
         log.warning("%s: %s: %s; trying again", key, type(error).__name__, error, exc_info=_unexpected(error))
         queue.add_after_failure(key)
@@ -116,7 +118,15 @@ async def _one_round(
         queue.add_after(key, again)
 
 
-def _unexpected(error: Exception) -> bool:
+def was_cancelled() -> bool:
+    """Whether this very task is to end. When kopf stops it cancels every task younger than itself, such as
+    those that aiohttp makes for us; we see that as a CancelledError that is not meant for us.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _unexpected(error: BaseException) -> bool:
     """Whether a traceback would help: not for what networks and API servers do all the time."""
     return not isinstance(error, OSError | TimeoutError) and "controller" not in type(error).__module__
 

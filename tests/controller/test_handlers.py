@@ -1,0 +1,79 @@
+"""kopf rings the bell, and is started again whatever makes it give up."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.controller.scripted import Object, Scripted, access, serving, thing
+from tests.controller.waiting import until
+
+from ropeteam.controller import handlers
+from ropeteam.controller.access import Access
+from ropeteam.controller.informer import Key
+
+
+def resource(name: str, kind: str, namespaced: bool) -> Object:
+    return {
+        "name": name,
+        "singularName": kind.lower(),
+        "kind": kind,
+        "namespaced": namespaced,
+        "verbs": ["get", "list", "watch", "patch"],
+    }
+
+
+VERSION = {"version": "v1alpha1", "groupVersion": "ropeteam.dev/v1alpha1"}
+DISCOVERY: dict[str, Object] = {
+    "/version": {"major": "1", "minor": "32"},
+    "/api": {"versions": ["v1"]},
+    "/api/v1": {"resources": [resource("namespaces", "Namespace", False)]},
+    "/apis": {"groups": [{"name": "ropeteam.dev", "versions": [VERSION], "preferredVersion": VERSION}]},
+    "/apis/ropeteam.dev/v1alpha1": {"resources": [resource("trainingjobs", "TrainingJob", True)]},
+}
+
+
+class ScriptedJobs(Scripted):
+    """Also tells kopf that there are TrainingJobs."""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if request.path in DISCOVERY:
+            return web.json_response(DISCOVERY[request.path])
+        return await super().handle(request)
+
+
+def job(name: str, version: int) -> Object:
+    return {**thing(name, version), "apiVersion": "ropeteam.dev/v1alpha1", "kind": "TrainingJob"}
+
+
+@pytest.mark.parametrize("trouble", ["an error in the stream", "credentials that are refused"])
+async def test_the_bell_rings_again_after_what_kills_kopf(trouble: str) -> None:
+    api, bells = ScriptedJobs(), list[Key]()
+    async with serving(api) as address:
+
+        async def load() -> Access:
+            return access(address)
+
+        task = asyncio.create_task(handlers.run(load, bells.append, ""))
+        await until(lambda: api.watches == 1)
+        if trouble == "an error in the stream":
+            api.say("ERROR", {"kind": "Status", "apiVersion": "v1", "code": 500, "message": "no"})
+        else:
+            api.answers += [(401, {"kind": "Status", "message": "expired", "code": 401})] * 3
+            api.hang_up()
+        await until(lambda: api.watches == 2)
+        api.say("MODIFIED", job("a", 9))
+        await until(lambda: Key("default", "a") in bells)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def test_waits_never_run_out() -> None:
+    waits: list[Any] = list(islice(handlers.Forever(), 1000))
+    assert len(waits) == 1000
+    assert waits[:4] == [0.5, 1.0, 2.0, 5.0]
