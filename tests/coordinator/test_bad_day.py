@@ -1,4 +1,4 @@
-"""The promises of membership on bad days: honest agents, and faults, pauses, replacements and reboots in any order."""
+"""The promises of membership on bad days: honest agents; faults, replacements and reboots in any order."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.coordinator.film import CLEAN, KILLED, SIGKILL, Film, agent, raised
 
 from ropeteam_trainer.contract.messages import AgentReport, RankPhase, RankReport
 from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
 from ropeteam_trainer.coordinator import membership
-from tests.coordinator.film import CLEAN, KILLED, SIGKILL, Film, agent, raised
 
 SLOTS = st.integers(0, 1)
 ABORTED = ProcessExit(None, 6, reached_end=True)
@@ -32,7 +32,7 @@ class Watched(Film):
 
 
 class BadDay(RuleBasedStateMachine):
-    """Two slots. Agents obey when they are scheduled; a replaced pod is a ghost whose ranks live on unseen."""
+    """Two slots. Agents obey when scheduled; a replaced pod is a ghost whose ranks live on unseen."""
 
     @initialize(rung=st.integers(0, 2), limited=st.booleans())
     def begin(self, rung: int, limited: bool) -> None:

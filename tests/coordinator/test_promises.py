@@ -1,4 +1,4 @@
-"""Total: any sequence of messages that decode is taken, whatever nonsense authenticated peers make of them."""
+"""Total: any sequence of messages that decode is taken, whatever nonsense trusted peers make of them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.coordinator.film import JOB_UID, config
 
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
 from ropeteam_trainer.contract.messages import AgentReport, Problem, RankPhase, RankReport, Shard, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Member, Plan, ProcessExit
 from ropeteam_trainer.coordinator import membership
-from tests.coordinator.film import JOB_UID, config
 
 SMALL = st.integers(0, 3)
 UIDS = st.sampled_from(["a", "b", ""])

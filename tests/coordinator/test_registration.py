@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.coordinator.film import SIGKILL, Film, agent
+
 from ropeteam_trainer.contract.messages import AgentReport, StoreOffer
 from ropeteam_trainer.contract.world import Cause, Epoch
 from ropeteam_trainer.coordinator import membership
-from tests.coordinator.film import SIGKILL, Film, agent
 
 
 def refused(film: Film, stranger: AgentReport) -> str:

@@ -83,7 +83,7 @@ class Http:
             answer = await asyncio.wait_for(self._answer(reader), SECONDS)
             writer.write(answer.to_bytes())
             await asyncio.wait_for(writer.drain(), SECONDS)
-        except (TimeoutError, ConnectionError):
+        except (asyncio.TimeoutError, ConnectionError):  # noqa: UP041 (two classes before Python 3.11)
             pass  # it went away, or it does not read
         finally:
             self._open -= 1

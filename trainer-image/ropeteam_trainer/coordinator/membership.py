@@ -163,14 +163,10 @@ def _older(desired: Desired, known: Desired) -> bool:
     )
 
 
-def _advance(state: State, at: Moment) -> State:
+def _advance(state: State, at: Moment, rounds: int = len(WorldPhase)) -> State:
     """Through the phases until nothing more follows. A world that ends as it begins needs a few rounds."""
-    for _ in range(len(WorldPhase)):
-        before = state.phase
-        state = _PHASES[before](_note_problem(state), at)
-        if state.phase is before:
-            break
-    return state
+    after = _PHASES[state.phase](_note_problem(state), at)
+    return after if after.phase is state.phase or rounds == 0 else _advance(after, at, rounds - 1)
 
 
 def _note_problem(state: State) -> State:

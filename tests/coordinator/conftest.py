@@ -1,0 +1,41 @@
+"""A coordinator in this process, on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+from tests.coordinator.film import config
+from tests.coordinator.link import TOKEN
+
+from ropeteam_trainer.coordinator.http import MOST_HEAD, Http
+from ropeteam_trainer.coordinator.log import Log
+from ropeteam_trainer.coordinator.server import AgentLine, Coordinator, listen
+
+
+@dataclass
+class Served:
+    coordinator: Coordinator
+    agents: int
+    """Port."""
+    http: int
+    lines: list[str] = field(default_factory=list)
+    """The log."""
+
+    def logged(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    lines: list[str] = []
+    coordinator = Coordinator(config(), 0, TOKEN, Log(lines.append))
+    agents, agent_port = await listen(lambda: AgentLine(coordinator), "127.0.0.1", 0)
+    http = await asyncio.start_server(Http(coordinator).serve, "127.0.0.1", 0, limit=MOST_HEAD)
+    yield Served(coordinator, agent_port, http.sockets[0].getsockname()[1], lines)
+    agents.close()
+    http.close()
+    coordinator.stop()
+    await asyncio.sleep(0)

@@ -1,0 +1,181 @@
+"""The agent's end of the wire for tests: real sockets and frames, and an agent that carries out its orders."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from tests.coordinator.film import obeyed
+
+from ropeteam_trainer.contract import codec, wire
+from ropeteam_trainer.contract.desired import Desired, JobReport
+from ropeteam_trainer.contract.messages import AgentReport, Orders
+
+TOKEN = b"\x07" * 32
+PATIENCE = 30.0
+
+
+class Link:
+    """One connection. `orders` is the last that came."""
+
+    def __init__(self, token: bytes = TOKEN) -> None:
+        self._token = token
+        self.orders: Orders | None = None
+        self.count = 0
+
+    async def connect(self, port: int, nonce: bytes | None = None) -> Link:
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", port)
+        hello = await self.reader.readexactly(len(wire.HELLO) + wire.NONCE_SIZE)
+        assert hello.startswith(wire.HELLO)
+        nonce = nonce or hello[len(wire.HELLO) :]
+        self.sealer = wire.Sealer(self._token, nonce, wire.TO_COORDINATOR)
+        self._opener = wire.Opener(self._token, nonce, wire.TO_AGENT)
+        return self
+
+    def send(self, report: AgentReport) -> None:
+        self.write(self.sealer.seal(codec.encode(report)))
+
+    def write(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def take(self) -> bool:
+        """The next bytes; False: the coordinator closed the connection."""
+        try:
+            data = await self.reader.read(1 << 16)
+        except ConnectionError:
+            return False
+        for body in self._opener.feed(data):
+            self.orders = codec.decode(Orders, body)
+            self.count += 1
+        return bool(data)
+
+    async def until(self, holds: Callable[[Orders], bool]) -> Orders:
+        """The first orders for which this holds."""
+
+        async def wait() -> Orders:
+            while self.orders is None or not holds(self.orders):
+                assert await self.take(), "the coordinator closed the connection"
+            return self.orders
+
+        return await asyncio.wait_for(wait(), PATIENCE)
+
+    async def is_closed(self) -> bool:
+        """The coordinator ends this connection, without a frame before."""
+
+        async def wait() -> bool:
+            before = self.count
+            while await self.take():
+                pass
+            return self.count == before
+
+        ended = await asyncio.wait_for(wait(), PATIENCE)
+        await self.close()
+        return ended
+
+    async def close(self) -> None:
+        await shut(self.writer)
+
+
+class FakeAgent:
+    """An agent without processes: it obeys at once, renews its lease, and reconnects for ever."""
+
+    def __init__(self, report: AgentReport, port: int, rung: int = 1) -> None:
+        self.report, self.port, self._rung = report, port, rung
+        self.link: Link | None = None
+        self.seen: list[Orders] = []
+        self._task = asyncio.create_task(self._live())
+
+    def change(self, **changes: Any) -> None:
+        """Something happened to its ranks."""
+        self.report = replace(self.report, **changes)
+        self._tell()
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        if self.link:
+            await self.link.close()
+
+    async def _live(self) -> None:
+        while True:
+            try:
+                self.link = await Link().connect(self.port)
+                self.report = replace(self.report, orders_seen=0)
+                self._tell()
+                await self._obey(self.link)
+            except (ConnectionError, asyncio.IncompleteReadError):
+                pass
+            if self.link:
+                await self.link.close()
+            await asyncio.sleep(0.05)
+
+    async def _obey(self, link: Link) -> None:
+        beat = asyncio.create_task(self._beat())
+        try:
+            while await link.take():
+                if link.orders and (not self.seen or link.orders != self.seen[-1]):
+                    self.seen.append(link.orders)
+                    after = obeyed(self.report, link.orders, self._rung)
+                    self.report = replace(after, orders_seen=link.orders.number)
+                    self._tell()
+        finally:
+            beat.cancel()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(0.3)
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.link and not self.link.writer.is_closing():
+            self.link.send(self.report)
+
+
+async def shut(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(ConnectionError):  # the other end was faster
+        await writer.wait_closed()
+
+
+async def http(port: int, request: bytes) -> tuple[int, str]:
+    """Status and body of the answer to raw bytes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    answer = (await asyncio.wait_for(reader.read(), PATIENCE)).decode()
+    await shut(writer)
+    head, _, body = answer.partition("\r\n\r\n")
+    return int(head.split(" ")[1]), body
+
+
+def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: coordinator"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    lines += [f"Content-Length: {len(body)}"] if body else []
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+async def put_desired(port: int, desired: Desired, token: bytes = TOKEN) -> JobReport:
+    bearer = f"Bearer {wire.http_bearer(token)}"
+    status, body = await http(port, request("PUT", "/desired", codec.encode(desired), Authorization=bearer))
+    assert status == 200, body
+    return codec.decode(JobReport, body)
+
+
+async def get_status(port: int) -> JobReport:
+    status, body = await http(port, request("GET", "/status", X_Ropeteam_Bearer=wire.http_bearer(TOKEN)))
+    assert status == 200, body
+    return codec.decode(JobReport, json.dumps(json.loads(body)))
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Polls until it holds, or fails after a generous time."""
+
+    async def poll() -> None:
+        while not holds():  # noqa: ASYNC110 (a condition over several processes has no event)
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(poll(), PATIENCE)

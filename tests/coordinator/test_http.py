@@ -1,0 +1,137 @@
+"""The operator's port: what is asked, what is answered, and sentences for whatever is malformed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from tests.coordinator.conftest import Served
+from tests.coordinator.film import agent
+from tests.coordinator.link import TOKEN, get_status, http, put_desired, request, shut
+
+from ropeteam_trainer.contract import codec, wire
+from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired
+from ropeteam_trainer.contract.messages import Progress
+from ropeteam_trainer.coordinator import http as http_module
+from ropeteam_trainer.coordinator import membership
+
+BEARER = f"Bearer {wire.http_bearer(TOKEN)}"
+DESIRED = Desired(1, 1, 1, {"0": SlotDesired(1, "pod-0-1")})
+
+
+async def put(served: Served, body: bytes) -> tuple[int, str]:
+    return await http(served.http, request("PUT", "/desired", body, Authorization=BEARER))
+
+
+async def test_desired_is_answered_with_a_report_and_twice_is_once(served: Served):
+    first = await put_desired(served.http, DESIRED)
+    assert first.generation_seen == 1
+    assert first.phase.value == "Forming"
+    assert await put_desired(served.http, DESIRED) == first
+    assert await get_status(served.http) == first
+
+
+@pytest.mark.parametrize("authorization", ["", "Bearer wrong", "Basic eA==", "Bearer ", "Bearer \xe4"])
+@pytest.mark.parametrize("path", ["/status", "/desired"])
+async def test_a_bearer_is_needed(served: Served, authorization: str, path: str):
+    method = "PUT" if path == "/desired" else "GET"
+    raw = request(method, path, b"{}" if method == "PUT" else b"", Authorization=authorization)
+    status, body = await http(served.http, raw)
+    assert (status, served.coordinator.state.desired) == (401, None)
+    assert body == "a bearer of this job is needed, in Authorization or X-Ropeteam-Bearer\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "sentence"),
+    [
+        (b"{", 400, "not JSON"),
+        (b"[]", 400, "Desired: expected an object"),
+        (b'{"generation": 1}', 400, "Desired: missing attempt, term, slots"),
+        (codec.encode(replace(DESIRED, contract=7)), 400, "contract 7 is unknown"),
+        (codec.encode(replace(DESIRED, term=2)), 409, "this is the coordinator of term 1, not of 2"),
+        (
+            codec.encode(replace(DESIRED, slots={"7": SlotDesired(1)})),
+            400,
+            "unknown slots 7; there are 0 to 1",
+        ),
+    ],
+)
+async def test_a_malformed_wish_is_refused_with_a_sentence(
+    served: Served, body: bytes, status: int, sentence: str
+):
+    answered, text = await put(served, body)
+    assert answered == status
+    assert sentence in text
+    assert served.coordinator.state.desired is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"\r\n\r\n", 400),
+        (b"hello\r\n\r\n", 400),
+        (b"GET /status SPDY/3\r\n\r\n", 400),
+        (b"GET /status HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET /status HTTP/1.1\r\n : empty name\r\n\r\n", 400),
+        (b"GET /nowhere HTTP/1.1\r\n\r\n", 404),
+        (b"POST /status HTTP/1.1\r\nContent-Length: 0\r\n\r\n", 405),
+        (b"PUT /desired HTTP/1.1\r\n\r\n", 411),
+        (b"PUT /desired HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
+        (b"PUT /desired HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"PUT /desired HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n", 413),
+        (b"GET /status HTTP/1.1\r\nX: " + b"x" * (20 << 10) + b"\r\n\r\n", 431),
+    ],
+)
+async def test_a_malformed_request_is_answered_with_a_status(served: Served, raw: bytes, status: int):
+    assert (await http(served.http, raw))[0] == status
+    assert (await http(served.http, request("GET", "/healthz")))[0] == 200
+
+
+@pytest.mark.parametrize("raw", [b"GET /sta", b"PUT /desired HTTP/1.1\r\nContent-Length: 10\r\n\r\n{}"])
+async def test_a_request_that_ends_early_is_answered(served: Served, raw: bytes):
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.http)
+    writer.write(raw)
+    writer.write_eof()
+    assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+    await shut(writer)
+
+
+async def test_a_peer_that_says_nothing_is_dropped(served: Served, monkeypatch):
+    monkeypatch.setattr(http_module, "SECONDS", 0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.http)
+    assert await reader.read() == b""
+    await shut(writer)
+
+
+async def test_more_connections_than_allowed_are_answered_503(served: Served, monkeypatch):
+    monkeypatch.setattr(http_module, "MOST_CONNECTIONS", 0)
+    assert (await http(served.http, request("GET", "/healthz")))[0] == 503
+
+
+async def test_health_and_metrics_need_no_bearer(served: Served):
+    assert await http(served.http, request("GET", "/healthz")) == (200, "ok\n")
+    await put_desired(served.http, DESIRED)
+    report = agent(0, progress=Progress(step=7, loss="1.5", samples_per_second=96.0))
+    served.coordinator._apply(membership.ReportReceived(report))
+    status, text = await http(served.http, request("GET", "/metrics?name=x"))
+    assert status == 200
+    labels = '{job="mnist",namespace="default"}'
+    assert f"ropeteam_job_members{labels} 1.0" in text
+    assert f"ropeteam_job_world_size{labels} 0.0" in text
+    assert 'ropeteam_job_phase{job="mnist",namespace="default",phase="Forming"} 1.0' in text
+    assert 'ropeteam_job_recent_incidents{cause="Signal",job="mnist",namespace="default"} 0.0' in text
+
+
+def test_the_loss_is_a_metric_when_it_is_a_number():
+    from tests.coordinator.film import config
+
+    from ropeteam_trainer.contract.desired import WorldPhase
+    from ropeteam_trainer.coordinator.metrics import render
+
+    report = JobReport("u", 1, 0, WorldPhase.RUNNING, "why", progress=Progress(step=7, loss="1.5"))
+    text, content_type = render(report, config())
+    assert b'ropeteam_job_loss{job="mnist",namespace="default"} 1.5' in text
+    assert content_type.startswith("text/plain")
+    text, _ = render(replace(report, progress=Progress(loss="none yet")), config())
+    assert b"ropeteam_job_loss{" not in text

@@ -1,0 +1,158 @@
+"""The coordinator as a process: it boots, counts, is killed, comes back, adopts, and ends when asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from tests.coordinator.film import agent, config
+from tests.coordinator.link import PATIENCE, TOKEN, FakeAgent, eventually, get_status, put_desired
+
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.desired import Desired, SlotDesired
+from ropeteam_trainer.coordinator.__main__ import count_boot
+from ropeteam_trainer.coordinator.log import SELDOM_SECONDS, Log
+
+DESIRED = Desired(1, 1, 1, {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in (0, 1)}, allowance=5)
+
+
+class Process:
+    """One container of a coordinator pod, and its ports."""
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self.child = child
+        self.lines: list[str] = []
+
+    async def listening(self) -> tuple[int, int]:
+        assert self.child.stdout is not None
+        line = (await asyncio.wait_for(self.child.stdout.readline(), PATIENCE)).decode()
+        self.lines.append(line)
+        found = re.search(r"listening .* agents=(\d+) http=(\d+)", line)
+        assert found, line
+        return int(found[1]), int(found[2])
+
+    async def ends(self, number: signal.Signals) -> int:
+        self.child.send_signal(number)
+        out, _ = await asyncio.wait_for(self.child.communicate(), PATIENCE)
+        self.lines += out.decode().splitlines()
+        assert self.child.returncode is not None
+        return self.child.returncode
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Callable[..., asyncio.Future[Process]]]:
+    (tmp_path / "token").write_text(TOKEN.hex())
+    environ = {
+        **os.environ,
+        "ROPETEAM_CONFIG": codec.encode(config()).decode(),
+        "ROPETEAM_TOKEN_FILE": str(tmp_path / "token"),
+        "ROPETEAM_STATE_DIR": str(tmp_path / "state"),
+        "ROPETEAM_POD_IP": "127.0.0.1",
+    }
+    started: list[Process] = []
+
+    async def run(*ports: int, **changes: str) -> Process:
+        flags = [
+            f"--{name}-port={port}" for name, port in zip(("agent", "http"), ports or (0, 0), strict=True)
+        ]
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "ropeteam_trainer.coordinator",
+            *flags,
+            env={**environ, **changes},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        started.append(Process(child))
+        return started[-1]
+
+    yield lambda *ports, **changes: asyncio.ensure_future(run(*ports, **changes))
+    for each in started:
+        if each.child.returncode is None:
+            await each.ends(signal.SIGKILL)
+
+
+async def test_a_killed_coordinator_adopts_the_world_that_went_on_without_it(start):
+    first = await start()
+    ports = await first.listening()
+    agents = [FakeAgent(agent(slot), ports[0]) for slot in (0, 1)]
+    await put_desired(ports[1], DESIRED)
+    await eventually(lambda: all(each.report.plan is not None for each in agents))
+    plan = agents[0].report.plan
+    assert await first.ends(signal.SIGKILL) == -9
+    second = await start(*ports)
+    await second.listening()
+    assert " boot=1 " in second.lines[0]
+    report = await put_desired(ports[1], DESIRED)
+    while report.phase.value == "Waiting":
+        await asyncio.sleep(0.02)
+        report = await get_status(ports[1])
+    assert report.phase.value == "Running"
+    assert [each.report.plan for each in agents] == [plan, plan]
+    assert all(orders.plan == plan for each in agents for orders in each.seen if orders.boot == 1)
+    assert report.incidents == ()
+    for each in agents:
+        await each.stop()
+    assert await second.ends(signal.SIGTERM) == 0
+    assert second.lines[-1].endswith("stopped")
+
+
+async def test_a_decision_is_logged_once(start):
+    process = await start()
+    _, http = await process.listening()
+    for _ in range(3):
+        await put_desired(http, DESIRED)
+    await process.ends(signal.SIGTERM)
+    decisions = [line for line in process.lines if " decision " in line]
+    assert len(decisions) == 1
+    assert decisions[0].endswith('why="waiting for the agent of slot 0 to register"')
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"ROPETEAM_CONFIG": "{}"}, "missing job, namespace"),
+        ({"ROPETEAM_TOKEN_FILE": "/does/not/exist"}, "FileNotFoundError"),
+        ({"ROPETEAM_STATE_DIR": "/proc/nowhere"}, "/proc/nowhere"),
+    ],
+)
+async def test_what_it_cannot_start_without_is_named(start, changes: dict[str, str], reason: str):
+    process = await start(**changes)
+    out, _ = await asyncio.wait_for(process.child.communicate(), PATIENCE)
+    assert process.child.returncode == 1
+    assert "cannot-start" in out.decode()
+    assert reason in out.decode()
+    assert "Traceback" not in out.decode()
+
+
+def test_boots_are_counted_from_zero_and_a_damaged_count_only_grows(tmp_path: Path):
+    assert [count_boot(tmp_path / "state", 1_800_000_000) for _ in range(3)] == [0, 1, 2]
+    (tmp_path / "state" / "boot").write_text("")
+    assert count_boot(tmp_path / "state", 1_800_000_000) == 1_800_000_000
+    assert count_boot(tmp_path / "state", 1_800_000_000) == 1_800_000_001
+
+
+def test_a_nuisance_is_logged_seldom_and_a_value_cannot_fake_a_line():
+    lines: list[str] = []
+    now = [0.0]
+    log = Log(lines.append, lambda: now[0])
+    for _ in range(5):
+        log.seldom("closed", reason="wrong MAC", peer="a")
+    now[0] += SELDOM_SECONDS
+    log.seldom("closed", reason="wrong MAC", peer="b")
+    log.say("x", text="two\nlines", none=None, empty="")
+    assert [line.partition(" ")[2] for line in lines] == [
+        'closed peer=a reason="wrong MAC"',
+        'closed peer=b reason="wrong MAC" left_out=4',
+        'x text="two\\nlines" empty=""',
+    ]
+    for number in range(300):
+        log.seldom("closed", reason=f"reason {number}")
+    assert len(lines) == 303

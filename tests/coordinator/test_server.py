@@ -1,0 +1,217 @@
+"""The agents' port, with real sockets: who is heard, who is refused, and what a bad peer can do (nothing)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from dataclasses import replace
+
+from tests.coordinator.conftest import Served
+from tests.coordinator.film import SIGKILL, agent
+from tests.coordinator.link import FakeAgent, Link, eventually, get_status, put_desired, shut
+
+from ropeteam_trainer.contract import codec, wire
+from ropeteam_trainer.contract.desired import Desired, SlotDesired
+from ropeteam_trainer.contract.messages import RankPhase
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+from ropeteam_trainer.coordinator import server
+
+DESIRED = Desired(1, 1, 1, {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in (0, 1)}, allowance=5)
+
+
+async def test_two_agents_form_a_world_and_a_killed_rank_brings_the_next(served: Served):
+    agents = [FakeAgent(agent(slot), served.agents) for slot in (0, 1)]
+    assert (await put_desired(served.http, DESIRED)).phase.value in ("Waiting", "Forming")
+    await eventually(lambda: all(each.report.plan is not None for each in agents))
+    first = agents[0].report.plan
+    assert first is not None
+    dead = tuple(replace(rank, phase=RankPhase.EXITED, exit=SIGKILL) for rank in agents[1].report.ranks)
+    agents[1].change(ranks=dead, stopped=True)
+    await eventually(lambda: agents[1].report.plan != first)
+    report = await get_status(served.http)
+    assert report.phase.value == "Running"
+    assert [incident.id for incident in report.incidents] == [str(first.epoch)]
+    assert served.logged("phase=Running epoch=1.0.2")
+    for each in agents:
+        await each.stop()
+
+
+async def test_orders_are_numbered_from_one_on_each_connection(served: Served):
+    await put_desired(served.http, DESIRED)
+    for _ in range(2):
+        link = await Link().connect(served.agents)
+        link.send(agent(0))
+        orders = await link.until(lambda orders: orders.host_store is not None)
+        assert orders.number == 1
+        await link.close()
+
+
+async def test_orders_that_were_not_applied_are_sent_again(served: Served, monkeypatch):
+    monkeypatch.setattr(server, "RESEND_SECONDS", -1.0)
+    await put_desired(served.http, DESIRED)
+    link = await Link().connect(served.agents)
+    link.send(agent(0))
+    await link.until(lambda orders: orders.number == 1)
+    link.send(agent(0, orders_seen=1))
+    link.send(agent(0, orders_seen=0))
+    await link.until(lambda orders: orders.number == 2)
+    await link.close()
+
+
+async def test_a_wrong_token_is_cut_off(served: Served):
+    link = await Link(token=b"another job's").connect(served.agents)
+    link.send(agent(0))
+    assert await link.is_closed()
+    assert served.logged("wrong MAC")
+    assert served.coordinator.state.agents == {}
+
+
+async def test_a_replayed_or_moved_frame_is_cut_off(served: Served):
+    link = await Link().connect(served.agents)
+    frame = link.sealer.seal(codec.encode(agent(0)))
+    link.write(frame)
+    await eventually(lambda: bool(served.coordinator.state.agents))
+    link.write(frame)
+    assert await link.is_closed()
+    other = await Link().connect(served.agents)
+    other.write(frame)
+    assert await other.is_closed()
+
+
+async def test_an_oversized_frame_is_cut_off_before_it_is_read(served: Served):
+    link = await Link().connect(served.agents)
+    link.write(struct.pack(">I", wire.MAX_BODY + 1))
+    assert await link.is_closed()
+    assert served.logged("the limit is 1048576")
+
+
+async def test_garbage_and_genuine_nonsense_are_cut_off(served: Served):
+    for bad in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02" + b"x" * 40):
+        link = await Link().connect(served.agents)
+        link.write(bad)
+        assert await link.is_closed()
+    link = await Link().connect(served.agents)
+    link.write(link.sealer.seal(b'{"slot": "one"}'))
+    assert await link.is_closed()
+    assert served.logged("AgentReport.slot: expected int")
+    link = await Link().connect(served.agents)
+    link.send(agent(0))
+    await eventually(lambda: bool(served.coordinator.state.agents))
+    await link.close()
+
+
+async def test_the_newest_connection_of_a_pod_wins(served: Served):
+    await put_desired(served.http, DESIRED)
+    old = await Link().connect(served.agents)
+    old.send(agent(0))
+    await old.until(lambda _: True)
+    new = await Link().connect(served.agents)
+    new.send(agent(0))
+    await new.until(lambda _: True)
+    assert await old.is_closed()
+    assert served.logged("the same pod came on a newer connection")
+    await new.close()
+
+
+async def test_another_pod_does_not_displace_the_one_that_holds_the_slot(served: Served):
+    await put_desired(served.http, DESIRED)
+    holder = await Link().connect(served.agents)
+    holder.send(agent(0))
+    await holder.until(lambda _: True)
+    twin = await Link().connect(served.agents)
+    twin.send(agent(0, pod_uid="twin"))
+    orders = await twin.until(lambda orders: bool(orders.refused))
+    assert orders.refused == "slot 0 is held by another pod (pod-0-1)"
+    assert served.logged("refused")
+    holder.send(agent(0, leaving=True))
+    await holder.until(lambda orders: orders.leave)
+    await holder.close()
+    await twin.close()
+
+
+async def test_what_follows_a_bad_message_in_the_same_packet_is_not_read(served: Served):
+    link = await Link().connect(served.agents)
+    link.write(link.sealer.seal(codec.encode(agent(0))) + link.sealer.seal(codec.encode(agent(1))))
+    link.send(agent(0))
+    assert await link.is_closed()
+    assert sorted(pod.slot for pod in served.coordinator.state.agents) == [0]
+
+
+async def test_one_connection_speaks_for_one_pod(served: Served):
+    link = await Link().connect(served.agents)
+    link.send(agent(0))
+    link.send(agent(1))
+    assert await link.is_closed()
+
+
+async def test_a_connection_that_says_nothing_is_closed(served: Served, monkeypatch):
+    monkeypatch.setattr(server, "FIRST_REPORT_SECONDS", 0.05)
+    link = await Link().connect(served.agents)
+    assert await link.is_closed()
+    assert served.logged("no report came")
+
+
+async def test_too_many_connections_are_closed(served: Served):
+    served.coordinator.most_connections = 1
+    first = await Link().connect(served.agents)
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.agents)
+    assert await reader.read() == b""
+    await shut(writer)
+    await first.close()
+    assert served.logged("too many connections")
+
+
+async def test_an_agent_that_reads_nothing_is_closed(served: Served, monkeypatch):
+    monkeypatch.setattr(server, "MOST_UNSENT", -1)
+    await put_desired(served.http, DESIRED)
+    link = await Link().connect(served.agents)
+    frames = [link.sealer.seal(codec.encode(agent(0))) for _ in range(2)]
+    link.write(b"".join(frames) + b"\x00" * 64)
+    await eventually(lambda: served.logged("it reads nothing"))
+    assert not served.logged("wrong MAC"), "what follows is not worth a line"
+    await link.close()
+
+
+async def test_when_the_coordinator_stops_its_connections_end(served: Served):
+    link = await Link().connect(served.agents)
+    served.coordinator.stop()
+    assert await link.is_closed()
+
+
+async def test_orders_that_do_not_fit_into_a_frame_end_the_connection(served: Served, monkeypatch):
+    monkeypatch.setattr(wire, "MAX_BODY", 2000)
+    lineage = tuple(CheckpointRef(step, Epoch(1, 0, 1), "f" * 900) for step in (30, 20, 10))
+    await put_desired(served.http, replace(DESIRED, lineage=lineage))
+    link = await Link().connect(served.agents)
+    link.send(agent(0))
+    assert await link.is_closed()
+    assert served.logged("is over the limit of 2000")
+
+
+async def test_small_writes_are_not_delayed(served: Served):
+    link = await Link().connect(served.agents)
+    await eventually(lambda: bool(served.coordinator._lines))
+    (line,) = served.coordinator._lines
+    sock = line._transport.get_extra_info("socket")
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+    await link.close()
+
+
+async def test_time_alone_moves_it(served: Served):
+    """A silent agent is lost without any message coming."""
+    served.coordinator.state = replace(
+        served.coordinator.state,
+        config=replace(
+            served.coordinator.state.config,
+            timeouts=replace(served.coordinator.state.config.timeouts, lost=1),
+        ),
+    )
+    agents = [FakeAgent(agent(slot), served.agents) for slot in (0, 1)]
+    await put_desired(served.http, DESIRED)
+    await eventually(lambda: all(each.report.plan is not None for each in agents))
+    await agents[1].stop()
+    await eventually(lambda: served.logged("which fell silent"))
+    report = await get_status(served.http)
+    assert [wish.slot for wish in report.replace] == [1]
+    await agents[0].stop()
