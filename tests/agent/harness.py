@@ -55,6 +55,7 @@ class Coordinator:
         assert self._server is not None
         self._server.close()
         await self.cut()
+        await asyncio.sleep(0)  # connections see their end before the loop closes
 
     async def cut(self) -> None:
         """The connection is lost; the agent may come again."""
@@ -102,6 +103,8 @@ class Coordinator:
             pass
         finally:
             writer.close()
+            if self._writer is writer:
+                self._writer = None
 
     async def _take(self, report: AgentReport) -> None:
         if report.orders_seen != self._number:

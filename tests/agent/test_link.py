@@ -82,6 +82,6 @@ async def test_a_coordinator_that_falls_silent_is_asked_and_then_left(make_pod, 
     pod = make_pod(timeouts=Timeouts(lost=1))
     await running(pod, coordinator)
     coordinator.silent = True
-    await coordinator.wait_for(lambda r: r.orders_seen == 0)
+    await coordinator.wait_for(lambda r: r.orders_seen == 0 and coordinator.connections == 1)
     await until(lambda: coordinator.connections > 1, pod.text)
     assert "no answer for" in pod.text()

@@ -37,6 +37,7 @@ def test_the_same_sources_give_the_same_bytes(pyz, tmp_path):
     pack(tmp_path / "again.pyz")
     assert (tmp_path / "again.pyz").read_bytes() == pyz.read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["again.pyz"]
+    assert {entry.date_time for entry in zipfile.ZipFile(pyz).infolist()} == {(1980, 1, 1, 0, 0, 0)}
 
 
 def test_the_library_and_the_metrics_client_are_in_it(pyz):

@@ -164,7 +164,7 @@ def _become_rank(child: Child) -> None:
     import torch
 
     torch.set_num_threads(int(request["env"].get("OMP_NUM_THREADS", "1")))
-    torch.default_generator.manual_seed(torch.initial_seed())
+    torch.default_generator.seed()  # every process has its own, until the script seeds it
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
 
