@@ -98,9 +98,9 @@ def test_one_step_is_one_step() -> None:
 
 def test_the_time_to_the_end_follows_the_pace() -> None:
     eta = Eta()
-    steps = [(0, 0.0), (1, 5.0), (11, 10.0)]
+    steps = [(0, 0.0), (1, 4.0), (1, 5.0), (11, 10.0), (11, 11.0)]
     said = [eta.after(a_picture(step=step, total_steps=101), now) for step, now in steps]
-    assert said == ["", "", "45s"]
+    assert said == ["", "", "", "45s", "54s"]
     assert eta.after(a_picture(step=5, total_steps=101), 11.0) == "", (
         "a world that began anew has no pace yet"
     )

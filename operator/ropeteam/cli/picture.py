@@ -116,20 +116,22 @@ def steps_lost(incident: IncidentStatus) -> str:
 
 
 class Eta:
-    """Time to the end, at the pace of the last steps seen."""
+    """Time to the end, at the pace of the last steps seen. A world that begins anew has no pace yet."""
 
     def __init__(self, window_seconds: float = 20.0) -> None:
-        self._window, self._seen = window_seconds, list[tuple[float, int]]()
+        self._window, self._epoch, self._seen = window_seconds, "", list[tuple[float, int]]()
 
     def after(self, seen: Picture, now: float) -> str:
         """`1m20s`, or nothing while the pace is not known. `now`: seconds of a clock that does not jump."""
-        if seen.step <= 0:
-            return ""
-        if self._seen and seen.step < self._seen[-1][1]:
-            self._seen.clear()
+        if seen.epoch != self._epoch or not self._has_moved_to(seen.step):
+            self._epoch, self._seen = seen.epoch, []
         self._seen = [each for each in self._seen if now - each[0] < self._window]
         self._seen.append((now, seen.step))
         passed, made = now - self._seen[0][0], seen.step - self._seen[0][1]
         if seen.total_steps is None or made <= 0 or passed < 1:
             return ""
         return duration(max(0, round((seen.total_steps - seen.step) * passed / made)))
+
+    def _has_moved_to(self, step: int) -> bool:
+        """Before the first step, and between the looks until the next one, time does not count."""
+        return bool(self._seen) and step >= self._seen[-1][1] and step > self._seen[0][1] > 0
