@@ -1,9 +1,9 @@
 """Run campaigns of the simulator, or play one history again as a film strip.
 
-    python tools/sim.py --seeds 200            200 campaigns; stops at the first broken promise, shrunk, with its film
+    python tools/sim.py --seeds 200            200 campaigns; stops at the first broken promise, shrunk
     python tools/sim.py --seeds 50 --first 10  campaigns 10 .. 59
     python tools/sim.py --replay "seed=5,... | wait(0,9) kill_rank(0,0)"
-Exit status 1: a promise was broken. The history that is printed then is what --replay takes.
+Exit status 1: a promise was broken. The film strip ends with the history, which is what --replay takes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from tests.sim.histories import Campaign, History, play_history
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=20, help="how many campaigns")
     parser.add_argument("--first", type=int, default=1000, help="seed of the first campaign")
     parser.add_argument("--histories", type=int, default=100, help="per campaign; about 35 rule steps each")

@@ -1,7 +1,8 @@
 """An agent as a process: the real machine.py, and what carries out its effects in simulated time.
 
-Events reach the machine one at a time, in the order in which they happened. A frozen process (SIGSTOP, a paused VM)
-sees nothing; on waking it sees all of it at once, late. When it dies its ranks die with it (PR_SET_PDEATHSIG).
+Events reach the machine one at a time, in the order in which they happened. A frozen process (SIGSTOP, a
+paused VM) sees nothing; on waking it sees all of it at once, late. When it dies its ranks die with it
+(PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -10,6 +11,11 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tests.sim.clock import Timer
+from tests.sim.kubelet import Pod
+from tests.sim.network import Connection
+from tests.sim.ranks import Rank
+
 from ropeteam_trainer.agent import machine, report, state
 from ropeteam_trainer.agent.launch import Launch, Run
 from ropeteam_trainer.contract import codec, config
@@ -17,10 +23,6 @@ from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.messages import AgentReport, Orders, StoreOffer
 from ropeteam_trainer.contract.world import Epoch, ProcessExit
-from tests.sim.clock import Timer
-from tests.sim.kubelet import Pod
-from tests.sim.network import Connection
-from tests.sim.ranks import Rank
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -153,7 +155,7 @@ class Agent:
 
     def _exit(self, code: int) -> None:
         self._world.film.tell(self.pod.name, f"exits with {code}")
-        self._world.checks.agent_exits(self, code)
+        self._world.checks.agent_exits(code)
         self.kill()
         if self.pod.kubelet:
             self.pod.kubelet.exited(self.pod, code)
@@ -189,8 +191,11 @@ class Agent:
         self.see(state.RankSaid(rank.plan.epoch, rank.number, said))
 
     def reaped(self, rank: Rank, exit: ProcessExit) -> None:
-        """All descendants are killed first, then the machine is told."""
-        event = state.RankExited(rank.plan.epoch, rank.number, exit)
+        """Its page is read once more, all descendants are killed, then the machine is told."""
+        epoch, beat = rank.plan.epoch, rank.beat()
+        if beat:
+            self.see(state.BeatsRead(epoch, {rank.number: beat}))
+        event = state.RankExited(epoch, rank.number, replace(exit, reached_end=rank.finished))
         self._world.clock.after(0.01 + 0.1 * self._world.random.random(), self.see, event)
 
     def _open_store(self, epoch: Epoch) -> None:
@@ -223,7 +228,7 @@ class Agent:
 
     def _connect(self) -> None:
         world = self._world
-        server = world.behind_service()
+        server = world.behind_service(stale=True)
         if server is None or self.frozen or not world.network.reaches(self.site, server.site):
             self._timer = world.clock.after(0.3 + 0.4 * world.random.random(), self._connect)
             return
@@ -243,7 +248,9 @@ class Agent:
     def _watch_connection(self) -> None:
         """TCP_USER_TIMEOUT: what is not acknowledged for lostSeconds ends the connection."""
         connection, now = self._connection, self._world.clock.now
-        if connection is None or (connection.open and self._world.network.reaches(self.site, connection.server.site)):
+        if connection is None or (
+            connection.open and self._world.network.reaches(self.site, connection.server.site)
+        ):
             self._reached_at = now
         elif now - self._reached_at > self.config.timeouts.lost:
             self._drop()
@@ -265,7 +272,11 @@ class Agent:
             return
         told = report.report(self.state)
         lease = self.config.timeouts.lost / 5
-        if self._told is not None and now - self._told_at < lease and report.news(told) == report.news(self._told):
+        if (
+            self._told is not None
+            and now - self._told_at < lease
+            and report.news(told) == report.news(self._told)
+        ):
             return
         self._told, self._told_at = told, now
         silent = 0.0 if self._heard_at is None else now - self._heard_at
@@ -275,4 +286,3 @@ class Agent:
         if silent >= self.config.timeouts.lost:
             told = replace(told, orders_seen=0)  # asks for an answer
         connection.send(self, codec.encode(told) if self._world.codec else told)
-

@@ -1,7 +1,8 @@
 """What must hold after every step, whatever happened (docs/architecture.md: fencing, promises).
 
-The checks know the truth that no part of the system knows as a whole: which ranks made which step, what each manifest
-descends from, who reached the end. Each raises Broken with a sentence; the history that led there is the bug.
+The checks know the truth that no part of the system knows as a whole: which ranks made which step, what
+each manifest descends from, who reached the end. Each raises Broken with a sentence; the history that led
+there is the bug.
 """
 
 from __future__ import annotations
@@ -80,14 +81,18 @@ class Checks:
         self.counts["steps"] += 1
 
     def _older_steps(self, gang: Gang, newer: Gang, step: int) -> None:
-        """Allowed only where checkpoints are commits, and where the two share no process: one cut off as a whole."""
+        """Allowed only where checkpoints are commits, and where the two share no process: one cut off as a
+        whole.
+        """
         text = (gang.plan.epoch, "made step", step, "after", newer.plan.epoch, "had stepped")
         require(self._world.script.rung >= 2, "one world advances", *text)
         pods = {member.pod_uid for member in gang.plan.members}
         require(not pods & {member.pod_uid for member in newer.plan.members}, "one world advances", *text)
 
     def ranks_start(self, agent: Agent, plan: Plan) -> None:
-        """Only who made a plan may have it started: one that was half delivered is superseded, never completed."""
+        """Only who made a plan may have it started: one that was half delivered is superseded, never
+        completed.
+        """
         orders = agent.state.orders
         mine = orders is not None and (orders.term, orders.boot) == (plan.epoch.term, plan.epoch.boot)
         require(mine, "a plan is started by its own coordinator's orders", plan.epoch, orders)
@@ -95,7 +100,9 @@ class Checks:
     def ranks_live(self, agent: Agent) -> None:
         """Called when ranks start: nothing of a former epoch may live in the pod."""
         epochs = {rank.plan.epoch for rank in agent.every_rank if rank.alive}
-        require(len(epochs) <= 1, "ranks of two epochs never live together", agent.pod.name, *map(str, epochs))
+        require(
+            len(epochs) <= 1, "ranks of two epochs never live together", agent.pod.name, *map(str, epochs)
+        )
 
     def plan_is_one(self, gang: Gang, rank: Rank) -> None:
         require(gang.plan.hash == rank.plan.hash, "an epoch has one plan", gang.plan, rank.plan)
@@ -103,11 +110,15 @@ class Checks:
     # ---- one lineage commits
 
     def manifest_written(self, agent: Agent, grant: Grant) -> None:
-        """The grant names what the state truly descends from: the epoch's last commit, or what it went on from."""
+        """The grant names what the state truly descends from: the epoch's last commit, or what it went on
+        from.
+        """
         epoch, gang = grant.ref.epoch, self._gangs.get(grant.ref.epoch)
         require(gang is not None, "only a formed world commits", epoch)
         assert gang is not None
-        require(gang.plan.members[0].pod_uid == agent.pod.uid, "rank 0's agent commits", agent.pod.name, epoch)
+        require(
+            gang.plan.members[0].pod_uid == agent.pod.uid, "rank 0's agent commits", agent.pod.name, epoch
+        )
         require(grant.world_size == gang.plan.world_size, "a commit is of all ranks", epoch, grant.world_size)
         names = {file.name for file in grant.files}
         wanted = {"state.pt"} | {f"rank-{rank}.pt" for rank in range(grant.world_size)}
@@ -147,7 +158,7 @@ class Checks:
         done = exit.clean or (exit.signal is not None and rank.finished)
         self._ends.setdefault(rank.plan.epoch, {})[rank.number] = done
 
-    def agent_exits(self, agent: Agent, code: int) -> None:
+    def agent_exits(self, code: int) -> None:
         if code == 0:
             self._is_over("exit 0")
 
@@ -165,7 +176,9 @@ class Checks:
         require(bool(decision.why.strip()), "every decision has a why", decision)
         writes = decision.status != seen.status
         if writes and not seen.status.finished:
-            require(not decision.actions, "intent before effect: a new status carries no actions", decision.why)
+            require(
+                not decision.actions, "intent before effect: a new status carries no actions", decision.why
+            )
         for action in decision.actions:
             if isinstance(action, DeletePod | DeleteService | DeleteJob):
                 require(bool(action.uid), "deletes carry a UID", action)
@@ -234,6 +247,9 @@ class Checks:
 
     # ---- after the quiet end
 
+    def _position(self, ref: CheckpointRef | None) -> Position:
+        return self._world.disk.saved_positions[ref.step, ref.epoch] if ref else Position()
+
     def final(self) -> None:
         """The budget was not overdrawn, and every sample was used once in the surviving lineage."""
         script, status = self._world.script, self._world.kubernetes.job.status
@@ -246,15 +262,19 @@ class Checks:
         upper, used = script.total_steps, Counter[tuple[int, int]]()
         while gang is not None:
             base = gang.restored.step if gang.restored else 0
-            at = self._world.disk.saved_positions[place(gang.restored)] if gang.restored else Position()
+            at = self._position(gang.restored)
             for _ in range(base, upper):
                 for rank in range(gang.plan.world_size):
-                    used.update((at.epoch, sample) for sample in script.data.share(at, rank, gang.plan.world_size).ids)
+                    used.update(
+                        (at.epoch, sample) for sample in script.data.share(at, rank, gang.plan.world_size).ids
+                    )
                 at = script.data.after(at)
             upper = base
             gang = self._gangs[gang.restored.epoch] if gang.restored else None
         per_epoch = script.data.steps(1)
-        full = {(epoch, n) for epoch in range(script.total_steps // per_epoch) for n in range(script.data.samples)}
+        full = {
+            (epoch, n) for epoch in range(script.total_steps // per_epoch) for n in range(script.data.samples)
+        }
         twice = [sample for sample, times in used.items() if times != 1]
         require(not twice and full <= set(used), "every sample is used once", twice, full - set(used))
 

@@ -1,8 +1,8 @@
 """Simulated time: a heap of things that will happen, and processes written as generators.
 
-A process yields how many seconds it waits; whatever happens between two of its yields is one moment. Killing a process
-means that its next moment never comes: so it can die between any two of its calls.
-Two things at the same moment happen in the order in which they were planned: a history is the same each time.
+A process yields how many seconds it waits; whatever happens between two of its yields is one moment.
+Killing a process means that its next moment never comes: so it can die between any two of its calls. Two
+things at the same moment happen in the order in which they were planned: a history is the same each time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ class Timer:
 
     __slots__ = ("arguments", "call", "number", "when")
 
-    def __init__(self, when: float, number: int, call: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    def __init__(
+        self, when: float, number: int, call: Callable[..., None], arguments: tuple[Any, ...]
+    ) -> None:
         self.when, self.number = when, number
         self.call: Callable[..., None] | None = call
         self.arguments = arguments

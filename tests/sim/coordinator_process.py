@@ -1,8 +1,8 @@
 """A coordinator as a process: the real membership.py, and a server around it in simulated time.
 
-Orders go out whenever they differ from the last ones sent on that connection, and again for a report that has not seen
-them. Only the newest connection of a pod counts. A frozen process handles everything on waking, late.
-A restart of its container begins again with boot + 1 and no memory.
+Orders go out whenever they differ from the last ones sent on that connection, and again for a report that
+has not seen them. Only the newest connection of a pod counts. A frozen process handles everything on
+waking, late. A restart of its container begins again with boot + 1 and no memory.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tests.sim.agent_process import pod_environment
+from tests.sim.clock import Timer
+from tests.sim.kubelet import Pod
+from tests.sim.network import Connection
+
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.messages import AgentReport, Orders
 from ropeteam_trainer.coordinator import membership
-from tests.sim.agent_process import pod_environment
-from tests.sim.clock import Timer
-from tests.sim.kubelet import Pod
-from tests.sim.network import Connection
 
 if TYPE_CHECKING:
     from tests.sim.world import World

@@ -53,7 +53,13 @@ class Disk:
         if place is None or any(file.name not in place.files for file in grant.files):
             return None
         manifest = Manifest(
-            grant.ref.step, grant.ref.epoch, grant.world_size, self._job, self._job_uid, grant.files, grant.parent
+            grant.ref.step,
+            grant.ref.epoch,
+            grant.world_size,
+            self._job,
+            self._job_uid,
+            grant.files,
+            grant.parent,
         )
         if place.manifest is None:
             place.manifest = manifest

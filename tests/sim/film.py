@@ -1,13 +1,20 @@
-"""The film strip of a history: one line for each thing that happened, so that a failure can be read as a story.
+"""The film strip of a history: one line for each thing that happened, so that a failure reads as a story.
 
 Only a replay is filmed: the same moves in the same world give the same history.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ropeteam.api.status import JobStatus
+from ropeteam.api.status import (
+    CheckpointStatus,
+    CoordinatorStatus,
+    FailuresStatus,
+    IncidentStatus,
+    JobStatus,
+    SlotStatus,
+)
 
 if TYPE_CHECKING:
     from tests.sim.clock import Clock
@@ -36,7 +43,16 @@ class Film:
             return
         changes = [
             f"{name}: {_short(before)} -> {_short(after)}"
-            for name in ("state", "attempt", "coordinator", "slots", "checkpoint", "incidents", "failures", "drained")
+            for name in (
+                "state",
+                "attempt",
+                "coordinator",
+                "slots",
+                "checkpoint",
+                "incidents",
+                "failures",
+                "drained",
+            )
             if (before := getattr(old, name)) != (after := getattr(new, name))
         ]
         self.tell("operator", f"saves [{'; '.join(changes)}] because {why}")
@@ -50,18 +66,17 @@ class Film:
         return "\n".join((*self.lines[:_BEGINNING], middle, *self.lines[-_END:]))
 
 
-def _short(value: object) -> str:
-    match value:
-        case tuple():
-            return "(" + ", ".join(_short(each) for each in value) + ")"
-        case _ if hasattr(value, "incarnation"):
-            return f"{value.slot}:{value.incarnation}"
-        case _ if hasattr(value, "cause"):
-            return f"{value.id} {value.cause}{' settled' if value.settled else ''}"
-        case _ if hasattr(value, "lineage"):
-            return ",".join(f"{ref.step}@{ref.epoch}" for ref in value.lineage)
-        case _ if hasattr(value, "charged"):
-            return f"{value.charged}/{value.allowed} charged, {value.free} free"
-        case _ if hasattr(value, "term"):
-            return f"term {value.term}.{value.boot}"
+def _short(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_short, value)) + ")"
+    if isinstance(value, SlotStatus):
+        return f"{value.slot}:{value.incarnation}"
+    if isinstance(value, IncidentStatus):
+        return f"{value.id} {value.cause}{' settled' if value.settled else ''}"
+    if isinstance(value, CheckpointStatus):
+        return ",".join(f"{ref.step}@{ref.epoch}" for ref in value.lineage)
+    if isinstance(value, FailuresStatus):
+        return f"{value.charged}/{value.allowed} charged, {value.free} free"
+    if isinstance(value, CoordinatorStatus):
+        return f"term {value.term}.{value.boot}"
     return repr(value)

@@ -1,6 +1,6 @@
 """Histories: drawn by hypothesis, played in a fresh world, printed as one line that can be replayed.
 
-    Setup(...) | wait(0,5) kill_rank(1,0) ...        what `show` prints and `parse` reads
+seed=1,workers=2,... | wait(0,5) kill_rank(1,0)      what `show` prints and `parse` reads
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, field
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-
 from tests.sim.checks import Broken
-from tests.sim.moves import OFTEN, MOST, MOVES, Move, play
+from tests.sim.moves import MOST, MOVES, OFTEN, Move, play
 from tests.sim.world import Setup, World
 
 LONGEST = 70
@@ -30,9 +29,10 @@ class History:
     @classmethod
     def parse(cls, text: str) -> History:
         setup, _, moves = text.partition("|")
-        pairs = (pair.split("=") for pair in setup.strip().split(","))
-        values = {name.strip(): value == "True" if value in ("True", "False") else int(value) for name, value in pairs}
-        return cls(Setup(**values), tuple(map(Move.parse, moves.split())))
+        values = dict(pair.strip().split("=") for pair in setup.split(","))
+        codec = values.pop("codec") == "True"
+        numbers = {name: int(value) for name, value in values.items()}
+        return cls(Setup(codec=codec, **numbers), tuple(map(Move.parse, moves.split())))
 
 
 _MOVES = st.builds(
@@ -61,7 +61,7 @@ def histories(draw: st.DrawFn) -> History:
 
 
 def play_history(history: History, film: bool = False) -> World:
-    """The world after its quiet end. Raises what the checks or the system raised, a film strip as its note."""
+    """The world after its quiet end. Raises what the checks or the system raised; the film is its note."""
     world = World(history.setup, film)
     try:
         for move in history.moves:
@@ -87,7 +87,9 @@ def fault(history: History) -> str:
 
 
 def shortest(history: History) -> History:
-    """The same fault from fewer moves: leave out halves, quarters, ... single moves while it is still there."""
+    """The same fault from fewer moves: leave out halves, quarters, ... single moves while it is still
+    there.
+    """
     wrong, moves = fault(history), list(history.moves)
     size = max(len(moves) // 2, 1)
     while size:

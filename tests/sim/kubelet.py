@@ -1,8 +1,8 @@
 """Nodes, and the kubelet on each: it starts containers, signals them, reaps them, and tells the API server.
 
-A node can lose power (its processes vanish without a word) or be cut off (they live on, nobody hears of them).
-After NOTICE seconds the control plane calls it lost; after EVICT more it marks its pods as deleted. When it comes
-back, the kubelet catches up with all that it was asked meanwhile.
+A node can lose power (its processes vanish without a word), be cut off (they live on, nobody hears of them),
+or only its kubelet is away. After NOTICE seconds the control plane calls it lost; after EVICT more it marks
+its pods as deleted. When it comes back, the kubelet catches up with all that it was asked meanwhile.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class Kubelet:
     def __init__(self, name: str, kubernetes: Kubernetes) -> None:
         self.name, self._kubernetes = name, kubernetes
         self.powered, self.connected, self.lost = True, True, False
+        self.cabled = True
+        """False: its pods reach nobody. (A kubelet can be out of touch while its pods are not.)"""
         self.pods: list[Pod] = []
         self._missed: list[tuple[Any, ...]] = []
         self._outage = 0
@@ -114,6 +116,7 @@ class Kubelet:
         if self.in_touch:
             return
         had_power, self.powered, self.connected, self.lost = self.powered, True, True, False
+        self.cabled = True
         self._outage += 1
         if not had_power:
             for pod in list(self.pods):
@@ -122,6 +125,12 @@ class Kubelet:
         for call, *arguments in missed:
             call(*arguments)
         self._kubernetes.changed()
+
+    def disown(self) -> None:
+        """The Node object is deleted: the garbage collector takes its pods, whatever still runs there."""
+        for pod in list(self._kubernetes.pods.values()):
+            if pod.kubelet is self:
+                self._kubernetes.force_delete(pod)
 
     def _noticed(self, outage: int) -> None:
         if outage == self._outage and not self.in_touch:

@@ -14,6 +14,9 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any, NamedTuple
 
+from tests.sim.clock import Clock
+from tests.sim.kubelet import Kubelet, Pod
+
 from ropeteam.api.job import Metadata
 from ropeteam.api.status import JobStatus
 from ropeteam.core.actions import (
@@ -27,8 +30,6 @@ from ropeteam.core.actions import (
     PointService,
 )
 from ropeteam.core.observation import ContainerSeen, PodSeen, Role, ServiceSeen
-from tests.sim.clock import Clock
-from tests.sim.kubelet import Kubelet, Pod
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 JOB_NAME, JOB_UID = "climb", "0a1b2c3d-job"
@@ -56,6 +57,7 @@ class Service:
     term: int
     leads_to: int
     """The term that traffic reaches: behind `term` while the nodes have not heard of it."""
+    pointed_at: float = 0.0
     address: str = "10.96.0.7"
 
 
@@ -77,7 +79,7 @@ class Kubernetes:
         self.secrets: set[str] = set()
         self.kubelets = [Kubelet(f"node-{number}", self) for number in range(nodes)]
         self.rang: Callable[[], None] = lambda: None
-        self.start_process: Callable[[Pod, int], Any] = lambda pod, boot: None
+        self.start_process: Callable[[Pod, int], Any]
         self.created: list[Pod] = []
         """Every pod ever created, for the checks."""
         self._uids = 0
@@ -102,9 +104,14 @@ class Kubernetes:
             resource_version=str(job.version),
             creation_timestamp=BEGAN,
         )
-        service = self.service and ServiceSeen(
-            name=self.service.name, uid=self.service.uid, cluster_ip=self.service.address, term=self.service.term
-        )
+        service = None
+        if self.service is not None:
+            service = ServiceSeen(
+                name=self.service.name,
+                uid=self.service.uid,
+                cluster_ip=self.service.address,
+                term=self.service.term,
+            )
         pods = tuple(pod.seen() for pod in self.pods.values())
         self._views.append(
             View(job.version, metadata, job.spec, job.status, pods, service, frozenset(self.secrets))
@@ -157,7 +164,7 @@ class Kubernetes:
     def _point(self, term: int) -> None:
         service = self.service
         assert service
-        service.term = term
+        service.term, service.pointed_at = term, self.clock.now
 
         def routes_follow() -> None:
             service.leads_to = service.term
@@ -216,7 +223,9 @@ class Kubernetes:
         self.changed()
 
     def force_delete(self, pod: Pod) -> None:
-        """kubectl delete --force: the object goes at once, its processes live until their kubelet hears of it."""
+        """kubectl delete --force: the object goes at once, its processes live until their kubelet hears of
+        it.
+        """
         pod.deleting = True
         self.remove(pod)
         if pod.kubelet:

@@ -1,7 +1,8 @@
 """What can go wrong, and time passing: the rules of a history.
 
-A history is a tuple of Moves; each means something in every world (what does not apply does nothing), so that a
-shrinker can leave out any of them. `place` and `size` choose among what is there: pods, nodes, ranks, seconds.
+A history is a tuple of Moves; each means something in every world (what does not apply does nothing), so
+that a shrinker can leave out any of them. `place` and `size` choose among what is there: pods, nodes,
+ranks, seconds.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ropeteam.core.observation import Role
-from ropeteam_trainer.contract.world import ProcessExit
 from tests.sim.kubelet import Pod
 from tests.sim.ranks import Rank
 from tests.sim.world import World
+
+from ropeteam.core.observation import Role
+from ropeteam_trainer.contract.world import ProcessExit
 
 T = TypeVar("T")
 MOST = 15
@@ -75,7 +77,7 @@ _EXITS += [ProcessExit(75, None), ProcessExit(0, None), ProcessExit(None, 6)]
 def _kill_rank(world: World, move: Move) -> None:
     if rank := _rank(world, move):
         exit = _EXITS[move.size % len(_EXITS)]
-        rank.die(replace(exit, reached_end=rank.finished))
+        rank.die(exit)
 
 
 def _fail_for_ever(world: World, move: Move) -> None:
@@ -152,7 +154,7 @@ def _isolate(world: World, move: Move) -> None:
 def _heal(world: World, _: Move) -> None:
     world.network.heal()
     for kubelet in world.kubernetes.kubelets:  # a node that is cut off stays so
-        if kubelet.powered and not kubelet.connected:
+        if not kubelet.cabled:
             for pod in kubelet.pods:
                 world.network.isolate(pod.uid)
 
@@ -170,11 +172,12 @@ def _reset_connections(world: World, move: Move) -> None:
 
 def _node_down(world: World, move: Move) -> None:
     kubelet = world.kubernetes.kubelets[move.place % len(world.kubernetes.kubelets)]
-    power_too = move.size % 2 == 0
-    if not power_too:
+    what = ("power", "cable", "kubelet")[move.size % 3]
+    if what == "cable":
+        kubelet.cabled = False
         for pod in kubelet.pods:
             world.network.isolate(pod.uid)
-    kubelet.go_out_of_touch(power_too)
+    kubelet.go_out_of_touch(power_too=what == "power")
 
 
 def _node_back(world: World, move: Move) -> None:
@@ -182,6 +185,12 @@ def _node_back(world: World, move: Move) -> None:
     for pod in kubelet.pods:
         world.network.join(pod.uid)
     kubelet.come_back()
+
+
+def _remove_node(world: World, move: Move) -> None:
+    """It goes out of touch, and its object is deleted: the pods vanish without a proof of their end."""
+    _node_down(world, move)
+    world.kubernetes.kubelets[move.place % len(world.kubernetes.kubelets)].disown()
 
 
 def _delete_pod(world: World, move: Move) -> None:
@@ -207,7 +216,7 @@ def _kill_operator(world: World, _: Move) -> None:
     world.operator.kill()
 
 
-def _start_operator(world: World, move: Move) -> None:
+def _start_operator(world: World, _: Move) -> None:
     world.operator.lag = 0.0
     world.operator.start()
 
@@ -275,6 +284,7 @@ MOVES: dict[str, Callable[[World, Move], Any]] = {
     "reset_connections": _reset_connections,
     "node_down": _node_down,
     "node_back": _node_back,
+    "remove_node": _remove_node,
     "delete_pod": _delete_pod,
     "force_delete_pod": _force_delete_pod,
     "evict_pod": _evict_pod,
@@ -292,6 +302,8 @@ MOVES: dict[str, Callable[[World, Move], Any]] = {
     "delete_job": _delete_job,
 }
 OFTEN: tuple[str, ...] = (
-    ("wait",) * 8 + ("events",) * 6 + ("long_wait", "heal", "heal", "start_operator", "node_back", "resume", "kill_rank")
+    ("wait",) * 8
+    + ("events",) * 6
+    + ("long_wait", "heal", "heal", "start_operator", "node_back", "resume", "kill_rank")
 )
 """Drawn more often: a world that only breaks shows little."""

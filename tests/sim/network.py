@@ -1,9 +1,9 @@
 """The network between operator, coordinators and agents.
 
-Connections are TCP's: bytes arrive in order or not at all. A cut between two sites holds what is under way and delivers
-it when the cut heals, unless the connection was closed meanwhile; neither end learns of a cut. An end whose process
-dies says so to the other (its kernel does), one whose machine loses power says nothing.
-Delays are drawn anew for each message; a slow site multiplies them.
+Connections are TCP's: bytes arrive in order or not at all. A cut between two sites holds what is under way
+and delivers it when the cut heals, unless the connection was closed meanwhile; neither end learns of a cut.
+An end whose process dies says so to the other (its kernel does), one whose machine loses power says
+nothing. Delays are drawn anew for each message; a slow site multiplies them.
 """
 
 from __future__ import annotations

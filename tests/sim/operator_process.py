@@ -1,13 +1,16 @@
-"""The operator as a process: the round of controller/reconcile.py in simulated time, able to die between any two calls.
+"""The operator as a process: the round of controller/reconcile.py, able to die between any two calls.
 
-    read the job, tell the coordinator and hear its report, read the pods | decide | save | act, one call after another
-Caches may be behind by `lag` seconds. A conflict forgets the decision. What it remembers between rounds dies with it.
+    read the job -> tell the coordinator and hear its report -> read the pods -> decide -> save -> act
+Caches may be behind by `lag` seconds. A conflict forgets the decision. What it remembers between rounds dies
+with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
+
+from tests.sim.clock import Process, Task
 
 from ropeteam.api.status import JobStatus
 from ropeteam.controller.pace import Pace
@@ -16,7 +19,6 @@ from ropeteam.core.decision import Decision
 from ropeteam.core.observation import Observation
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.desired import Desired, JobReport
-from tests.sim.clock import Process, Task
 
 if TYPE_CHECKING:
     from tests.sim.kubernetes import View
@@ -71,7 +73,7 @@ class Operator:
             self._task = None
 
     def ring(self) -> None:
-        """Something changed in the cluster: the next round comes at once, or right after the one under way."""
+        """Something changed in the cluster: the next round comes at once, or after the one under way."""
         if self._sleeps and not self._bell and self._task is not None:
             self._task.wake(REACTION)
         self._bell = True

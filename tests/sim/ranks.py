@@ -1,9 +1,9 @@
 """The user's processes: ranks that compute in lockstep, as a synchronous all-reduce makes them.
 
-A Gang is all ranks of one epoch. It makes a step only while every one of them lives, is not stuck, and reaches the
-others. When one dies, the others fail with a reset connection, or hang in the all-reduce until somebody kills them.
-A rank restores (rank 0 chooses), writes its shard, pauses, drains and ends as the trainer library does.
-Scripts below rung 2 keep their own checkpoint, one for all, without asking anybody.
+A Gang is all ranks of one epoch. It makes a step only while every one of them lives, is not stuck, and
+reaches the others. When one dies, the others fail with a reset connection, or hang in the all-reduce until
+somebody kills them. A rank restores (rank 0 chooses), writes its shard, pauses, drains and ends as the
+trainer library does. Scripts below rung 2 keep their own checkpoint, one for all, without asking anybody.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Rank:
         self.touch()
         random = self._world.random
         aborts = random.random() < 0.1
-        exit = ProcessExit(None, 6) if aborts else ProcessExit(0, None, reached_end=True)
+        exit = ProcessExit(None, 6) if aborts else ProcessExit(0, None)
         self._world.clock.after(0.02 + 0.5 * random.random(), self.die, exit)
 
     def raises(self, fingerprint: str, message: str, code: int = 1) -> None:
@@ -169,7 +169,9 @@ class Rank:
         self.die(ProcessExit(code, None))
 
     def signalled(self, number: int) -> None:
-        """SIGTERM: the default action ends it; a script that saves by itself saves first. SIGKILL just kills."""
+        """SIGTERM: the default action ends it; a script that saves by itself saves first. SIGKILL just
+        kills.
+        """
         if number == 9:
             self.die(ProcessExit(None, 9))
         elif not self.stuck and not self._world.script.ignores_sigterm:
@@ -266,7 +268,9 @@ class Gang:
             return
         step = self.ranks[0].step + 1
         if step == self._world.script.bug_at:
-            self.ranks[len(self.ranks) - 1].raises("ValueError train.py:31", "ValueError: bad sample (train.py:31)")
+            self.ranks[len(self.ranks) - 1].raises(
+                "ValueError train.py:31", "ValueError: bad sample (train.py:31)"
+            )
             return
         self._world.checks.stepped(self, step)
         self.position = self._world.script.data.after(self.position)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.sim.histories import Campaign, History, play_history
 from tests.sim.world import Setup
 

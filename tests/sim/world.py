@@ -1,9 +1,9 @@
-"""One job in one world: Kubernetes, operator, coordinators, agents, ranks and disk, with one clock and one seed.
+"""One job in one world: Kubernetes, operator, coordinators, agents, ranks, disk; one clock and one seed.
 
     world = World(Setup(seed=1)); world.run(30); world.settle()
 
-`run` lets time pass; whatever goes wrong meanwhile is moves.py's doing. `settle` ends all faults and demands the quiet
-end: within a bounded time the job is Complete, Failed with a reason, or suspended as asked.
+`run` lets time pass; whatever goes wrong meanwhile is moves.py's doing. `settle` ends all faults and demands
+the quiet end: within a bounded time the job is Complete, Failed with a reason, or suspended as asked.
 """
 
 from __future__ import annotations
@@ -12,10 +12,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from ropeteam.api.conditions import ConditionType
-from ropeteam.core.observation import Role
-from ropeteam_trainer.contract.world import Epoch, Plan
-from ropeteam_trainer.data.plan import DataPlan
 from tests.sim.agent_process import Agent
 from tests.sim.checks import Checks, require
 from tests.sim.clock import Clock
@@ -28,6 +24,13 @@ from tests.sim.network import Network
 from tests.sim.operator_process import Operator
 from tests.sim.ranks import Gang, Rank, Script
 
+from ropeteam.api.conditions import ConditionType
+from ropeteam.core.observation import Role
+from ropeteam_trainer.contract.world import Epoch, Plan
+from ropeteam_trainer.data.plan import DataPlan
+
+STALE_SECONDS = 10.0
+"""How long a node may send connections to the former coordinator."""
 QUIET_SECONDS = 1500.0
 """Longer than every timeout in a row: fence, drain, backoffs, start, the steps that are left."""
 
@@ -69,7 +72,11 @@ class Setup:
             "recovery": recovery,
         }
         if self.rung >= 2:
-            spec["checkpoint"] = {"volume": {"nfs": {"server": "nas", "path": "/"}}, "everySteps": 4, "keep": 3}
+            spec["checkpoint"] = {
+                "volume": {"nfs": {"server": "nas", "path": "/"}},
+                "everySteps": 4,
+                "keep": 3,
+            }
         return spec
 
 
@@ -106,13 +113,18 @@ class World:
         self.coordinators.append(coordinator)
         return coordinator
 
-    def behind_service(self) -> Coordinator | None:
-        """The coordinator that a new connection reaches."""
+    def behind_service(self, stale: bool = False) -> Coordinator | None:
+        """The coordinator that a new connection reaches; `stale`: from a node that is behind."""
         service = self.kubernetes.service
+        if service is None:
+            return None
+        behind = stale and self.clock.now < service.pointed_at + STALE_SECONDS and self.random.random() < 0.3
         for coordinator in reversed(self.coordinators):
             pod = coordinator.pod
+            if not coordinator.running or (behind and pod.term == service.term):
+                continue
             is_endpoint = self.kubernetes.pods.get(pod.name) is pod and not pod.deleting
-            if coordinator.running and is_endpoint and service and pod.term == service.leads_to:
+            if behind or (is_endpoint and pod.term == service.leads_to):
                 return coordinator
         return None
 
@@ -173,8 +185,10 @@ class World:
         self.network.heal()
         for kubelet in self.kubernetes.kubelets:
             kubelet.come_back()
-        for process in (*self.live_agents(), *self.live_coordinators()):
-            process.thaw()
+        for agent in self.live_agents():
+            agent.thaw()
+        for coordinator in self.live_coordinators():
+            coordinator.thaw()
         for rank in self.live_ranks():
             if rank.hung and self.script.rung == 0:
                 rank.signalled(9)  # without the library nobody can see it: a person does
