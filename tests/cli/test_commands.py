@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import os
 import signal
 import subprocess
@@ -13,6 +15,13 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from ropeteam.cli import documents, errors
+from ropeteam.cli.connect import connected
+from ropeteam.cli.main import cli
+from ropeteam.cli.run import Ending, train
 
 PATIENCE = 90.0
 
@@ -75,34 +84,60 @@ def home(tmp_path: Path) -> Iterator[Path]:
     assert left == [], "processes were left behind"
 
 
-def test_run_trains_a_job_to_its_end_in_the_folder_it_was_started_in(tmp_path: Path, home: Path) -> None:
+def run(file: Path, home: Path) -> tuple[Ending, str]:
+    """`ropeteam run`, in this process; the cluster and the operator are processes anyway."""
+    console = Console(record=True, width=200, file=io.StringIO())
+    ending = errors.run(train(documents.read(file), home, console, keep=False))
+    return ending, console.export_text()
+
+
+def test_run_trains_a_job_to_its_end_in_the_folder_it_was_started_in(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     script = "import os; open(f'rank-{os.environ[\"RANK\"]}', 'w').close()"
-    file = manifest(tmp_path, script)
-    process = ropeteam("run", str(file), "--home", str(home), cwd=tmp_path)
-    said, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, said
+    ending, said = run(manifest(tmp_path, script), home)
+    assert ending.exit_code == 0, said
     assert "job: Complete" in said
     assert "no incidents" in said
     assert (tmp_path / "rank-0").exists()
     assert (tmp_path / "rank-1").exists()
 
 
-def test_run_of_a_job_that_fails_tells_the_reason_and_the_last_lines(tmp_path: Path, home: Path) -> None:
+def test_run_of_a_job_that_fails_tells_the_reason_and_the_last_lines(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     rules = {"recovery": {"exitCodes": [{"codes": [42], "action": "Fail"}]}}
-    file = manifest(tmp_path, "import sys; print('the last words'); sys.exit(42)", **rules)
-    process = ropeteam("run", str(file), "--home", str(home), cwd=tmp_path)
-    said, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 1, said
+    ending, said = run(manifest(tmp_path, "import sys; print('the last words'); sys.exit(42)", **rules), home)
+    assert ending.exit_code == 1, said
     assert "ExitCodeRule" in said
     assert "the last words" in said
+
+
+def test_ctrl_c_ends_a_run_and_leaves_nothing(tmp_path: Path, home: Path) -> None:
+    file = manifest(tmp_path, "import time; open('started', 'w').close(); time.sleep(3600)")
+    process = ropeteam("run", str(file), "--home", str(home), cwd=tmp_path)
+    until("the script starts", (tmp_path / "started").exists)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, said
     assert "Traceback" not in said
 
 
-def test_up_keeps_its_operator_alive_and_cleans_up_after_ctrl_c(tmp_path: Path, home: Path) -> None:
+@pytest.fixture
+def up(tmp_path: Path, home: Path) -> Iterator[subprocess.Popen[str]]:
     process = ropeteam("up", "--home", str(home), cwd=tmp_path)
-    address = home / "operator.address"
-    until("the operator starts", address.exists)
+    until("the operator starts", (home / "operator.address").exists)
+    yield process
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE)
 
+
+def test_up_keeps_its_operator_alive_and_cleans_up_after_ctrl_c(
+    up: subprocess.Popen[str], home: Path
+) -> None:
     def operators() -> set[int]:
         pids = processes(home)
         return {pid for pid in pids if b"ropeteam.controller" in Path(f"/proc/{pid}/cmdline").read_bytes()}
@@ -110,21 +145,46 @@ def test_up_keeps_its_operator_alive_and_cleans_up_after_ctrl_c(tmp_path: Path, 
     (first,) = operators()
     os.kill(first, signal.SIGKILL)
     until("another operator", lambda: operators() - {first})
-    process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, said
+    up.send_signal(signal.SIGINT)
+    said, _ = up.communicate(timeout=PATIENCE)
+    assert up.returncode == 0, said
     assert f"export KUBECONFIG={home}/kubeconfig" in said
     assert "signal 9" in said
 
 
+@pytest.mark.usefixtures("up")
+def test_watch_snapshot_and_explain_of_a_job_on_a_cluster(tmp_path: Path, home: Path) -> None:
+    script = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)"
+    file = manifest(tmp_path, script)
+
+    async def apply() -> None:
+        async with connected(home / "kubeconfig") as client:
+            await documents.apply(client, documents.read(file), tmp_path)
+
+    def command(*arguments: str) -> Result:
+        return CliRunner().invoke(cli, [*arguments, "--kubeconfig", str(home / "kubeconfig")])
+
+    def snapshot() -> str:
+        taken = command("snapshot", "job")
+        assert taken.exit_code == 0, taken.output
+        return taken.output
+
+    asyncio.run(apply())
+    told = until(
+        "the coordinator tells of its world", lambda: [t for t in [snapshot()] if '"world_size": 2' in t]
+    )
+    (tmp_path / "snapshot.json").write_text(told[0])
+    assert CliRunner().invoke(cli, ["explain", str(tmp_path / "snapshot.json")]).exit_code == 0
+    (tmp_path / "go").touch()
+    watched = command("watch", "job")
+    assert watched.exit_code == 0, watched.output
+    assert "job: Complete" in watched.output
+
+
+@pytest.mark.usefixtures("up")
 def test_a_second_cluster_in_the_same_home_is_refused_in_one_sentence(tmp_path: Path, home: Path) -> None:
-    first = ropeteam("up", "--home", str(home), cwd=tmp_path)
-    until("the cluster starts", (home / "kubeconfig").exists)
     second = ropeteam("up", "--home", str(home), cwd=tmp_path)
     said, _ = second.communicate(timeout=PATIENCE)
     assert second.returncode == 1
     assert f"another cluster runs in {home}" in said
     assert "Traceback" not in said
-    first.send_signal(signal.SIGINT)
-    first.communicate(timeout=PATIENCE)
-    assert first.returncode == 0

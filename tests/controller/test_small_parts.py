@@ -1,0 +1,119 @@
+"""Pacing of progress, metrics, probes, and the call to a coordinator."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from ropeteam.api.status import IncidentStatus, JobStatus, ProgressStatus, StagesStatus
+from ropeteam.controller import metrics, probes
+from ropeteam.controller.coordinator import Coordinators, Unreachable
+from ropeteam.controller.pace import Pace
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.desired import Desired, JobReport, WorldPhase
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+REPORT = JobReport(job_uid="u", term=1, boot=0, phase=WorldPhase.RUNNING, why="trains")
+DESIRED = Desired(generation=1, attempt=1, term=1, slots={})
+
+
+def at_step(step: int, **more: Any) -> JobStatus:
+    return JobStatus(progress=ProgressStatus(step=step), **more)
+
+
+def test_progress_alone_is_written_twenty_times_a_second_over_all_jobs() -> None:
+    pace = Pace()
+    written = [pace.permits(at_step(1), at_step(2), NOW) for _ in range(25)]
+    assert sum(written) == 20
+    later = NOW + timedelta(seconds=0.1)
+    assert [pace.permits(at_step(1), at_step(2), later) for _ in range(3)] == [True, True, False]
+
+
+def test_anything_else_is_written_at_once() -> None:
+    pace = Pace(per_second=0, _tokens=0)
+    assert pace.permits(at_step(1), at_step(2, state="Recovering"), NOW)
+
+
+def test_an_incident_is_counted_once_when_it_has_settled() -> None:
+    open_ = IncidentStatus(id="1.0.1", time=NOW, cause="Hang", slot=0)
+    done = open_.model_copy(
+        update={"settled": True, "steps_lost": 3, "stages": StagesStatus(stopped=100, first_step=2000)}
+    )
+    before = metrics.REGISTRY.get_sample_value("ropeteam_incidents_total", {"cause": "Hang"}) or 0
+    story = [JobStatus(), JobStatus(incidents=(open_,)), *[JobStatus(incidents=(done,))] * 2]
+    for old, new in pairwise(story):
+        metrics.count_settled(old, new)
+    labels = {"cause": "Hang", "stage": "first_step"}
+    assert metrics.REGISTRY.get_sample_value("ropeteam_incidents_total", {"cause": "Hang"}) == before + 1
+    assert metrics.REGISTRY.get_sample_value("ropeteam_recovery_seconds_sum", labels) == 2.0
+    assert metrics.REGISTRY.get_sample_value("ropeteam_steps_lost_total", {"cause": "Hang"}) == 3
+
+
+def test_jobs_are_counted_by_state() -> None:
+    (family,) = metrics.JobsByState(lambda: ["Running", "Failed", "Running"]).collect()
+    assert {sample.labels["state"]: sample.value for sample in family.samples} == {"Running": 2, "Failed": 1}
+
+
+async def test_probes_tell_ready_healthy_and_numbers() -> None:
+    ready, longest = False, 0.0
+    async with (
+        probes.served("127.0.0.1:0", lambda: ready, lambda: longest) as address,
+        aiohttp.ClientSession(f"http://{address}") as session,
+    ):
+
+        async def get(path: str) -> tuple[int, str]:
+            async with session.get(path) as answer:
+                return answer.status, await answer.text()
+
+        assert (await get("/readyz"))[0] == 503
+        ready = True
+        assert (await get("/readyz"))[0] == 200
+        assert (await get("/healthz"))[0] == 200
+        longest = 1e6
+        assert (await get("/healthz"))[0] == 503
+        assert "workqueue_depth" in (await get("/metrics"))[1]
+
+
+async def told(handler: Any) -> JobReport:
+    """What comes of telling a coordinator that answers like `handler`."""
+    app = web.Application()
+    app.router.add_put("/desired", handler)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with Coordinators(port=runner.addresses[0][1]) as coordinators:
+            return await coordinators.tell("127.0.0.1", "bearer", DESIRED)
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_coordinator_is_told_what_should_be_and_says_how_it_is() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        assert request.headers["Authorization"] == "Bearer bearer"
+        assert codec.decode(Desired, await request.read()) == DESIRED
+        return web.Response(body=codec.encode(REPORT))
+
+    assert await told(answer) == REPORT
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"), [(401, b"no", "HTTP 401: no"), (200, b"{}", "not understood: JobReport")]
+)
+async def test_an_answer_that_is_no_report_is_no_report(status: int, body: bytes, words: str) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=status, body=body)
+
+    with pytest.raises(Unreachable, match=words):
+        await told(answer)
+
+
+async def test_nobody_answers() -> None:
+    async with Coordinators(port=1) as coordinators:
+        with pytest.raises(Unreachable, match=r"127\.0\.0\.1"):
+            await coordinators.tell("127.0.0.1", "bearer", DESIRED)
