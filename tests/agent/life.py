@@ -36,9 +36,8 @@ def a_plan(n: int = 1, *, processes: int = 2, slot: int = 0, **changes: Any) -> 
     """Slots 0 and 1; `slot` is the agent's own."""
     members = tuple(Member(number, 1, f"pod-{number}", f"10.0.0.{number}", processes) for number in (0, 1))
     assert slot in (0, 1)
-    return Plan(
-        **{"epoch": epoch(n), "attempt": 1, "members": members, "store_host": "s", "store_port": 1} | changes
-    )
+    words: dict[str, Any] = {"attempt": 1, "members": members, "store_host": "s", "store_port": 1}
+    return Plan(**{"epoch": epoch(n)} | words | changes)
 
 
 def killed() -> ProcessExit:
@@ -93,7 +92,7 @@ class Life:
         return self.sees(RankSaid(epoch(n), rank, FromRank(**words)))
 
     def beats(self, rank: int, step: int, n: int = 1, **changes: Any) -> Life:
-        values = {"steps_here": step, "monotonic_ns": int(self.now * 1e9), "phase": "train"} | changes
+        values: dict[str, Any] = {"steps_here": step, "monotonic_ns": int(self.now * 1e9), "phase": "train"} | changes
         return self.sees(BeatsRead(epoch(n), {rank: Beat(step=step, **values)}))
 
     def died(self, *ranks: int, n: int = 1, exit: ProcessExit | None = None) -> Life:
