@@ -31,7 +31,8 @@ from ropeteam.controller.settings import default_home
 
 MANIFEST = Path(__file__).parents[3] / "examples" / "char-gpt.yaml"
 KILLED_RANK, DELETED_SLOT = 1, 2
-STEPS_BETWEEN = 60
+STEPS_BETWEEN = 100
+"""From the start to the first fault, and from its recovery to the second."""
 GOOD_ENOUGH = 1.65
 """Validation loss; it starts at about 4.5, the loss of guessing."""
 
@@ -74,7 +75,9 @@ async def sabotage(client: ApiClient, follower: Follower) -> None:
 
 
 async def _sabotage(client: ApiClient, follower: Follower) -> None:
-    before = await _until(follower, lambda seen: seen.checkpoint_step is not None)
+    before = await _until(
+        follower, lambda seen: seen.checkpoint_step is not None and seen.step >= STEPS_BETWEEN
+    )
     job = await client.get(Place("TrainingJob", follower.namespace, follower.name))
     os.kill(rank_process(job["metadata"]["uid"], KILLED_RANK), signal.SIGKILL)
     after = await _until(follower, lambda seen: _recovered(seen) > _recovered(before))
