@@ -1,4 +1,4 @@
-"""The agent's end of the wire for tests: real sockets and frames, and an agent that carries out its orders."""
+"""The agent's end of the wire for tests: real sockets and frames, and an agent that obeys."""
 
 from __future__ import annotations
 

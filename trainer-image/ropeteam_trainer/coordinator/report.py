@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ropeteam_trainer.contract.desired import JobReport, ReplaceWish, SlotReport, WorldPhase
 from ropeteam_trainer.contract.world import Cause
 from ropeteam_trainer.coordinator.drains import terminating
-from ropeteam_trainer.coordinator.forming import obstacle, unfinished
+from ropeteam_trainer.coordinator.forming import obstacle
 from ropeteam_trainer.coordinator.state import State, holds_slot, leaving, lost, member_pod, seat
 
 _LINEAGE_SHOWN = 10
@@ -95,7 +95,8 @@ def why(state: State, now: float) -> str:
 def _forming(state: State, now: float) -> str:
     if state.draining:
         return "the job is to be drained; no world is started"
-    return f"waiting for {obstacle(state, now)}"
+    missing = obstacle(state, now)
+    return f"waiting for {missing}" if missing else "starting the next world"
 
 
 def _running(state: State, _: float) -> str:
@@ -117,11 +118,11 @@ def _draining(state: State, _: float) -> str:
     return f"{reason}; epoch {world.plan.epoch} waits for {goal}"
 
 
-def _stopping(state: State, now: float) -> str:
-    fault = state.fault
+def _stopping(state: State, _: float) -> str:
+    fault, world = state.fault, state.world
+    assert world is not None
     reason = f"{fault.incident.cause.value}: {fault.incident.message}" if fault else "its plan was withdrawn"
-    slots = ", ".join(str(slot) for slot in sorted(unfinished(state, now)))
-    return f"ending the ranks in slots {slots}, because {reason}"
+    return f"ending the ranks of epoch {world.plan.epoch}, because {reason}"
 
 
 def _failed(state: State, _: float) -> str:
