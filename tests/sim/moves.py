@@ -217,7 +217,7 @@ def _kill_operator(world: World, _: Move) -> None:
 
 
 def _start_operator(world: World, _: Move) -> None:
-    world.operator.lag = 0.0
+    world.operator.catch_up()
     world.operator.start()
 
 

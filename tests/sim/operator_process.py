@@ -73,6 +73,17 @@ class Operator:
             self._task = None
 
     def ring(self) -> None:
+        """Something changed; a cache that is behind hears of it when it has it."""
+        if self.lag:
+            self._world.clock.after(self.lag + REACTION, self._hear)
+        self._hear()
+
+    def catch_up(self) -> None:
+        """The caches are fresh again."""
+        self.lag = 0.0
+        self._hear()
+
+    def _hear(self) -> None:
         """Something changed in the cluster: the next round comes at once, or after the one under way."""
         if self._sleeps and not self._bell and self._task is not None:
             self._task.wake(REACTION)

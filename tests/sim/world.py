@@ -194,7 +194,7 @@ class World:
                 rank.signalled(9)  # without the library nobody can see it: a person does
         self.confirmations_lost = False
         self.disk.slowness = self.api_slowness = 1.0
-        self.operator.lag = 0.0
+        self.operator.catch_up()
         self.operator.crash_after = None
         self.operator.start()
 
