@@ -10,13 +10,17 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+import aiohttp
+import pytest
 import pytest_asyncio
 from tests.controller.house import JOB, job, names
 from tests.controller.waiting import until, until_async
 
-from ropeteam.controller import access, handlers
+from ropeteam.controller import access, assembly, handlers
+from ropeteam.controller.__main__ import main
 from ropeteam.controller.cluster import ApiClient, Place
 from ropeteam.controller.informer import Key
+from ropeteam.controller.settings import read
 from ropeteam.local.cluster import LocalCluster
 
 
@@ -99,6 +103,31 @@ async def test_killed_at_any_moment_it_goes_on_where_it_was(cluster: LocalCluste
         await until_async(complete)
     assert known.items() <= (await uids(client)).items()
     assert (await client.get(JOB))["status"]["attempt"] == 1
+
+
+async def test_it_serves_its_numbers(cluster: LocalCluster, client: ApiClient) -> None:
+    settings = read(["--kubeconfig", str(cluster.kubeconfig), "--home", str(cluster.home)], {})
+    task = asyncio.create_task(assembly.run(settings))
+    address = await until(lambda: (file := cluster.home / "operator.address").exists() and file.read_text())
+    await client.create(job())
+    async with aiohttp.ClientSession(f"http://{address}".strip()) as session:
+
+        async def counted() -> bool:
+            async with session.get("/metrics") as answer:
+                return 'ropeteam_jobs{state="Starting"} 1.0' in await answer.text()
+
+        await until_async(counted)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def test_without_a_way_to_a_cluster_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["operator", "--home", str(tmp_path), "--kubeconfig", "nowhere"])
+    assert main() == 1
+    assert "ropeteam operator: cannot read the kubeconfig nowhere" in capsys.readouterr().err
 
 
 async def test_kopf_rings_the_bell_for_every_job_that_changes(

@@ -11,9 +11,9 @@ from tests.controller.house import JOB, condition, job, names, operator_of, stat
 from tests.controller.waiting import until_async
 
 from ropeteam.controller.assembly import Operator
-from ropeteam.controller.cluster import Conflict, Place
+from ropeteam.controller.cluster import Conflict, NotFound, Place
 from ropeteam.controller.informer import Key
-from ropeteam.core.actions import CreatePod, DeletePod
+from ropeteam.core.actions import CreatePod, DeleteJob, DeletePod, DeleteService, PointService
 from ropeteam.core.decide import decide
 from ropeteam.local.cluster import LocalCluster
 
@@ -86,6 +86,63 @@ async def test_every_action_may_be_carried_out_twice(still: Operator) -> None:
         await still.reconciler(KEY)
     assert {"CreateSecret", "CreateService", "CreatePod"} <= set(done)
     assert await names(still.client, "Pod") == ["job-0-1", "job-1-1", "job-coordinator-1"]
+
+
+async def test_each_action_does_what_it_says(still: Operator) -> None:
+    await still.client.create(job())
+    await still.caches.jobs.list()
+    while "job-0-1" not in await names(still.client, "Pod"):
+        await still.reconciler(KEY)
+    seen = await still.reconciler.observer.observe(KEY)
+    assert seen is not None
+    assert seen.service is not None
+    memory = still.reconciler.observer.memories.of(KEY, seen.metadata.uid)
+    worker = next(pod for pod in seen.pods if pod.name == "job-0-1")
+    selector = {"ropeteam.dev/term": "2"}
+    point = PointService("job", seen.service.uid, selector)
+    await still.reconciler.executor.execute(point, seen.metadata, memory)
+    delete = DeletePod(worker.name, worker.uid, grace_seconds=7)
+    await still.reconciler.executor.execute(delete, seen.metadata, memory)
+    again = await still.reconciler.observer.observe(KEY)
+    assert again is not None
+    assert again.service is not None
+    assert again.service.term == 2, "what was written is known without a watch"
+    assert next(pod for pod in again.pods if pod.name == "job-0-1").deleting
+    for action in (DeleteService("job", seen.service.uid), DeleteJob("job", seen.metadata.uid)):
+        await still.reconciler.executor.execute(action, seen.metadata, memory)
+    await until_async(lambda: is_gone(still, JOB))
+    await until_async(lambda: is_gone(still, Place("Service", "default", "job")))
+
+
+async def is_gone(operator: Operator, place: Place) -> bool:
+    try:
+        await operator.client.get(place)
+    except NotFound:
+        return True
+    return False
+
+
+async def test_what_cannot_be_done_is_told_to_the_user(still: Operator) -> None:
+    await still.client.create(job())
+    await still.caches.jobs.list()
+    stranger = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "job", "namespace": "default"},
+        "spec": {"ports": [{"port": 80}]},
+    }
+    await still.client.create(stranger)
+
+    async def rounds() -> None:
+        for _ in range(5):
+            await still.reconciler(KEY)
+
+    with pytest.raises(Conflict):
+        await rounds()
+    events = await still.client.items(Place("Event", "default"))
+    told = [event["message"] for event in events if event["reason"] == "ActionFailed"]
+    assert told
+    assert told[0].startswith("cannot create Service job: ")
 
 
 async def test_a_pod_is_deleted_by_its_uid_only(still: Operator) -> None:
