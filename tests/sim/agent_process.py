@@ -216,6 +216,7 @@ class Agent:
             return
         ref = self._world.disk.write_manifest(grant)
         if ref is not None:
+            self._world.moments["manifest"] += 1
             self._world.checks.manifest_written(self, grant)
             self._world.film.tell(self.pod.name, f"writes the manifest of step {ref.step}, epoch {ref.epoch}")
         lost = self._world.confirmations_lost and self._world.random.random() < 0.5

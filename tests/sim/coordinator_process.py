@@ -18,7 +18,7 @@ from tests.sim.network import Connection
 
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CoordinatorConfig
-from ropeteam_trainer.contract.desired import Desired, JobReport
+from ropeteam_trainer.contract.desired import Desired, JobReport, WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport, Orders
 from ropeteam_trainer.coordinator import membership
 
@@ -127,8 +127,9 @@ class Coordinator:
             self._step(membership.Tick())
 
     def _step(self, event: membership.Event) -> None:
-        now = self._world.clock.now
-        self.state = membership.step(self.state, event, now, EPOCH_MS + int(now * 1000))
+        now, before = self._world.clock.now, self.state
+        self.state = membership.step(before, event, now, EPOCH_MS + int(now * 1000))
+        self._note_moments(before)
         self._film()
         for connection, line in list(self._lines.items()):
             if line.report is not None:
@@ -144,6 +145,13 @@ class Coordinator:
         line.sent, line.sent_at, line.number = orders, self._world.clock.now, line.number + 1
         numbered = replace(orders, number=line.number)
         connection.send(self, codec.encode(numbered) if self._world.codec else numbered)
+
+    def _note_moments(self, before: membership.State) -> None:
+        moments, after = self._world.moments, self.state
+        moments["plan"] += after.n != before.n
+        moments["grant"] += after.grant is not None and after.grant is not before.grant
+        moments["stop"] += after.phase is not before.phase and after.phase is WorldPhase.STOPPING
+        moments["complete"] += after.phase is not before.phase and after.phase is WorldPhase.COMPLETING
 
     def _film(self) -> None:
         film = self._world.film

@@ -243,7 +243,7 @@ def _lose_confirmations(world: World, move: Move) -> None:
 
 
 def _damage(world: World, move: Move) -> None:
-    if move.size == 0:
+    if move.size < 8:
         world.disk.damage_newest()
 
 
@@ -262,6 +262,28 @@ def _restart(world: World, _: Move) -> None:
 def _delete_job(world: World, move: Move) -> None:
     if (move.place, move.size) == (MOST, MOST):
         world.kubernetes.delete_job()
+
+
+_MOMENTS = ("plan", "grant", "stop", "complete", "manifest", "write")
+_STRIKES = (
+    _kill_process(_coordinator_pods),
+    _kill_process(_worker_pods),
+    _kill_rank,
+    _isolate,
+    _reset_connections,
+    _kill_operator,
+    _delete_pod,
+    _freeze_agent,
+)
+
+
+def _ambush(world: World, move: Move) -> None:
+    """Wait for a moment that matters, let `size` // 3 more things happen, and strike."""
+    world.run_until_moment(_MOMENTS[move.place % len(_MOMENTS)], 8.0)
+    if move.size >= 3:
+        world.run_events(move.size // 3)
+    strike = _STRIKES[(move.place + move.size) % len(_STRIKES)]
+    strike(world, Move("strike", world.random.randrange(MOST + 1), 2 * move.size))
 
 
 MOVES: dict[str, Callable[[World, Move], Any]] = {
@@ -300,10 +322,12 @@ MOVES: dict[str, Callable[[World, Move], Any]] = {
     "resume": _resume,
     "restart": _restart,
     "delete_job": _delete_job,
+    "ambush": _ambush,
 }
 OFTEN: tuple[str, ...] = (
     ("wait",) * 8
     + ("events",) * 6
-    + ("long_wait", "heal", "heal", "start_operator", "node_back", "resume", "kill_rank")
+    + ("long_wait", "heal", "heal", "start_operator", "node_back", "resume")
+    + ("ambush",) * 4
 )
 """Drawn more often: a world that only breaks shows little."""

@@ -133,6 +133,7 @@ class Operator:
         saved = world.kubernetes.write_status(status, view.version)
         if saved:
             world.film.wrote_status(view.status, status, decision.why)
+            world.moments["write"] += 1
             world.checks.saved(view.status, status)
         yield self._called()
         return saved

@@ -8,6 +8,7 @@ the quiet end: within a bounded time the job is Complete, Failed with a reason, 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -97,6 +98,8 @@ class World:
         """The step that a script below rung 2 has saved by itself."""
         self.confirmations_lost = False
         self.api_slowness = 1.0
+        self.moments: Counter[str] = Counter()
+        """How often a moment came that is worth an ambush: plan, grant, stop, complete, manifest, write."""
         self._gangs: dict[Epoch, Gang] = {}
         self._number = 0
         self.kubernetes = Kubernetes(self.clock, self.random, setup.spec(), nodes=setup.workers + 1)
@@ -168,6 +171,13 @@ class World:
             if done >= count:
                 return
 
+    def run_until_moment(self, kind: str, seconds: float) -> None:
+        """Until just after the next moment of this kind; at most so long."""
+        seen = self.moments[kind]
+        for _ in self.clock.happen(self.clock.now + seconds):
+            if self.moments[kind] != seen:
+                return
+
     @property
     def over(self) -> bool:
         """As ended as it will ever be."""
@@ -189,9 +199,10 @@ class World:
             agent.thaw()
         for coordinator in self.live_coordinators():
             coordinator.thaw()
-        for rank in self.live_ranks():
-            if rank.hung and self.script.rung == 0:
-                rank.signalled(9)  # without the library nobody can see it: a person does
+        for agent in self.live_agents():
+            for rank in agent.ranks.values():
+                if rank.hung and agent.state.rung == 0:
+                    rank.signalled(9)  # not known to use the library: nobody sees it hang but a person
         self.confirmations_lost = False
         self.disk.slowness = self.api_slowness = 1.0
         self.operator.catch_up()
