@@ -116,10 +116,9 @@ class Agent:
         if self.frozen:
             return
         self._watch_connection()
-        world = self.state.world
         beats = {number: beat for number, rank in self.ranks.items() if (beat := rank.beat())}
-        if world and beats:
-            self.see(state.BeatsRead(world.plan.epoch, beats))
+        if beats:
+            self.see(state.BeatsRead(next(iter(self.ranks.values())).plan.epoch, beats))
         self.see(state.Tick())
 
     def _carry_out(self, effect: state.Effect) -> None:
