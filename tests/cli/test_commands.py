@@ -155,11 +155,13 @@ def test_up_keeps_its_operator_alive_and_cleans_up_after_ctrl_c(
 @pytest.mark.usefixtures("up")
 def test_watch_snapshot_and_explain_of_a_job_on_a_cluster(tmp_path: Path, home: Path) -> None:
     script = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)"
-    file = manifest(tmp_path, script)
+    folder = tmp_path / "another folder than that of the cluster"
+    folder.mkdir()
+    file = manifest(folder, script)
 
     async def apply() -> None:
         async with connected(home / "kubeconfig") as client:
-            await documents.apply(client, documents.read(file), tmp_path)
+            await documents.apply(client, documents.read(file), folder)
 
     def command(*arguments: str) -> Result:
         return CliRunner().invoke(cli, [*arguments, "--kubeconfig", str(home / "kubeconfig")])
@@ -175,7 +177,7 @@ def test_watch_snapshot_and_explain_of_a_job_on_a_cluster(tmp_path: Path, home: 
     )
     (tmp_path / "snapshot.json").write_text(told[0])
     assert CliRunner().invoke(cli, ["explain", str(tmp_path / "snapshot.json")]).exit_code == 0
-    (tmp_path / "go").touch()
+    (folder / "go").touch()
     watched = command("watch", "job")
     assert watched.exit_code == 0, watched.output
     assert "job: Complete" in watched.output
