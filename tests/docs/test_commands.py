@@ -27,11 +27,12 @@ def test_getting_started_works_word_by_word(tmp_path: Path):
     if kubectl:  # a person has it on PATH under its own name
         (tmp_path / "kubectl").symlink_to(kubectl)
         path = f"{tmp_path}:{path}"
-    script = f"set -euxo pipefail\ntrap 'kill %1 2>/dev/null && wait %1' EXIT\nexport PATH={path}:$PATH\n"
-    # The page's own name for the environment may not be the one that runs the tests.
-    script += "\n".join(found).replace("$PWD/.venv/bin", str(Path(sys.executable).parent))
-    script = script.replace("/tmp/ropeteam", f"{tmp_path}/ropeteam").replace("/tmp/", f"{tmp_path}/")
-    env = {"HOME": str(tmp_path), "PATH": path, "VENV": str(Path(sys.executable).parents[1])}
+    # The page's own names for the environment and for temporary files may not be those of this test.
+    commands = "\n".join(found).replace("/tmp/", f"{tmp_path}/")
+    commands = commands.replace("$PWD/.venv/bin", str(Path(sys.executable).parent))
+    script = f"set -euxo pipefail\ntrap 'kill %1 2>/dev/null && wait %1' EXIT\n{commands}"
+    own = {"HOME": str(tmp_path), "PATH": path, "VENV": str(Path(sys.executable).parents[1])}
+    env = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"} | own
     done = subprocess.run(
         ["bash", "-c", script], cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
