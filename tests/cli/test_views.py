@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,20 @@ def test_the_same_facts_on_a_terminal_and_elsewhere(terminal: bool) -> None:
     said = console.export_text()
     assert "Signal in slot 1 (rank 1)" in said
     assert terminal or "step 5/10, loss 1.5" in said
+
+
+def test_plain_lines_tell_what_is_being_waited_for() -> None:
+    console = Console(record=True, width=120, file=io.StringIO())
+    with PlainScreen(console) as shown:
+        for why in ("", "", "no claim", "no claim"):
+            shown.show(a_picture(state="Pending", ready="", why=why))
+        for step in (0, 0, 1):
+            shown.show(a_picture(why=f"at {step}"))
+    assert console.export_text().splitlines() == [
+        "gpt: Pending",
+        "gpt: Pending - no claim",
+        "gpt: Running - ready 3/3",
+    ]
 
 
 def a_job(**status: Any) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class PlainScreen:
 
     def __init__(self, console: Console) -> None:
         self._console, self._eta, self._news = console, Eta(), News()
-        self._said_at, self._said = 0.0, ""
+        self._said_at, self._said = 0.0, ("", "")
 
     def __enter__(self) -> Self:
         return self
@@ -79,8 +79,9 @@ class PlainScreen:
             self.say(line)
         now = time.monotonic()
         eta = self._eta.after(seen, now)
-        if seen.state != self._said or (seen.step and now - self._said_at >= _PLAIN_SECONDS):
-            self._said_at, self._said = now, seen.state
+        news = seen.state, "" if seen.state == "Running" else seen.why
+        if news != self._said or (seen.step and now - self._said_at >= _PLAIN_SECONDS):
+            self._said_at, self._said = now, news
             self.say(plain_line(seen, eta))
 
     def say(self, text: str) -> None:
