@@ -194,12 +194,16 @@ async def test_what_a_deleted_job_left_behind_is_swept_up(still: Operator) -> No
     await still.caches.jobs.list()
     while "job-0-1" not in await names(still.client, "Pod"):
         await still.reconciler(KEY)
+    worker = await still.client.get(Place("Pod", "default", "job-0-1"))
+    assert worker["spec"]["terminationGracePeriodSeconds"] == 70
     orphan = {"metadata": {"ownerReferences": None}}
     await still.client.merge(Place("Pod", "default", "job-0-1"), orphan)
     uid = (await still.client.get(JOB))["metadata"]["uid"]
     await still.client.delete(JOB, uid=uid)
     await still.caches.jobs.list()
     await still.reconciler(KEY)
+    left = await still.client.items(Place("Pod", "default"))
+    assert {pod["metadata"]["deletionGracePeriodSeconds"] for pod in left} <= {2}, "nobody is waited for"
 
     async def gone() -> bool:
         return await names(still.client, "Pod") == []

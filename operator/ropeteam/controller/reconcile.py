@@ -25,6 +25,7 @@ from ropeteam.core.decision import Announcement, Decision
 from ropeteam.core.observation import Observation
 
 _PACED_SECONDS = 1.0
+_ORPHAN_GRACE_SECONDS = 2
 
 log = logging.getLogger(__name__)
 
@@ -98,8 +99,9 @@ class Reconciler:
             raise error
 
     async def _sweep(self, key: Key) -> None:
-        """The job is gone, and what belonged to it goes too, should the garbage collector not be there to do
-        it.
+        """The job is gone: so must be what belonged to it. The garbage collector does it too, but not
+        quickly: nobody wants a checkpoint any more, and no coordinator is left to tell the agents that they
+        may leave.
         """
         caches = self.observer.caches
         left = [("Pod", pod.name, pod.uid) for _, pod in caches.pods.of(key)]
@@ -108,7 +110,8 @@ class Reconciler:
             return
         for kind, name, uid in left:
             try:
-                await self.client.delete(Place(kind, key.namespace, name), uid=uid)
+                place = Place(kind, key.namespace, name)
+                await self.client.delete(place, uid=uid, grace_seconds=_ORPHAN_GRACE_SECONDS)
             except AlreadyGone:
                 continue
 
