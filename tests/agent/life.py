@@ -92,7 +92,11 @@ class Life:
         return self.sees(RankSaid(epoch(n), rank, FromRank(**words)))
 
     def beats(self, rank: int, step: int, n: int = 1, **changes: Any) -> Life:
-        values: dict[str, Any] = {"steps_here": step, "monotonic_ns": int(self.now * 1e9), "phase": "train"} | changes
+        values: dict[str, Any] = {
+            "steps_here": step,
+            "monotonic_ns": int(self.now * 1e9),
+            "phase": "train",
+        } | changes
         return self.sees(BeatsRead(epoch(n), {rank: Beat(step=step, **values)}))
 
     def died(self, *ranks: int, n: int = 1, exit: ProcessExit | None = None) -> Life:

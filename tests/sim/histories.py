@@ -14,7 +14,7 @@ from tests.sim.checks import Broken
 from tests.sim.moves import MOST, MOVES, OFTEN, Move, play
 from tests.sim.world import Setup, World
 
-LONGEST = 70
+LONGEST = 120
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ _SETUPS = st.builds(
     rung=st.sampled_from((3, 2, 0, 1)),
     codec=st.sampled_from((False, False, False, False, False, True)),
     max_failures=st.sampled_from((20, 20, 20, 3, 0)),
-    total_steps=st.sampled_from((18, 36)),
+    total_steps=st.sampled_from((24, 60)),
 )
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> History:
-    """About forty moves: enough for a fault during the recovery from a fault during a recovery."""
+    """About sixty moves: enough for a fault during the recovery from a fault during a recovery."""
     length = draw(st.integers(1, LONGEST))
     return History(draw(_SETUPS), tuple(draw(_MOVES) for _ in range(length)))
 

@@ -6,7 +6,7 @@ import pytest
 from tests.sim.histories import Campaign, History, play_history
 from tests.sim.world import Setup
 
-CAMPAIGNS, HISTORIES, STEPS = 4, 150, 5000
+CAMPAIGNS, HISTORIES, STEPS = 4, 100, 5000
 
 
 @pytest.mark.timeout(600)
@@ -20,8 +20,8 @@ def test_every_history_keeps_every_promise(number: int) -> None:
 
 def test_a_history_is_the_same_each_time() -> None:
     history = History.parse(
-        "seed=5,workers=2,processes=1,rung=3,codec=True,total_steps=24,max_failures=3,window_seconds=3600 "
-        "| wait(0,9) wait(0,9) kill_rank(0,0) wait(1,4) kill_coordinator(0,0) wait(0,9) delete_pod(1,1)"
+        "seed=5,workers=2,processes=1,rung=3,codec=True,total_steps=90,max_failures=3,window_seconds=3600 "
+        "| long_wait(0,1) kill_rank(0,0) long_wait(1,1) kill_coordinator(0,0) wait(0,9) delete_pod(1,1)"
     )
     assert History.parse(history.show()) == history
     first, second = (play_history(history, film=True) for _ in range(2))
