@@ -11,7 +11,8 @@ PARTS, STEPS, HISTORIES = 4, 5000, 40
 FAILED_ONCE = {
     "a coordinator that boots is told the lineage from before the last status write": (
         "seed=5428,workers=1,processes=1,rung=2,codec=True,total_steps=24,max_failures=20,"
-        "window_seconds=3600 | long_wait(11,9) lagging_cache(14,14) node_down(6,0) kill_coordinator(2,8) wait(11,10)"
+        "window_seconds=3600 "
+        "| long_wait(11,9) lagging_cache(14,14) node_down(6,0) kill_coordinator(2,8) wait(11,10)"
     ),
 }
 
