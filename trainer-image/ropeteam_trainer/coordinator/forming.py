@@ -58,7 +58,9 @@ def _slot_lacks(state: State, slot: int, now: float) -> str:
         return f"another pod in slot {slot}, because this one is leaving"
     if slot in unfinished(state, now):
         return f"the ranks of slot {slot} to end"
-    if not word.old_pod_gone and state.rung < SAVES_THROUGH_US:
+    # Its own word is proof too: the ranks are dead, and it takes no orders of a world any more.
+    silenced = state.world is not None and slot in state.world.quiet
+    if not word.old_pod_gone and not silenced and state.rung < SAVES_THROUGH_US:
         return f"proof that the former pod of slot {slot} has ended"
     return ""
 
