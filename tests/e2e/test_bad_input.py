@@ -79,10 +79,9 @@ def test_a_script_that_is_missing(cluster: Cluster, name: str):
     assert "no-such-train.py" in failed_any(cluster, name)
 
 
-def test_a_data_file_that_is_missing(cluster: Cluster, name: str, tmp_path: Path):
-    script = tmp_path / "train.py"
-    script.write_text("open('/no/such/text')\n")
-    cluster.create(job(name, ["python", str(script)], workers=1))
+def test_a_data_file_that_is_missing(cluster: Cluster, name: str):
+    recipe = ["python", "-m", "ropeteam_trainer.recipes.char_gpt", "--text", "/no/such/text"]
+    cluster.create(job(name, recipe, workers=1, torch=True))
     assert "/no/such/text" in failed_any(cluster, name)
 
 

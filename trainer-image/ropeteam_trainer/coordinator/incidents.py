@@ -145,15 +145,16 @@ def _counts(state: State, incident: Incident) -> bool:
 
 
 def _escalate(state: State, incident: Incident, progress: bool, ledger: Ledger) -> Ledger:
-    """Two barren worlds in a row that ended in one pod: another pod. Two at all: all pods, unless it is the
-    script."""
+    """Two barren worlds in a row that ended in one pod: another pod. Two at all: all pods. Unless it is the
+    script: the same error again would come in any pod."""
     assert state.world is not None
     member = state.world.plan.member(incident.slot)
     in_place = incident.cause not in (Cause.AGENT_LOST, Cause.POD_DELETED) and member is not None
     culprit = (incident.slot, member.incarnation) if member and in_place and not progress else None
     times = ledger.culprit_times + 1 if culprit and culprit == ledger.culprit else int(culprit is not None)
     ledger = replace(ledger, culprit=culprit, culprit_times=times)
-    if culprit and times >= 2:
+    is_script = incident.cause is Cause.ERROR and ledger.repeats >= 2
+    if culprit and times >= 2 and not is_script:
         where = f"slot {incident.slot} ended {times} worlds in a row without a new step"
         message = f"{where}; last: {incident.message}"
         wish = ReplaceWish(*culprit, incident.cause, message, avoid_node=True)
