@@ -40,6 +40,23 @@ def test_how_a_rank_ended_names_the_cause(how: ProcessExit, cause: Cause):
 
 
 @pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (raised(), "rank 1 exited 1: ValueError: bad lr (train.py:31)"),
+        (ProcessExit(2, None), "rank 1 exited 2"),
+        (ProcessExit(2, None, last_lines=("", "error: no /x", " ")), "rank 1 exited 2: error: no /x"),
+        (ProcessExit(None, 9, last_lines=("step 3",)), "rank 1 was ended by SIGKILL"),
+        (ProcessExit(None, 40), "rank 1 was ended by signal 40"),
+        (HUNG, "rank 1 made no progress and was killed"),
+    ],
+)
+def test_an_incident_says_why(how: ProcessExit, message: str):
+    film = Film().up(step=3)
+    film.exits(1, how)
+    assert film.incident.message == message
+
+
+@pytest.mark.parametrize(
     ("first", "then", "cause", "slot"),
     [
         (RESET, SIGKILL, Cause.SIGNAL, 1),

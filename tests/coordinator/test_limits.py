@@ -161,6 +161,15 @@ def test_two_barren_worlds_that_ended_in_one_pod_ask_for_another_pod():
     assert film.report.replace == ()
 
 
+def test_the_scripts_own_error_again_is_not_mended_by_another_pod():
+    film = Film(workers=3).up()
+    strike(film, raised(), slot=2)
+    strike(film, raised(), slot=2)
+    assert not film.report.replace
+    strike(film, raised("another"), slot=2)
+    assert [wish.slot for wish in film.report.replace] == [2], "other errors each time: the pod may be sick"
+
+
 def test_faults_in_different_pods_blame_none_of_them():
     film = Film(workers=3).up()
     strike(film, SEGFAULT, slot=2)

@@ -116,7 +116,8 @@ def _with_exit(world: World, number: int, exit: ProcessExit, per_pod: bool) -> W
 
 
 def _explained(exit: ProcessExit, rank: RankState) -> ProcessExit:
-    """Add why: the agent's own verdict, else what the rank said before it died, else how it died."""
+    """Add why: the agent's own verdict, else what the rank said before it died. Else how it died
+    is all we know."""
     exit = replace(exit, reached_end=exit.reached_end or rank.beat.reached_end)
     if rank.killed_for:
         why = rank.killed_for
@@ -127,17 +128,7 @@ def _explained(exit: ProcessExit, rank: RankState) -> ProcessExit:
         return exit
     if rank.error and not exit.oom:
         return replace(exit, fingerprint=rank.error.fingerprint, message=rank.error.message)
-    if exit.signal is not None:
-        name = _signal_name(exit.signal)
-        return replace(exit, fingerprint=name, message=exit.message or f"killed by {name}")
-    return replace(exit, fingerprint=f"exit {exit.code}", message=exit.message or f"exit code {exit.code}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return replace(exit, fingerprint=exit.how)
 
 
 def _with_said(world: World, number: int, said: FromRank) -> World:

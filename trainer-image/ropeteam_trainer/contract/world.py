@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import signal
 from dataclasses import dataclass
 
 from ropeteam_trainer.contract import codec
@@ -162,10 +163,20 @@ class ProcessExit:
     fingerprint: str = ""
     """Same text = same fault: exception type and innermost frame, or signal, or exit code."""
     message: str = ""
-    """One line for a person: `ValueError: bad lr (train.py:31)`."""
+    """One line for a person: `ValueError: bad lr (train.py:31)`. Empty: all that is known is how it ended."""
     last_lines: tuple[str, ...] = ()
     """The last lines it wrote, at most 20, at most 4 KiB in all."""
 
     @property
     def clean(self) -> bool:
         return self.code == 0
+
+    @property
+    def how(self) -> str:
+        """`exit 2`, or the signal's name: `SIGKILL`."""
+        if self.signal is None:
+            return f"exit {self.code}"
+        try:
+            return signal.Signals(self.signal).name
+        except ValueError:
+            return f"signal {self.signal}"  # a real-time signal

@@ -153,8 +153,14 @@ def describe(rank: int, exit: ProcessExit, cause: Cause) -> str:
         Cause.HANG: "made no progress and was killed",
         Cause.START_TIMEOUT: "made no first step in time and was killed",
         Cause.AGENT_LOST: "was killed by its agent, which had no coordinator for too long",
-    }.get(cause, f"was ended by signal {exit.signal}" if exit.signal is not None else f"exited {exit.code}")
-    return f"rank {rank} {said}" + (f": {exit.message}" if exit.message else "")
+    }.get(cause, f"was ended by {exit.how}" if exit.signal is not None else f"exited {exit.code}")
+    why = exit.message or (_last_words(exit) if exit.code else "")
+    return f"rank {rank} {said}" + (f": {why}" if why else "")
+
+
+def _last_words(exit: ProcessExit) -> str:
+    """A program that ends by an exit code has usually just printed why."""
+    return next((line.strip() for line in reversed(exit.last_lines) if line.strip()), "")
 
 
 def fingerprint(cause: Cause, exit: ProcessExit | None) -> str:
@@ -162,6 +168,4 @@ def fingerprint(cause: Cause, exit: ProcessExit | None) -> str:
     outside)."""
     if exit is None or not cause.charged or (cause is Cause.SIGNAL and exit.signal in (9, 15)):
         return ""
-    return exit.fingerprint or (
-        f"signal {exit.signal}" if exit.signal is not None else f"exit code {exit.code}"
-    )
+    return exit.fingerprint or exit.how
