@@ -94,7 +94,7 @@ def test_the_agent_reads_its_settings_and_identity() -> None:
 def test_a_users_cadence_replaces_the_automatic_one() -> None:
     container = trainer(pod(checkpoint={"volume": {"nfs": {}}, "everySteps": 10}))
     worker = codec.decode(config.WorkerConfig, env(container)[config.CONFIG])
-    assert worker.checkpoint == config.CheckpointConfig("/checkpoints/ckpt", 10, None, 3)
+    assert worker.checkpoint == config.CheckpointConfig("/checkpoints/mnist", 10, None, 3)
 
 
 def test_the_short_form_is_merged_into_the_template() -> None:

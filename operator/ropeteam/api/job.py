@@ -54,8 +54,9 @@ class Checkpoint(ApiModel):
     volume: Volume
     """A volume source as in a pod, without a name, for example {persistentVolumeClaim: {claimName: ckpt}}.
     Shared by all workers."""
-    path: str = Field(default="ckpt", min_length=1, max_length=256)
-    """Folder inside the volume."""
+    path: str | None = Field(default=None, min_length=1, max_length=256)
+    """Folder inside the volume, for this job alone: older checkpoints in it are deleted as new ones are kept.
+    Omitted: the job's name, so that jobs may share a volume."""
     every_steps: int | None = Field(default=None, ge=1, le=10_000_000)
     """Save after every this many steps. With everySeconds: whichever is first. Neither: every 300 seconds."""
     every_seconds: int | None = Field(default=None, ge=1, le=86_400)

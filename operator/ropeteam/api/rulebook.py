@@ -285,8 +285,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         path="spec.checkpoint",
-        cel=f"!self.path.matches('{OUTSIDE}')",
-        holds=lambda checkpoint: not matches(OUTSIDE, checkpoint["path"]),
+        cel=f"!has(self.path) || !self.path.matches('{OUTSIDE}')",
+        holds=lambda checkpoint: "path" not in checkpoint or not matches(OUTSIDE, checkpoint["path"]),
         message="spec.checkpoint.path: must stay inside the volume; use a relative path without '..'",
         good=_job(checkpoint={"volume": _VOLUME, "path": "runs/1"}),
         bad=_job(checkpoint={"volume": _VOLUME, "path": "../other"}),

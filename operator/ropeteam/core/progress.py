@@ -71,14 +71,14 @@ def checkpoint(view: View, report: JobReport) -> CheckpointStatus | None:
         CheckpointRefStatus(step=max(0, ref.step), epoch=str(ref.epoch), digest=ref.digest[:64])
         for ref in report.lineage[:10]
     )
-    wish = view.spec.checkpoint
-    folder = f"{checkpoint_directory(wish.path)}/step-{lineage[0].step}/{lineage[0].epoch}" if wish else ""
+    folder = checkpoint_directory(view.job.name, view.spec)
+    location = f"{folder}/step-{lineage[0].step}/{lineage[0].epoch}" if folder else ""
     if old is not None and old.lineage == lineage:
         return old
     return CheckpointStatus(
         step=lineage[0].step,
         time=moment(report.checkpoint_unix_ms, view.now),
-        location=folder[:1024],
+        location=location[:1024],
         lineage=lineage,
     )
 

@@ -130,23 +130,25 @@ def _worker_config(seen: Observation, spec: TrainingJobSpec) -> contract.WorkerC
         launcher=contract.Launcher(spec.launcher.value),
         start=contract.Start(spec.recovery.start.value),
         agent_python=spec.agent_python,
-        checkpoint=_checkpoint_config(spec),
+        checkpoint=_checkpoint_config(seen.metadata.name, spec),
         resume=contract.Resume(spec.resume.policy.value),
         resume_step=spec.resume.step,
     )
 
 
-def _checkpoint_config(spec: TrainingJobSpec) -> contract.CheckpointConfig | None:
+def _checkpoint_config(job: str, spec: TrainingJobSpec) -> contract.CheckpointConfig | None:
     wish = spec.checkpoint
     if wish is None:
         return None
     seconds = wish.every_seconds if wish.every_steps or wish.every_seconds else 300
-    return contract.CheckpointConfig(checkpoint_directory(wish.path), wish.every_steps, seconds, wish.keep)
+    folder = checkpoint_directory(job, spec)
+    return contract.CheckpointConfig(folder, wish.every_steps, seconds, wish.keep)
 
 
-def checkpoint_directory(path: str) -> str:
-    """Where spec.checkpoint.path is inside the container."""
-    return f"{CHECKPOINT_PATH}/{path.strip('/')}"
+def checkpoint_directory(job: str, spec: TrainingJobSpec) -> str:
+    """Where spec.checkpoint.path is inside the container; empty if the job has no checkpoints."""
+    path = (spec.checkpoint.path or job).strip("/") if spec.checkpoint else ""
+    return f"{CHECKPOINT_PATH}/{path}" if path else ""
 
 
 def _injector(seen: Observation) -> dict[str, Any]:
