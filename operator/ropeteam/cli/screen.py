@@ -118,7 +118,7 @@ def facts_of(seen: Picture, eta: str) -> list[tuple[str, str]]:
     """What there is to tell, in the order of the columns."""
     total = f"/{seen.total_steps}" if seen.total_steps else ""
     pairs = [
-        ("ready", seen.ready),
+        ("ready", "" if seen.finished else seen.ready),
         ("step", f"{seen.step}{total}" if seen.step else ""),
         ("loss", seen.loss),
         ("samples/s", seen.samples_per_second),

@@ -92,9 +92,7 @@ class Observer:
         return seen.model_copy(update={"refusal": await self._refusal(memory, seen)})
 
     def _pods(self, key: Key, job_uid: str) -> tuple[PodSeen, ...]:
-        pods = sorted(
-            (pod for uid, pod in self.caches.pods.of(key) if uid == job_uid), key=lambda pod: pod.name
-        )
+        pods = (pod for uid, pod in self.caches.pods.of(key) if uid == job_uid)
         return tuple(
             pod.model_copy(update={"node_lost": True}) if self.caches.node_is_lost(pod.node) else pod
             for pod in sorted(pods, key=lambda pod: pod.name)
