@@ -4,8 +4,8 @@
 
 Each trial starts a contender afresh, waits until both ranks step, SIGKILLs one rank (0 and 1 in turn) and
 takes two times from the kill: until new processes of all ranks run the script, and until all of them have
-made a step. A trial without a step of all new ranks within 60 s is a failure. 2 ranks, gloo, loopback, the
-same script for everybody.
+made a step. A trial without a step of all new ranks within 60 s is a failure, and counts as 60 s. 2 ranks,
+gloo, loopback, the same script for everybody.
 """
 
 from __future__ import annotations
@@ -55,8 +55,11 @@ def steps(folder: Path, rank: int, since: float = 0.0) -> list[dict[str, Any]]:
     return [event for event in events(folder, rank) if event["kind"] == "step" and event["t"] > since]
 
 
-def measure(folder: Path, victim: int) -> Trial | None:
-    """Kill `victim` once both ranks step, and watch. None: not recovered in time."""
+FAILED = Trial(PATIENCE, PATIENCE)
+
+
+def measure(folder: Path, victim: int) -> Trial:
+    """Kill `victim` once both ranks step, and watch."""
     until(lambda: all(len(steps(folder, rank)) >= 15 for rank in range(RANKS)), 120)
     old = {rank: events(folder, rank)[-1]["pid"] for rank in range(RANKS)}
     killed = time.time()
@@ -68,7 +71,7 @@ def measure(folder: Path, victim: int) -> Trial | None:
         )
 
     if not until(lambda: all(first(rank, "step") for rank in range(RANKS)), PATIENCE):
-        return None
+        return FAILED
     latest = {kind: max(first(rank, kind) or 0.0 for rank in range(RANKS)) for kind in ("start", "step")}
     return Trial(latest["start"] - killed, latest["step"] - killed)
 
@@ -153,9 +156,9 @@ def ropeteam(cluster: Cluster, start: str) -> Contender:
     return contender
 
 
-def rows(samples: dict[str, list[Trial]], failures: dict[str, int]) -> list[Row]:
-    """The figures, and the issue's goals beside them."""
-    whole = {name: [t.stepped for t in trials] for name, trials in samples.items() if trials}
+def rows(samples: dict[str, list[Trial]]) -> list[Row]:
+    """The figures, and the goals beside them."""
+    whole = {name: [t.stepped for t in trials] for name, trials in samples.items()}
     table = [row(f"{name}: kill to first step of all ranks", seconds) for name, seconds in whole.items()]
     peers = {
         name: statistics.median(seconds) for name, seconds in whole.items() if name.startswith("torchrun")
@@ -173,10 +176,12 @@ def rows(samples: dict[str, list[Trial]], failures: dict[str, int]) -> list[Row]
             Row(f"{name}: times faster", round(ratio, 2), "x", len(whole[name]), round(worst, 2),
                 f">= {goal}", ratio >= goal, f"{best}, the best torchrun")
         )  # fmt: skip
-    for name, count in failures.items():
+    for name, trials in samples.items():
+        count = trials.count(FAILED)
         wanted, holds = ("0", count == 0) if name.startswith("ropeteam") else ("", None)
-        n = len(samples[name]) + count
-        table.append(Row(f"{name}: not recovered in 60 s", count, "trials", n, count, wanted, holds, ""))
+        table.append(
+            Row(f"{name}: not recovered in 60 s", count, "trials", len(trials), count, wanted, holds, "")
+        )
     return table
 
 
@@ -193,7 +198,6 @@ def main() -> int:
         "ropeteam fork": ropeteam(cluster, "Fork"),
     }
     samples: dict[str, list[Trial]] = {name: [] for name in contenders}
-    failures = dict.fromkeys(contenders, 0)
     try:
         for number in range(trials):
             for index, (name, contender) in enumerate(contenders.items()):
@@ -201,21 +205,20 @@ def main() -> int:
                 folder.mkdir()
                 with contender(folder):
                     trial = measure(folder, number % RANKS)
-                if trial is None:
-                    failures[name] += 1
-                else:
-                    samples[name].append(trial)
-                print(f"{number + 1:3}/{trials} {name:32} {trial or 'not recovered'}", flush=True)
+                samples[name].append(trial)
+                seen = "not recovered" if trial == FAILED else trial
+                print(f"{number + 1:3}/{trials} {name:32} {seen}", flush=True)
     finally:
         cluster.stop()
         shutil.rmtree(work, ignore_errors=True)
-    table = rows(samples, failures)
-    write(
-        "gang_restart",
-        table,
-        {n: [t.stepped for t in ts] for n, ts in samples.items() if ts},
-        "seconds from the kill",
-    )
+    return show(samples)
+
+
+def show(samples: dict[str, list[Trial]]) -> int:
+    """Write results/, print the figures. Exit status 0: all goals are met."""
+    table = rows(samples)
+    seconds = {name: [trial.stepped for trial in trials] for name, trials in samples.items()}
+    write("gang_restart", table, seconds, "seconds from kill to first step of all ranks")
     for each in table:
         verdict = {True: "holds", False: "FALLS SHORT", None: ""}[each.holds]
         figures = f"{each.value:8} {each.unit:6} n={each.n:<3} worst={each.worst:<8}"
