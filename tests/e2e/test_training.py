@@ -77,8 +77,8 @@ def samples_by_data_epoch(folder: Path) -> list[Counter[int]]:
     """How often each sample was used, data epoch by data epoch, in the surviving lineage of all ranks."""
     used: list[Counter[int]] = [Counter() for _ in range(STEPS * BATCH // SAMPLES)]
     for rank in range(RANKS):
-        for step, line in surviving(folder, rank).items():
-            used[(step - 1) * BATCH // SAMPLES].update(line["samples"])
+        for line in surviving(folder, rank).values():
+            used[line["data_epoch"]].update(line["samples"])
     return used
 
 

@@ -91,6 +91,8 @@ class Job:
         self._total_steps: int | None = None
         self._data: DataPlan | None = None
         self._position = Position()
+        self._data_epoch = 0
+        """Of the last batch that was taken."""
         self._restored_data: dict[str, int] | None = None
         self._taken: list[int] = []
         self._taken_total = 0
@@ -112,9 +114,7 @@ class Job:
                 self._total_steps = total_steps
                 self._link.send(FromRank(total_steps=total_steps))
         if self._trace is not None:
-            self._trace.step(
-                self.step, self._position.epoch, self._taken, None if loss is None else float(loss)
-            )
+            self._trace.step(self.step, self._data_epoch, self._taken, None if loss is None else float(loss))
         self._taken, self._taken_total = [], 0
         if self._checkpoints is not None and self._checkpoints.due(self.step):
             self._save()
@@ -193,7 +193,7 @@ class Job:
             yield batch
 
     def _take(self, after: Position, share: Share) -> None:
-        self._position = after
+        self._data_epoch, self._position = self._position.epoch, after
         self._taken += share.ids
         self._taken_total += share.total
         self.batch_weight = share.weight
