@@ -148,6 +148,7 @@ class Campaign:
     def _count(self, history: History, world: World) -> None:
         self.counts["rule steps"] += len(history.moves)
         self.counts["histories"] += 1
-        self.counts["ended " + (world.kubernetes.job.status.state or "deleted")] += 1
+        job = world.kubernetes.job
+        self.counts["ended " + (job.status.state if job.exists else "deleted")] += 1
         self.counts["simulated seconds"] += round(world.clock.now)
         self.counts += world.checks.counts
