@@ -60,15 +60,17 @@ def test_ttl_deletes_the_finished_job_and_all_that_is_its(cluster: Cluster, name
 def test_a_job_deleted_in_mid_run_leaves_nothing_behind(cluster: Cluster, name: str, tmp_path: Path):
     cluster.create(ticking(name, tmp_path))
     wait_steps(tmp_path)
-    uid, ranks = cluster.uid(name), [cluster.wait_rank(name, rank) for rank in (0, 1)]
+    uid, pods = cluster.uid(name), cluster.pod_uids(name)
     assert cluster.leftovers(uid), "the probe sees the living"
+    memory = [page for pod in pods for page in (cluster.home / "t" / pod[:8]).rglob("page-*")]
+    assert len(memory) == 2, "what a rank shares with its agent"
     cluster.delete(name)
     nothing_left(cluster, name)
     wait_for("processes gone", lambda: not cluster.leftovers(uid))
     kept = {pod["metadata"]["uid"] for pod in cluster.call("GET", PODS)["items"]}
     assert {path.name for path in (cluster.home / "pods").iterdir()} <= kept, "folders, logs and secrets went"
     assert {path.name for path in (cluster.home / "t").iterdir()} <= {uid[:8] for uid in kept}, "sockets too"
-    assert not [path for path in Path("/dev/shm").iterdir() if any(str(pid) in path.name for pid in ranks)]
+    assert not [page for page in memory if page.exists()], "shared memory too"
 
 
 def nothing_left(cluster: Cluster, name: str) -> None:
