@@ -15,6 +15,7 @@ from ropeteam.controller.cluster import Conflict, NotFound, Place
 from ropeteam.controller.informer import Key
 from ropeteam.core.actions import CreatePod, DeleteJob, DeletePod, DeleteService, PointService
 from ropeteam.core.decide import decide
+from ropeteam.core.observation import Observation
 from ropeteam.local.cluster import LocalCluster
 
 KEY = Key("default", "job")
@@ -88,13 +89,19 @@ async def test_every_action_may_be_carried_out_twice(still: Operator) -> None:
     assert await names(still.client, "Pod") == ["job-0-1", "job-1-1", "job-coordinator-1"]
 
 
-async def test_each_action_does_what_it_says(still: Operator) -> None:
+async def with_pods(still: Operator) -> Observation:
+    """A job whose pods were made."""
     await still.client.create(job())
     await still.caches.jobs.list()
     while "job-0-1" not in await names(still.client, "Pod"):
         await still.reconciler(KEY)
     seen = await still.reconciler.observer.observe(KEY)
     assert seen is not None
+    return seen
+
+
+async def test_each_action_does_what_it_says(still: Operator) -> None:
+    seen = await with_pods(still)
     assert seen.service is not None
     memory = still.reconciler.observer.memories.of(KEY, seen.metadata.uid)
     worker = next(pod for pod in seen.pods if pod.name == "job-0-1")
@@ -146,12 +153,7 @@ async def test_what_cannot_be_done_is_told_to_the_user(still: Operator) -> None:
 
 
 async def test_a_pod_is_deleted_by_its_uid_only(still: Operator) -> None:
-    await still.client.create(job())
-    await still.caches.jobs.list()
-    while "job-0-1" not in await names(still.client, "Pod"):
-        await still.reconciler(KEY)
-    seen = await still.reconciler.observer.observe(KEY)
-    assert seen is not None
+    seen = await with_pods(still)
     memory = still.reconciler.observer.memories.of(KEY, seen.metadata.uid)
     await still.reconciler.executor.execute(DeletePod("job-0-1", "another-uid"), seen.metadata, memory)
     assert "deletionTimestamp" not in (await still.client.get(Place("Pod", "default", "job-0-1")))["metadata"]
