@@ -10,8 +10,8 @@ Limits: the bell says only "look at this job"; what is true comes from our own i
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -113,7 +113,7 @@ def _registry(
 ) -> kopf.OperatorRegistry:
     """Our two handlers: how to log in, and whom to call when a TrainingJob has changed."""
     handlers = kopf.OperatorRegistry()
-    logins = iter(range(sys.maxsize))
+    logins = itertools.count()
 
     @kopf.on.login(registry=handlers)
     async def log_in(**_: Any) -> kopf.AiohttpSession:

@@ -71,8 +71,9 @@ def checkpoint(view: View, report: JobReport) -> CheckpointStatus | None:
         CheckpointRefStatus(step=max(0, ref.step), epoch=str(ref.epoch), digest=ref.digest[:64])
         for ref in report.lineage[:10]
     )
-    folder = checkpoint_directory(view.job.name, view.spec)
-    location = f"{folder}/step-{lineage[0].step}/{lineage[0].epoch}" if folder else ""
+    wish = view.spec.checkpoint
+    folder = checkpoint_directory(view.job.name, wish) if wish else ""
+    location = f"{folder}/step-{lineage[0].step}/{lineage[0].epoch}" if wish else ""
     if old is not None and old.lineage == lineage:
         return old
     return CheckpointStatus(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from ropeteam.api.job import TrainingJobSpec
+from ropeteam.api.job import Checkpoint, TrainingJobSpec
 from ropeteam.api.status import SlotStatus
 from ropeteam.core import manifests, names
 from ropeteam.core.observation import Observation, Role
@@ -130,25 +130,23 @@ def _worker_config(seen: Observation, spec: TrainingJobSpec) -> contract.WorkerC
         launcher=contract.Launcher(spec.launcher.value),
         start=contract.Start(spec.recovery.start.value),
         agent_python=spec.agent_python,
-        checkpoint=_checkpoint_config(seen.metadata.name, spec),
+        checkpoint=_checkpoint_config(seen.metadata.name, spec.checkpoint),
         resume=contract.Resume(spec.resume.policy.value),
         resume_step=spec.resume.step,
     )
 
 
-def _checkpoint_config(job: str, spec: TrainingJobSpec) -> contract.CheckpointConfig | None:
-    wish = spec.checkpoint
+def _checkpoint_config(job: str, wish: Checkpoint | None) -> contract.CheckpointConfig | None:
     if wish is None:
         return None
     seconds = wish.every_seconds if wish.every_steps or wish.every_seconds else 300
-    folder = checkpoint_directory(job, spec)
+    folder = checkpoint_directory(job, wish)
     return contract.CheckpointConfig(folder, wish.every_steps, seconds, wish.keep)
 
 
-def checkpoint_directory(job: str, spec: TrainingJobSpec) -> str:
-    """Where spec.checkpoint.path is inside the container; empty if the job has no checkpoints."""
-    path = (spec.checkpoint.path or job).strip("/") if spec.checkpoint else ""
-    return f"{CHECKPOINT_PATH}/{path}" if path else ""
+def checkpoint_directory(job: str, wish: Checkpoint) -> str:
+    """Where spec.checkpoint.path is inside the container."""
+    return f"{CHECKPOINT_PATH}/{(wish.path or job).strip('/')}"
 
 
 def _injector(seen: Observation) -> dict[str, Any]:

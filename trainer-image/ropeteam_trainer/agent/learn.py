@@ -116,8 +116,7 @@ def _with_exit(world: World, number: int, exit: ProcessExit, per_pod: bool) -> W
 
 
 def _explained(exit: ProcessExit, rank: RankState) -> ProcessExit:
-    """Add why: the agent's own verdict, else what the rank said before it died. Else how it died
-    is all we know."""
+    """Add why: the agent's own verdict, else what the rank said before it died, else nothing but how."""
     exit = replace(exit, reached_end=exit.reached_end or rank.beat.reached_end)
     if rank.killed_for:
         why = rank.killed_for
