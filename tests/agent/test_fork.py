@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -124,6 +125,34 @@ async def test_a_dead_zygote_and_a_dead_store_are_replaced(make_pod, coordinator
     assert again.store.epoch == epoch
     report = await ended(coordinator, await a_world(coordinator, 2))
     assert exit_of(report).clean, pod.text()
+
+
+SLOW_FORKS = """
+import os, sys, time
+waitpid = os.waitpid
+def slowly(*args):
+    ended = waitpid(*args)
+    time.sleep(0.5)
+    return ended
+if any(word.endswith("zygote.py") for word in sys.orig_argv):
+    os.waitpid = slowly
+"""
+"""As on a busy machine: a child of the zygote is the agent's already, which does not know its number yet."""
+
+
+async def test_a_rank_that_is_buried_while_a_store_starts_takes_it_not_along(make_pod, coordinator):
+    pod = make_pod()
+    (pod.folder / "sitecustomize.py").write_text(SLOW_FORKS)
+    (pod.folder / "x.py").write_text("import time\ntime.sleep(1000)")
+    pod.start("python3", "x.py", ROPETEAM_STORE="", PYTHONPATH=str(pod.folder))
+    plan = await a_world(coordinator, 1)
+    await coordinator.wait_for(lambda r: r.plan == plan and not r.stopped)
+    coordinator.order(host_store=Epoch(1, 0, 2))
+    await asyncio.sleep(0.25)
+    coordinator.order(plan=None)
+    await ended(coordinator, plan)
+    await coordinator.wait_for(lambda r: r.store and r.store.epoch == Epoch(1, 0, 2))
+    assert "no store" not in pod.text()
 
 
 async def test_sigkill_of_the_agent_takes_zygote_store_and_forked_ranks_along(make_pod, coordinator):

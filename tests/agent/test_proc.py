@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 
 from ropeteam_trainer.agent import proc
 
@@ -11,6 +12,8 @@ from ropeteam_trainer.agent import proc
 def test_a_process_and_its_descendants_are_found():
     child = subprocess.Popen(["sh", "-c", "sleep 100; true"])
     try:
+        while not proc.below([child.pid], proc.processes()):
+            time.sleep(0.01)  # its environment can be read only once exec is over
         table = proc.processes()
         assert table[child.pid].parent == os.getpid()
         assert child.pid in proc.below([os.getpid()], table)
@@ -30,6 +33,23 @@ def test_a_zombie_is_dead():
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert child.pid not in proc.processes()
+    child.wait()
+
+
+def test_a_dying_process_shows_its_signal():
+    child = subprocess.Popen(["sleep", "100"])
+    assert proc.deadly_signal(child.pid) is None
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert proc.deadly_signal(child.pid) == 9
+    child.wait()
+    assert proc.deadly_signal(child.pid) is None
+
+
+def test_a_process_that_ends_by_itself_dies_of_no_signal():
+    child = subprocess.Popen(["false"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert proc.deadly_signal(child.pid) is None
     child.wait()
 
 

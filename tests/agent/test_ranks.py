@@ -117,6 +117,16 @@ async def test_all_descendants_are_dead_when_the_exit_is_told(pod, coordinator, 
     assert set(pod.living()) == {pod.pid}
 
 
+async def test_a_deadly_signal_is_told_before_the_rank_is_gone(pod, coordinator):
+    await started(pod, coordinator, SLEEP)
+    (rank,) = await pids(pod)
+    os.kill(rank, signal.SIGKILL)
+    gone = await coordinator.wait_for(lambda r: r.stopped)
+    dying = next(r for r in coordinator.history if r.ranks and r.ranks[0].phase is RankPhase.EXITED)
+    assert not dying.stopped
+    assert exit_of(dying).signal == exit_of(gone).signal == signal.SIGKILL
+
+
 async def test_a_clean_exit_leaves_nothing_behind_and_spares_the_other_rank(make_pod, coordinator):
     pod = make_pod(processes=2)
     script = "import os\nif os.environ['RANK'] == '1':\n  if os.fork(): os._exit(0)\n  os.setsid()\n" + SLEEP

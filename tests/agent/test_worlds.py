@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.agent.life import Life, a_plan, epoch
+from tests.agent.life import Life, a_plan, epoch, killed
 
 from ropeteam_trainer.agent.launch import Launch, Run
 from ropeteam_trainer.agent.state import (
@@ -14,6 +14,7 @@ from ropeteam_trainer.agent.state import (
     LinkUp,
     OrdersReceived,
     ProblemFound,
+    RankDying,
     RankExited,
     StartRanks,
     Terminated,
@@ -54,6 +55,23 @@ def test_no_plan_ends_the_world_and_what_we_killed_is_marked():
 def test_a_rank_that_died_by_itself_during_the_kill_keeps_its_own_story():
     life = Life().running().ordered(plan=None).died(0, exit=ProcessExit(None, 11))
     assert not life.report.ranks[0].exit.killed
+
+
+def test_a_dying_rank_is_told_before_it_is_gone():
+    life = Life().running().sees(RankDying(epoch(), 0, killed()))
+    assert (life.report.ranks[0].phase, life.report.ranks[1].phase) == (RankPhase.EXITED, RankPhase.RUNNING)
+    assert life.died(1).report.stopped is False, "something of rank 0 is left"
+    assert life.died(0).report.stopped
+
+
+def test_a_rank_that_was_dying_when_the_kill_came_keeps_its_own_story():
+    life = Life().running().sees(RankDying(epoch(), 0, killed())).ordered(plan=None).died(0, 1)
+    assert [rank.exit.killed for rank in life.report.ranks] == [False, True]
+
+
+def test_a_rank_that_dies_long_is_not_hung():
+    life = Life().running().beats(0, step=3).sees(RankDying(epoch(), 0, killed())).wait(60)
+    assert life.did_no(KillRanks)
 
 
 def test_a_plan_that_ended_here_is_never_started_again():

@@ -283,3 +283,16 @@ def test_the_step_at_the_fault_counts_what_late_reports_tell():
     dead = tuple(replace(rank, phase=RankPhase.EXITED, step=4, exit=KILLED) for rank in film.agents[1].ranks)
     film.says(1, ranks=dead, stopped=True)
     assert film.incident.step == 4
+
+
+def test_a_dying_rank_ends_the_world_and_is_waited_for():
+    film = Film().up(step=3)
+    dying = tuple(replace(rank, phase=RankPhase.EXITED, exit=SIGKILL) for rank in film.agents[0].ranks)
+    film.says(0, ranks=dying, stopped=False)
+    assert film.phase == "Stopping"
+    film.exits(1, KILLED)
+    assert film.phase == "Stopping", "rank 0 is not gone yet"
+    more = replace(SIGKILL, last_lines=("Segmentation fault in f",))
+    film.exits(0, more)
+    assert film.phase != "Stopping"
+    assert (film.incident.cause, film.incident.rank, film.incident.exit) == (Cause.SIGNAL, 0, more)

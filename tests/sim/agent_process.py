@@ -190,10 +190,13 @@ class Agent:
         self.see(state.RankSaid(rank.plan.epoch, rank.number, said))
 
     def reaped(self, rank: Rank, exit: ProcessExit) -> None:
-        """Its page is read once more, all descendants are killed, then the machine is told."""
+        """Its page is read once more, all descendants are killed, then the machine is told. That a signal
+        takes it apart may be seen before."""
         epoch, beat = rank.plan.epoch, rank.beat()
         if beat:
             self.see(state.BeatsRead(epoch, {rank.number: beat}))
+        if exit.signal is not None and not rank.finished and self._world.random.random() < 0.7:
+            self.see(state.RankDying(epoch, rank.number, exit))
         event = state.RankExited(epoch, rank.number, replace(exit, reached_end=rank.finished))
         self._world.clock.after(0.01 + 0.1 * self._world.random.random(), self.see, event)
 

@@ -56,7 +56,7 @@ def limit_seconds(rank: RankState, timeouts: Timeouts) -> float:
 
 def verdict(rank: RankState, timeouts: Timeouts, uses_library: bool, now: float) -> ProcessExit | None:
     """None: fine. Else how the exit of the rank that is now to be killed will be explained."""
-    if not rank.alive or rank.killed_for or rank.started_at is None or rank.waits:
+    if rank.exit or rank.killed_for or rank.started_at is None or rank.waits:
         return None
     if rank.beat.steps_here == 0:
         if uses_library and now - rank.started_at > timeouts.start:

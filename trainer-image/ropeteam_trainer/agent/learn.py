@@ -17,6 +17,7 @@ from ropeteam_trainer.agent.state import (
     ManifestWritten,
     OrdersReceived,
     ProblemFound,
+    RankDying,
     RankExited,
     RankSaid,
     RanksStarted,
@@ -65,7 +66,7 @@ def learn(state: State, event: Event) -> Stepped:
             return replace(state, writing=None, write_retry_at=state.now + RETRY_SECONDS), ()
         case ProblemFound(problem):
             return replace(state, problem=problem), ()
-        case RanksStarted() | RankExited() | RankSaid() | BeatsRead():
+        case RanksStarted() | RankDying() | RankExited() | RankSaid() | BeatsRead():
             return _about_ranks(state, event), ()
         case _:  # Tick
             return state, ()
@@ -81,7 +82,7 @@ def _ordered(state: State, orders: Orders) -> Stepped:
     return replace(state, linked=True, fenced=False, completed=completed), ()
 
 
-def _about_ranks(state: State, event: RanksStarted | RankExited | RankSaid | BeatsRead) -> State:
+def _about_ranks(state: State, event: RanksStarted | RankDying | RankExited | RankSaid | BeatsRead) -> State:
     world = state.world
     if world is None or event.epoch != world.plan.epoch:
         return state  # late news of a world that is gone
@@ -94,8 +95,10 @@ def _about_ranks(state: State, event: RanksStarted | RankExited | RankSaid | Bea
                 hang.with_beat(rank, beats[rank.rank]) if rank.rank in beats else rank for rank in world.ranks
             )
             return replace(state, world=replace(world, ranks=ranks))
+        case RankDying(_, number, exit):
+            return replace(state, world=_with_exit(world, number, exit, state.launch.per_pod, alive=True))
         case RankExited(_, number, exit):
-            return replace(state, world=_with_exit(world, number, exit, state.launch.per_pod))
+            return replace(state, world=_with_exit(world, number, exit, state.launch.per_pod, alive=False))
         case _:
             said = event.said
             problem = state.problem
@@ -105,13 +108,17 @@ def _about_ranks(state: State, event: RanksStarted | RankExited | RankSaid | Bea
             return replace(state, rung=rung, problem=problem, world=_with_said(world, event.rank, said))
 
 
-def _with_exit(world: World, number: int, exit: ProcessExit, per_pod: bool) -> World:
-    """A command that runs once per pod stands for all ranks of the pod."""
-    if (world.killing and exit.signal == signal.SIGKILL) or world.terminate_by is not None:
-        exit = replace(exit, killed=True)
+def _with_exit(world: World, number: int, exit: ProcessExit, per_pod: bool, alive: bool) -> World:
+    """A command that runs once per pod stands for all ranks of the pod.
+
+    `killed`: by us. Not if it was dying already when the kill was ordered.
+    """
+    ending = (world.killing and exit.signal == signal.SIGKILL) or world.terminate_by is not None
     for rank in world.ranks:
         if rank.alive and (rank.rank == number or per_pod):
-            world = world.with_rank(replace(rank, alive=False, exit=_explained(exit, rank)))
+            ours = ending and (rank.exit is None or rank.exit.killed)
+            explained = _explained(replace(exit, killed=exit.killed or ours), rank)
+            world = world.with_rank(replace(rank, alive=alive, exit=explained))
     return world
 
 

@@ -58,6 +58,8 @@ from ropeteam_trainer.contract.messages import Grant, Problem
 from ropeteam_trainer.contract.world import CheckpointRef, FailReason
 
 TICK_SECONDS = 0.2
+DYING_SECONDS = 0.01
+"""Between two looks at whether a rank is dying: 15 microseconds per rank."""
 EXIT_NOT_OURS = 2
 
 
@@ -104,7 +106,10 @@ class Agent:
             self.post(ProblemFound(self._problem))
         if self._imports_early:
             self._zygote.start()
-        tasks = [asyncio.ensure_future(job()) for job in (self._link.run, self._clock, self._world_worker)]
+        tasks = [
+            asyncio.ensure_future(job())
+            for job in (self._link.run, self._clock, self._watch, self._world_worker)
+        ]
         try:
             for task in tasks:
                 task.add_done_callback(self._fail)
@@ -139,6 +144,11 @@ class Agent:
             if beats := self._ranks.read_beats():
                 self.post(beats)
             self.post(Tick())
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(DYING_SECONDS)
+            self._ranks.look_for_dying()
 
     def _tell_coordinator(self) -> None:
         """At once what cannot wait, all else with the lease. Long silence: ask for an answer."""

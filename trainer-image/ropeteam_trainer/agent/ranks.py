@@ -26,7 +26,7 @@ from ropeteam_trainer.agent.page import Page
 from ropeteam_trainer.agent.ranksocket import RankSocket
 from ropeteam_trainer.agent.reaper import Reaper
 from ropeteam_trainer.agent.spawn import Shims, spawn
-from ropeteam_trainer.agent.state import BeatsRead, Event, RankExited, RankSaid, RanksStarted
+from ropeteam_trainer.agent.state import BeatsRead, Event, RankDying, RankExited, RankSaid, RanksStarted
 from ropeteam_trainer.agent.waiting import within
 from ropeteam_trainer.agent.zygoteclient import ZygoteClient
 from ropeteam_trainer.contract import config
@@ -49,6 +49,8 @@ class _Rank:
     output: Output
     write_end: int
     pid: int | None = None
+    dying: bool = False
+    """Told already, or our own doing."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class How:
 
 
 class Ranks:
-    """`services`: pids that are never strays (zygote, stores)."""
+    """`services`: pids that are never strays (zygote, stores), nor is anything of their sessions."""
 
     def __init__(
         self,
@@ -117,6 +119,12 @@ class Ranks:
         beats = {rank.number: beat for rank in self._ranks.values() if (beat := rank.page.read())}
         epoch = next((rank.epoch for rank in self._ranks.values()), None)
         return BeatsRead(epoch, beats) if epoch and beats else None
+
+    def look_for_dying(self) -> None:
+        """Tell of ranks that a signal kills: their peers are stopped while the kernel takes them apart."""
+        for rank in self._ranks.values():
+            if rank.pid and not rank.dying and (number := proc.deadly_signal(rank.pid)):
+                self._tell_dying(rank, number)
 
     # ---- starting
 
@@ -187,7 +195,16 @@ class Ranks:
         for rank in [self._ranks[n] for n in numbers if n in self._ranks]:
             if rank.epoch == epoch and rank.pid is not None:
                 is_group = number == signal.SIGTERM and self._how.launch.per_pod
+                rank.dying |= number == signal.SIGKILL
                 proc.kill(-rank.pid if is_group else rank.pid, number)
+
+    def _tell_dying(self, rank: _Rank, number: int) -> None:
+        """Once, and not of one that its script's end may have made a good end: that is judged in the end."""
+        rank.dying = True
+        beat = rank.page.read() or Beat()
+        if not beat.reached_end:
+            self._post(BeatsRead(rank.epoch, {rank.number: beat}))
+            self._post(RankDying(rank.epoch, rank.number, ProcessExit(None, number)))
 
     def _died(self, rank: _Rank, status: int) -> None:
         """Called by the reaper, once."""
@@ -197,6 +214,8 @@ class Ranks:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         code = os.WEXITSTATUS(status) if number is None else None
         oom = was_oom and number == signal.SIGKILL
+        if number and not rank.dying:
+            self._tell_dying(rank, number)
         task = asyncio.ensure_future(self._bury(rank, pid or 0, ProcessExit(code, number, oom=oom)))
         self._burials.add(task)
         task.add_done_callback(self._burials.discard)
@@ -229,6 +248,8 @@ class Ranks:
         living = {rank.pid for rank in self._ranks.values() if rank.pid is not None}
         spared = services | living
         others = proc.below([os.getpid()], table) - spared - proc.below(spared, table)
+        # A store that has just been forked is of the zygote's session, and not known by its number yet.
+        others = {pid for pid in others if table[pid].session not in services}
         marker = f"{config.RANK_PAGE}={dead.page.path}"
         own = {pid for pid in others if table[pid].session == session or proc.has_variable(pid, marker)}
         if not living or not was_clean:

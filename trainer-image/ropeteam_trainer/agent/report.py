@@ -52,7 +52,7 @@ def _rank(rank: RankState, rung: int) -> RankReport:
 
 
 def _phase(rank: RankState, rung: int) -> RankPhase:
-    if not rank.alive:
+    if rank.exit is not None:
         return RankPhase.EXITED
     if rank.drained is not None:
         return RankPhase.DRAINED

@@ -44,6 +44,15 @@ class RankExited:
 
 
 @dataclass(frozen=True)
+class RankDying:
+    """The kernel is taking this rank apart after a signal; RankExited follows once nothing of it is left."""
+
+    epoch: Epoch
+    rank: int
+    exit: ProcessExit
+
+
+@dataclass(frozen=True)
 class RankSaid:
     epoch: Epoch
     rank: int
@@ -102,6 +111,7 @@ Event = (
     OrdersReceived
     | Terminated
     | RanksStarted
+    | RankDying
     | RankExited
     | RankSaid
     | BeatsRead
@@ -233,6 +243,7 @@ class RankState:
     """Why the agent killed it, when it was the rank's own fault: a template for its exit."""
     told: ToRank = field(default_factory=ToRank)
     exit: ProcessExit | None = None
+    """Known before the end of `alive` if it is dying."""
 
     @property
     def waits(self) -> bool:

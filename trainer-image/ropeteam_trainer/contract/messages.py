@@ -25,7 +25,7 @@ class RankPhase(str, enum.Enum):
     RUNNING = "Running"
     PAUSED = "Paused"  # waits in report() because of orders.pause
     DRAINED = "Drained"  # reached orders.stop_at, its shard is written, waits to be killed
-    EXITED = "Exited"
+    EXITED = "Exited"  # or dying of a signal: `AgentReport.stopped` says when nothing of it is left
 
 
 @dataclass(frozen=True)

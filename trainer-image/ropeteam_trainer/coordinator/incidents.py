@@ -53,8 +53,11 @@ def weigh_again(state: State, at: Moment) -> State:
     fault = state.fault
     if fault is None or fault.incident.settled:
         return state
-    best = heaviest(tuple(sign for sign in collect(state, at.now) if _was_before(state, sign, fault)))
+    signs = tuple(sign for sign in collect(state, at.now) if _was_before(state, sign, fault))
+    best = heaviest(signs)
     if best is None or best.weight <= fault.weight:
+        best = next((sign for sign in signs if _is_same(sign, fault)), None)
+    if best is None:
         return state
     better = replace(
         fault.incident,
@@ -78,6 +81,12 @@ def _was_before(state: State, sign: Evidence, fault: Fault) -> bool:
         for crew in crews(state)
         if crew.member.slot == sign.slot
     )
+
+
+def _is_same(sign: Evidence, fault: Fault) -> bool:
+    """A rank that was dying is gone now: its agent may know more of it."""
+    known = (fault.incident.slot, fault.incident.rank, fault.weight)
+    return sign.exit is not None and (sign.slot, sign.rank, sign.weight) == known
 
 
 def heaviest(signs: tuple[Evidence, ...]) -> Evidence | None:
