@@ -36,14 +36,16 @@ async def operator_of(cluster: LocalCluster, works: bool = True) -> AsyncIterato
                 await informer.list()
             yield operator
             return
-        task = asyncio.create_task(operator.work(ready))
+        watching = asyncio.create_task(operator.watch(ready))
         await ready.wait()
+        acting = asyncio.create_task(operator.act())
         try:
             yield operator
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            for task in (acting, watching):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
 
 
 async def names(client: ApiClient, kind: str) -> list[str]:

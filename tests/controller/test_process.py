@@ -18,7 +18,7 @@ from tests.controller.waiting import until, until_async
 
 from ropeteam.controller import access, assembly, handlers
 from ropeteam.controller.__main__ import main
-from ropeteam.controller.cluster import ApiClient, Place
+from ropeteam.controller.cluster import ApiClient, NotFound, Place
 from ropeteam.controller.informer import Key
 from ropeteam.controller.settings import read
 from ropeteam.local.cluster import LocalCluster
@@ -36,17 +36,17 @@ async def client(cluster: LocalCluster) -> AsyncIterator[ApiClient]:
         yield client
 
 
-async def start(cluster: LocalCluster) -> asyncio.subprocess.Process:
+async def start(cluster: LocalCluster, *flags: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "ropeteam.controller",
-        "--kubeconfig", str(cluster.kubeconfig), "--home", str(cluster.home),
+        "--kubeconfig", str(cluster.kubeconfig), "--home", str(cluster.home), *flags,
         stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
 
 
 @asynccontextmanager
-async def operator(cluster: LocalCluster) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await start(cluster)
+async def operator(cluster: LocalCluster, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await start(cluster, *flags)
     try:
         yield process
     finally:
@@ -103,6 +103,55 @@ async def test_killed_at_any_moment_it_goes_on_where_it_was(cluster: LocalCluste
         await until_async(complete)
     assert known.items() <= (await uids(client)).items()
     assert (await client.get(JOB))["status"]["attempt"] == 1
+
+
+async def leader(client: ApiClient) -> str:
+    with suppress(NotFound):
+        return str((await client.get(Place("Lease", "default", "ropeteam")))["spec"]["holderIdentity"])
+    return ""
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP])
+async def test_the_other_operator_acts_when_the_leader_does_not(
+    cluster: LocalCluster, client: ApiClient, end: signal.Signals
+) -> None:
+    lease = ("--lease", "default/ropeteam", "--lease-seconds", "2")
+    async with operator(cluster, *lease) as first:
+        first_leader = await until_async(lambda: leader(client))
+        async with operator(cluster, *lease):
+            first.send_signal(end)
+
+            async def changed() -> bool:
+                return await leader(client) not in ("", first_leader)
+
+            await until_async(changed)
+            await client.create(job())
+
+            async def complete() -> bool:
+                return sorted(await uids(client)) == ["job-0-1", "job-1-1", "job-coordinator-1"]
+
+            await until_async(complete)
+            made = await uids(client)
+            if end is signal.SIGKILL:
+                return
+            if end is signal.SIGSTOP:
+                first.send_signal(signal.SIGCONT)
+            _, said = await asyncio.wait_for(first.communicate(), 30)
+            assert first.returncode == (1 if end is signal.SIGSTOP else 0), said
+            assert (b"leads now" in said) is (end is signal.SIGSTOP)
+            assert b"Traceback" not in said
+            assert await uids(client) == made
+
+
+async def test_an_operator_that_stands_by_ends_when_asked(cluster: LocalCluster, client: ApiClient) -> None:
+    async with operator(cluster, "--lease", "default/ropeteam"):
+        await until_async(lambda: leader(client))
+        async with operator(cluster, "--lease", "default/ropeteam") as second:
+            assert second.stderr is not None
+            while b"stands by" not in await asyncio.wait_for(second.stderr.readline(), 30):
+                pass
+            second.terminate()
+            assert await asyncio.wait_for(second.wait(), 30) == 0
 
 
 async def test_it_serves_its_numbers(cluster: LocalCluster, client: ApiClient) -> None:

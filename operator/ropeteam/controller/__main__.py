@@ -1,6 +1,6 @@
 """`python -m ropeteam.controller --kubeconfig FILE`: the operator as a process.
 
-Exit status: 0 after SIGTERM or SIGINT; 1, with one sentence on stderr, when it cannot start.
+Exit status: 0 after SIGTERM or SIGINT; 1, with one sentence on stderr, when it cannot start or may not go on.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import uvloop
 
 from ropeteam.controller import assembly
 from ropeteam.controller.cluster import ApiError
+from ropeteam.controller.election import LeadershipLost
 from ropeteam.controller.settings import SettingsError, read
 
 
@@ -24,7 +25,14 @@ def main() -> int:
     )
     try:
         uvloop.run(assembly.run(settings))
-    except (assembly.CrdMissing, SettingsError, ApiError, aiohttp.ClientError, OSError) as error:
+    except (
+        LeadershipLost,
+        assembly.CrdMissing,
+        SettingsError,
+        ApiError,
+        aiohttp.ClientError,
+        OSError,
+    ) as error:
         print(f"ropeteam operator: {error}", file=sys.stderr)
         return 1
     return 0

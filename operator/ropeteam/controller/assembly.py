@@ -1,14 +1,17 @@
 """Put the parts together: caches, queue, reconciler, probes and kopf; run them until a signal comes.
 
-Order matters: caches and workers start before kopf, which at its end waits for every task that is younger
-than itself.
+Order matters: first the caches, also in an operator that stands by; then the election, if there is one; then
+workers and kopf, which at its end waits for every task that is younger than itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +22,7 @@ from ropeteam.controller import access, handlers, metrics, probes
 from ropeteam.controller.caches import Caches, make_caches
 from ropeteam.controller.cluster import ApiClient, NotFound, Place
 from ropeteam.controller.coordinator import Coordinators
+from ropeteam.controller.election import Elector, LeadershipLost, Timing
 from ropeteam.controller.executor import Executor
 from ropeteam.controller.informer import Key
 from ropeteam.controller.observer import Memories, Observer
@@ -30,6 +34,10 @@ from ropeteam.controller.workqueue import WorkQueue, serve
 log = logging.getLogger(__name__)
 
 _RESYNC_SECONDS = 600
+
+
+def _always() -> bool:
+    return True
 
 
 class CrdMissing(Exception):
@@ -46,19 +54,20 @@ class Operator:
     reconciler: Reconciler
     workers: int
 
-    async def work(self, ready: asyncio.Event) -> None:
-        """For ever. `ready` is set when every cache has been listed."""
+    async def watch(self, ready: asyncio.Event) -> None:
+        """Keep the caches, for ever. `ready` is set when each has been listed."""
         async with asyncio.TaskGroup() as group:
             for informer in self.caches.all:
                 group.create_task(informer.run())
             await asyncio.gather(*(informer.synced.wait() for informer in self.caches.all))
-            group.create_task(serve(self.queue, self.reconciler, self.workers))
-            group.create_task(self._look_at_all())
-            await asyncio.sleep(
-                0
-            )  # the workers start: at its end kopf cancels every task younger than itself
             log.info("ready: %d jobs", len(self.caches.jobs.known_keys()))
             ready.set()
+
+    async def act(self) -> None:
+        """For ever, once the caches have been listed."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(serve(self.queue, self.reconciler, self.workers))
+            group.create_task(self._look_at_all())
 
     async def _look_at_all(self) -> None:
         """Now and then, in case a bell was not heard."""
@@ -73,10 +82,10 @@ class Operator:
 
 
 @asynccontextmanager
-async def assembled(settings: Settings) -> AsyncIterator[Operator]:
+async def assembled(settings: Settings, may_write: Callable[[], bool] = _always) -> AsyncIterator[Operator]:
     """Raises CrdMissing, AccessError, SettingsError, ApiError, connection errors."""
-    key = load_key(settings)
-    async with ApiClient(partial(access.load, settings.kubeconfig)) as client, Coordinators() as coordinators:
+    key, load = load_key(settings), partial(access.load, settings.kubeconfig)
+    async with ApiClient(load, may_write) as client, Coordinators(may_write=may_write) as coordinators:
         await _require_crd(client, settings.namespace)
         queue = WorkQueue[Key]()
         caches = make_caches(client, settings.namespace, queue.add)
@@ -85,20 +94,69 @@ async def assembled(settings: Settings) -> AsyncIterator[Operator]:
         yield Operator(client, caches, queue, reconciler, settings.workers)
 
 
+@asynccontextmanager
+async def elected(settings: Settings) -> AsyncIterator[Elector | None]:
+    """Who decides whether we act; None: we always do. The lease is given back at the end."""
+    if not settings.lease:
+        yield None
+        return
+    namespace, _, name = settings.lease.partition("/")
+    me = f"{socket.gethostname()}_{secrets.token_hex(4)}"
+    async with ApiClient(partial(access.load, settings.kubeconfig)) as client:
+        elector = Elector(client, Place("Lease", namespace, name), me, Timing(settings.lease_seconds))
+        try:
+            yield elector
+        finally:
+            await elector.release()
+
+
 async def run(settings: Settings) -> None:
-    """Until SIGTERM or SIGINT. Raises what `assembled` raises."""
-    async with assembled(settings) as operator:
-        ready, queue = asyncio.Event(), operator.queue
-        metrics.REGISTRY.register(metrics.JobsByState(operator.states))
-        async with probes.served(
-            settings.probe_address, ready.is_set, queue.longest_running_seconds
-        ) as address:
-            settings.publish_address(address)
-            async with asyncio.TaskGroup() as group:
-                work = group.create_task(operator.work(ready))
-                await ready.wait()
-                await handlers.run(partial(access.load, settings.kubeconfig), queue.add, settings.namespace)
-                work.cancel()
+    """Until SIGTERM or SIGINT. Raises LeadershipLost, and what `assembled` raises."""
+    async with elected(settings) as elector:
+        may_write = elector.may_write if elector else _always
+        async with assembled(settings, may_write) as operator:
+            try:
+                await _live(settings, operator, elector)
+            except* LeadershipLost as lost:
+                raise LeadershipLost(str(lost.exceptions[0])) from None
+
+
+async def _live(settings: Settings, operator: Operator, elector: Elector | None) -> None:
+    ready, queue = asyncio.Event(), operator.queue
+    metrics.REGISTRY.register(metrics.JobsByState(operator.states))
+    async with (
+        probes.served(settings.probe_address, ready.is_set, queue.longest_running_seconds) as address,
+        asyncio.TaskGroup() as group,
+    ):
+        settings.publish_address(address)
+        tasks = [group.create_task(operator.watch(ready))]
+        await ready.wait()
+        if elector is None or await _stand_by(elector):
+            metrics.LEADER.set(1)
+            tasks += [group.create_task(elector.keep())] if elector else []
+            tasks.append(group.create_task(operator.act()))
+            await asyncio.sleep(0)  # they start: at its end kopf cancels every task younger than itself
+            await handlers.run(partial(access.load, settings.kubeconfig), queue.add, settings.namespace)
+        for task in tasks:
+            task.cancel()
+
+
+async def _stand_by(elector: Elector) -> bool:
+    """True: we lead. False: we were asked to end before."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    winning, ending = asyncio.ensure_future(elector.win()), asyncio.ensure_future(ended.wait())
+    try:
+        await asyncio.wait((winning, ending), return_when=asyncio.FIRST_COMPLETED)
+        if winning.done():
+            winning.result()
+        return not ended.is_set()
+    finally:
+        winning.cancel()
+        ending.cancel()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
 
 
 async def _require_crd(client: ApiClient, namespace: str) -> None:

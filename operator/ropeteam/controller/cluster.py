@@ -38,6 +38,7 @@ _HOMES = {
     "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
     "ConfigMap": ("/api/v1", "configmaps"),
     "Namespace": ("/api/v1", "namespaces"),
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     "CustomResourceDefinition": ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
     "TrainingJob": (f"/apis/{API_VERSION}", PLURAL),
 }
@@ -57,6 +58,10 @@ class NotFound(ApiError):
 
 class Conflict(ApiError):
     """409: the object has changed since it was read, or the name is taken."""
+
+
+class Fenced(Exception):
+    """This process may not write any more: another operator may lead."""
 
 
 class AlreadyOurs(Exception):
@@ -94,11 +99,13 @@ class Place:
 
 class ApiClient:
     """One connection pool. Use as `async with ApiClient(load) as client`, where `load` finds a way in
-    (again).
+    (again). `may_write` is asked right before each write leaves; no: the write raises Fenced.
     """
 
-    def __init__(self, load: Callable[[], Awaitable[Access]]) -> None:
-        self._load = load
+    def __init__(
+        self, load: Callable[[], Awaitable[Access]], may_write: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._load, self._may_write = load, may_write
         self._access: Access | None = None
         self._session: aiohttp.ClientSession | None = None
         self._connecting = asyncio.Lock()
@@ -224,6 +231,8 @@ class ApiClient:
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         sent = {**(headers or {}), **await self._access.headers(), "Content-Type": kind}
         data = None if body is None else orjson.dumps(body)
+        if method != "GET" and not self._may_write():
+            raise Fenced(f"{method} {path}: this operator does not lead any more")
         async with self._session.request(
             method, self._access.server + path, data=data, params=params, headers=sent, timeout=limits
         ) as answer:

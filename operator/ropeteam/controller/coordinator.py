@@ -7,10 +7,12 @@ Short timeouts, no second try: the next round asks again, and training does not 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Self
 
 import aiohttp
 
+from ropeteam.controller.cluster import Fenced
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT
 from ropeteam_trainer.contract.desired import Desired, JobReport
@@ -23,10 +25,12 @@ class Unreachable(Exception):
 
 
 class Coordinators:
-    """The coordinators of all jobs. Use as `async with`."""
+    """The coordinators of all jobs. Use as `async with`. `may_write`: as for ApiClient."""
 
-    def __init__(self, port: int = COORDINATOR_HTTP_PORT) -> None:
-        self._port = port
+    def __init__(
+        self, port: int = COORDINATOR_HTTP_PORT, may_write: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._port, self._may_write = port, may_write
 
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(
@@ -39,7 +43,9 @@ class Coordinators:
         await self._session.close()
 
     async def tell(self, address: str, bearer: str, desired: Desired) -> JobReport:
-        """Raises Unreachable."""
+        """Raises Unreachable, Fenced."""
+        if not self._may_write():
+            raise Fenced(f"{address}: this operator does not lead any more")
         url = f"http://{address}:{self._port}/desired"
         headers = {"Authorization": f"Bearer {bearer}", "Content-Type": "application/json"}
         try:

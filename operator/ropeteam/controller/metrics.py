@@ -76,6 +76,9 @@ STEPS_LOST = Counter(
 )
 
 
+LEADER = Gauge("ropeteam_leader", "1 while this operator holds the lease.", registry=REGISTRY)
+
+
 def count_settled(before: JobStatus, after: JobStatus) -> None:
     """Count the incidents that `after`, which has just been saved, settles."""
     known = {incident.id for incident in before.incidents if incident.settled}

@@ -54,6 +54,10 @@ class Settings:
     """Empty: all."""
     image: str
     """What coordinators and the injector of our agent run."""
+    lease: str
+    """namespace/name of the Lease that decides who acts. Empty: there is no other operator."""
+    lease_seconds: int
+    """How long a leader may be silent."""
     workers: int
     """Jobs handled at the same time."""
     probe_address: str
@@ -93,18 +97,26 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     setting("key-file", "", "operator key; without it: <home>/operator.key, made at the first start")
     setting("namespace", "", "look after this namespace only")
     setting("image", IMAGE, "image of coordinators and of the init container")
+    setting("lease", "", "act only while holding this Lease, as namespace/name; without it: always act")
+    setting("lease-seconds", "15", "another operator takes over after this silence of the one that acts")
     setting("workers", "32", "jobs handled at the same time")
     setting("probe-address", "127.0.0.1:0", "where to serve /healthz, /readyz and /metrics")
     setting("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     given = parser.parse_args(arguments)
-    if not given.workers.isdigit() or int(given.workers) < 1:
-        parser.error(f"--workers {given.workers}: a positive number is needed")
+    for name in ("workers", "lease-seconds"):
+        value = getattr(given, name.replace("-", "_"))
+        if not value.isdigit() or int(value) < 1:
+            parser.error(f"--{name} {value}: a positive number is needed")
+    if given.lease and given.lease.count("/") != 1:
+        parser.error(f"--lease {given.lease}: namespace/name is needed")
     return Settings(
         kubeconfig=Path(given.kubeconfig) if given.kubeconfig else None,
         home=Path(given.home),
         key_file=Path(given.key_file) if given.key_file else None,
         namespace=given.namespace,
         image=given.image,
+        lease=given.lease,
+        lease_seconds=int(given.lease_seconds),
         workers=int(given.workers),
         probe_address=given.probe_address,
         log_level=given.log_level.upper(),

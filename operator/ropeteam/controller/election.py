@@ -1,0 +1,171 @@
+"""One operator acts at a time: a Lease of coordination.k8s.io/v1, kept as client-go keeps it.
+
+A candidate takes the lease when its record has not changed for `duration` seconds of the candidate's own
+clock; clocks of two machines are never compared. The leader renews every `retry` seconds, and may write for
+`renew` seconds after it *began* its last successful renewal: that deadline passes before anybody else can
+take the lease, also for a process that was frozen meanwhile and knows nothing of it. `ApiClient` asks
+`may_write` before every write.
+Limits: a request that has left this machine cannot be called back; preconditions (UID, resourceVersion) are
+what stops it at the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import aiohttp
+
+from ropeteam.controller.cluster import AlreadyOurs, ApiClient, ApiError, Conflict, NotFound, Object, Place
+
+log = logging.getLogger(__name__)
+
+_TROUBLE = (ApiError, aiohttp.ClientError, OSError, TimeoutError)
+
+
+class LeadershipLost(Exception):
+    """Another operator may act now; this process must not."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds, in the proportions of Kubernetes' own components: 15, 10 and 2."""
+
+    duration: int = 15
+
+    @property
+    def renew(self) -> float:
+        return self.duration * 2 / 3
+
+    @property
+    def retry(self) -> float:
+        return self.duration * 2 / 15
+
+
+@dataclass(frozen=True)
+class Sight:
+    """One look at the lease's record, and since when it has been like this."""
+
+    record: Object
+    since: float
+
+
+def may_take(sight: Sight, me: str, now: float) -> bool:
+    """Nobody's, ours, or not renewed for as long as its holder said."""
+    holder = sight.record.get("holderIdentity") or ""
+    return holder in ("", me) or now - sight.since >= float(sight.record.get("leaseDurationSeconds") or 0)
+
+
+class Elector:
+    """`place`: the Lease; `me`: unique to this process. `client` is used by nobody else."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        place: Place,
+        me: str,
+        timing: Timing = Timing(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client, self._place, self.me, self._timing, self._clock = client, place, me, timing, clock
+        self._sight = Sight({}, clock())
+        self._lease: Object = {}
+        self._deadline = float("-inf")
+
+    def may_write(self) -> bool:
+        return self._clock() < self._deadline
+
+    async def win(self) -> None:
+        """Returns when this process leads."""
+        told = ""
+        while not await self._try():
+            holder = str(self._sight.record.get("holderIdentity") or "")
+            if holder != told:
+                log.info("stands by: %s leads", holder or "nobody yet")
+                told = holder
+            await self._pause()
+        log.info("leads as %s", self.me)
+
+    async def keep(self) -> None:
+        """Renew until that fails for too long. Raises LeadershipLost; never returns."""
+        while True:
+            await self._pause()
+            renewed = await self._try()
+            taken = not renewed and self._sight.record.get("holderIdentity") != self.me
+            if taken or not self.may_write():
+                self._deadline = float("-inf")
+                by = self._sight.record.get("holderIdentity") if taken else ""
+                raise LeadershipLost(f"{by} leads now" if by else "the lease could not be renewed in time")
+
+    async def release(self) -> None:
+        """Let another one lead at once. Does nothing if we do not lead."""
+        leads, self._deadline = self.may_write(), float("-inf")
+        if not leads:
+            return
+        try:
+            await self._put({**self._sight.record, "holderIdentity": "", "leaseDurationSeconds": 1})
+        except (*_TROUBLE, AlreadyOurs) as error:
+            log.warning("the lease was not released: %s", error)
+
+    async def _try(self) -> bool:
+        """One attempt to take or renew. The deadline counts from its begin."""
+        begin = self._clock()
+        try:
+            async with asyncio.timeout(self._timing.renew / 2):
+                await self._look()
+                if not may_take(self._sight, self.me, self._clock()):
+                    return False
+                await self._put(self._record())
+        except (Conflict, AlreadyOurs):
+            return False  # somebody else wrote: the next look tells who
+        except _TROUBLE as error:
+            log.warning("the lease could not be read or written: %s: %s", type(error).__name__, error)
+            return False
+        self._deadline = begin + self._timing.renew
+        return True
+
+    async def _look(self) -> None:
+        try:
+            self._lease = await self._client.get(self._place)
+        except NotFound:
+            self._lease = {}
+        self._see()
+
+    def _see(self) -> None:
+        record = dict(self._lease.get("spec") or {})
+        if record != self._sight.record:
+            self._sight = Sight(record, self._clock())
+
+    def _record(self) -> Object:
+        old, now = (
+            self._sight.record,
+            datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        )
+        is_ours = old.get("holderIdentity") == self.me
+        return {
+            "holderIdentity": self.me,
+            "leaseDurationSeconds": self._timing.duration,
+            "acquireTime": old.get("acquireTime", now) if is_ours else now,
+            "renewTime": now,
+            "leaseTransitions": int(old.get("leaseTransitions") or 0) + (not is_ours),
+        }
+
+    async def _put(self, record: Object) -> None:
+        if self._lease:
+            self._lease = await self._client.replace({**self._lease, **_kind(), "spec": record})
+        else:
+            metadata = {"name": self._place.name, "namespace": self._place.namespace}
+            self._lease = await self._client.create({**_kind(), "metadata": metadata, "spec": record})
+        self._see()
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self._timing.retry * random.uniform(1.0, 1.2))
+
+
+def _kind() -> Object:
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
