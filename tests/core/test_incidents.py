@@ -204,3 +204,11 @@ def test_no_restart_of_a_coordinator_refills_the_budget() -> None:
     seen = a_running_job().after(telling(an_incident()), seconds(10), written)
     for change in (telling(), reporting(boot=1)):
         assert seen.after(change, written).status.failures.charged == 1
+
+
+def test_an_incident_that_status_has_already_is_never_listed_twice() -> None:
+    seen = a_running_job().after(telling(an_incident(Cause.SIGNAL)), written)
+    forgotten = seen.status.failures.model_copy(update={"last_epoch": ""})
+    seen = seen.but(status=seen.status.model_copy(update={"failures": forgotten})).after(written)
+    assert only(seen.status).id == "1.0.1"
+    assert decide(seen).status == seen.status

@@ -70,7 +70,8 @@ def merge(status: JobStatus, told: tuple[Incident, ...], now: datetime) -> JobSt
     """Take over what the coordinator tells: new worlds that ended, and more about those that are known."""
     known = {each.id: each for each in status.incidents}
     last = _epoch(status.failures.last_epoch)
-    fresh = sorted((each for each in told if _epoch(each.id) > last), key=lambda each: _epoch(each.id))
+    unknown = (each for each in told if each.id not in known and _epoch(each.id) > last)
+    fresh = sorted(unknown, key=lambda each: _epoch(each.id))
     updates = {each.id: _updated(known[each.id], each, now) for each in told if each.id in known}
     listed = [updates.get(each.id, each) for each in status.incidents]
     if fresh:
