@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from ropeteam.api.defaults import Defaults
 from ropeteam.api.job import Metadata
 from ropeteam.api.status import JobStatus
 from ropeteam.core.decide import decide
@@ -52,7 +53,7 @@ def a_job(workers: int = 4, **spec: Any) -> Scene:
         spec={name: value for name, value in fields.items() if value is not None},
         status=JobStatus(),
         key_id="k1",
-        defaults={"operator_image": "ropeteam:test"},
+        defaults=Defaults(operator_image="ropeteam:test"),
     )
 
 

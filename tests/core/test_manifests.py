@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.builders import UID, a_job, a_running_job, on_a_lost_node, vanished, written
 
+from ropeteam.api.defaults import NO_PROXIES
 from ropeteam.core.actions import (
     CreatePod,
     CreateSecret,
@@ -116,7 +117,7 @@ def test_the_short_form_is_merged_into_the_template() -> None:
     assert {"name": "data", "mountPath": "/data"} in container["volumeMounts"]
     assert manifest["spec"]["nodeSelector"] == {"gpu": "h100"}
     assert manifest["metadata"]["labels"]["team"] == "vision"
-    assert manifest["metadata"]["annotations"] == {"note": "x"}
+    assert manifest["metadata"]["annotations"] == {"note": "x", **NO_PROXIES}
 
 
 def test_gpus_become_a_limit_and_processes() -> None:

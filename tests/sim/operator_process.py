@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tests.sim.clock import Process, Task
 
+from ropeteam.api.defaults import Defaults
 from ropeteam.api.status import JobStatus
 from ropeteam.controller.pace import Pace
 from ropeteam.core.decide import decide
@@ -28,7 +29,7 @@ SITE = "operator"
 KEY_ID = "k1"
 CALL_TIMEOUT = 3.0
 REACTION, RESYNC, PACED = 0.02, 600.0, 1.0
-_DEFAULTS = {"operator_image": "ropeteam:sim"}
+_DEFAULTS = Defaults(operator_image="ropeteam:sim")
 
 
 class Answers(Protocol):

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
+from ropeteam.api.defaults import Defaults
 from ropeteam.cli.errors import BadInput
 from ropeteam.cli.follow import Follower
 from ropeteam.controller.caches import make_caches
@@ -33,7 +34,7 @@ async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
         client=client,
         coordinators=Coordinators(),
         key=OperatorKey(b""),
-        defaults={"operator_image": IMAGE},
+        defaults=Defaults(operator_image=IMAGE),
         clock=lambda: datetime.now(UTC),
     )
     seen = await observer.observe(Key(namespace, name))

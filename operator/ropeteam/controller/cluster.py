@@ -144,8 +144,8 @@ class ApiClient:
         try:
             return await self.request("POST", _collection(place), body=thing, params=params)
         except Conflict:
-            if place.kind == "Secret" or _owner(thing) == _owner(await self.get(place)):
-                raise AlreadyOurs from None  # a Secret's name holds the job's UID, and we may not read it
+            if place.kind in ("Secret", "Event") or _owner(thing) == _owner(await self.get(place)):
+                raise AlreadyOurs from None  # their names hold what makes them ours, and we may not read them
             raise
 
     async def delete(self, place: Place, *, uid: str, grace_seconds: int | None = None) -> Object:

@@ -13,6 +13,7 @@ from datetime import datetime
 
 from pydantic import ValidationError
 
+from ropeteam.api.defaults import Defaults
 from ropeteam.api.job import Metadata, TrainingJobSpec
 from ropeteam.api.status import JobStatus
 from ropeteam.controller.caches import Caches
@@ -63,7 +64,7 @@ class Observer:
     client: ApiClient
     coordinators: Coordinators
     key: OperatorKey
-    defaults: dict[str, str]
+    defaults: Defaults
     clock: Callable[[], datetime]
 
     async def observe(self, key: Key) -> Observation | None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ropeteam.api.defaults import Defaults, JobDefaults
 from ropeteam_trainer.contract import wire
 
 IMAGE = "ghcr.io/ropeteam/ropeteam:0.1.0"
@@ -54,6 +55,9 @@ class Settings:
     """Empty: all."""
     image: str
     """What coordinators and the injector of our agent run."""
+    image_pull_policy: str
+    job_defaults: JobDefaults
+    """For the pods of all jobs."""
     lease: str
     """namespace/name of the Lease that decides who acts. Empty: there is no other operator."""
     lease_seconds: int
@@ -67,9 +71,11 @@ class Settings:
     log_level: str
 
     @property
-    def defaults(self) -> dict[str, str]:
+    def defaults(self) -> Defaults:
         """What `core` may know of this."""
-        return {"operator_image": self.image}
+        return Defaults(
+            operator_image=self.image, image_pull_policy=self.image_pull_policy, jobs=self.job_defaults
+        )
 
     def publish_address(self, address: str) -> None:
         """For those who ask for port 0."""
@@ -97,6 +103,8 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     setting("key-file", "", "operator key; without it: <home>/operator.key, made at the first start")
     setting("namespace", "", "look after this namespace only")
     setting("image", IMAGE, "image of coordinators and of the init container")
+    setting("image-pull-policy", "", "imagePullPolicy of that image")
+    setting("job-defaults", "", "JSON file with defaults for the pods of all jobs")
     setting("lease", "", "act only while holding this Lease, as namespace/name; without it: always act")
     setting("lease-seconds", "15", "another operator takes over after this silence of the one that acts")
     setting("workers", "32", "jobs handled at the same time")
@@ -115,12 +123,23 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         key_file=Path(given.key_file) if given.key_file else None,
         namespace=given.namespace,
         image=given.image,
+        image_pull_policy=given.image_pull_policy,
+        job_defaults=_job_defaults(parser, given.job_defaults),
         lease=given.lease,
         lease_seconds=int(given.lease_seconds),
         workers=int(given.workers),
         probe_address=given.probe_address,
         log_level=given.log_level.upper(),
     )
+
+
+def _job_defaults(parser: argparse.ArgumentParser, file: str) -> JobDefaults:
+    if not file:
+        return JobDefaults()
+    try:
+        return JobDefaults.model_validate_json(Path(file).read_bytes())
+    except (OSError, ValueError) as error:
+        parser.error(f"--job-defaults {file}: {error}")
 
 
 def load_key(settings: Settings) -> OperatorKey:

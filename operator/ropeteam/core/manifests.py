@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ropeteam.api.job import TrainingJobSpec
-from ropeteam.core import names
+from ropeteam.core import names, poddefaults
 from ropeteam.core.actions import CreateSecret
 from ropeteam.core.observation import Observation, Role
 from ropeteam_trainer.contract import codec
@@ -30,8 +30,10 @@ DRAIN_MARGIN_SECONDS = 10
 """A pod's grace beyond drainSeconds."""
 
 
-def operator_image(seen: Observation) -> str:
-    return seen.defaults.get("operator_image", "ropeteam:latest")
+def our_image(seen: Observation) -> dict[str, str]:
+    """The fields of a container that runs our own image."""
+    policy = seen.defaults.image_pull_policy
+    return {"image": seen.defaults.operator_image} | ({"imagePullPolicy": policy} if policy else {})
 
 
 def secret(seen: Observation) -> CreateSecret:
@@ -73,7 +75,7 @@ def coordinator_pod(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
     job, term = seen.metadata, seen.status.coordinator.term
     container = {
         "name": "coordinator",
-        "image": operator_image(seen),
+        **our_image(seen),
         "command": ["python", "-m", "ropeteam_trainer.coordinator"],
         "env": [
             {"name": contract.CONFIG, "value": codec.encode(_coordinator_config(seen, spec)).decode()},
@@ -104,7 +106,9 @@ def coordinator_pod(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
         "labels": names.labels(job, Role.COORDINATOR, term=term, attempt=seen.status.attempt),
         "ownerReferences": [names.owner(job)],
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
+    poddefaults.apply(pod, seen.defaults.jobs)
+    return pod
 
 
 def _coordinator_config(seen: Observation, spec: TrainingJobSpec) -> contract.CoordinatorConfig:

@@ -57,5 +57,4 @@ def owner(job: Metadata) -> dict[str, Any]:
         "name": job.name,
         "uid": job.uid,
         "controller": True,
-        "blockOwnerDeletion": True,
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from ropeteam.api.defaults import Defaults
 from ropeteam.api.job import Metadata
 from ropeteam.api.status import JobStatus
 from ropeteam_trainer.contract.desired import JobReport
@@ -104,5 +105,4 @@ class Observation(Seen):
     """The coordinator's answer; None: not asked, or not reached."""
     report_error: str = ""
     """Why there is none, if it was asked."""
-    defaults: dict[str, str] = {}
-    """Operator settings that shape pods: `operator_image`, ..."""
+    defaults: Defaults = Defaults()

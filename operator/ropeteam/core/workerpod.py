@@ -14,7 +14,7 @@ from typing import Any
 
 from ropeteam.api.job import Checkpoint, TrainingJobSpec
 from ropeteam.api.status import SlotStatus
-from ropeteam.core import manifests, names
+from ropeteam.core import manifests, names, poddefaults
 from ropeteam.core.observation import Observation, Role
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract import config as contract
@@ -38,7 +38,9 @@ def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> di
     pod_spec["restartPolicy"] = "Never"
     pod_spec["terminationGracePeriodSeconds"] = spec.recovery.drain_seconds + manifests.DRAIN_MARGIN_SECONDS
     _avoid(pod_spec, seen.status.avoided_nodes)
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(seen, template, slot), "spec": pod_spec}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(seen, template, slot), "spec": pod_spec}
+    poddefaults.apply_to_worker(pod, container, seen.defaults.jobs)
+    return pod
 
 
 def sample(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
@@ -154,7 +156,7 @@ def _injector(seen: Observation) -> dict[str, Any]:
     folder = contract.AGENT_PYZ.rpartition("/")[0]
     return {
         "name": "ropeteam-agent",
-        "image": manifests.operator_image(seen),
+        **manifests.our_image(seen),
         "command": ["python", "-m", "ropeteam_trainer.agent.pack", contract.AGENT_PYZ],
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
         "securityContext": manifests.RESTRICTED,

@@ -1,0 +1,42 @@
+"""What an installation says about the pods of all jobs: the chart's values `jobDefaults` have this shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from ropeteam.api.model import ApiModel
+
+NO_PROXIES = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
+
+
+class JobDefaults(ApiModel):
+    """For the pods of every job, where the job itself does not say otherwise."""
+
+    env: tuple[dict[str, Any], ...] = ()
+    """Environment of the container that trains, as in a pod: NCCL settings, proxies. A job's own variable of
+    the same name wins."""
+    tolerations: tuple[dict[str, Any], ...] = ()
+    """Tolerations, as in a pod, added to those of the job. Coordinators get them too."""
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    """Node labels that pods need. A job's own value for the same label wins."""
+    image_pull_secrets: tuple[str, ...] = ()
+    """Names of Secrets in the job's namespace, added to those of the job: for our image and for theirs."""
+    priority_class_name: str = ""
+    """Priority class of worker pods that name none."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of all pods. A job's own, and ours, win."""
+    annotations: dict[str, str] = Field(default_factory=lambda: dict(NO_PROXIES))
+    """Annotations of all pods; a job's own win. Proxies are kept out by default: they would stand between
+    ranks."""
+
+
+class Defaults(ApiModel):
+    """All that decisions may know of the operator's settings."""
+
+    operator_image: str = "ropeteam:latest"
+    """What coordinators and the injector of our agent run."""
+    image_pull_policy: str = ""
+    """Of that image. Empty: the API server decides."""
+    jobs: JobDefaults = JobDefaults()
