@@ -58,7 +58,7 @@ async def test_the_bell_rings_again_after_what_kills_kopf(trouble: str) -> None:
         async def load() -> Access:
             return access(address)
 
-        task = asyncio.create_task(handlers.run(load, bells.append, ""))
+        task = asyncio.create_task(handlers.run(load, bells.append, (), asyncio.Event()))
         await until(lambda: api.watches == 1)
         if trouble == "an error in the stream":
             api.say("ERROR", {"kind": "Status", "apiVersion": "v1", "code": 500, "message": "no"})

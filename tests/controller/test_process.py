@@ -184,7 +184,7 @@ async def test_kopf_rings_the_bell_for_every_job_that_changes(
 ) -> None:
     bells: list[Key] = []
     load = partial(access.load, cluster.kubeconfig)
-    task = asyncio.create_task(handlers.run(load, bells.append, ""))
+    task = asyncio.create_task(handlers.run(load, bells.append, (), asyncio.Event()))
     await client.create(job())
     await until(lambda: Key("default", "job") in bells)
     bells.clear()

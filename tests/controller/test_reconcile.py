@@ -52,7 +52,7 @@ async def test_a_new_job_gets_its_secret_service_coordinator_and_workers(cluster
 
 async def test_the_intent_is_saved_before_anything_is_made(still: Operator) -> None:
     await still.client.create(job())
-    await still.caches.jobs.list()
+    await still.caches.jobs.parts[0].list()
     assert await still.reconciler(KEY) == 0
     assert (await status(still.client))["attempt"] == 1
     assert await names(still.client, "Pod") == []
@@ -63,18 +63,18 @@ async def test_the_intent_is_saved_before_anything_is_made(still: Operator) -> N
 
 async def test_a_decision_about_an_old_object_is_forgotten(still: Operator) -> None:
     await still.client.create(job())
-    await still.caches.jobs.list()
+    await still.caches.jobs.parts[0].list()
     await still.client.merge(JOB, {"metadata": {"labels": {"changed": "meanwhile"}}})
     with pytest.raises(Conflict):
         await still.reconciler(KEY)
     assert await status(still.client) == {}
-    await still.caches.jobs.list()
+    await still.caches.jobs.parts[0].list()
     assert await still.reconciler(KEY) == 0
 
 
 async def test_every_action_may_be_carried_out_twice(still: Operator) -> None:
     await still.client.create(job())
-    await still.caches.jobs.list()
+    await still.caches.jobs.parts[0].list()
     done = []
     for _ in range(6):
         seen = await still.reconciler.observer.observe(KEY)
@@ -92,7 +92,7 @@ async def test_every_action_may_be_carried_out_twice(still: Operator) -> None:
 async def with_pods(still: Operator) -> Observation:
     """A job whose pods were made."""
     await still.client.create(job())
-    await still.caches.jobs.list()
+    await still.caches.jobs.parts[0].list()
     while "job-0-1" not in await names(still.client, "Pod"):
         await still.reconciler(KEY)
     seen = await still.reconciler.observer.observe(KEY)
@@ -131,7 +131,7 @@ async def is_gone(operator: Operator, place: Place) -> bool:
 
 async def test_what_cannot_be_done_is_told_to_the_user(still: Operator) -> None:
     await still.client.create(job())
-    await still.caches.jobs.list()
+    await still.caches.jobs.parts[0].list()
     stranger = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -161,7 +161,7 @@ async def test_a_pod_is_deleted_by_its_uid_only(still: Operator) -> None:
 
 async def test_a_pod_whose_name_a_stranger_has_is_not_taken_for_ours(still: Operator) -> None:
     await still.client.create(job())
-    await still.caches.jobs.list()
+    await still.caches.jobs.parts[0].list()
     seen = await still.reconciler.observer.observe(KEY)
     assert seen is not None
     pod = {
@@ -193,7 +193,7 @@ async def test_a_pod_that_the_server_refuses_is_told_in_the_servers_words(cluste
 
 async def test_what_a_deleted_job_left_behind_is_swept_up(still: Operator) -> None:
     await still.client.create(job())
-    await still.caches.jobs.list()
+    await still.caches.jobs.parts[0].list()
     while "job-0-1" not in await names(still.client, "Pod"):
         await still.reconciler(KEY)
     worker = await still.client.get(Place("Pod", "default", "job-0-1"))
@@ -202,7 +202,7 @@ async def test_what_a_deleted_job_left_behind_is_swept_up(still: Operator) -> No
     await still.client.merge(Place("Pod", "default", "job-0-1"), orphan)
     uid = (await still.client.get(JOB))["metadata"]["uid"]
     await still.client.delete(JOB, uid=uid)
-    await still.caches.jobs.list()
+    await still.caches.jobs.parts[0].list()
     await still.reconciler(KEY)
     left = await still.client.items(Place("Pod", "default"))
     assert {pod["metadata"]["deletionGracePeriodSeconds"] for pod in left} <= {2}, "nobody is waited for"

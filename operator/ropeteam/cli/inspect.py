@@ -25,7 +25,7 @@ from ropeteam.core.observation import Observation
 async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
     """As the operator would see the job now. Raises BadInput if there is none."""
     follower = Follower(client, namespace, name)
-    caches = make_caches(client, namespace, lambda _: None)
+    caches = make_caches(client, (namespace,), lambda _: None)
     for informer in caches.all:
         await informer.list()
     observer = Observer(

@@ -11,7 +11,7 @@ import logging
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -86,9 +86,9 @@ async def assembled(settings: Settings, may_write: Callable[[], bool] = _always)
     """Raises CrdMissing, AccessError, SettingsError, ApiError, connection errors."""
     key, load = load_key(settings), partial(access.load, settings.kubeconfig)
     async with ApiClient(load, may_write) as client, Coordinators(may_write=may_write) as coordinators:
-        await _require_crd(client, settings.namespace)
+        await _require_crd(client, settings.namespaces)
         queue = WorkQueue[Key]()
-        caches = make_caches(client, settings.namespace, queue.add)
+        caches = make_caches(client, settings.namespaces, queue.add, with_nodes=not settings.namespaces)
         observer = Observer(caches, Memories(), client, coordinators, key, settings.defaults, _utc_now)
         reconciler = Reconciler(client, observer, Executor(client, caches, key), Pace())
         yield Operator(client, caches, queue, reconciler, settings.workers)
@@ -122,7 +122,9 @@ async def run(settings: Settings) -> None:
 
 
 async def _live(settings: Settings, operator: Operator, elector: Elector | None) -> None:
-    ready, queue = asyncio.Event(), operator.queue
+    ready, ended, queue = asyncio.Event(), asyncio.Event(), operator.queue
+    for number in (signal.SIGTERM, signal.SIGINT):  # until kopf takes them over
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
     metrics.REGISTRY.register(metrics.JobsByState(operator.states))
     async with (
         probes.served(settings.probe_address, ready.is_set, queue.longest_running_seconds) as address,
@@ -130,38 +132,33 @@ async def _live(settings: Settings, operator: Operator, elector: Elector | None)
     ):
         settings.publish_address(address)
         tasks = [group.create_task(operator.watch(ready))]
-        await ready.wait()
-        if elector is None or await _stand_by(elector):
+        if await _unless(ended, ready.wait()) and (elector is None or await _unless(ended, elector.win())):
             metrics.LEADER.set(1)
             tasks += [group.create_task(elector.keep())] if elector else []
             tasks.append(group.create_task(operator.act()))
             await asyncio.sleep(0)  # they start: at its end kopf cancels every task younger than itself
-            await handlers.run(partial(access.load, settings.kubeconfig), queue.add, settings.namespace)
+            load = partial(access.load, settings.kubeconfig)
+            await handlers.run(load, queue.add, settings.namespaces, ended)
         for task in tasks:
             task.cancel()
 
 
-async def _stand_by(elector: Elector) -> bool:
-    """True: we lead. False: we were asked to end before."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
-    winning, ending = asyncio.ensure_future(elector.win()), asyncio.ensure_future(ended.wait())
+async def _unless(ended: asyncio.Event, work: Coroutine[None, None, object]) -> bool:
+    """Await `work`. False: we were asked to end before it was done."""
+    working, ending = asyncio.ensure_future(work), asyncio.ensure_future(ended.wait())
     try:
-        await asyncio.wait((winning, ending), return_when=asyncio.FIRST_COMPLETED)
-        if winning.done():
-            winning.result()
+        await asyncio.wait((working, ending), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
         return not ended.is_set()
     finally:
-        winning.cancel()
+        working.cancel()
         ending.cancel()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
 
 
-async def _require_crd(client: ApiClient, namespace: str) -> None:
+async def _require_crd(client: ApiClient, namespaces: tuple[str, ...]) -> None:
     try:
-        await client.request("GET", Place(KIND, namespace).path, params={"limit": "1"})
+        await client.request("GET", Place(KIND, *namespaces[:1]).path, params={"limit": "1"})
     except NotFound:
         raise CrdMissing(
             f"this cluster does not know {PLURAL} in version {VERSION}. "

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ropeteam.api.job import KIND
 from ropeteam.controller import reading
 from ropeteam.controller.cluster import ApiClient, Object
-from ropeteam.controller.informer import Informer, Key, Lens
+from ropeteam.controller.informer import Informer, Key, Lens, Spread
 from ropeteam.core.observation import PodSeen, ServiceSeen
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Caches:
     """What the informers hold. Pods and Services come with the UID of their job."""
 
-    jobs: Informer[Object]
-    pods: Informer[tuple[str, PodSeen]]
-    services: Informer[tuple[str, ServiceSeen]]
-    nodes: Informer[bool]
+    jobs: Spread[Object]
+    pods: Spread[tuple[str, PodSeen]]
+    services: Spread[tuple[str, ServiceSeen]]
+    nodes: Spread[bool]
+    """Empty without rights in the whole cluster."""
 
     @property
     def all(self) -> tuple[Informer[Any], ...]:
-        return self.jobs, self.pods, self.services, self.nodes
+        return (*self.jobs.parts, *self.pods.parts, *self.services.parts, *self.nodes.parts)
 
     def job(self, key: Key) -> Object | None:
         return next(iter(self.jobs.of(key)), None)
@@ -40,19 +43,23 @@ class Caches:
         return tuple(key for key in keys if any(pod.node == node for _, pod in self.pods.of(key)))
 
 
-def make_caches(client: ApiClient, namespace: str, ring: Callable[[Key], None]) -> Caches:
-    """`ring` is called with the key of a job that looks different now. Empty `namespace`: all."""
+def make_caches(
+    client: ApiClient, namespaces: tuple[str, ...], ring: Callable[[Key], None], with_nodes: bool = True
+) -> Caches:
+    """`ring` is called with the key of a job that looks different now. No `namespaces`: all."""
 
     def ring_jobs_on(node: Key) -> None:
         for key in caches.jobs_on(node.name):
             ring(key)
 
-    pods = Lens("Pod", reading.MANAGED, reading.job_key, reading.pod, namespace)
-    services = Lens("Service", reading.MANAGED, reading.job_key, reading.service, namespace)
+    def spread(lens: Lens[T]) -> Spread[T]:
+        return Spread(Informer(client, lens, ring, namespace) for namespace in namespaces or ("",))
+
+    nodes = Lens("Node", "", reading.own_key, reading.node_is_ready)
     caches = Caches(
-        jobs=Informer(client, Lens(KIND, "", reading.own_key, reading.job, namespace), ring),
-        pods=Informer(client, pods, ring),
-        services=Informer(client, services, ring),
-        nodes=Informer(client, Lens("Node", "", reading.own_key, reading.node_is_ready), ring_jobs_on),
+        jobs=spread(Lens(KIND, "", reading.own_key, reading.job)),
+        pods=spread(Lens("Pod", reading.MANAGED, reading.job_key, reading.pod)),
+        services=spread(Lens("Service", reading.MANAGED, reading.job_key, reading.service)),
+        nodes=Spread((Informer(client, nodes, ring_jobs_on),) if with_nodes else ()),
     )
     return caches

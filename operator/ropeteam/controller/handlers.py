@@ -92,16 +92,24 @@ def settings() -> kopf.OperatorSettings:
     return chosen
 
 
-async def run(load: Callable[[], Awaitable[Access]], ring: Callable[[Key], None], namespace: str) -> None:
-    """kopf until a signal ends it. Returns then; whatever else stops kopf is logged, and kopf starts anew."""
+async def run(
+    load: Callable[[], Awaitable[Access]],
+    ring: Callable[[Key], None],
+    namespaces: tuple[str, ...],
+    ended: asyncio.Event,
+) -> None:
+    """kopf until a signal or `ended` ends it. Returns then; whatever else stops kopf is logged, and kopf
+    starts anew.
+    """
     for name in ("kopf", "kopf.objects"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    where: dict[str, Any] = {"namespaces": [namespace]} if namespace else {"clusterwide": True}
+    where: dict[str, Any] = {"namespaces": namespaces} if namespaces else {"clusterwide": True}
+    how: dict[str, Any] = {"settings": settings(), "standalone": True, "stop_flag": ended} | where
     while True:
         async with AsyncExitStack() as sessions:
             handlers = _registry(load, ring, sessions)
             try:
-                await kopf.operator(registry=handlers, settings=settings(), standalone=True, **where)
+                await kopf.operator(registry=handlers, **how)
                 return
             except Exception as error:  # kopf has many ways to give up; none is a reason for us to do so
                 log.warning("kopf stopped (%s: %s), starting it again", type(error).__name__, error)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -61,8 +61,6 @@ class Lens(Generic[T]):
     key: Callable[[Object], Key]
     read: Callable[[Object], T]
     """What to keep. Two equal readings are no change."""
-    namespace: str = ""
-    """Empty: all."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +72,15 @@ class Entry(Generic[T]):
 
 
 class Informer(Generic[T]):
-    """The objects that `lens` shows. `on_change(key)` is called after the store has changed."""
+    """The objects that `lens` shows in `namespace` (empty: in all). `on_change(key)` is called after the
+    store has changed.
+    """
 
-    def __init__(self, client: ApiClient, lens: Lens[T], on_change: Callable[[Key], None]) -> None:
-        self._client, self._lens, self._on_change = client, lens, on_change
-        self._path = Place(lens.kind, lens.namespace).path
+    def __init__(
+        self, client: ApiClient, lens: Lens[T], on_change: Callable[[Key], None], namespace: str = ""
+    ) -> None:
+        self._client, self._lens, self._on_change, self.namespace = client, lens, on_change, namespace
+        self._path = Place(lens.kind, namespace).path
         self._selector = {"labelSelector": lens.labels} if lens.labels else {}
         self._entries: dict[str, Entry[T]] = {}
         self._by_key: dict[Key, dict[str, Entry[T]]] = {}
@@ -198,3 +200,28 @@ class Informer(Generic[T]):
         if not siblings:
             del self._by_key[entry.key]
         self._on_change(entry.key)
+
+
+class Spread(Generic[T]):
+    """Informers of one kind in several namespaces, read as one."""
+
+    def __init__(self, parts: Iterable[Informer[T]]) -> None:
+        self.parts = tuple(parts)
+
+    def of(self, key: Key) -> tuple[T, ...]:
+        return tuple(value for part in self.parts for value in part.of(key))
+
+    def values(self) -> Iterator[T]:
+        return (value for part in self.parts for value in part.values())
+
+    def known_keys(self) -> tuple[Key, ...]:
+        return tuple(key for part in self.parts for key in part.known_keys())
+
+    def learn(self, thing: Object) -> None:
+        for part in self.parts:
+            if part.namespace in ("", thing["metadata"].get("namespace")):
+                part.learn(thing)
+
+    def learn_gone(self, uid: str) -> None:
+        for part in self.parts:
+            part.learn_gone(uid)

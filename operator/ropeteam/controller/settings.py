@@ -51,7 +51,7 @@ class Settings:
     home: Path
     key_file: Path | None
     """None: `<home>/operator.key`, made if it is missing."""
-    namespace: str
+    namespaces: tuple[str, ...]
     """Empty: all."""
     image: str
     """What coordinators and the injector of our agent run."""
@@ -101,7 +101,7 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     setting("kubeconfig", "", "how to reach the API server; without it: as a pod of the cluster")
     setting("home", str(default_home(environ)), "state folder")
     setting("key-file", "", "operator key; without it: <home>/operator.key, made at the first start")
-    setting("namespace", "", "look after this namespace only")
+    setting("namespace", "", "look after these namespaces only (a,b,c), with rights in no others")
     setting("image", IMAGE, "image of coordinators and of the init container")
     setting("image-pull-policy", "", "imagePullPolicy of that image")
     setting("job-defaults", "", "JSON file with defaults for the pods of all jobs")
@@ -121,7 +121,7 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         kubeconfig=Path(given.kubeconfig) if given.kubeconfig else None,
         home=Path(given.home),
         key_file=Path(given.key_file) if given.key_file else None,
-        namespace=given.namespace,
+        namespaces=tuple(name for name in given.namespace.split(",") if name),
         image=given.image,
         image_pull_policy=given.image_pull_policy,
         job_defaults=_job_defaults(parser, given.job_defaults),
