@@ -74,7 +74,7 @@ def job_schema() -> Schema:
         "properties": {
             "apiVersion": {"description": "ropeteam.dev/v1alpha1.", "type": "string"},
             "kind": {"description": "TrainingJob.", "type": "string"},
-            "metadata": {"description": "Name, namespace, labels: as in every object.", "type": "object"},
+            "metadata": {"type": "object"},  # a real API server refuses a description here
             "spec": _ruled(spec_schema(), "spec"),
             "status": structural(JobStatus, defaults=False),
         },

@@ -52,9 +52,9 @@ def _given_twice(field: str, value: Any, other: Any) -> Rule:
     )
 
 
-def _env_agrees(spec: Spec) -> bool:
-    short = {each["name"]: each for each in spec.get("env", ())}
-    return all(short.get(each["name"], each) == each for each in trainer(spec).get("env", ()))
+def _env_is_given_once(spec: Spec) -> bool:
+    short = {each["name"] for each in spec.get("env", ())}
+    return not any(each["name"] in short for each in trainer(spec).get("env", ()))
 
 
 def _is_reserved(name: str) -> bool:
@@ -139,15 +139,23 @@ RULES: tuple[Rule, ...] = (
     _given_twice("command", ["python", "a.py"], ["python", "b.py"]),
     _given_twice("args", ["--a"], ["--b"]),
     _given_twice("workingDir", "/a", "/b"),
-    _given_twice("resources", {"limits": {"cpu": 1}}, {"limits": {"cpu": 2}}),
+    # To CEL the two are of different types, which it cannot compare: so not even the same value twice.
+    Rule(
+        path="spec",
+        cel=f"!has(self.resources) || !{_trainer('has(c.resources)')}",
+        holds=lambda spec: "resources" not in spec or "resources" not in trainer(spec),
+        message="spec.resources: spec.template gives container trainer resources too; keep one of the two",
+        good=_job(resources={"limits": {"cpu": 1}}, template=_template(image="train:1")),
+        bad=_job(resources={"limits": {"cpu": 1}}, template=_template(resources={"limits": {"cpu": 1}})),
+    ),
     Rule(
         path="spec",
         cel=(
-            "!has(self.env) || self.env.all(e, "
-            f"!{_trainer('has(c.env) && c.env.exists(t, t.name == e.name && t != e)')})"
+            "!has(self.env) || "
+            f"!{_trainer('has(c.env) && c.env.exists(t, self.env.exists(e, e.name == t.name))')}"
         ),
-        holds=_env_agrees,
-        message="spec.env: spec.template gives container trainer another value of a variable; keep one",
+        holds=_env_is_given_once,
+        message="spec.env: spec.template gives container trainer a variable of the same name; keep one",
         good=_job(env=[{"name": "A", "value": "1"}], template=_template(env=[{"name": "B", "value": "2"}])),
         bad=_job(env=[{"name": "A", "value": "1"}], template=_template(env=[{"name": "A", "value": "2"}])),
     ),
