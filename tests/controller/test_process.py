@@ -180,8 +180,12 @@ def test_without_a_way_to_a_cluster_it_says_so(
 
 
 async def test_kopf_rings_the_bell_for_every_job_that_changes(
-    cluster: LocalCluster, client: ApiClient
+    cluster: LocalCluster, client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 65532")
+
+    monkeypatch.setattr("getpass.getuser", nobody)  # as in a container
     bells: list[Key] = []
     load = partial(access.load, cluster.kubeconfig)
     task = asyncio.create_task(handlers.run(load, bells.append, (), asyncio.Event()))

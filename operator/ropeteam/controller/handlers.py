@@ -26,6 +26,8 @@ from ropeteam.controller.informer import Key
 _WAITS = (0.5, 1.0, 2.0, 5.0)
 _LONGEST_WAIT = 10.0
 _RESTART_SECONDS = 1.0
+_ME = "ropeteam"
+"""kopf would ask the system for the user's name; in a container there may be none for our number."""
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +106,12 @@ async def run(
     for name in ("kopf", "kopf.objects"):
         logging.getLogger(name).setLevel(logging.WARNING)
     where: dict[str, Any] = {"namespaces": namespaces} if namespaces else {"clusterwide": True}
-    how: dict[str, Any] = {"settings": settings(), "standalone": True, "stop_flag": ended} | where
+    how: dict[str, Any] = {
+        "settings": settings(),
+        "standalone": True,
+        "stop_flag": ended,
+        "identity": _ME,
+    } | where
     while True:
         async with AsyncExitStack() as sessions:
             handlers = _registry(load, ring, sessions)
