@@ -101,7 +101,7 @@ async def test_a_leader_that_was_frozen_may_not_write_before_it_knows(cluster):
             with pytest.raises(Fenced, match="does not lead"):
                 await client.create(job())
             with pytest.raises(Fenced, match="does not lead"):
-                await told.tell("127.0.0.1", "token", Desired(1, 1, 1, {}, 0))
+                await told.tell("127.0.0.1", "token", Desired(1, 1, 1, {}))
             assert await client.items(Place("TrainingJob", "default")) == []
         with pytest.raises(LeadershipLost, match="b leads now"):
             await a.keep()

@@ -107,13 +107,13 @@ def test_the_short_form_is_merged_into_the_template() -> None:
     template["metadata"] = {"labels": {"team": "vision"}, "annotations": {"note": "x"}}
     template["spec"]["nodeSelector"] = {"gpu": "h100"}
     manifest = pod(
-        command=None, image="train:2", workingDir="/src", env=[{"name": "B", "value": "2"}], template=template
+        command=None, image="train:2", workingDir="/src", env=[{"name": "C", "value": "3"}], template=template
     )
     container = trainer(manifest)
     assert (container["image"], container["workingDir"]) == ("train:2", "/src")
     assert container["command"][4:] == ["python", "a.py"]
     assert trainer(pod(image=None, template=in_template(image="mine:1")))["image"] == "mine:1"
-    assert (env(container)["A"], env(container)["B"]) == ("1", "2")
+    assert [env(container)[name] for name in "ABC"] == ["1", "2", "3"]
     assert {"name": "data", "mountPath": "/data"} in container["volumeMounts"]
     assert manifest["spec"]["nodeSelector"] == {"gpu": "h100"}
     assert manifest["metadata"]["labels"]["team"] == "vision"
