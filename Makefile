@@ -3,13 +3,13 @@ VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 PYTHON := $(VENV)/bin/python
 SEEDS ?= 20
-CHECKS := check-types check-format check-lint check-pure check-house check-crds check-imports check-python
+CHECKS := check-types check-format check-lint check-pure check-house check-crds check-chart check-imports check-python
 # What runs inside any image with Python 3.10.
 AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator agent checkpoint/__init__.py \
 	checkpoint/manifest.py __init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sim seeded crds fmt bench clean
+.PHONY: help install demo test check sim seeded crds chart cluster clusterdown e2e fmt bench clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -37,6 +37,19 @@ seeded: $(VENV)/bin/ropeteam  ## apply each seeded bug in turn; the tests must c
 
 crds: $(VENV)/bin/ropeteam  ## write crds/ from operator/ropeteam/api
 	$(PYTHON) -m ropeteam.api.crd
+	$(PYTHON) tools/values.py
+
+chart: $(VENV)/bin/ropeteam  ## write the chart's values, their schema and the CRD in it, from tools/values.py
+	$(PYTHON) tools/values.py
+
+cluster: $(VENV)/bin/ropeteam  ## start a real Kubernetes with three nodes on this machine (Linux, root)
+	$(PYTHON) -m tests.cluster up
+
+clusterdown: $(VENV)/bin/ropeteam  ## stop it, and leave nothing behind
+	$(PYTHON) -m tests.cluster down
+
+e2e: $(VENV)/bin/ropeteam  ## end to end on real nodes that are killed, frozen, cut off and restored (Linux, root)
+	ROPETEAM_E2E=1 $(PYTHON) -m pytest tests/cluster
 
 fmt: $(VENV)/bin/ropeteam  ## format and mend what ruff can mend
 	ruff check --fix .
@@ -63,6 +76,8 @@ check-house:
 	$(PYTHON) tools/house.py
 check-crds:
 	$(PYTHON) -m ropeteam.api.crd --check
+check-chart:
+	$(PYTHON) tools/values.py --check
 check-imports:
 	lint-imports
 check-python:

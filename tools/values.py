@@ -1,0 +1,203 @@
+"""The chart's values: one text is type, default, limit and comment.
+
+python tools/values.py            write values.yaml, values.schema.json and the CRD into helm/ropeteam
+python tools/values.py --check    say what differs from what would be written; exit status 1 if anything
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from ropeteam.api.crd import FILE
+from ropeteam.api.defaults import JobDefaults
+
+CHART = Path(__file__).resolve().parent.parent / "helm" / "ropeteam"
+HEADER = "# Made by `make chart` from tools/values.py. Do not edit.\n"
+Name = Field(default="", max_length=253)
+
+
+class Values(BaseModel):
+    """Field docstrings become comments and descriptions."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", use_attribute_docstrings=True
+    )
+
+
+class Image(Values):
+    """Our image: the operator, and in the pods of jobs the coordinator and the injector of the agent."""
+
+    registry: str = "ghcr.io"
+    """Where it comes from; a mirror in an air-gapped cluster."""
+    repository: str = "ropeteam/ropeteam"
+    """Its name there."""
+    tag: str = ""
+    """Empty: the chart's appVersion."""
+    digest: str = Field(default="", pattern="^(sha256:[0-9a-f]{64})?$")
+    """sha256:... Wins over the tag."""
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    """When nodes pull it."""
+    pull_secrets: list[dict[str, str]] = []
+    """For the operator's own pods, as in a pod: [{name: my-secret}]. For jobs see jobDefaults."""
+
+
+class OperatorKey(Values):
+    """What the tokens of all jobs are derived from. Another key locks out every running job."""
+
+    existing_secret: str = Name
+    """A Secret with the entry `key`, at least 64 hexadecimal digits (openssl rand -hex 48). Empty: the chart
+    makes one and keeps it. Name one if you render the chart without a cluster (GitOps): each render would
+    make another."""
+
+
+class Crds(Values):
+    """The definition of TrainingJob."""
+
+    enabled: bool = True
+    """Install and upgrade it with the chart."""
+    keep: bool = True
+    """Leave it, and all jobs with it, when the chart is uninstalled."""
+
+
+class Enabled(Values):
+    enabled: bool = True
+    """Make it."""
+
+
+class NetworkPolicy(Values):
+    """Whom the operator may talk to."""
+
+    enabled: bool = True
+    """Make it."""
+    api_server_ports: list[int] = [443, 6443]
+    """Ports behind which the API server answers."""
+
+
+class Rbac(Values):
+    """Rights of the operator, and roles for people."""
+
+    create: bool = True
+    """Make them: a ClusterRole, or a Role in each of `namespaces`."""
+
+
+class ServiceAccount(Values):
+    """Whom the operator is to the API server."""
+
+    create: bool = True
+    """Make it."""
+    name: str = Name
+    """Empty: the release's name."""
+    annotations: dict[str, str] = {}
+    """Of the service account."""
+
+
+class ChartValues(Values):
+    """All values of the chart."""
+
+    image: Image = Image()
+    replicas: int = Field(default=2, ge=1, le=5)
+    """Operators. One acts, the others stand by and take over within leaseSeconds."""
+    namespaces: list[str] = []
+    """Look after these namespaces only, with rights in these only. Empty: all. Without cluster-wide rights
+    lost nodes are not seen; they are noticed by the silence of their agents."""
+    operator_key: OperatorKey = OperatorKey()
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """How much the operator says."""
+    workers: int = Field(default=32, ge=1, le=1000)
+    """Jobs handled at the same time."""
+    lease_seconds: int = Field(default=15, ge=3, le=300)
+    """Another operator takes over after this silence of the one that acts."""
+    job_defaults: JobDefaults = JobDefaults()
+    crds: Crds = Crds()
+    rbac: Rbac = Rbac()
+    service_account: ServiceAccount = ServiceAccount()
+    admission_policy: Enabled = Field(
+        default=Enabled(),
+        description="Refuse TrainingJobs of people who may not create pods in their namespace: the operator"
+        " would make them for them.",
+    )
+    network_policy: NetworkPolicy = NetworkPolicy()
+    pod_disruption_budget: Enabled = Field(
+        default=Enabled(), description="Keep one operator while nodes are drained; with two replicas or more."
+    )
+    resources: dict[str, Any] = {
+        "requests": {"cpu": "100m", "memory": "128Mi"},
+        "limits": {"memory": "512Mi"},
+    }
+    """Of the operator. 1,000 jobs need some 250 MiB."""
+    priority_class_name: str = Name
+    """Of the operator, for example system-cluster-critical."""
+    node_selector: dict[str, str] = {}
+    """Of the operator."""
+    tolerations: list[dict[str, Any]] = []
+    """Of the operator."""
+    affinity: dict[str, Any] = {}
+    """Of the operator. Its replicas are spread over nodes in any case, where that is possible."""
+    pod_labels: dict[str, str] = {}
+    """Of the operator's pods."""
+    pod_annotations: dict[str, str] = {}
+    """Of the operator's pods."""
+    extra_objects: list[dict[str, Any]] = []
+    """More objects to install with the chart. Template expressions in them are rendered."""
+
+
+def schema() -> dict[str, Any]:
+    """values.schema.json. Helm adds `global` to every chart's values."""
+    made = ChartValues.model_json_schema(by_alias=True)
+    made["properties"]["global"] = {"type": "object", "description": "Helm's own: of a parent chart."}
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **made}
+
+
+def values() -> str:
+    """values.yaml, with a comment on each value."""
+    return HEADER + "\n".join(_lines(ChartValues(), "")) + "\n"
+
+
+def _lines(section: BaseModel, indent: str) -> Iterator[str]:
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        text = field.description or type(value).__doc__ or ""
+        yield from (f"{indent}# {line}" for line in textwrap.wrap(" ".join(text.split()), 108 - len(indent)))
+        key = f"{indent}{to_camel(name)}:"
+        if isinstance(value, BaseModel):
+            yield key
+            yield from _lines(value, indent + "  ")
+        elif value and isinstance(value, dict):
+            yield key
+            yield textwrap.indent(yaml.safe_dump(value, sort_keys=False).rstrip(), indent + "  ")
+        else:
+            yield f"{key} {json.dumps(value)}"
+
+
+def files() -> dict[Path, str]:
+    crd = CHART.parent.parent / FILE
+    return {
+        CHART / "values.yaml": values(),
+        CHART / "values.schema.json": json.dumps(schema(), indent=2) + "\n",
+        CHART / "files" / "trainingjobs.yaml": crd.read_text(),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    stale = [path for path, text in files().items() if not path.exists() or path.read_text() != text]
+    if arguments == ["--check"]:
+        for path in stale:
+            print(f"{path.relative_to(CHART)} is not what tools/values.py makes: run `make chart`")
+        return 1 if stale else 0
+    for path in stale:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(files()[path])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
