@@ -1,0 +1,47 @@
+"""One real cluster for all tests of this folder, with our chart in it.
+
+They run with `make e2e` only: they need root, and minutes. ROPETEAM_LAB=keep leaves the cluster up for the
+next run of the same images, which then starts in seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+
+import pytest
+from tests.cluster import images
+from tests.cluster.lab import Lab
+from tests.cluster.site import SYSTEM, Site
+
+collect_ignore_glob = [] if os.environ.get("ROPETEAM_E2E") else ["test_*.py"]
+NODES = 4
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    lab = Lab(NODES, (images.operator(), images.trainer()))
+    if os.environ.get("ROPETEAM_LAB") != "keep" or not lab.is_up():
+        lab.up()
+    yield lab
+    if os.environ.get("ROPETEAM_LAB") != "keep":
+        lab.down()
+
+
+@pytest.fixture(scope="session")
+def site(lab: Lab) -> Site:
+    site = Site(lab)
+    if site.get("deployment", "ropeteam", SYSTEM) is None:
+        site.install()
+    return site
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest, site: Site) -> Iterator[str]:
+    """A name for the test's job, which is gone after the test."""
+    word = request.node.originalname.removeprefix("test_").replace("_", "-")[:28].strip("-")
+    own = f"{word}-{next(_numbers)}"
+    yield own
+    site.delete(own)

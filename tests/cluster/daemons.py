@@ -1,0 +1,97 @@
+"""Processes that outlive whoever started them, known by name in a folder of pid files.
+
+A pid alone may belong to a stranger after a crash; each file holds the start time too, and whoever has
+another is not touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+PATIENCE_SECONDS = 10.0
+
+
+class Daemons:
+    """`folder`: holds pids/ and log/."""
+
+    def __init__(self, folder: Path) -> None:
+        self._pids, self._logs = folder / "pids", folder / "log"
+
+    def start(
+        self,
+        name: str,
+        argv: Sequence[str | Path],
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> int:
+        """Its pid. What it prints is added to log/NAME."""
+        self._pids.mkdir(parents=True, exist_ok=True)
+        self._logs.mkdir(parents=True, exist_ok=True)
+        with open(self.log(name), "ab") as output:
+            process = subprocess.Popen(
+                [str(word) for word in argv],
+                cwd=cwd,
+                env=None if environment is None else {**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        process.returncode = 0  # whoever ends it later is not us
+        born = psutil.Process(process.pid).create_time()
+        (self._pids / name).write_text(f"{process.pid} {born}")
+        return process.pid
+
+    def find(self, name: str) -> psutil.Process | None:
+        """The living process of that name."""
+        try:
+            pid, born = (self._pids / name).read_text().split()
+            process = psutil.Process(int(pid))
+            alive = process.create_time() == float(born) and process.status() != psutil.STATUS_ZOMBIE
+        except (FileNotFoundError, psutil.NoSuchProcess):
+            return None
+        return process if alive else None
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self._pids.iterdir()) if self._pids.exists() else []
+
+    def log(self, name: str) -> Path:
+        return self._logs / name
+
+    def send(self, name: str, number: int) -> None:
+        """To it and all that it started."""
+        if process := self.find(name):
+            for each in (process, *process.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.send_signal(number)
+
+    def stop(self, name: str, number: int = signal.SIGTERM) -> None:
+        """Gone when this returns: SIGKILL follows what was asked for."""
+        process = self.find(name)
+        if process is not None:
+            family = [process, *process.children(recursive=True)]
+            self.send(name, number)
+            _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
+            for each in alive:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            psutil.wait_procs(alive, timeout=PATIENCE_SECONDS)
+        (self._pids / name).unlink(missing_ok=True)
+
+
+def until(holds: object, what: str, seconds: float = 60.0) -> None:
+    """Poll `holds()` until it is true. Raises TimeoutError that says `what` did not come."""
+    assert callable(holds)
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds:g} s: {what}")
+        time.sleep(0.05)

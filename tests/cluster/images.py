@@ -1,0 +1,196 @@
+"""Container images without a container engine: built by buildah, loaded once, shared by all nodes.
+
+    pause       the sandbox's process: 20 lines of C
+    base        Debian with Python, by debootstrap: what `FROM docker.io/library/python:...` gets here
+    operator, trainer       the project's own Dockerfiles, unchanged
+Archives lie in the cache, named by what went into them; `loaded` is a containerd root with all of them in it,
+which nodes clone. Limits: needs root, buildah and debootstrap; a base that is in the cache is never renewed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster.daemons import Daemons, until
+from tests.cluster.node import PAUSE
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = "docker.io/library/python:3.11-slim-bookworm"
+OPERATOR, TRAINER = "ghcr.io/ropeteam/ropeteam:test", "ghcr.io/ropeteam/trainer:test"
+_PAUSE_SOURCE = """\
+#include <signal.h>
+#include <unistd.h>
+static void end(int number) { _exit(0); }
+int main(void) { signal(SIGINT, end); signal(SIGTERM, end); for (;;) pause(); }
+"""
+_PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
+_CERTIFICATES = "/etc/ssl/certs"
+"""This machine's, lent to a build and left out of the image: its way to the registries may have its own."""
+
+
+@dataclass(frozen=True)
+class Image:
+    name: str
+    inputs: tuple[str, ...]
+    """Files and folders, relative to the repository, that decide what is in it."""
+    build: Callable[[Image], None]
+    """Leaves the image in buildah's storage under `name`."""
+
+    @property
+    def digest(self) -> str:
+        total = hashlib.sha256(self.name.encode())
+        for path in self._files():
+            total.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+        return total.hexdigest()[:12]
+
+    def _files(self) -> Iterable[Path]:
+        for text in self.inputs:
+            path = ROOT / text
+            every = sorted(path.rglob("*")) if path.is_dir() else [path]
+            yield from (each for each in every if each.is_file() and "__pycache__" not in each.parts)
+
+
+def cache() -> Path:
+    given = os.environ.get("ROPETEAM_CLUSTER_IMAGES")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(given) if given else base / "ropeteam" / "cluster-images"
+
+
+def archive(image: Image) -> Path:
+    """The image as an OCI archive; built if it is not there. Older ones of the same name are deleted."""
+    short = image.name.rpartition("/")[2].partition(":")[0]
+    path = cache() / f"{short}-{image.digest}.tar"
+    if not path.exists():
+        cache().mkdir(parents=True, exist_ok=True)
+        begin = time.monotonic()
+        image.build(image)
+        for old in cache().glob(f"{short}-*.tar*"):
+            old.unlink()
+        fresh = path.with_suffix(".tar.new")
+        buildah("push", "--quiet", "--disable-compression", image.name, f"oci-archive:{fresh}:{image.name}")
+        fresh.rename(path)
+        print(f"image {image.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+    return path
+
+
+def loaded(images: Iterable[Image], tools: Path) -> Path:
+    """A containerd root that holds `images` (and pause), unpacked. What an older one has is not loaded
+    again.
+    """
+    archives = [archive(image) for image in (_pause_image(), *images)]
+    key = hashlib.sha256("".join(path.name for path in archives).encode()).hexdigest()[:12]
+    root, fresh = cache() / f"root-{key}", cache() / "root.new"
+    if not root.exists():
+        shutil.rmtree(fresh, ignore_errors=True)
+        for old in cache().glob("root-*"):
+            old.rename(fresh)
+        marker = fresh / "loaded"
+        known = marker.read_text().split() if marker.exists() else []
+        with tempfile.TemporaryDirectory(prefix="ropeteam-images-") as work:
+            _load([path for path in archives if path.name not in known], fresh, Path(work), tools)
+        marker.write_text(" ".join(path.name for path in archives))
+        fresh.rename(root)
+    return root
+
+
+def _load(archives: list[Path], root: Path, work: Path, tools: Path) -> None:
+    socket, daemons = work / "containerd.sock", Daemons(work)
+    settings = (
+        f'version = 3\nroot = "{root}"\nstate = "{work}/state"\n'
+        "disabled_plugins = ['io.containerd.cri.v1.runtime', 'io.containerd.grpc.v1.cri']\n"
+        f'[grpc]\n  address = "{socket}"\n'
+    )
+    (work / "containerd.toml").write_text(settings)
+    daemons.start("containerd", (tools / "containerd", "-c", work / "containerd.toml"))
+    try:
+        until(socket.exists, "containerd listens", 20)
+        for each in archives:
+            ctr = (tools / "ctr", "-a", socket, "-n", "k8s.io", "images", "import", "--local", each)
+            subprocess.run(ctr, check=True, stdout=subprocess.DEVNULL)
+    finally:
+        daemons.stop("containerd")
+
+
+def buildah(*words: str, **environment: str) -> str:
+    """Its output. Storage that needs no engine and no user namespaces."""
+    settings = {"STORAGE_DRIVER": "overlay", "BUILDAH_ISOLATION": "chroot"}
+    done = subprocess.run(
+        ["buildah", *words], env=os.environ | settings | environment, text=True, capture_output=True
+    )
+    if done.returncode:
+        raise RuntimeError(f"buildah {' '.join(words[:3])}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def has(name: str) -> bool:
+    words = ["buildah", "inspect", "--type", "image", name]
+    return (
+        subprocess.run(words, capture_output=True, env=os.environ | {"STORAGE_DRIVER": "overlay"}).returncode
+        == 0
+    )
+
+
+# ---- how each is built
+
+
+def _pause_image() -> Image:
+    return Image(PAUSE, ("tests/cluster/images.py",), _build_pause)
+
+
+def _build_pause(image: Image) -> None:
+    with tempfile.TemporaryDirectory() as work:
+        source, program = Path(work, "pause.c"), Path(work, "pause")
+        source.write_text(_PAUSE_SOURCE)
+        subprocess.run(["gcc", "-static", "-Os", "-o", program, source], check=True)
+        container = buildah("from", "scratch").strip()
+        buildah("copy", container, str(program), "/pause")
+        buildah("config", "--entrypoint", '["/pause"]', container)
+        buildah("commit", "--quiet", "--rm", container, image.name)
+
+
+def base() -> None:
+    """Debian's Python under the name that the Dockerfiles start from."""
+    if has(PYTHON):
+        return
+    with tempfile.TemporaryDirectory(prefix="ropeteam-base-") as work:
+        words = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", "bookworm", work]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        python = Path(work, "usr/local/bin")
+        for name in ("python", "python3"):
+            (python / name).symlink_to("/usr/bin/python3")
+        container = buildah("from", "scratch").strip()
+        buildah("copy", "--quiet", container, work, "/")
+        buildah("config", "--cmd", "python3", container)
+        buildah("commit", "--quiet", "--rm", container, PYTHON)
+
+
+def _from_dockerfile(dockerfile: str, *arguments: str) -> Callable[[Image], None]:
+    def build(image: Image) -> None:
+        base()
+        buildah(
+            "bud", "--quiet", "--pull-never", "--layers", "--network", "host",
+            "-v", f"{_CERTIFICATES}:{_CERTIFICATES}:ro",
+            "--build-arg", f"SSL_CERT_FILE={_CERTIFICATES}/ca-certificates.crt",
+            *arguments, "-t", image.name, "-f", str(ROOT / dockerfile), str(ROOT),
+        )  # fmt: skip
+
+    return build
+
+
+def operator() -> Image:
+    inputs = ("Dockerfile", ".dockerignore", "pyproject.toml", "uv.lock", "operator", "trainer-image")
+    return Image(OPERATOR, inputs, _from_dockerfile("Dockerfile"))
+
+
+def trainer() -> Image:
+    inputs = ("trainer-image", ".dockerignore", "pyproject.toml", "uv.lock")
+    return Image(TRAINER, inputs, _from_dockerfile("trainer-image/Dockerfile"))

@@ -1,0 +1,83 @@
+"""The lab's addresses, and its one bridge.
+
+    10.77.0.1        this machine: the control plane
+    10.77.0.(10+N)   node N
+    10.88.N.0/24     pods of node N, routed by their node: behind a bridge no Service would work within a node
+    10.96.0.0/16     Services
+Nothing is ever sent outside of these.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+BRIDGE = "ropeteam-lab"
+CONTROL_PLANE = "10.77.0.1"
+PODS, SERVICES, FIRST_SERVICE = "10.88.0.0/16", "10.96.0.0/16", "10.96.0.1"
+
+
+def node_address(number: int) -> str:
+    return f"10.77.0.{10 + number}"
+
+
+def pod_range(number: int) -> str:
+    return f"10.88.{number}.0/24"
+
+
+def link(number: int) -> str:
+    """The bridge's end of node N's cable."""
+    return f"rope-lab-{number}"
+
+
+def create() -> None:
+    ip("link", "add", BRIDGE, "type", "bridge")
+    ip("addr", "add", f"{CONTROL_PLANE}/24", "dev", BRIDGE)
+    ip("link", "set", BRIDGE, "up")
+
+
+def delete() -> None:
+    subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True)
+
+
+def connect(number: int, init: int, numbers: int) -> None:
+    """A cable from the bridge to the network of process `init`, and the routes at both ends.
+
+    `numbers`: routes to the pods of nodes 1..numbers.
+    """
+    subprocess.run(["ip", "link", "delete", link(number)], capture_output=True)
+    ip("link", "add", link(number), "type", "veth", "peer", "name", "eth0", "netns", str(init))
+    ip("link", "set", link(number), "master", BRIDGE, "up")
+    inside = ("nsenter", f"--target={init}", "--net", "ip")
+    for words in (
+        ("addr", "add", f"{node_address(number)}/24", "dev", "eth0"),
+        ("link", "set", "eth0", "up"),
+        ("link", "set", "lo", "up"),
+        ("route", "add", "default", "via", CONTROL_PLANE),
+        *(
+            ("route", "add", pod_range(other), "via", node_address(other))
+            for other in range(1, numbers + 1)
+            if other != number
+        ),
+    ):
+        run(*inside, *words)
+    # Not on the node's IP forwarding of this machine: only the routes of the lab are added.
+    ip("route", "replace", pod_range(number), "via", node_address(number))
+
+
+def cut(number: int) -> None:
+    """The cable is pulled out of the bridge: whatever is sent vanishes, and nobody is told."""
+    ip("link", "set", link(number), "nomaster")
+
+
+def heal(number: int) -> None:
+    ip("link", "set", link(number), "master", BRIDGE)
+
+
+def ip(*words: str) -> None:
+    run("ip", *words)
+
+
+def run(*words: str) -> None:
+    done = subprocess.run(words, text=True, capture_output=True)
+    if done.returncode:
+        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")

@@ -1,0 +1,219 @@
+"""A lab with our chart in it, and jobs on it: what the end-to-end tests speak.
+
+Jobs see one folder of this machine, /shared, on every node. Every wait polls, and says what it saw instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tests.cluster import images
+from tests.cluster.lab import Lab
+from tests.e2e.harness import environments, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "helm" / "ropeteam"
+CONFIG = "ROPETEAM_CONFIG"
+SYSTEM, RELEASE = "ropeteam-system", "ropeteam"
+PATIENCE = 120.0
+Object = dict[str, Any]
+
+
+class Site:
+    """`lab` is up; `install` puts the chart into it."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.shared = lab.folder / "shared"
+        self.shared.mkdir(exist_ok=True)
+        self.shared.chmod(0o777)
+        shutil.copytree(ROOT / "tests" / "e2e" / "scripts", self.shared / "scripts", dirs_exist_ok=True)
+        shutil.copy(ROOT / "benchmarks" / "train_ddp.py", self.shared / "scripts" / "train_ddp.py")
+
+    # ---- the chart
+
+    def helm(self, *words: str) -> str:
+        environment = os.environ | {"KUBECONFIG": str(self.lab.control.kubeconfig)}
+        done = subprocess.run(
+            [self.lab.tools / "helm", *words], env=environment, text=True, capture_output=True
+        )
+        assert done.returncode == 0, f"helm {' '.join(words)}: {done.stderr}"
+        return done.stdout
+
+    def install(self, *sets: str, verb: str = "install") -> None:
+        registry, _, rest = images.OPERATOR.partition("/")
+        repository, _, tag = rest.rpartition(":")
+        settings = (
+            f"image.registry={registry}", f"image.repository={repository}", f"image.tag={tag}",
+            "image.pullPolicy=Never", *sets,
+        )  # fmt: skip
+        words = [word for each in settings for word in ("--set", each)]
+        self.helm(
+            verb, RELEASE, str(CHART), "--namespace", SYSTEM, "--create-namespace", *words, "--wait",
+            "--timeout", "2m",
+        )  # fmt: skip
+
+    def operators(self) -> list[Object]:
+        return self.items("pods", SYSTEM, "app.kubernetes.io/component=operator")
+
+    def leader(self) -> str:
+        """Name of the pod that acts."""
+        lease = self.get("lease", RELEASE, SYSTEM) or {}
+        return str(lease.get("spec", {}).get("holderIdentity", "")).rpartition("_")[0]
+
+    # ---- objects
+
+    def get(self, kind: str, name: str, namespace: str = "default") -> Object | None:
+        text = self.lab.kubectl("-n", namespace, "get", kind, name, "-o", "json", "--ignore-not-found")
+        return dict(json.loads(text)) if text else None
+
+    def items(self, kind: str, namespace: str = "default", labels: str = "") -> list[Object]:
+        words = ("-n", namespace, "get", kind, "-o", "json", *(("-l", labels) if labels else ()))
+        return list(json.loads(self.lab.kubectl(*words))["items"])
+
+    def apply(self, thing: Object) -> None:
+        self.lab.kubectl("apply", "-f", "-", text=json.dumps(thing))
+
+    # ---- jobs
+
+    def job(self, name: str, command: list[str], *, workers: int = 2, **spec: Any) -> Object:
+        """A TrainingJob of our trainer's image that sees /shared, and its own folder /shared/NAME."""
+        folder = self.shared / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        folder.chmod(0o777)
+        mount = {"name": "shared", "mountPath": "/shared"}
+        trainer = {"name": "trainer", "volumeMounts": [mount], "imagePullPolicy": "Never"}
+        volume = {"name": "shared", "hostPath": {"path": str(self.shared)}}
+        template = {"spec": {"containers": [trainer], "volumes": [volume]}}
+        shape = {"workers": workers, "image": images.TRAINER, "command": command, "template": template}
+        return {
+            "apiVersion": "ropeteam.dev/v1alpha1",
+            "kind": "TrainingJob",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {**shape, **spec},
+        }
+
+    def checkpoints(self, name: str, every_steps: int = 10) -> Object:
+        """spec.checkpoint in the job's own folder."""
+        return {"volume": {"hostPath": {"path": str(self.shared / name)}}, "everySteps": every_steps}
+
+    def status(self, name: str) -> Object:
+        return (self.get("trainingjob", name) or {}).get("status") or {}
+
+    def condition(self, name: str, kind: str) -> Object:
+        return next((each for each in self.status(name).get("conditions", ()) if each["type"] == kind), {})
+
+    def wait(self, name: str, kind: str, patience: float = PATIENCE) -> Object:
+        """Until the condition is True."""
+
+        def holds() -> Object | None:
+            seen = self.condition(name, kind)
+            return seen if seen.get("status") == "True" else None
+
+        try:
+            return wait_for(f"{name} {kind}", holds, patience)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.explain(name)}") from None
+
+    def explain(self, name: str) -> str:
+        """What a person would look at."""
+        tell = self.lab.kubectl
+        pods = tell("get", "pods", "-o", "wide", check=False)
+        events = tell("get", "events", "--sort-by=.lastTimestamp", check=False)[-3000:]
+        logs = tell("-n", SYSTEM, "logs", "-l", "app.kubernetes.io/component=operator", check=False)
+        return f"{json.dumps(self.status(name), indent=1)}\n{pods}\n{events}\n{logs[-3000:]}"
+
+    def pods(self, name: str, role: str = "worker") -> list[Object]:
+        return self.items("pods", labels=f"ropeteam.dev/job={name},ropeteam.dev/role={role}")
+
+    def uids(self, name: str) -> dict[str, str]:
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods(name)}
+
+    def node_of(self, name: str, slot: int) -> int:
+        """Number of the node on which this slot's newest pod runs."""
+        pods = [pod for pod in self.pods(name) if pod["metadata"]["labels"]["ropeteam.dev/slot"] == str(slot)]
+        newest = max(pods, key=lambda pod: int(pod["metadata"]["labels"]["ropeteam.dev/incarnation"]))
+        return int(newest["spec"]["nodeName"].rpartition("-")[2])
+
+    def delete(self, name: str) -> None:
+        self.lab.kubectl("delete", "trainingjob", name, "--ignore-not-found", "--wait")
+        wait_for(
+            f"pods of {name} are gone", lambda: not self.items("pods", labels=f"ropeteam.dev/job={name}")
+        )
+
+    # ---- faults
+
+    def rank(self, job: str, number: int) -> int:
+        """The process of this rank, as the machine sees it."""
+        uid = (self.get("trainingjob", job) or {})["metadata"]["uid"]
+
+        def found() -> int | None:
+            for pid, environment in environments():
+                # A forked rank shows the environment of the zygote.
+                ours = environment.get("TORCHELASTIC_RUN_ID") == uid or uid in environment.get(CONFIG, "")
+                if ours and _names(pid) == (f"rank {number}", True):
+                    return pid
+            return None
+
+        return wait_for(f"rank {number} of {job}", found)
+
+    def agent(self, job: str, slot: int) -> int:
+        """The first process of a worker's container."""
+        return self._first_process(f"{job}-{slot}-", "ropeteam-agent", "agent.pyz")
+
+    def coordinator(self, job: str) -> int:
+        return self._first_process(f"{job}-coordinator-", "coordinator", "ropeteam_trainer.coordinator")
+
+    def operator(self, pod: str) -> int:
+        return self._first_process(pod, "operator", "ropeteam.controller")
+
+    def _first_process(self, host: str, what: str, word: str) -> int:
+        """By the name of its pod, which is its host name, and a word of its command."""
+        for pid, environment in environments():
+            if environment.get("HOSTNAME", "").startswith(host):
+                arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                if any(each.endswith(word) for each in arguments) and "zygote" not in str(arguments):
+                    return pid
+        raise AssertionError(f"no {what} process in a pod {host}")
+
+    def kill_process(self, job: str, slot: int) -> None:
+        """A rank's, without asking the API server who it is."""
+        for pid, environment in environments():
+            if environment.get("HOSTNAME", "").startswith(f"{job}-{slot}-") and _names(pid)[0].startswith(
+                "rank "
+            ):
+                os.kill(pid, signal.SIGKILL)
+                return
+        raise AssertionError(f"no rank in a pod of slot {slot}")
+
+    def epochs(self, job: str) -> int:
+        """How many worlds have ended."""
+        return len(self.status(job).get("incidents") or [])
+
+    def restarts(self, job: str, role: str) -> int:
+        statuses = self.pods(job, role)[0]["status"].get("containerStatuses") or [{}]
+        return int(statuses[0].get("restartCount", 0))
+
+    def raw(self, verb: str, path: str, body: Object) -> None:
+        self.lab.kubectl(verb, "--raw", path, "-f", "-", text=json.dumps(body))
+
+    def kill_rank(self, job: str, number: int) -> None:
+        os.kill(self.rank(job, number), signal.SIGKILL)
+
+
+def _names(pid: int) -> tuple[str, bool]:
+    """A process's name, and whether its parent has another: what a rank starts is called like it."""
+    try:
+        process = psutil.Process(pid)
+        parent = process.parent()
+        return process.name(), parent is None or parent.name() != process.name()
+    except psutil.NoSuchProcess:
+        return "", False

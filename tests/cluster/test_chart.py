@@ -1,0 +1,250 @@
+"""The chart, rendered by the real Helm: what each value does, and that wrong values are refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from tests.cluster import tools
+from tests.cluster.site import CHART
+from tools.values import schema
+
+from ropeteam.api.defaults import JobDefaults
+
+Object = dict[str, Any]
+
+
+def helm(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(tools.folder() / "helm"), *words], text=True, capture_output=True)
+
+
+def render(values: Object | None = None) -> list[Object]:
+    """All objects of the chart with these values."""
+    done = subprocess.run(
+        [str(tools.folder() / "helm"), "template", "ropeteam", str(CHART), "-n", "sys", "-f", "-"],
+        input=json.dumps(values or {}), text=True, capture_output=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+def of_kind(kind: str, values: Object | None = None) -> list[Object]:
+    return [each for each in render(values) if each["kind"] == kind]
+
+
+def pod(values: Object | None = None) -> Object:
+    (deployment,) = of_kind("Deployment", values)
+    spec: Object = deployment["spec"]["template"]["spec"]
+    return spec
+
+
+def arguments(values: Object | None = None) -> dict[str, str]:
+    words = pod(values)["containers"][0]["args"]
+    return dict(word.removeprefix("--").split("=", 1) for word in words)
+
+
+def test_lint_is_content() -> None:
+    done = helm("lint", "--strict", str(CHART))
+    assert done.returncode == 0, done.stdout
+
+
+def leaves(
+    node: Object, root: Object, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Object]]:
+    for name, each in node.get("properties", {}).items():
+        if name == "global":
+            continue
+        target = root["$defs"][each["$ref"].rpartition("/")[2]] if "$ref" in each else each
+        yield (*path, name), {**target, **each}
+        yield from leaves(target, root, (*path, name))
+
+
+def test_every_value_is_described_and_a_typo_in_any_section_is_refused() -> None:
+    made = schema()
+    every = list(leaves(made, made))
+    assert len(every) > 40
+    assert [path for path, each in every if not each.get("description")] == []
+    sections = [path for path, each in every if each.get("properties")]
+    for path in [(), *sections]:
+        wrong: Object = {"typo": 1}
+        for name in reversed(path):
+            wrong = {name: wrong}
+        done = subprocess.run(
+            [str(tools.folder() / "helm"), "template", "r", str(CHART), "-f", "-"],
+            input=json.dumps(wrong), text=True, capture_output=True,
+        )  # fmt: skip
+        assert done.returncode != 0, path
+        assert "typo" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"replicas": 0},
+        {"leaseSeconds": 1},
+        {"logLevel": "LOUD"},
+        {"image": {"digest": "latest"}},
+        {"image": {"pullPolicy": "Sometimes"}},
+        {"namespaces": "all"},
+        {"workers": "many"},
+    ],
+)
+def test_a_value_that_cannot_work_is_refused(values: Object) -> None:
+    words = [str(tools.folder() / "helm"), "template", "r", str(CHART), "-f", "-"]
+    done = subprocess.run(words, input=json.dumps(values), text=True, capture_output=True)
+    assert done.returncode != 0
+    assert next(iter(values)) in done.stderr
+
+
+def test_the_image_is_the_operators_and_what_it_gives_to_jobs() -> None:
+    image = {"registry": "mirror.example:5000", "repository": "a/b", "tag": "9", "pullPolicy": "Always"}
+    spec = pod({"image": {**image, "pullSecrets": [{"name": "s"}]}})
+    assert spec["containers"][0]["image"] == "mirror.example:5000/a/b:9"
+    assert spec["imagePullSecrets"] == [{"name": "s"}]
+    assert arguments({"image": image})["image"] == "mirror.example:5000/a/b:9"
+    assert (
+        arguments({"image": image})["image-pull-policy"]
+        == spec["containers"][0]["imagePullPolicy"]
+        == "Always"
+    )
+    digest = "sha256:" + "0" * 64
+    assert arguments({"image": {"digest": digest}})["image"] == f"ghcr.io/ropeteam/ropeteam@{digest}"
+    assert arguments({"image": {"registry": ""}})["image"].startswith("ropeteam/ropeteam:")
+
+
+def test_settings_reach_the_operator() -> None:
+    given = arguments({"logLevel": "DEBUG", "workers": 7, "leaseSeconds": 30, "namespaces": ["a", "b"]})
+    expected = {"log-level": "DEBUG", "workers": "7", "lease-seconds": "30", "namespace": "a,b"}
+    assert expected.items() <= given.items()
+    assert given["lease"] == "sys/ropeteam"
+    assert "namespace" not in arguments()
+
+
+def test_defaults_for_jobs_are_what_the_operator_reads() -> None:
+    jobs = {
+        "env": [{"name": "NCCL_DEBUG", "value": "INFO"}],
+        "imagePullSecrets": ["s"],
+        "priorityClassName": "p",
+    }
+    (config,) = of_kind("ConfigMap", {"jobDefaults": jobs})
+    read = JobDefaults.model_validate_json(config["data"]["defaults.json"])
+    assert read == JobDefaults.model_validate(jobs)
+    (plain,) = of_kind("ConfigMap")
+    assert JobDefaults.model_validate_json(plain["data"]["defaults.json"]) == JobDefaults()
+
+
+def test_rights_are_in_the_whole_cluster_or_in_the_named_namespaces() -> None:
+    names = {each["metadata"]["name"] for each in of_kind("ClusterRole")}
+    assert names == {"ropeteam", "ropeteam-edit", "ropeteam-view"}
+    values = {"namespaces": ["a", "b"]}
+    assert "ropeteam" not in {each["metadata"]["name"] for each in of_kind("ClusterRole", values)}
+    places = {each["metadata"]["namespace"] for each in of_kind("Role", values)}
+    assert places == {"a", "b", "sys"}
+    assert of_kind("ClusterRoleBinding", values) == []
+    assert not {"ClusterRole", "Role", "RoleBinding"} & {
+        e["kind"] for e in render({"rbac": {"create": False}})
+    }
+
+
+def test_the_operator_may_do_no_more_than_24_things() -> None:
+    roles = [each for each in of_kind("ClusterRole") if each["metadata"]["name"] == "ropeteam"] + of_kind(
+        "Role"
+    )
+    rules = [rule for role in roles for rule in role["rules"]]
+    triples = {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert len(triples) <= 24
+    assert not any("*" in triple for triple in triples)
+    assert {verb for _, resource, verb in triples if resource == "secrets"} == {"create"}
+
+
+def test_the_definition_is_installed_and_kept_unless_told_otherwise() -> None:
+    (definition,) = of_kind("CustomResourceDefinition")
+    assert definition["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    (loose,) = of_kind("CustomResourceDefinition", {"crds": {"keep": False}})
+    assert "annotations" not in loose["metadata"]
+    assert of_kind("CustomResourceDefinition", {"crds": {"enabled": False}}) == []
+
+
+def test_the_key_is_kept_and_may_be_ones_own() -> None:
+    (secret,) = of_kind("Secret")
+    assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    own = {"operatorKey": {"existingSecret": "mine"}}
+    assert of_kind("Secret", own) == []
+    assert {"secretName": "mine"}.items() <= pod(own)["volumes"][0]["secret"].items()
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("admissionPolicy", "ValidatingAdmissionPolicy"),
+        ("networkPolicy", "NetworkPolicy"),
+        ("podDisruptionBudget", "PodDisruptionBudget"),
+    ],
+)
+def test_parts_that_may_be_left_out(value: str, kind: str) -> None:
+    assert len(of_kind(kind)) == 1
+    assert of_kind(kind, {value: {"enabled": False}}) == []
+
+
+def test_one_replica_needs_no_disruption_budget() -> None:
+    assert of_kind("PodDisruptionBudget", {"replicas": 1}) == []
+
+
+def test_the_service_account() -> None:
+    named = {"serviceAccount": {"name": "me", "annotations": {"a": "b"}}}
+    (account,) = of_kind("ServiceAccount", named)
+    assert (account["metadata"]["name"], account["metadata"]["annotations"]) == ("me", {"a": "b"})
+    assert pod(named)["serviceAccountName"] == "me"
+    assert of_kind("ServiceAccount", {"serviceAccount": {"create": False}}) == []
+
+
+def test_where_and_how_the_operator_runs() -> None:
+    placed = {
+        "replicas": 3,
+        "nodeSelector": {"a": "b"},
+        "tolerations": [{"operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "system-cluster-critical",
+        "resources": {"limits": {"memory": "1Gi"}},
+    }
+    spec = pod(placed)
+    for name in ("nodeSelector", "tolerations", "affinity", "priorityClassName"):
+        assert spec[name] == placed[name]
+    assert spec["containers"][0]["resources"]["limits"]["memory"] == "1Gi"
+    (deployment,) = of_kind("Deployment", {**placed, "podLabels": {"x": "y"}, "podAnnotations": {"n": "m"}})
+    assert deployment["spec"]["replicas"] == 3
+    metadata = deployment["spec"]["template"]["metadata"]
+    assert (metadata["labels"]["x"], metadata["annotations"]["n"]) == ("y", "m")
+
+
+def test_api_server_ports_and_extra_objects() -> None:
+    (policy,) = of_kind("NetworkPolicy", {"networkPolicy": {"apiServerPorts": [16443]}})
+    assert {"port": 16443, "protocol": "TCP"} in policy["spec"]["egress"][0]["ports"]
+    extra = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-x"}}
+    names = [each["metadata"]["name"] for each in of_kind("ConfigMap", {"extraObjects": [extra]})]
+    assert "ropeteam-x" in names
+
+
+def test_no_hook_no_webhook_no_certificate() -> None:
+    text = json.dumps(render())
+    assert "helm.sh/hook" not in text
+    assert "WebhookConfiguration" not in text
+    assert "Certificate" not in text
+
+
+def test_the_operators_pod_is_restricted() -> None:
+    spec = pod()
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    for container in spec["containers"]:
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}

@@ -1,0 +1,247 @@
+"""What can happen to a job on a real cluster, and that it goes on, or says why not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+from tests.cluster.site import SYSTEM, Site
+from tests.cluster.test_core import last_cause, step, tiny, wait_for_new_checkpoint
+from tests.e2e.harness import wait_for
+
+FOREVER = 100_000
+DRAIN = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s", "--force")
+GREEDY = """
+import ropeteam_trainer
+job = ropeteam_trainer.init()
+job.report(loss=0.0)
+hoard = []
+while True:
+    hoard.append(bytearray(10**7))
+"""
+
+
+def running(site: Site, name: str, **spec: Any) -> dict[str, str]:
+    """A job that trains and has saved. The UIDs of its pods."""
+    site.apply(tiny(site, name, steps=FOREVER, **spec))
+    site.wait(name, "Running")
+    wait_for_new_checkpoint(site, name)
+    return site.uids(name)
+
+
+def coordinators_node(site: Site, name: str) -> int:
+    return int(site.pods(name, "coordinator")[0]["spec"]["nodeName"].rpartition("-")[2])
+
+
+def slot_apart_from_coordinator(site: Site, name: str) -> int:
+    return next(slot for slot in (0, 1) if site.node_of(name, slot) != coordinators_node(site, name))
+
+
+def goes_on(site: Site, name: str) -> None:
+    site.wait(name, "Running")
+    wait_for_new_checkpoint(site, name)
+
+
+# ---- processes, containers, pods
+
+
+def test_a_container_that_is_killed_is_a_pod_replaced(site: Site, name: str) -> None:
+    uids = running(site, name)
+    agent = site.agent(name, 1)
+    os.kill(agent, signal.SIGKILL)
+    wait_for("a replacement", lambda: f"{name}-1-2" in site.uids(name), 60)
+    goes_on(site, name)
+    assert site.uids(name)[f"{name}-0-1"] == uids[f"{name}-0-1"]
+
+
+def test_an_evicted_pod_saves_and_its_replacement_goes_on_from_there(site: Site, name: str) -> None:
+    running(site, name)
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": f"{name}-1-1", "namespace": "default"},
+    }
+    site.raw("create", f"/api/v1/namespaces/default/pods/{name}-1-1/eviction", eviction)
+    wait_for("a replacement", lambda: f"{name}-1-2" in site.uids(name), 60)
+    goes_on(site, name)
+    wait_for("no step lost", lambda: site.status(name)["incidents"][-1].get("stepsLost") == 0, 60)
+
+
+def test_a_rank_that_is_out_of_memory_is_named(site: Site, name: str) -> None:
+    job = site.job(name, ["python", "-c", GREEDY], resources={"limits": {"memory": "600Mi"}})
+    job["spec"]["recovery"] = {"maxFailures": 0}
+    site.apply(job)
+    site.wait(name, "Failed")
+    assert last_cause(site, name) == "OutOfMemory"
+
+
+# ---- nodes
+
+
+def test_a_kubelet_that_stops_stops_no_training(site: Site, name: str) -> None:
+    uids = running(site, name)
+    node = site.lab.node(site.node_of(name, slot_apart_from_coordinator(site, name)))
+    node.stop("kubelet")
+    try:
+        wait_for_new_checkpoint(site, name)
+        wait_for_new_checkpoint(site, name)
+        assert site.uids(name) == uids
+    finally:
+        node.start("kubelet")
+        wait_for(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
+
+
+def test_a_node_that_is_cut_off_neither_joins_nor_commits(site: Site, name: str) -> None:
+    running(site, name)
+    slot = slot_apart_from_coordinator(site, name)
+    node = site.lab.node(site.node_of(name, slot))
+    node.cut()
+    try:
+        wait_for("a replacement", lambda: f"{name}-{slot}-2" in site.uids(name), 90)
+        wait_for("another node", lambda: site.node_of(name, slot) != node.number, 60)
+        goes_on(site, name)
+    finally:
+        node.heal()
+    wait_for(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
+    wait_for("the old pod is gone", lambda: f"{name}-{slot}-1" not in site.uids(name), 180)
+    incidents = len(site.status(name)["incidents"])
+    wait_for_new_checkpoint(site, name)
+    assert len(site.status(name)["incidents"]) == incidents, "the old pod disturbed nobody"
+
+
+def test_the_coordinators_node_is_lost(site: Site, name: str) -> None:
+    running(site, name)
+    node = site.lab.node(coordinators_node(site, name))
+    node.power_off()
+    try:
+        wait_for("another coordinator", lambda: site.status(name)["coordinator"]["term"] > 1, 180)
+        goes_on(site, name)
+    finally:
+        node.power_on(len(site.lab.nodes))
+        wait_for(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
+
+
+def test_a_drained_node_loses_no_step(site: Site, name: str) -> None:
+    running(site, name)
+    slot = slot_apart_from_coordinator(site, name)
+    node = site.lab.node(site.node_of(name, slot))
+    try:
+        site.lab.kubectl("drain", node.name, *DRAIN)
+        wait_for("another node", lambda: site.node_of(name, slot) != node.number, 60)
+        goes_on(site, name)
+        wait_for("no step lost", lambda: site.status(name)["incidents"][-1].get("stepsLost") == 0, 60)
+    finally:
+        site.lab.kubectl("uncordon", node.name)
+
+
+# ---- the control plane, ours and theirs
+
+
+def test_a_deleted_coordinator_is_replaced_and_the_world_goes_on(site: Site, name: str) -> None:
+    uids = running(site, name)
+    pod = site.pods(name, "coordinator")[0]["metadata"]["name"]
+    site.lab.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
+    wait_for("its next term", lambda: site.status(name)["coordinator"]["term"] == 2, 60)
+    goes_on(site, name)
+    assert site.uids(name) == uids
+
+
+def test_a_coordinator_that_is_killed_adopts_the_world(site: Site, name: str) -> None:
+    uids = running(site, name)
+    epochs = site.epochs(name)
+    os.kill(site.coordinator(name), signal.SIGKILL)
+    wait_for("its container runs again", lambda: site.restarts(name, "coordinator") == 1, 60)
+    goes_on(site, name)
+    assert (site.uids(name), site.epochs(name)) == (uids, epochs)
+
+
+def test_a_frozen_leader_that_thaws_writes_nothing(site: Site, name: str) -> None:
+    running(site, name)
+    leader = wait_for("a leader", site.leader)
+    process = site.operator(leader)
+    os.kill(process, signal.SIGSTOP)
+    try:
+        wait_for("another leader", lambda: site.leader() not in ("", leader), 60)
+        site.kill_rank(name, 0)
+        wait_for("the incident", lambda: last_cause(site, name) == "Signal", 60)
+    finally:
+        os.kill(process, signal.SIGCONT)
+    goes_on(site, name)
+    assert len(site.pods(name)) == 2
+
+
+def test_training_goes_on_without_an_api_server(site: Site, name: str) -> None:
+    uids = running(site, name)
+    before = step(site, name)
+    site.lab.control.stop("kube-apiserver")
+    try:
+        site.kill_process(name, 1)
+        time.sleep(60)
+    finally:
+        site.lab.control.start_apiserver()
+        wait_for("the API server", site.lab.control.is_ready, 60)
+    wait_for("steps were made meanwhile", lambda: step(site, name) > before + 200, 60)
+    wait_for("the incident", lambda: last_cause(site, name) == "Signal", 60)
+    goes_on(site, name)
+    assert site.uids(name) == uids
+
+
+def test_a_restart_of_etcd_is_nothing(site: Site, name: str) -> None:
+    uids = running(site, name)
+    site.lab.control.stop("etcd")
+    site.lab.control.start_etcd()
+    goes_on(site, name)
+    assert site.uids(name) == uids
+
+
+def test_without_dns_training_goes_on(site: Site, name: str) -> None:
+    site.lab.control.stop("coredns")
+    try:
+        uids = running(site, name)
+        site.kill_rank(name, 1)
+        wait_for("the incident", lambda: last_cause(site, name) == "Signal", 60)
+        goes_on(site, name)
+        assert site.uids(name) == uids
+    finally:
+        site.lab.control.start_dns()
+
+
+# ---- what cannot work says so
+
+
+@pytest.mark.parametrize(
+    ("change", "condition", "words"),
+    [
+        ({"image": "localhost/nobody:has-it"}, "Running", "nobody:has-it"),
+        ({"image": "localhost/pause:lab"}, "Running", "python3"),
+        ({"resources": {"limits": {"cpu": "1000"}}}, "Running", "Insufficient cpu"),
+    ],
+    ids=["no image", "no Python", "no room"],
+)
+def test_what_a_job_waits_for_is_told(
+    site: Site, name: str, change: dict[str, Any], condition: str, words: str
+) -> None:
+    site.apply(tiny(site, name, **change))
+
+    def told() -> bool:
+        return words in str(site.status(name).get("conditions", ""))
+
+    try:
+        wait_for(f"{words!r} in a condition", told, 60)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{site.explain(name)}") from None
+    assert site.condition(name, condition).get("status") != "True"
+
+
+def test_a_namespace_that_is_deleted_takes_its_jobs_along(site: Site, name: str) -> None:
+    site.lab.kubectl("create", "namespace", name)
+    job = tiny(site, name, steps=FOREVER)
+    job["metadata"]["namespace"] = name
+    site.apply(job)
+    wait_for("its pods", lambda: len(site.items("pods", name)) == 3, 60)
+    site.lab.kubectl("delete", "namespace", name, "--timeout=120s")
+    assert site.get("namespace", name) is None
+    assert len(site.items("pods", SYSTEM)) >= 2

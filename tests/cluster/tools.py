@@ -1,0 +1,170 @@
+"""The programs of a real cluster: found in a folder, in a cache, or built from Go modules.
+
+    python -m tests.cluster.tools         find or build them, print the folder
+
+Looked for in $ROPETEAM_CLUSTER_TOOLS, else in ~/.cache/ropeteam/cluster-tools/<key of the versions>, else
+built there (13 minutes on 2 cores; needs Go, gcc and libseccomp's headers). Sources come from the Go module
+proxy, checked against Go's checksum database. Limits: a folder that is given is believed, whatever its versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+KUBERNETES = os.environ.get("ROPETEAM_KUBERNETES", "1.36.3")
+STATIC = {"CGO_ENABLED": "0"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Programs that one Go module gives. `programs`: the name that the harness uses -> package."""
+
+    module: str
+    version: str
+    programs: dict[str, str]
+    flags: tuple[str, ...] = ()
+    ldflags: str = ""
+    cgo: bool = False
+    staging: str = ""
+    """Modules that its go.mod requires at v0.0.0 live beside it and are published with this version."""
+
+
+_MINOR = KUBERNETES.split(".")[1]
+_VERSION_PACKAGE = "-X k8s.io/component-base/version"
+SOURCES = (
+    Source(
+        "k8s.io/kubernetes",
+        f"v{KUBERNETES}",
+        {
+            name: f"k8s.io/kubernetes/cmd/{name}"
+            for name in (
+                "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubectl",
+                "kubelet",
+            )
+        },
+        ldflags=f"{_VERSION_PACKAGE}.gitVersion=v{KUBERNETES} {_VERSION_PACKAGE}.gitMajor=1"
+        f" {_VERSION_PACKAGE}.gitMinor={_MINOR}",
+        staging=f"v0.{KUBERNETES.partition('.')[2]}",
+    ),
+    Source("go.etcd.io/etcd/server/v3", "v3.6.16", {"etcd": "go.etcd.io/etcd/server/v3"}),
+    Source(
+        "github.com/containerd/containerd/v2",
+        "v2.4.2",
+        {
+            name: f"github.com/containerd/containerd/v2/cmd/{name}"
+            for name in ("containerd", "containerd-shim-runc-v2", "ctr")
+        },
+    ),
+    Source(
+        "github.com/opencontainers/runc",
+        "v1.5.2",
+        {"runc": "github.com/opencontainers/runc"},
+        flags=("-tags", "seccomp"),
+        ldflags="-X main.version=1.5.2",
+        cgo=True,
+    ),
+    Source("github.com/coredns/coredns", "v1.15.0", {"coredns": "github.com/coredns/coredns"}),
+    Source("helm.sh/helm/v4", "v4.3.1", {"helm": "helm.sh/helm/v4/cmd/helm"}),
+    Source("sigs.k8s.io/kwok", "v0.8.0", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
+)  # fmt: skip
+PROGRAMS = tuple(name for source in SOURCES for name in source.programs)
+
+
+class CannotBuild(Exception):
+    """What is missing, or what the build said last."""
+
+
+def key() -> str:
+    return hashlib.sha256(repr(SOURCES).encode()).hexdigest()[:12]
+
+
+def folder() -> Path:
+    """Where the programs are, or will be."""
+    if given := os.environ.get("ROPETEAM_CLUSTER_TOOLS"):
+        return Path(given)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "ropeteam" / "cluster-tools" / key()
+
+
+def missing() -> tuple[str, ...]:
+    return tuple(name for name in PROGRAMS if not (folder() / name).exists())
+
+
+def ensure() -> Path:
+    """The folder that holds all PROGRAMS. Raises CannotBuild."""
+    lacking = set(missing())
+    if lacking and os.environ.get("ROPETEAM_CLUSTER_TOOLS"):
+        raise CannotBuild(f"{folder()} (ROPETEAM_CLUSTER_TOOLS) lacks {', '.join(sorted(lacking))}")
+    wanted = [source for source in SOURCES if lacking & set(source.programs)]
+    if wanted:
+        _check_builders()
+        folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="ropeteam-build-", dir=folder()) as work:
+            for source in wanted:
+                print(f"building {', '.join(source.programs)} {source.version}", file=sys.stderr, flush=True)
+                _build(source, Path(work))
+            # Modules are read-only on purpose; nobody could delete them otherwise.
+            _go(Path(work), Path(work), "clean", "-modcache")
+    return folder()
+
+
+def _check_builders() -> None:
+    lacking = [name for name in ("go", "gcc", "pkg-config") if not shutil.which(name)]
+    if not lacking and subprocess.run(["pkg-config", "--exists", "libseccomp"]).returncode:
+        lacking = ["libseccomp-dev"]
+    if lacking:
+        raise CannotBuild(
+            f"to build the cluster's programs {', '.join(lacking)} is needed (Debian: apt-get install golang"
+            " gcc pkg-config libseccomp-dev), or a folder with the programs in ROPETEAM_CLUSTER_TOOLS"
+        )
+
+
+def _build(source: Source, work: Path) -> None:
+    module = Path(tempfile.mkdtemp(dir=work))
+    (module / "go.mod").write_text("module ropeteam.dev/cluster-tools\n\ngo 1.24\n")
+    if source.staging:
+        _replace_staging(source, module, work)
+    packages = tuple(source.programs.values())
+    _go(module, work, "get", *(f"{package}@{source.version}" for package in packages))
+    for name, package in source.programs.items():
+        fresh = module / f"{name}.new"
+        environment = {} if source.cgo else STATIC
+        ldflags = f"-s -w {source.ldflags}"
+        arguments = ("build", "-trimpath", *source.flags, "-ldflags", ldflags, "-o", str(fresh), package)
+        _go(module, work, *arguments, **environment)
+        fresh.rename(folder() / name)
+
+
+def _replace_staging(source: Source, module: Path, work: Path) -> None:
+    """Kubernetes cannot be required as it is: its go.mod names its own parts at a version that never was."""
+    about = json.loads(_go(module, work, "mod", "download", "-json", f"{source.module}@{source.version}"))
+    described = json.loads(_go(module, work, "mod", "edit", "-json", about["GoMod"]))
+    parts = [each["Path"] for each in described["Require"] if each["Version"] == "v0.0.0"]
+    replacements = [f"-replace={part}={part}@{source.staging}" for part in parts]
+    _go(module, work, "mod", "edit", *replacements)
+
+
+def _go(module: Path, work: Path, *arguments: str, **environment: str) -> str:
+    """Its output. Module and build caches are thrown away with `work`: they are twenty times the programs."""
+    caches = {"GOMODCACHE": str(work / "mod"), "GOCACHE": str(work / "cache"), "GOFLAGS": "-buildvcs=false"}
+    done = subprocess.run(
+        ["go", *arguments], cwd=module, env=os.environ | caches | environment, text=True, capture_output=True
+    )
+    if done.returncode:
+        raise CannotBuild(f"go {' '.join(arguments[:2])} failed:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    try:
+        print(ensure())
+    except CannotBuild as problem:
+        sys.exit(str(problem))
