@@ -6,6 +6,8 @@ import os
 import subprocess
 import time
 
+import pytest
+
 from ropeteam_trainer.agent import proc
 
 
@@ -60,3 +62,16 @@ def test_the_interface_of_an_address():
 
 def test_oom_kills_are_a_number_wherever_we_run():
     assert proc.oom_kills() >= 0
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "file"),
+    [
+        ("0::/kubepods/pod1\n", "/sys/fs/cgroup/kubepods/pod1/memory.events"),
+        ("5:cpu,memory:/k8s.io/c1\n0::/\n", "/sys/fs/cgroup/memory/k8s.io/c1/memory.oom_control"),
+    ],
+)
+def test_oom_kills_are_counted_in_either_version_of_cgroups(cgroups: str, file: str):
+    found = list(proc._oom_files(cgroups))
+    assert found[:2] == ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"]
+    assert file in found

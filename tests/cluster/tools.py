@@ -3,8 +3,9 @@
     python -m tests.cluster.tools         find or build them, print the folder
 
 Looked for in $ROPETEAM_CLUSTER_TOOLS, else in ~/.cache/ropeteam/cluster-tools/<key of the versions>, else
-built there (13 minutes on 2 cores; needs Go, gcc and libseccomp's headers). Sources come from the Go module
-proxy, checked against Go's checksum database. Limits: a folder that is given is believed, whatever its versions.
+built there: 13 minutes on 2 cores, with Go, gcc and libseccomp's headers. Sources come from the Go module
+proxy, checked against Go's checksum database. Limits: a folder that is given is believed, whatever its
+versions.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,18 +130,27 @@ def interface_of(address: str) -> str | None:
 
 
 def oom_kills() -> int:
-    """Processes of this container's cgroup that the kernel killed for memory. 0 where that cannot be read."""
-    for path in ("/sys/fs/cgroup/memory.events", f"/sys/fs/cgroup{_own_cgroup()}/memory.events"):
-        try:
-            lines = Path(path).read_text().split("\n")
-        except OSError:
-            continue
-        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-    return 0
+    """Processes that the kernel killed for memory, as far as this container can see. Only its growth tells
+    something.
+    """
+    lines = [line for path in _oom_files(_text("/proc/self/cgroup")) for line in _text(path).splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
-def _own_cgroup() -> str:
+def _oom_files(cgroups: str) -> Iterator[str]:
+    """Where the count may stand, given /proc/self/cgroup. A container sees its own cgroup as the root."""
+    yield "/sys/fs/cgroup/memory.events"
+    yield "/sys/fs/cgroup/memory/memory.oom_control"
+    for line in cgroups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            yield f"/sys/fs/cgroup{path}/memory.events"
+        elif "memory" in controllers.split(","):
+            yield f"/sys/fs/cgroup/memory{path}/memory.oom_control"
+
+
+def _text(path: str) -> str:
     try:
-        return Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
+        return Path(path).read_text()
     except OSError:
         return ""
