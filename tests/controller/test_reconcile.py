@@ -72,6 +72,19 @@ async def test_a_decision_about_an_old_object_is_forgotten(still: Operator) -> N
     assert await still.reconciler(KEY) == 0
 
 
+async def test_a_job_whose_end_the_watch_has_not_told_is_swept_all_the_same(still: Operator) -> None:
+    seen = await with_pods(still)
+    for part in (*still.caches.pods.parts, *still.caches.services.parts):
+        await part.list()
+    await still.client.merge(JOB, {"spec": {"suspend": True}})
+    await still.caches.jobs.parts[0].list()  # something to write about, and the last that is heard of it
+    await still.client.delete(JOB, uid=seen.metadata.uid)
+    with pytest.raises(NotFound):
+        await still.reconciler(KEY)
+    assert await still.reconciler(KEY) is None
+    assert await names(still.client, "Service") == []
+
+
 async def test_every_action_may_be_carried_out_twice(still: Operator) -> None:
     await still.client.create(job())
     await still.caches.jobs.parts[0].list()

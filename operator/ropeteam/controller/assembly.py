@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
+import aiohttp
+
 from ropeteam.api.job import KIND, PLURAL, VERSION
 from ropeteam.controller import access, handlers, metrics, probes
 from ropeteam.controller.caches import Caches, make_caches
@@ -34,6 +36,7 @@ from ropeteam.controller.workqueue import WorkQueue, serve
 log = logging.getLogger(__name__)
 
 _RESYNC_SECONDS = 600
+_RETRY_SECONDS = 1.0
 
 
 def _always() -> bool:
@@ -157,8 +160,15 @@ async def _unless(ended: asyncio.Event, work: Coroutine[None, None, object]) -> 
 
 
 async def _require_crd(client: ApiClient, namespaces: tuple[str, ...]) -> None:
+    """Waits for an API server that is away: who ends is started again later and later."""
     try:
-        await client.request("GET", Place(KIND, *namespaces[:1]).path, params={"limit": "1"})
+        while True:
+            try:
+                await client.request("GET", Place(KIND, *namespaces[:1]).path, params={"limit": "1"})
+                return
+            except (aiohttp.ClientConnectionError, TimeoutError) as error:
+                log.warning("the API server is not reached, trying again: %s", error)
+                await asyncio.sleep(_RETRY_SECONDS)
     except NotFound:
         raise CrdMissing(
             f"this cluster does not know {PLURAL} in version {VERSION}. "

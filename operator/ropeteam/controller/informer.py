@@ -26,7 +26,7 @@ from ropeteam.controller.workqueue import was_cancelled
 T = TypeVar("T")
 
 _PAGE = "500"
-_SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 30.0
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _HEALTHY_SECONDS = 5.0
 
 _BREAKS = (

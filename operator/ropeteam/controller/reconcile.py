@@ -69,19 +69,23 @@ class Reconciler:
         return decision.look_again_seconds
 
     async def _save(self, seen: Observation, decision: Decision) -> None:
-        """And announce it. Raises Conflict: the job has changed since it was read."""
+        """And announce it. Raises Conflict: the job has changed since it was read; NotFound: it is gone,
+        which the watch may be late to tell.
+        """
         meta = seen.metadata
         identity = {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid}
-        answer = await self.client.replace(
-            {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "metadata": {**identity, "resourceVersion": meta.resource_version},
-                "spec": seen.spec,
-                "status": decision.status.to_json(),
-            },
-            subresource="status",
-        )
+        written = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {**identity, "resourceVersion": meta.resource_version},
+            "spec": seen.spec,
+            "status": decision.status.to_json(),
+        }
+        try:
+            answer = await self.client.replace(written, subresource="status")
+        except NotFound:
+            self.observer.caches.jobs.learn_gone(meta.uid)
+            raise
         self.observer.caches.jobs.learn(answer)
         metrics.count_settled(seen.status, decision.status)
         for announcement in decision.announcements:
