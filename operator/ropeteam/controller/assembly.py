@@ -118,10 +118,13 @@ async def run(settings: Settings) -> None:
     async with elected(settings) as elector:
         may_write = elector.may_write if elector else _always
         async with assembled(settings, may_write) as operator:
+            lost = ""
             try:
                 await _live(settings, operator, elector)
-            except* LeadershipLost as lost:
-                raise LeadershipLost(str(lost.exceptions[0])) from None
+            except* LeadershipLost as group:
+                lost = str(group.exceptions[0])
+            if lost:  # raised in the block above it would come in a group again
+                raise LeadershipLost(lost)
 
 
 async def _live(settings: Settings, operator: Operator, elector: Elector | None) -> None:
