@@ -9,10 +9,10 @@ AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator a
 	checkpoint/manifest.py __init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sim seeded crds chart cluster clusterdown e2e fmt bench clean
+.PHONY: help install demo test check sim seeded crds chart cluster cluster-down e2e fmt bench clean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 install:  ## make the virtual environment, exactly as uv.lock says
 	tools/install $(VENV)
@@ -45,7 +45,7 @@ chart: $(VENV)/bin/ropeteam  ## write the chart's values, their schema and the C
 cluster: $(VENV)/bin/ropeteam  ## start a real Kubernetes with three nodes on this machine (Linux, root)
 	$(PYTHON) -m tests.cluster up
 
-clusterdown: $(VENV)/bin/ropeteam  ## stop it, and leave nothing behind
+cluster-down: $(VENV)/bin/ropeteam  ## stop it, and leave nothing behind
 	$(PYTHON) -m tests.cluster down
 
 e2e: $(VENV)/bin/ropeteam  ## end to end on real nodes that are killed, frozen, cut off and restored (Linux, root)
