@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from contextlib import suppress
+from functools import partial
 from itertools import count
 
 from ropeteam.local import resources as r
@@ -41,12 +42,14 @@ class Services:
     async def stop(self) -> None:
         self.store.listeners.remove(self._see)
         if self._task:
-            tasks = [self._task, *self._pumps]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
         for server in self._servers.values():
             server.close()
+        while self._pumps:  # one may come from a connection that was accepted just before
+            for task in self._pumps:
+                task.cancel()
+            await asyncio.gather(*self._pumps, return_exceptions=True)
 
     def allocate_address(self) -> str:
         used = {service["spec"].get("clusterIP") for service in self.store.list(r.SERVICES)}
@@ -93,9 +96,17 @@ class Services:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.create_task(self._serve(key, number, reader, writer))
             self._pumps.add(task)
-            task.add_done_callback(self._pumps.discard)
+            task.add_done_callback(partial(self._end, writer))
 
         return await asyncio.start_server(accept, address, number)
+
+    def _end(self, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
+        """Also of one that was cancelled before it began."""
+        self._pumps.discard(task)
+        if task.cancelled():
+            writer.transport.abort()
+        else:
+            writer.close()
 
     async def _serve(
         self, key: Key, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -117,7 +128,6 @@ class Services:
             upward.cancel()
             self._connections[uid].discard(writer)
             pod_writer.transport.abort()
-            writer.close()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
