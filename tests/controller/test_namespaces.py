@@ -37,8 +37,8 @@ async def test_jobs_of_the_named_namespaces_run_and_of_others_do_not(tmp_path: P
             await client.create(a_job_in(name))
 
         async def served() -> bool:
-            pods = [await client.items(Place("Pod", name)) for name in ("a", "b")]
-            return all(len(each) == 3 for each in pods)
+            pods = [pod for name in ("a", "b") for pod in await client.items(Place("Pod", name))]
+            return [pod["status"]["phase"] for pod in pods] == ["Running"] * 6
 
         await until_async(served)
         assert await client.items(Place("Pod", "c")) == []

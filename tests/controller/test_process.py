@@ -128,7 +128,8 @@ async def test_the_other_operator_acts_when_the_leader_does_not(
             await client.create(job())
 
             async def complete() -> bool:
-                return sorted(await uids(client)) == ["job-0-1", "job-1-1", "job-coordinator-1"]
+                pods = await client.items(Place("Pod", "default"))
+                return [pod["status"]["phase"] for pod in pods] == ["Running"] * 3
 
             await until_async(complete)
             made = await uids(client)
