@@ -26,9 +26,9 @@ def job(name: str = "job", **spec: Any) -> Object:
 
 
 @asynccontextmanager
-async def operator_of(cluster: LocalCluster, works: bool = True) -> AsyncIterator[Operator]:
+async def operator_of(cluster: LocalCluster, *flags: str, works: bool = True) -> AsyncIterator[Operator]:
     """Not `works`: the caches are listed once, and rounds are made by hand."""
-    settings = read(["--kubeconfig", str(cluster.kubeconfig), "--home", str(cluster.home)], {})
+    settings = read(["--kubeconfig", str(cluster.kubeconfig), "--home", str(cluster.home), *flags], {})
     async with assembled(settings) as operator:
         ready = asyncio.Event()
         if not works:

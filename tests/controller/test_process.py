@@ -16,11 +16,10 @@ import pytest_asyncio
 from tests.controller.house import JOB, job, names
 from tests.controller.waiting import until, until_async
 
-from ropeteam.controller import access, assembly, handlers
+from ropeteam.controller import access, handlers
 from ropeteam.controller.__main__ import main
 from ropeteam.controller.cluster import ApiClient, NotFound, Place
 from ropeteam.controller.informer import Key
-from ropeteam.controller.settings import read
 from ropeteam.local.cluster import LocalCluster
 
 
@@ -156,20 +155,17 @@ async def test_an_operator_that_stands_by_ends_when_asked(cluster: LocalCluster,
 
 
 async def test_it_serves_its_numbers(cluster: LocalCluster, client: ApiClient) -> None:
-    settings = read(["--kubeconfig", str(cluster.kubeconfig), "--home", str(cluster.home)], {})
-    task = asyncio.create_task(assembly.run(settings))
-    address = await until(lambda: (file := cluster.home / "operator.address").exists() and file.read_text())
-    await client.create(job())
-    async with aiohttp.ClientSession(f"http://{address}".strip()) as session:
+    file = cluster.home / "operator.address"
+    async with operator(cluster):
+        address = await until(lambda: file.exists() and file.read_text())
+        await client.create(job())
+        async with aiohttp.ClientSession(f"http://{address}".strip()) as session:
 
-        async def counted() -> bool:
-            async with session.get("/metrics") as answer:
-                return 'ropeteam_jobs{state="Starting"} 1.0' in await answer.text()
+            async def counted() -> bool:
+                async with session.get("/metrics") as answer:
+                    return 'ropeteam_jobs{state="Starting"} 1.0' in await answer.text()
 
-        await until_async(counted)
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+            await until_async(counted)
 
 
 def test_without_a_way_to_a_cluster_it_says_so(
