@@ -48,7 +48,8 @@ async def started(pod, coordinator, script):
     (pod.folder / "x.py").write_text(LIBRARY + script)
     pod.start("python3", "x.py")
     coordinator.order(plan=a_plan())
-    return await coordinator.wait_for(lambda r: r.plan and rank(r, 0).steps_here > 0)
+    # Two ways to the agent, in any order: steps by the page, words by the socket.
+    return await coordinator.wait_for(lambda r: r.progress.loss and rank(r, 0).steps_here > 0)
 
 
 def rank_pid(pod):
