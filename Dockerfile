@@ -1,4 +1,4 @@
-# The operator, the coordinator and the injector of our agent: one image, no compiler, no root.
+# The operator and the coordinator: one image, no compiler, no root.
 #   docker build -t ghcr.io/ropeteam/ropeteam:0.1.0 .
 # For a release pin the base: --build-arg PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm@sha256:...
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm

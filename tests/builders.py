@@ -53,7 +53,7 @@ def a_job(workers: int = 4, **spec: Any) -> Scene:
         spec={name: value for name, value in fields.items() if value is not None},
         status=JobStatus(),
         key_id="k1",
-        defaults=Defaults(operator_image="ropeteam:test"),
+        defaults=Defaults(operator_image="ropeteam:test", agent_secret="ropeteam-agent-test"),
     )
 
 

@@ -34,7 +34,7 @@ class Values(BaseModel):
 
 
 class Image(Values):
-    """Our image: the operator, and in the pods of jobs the coordinator and the injector of the agent."""
+    """Our image: the operator and the coordinators of jobs. Worker pods run the image of their users."""
 
     registry: str = "ghcr.io"
     """Where it comes from; a mirror in an air-gapped cluster."""

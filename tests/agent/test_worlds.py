@@ -208,9 +208,12 @@ def test_ranks_are_forked_when_asked_for_or_once_the_library_was_seen():
     always.did_a(WarmUp)
     assert always.ordered(plan=a_plan()).did_a(StartRanks).fork
     later = Life(start=Start.AUTO).running()
-    later.said(0, hello_pid=1, rung=1).did_a(WarmUp)
-    assert later.wait(1).did_no(WarmUp), "once"
+    assert later.said(0, hello_pid=1, rung=1).did_no(WarmUp)
+    assert later.beats(0, 1).did_no(WarmUp), "rank 1 still starts"
+    later.beats(1, 1).did_a(WarmUp)
+    assert later.beats(0, 2).beats(1, 2).wait(1).did_no(WarmUp), "once"
     assert later.ordered(plan=a_plan(2)).died(0, 1).did_a(StartRanks).fork
+    later.beats(0, 3, 2).beats(1, 3, 2).did_a(WarmUp)
     never = Life(start=Start.AUTO, launch=Launch(Run.COMMAND, ("sh",))).running().said(0, rung=1)
     assert never.did_no(WarmUp)
 

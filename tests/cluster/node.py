@@ -142,12 +142,15 @@ class Node:
 
     def _containerd(self) -> str:
         # restrict_oom_score_adj: for machines that do not let root raise its own score.
+        # nri: its socket has one path for all nodes of a machine.
         return f"""\
 version = 3
 root = "{self.folder}/containerd"
 state = "{self.folder}/run/state"
 [grpc]
   address = "{self.socket}"
+[plugins.'io.containerd.nri.v1.nri']
+  disable = true
 [plugins.'io.containerd.cri.v1.images']
   snapshotter = "overlayfs"
   [plugins.'io.containerd.cri.v1.images'.pinned_images]

@@ -45,8 +45,9 @@ async def test_a_new_job_gets_its_secret_service_coordinator_and_workers(cluster
 
         await until_async(pods)
         assert await names(client, "Service") == ["job"]
-        (secret,) = await names(client, "Secret")
-        assert secret.startswith("job-")
+        token, agent = await names(client, "Secret")
+        assert token.startswith("job-")
+        assert agent.startswith("ropeteam-agent-")
         seen = await status(client)
         assert (seen["attempt"], seen["observedGeneration"]) == (1, 1)
 

@@ -21,6 +21,7 @@ from ropeteam.core.actions import (
     DeleteJob,
     DeletePod,
     DeleteService,
+    EnsureAgent,
     PointService,
 )
 from ropeteam.core.decide import decide
@@ -36,6 +37,7 @@ class FakeCluster:
         self.scene = scene
         """Everything that was seen, but for the report."""
         self.gone = False
+        self.agent_secret = False
         self.finished = False
         """All ranks of the world are done."""
         self.made: list[str] = []
@@ -111,6 +113,8 @@ class FakeCluster:
                     self.scene = self.scene.but(service=None)
             case CreateSecret():
                 self.scene = self.scene.but(secret_exists=True)
+            case EnsureAgent():
+                self.agent_secret = True
             case DeleteJob():
                 self.gone = True
             case _:
@@ -120,6 +124,7 @@ class FakeCluster:
         meta = manifest["metadata"]
         if any(pod.name == meta["name"] for pod in self.scene.pods):
             return  # AlreadyExists is as good as created
+        assert self.agent_secret or meta["labels"][LABEL + "role"] == "coordinator", "nothing to mount"
         labels = meta["labels"]
         pod = PodSeen(
             name=meta["name"],

@@ -73,7 +73,7 @@ def test_a_missing_volume_is_named() -> None:
     ("role", "fields", "says"),
     [
         (Role.WORKER, {"container": "ImagePullBackOff"}, "ImagePull: Correct spec.image."),
-        (Role.WORKER, {"init": "ErrImagePull"}, "ImagePull: Set the operator's image"),
+        (Role.WORKER, {"init": "ErrImagePull"}, "ImagePull: Correct its image in spec.template."),
         (Role.COORDINATOR, {"container": "ErrImagePull"}, "ImagePull: Set the operator's image"),
         (Role.WORKER, {"container": "CreateContainerConfigError"}, "ContainerConfig: Correct what"),
         (Role.COORDINATOR, {"container": "CrashLoopBackOff"}, "CrashLoop: kubectl logs mnist-coordinator-1"),

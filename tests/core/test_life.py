@@ -53,6 +53,7 @@ def test_things_are_made_in_the_order_in_which_they_need_each_other() -> None:
     status = cluster.observe().status
     assert (status.coordinator.address, status.coordinator.pod_uid) == ("10.0.0.1", "uid-2")
     assert [str(action) for action in cluster.round().actions] == [
+        "ensure the agent's Secret",
         "create Pod mnist-0-1",
         "create Pod mnist-1-1",
     ]

@@ -15,6 +15,7 @@ from ropeteam.core.actions import (
     DeleteJob,
     DeletePod,
     DeleteService,
+    EnsureAgent,
     PointService,
 )
 from ropeteam.core.decide import decide
@@ -155,14 +156,14 @@ def test_shared_memory_of_the_template_is_kept() -> None:
     assert "ropeteam-shm" not in volumes(manifest)
 
 
-def test_one_init_container_brings_the_agent_before_those_of_the_user() -> None:
+def test_no_container_of_ours_is_in_a_worker_pod() -> None:
     template = in_template()
     template["spec"]["initContainers"] = [{"name": "download"}]
-    first, second = pod(template=template)["spec"]["initContainers"]
-    assert (first["name"], second["name"]) == ("ropeteam-agent", "download")
-    assert first["image"] == "ropeteam:test"
-    assert first["command"] == ["python", "-m", "ropeteam_trainer.agent.pack", "/ropeteam/agent.pyz"]
-    assert first["securityContext"]["runAsNonRoot"]
+    manifest = pod(template=template)
+    assert manifest["spec"]["initContainers"] == [{"name": "download"}]
+    assert [each["name"] for each in manifest["spec"]["containers"]] == ["trainer"]
+    assert "initContainers" not in pod()["spec"]
+    assert volumes(manifest)["ropeteam-agent"]["secret"] == {"secretName": "ropeteam-agent-test"}
 
 
 def test_how_a_worker_pod_lives_and_ends() -> None:
@@ -242,6 +243,7 @@ def test_actions_say_what_they_do() -> None:
             PointService("mnist", "u2", selector),
             DeleteService("mnist", "u2"),
             CreateSecret("mnist-x", UID, {}, {}),
+            EnsureAgent(),
         )
     ]
     assert said == [
@@ -251,6 +253,7 @@ def test_actions_say_what_they_do() -> None:
         "point Service mnist to term 3",
         "delete Service mnist",
         "create Secret mnist-x",
+        "ensure the agent's Secret",
     ]
 
 

@@ -39,9 +39,8 @@ def test_nothing_is_added_but_that_proxies_stay_out() -> None:
 
 
 def test_our_containers_are_pulled_as_the_installation_says() -> None:
-    (injector,) = worker(JobDefaults())["spec"]["initContainers"]
     (container,) = coordinator(JobDefaults())["spec"]["containers"]
-    assert injector["imagePullPolicy"] == container["imagePullPolicy"] == "Never"
+    assert container["imagePullPolicy"] == "Never"
 
 
 def test_both_kinds_of_pods_get_what_lets_them_run() -> None:

@@ -55,7 +55,11 @@ def test_an_eviction_replaces_one_pod_and_is_free() -> None:
 
 def test_the_successor_is_made_and_the_old_pod_deleted_in_the_next_round() -> None:
     seen = a_running_job().after(evicted(slot=2))
-    assert names(decide(seen.after(written))) == ["create Pod mnist-2-2", "delete Pod mnist-2-1"]
+    assert names(decide(seen.after(written))) == [
+        "ensure the agent's Secret",
+        "create Pod mnist-2-2",
+        "delete Pod mnist-2-1",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -320,6 +324,6 @@ def test_a_pod_that_is_not_seen_yet_is_made_again_under_the_same_name() -> None:
     seen = a_running_job(workers=1)
     unseen = seen.status.slots[0].model_copy(update={"pod_uid": ""})
     seen = seen.but(status=seen.status.model_copy(update={"slots": (unseen,)})).after(vanished(0))
-    actions = decide(seen.after(written)).actions
-    assert isinstance(actions[0], CreatePod)
-    assert actions[0].manifest["metadata"]["name"] == "mnist-0-1"
+    _, action = decide(seen.after(written)).actions
+    assert isinstance(action, CreatePod)
+    assert action.manifest["metadata"]["name"] == "mnist-0-1"

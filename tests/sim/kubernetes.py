@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from tests.sim.clock import Clock
 from tests.sim.kubelet import Kubelet, Pod
 
+from ropeteam.api.defaults import Defaults
 from ropeteam.api.job import Metadata
 from ropeteam.api.status import JobStatus
 from ropeteam.core.actions import (
@@ -27,6 +28,7 @@ from ropeteam.core.actions import (
     DeleteJob,
     DeletePod,
     DeleteService,
+    EnsureAgent,
     PointService,
 )
 from ropeteam.core.observation import ContainerSeen, PodSeen, Role, ServiceSeen
@@ -156,6 +158,8 @@ class Kubernetes:
                     self.service = None
             case CreateSecret():
                 self.secrets.add(action.name)
+            case EnsureAgent():
+                self.secrets.add(Defaults().agent_secret)
             case DeleteJob(_, uid):
                 assert uid == JOB_UID
                 self.delete_job()

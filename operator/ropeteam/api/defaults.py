@@ -36,7 +36,9 @@ class Defaults(ApiModel):
     """All that decisions may know of the operator's settings."""
 
     operator_image: str = "ropeteam:latest"
-    """What coordinators and the injector of our agent run."""
+    """What coordinators run."""
+    agent_secret: str = "ropeteam-agent"
+    """What worker pods mount our agent from."""
     image_pull_policy: str = ""
     """Of that image. Empty: the API server decides."""
     jobs: JobDefaults = JobDefaults()

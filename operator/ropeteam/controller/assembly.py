@@ -21,6 +21,7 @@ import aiohttp
 
 from ropeteam.api.job import KIND, PLURAL, VERSION
 from ropeteam.controller import access, handlers, metrics, probes
+from ropeteam.controller.agentsecret import AgentSecret, packed
 from ropeteam.controller.caches import Caches, make_caches
 from ropeteam.controller.cluster import ApiClient, NotFound, Place
 from ropeteam.controller.coordinator import Coordinators
@@ -92,8 +93,10 @@ async def assembled(settings: Settings, may_write: Callable[[], bool] = _always)
         await _require_crd(client, settings.namespaces)
         queue = WorkQueue[Key]()
         caches = make_caches(client, settings.namespaces, queue.add, with_nodes=not settings.namespaces)
-        observer = Observer(caches, Memories(), client, coordinators, key, settings.defaults, _utc_now)
-        reconciler = Reconciler(client, observer, Executor(client, caches, key), Pace())
+        agent = AgentSecret(await asyncio.to_thread(packed))
+        defaults = settings.defaults.model_copy(update={"agent_secret": agent.name})
+        observer = Observer(caches, Memories(), client, coordinators, key, defaults, _utc_now)
+        reconciler = Reconciler(client, observer, Executor(client, caches, key, agent), Pace())
         yield Operator(client, caches, queue, reconciler, settings.workers)
 
 

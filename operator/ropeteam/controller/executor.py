@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from ropeteam.api.job import Metadata
+from ropeteam.controller.agentsecret import AgentSecret
 from ropeteam.controller.caches import Caches
 from ropeteam.controller.cluster import AlreadyGone, AlreadyOurs, ApiClient, NotFound, Object, Place
 from ropeteam.controller.observer import Memory
@@ -24,6 +25,7 @@ from ropeteam.core.actions import (
     DeleteJob,
     DeletePod,
     DeleteService,
+    EnsureAgent,
     PointService,
 )
 
@@ -33,6 +35,7 @@ class Executor:
     client: ApiClient
     caches: Caches
     key: OperatorKey
+    agent: AgentSecret
 
     async def execute(self, action: Action, job: Metadata, memory: Memory) -> None:
         """Twice is the same as once. Raises ApiError."""
@@ -56,6 +59,8 @@ class Executor:
                 with suppress(AlreadyOurs):
                     await self.client.create(secret(action, job.namespace, self.key))
                 memory.secret = True
+            case EnsureAgent():
+                await self.agent.ensure(self.client, job.namespace)
             case DeleteJob(name, uid):
                 await self._delete(Place("TrainingJob", job.namespace, name), uid)
             case _:

@@ -54,7 +54,7 @@ class Settings:
     namespaces: tuple[str, ...]
     """Empty: all."""
     image: str
-    """What coordinators and the injector of our agent run."""
+    """What coordinators run."""
     image_pull_policy: str
     job_defaults: JobDefaults
     """For the pods of all jobs."""
@@ -102,7 +102,7 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     setting("home", str(default_home(environ)), "state folder")
     setting("key-file", "", "operator key; without it: <home>/operator.key, made at the first start")
     setting("namespace", "", "look after these namespaces only (a,b,c), with rights in no others")
-    setting("image", IMAGE, "image of coordinators and of the init container")
+    setting("image", IMAGE, "image of coordinators")
     setting("image-pull-policy", "", "imagePullPolicy of that image")
     setting("job-defaults", "", "JSON file with defaults for the pods of all jobs")
     setting("lease", "", "act only while holding this Lease, as namespace/name; without it: always act")

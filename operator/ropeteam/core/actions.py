@@ -69,6 +69,15 @@ class CreateSecret:
 
 
 @dataclass(frozen=True)
+class EnsureAgent:
+    """The Secret with our agent, which the worker pods of a namespace mount. Only the executor knows the
+    bytes."""
+
+    def __str__(self) -> str:
+        return "ensure the agent's Secret"
+
+
+@dataclass(frozen=True)
 class DeleteJob:
     """TTL has passed."""
 
@@ -79,4 +88,13 @@ class DeleteJob:
         return f"delete TrainingJob {self.name}"
 
 
-Action = CreatePod | DeletePod | CreateService | PointService | DeleteService | CreateSecret | DeleteJob
+Action = (
+    CreatePod
+    | DeletePod
+    | CreateService
+    | PointService
+    | DeleteService
+    | CreateSecret
+    | EnsureAgent
+    | DeleteJob
+)

@@ -30,12 +30,6 @@ DRAIN_MARGIN_SECONDS = 10
 """A pod's grace beyond drainSeconds."""
 
 
-def our_image(seen: Observation) -> dict[str, str]:
-    """The fields of a container that runs our own image."""
-    policy = seen.defaults.image_pull_policy
-    return {"image": seen.defaults.operator_image} | ({"imagePullPolicy": policy} if policy else {})
-
-
 def secret(seen: Observation) -> CreateSecret:
     return CreateSecret(
         name=names.secret(seen.metadata, seen.key_id),
@@ -73,9 +67,9 @@ def _port(name: str, number: int) -> dict[str, Any]:
 
 def coordinator_pod(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
     job, term = seen.metadata, seen.status.coordinator.term
-    container = {
+    container: dict[str, Any] = {
         "name": "coordinator",
-        **our_image(seen),
+        "image": seen.defaults.operator_image,
         "command": ["python", "-m", "ropeteam_trainer.coordinator"],
         "env": [
             {"name": contract.CONFIG, "value": codec.encode(_coordinator_config(seen, spec)).decode()},
@@ -100,6 +94,8 @@ def coordinator_pod(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
         "terminationGracePeriodSeconds": 5,
         "volumes": [token_volume(seen), {"name": "ropeteam-state", "emptyDir": {}}],
     }
+    if policy := seen.defaults.image_pull_policy:
+        container["imagePullPolicy"] = policy
     metadata = {
         "name": names.coordinator(job.name, term),
         "namespace": job.namespace,

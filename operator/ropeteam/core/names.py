@@ -6,6 +6,7 @@ from typing import Any
 
 from ropeteam.api.job import API_VERSION, GROUP, KIND, Metadata
 from ropeteam.core.observation import Role
+from ropeteam_trainer.contract.config import AGENT_PYZ
 
 JOB = f"{GROUP}/job"
 JOB_UID = f"{GROUP}/job-uid"
@@ -15,6 +16,8 @@ INCARNATION = f"{GROUP}/incarnation"
 TERM = f"{GROUP}/term"
 ATTEMPT = f"{GROUP}/attempt"
 MANAGED_BY = "app.kubernetes.io/managed-by"
+COMPONENT = "app.kubernetes.io/component"
+AGENT_FILE = AGENT_PYZ.rpartition("/")[2]
 
 
 def worker(job: str, slot: int, incarnation: int) -> str:
@@ -34,6 +37,11 @@ def secret(job: Metadata, key_id: str) -> str:
     changed.
     """
     return f"{job.name}-{job.uid[:8]}-{key_id}"
+
+
+def agent_secret(digest: str) -> str:
+    """Of each namespace, after what is in it: another version of the agent has another one."""
+    return f"ropeteam-agent-{digest[:10]}"
 
 
 def labels(job: Metadata, role: Role | None = None, **more: int) -> dict[str, str]:

@@ -132,8 +132,11 @@ def _stuck(pods: list[PodSeen]) -> Reason | None:
 
 
 def _image_words(pod: PodSeen, container: ContainerSeen) -> str:
-    ours = pod.role is Role.COORDINATOR or container is pod.init
-    fix = "Set the operator's image so that this cluster can pull it." if ours else "Correct spec.image."
+    fix = "Correct spec.image."
+    if pod.role is Role.COORDINATOR:
+        fix = "Set the operator's image so that this cluster can pull it."
+    elif container is pod.init:
+        fix = "Correct its image in spec.template."
     return f"Pod {pod.name}: {container.waiting_message or container.waiting_reason}. {fix}"
 
 

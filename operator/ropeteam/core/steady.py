@@ -10,7 +10,7 @@ from datetime import datetime
 
 from ropeteam.api.status import JobStatus, SlotStatus
 from ropeteam.core import backoff, gang, manifests, names
-from ropeteam.core.actions import Action, CreatePod, CreateService, DeletePod, PointService
+from ropeteam.core.actions import Action, CreatePod, CreateService, DeletePod, EnsureAgent, PointService
 from ropeteam.core.answer import Answer
 from ropeteam.core.classify import Bucket
 from ropeteam.core.observation import Role
@@ -56,8 +56,9 @@ def _workers(view: View) -> tuple[Action, ...]:
     coordinator = view.status.coordinator
     if not coordinator.address or not coordinator.pod_uid or gang.shape_changed(view):
         return ()
-    missing = (slot for slot in view.status.slots if _missing(view, slot))
-    return tuple(CreatePod(worker_pod(view.seen, view.spec, slot)) for slot in missing)
+    missing = [slot for slot in view.status.slots if _missing(view, slot)]
+    pods = (CreatePod(worker_pod(view.seen, view.spec, slot)) for slot in missing)
+    return (EnsureAgent(), *pods) if missing else ()
 
 
 def _missing(view: View, slot: SlotStatus) -> bool:

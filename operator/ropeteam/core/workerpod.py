@@ -33,7 +33,6 @@ def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> di
     _volumes(seen, spec, pod_spec)
     container = _trainer(spec, pod_spec)
     container["env"] = [*_env_of_the_user(spec, container), *_env_of_ours(seen, spec, slot)]
-    _dict_list(pod_spec, "initContainers").insert(0, _injector(seen))
     _defaults(pod_spec, container)
     pod_spec["restartPolicy"] = "Never"
     pod_spec["terminationGracePeriodSeconds"] = spec.recovery.drain_seconds + manifests.DRAIN_MARGIN_SECONDS
@@ -95,7 +94,10 @@ def _trainer(spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> dict[str, Any]:
 
 def _volumes(seen: Observation, spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> None:
     volumes = _list(pod_spec, "volumes")
-    volumes += [{"name": AGENT_VOLUME, "emptyDir": {}}, manifests.token_volume(seen)]
+    volumes += [
+        {"name": AGENT_VOLUME, "secret": {"secretName": seen.defaults.agent_secret}},
+        manifests.token_volume(seen),
+    ]
     if spec.checkpoint:
         volumes.append(copy.deepcopy(spec.checkpoint.volume) | {"name": CHECKPOINT_VOLUME})
 
@@ -149,19 +151,6 @@ def _checkpoint_config(job: str, wish: Checkpoint | None) -> contract.Checkpoint
 def checkpoint_directory(job: str, wish: Checkpoint) -> str:
     """Where spec.checkpoint.path is inside the container."""
     return f"{CHECKPOINT_PATH}/{(wish.path or job).strip('/')}"
-
-
-def _injector(seen: Observation) -> dict[str, Any]:
-    """Copies our agent into the pod; the user's image needs nothing but a Python."""
-    folder = contract.AGENT_PYZ.rpartition("/")[0]
-    return {
-        "name": "ropeteam-agent",
-        **manifests.our_image(seen),
-        "command": ["python", "-m", "ropeteam_trainer.agent.pack", contract.AGENT_PYZ],
-        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
-        "securityContext": manifests.RESTRICTED,
-        "volumeMounts": [{"name": AGENT_VOLUME, "mountPath": folder}],
-    }
 
 
 def _defaults(pod_spec: dict[str, Any], container: dict[str, Any]) -> None:

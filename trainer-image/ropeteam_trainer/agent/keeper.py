@@ -1,14 +1,14 @@
 """Holds the TCPStore of each epoch that this agent was asked to host.
 
-The listening socket is the agent's, bound to the pod's address alone, so the port is known at once; the store
-itself is a fork of the zygote and dies with the agent. Killing it ends the epoch for ranks that wait in it.
+The listening socket is the agent's, bound to the pod's address alone, so the port is told at once;
+the store itself is a fork of the zygote and dies with the agent. While the zygote still imports torch, ranks
+do too; those that are faster wait in the socket's queue. Killing a store ends the epoch for ranks in it.
 ROPETEAM_STORE=none, for ranks that never use torch (tests): the socket listens and nobody answers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Keeper:
         self._stores: dict[Epoch, _Store] = {}
 
     def host(self, epoch: Epoch) -> None:
-        """Answers with StoreUp, or StoreDown."""
+        """Answers with StoreUp, and with StoreDown if it comes to nothing."""
         try:
             listener = socket.create_server((self._address, 0), backlog=2048)
         except OSError as error:
@@ -48,7 +48,9 @@ class Keeper:
             self._post(StoreDown(epoch))
             return
         store = self._stores[epoch] = _Store(listener)
-        store.task = asyncio.ensure_future(self._open(epoch, store))
+        if self._zygote:
+            store.task = asyncio.ensure_future(self._open(self._zygote, epoch, store))
+        self._post(StoreUp(StoreOffer(epoch, *listener.getsockname()[:2])))
 
     def close(self, epoch: Epoch) -> None:
         if store := self._stores.pop(epoch, None):
@@ -63,52 +65,21 @@ class Keeper:
     def pids(self) -> set[int]:
         return {store.pid for store in self._stores.values() if store.pid}
 
-    async def _open(self, epoch: Epoch, store: _Store) -> None:
-        host, port = store.listener.getsockname()[:2]
-        try:
-            if self._zygote:
-                await self._fork(self._zygote, epoch, store)
-        except OSError as error:
-            self._lost(epoch, store, str(error))
-            return
-        if self._stores.get(epoch) is store:
-            self._post(StoreUp(StoreOffer(epoch, host, port)))
-
-    async def _fork(self, zygote: ZygoteClient, epoch: Epoch, store: _Store) -> None:
-        """Returns when the store answers. Raises OSError; also when it was closed meanwhile."""
-        ready, told = os.pipe()
-        os.set_blocking(ready, False)
+    async def _open(self, zygote: ZygoteClient, epoch: Epoch, store: _Store) -> None:
         try:
             # A copy of the listener: the number of a closed one could be another file by the time it is sent.
             with store.listener.dup() as listener, self._reaper.expecting():
-                pid = await zygote.fork("store", {}, (listener.fileno(), told))
+                pid = await zygote.fork("store", {}, (listener.fileno(),))
                 store.pid = pid
                 self._reaper.watch(pid, lambda _: self._lost(epoch, store, "it ended"))
+        except OSError as error:
+            self._lost(epoch, store, str(error))
+        else:
             if self._stores.get(epoch) is not store:
-                kill(pid)
-                raise ConnectionError("closed while it started")
-            os.close(told)
-            told = -1
-            await _readable(ready)
-            if not os.read(ready, 16):
-                raise ConnectionError("it ended while it started")
-        finally:
-            os.close(ready)
-            if told >= 0:
-                os.close(told)
+                kill(pid)  # closed while it started
 
     def _lost(self, epoch: Epoch, store: _Store, why: str) -> None:
         if self._stores.get(epoch) is store:
             log(f"no store for epoch {epoch}: {why}")
             self.close(epoch)
             self._post(StoreDown(epoch))
-
-
-async def _readable(fd: int) -> None:
-    loop = asyncio.get_running_loop()
-    seen = asyncio.Event()
-    loop.add_reader(fd, seen.set)
-    try:
-        await seen.wait()
-    finally:
-        loop.remove_reader(fd)

@@ -37,9 +37,11 @@ from ropeteam_trainer.agent.state import (
 )
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import ToRank
-from ropeteam_trainer.contract.world import CheckpointRef, Plan, ProcessExit
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
 
 EXIT_DONE, EXIT_LEFT = 0, 143
+
+_NONE_YET = Epoch(0, 0, 0)
 
 
 def initial(config: WorkerConfig, identity: PodIdentity, launch: Launch, now: float) -> State:
@@ -175,9 +177,18 @@ def _may_serve(state: State) -> bool:
 
 
 def _warm_up(state: State) -> Stepped:
-    if state.warmed or not state.may_fork or not _may_serve(state):
+    """Once per world, for the next one: after the first steps, because until then ranks need the cores.
+
+    It replaces a zygote that died. With `start: Fork` the first world may be forked, too.
+    """
+    world = state.world
+    epoch = world.plan.epoch if world else _NONE_YET
+    if state.warmed == epoch or not state.may_fork or not _may_serve(state):
         return state, ()
-    return replace(state, warmed=True), (WarmUp(),)
+    uses_library = state.rung >= 1  # others never tell of a step
+    if world and uses_library and not all(rank.beat.steps_here for rank in world.ranks):
+        return state, ()
+    return replace(state, warmed=epoch), (WarmUp(),)
 
 
 def _tell_ranks(state: State) -> Stepped:

@@ -193,8 +193,6 @@ class Agent:
             match await self._orders.get():
                 case StartRanks(plan, fork):
                     await self._ranks.start(plan, fork)
-                    if fork and not self._zygote.is_warm:
-                        self._background(self._warm_up())
                 case KillRanks(epoch, ranks):
                     self._ranks.kill(epoch, ranks)
                 case TerminateRanks(epoch, ranks):
@@ -204,7 +202,7 @@ class Agent:
 
     async def _warm_up(self) -> None:
         try:
-            if self._torch:
+            if self._torch and not self._zygote.is_warm:
                 await self._zygote.warm_up()
                 log("ranks can be forked from now on")
         except OSError as error:

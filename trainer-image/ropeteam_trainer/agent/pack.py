@@ -1,4 +1,4 @@
-"""`python -m ropeteam_trainer.agent.pack DEST.pyz`: the agent as one file, for images that do not know us.
+"""`python -m ropeteam_trainer.agent.pack > agent.pyz`: the agent as one file, for images that do not know us.
 
 In it: all of ropeteam_trainer (the library for scripts too, which needs the image's torch) and
 prometheus-client, as source, so that one file serves every Python from 3.10. The same sources give the same
@@ -7,6 +7,7 @@ bytes.
 
 from __future__ import annotations
 
+import io
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -24,15 +25,14 @@ sys.exit(main())
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-def pack(destination: Path) -> None:
-    """Write the archive; whoever looks at `destination` meanwhile sees the old file or the new one."""
-    temporary = destination.with_name(f".{destination.name}.tmp")
-    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+def pack() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(_entry("__main__.py"), _MAIN)
         for package in (ropeteam_trainer, prometheus_client):
             for name, content in _sources(Path(str(package.__file__)).parent):
                 archive.writestr(_entry(name), content)
-    temporary.replace(destination)
+    return buffer.getvalue()
 
 
 def _sources(package: Path) -> Iterator[tuple[str, bytes]]:
@@ -48,6 +48,4 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m ropeteam_trainer.agent.pack DEST.pyz")
-    pack(Path(sys.argv[1]))
+    sys.stdout.buffer.write(pack())

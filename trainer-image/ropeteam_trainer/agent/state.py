@@ -292,7 +292,8 @@ class State:
     orders_seen: int = 0
     world: World | None = None
     rung: int = 0
-    warmed: bool = False
+    warmed: Epoch | None = None
+    """The last world for which the zygote was made ready to fork ranks."""
     stores: tuple[StoreOffer, ...] = ()
     asked: frozenset[Epoch] = frozenset()
     """Stores that were ordered from the keeper, ready or not."""

@@ -139,11 +139,10 @@ def _keep_store(child: Child) -> NoReturn:
     """Be the store of one epoch, on the socket that the agent has bound, until killed."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    listener = socket.socket(fileno=child.fds[0])
+    (number,) = child.fds
+    listener = socket.socket(fileno=number)
     host, port = listener.getsockname()
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    os.write(child.fds[1], b"ready")
-    os.close(child.fds[1])
     while store:
         signal.pause()
     sys.exit(0)

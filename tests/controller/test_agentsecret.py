@@ -1,0 +1,52 @@
+"""The Secret that brings our agent into worker pods."""
+
+from __future__ import annotations
+
+import base64
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+from tests.controller.house import operator_of
+from tests.controller.waiting import until_async
+
+from ropeteam.controller import agentsecret
+from ropeteam.controller.agentsecret import AgentSecret, packed
+from ropeteam.controller.cluster import NotFound, Place
+from ropeteam.local.cluster import LocalCluster
+
+
+def test_it_is_named_after_what_is_in_it() -> None:
+    assert AgentSecret(b"one").name == AgentSecret(b"one").name != AgentSecret(b"two").name
+    assert "__main__.py" in zipfile.ZipFile(io.BytesIO(packed())).namelist()
+
+
+async def test_it_is_made_once_and_again_when_somebody_deleted_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = AgentSecret(b"content")
+    async with LocalCluster(tmp_path / "home") as cluster, operator_of(cluster, works=False) as operator:
+        client, place = operator.client, Place("Secret", "default", agent.name)
+        await agent.ensure(client, "default")
+        made = await client.get(place)
+        assert base64.b64decode(made["data"]["agent.pyz"]) == b"content"
+        assert made["immutable"]
+        await AgentSecret(b"content").ensure(client, "default")
+        assert (await client.get(place))["metadata"]["uid"] == made["metadata"]["uid"], "another's is as good"
+
+        await client.delete(place, uid=made["metadata"]["uid"])
+
+        async def gone() -> bool:
+            try:
+                await client.get(place)
+            except NotFound:
+                return True
+            return False
+
+        await until_async(gone)
+        await agent.ensure(client, "default")
+        assert await gone(), "believed to be there"
+        monkeypatch.setattr(agentsecret, "_BELIEVED_SECONDS", 0.0)
+        await agent.ensure(client, "default")
+        assert not await gone()
