@@ -24,7 +24,15 @@ from tests.builders import (
 from tests.core.fake_cluster import FakeCluster
 
 from ropeteam.api.conditions import ConditionType
-from ropeteam.core.actions import CreatePod, CreateSecret, CreateService, DeleteJob, DeletePod, DeleteService
+from ropeteam.core.actions import (
+    CreatePod,
+    CreateSecret,
+    CreateService,
+    DeleteJob,
+    DeletePod,
+    DeleteService,
+    EnsureAgent,
+)
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
 from ropeteam_trainer.contract.desired import WorldPhase
@@ -48,7 +56,12 @@ def test_what_is_missing_waits_for_what_is_to_be_written() -> None:
 def test_things_are_made_in_the_order_in_which_they_need_each_other() -> None:
     cluster = FakeCluster(a_job(workers=2))
     cluster.round()
-    assert [type(action) for action in cluster.round().actions] == [CreateSecret, CreateService, CreatePod]
+    assert [type(action) for action in cluster.round().actions] == [
+        CreateSecret,
+        EnsureAgent,
+        CreateService,
+        CreatePod,
+    ]
     cluster.round()
     status = cluster.observe().status
     assert (status.coordinator.address, status.coordinator.pod_uid) == ("10.0.0.1", "uid-2")

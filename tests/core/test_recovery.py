@@ -317,6 +317,7 @@ def test_a_pod_of_a_slot_that_is_no_more_is_deleted() -> None:
 def test_a_missing_secret_is_made() -> None:
     assert names(decide(a_running_job().but(secret_exists=False))) == [
         "create Secret mnist-5eed5eed-k1",
+        "ensure the agent's Secret",
     ]
 
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 
 from ropeteam.api.job import API_VERSION, KIND
 from ropeteam.controller import metrics
@@ -108,7 +109,9 @@ class Reconciler:
         may leave.
         """
         caches = self.observer.caches
-        left = [("Pod", pod.name, pod.uid) for _, pod in caches.pods.of(key)]
+        soon = self.observer.clock() + timedelta(seconds=_ORPHAN_GRACE_SECONDS)
+        pods = [pod for _, pod in caches.pods.of(key)]
+        left = [("Pod", pod.name, pod.uid) for pod in pods if pod.delete_at is None or pod.delete_at > soon]
         left += [("Service", service.name, service.uid) for _, service in caches.services.of(key)]
         if not left or await self._exists(key):
             return

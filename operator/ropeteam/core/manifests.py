@@ -44,6 +44,7 @@ def service(seen: Observation) -> dict[str, Any]:
     job, coordinator = seen.metadata, seen.status.coordinator
     spec: dict[str, Any] = {
         "type": "ClusterIP",
+        "publishNotReadyAddresses": True,  # it refuses by itself; kubelets notice a second later that it runs
         "selector": names.coordinator_selector(job, coordinator.term),
         "ports": [
             _port("agents", contract.COORDINATOR_AGENT_PORT),

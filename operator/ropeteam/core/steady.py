@@ -20,7 +20,7 @@ from ropeteam.core.workerpod import worker_pod
 
 
 def steady(view: View, status: JobStatus) -> Answer:
-    made = (*_secret(view), *_service(view), *_coordinator(view), *_workers(view))
+    made = (*_secrets(view), *_service(view), *_coordinator(view), *_workers(view))
     actions = (*made, *_superseded(view))
     if made:
         why = "makes what is missing"
@@ -31,8 +31,9 @@ def steady(view: View, status: JobStatus) -> Answer:
     return Answer(why, status, live_state(view, status), live_facts(view, status), actions)
 
 
-def _secret(view: View) -> tuple[Action, ...]:
-    return () if view.seen.secret_exists else (manifests.secret(view.seen),)
+def _secrets(view: View) -> tuple[Action, ...]:
+    """Our agent's is asked for again with the workers: somebody may have deleted it."""
+    return () if view.seen.secret_exists else (manifests.secret(view.seen), EnsureAgent())
 
 
 def _service(view: View) -> tuple[Action, ...]:

@@ -1,6 +1,6 @@
 """The connection to the coordinator: one at a time, for ever. Reports go out, orders come in.
 
-After a loss it is tried again after 50 ms, then ever longer up to 1 s, with jitter. A peer that does not
+After a loss it is tried again after 50 ms, then ever longer up to 0.4 s, with jitter. A peer that does not
 greet is left, and one that falls silent though asked (a report that claims to have seen no orders is always
 answered).
 """
@@ -18,7 +18,7 @@ from ropeteam_trainer.agent.waiting import within
 from ropeteam_trainer.contract import codec, wire
 from ropeteam_trainer.contract.messages import AgentReport, Orders
 
-_FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
+_FIRST_DELAY, _LONGEST_DELAY = 0.05, 0.4
 
 
 class Link:
