@@ -9,7 +9,7 @@ AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator a
 	checkpoint/manifest.py __init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sim seeded crds chart cluster cluster-down e2e fmt bench clean
+.PHONY: help install demo test check sim seeded crds chart cluster cluster-down e2e e2e-core fmt bench clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -50,6 +50,9 @@ cluster-down: $(VENV)/bin/ropeteam  ## stop it, and leave nothing behind
 
 e2e: $(VENV)/bin/ropeteam  ## end to end on real nodes that are killed, frozen, cut off and restored (Linux, root)
 	ROPETEAM_E2E=1 $(PYTHON) -m pytest tests/cluster
+
+e2e-core: $(VENV)/bin/ropeteam  ## the core of it; a machine that cannot is told so, loudly (what CI runs)
+	tools/e2e-core
 
 fmt: $(VENV)/bin/ropeteam  ## format and mend what ruff can mend
 	ruff check --fix .

@@ -27,6 +27,7 @@ NEEDED = {
     "nsenter": "util-linux",
     "unshare": "util-linux",
     "nft": "nftables",
+    "conntrack": "conntrack",
     "openssl": "openssl",
     "buildah": "buildah",
     "debootstrap": "debootstrap",
@@ -43,16 +44,20 @@ def home() -> Path:
     return Path(os.environ.get("ROPETEAM_CLUSTER_STATE", "/var/tmp/ropeteam-lab"))
 
 
+def missing_packages() -> set[str]:
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    packages = {package for name, package in NEEDED.items() if not shutil.which(name, path=path)}
+    if not (CNI_PLUGINS / "ptp").exists():
+        packages.add("containernetworking-plugins")
+    return packages
+
+
 def check() -> None:
     """Raises CannotRun with everything that is missing, at once."""
     problems = []
     if sys.platform != "linux" or os.geteuid() != 0:
         problems.append("root on Linux is needed (network namespaces, mounts, cgroups)")
-    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    packages = {package for name, package in NEEDED.items() if not shutil.which(name, path=path)}
-    if not (CNI_PLUGINS / "ptp").exists():
-        packages.add("containernetworking-plugins")
-    if packages:
+    if packages := missing_packages():
         problems.append(f"Debian packages are missing: apt-get install {' '.join(sorted(packages))}")
     if problems:
         raise CannotRun("a real cluster cannot run here:\n  " + "\n  ".join(problems))

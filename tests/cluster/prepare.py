@@ -1,0 +1,59 @@
+"""`python -m tests.cluster.prepare`: all that the tests on a real cluster need, or why they cannot run.
+
+For continuous integration, on machines that nobody has set up: installs Debian packages, builds the programs
+and the base image. Exit status 3: this machine cannot, and the last lines say why; whatever fails after this
+is a fault.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+from tests.cluster import images, lab, tools
+
+FREE_BYTES = 20 << 30
+"""For programs while they are built, images in their three forms, and nodes."""
+_PROBE = "ip link add type veth && mount -t tmpfs none /mnt && mount --make-rshared /"
+CANNOT = 3
+
+
+def prepare() -> None:
+    """Raises CannotRun, CannotBuild."""
+    if os.geteuid() == 0 and shutil.which("apt-get") and (packages := _missing_packages()):
+        _run("install Debian packages", "apt-get", "update", "-qq")
+        _run("install Debian packages", "apt-get", "install", "-qq", "-y", *packages)
+    lab.check()
+    _run("make namespaces", "unshare", "--net", "--pid", "--mount", "--uts", "--fork", "sh", "-c", _PROBE)
+    for path in (images.cache(), tools.folder()):
+        path.mkdir(parents=True, exist_ok=True)
+        if not any(path.iterdir()) and (free := shutil.disk_usage(path).free) < FREE_BYTES:
+            raise lab.CannotRun(f"{path} has {free >> 30} GiB free, {FREE_BYTES >> 30} are needed")
+    tools.ensure()
+    try:
+        images.base()
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        raise lab.CannotRun(f"no base image: {error}") from None
+
+
+def _missing_packages() -> list[str]:
+    missing = lab.missing_packages()
+    if tools.missing():
+        missing |= {"gcc", "pkg-config", "libseccomp-dev"}
+    return sorted(missing)
+
+
+def _run(what: str, *words: str) -> None:
+    done = subprocess.run(words, text=True, capture_output=True)
+    if done.returncode:
+        raise lab.CannotRun(f"this machine does not let us {what}: {done.stderr.strip()[-1000:]}")
+
+
+if __name__ == "__main__":
+    try:
+        prepare()
+    except (lab.CannotRun, tools.CannotBuild) as problem:
+        print(problem, file=sys.stderr)
+        sys.exit(CANNOT)
