@@ -1,8 +1,8 @@
 """`python -m tests.cluster.prepare`: all that the tests on a real cluster need, or why they cannot run.
 
 For continuous integration, on machines that nobody has set up: installs Debian packages, builds the programs
-and the base image. Exit status 3: this machine cannot, and the last lines say why; whatever fails after this
-is a fault.
+and the base image, and starts one empty node to see. Exit status 3: this machine cannot, and the last lines
+say why; whatever fails after this is a fault.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ def prepare() -> None:
     tools.ensure()
     try:
         images.base()
-    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-        raise lab.CannotRun(f"no base image: {error}") from None
+        with lab.Lab(nodes=1):
+            pass
+    except (OSError, RuntimeError, TimeoutError, subprocess.CalledProcessError) as error:
+        raise lab.CannotRun(f"a cluster of one empty node does not come up: {error}") from None
 
 
 def _missing_packages() -> list[str]:

@@ -224,6 +224,8 @@ class JobStatus(StatusModel):
     """While suspending: the coordinator has said that all ranks have stopped."""
     drain_since: datetime | None = None
     """When the drain began."""
+    rests_until: datetime | None = None
+    """The gang found room for a part of its pods only, gave it back, and asks for all of it again then."""
     shape: str = Field(default="", max_length=64)
     """Digest of the fields that shape pods, as of this attempt: a change while pods run is refused."""
     restarted_at: str = Field(default="", max_length=64)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from ropeteam.api.status import JobStatus
-from ropeteam.core import backoff, incidents
+from ropeteam.core import backoff, incidents, release
 from ropeteam.core.completion import RELEASE_SECONDS
 from ropeteam.core.fold import FENCE_MARGIN_SECONDS
 from ropeteam.core.recovery import DELETE_MARGIN_SECONDS
@@ -35,6 +35,8 @@ def _moments(view: View, status: JobStatus) -> Iterator[datetime]:
         return
     if spec.active_deadline_seconds is not None and status.start_time is not None and not spec.suspend:
         yield status.start_time + timedelta(seconds=spec.active_deadline_seconds)
+    if (moment := release.due(view, status)) is not None:
+        yield moment
     yield from _accounting(view, status)
     yield from _pods(view, status)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from ropeteam.api.columns import with_columns
 from ropeteam.api.status import JobStatus
-from ropeteam.core import announce, completion, conditions, deadlines, gang, progress, recovery
+from ropeteam.core import announce, completion, conditions, deadlines, gang, progress, recovery, release
 from ropeteam.core.answer import Answer
 from ropeteam.core.conditions import Fact
 from ropeteam.core.decision import Decision
@@ -74,6 +74,7 @@ QUESTIONS: tuple[Question, ...] = (
     completion.deadline,
     gang.stop,
     gang.start,
+    release.release,
     recovery.new_term,
     recovery.new_address,
     recovery.replace_all,

@@ -85,6 +85,7 @@ def open_attempt(view: View, status: JobStatus, stopped_at: datetime | None = No
         shape=shape(view.spec),
         drained=False,
         drain_since=None,
+        rests_until=None,
         restarted_at=wish.isoformat() if wish else "",
     )
 
@@ -135,9 +136,11 @@ def _at_rest(view: View, status: JobStatus) -> Answer:
         Fact(ConditionType.RUNNING, False, "Suspended"),
         Fact(ConditionType.RECOVERING, False, "Suspended"),
     )
-    resting = changed(status, drain_since=None, coordinator=changed(status.coordinator, pod_uid=""))
+    resting = changed(
+        status, drain_since=None, rests_until=None, coordinator=changed(status.coordinator, pod_uid="")
+    )
     pods = (*view.all_workers, *view.all_coordinators)
-    return Answer("the job is suspended", resting, "Suspended", facts, _remove(pods))
+    return Answer("the job is suspended", resting, "Suspended", facts, remove(pods))
 
 
 def _drain(view: View, status: JobStatus, state: str, since: datetime) -> Answer:
@@ -163,10 +166,10 @@ def _remove_all(view: View, status: JobStatus, state: str) -> Answer:
     """Workers first; the coordinator last, because they ask it for leave."""
     if active(view.all_workers):
         why = "the workers go, then the coordinator"
-        return Answer(why, status, state, actions=_remove(view.all_workers))
+        return Answer(why, status, state, actions=remove(view.all_workers))
     if active(view.all_coordinators):
         pods = (*view.all_workers, *view.all_coordinators)
-        return Answer("no worker is left: the coordinator goes", status, state, actions=_remove(pods))
+        return Answer("no worker is left: the coordinator goes", status, state, actions=remove(pods))
     return _at_rest(view, status)
 
 
@@ -175,5 +178,6 @@ def active(pods: tuple[PodSeen, ...]) -> bool:
     return any(not pod.node_lost and not pod.ended for pod in pods)
 
 
-def _remove(pods: tuple[PodSeen, ...]) -> tuple[Action, ...]:
+def remove(pods: tuple[PodSeen, ...]) -> tuple[Action, ...]:
+    """Ask them to leave, once."""
     return tuple(DeletePod(pod.name, pod.uid) for pod in pods if not pod.deleting)

@@ -1,0 +1,98 @@
+"""A gang that finds room for a part of itself does not hold it for ever."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from tests.builders import NOON, Scene, a_job, a_running_job, vanished
+from tests.core.fake_cluster import FakeCluster
+
+from ropeteam.api.conditions import ConditionType
+from ropeteam.core.actions import DeletePod
+from ropeteam.core.observation import ContainerSeen, Role
+from ropeteam.core.release import released_at
+from ropeteam.core.view import look
+
+WORDS = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+
+
+def half_placed(cluster: FakeCluster) -> None:
+    """Worker 1 finds no room; all other pods run."""
+    pods = []
+    for pod in cluster.scene.pods:
+        waits = pod.role is Role.WORKER and pod.slot == 1 and not pod.deleting
+        fields = {"node": "", "phase": "Pending", "scheduled_message": WORDS, "container": ContainerSeen()}
+        pods.append(pod.model_copy(update=fields) if waits else pod)
+    cluster.scene = cluster.scene.but(pods=tuple(pods))
+
+
+def a_half_placed_job(**recovery: int) -> FakeCluster:
+    cluster = FakeCluster(a_job(workers=2, recovery={"startSeconds": 100, **recovery}))
+    for _ in range(6):
+        cluster.round()
+        cluster.kubelets()
+        half_placed(cluster)
+    assert {pod.role for pod in cluster.observe().pods} == set(Role)
+    return cluster
+
+
+def test_it_waits_for_the_rest_until_start_seconds() -> None:
+    cluster = a_half_placed_job()
+    decision = cluster.round()
+    assert decision.status.rests_until is None
+    assert decision.status.condition(ConditionType.STALLED).reason == "Unschedulable"  # type: ignore[union-attr]
+    cluster.scene = cluster.scene.but(now=NOON + timedelta(seconds=99))
+    assert cluster.round().status.rests_until is None
+
+
+def test_then_all_its_pods_go_uncharged_and_a_new_attempt_asks_again() -> None:
+    cluster = a_half_placed_job()
+    cluster.pass_time(151)
+    released = cluster.round().status
+    assert released.rests_until is not None
+    assert (released.state, released.failures.charged, released.incidents) == ("Pending", 0, ())
+    running = released.condition(ConditionType.RUNNING)
+    assert running is not None
+    assert running.reason == "PlacesReleased"
+    assert WORDS in running.message
+    gone = [action for action in cluster.round().actions if isinstance(action, DeletePod)]
+    assert len(gone) == 3
+    assert cluster.round().status.attempt == 1, "the pods still end"
+    cluster.scene = cluster.scene.but(pods=())
+    assert cluster.round().status.attempt == 1, "it rests"
+    cluster.pass_time(60)
+    opened = cluster.round().status
+    assert (opened.attempt, opened.rests_until) == (2, None)
+    assert all(slot.old_pod_gone for slot in opened.slots), "nobody has to be waited for"
+    cluster.play(until=lambda seen: seen.status.state == "Running")
+
+
+def test_a_job_without_any_place_just_waits() -> None:
+    cluster = a_half_placed_job()
+    pods = (
+        pod.model_copy(update={"node": "", "scheduled_message": WORDS, "container": ContainerSeen()})
+        for pod in cluster.scene.pods
+    )
+    cluster.scene = cluster.scene.but(pods=tuple(pods))
+    cluster.pass_time(1000)
+    assert cluster.round().status.rests_until is None
+
+
+def test_a_job_that_has_run_keeps_its_places_while_a_replacement_waits() -> None:
+    seen: Scene = a_running_job(workers=2, recovery={"startSeconds": 100}).after(vanished(1))
+    cluster = FakeCluster(seen)
+    for _ in range(4):
+        cluster.round()
+        cluster.kubelets()
+        half_placed(cluster)
+    cluster.pass_time(1000)
+    assert cluster.round().status.rests_until is None
+
+
+def test_two_jobs_do_not_give_back_at_the_same_time() -> None:
+    seen = a_half_placed_job().observe()
+    other = seen.but(metadata=seen.metadata.model_copy(update={"uid": "another"}))
+    one, two = (released_at(look(each), each.status) for each in (seen, other))
+    assert one != two
+    for moment in (one, two):
+        assert timedelta(seconds=100) <= moment - NOON < timedelta(seconds=152)
