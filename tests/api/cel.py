@@ -13,10 +13,24 @@ from ropeteam.api.rules import spec_schema
 from ropeteam.api.schema import defaulted
 
 
+def _quantity(text: str) -> Any:
+    """As Kubernetes adds it to CEL: https://kubernetes.io/docs/reference/using-api/cel/."""
+    suffixes = {"": 0, "Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}
+    number = text.rstrip("KMGTi")
+    return celpy.celtypes.IntType(int(number) << suffixes[text[len(number) :]])
+
+
+_FUNCTIONS: dict[str, Any] = {
+    "quantity": _quantity,
+    "isQuantity": lambda text: celpy.celtypes.BoolType(text.rstrip("KMGTi").isdigit()),
+    "isLessThan": lambda one, two: celpy.celtypes.BoolType(one < two),
+}
+
+
 @cache
 def _program(cel: str) -> celpy.Runner:
     environment = celpy.Environment()
-    return environment.program(environment.compile(cel))
+    return environment.program(environment.compile(cel), functions=_FUNCTIONS)
 
 
 def cel_says(cel: str, **variables: Any) -> bool:

@@ -178,3 +178,15 @@ def test_every_field_of_spec_has_a_say_on_change() -> None:
     fields = {str(field.alias) for field in TrainingJobSpec.model_fields.values()}
     fields |= {f"recovery.{field.alias}" for field in Recovery.model_fields.values()}
     assert fields == free | {change.field for change in CHANGES}
+
+
+@pytest.mark.parametrize(
+    ("limit", "fits"),
+    [
+        ("9Gi", True), ("8Gi", False), (9 * 2**30, True), ("9G", True), ("8.1Gi", True), ("9e9", True),
+        ("8000000000000m", False), ("lots", False), ("1.2.3", False), ("9K", False),
+    ],
+)  # fmt: skip
+def test_shared_memory_is_compared_with_a_limit_in_any_unit(limit: str | int, fits: bool) -> None:
+    said = validate({"workers": 1, "sharedMemory": "8Gi", "resources": {"limits": {"memory": limit}}})
+    assert any("spec.sharedMemory" in each for each in said) is not fits

@@ -3,8 +3,8 @@
     pause       the sandbox's process: 20 lines of C
     base        Debian with Python, by debootstrap: what `FROM docker.io/library/python:...` gets here
     operator, trainer       the project's own Dockerfiles, unchanged
-Archives lie in the cache, named by what went into them; `loaded` is a containerd root with all of them in it,
-which nodes clone. Limits: needs root, buildah and debootstrap; a base that is in the cache is never renewed.
+They lie in one OCI layout in the cache; `loaded` is a containerd root with all of them in it, which nodes
+clone. Limits: needs root, buildah and debootstrap; a base that is in the cache is never renewed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from tests.cluster.daemons import Daemons, until
 from tests.cluster.node import PAUSE
+from tests.cluster.oci import Layout
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "docker.io/library/python:3.11-slim-bookworm"
@@ -65,44 +66,43 @@ def cache() -> Path:
     return Path(given) if given else base / "ropeteam" / "cluster-images"
 
 
-def archive(image: Image) -> Path:
-    """The image as an OCI archive; built if it is not there. Older ones of the same name are deleted."""
-    short = image.name.rpartition("/")[2].partition(":")[0]
-    path = cache() / f"{short}-{image.digest}.tar"
-    if not path.exists():
+def layout() -> Layout:
+    return Layout(cache() / "layout")
+
+
+def built(image: Image) -> str:
+    """Makes sure that the image, as its inputs are now, is in the layout. What it is called there."""
+    known = cache() / f"{image.name.rpartition('/')[2].partition(':')[0]}.digest"
+    if not known.exists() or known.read_text() != image.digest or not layout().blobs_of(image.name):
         cache().mkdir(parents=True, exist_ok=True)
         begin = time.monotonic()
         image.build(image)
-        for old in cache().glob(f"{short}-*.tar*"):
-            old.unlink()
-        fresh = path.with_suffix(".tar.new")
-        buildah("push", "--quiet", "--disable-compression", image.name, f"oci-archive:{fresh}:{image.name}")
-        fresh.rename(path)
+        target = f"oci:{layout().folder}:{image.name}"
+        buildah("push", "--quiet", "--disable-compression", image.name, target)
+        layout().prune()
+        known.write_text(image.digest)
         print(f"image {image.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-    return path
+    return f"{image.name}@{image.digest}"
 
 
 def loaded(images: Iterable[Image], tools: Path) -> Path:
     """A containerd root that holds `images` (and pause), unpacked. What an older one has is not loaded
     again.
     """
-    archives = [archive(image) for image in (_pause_image(), *images)]
-    key = hashlib.sha256("".join(path.name for path in archives).encode()).hexdigest()[:12]
+    wanted = (_pause_image(), *images)
+    key = hashlib.sha256("".join(map(built, wanted)).encode()).hexdigest()[:12]
     root, fresh = cache() / f"root-{key}", cache() / "root.new"
     if not root.exists():
         shutil.rmtree(fresh, ignore_errors=True)
         for old in cache().glob("root-*"):
             old.rename(fresh)
-        marker = fresh / "loaded"
-        known = marker.read_text().split() if marker.exists() else []
-        with tempfile.TemporaryDirectory(prefix="ropeteam-images-") as work:
-            _load([path for path in archives if path.name not in known], fresh, Path(work), tools)
-        marker.write_text(" ".join(path.name for path in archives))
+        with tempfile.TemporaryDirectory(prefix="ropeteam-images-", dir=cache()) as work:
+            _load([image.name for image in wanted], fresh, Path(work), tools)
         fresh.rename(root)
     return root
 
 
-def _load(archives: list[Path], root: Path, work: Path, tools: Path) -> None:
+def _load(names: list[str], root: Path, work: Path, tools: Path) -> None:
     socket, daemons = work / "containerd.sock", Daemons(work)
     settings = (
         f'version = 3\nroot = "{root}"\nstate = "{work}/state"\n'
@@ -111,10 +111,14 @@ def _load(archives: list[Path], root: Path, work: Path, tools: Path) -> None:
     )
     (work / "containerd.toml").write_text(settings)
     daemons.start("containerd", (tools / "containerd", "-c", work / "containerd.toml"))
+    blobs = root / "io.containerd.content.v1.content" / "blobs" / "sha256"
     try:
         until(socket.exists, "containerd listens", 20)
-        for each in archives:
-            ctr = (tools / "ctr", "-a", socket, "-n", "k8s.io", "images", "import", "--local", each)
+        for name in names:
+            known = {f"sha256:{path.name}" for path in blobs.iterdir()} if blobs.exists() else set()
+            archive = work / "image.tar"
+            layout().export(name, known, archive)
+            ctr = (tools / "ctr", "-a", socket, "-n", "k8s.io", "images", "import", "--local", archive)
             subprocess.run(ctr, check=True, stdout=subprocess.DEVNULL)
     finally:
         daemons.stop("containerd")

@@ -10,6 +10,8 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,12 @@ class Site:
     def pods(self, name: str, role: str = "worker") -> list[Object]:
         return self.items("pods", labels=f"ropeteam.dev/job={name},ropeteam.dev/role={role}")
 
+    def runs_anything(self, name: str) -> bool:
+        pods = self.pods(name)
+        return any(
+            "running" in each["state"] for pod in pods for each in pod["status"].get("containerStatuses", ())
+        )
+
     def uids(self, name: str) -> dict[str, str]:
         return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods(name)}
 
@@ -148,6 +156,22 @@ class Site:
         wait_for(
             f"pods of {name} are gone", lambda: not self.items("pods", labels=f"ropeteam.dev/job={name}")
         )
+
+    def audit(self) -> Iterator[Object]:
+        """What the API server was asked, oldest first."""
+        with open(self.lab.control.audit_log) as lines:
+            yield from map(json.loads, lines)
+
+    def writes_of(self, pod: str, since: datetime) -> list[str]:
+        """What this pod has changed in the API server."""
+        return [
+            f"{event['requestReceivedTimestamp']} {event['verb']} {event['requestURI']}"
+            for event in self.audit()
+            if event["user"].get("extra", {}).get("authentication.kubernetes.io/pod-name") == [pod]
+            and event["verb"] not in ("get", "list", "watch")
+            and event["responseStatus"]["code"] < 400
+            and datetime.fromisoformat(event["requestReceivedTimestamp"]) > since
+        ]
 
     # ---- faults
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.cluster.test_core import last_cause, step, tiny, wait_for_new_checkpo
 from tests.e2e.harness import wait_for
 
 FOREVER = 100_000
+LEASE_SECONDS = 15
 DRAIN = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s", "--force")
 GREEDY = """
 import ropeteam_trainer
@@ -163,6 +165,7 @@ def test_a_frozen_leader_that_thaws_writes_nothing(site: Site, name: str) -> Non
     leader = wait_for("a leader", site.leader)
     process = site.operator(leader)
     os.kill(process, signal.SIGSTOP)
+    frozen_at = datetime.now(UTC)
     try:
         wait_for("another leader", lambda: site.leader() not in ("", leader), 60)
         site.kill_rank(name, 0)
@@ -171,6 +174,7 @@ def test_a_frozen_leader_that_thaws_writes_nothing(site: Site, name: str) -> Non
         os.kill(process, signal.SIGCONT)
     goes_on(site, name)
     assert len(site.pods(name)) == 2
+    assert site.writes_of(leader, frozen_at + timedelta(seconds=LEASE_SECONDS)) == []
 
 
 def test_training_goes_on_without_an_api_server(site: Site, name: str) -> None:

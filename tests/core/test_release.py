@@ -40,7 +40,7 @@ def test_it_waits_for_the_rest_until_start_seconds() -> None:
     cluster = a_half_placed_job()
     decision = cluster.round()
     assert decision.status.rests_until is None
-    assert decision.status.condition(ConditionType.STALLED).reason == "Unschedulable"  # type: ignore[union-attr]
+    assert decision.status.condition(ConditionType.STALLED).reason == "Unschedulable"
     cluster.scene = cluster.scene.but(now=NOON + timedelta(seconds=99))
     assert cluster.round().status.rests_until is None
 

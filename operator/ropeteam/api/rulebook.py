@@ -9,6 +9,9 @@ cost too much.
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from ropeteam.api.rule import Change, Rule, Spec, at, trainer
@@ -21,6 +24,13 @@ NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 """DNS-1035: also good for the Service."""
 OUTSIDE = "(^/)|((^|/)[.][.](/|$))"
 """A path that is absolute or climbs."""
+_SUFFIXES: dict[str, Decimal] = {
+    "": Decimal(1),
+    "m": Decimal("0.001"),
+    "k": Decimal(1000),
+    **{unit: Decimal(1000 ** (power + 2)) for power, unit in enumerate("MGTPE")},
+    **{f"{unit}i": Decimal(1024 ** (power + 1)) for power, unit in enumerate("KMGTPE")},
+}
 _SMALLEST: Spec = {"workers": 2, "command": ["python", "train.py"]}
 _VOLUME: Spec = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
 _STEP: Spec = {"policy": "Step", "step": 100}
@@ -82,6 +92,24 @@ def _gpus_agree(spec: Spec) -> bool:
 
 def _ranks(spec: Spec) -> int:
     return int(spec["workers"] * (spec.get("processesPerWorker") or spec["gpusPerWorker"] or 1))
+
+
+def _amount(quantity: Any) -> Decimal | None:
+    """A Kubernetes quantity as a number. None: it is none. Source: apimachinery, resource.Quantity."""
+    found = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]*)", str(quantity))
+    if found is None or found[2] not in _SUFFIXES:
+        return None
+    with suppress(InvalidOperation):
+        return Decimal(found[1]) * _SUFFIXES[found[2]]
+    return None
+
+
+def _shared_memory_fits(spec: Spec) -> bool:
+    limits = spec.get("resources", {}).get("limits", {})
+    if "sharedMemory" not in spec or "memory" not in limits:
+        return True
+    limit, wanted = _amount(limits["memory"]), _amount(spec["sharedMemory"])
+    return limit is not None and wanted is not None and wanted < limit
 
 
 def _codes_unique(recovery: Spec) -> bool:
@@ -202,6 +230,22 @@ RULES: tuple[Rule, ...] = (
         ),
         good=_job(gpusPerWorker=8, processesPerWorker=4),
         bad=_job(gpusPerWorker=1, processesPerWorker=2),
+    ),
+    Rule(
+        path="spec",
+        cel=(
+            "!has(self.sharedMemory) || !has(self.resources) || !has(self.resources.limits) || "
+            "!('memory' in self.resources.limits) || "
+            "(isQuantity(string(self.resources.limits['memory'])) && quantity(self.sharedMemory)"
+            ".isLessThan(quantity(string(self.resources.limits['memory']))))"
+        ),
+        holds=_shared_memory_fits,
+        message=(
+            "spec.sharedMemory: is part of the container's memory and must be below "
+            "spec.resources.limits.memory; lower it, or raise the limit by as much"
+        ),
+        good=_job(sharedMemory="8Gi", resources={"limits": {"memory": "64Gi"}}),
+        bad=_job(sharedMemory="8Gi", resources={"limits": {"memory": "8192Mi"}}),
     ),
     Rule(
         path="spec",

@@ -249,6 +249,14 @@ class Agent:
             self._done.set_exception(task.exception() or AssertionError)
 
 
+def _scratch() -> str:
+    """A new folder. Of a container with a read-only root only /dev/shm is sure to be writable."""
+    try:
+        return tempfile.mkdtemp(prefix="ropeteam-")
+    except OSError:
+        return tempfile.mkdtemp(prefix="ropeteam-", dir="/dev/shm")
+
+
 async def _run(settings: WorkerConfig, identity: PodIdentity, command: tuple[str, ...], folder: Path) -> int:
     return await Agent(settings, identity, command, folder).run()
 
@@ -264,7 +272,7 @@ def main() -> int:
     # Until the loop takes over: the first process of a container has no default action.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(machine.EXIT_LEFT))
     proc.become_subreaper()
-    folder = Path(os.environ.get(config.AGENT_STATE_DIR) or tempfile.mkdtemp(prefix="ropeteam-"))
+    folder = Path(os.environ.get(config.AGENT_STATE_DIR) or _scratch())
     folder.mkdir(parents=True, exist_ok=True)
     try:
         return asyncio.run(_run(settings, identity, command, folder))
