@@ -26,7 +26,8 @@ from tests.cluster.oci import Layout
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "docker.io/library/python:3.11-slim-bookworm"
-OPERATOR, TRAINER = "ghcr.io/ropeteam/ropeteam:test", "ghcr.io/ropeteam/trainer:test"
+OPERATOR, TRAINER = "ghcr.io/ropeteam/ropeteam:0.1.0", "ghcr.io/ropeteam/trainer:0.1.0"
+"""As the chart and the guides name them: nodes that have them need no registry."""
 _PAUSE_SOURCE = """\
 #include <signal.h>
 #include <unistd.h>

@@ -50,13 +50,7 @@ class Site:
         return done.stdout
 
     def install(self, *sets: str, verb: str = "install") -> None:
-        registry, _, rest = images.OPERATOR.partition("/")
-        repository, _, tag = rest.rpartition(":")
-        settings = (
-            f"image.registry={registry}", f"image.repository={repository}", f"image.tag={tag}",
-            "image.pullPolicy=Never", *sets,
-        )  # fmt: skip
-        words = [word for each in settings for word in ("--set", each)]
+        words = [word for each in ("image.pullPolicy=Never", *sets) for word in ("--set", each)]
         self.helm(
             verb, RELEASE, str(CHART), "--namespace", SYSTEM, "--create-namespace", *words, "--wait",
             "--timeout", "2m",
