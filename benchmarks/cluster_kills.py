@@ -1,0 +1,134 @@
+"""Do kills add up? Ten ranks of one job of six pods, one after the other; and leaders of the operator.
+
+    python -m benchmarks.cluster_kills [KILLS]      (10 by default; needs what `make e2e` needs)
+
+An unchanged DDP script with recovery.start: Fork. A kill counts from SIGKILL to the first step of all six
+ranks in new processes; the last kills must cost what the first did (a crash-loop back-off doubles each time).
+A leader that is killed must be followed within the lease, one that is asked to leave at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from tests.cluster import images
+from tests.cluster.lab import Lab
+from tests.cluster.site import RELEASE, SYSTEM, Site
+from tests.e2e.harness import wait_for
+
+from benchmarks.cluster_recovery import NODES
+from benchmarks.gang_restart import events, steps
+from benchmarks.report import Row, row, write
+
+PODS = 6
+LEADERS = 5
+PATIENCE = 120
+
+
+def main() -> int:
+    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+    lab = Lab(NODES, (images.operator(), images.trainer()))
+    if not lab.is_up():
+        lab.up()
+    site = Site(lab)
+    if site.get("deployment", RELEASE, SYSTEM) is None:
+        site.install()
+    samples = {"rank killed, six pods": ten_kills(site, kills)}
+    for how in (killed, asked_to_leave):
+        samples[f"leader {how.__name__.replace('_', ' ')}"] = [leader(site, how) for _ in range(LEADERS)]
+    lab.down()
+    return show(samples)
+
+
+def ten_kills(site: Site, kills: int) -> list[float]:
+    name, taken = "kills", []
+    command = ["torchrun", "--nproc-per-node", "1", "/shared/scripts/train_ddp.py", f"/shared/{name}"]
+    site.apply(site.job(name, command, workers=PODS, recovery={"start": "Fork", "maxFailures": 100}))
+    folder, since = site.shared / name, 0.0
+    for number in range(kills):
+        wait_for("steps", partial(all_have_stepped, folder, since), PATIENCE)
+        begin, since = one_kill(site, name, folder, number % PODS)
+        taken.append(since - begin)
+        print(f"kill {number + 1:2}: {taken[-1]:.2f} s", flush=True)
+    restarts = sum(c["restartCount"] for pod in site.pods(name) for c in pod["status"]["containerStatuses"])
+    assert (len(site.pods(name)), restarts) == (PODS, 0), "pods were left alone"
+    site.delete(name)
+    return taken
+
+
+def all_have_stepped(folder: Path, since: float) -> bool:
+    return all(len(steps(folder, rank, since)) > 30 for rank in range(PODS))
+
+
+def one_kill(site: Site, name: str, folder: Path, victim: int) -> tuple[float, float]:
+    """When it was killed, and when the last rank made its first step in a new process."""
+    known = {rank: {event["pid"] for event in events(folder, rank)} for rank in range(PODS)}
+    process = site.rank(name, victim)
+    begin = time.time()
+    os.kill(process, signal.SIGKILL)
+
+    def first_steps() -> list[float] | None:
+        found = [
+            [e["t"] for e in steps(folder, rank, begin) if e["pid"] not in known[rank]] for rank in known
+        ]
+        return [each[0] for each in found] if all(found) else None
+
+    return begin, max(wait_for("all ranks step again", first_steps, PATIENCE))
+
+
+def leader(site: Site, end: object) -> float:
+    """Seconds until another operator holds the lease."""
+    assert callable(end)
+    site.lab.kubectl("-n", SYSTEM, "rollout", "status", f"deployment/{RELEASE}", "--timeout=60s")
+    time.sleep(5)
+    old = holder(site)
+    begin = time.time()
+    end(site, old.rpartition("_")[0])
+    wait_for("another leader", lambda: holder(site) not in ("", old), PATIENCE)
+    print(f"{end.__name__}: {time.time() - begin:.2f} s", flush=True)
+    return time.time() - begin
+
+
+def holder(site: Site) -> str:
+    return str((site.get("lease", RELEASE, SYSTEM) or {}).get("spec", {}).get("holderIdentity", ""))
+
+
+def killed(site: Site, pod: str) -> None:
+    os.kill(site.operator(pod), signal.SIGKILL)
+
+
+def asked_to_leave(site: Site, pod: str) -> None:
+    site.lab.kubectl("-n", SYSTEM, "delete", "pod", pod, "--wait=false")
+
+
+def show(samples: dict[str, list[float]]) -> int:
+    table = [row(f"{name}: seconds", seconds) for name, seconds in samples.items()]
+    kills = samples["rank killed, six pods"]
+    first, last = (statistics.median(part) for part in (kills[: len(kills) // 2], kills[len(kills) // 2 :]))
+    growth = last / first
+    table.append(
+        Row("the last kills beside the first", round(growth, 2), "x", len(kills),
+            round(max(kills) / first, 2), "<= 1.5", growth <= 1.5, "median of the first half")
+    )  # fmt: skip
+    for name, goal in (("leader killed", 20.0), ("leader asked to leave", 2.0)):
+        value, worst = statistics.median(samples[name]), max(samples[name])
+        table.append(
+            Row(f"{name}: another acts", round(value, 2), "s", len(samples[name]), round(worst, 2),
+                f"<= {goal:g} (worst)", worst <= goal, "lease 15/10/2")
+        )  # fmt: skip
+    write("cluster_kills", table, samples, "seconds on a real cluster")
+    for each in table:
+        print(
+            f"{each.id:40} {each.value:8} {each.unit} n={each.n} worst={each.worst} {each.goal} {each.holds}"
+        )
+    return 0 if all(each.holds is not False for each in table) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
