@@ -104,6 +104,10 @@ class Site:
     def status(self, name: str) -> Object:
         return (self.get("trainingjob", name) or {}).get("status") or {}
 
+    def progress(self, name: str) -> int:
+        """The last step that status tells; at most 30 s old."""
+        return int((self.status(name).get("progress") or {}).get("step") or 0)
+
     def condition(self, name: str, kind: str) -> Object:
         return next((each for each in self.status(name).get("conditions", ()) if each["type"] == kind), {})
 

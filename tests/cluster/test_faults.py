@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ from tests.cluster.test_core import last_cause, step, tiny, wait_for_new_checkpo
 from tests.e2e.harness import wait_for
 
 FOREVER = 100_000
+CRD = "trainingjobs.ropeteam.dev"
 LEASE_SECONDS = 15
 DRAIN = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s", "--force")
 GREEDY = """
@@ -23,6 +25,15 @@ job.report(loss=0.0)
 hoard = []
 while True:
     hoard.append(bytearray(10**7))
+"""
+
+GREEDY_IN_SHM = """
+import ropeteam_trainer
+job = ropeteam_trainer.init()
+job.report(loss=0.0)
+with open("/dev/shm/hoard", "ab") as hoard:
+    while True:
+        hoard.write(bytes(10**7))
 """
 
 
@@ -72,12 +83,31 @@ def test_an_evicted_pod_saves_and_its_replacement_goes_on_from_there(site: Site,
     wait_for("no step lost", lambda: site.status(name)["incidents"][-1].get("stepsLost") == 0, 60)
 
 
-def test_a_rank_that_is_out_of_memory_is_named(site: Site, name: str) -> None:
-    job = site.job(name, ["python", "-c", GREEDY], resources={"limits": {"memory": "600Mi"}})
+@pytest.mark.parametrize("where", ["rank", "shared memory"])
+def test_what_is_out_of_memory_is_named(site: Site, name: str, where: str) -> None:
+    """In shared memory it outlives the rank: whatever runs in the container is killed."""
+    script = GREEDY if where == "rank" else GREEDY_IN_SHM
+    job = site.job(name, ["python", "-c", script], resources={"limits": {"memory": "600Mi"}})
     job["spec"]["recovery"] = {"maxFailures": 0}
     site.apply(job)
     site.wait(name, "Failed")
     assert last_cause(site, name) == "OutOfMemory"
+
+
+def test_a_full_disk_stops_no_training_and_is_told(site: Site, name: str) -> None:
+    job = tiny(site, name, steps=FOREVER)
+    job["spec"]["checkpoint"]["volume"] = {"emptyDir": {"medium": "Memory", "sizeLimit": "4Ki"}}
+    site.apply(job)
+    site.wait(name, "Running")
+
+    def told() -> bool:
+        return "No space left on device" in site.lab.kubectl("logs", f"{name}-0-1", check=False)
+
+    wait_for("words about the disk", told, 60)
+    before = site.progress(name)
+    wait_for("training goes on", lambda: site.progress(name) > before + 100, 90)
+    assert not site.status(name).get("incidents")
+    assert step(site, name) == 0
 
 
 # ---- nodes
@@ -211,6 +241,25 @@ def test_without_dns_training_goes_on(site: Site, name: str) -> None:
         assert site.uids(name) == uids
     finally:
         site.lab.control.start_dns()
+
+
+def test_a_definition_that_is_upgraded_disturbs_no_job(site: Site, name: str) -> None:
+    uids = running(site, name)
+    saved = site.get("crd", CRD) or {}
+    upgraded = copy.deepcopy(saved)
+    spec = upgraded["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    spec["properties"]["later"] = {"type": "string", "description": "A field of the next version."}
+    try:
+        site.apply(upgraded)
+        patch = '{"spec": {"later": "yes"}}'
+        words = ("patch", "trainingjob", name, "--type=merge", "-p", patch)
+        wait_for("the new field is taken", lambda: "patched" in site.lab.kubectl(*words, check=False), 30)
+        site.kill_rank(name, 0)
+        wait_for("the incident", lambda: last_cause(site, name) == "Signal", 60)
+        goes_on(site, name)
+        assert site.uids(name) == uids
+    finally:
+        site.apply(saved)
 
 
 # ---- what cannot work says so
