@@ -79,12 +79,27 @@ class Daemons:
         if process is not None:
             family = [process, *process.children(recursive=True)]
             self.send(name, number)
-            _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
+            alive = _wait(family)
             for each in alive:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     each.kill()
-            psutil.wait_procs(alive, timeout=PATIENCE_SECONDS)
+            _wait(alive)
         (self._pids / name).unlink(missing_ok=True)
+
+
+def _wait(family: list[psutil.Process]) -> list[psutil.Process]:
+    """Those that still live after a while. Zombies are dead: nobody knows when their parent will look."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (alive := [each for each in family if _lives(each)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return alive
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def until(holds: object, what: str, seconds: float = 60.0) -> None:
