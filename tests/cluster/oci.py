@@ -45,8 +45,8 @@ class Layout:
 
     def prune(self) -> None:
         """Delete what no image of the index needs."""
-        names = [each["annotations"][_NAME] for each in self._index()]
-        wanted = {self._blob(digest) for name in names for digest in self.blobs_of(name)}
+        names = [_name(each) for each in self._index()]
+        wanted = {self._blob(digest) for name in names if name for digest in self.blobs_of(name)}
         for path in (self.folder / "blobs" / "sha256").iterdir():
             if path not in wanted:
                 path.unlink()
@@ -56,10 +56,15 @@ class Layout:
         return list(json.loads(file.read_text())["manifests"]) if file.exists() else []
 
     def _entry(self, name: str) -> Object | None:
-        return next((each for each in self._index() if each["annotations"].get(_NAME) == name), None)
+        return next((each for each in self._index() if _name(each) == name), None)
 
     def _blob(self, digest: str) -> Path:
         return self.folder / "blobs" / digest.replace(":", "/")
+
+
+def _name(entry: Object) -> str:
+    """Empty for an image whose name another one has taken."""
+    return str(entry.get("annotations", {}).get(_NAME, ""))
 
 
 def _add(archive: tarfile.TarFile, name: str, content: Object) -> None:
