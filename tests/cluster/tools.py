@@ -2,8 +2,8 @@
 
     python -m tests.cluster.tools         find or build them, print the folder
 
-Looked for in $ROPETEAM_CLUSTER_TOOLS, else in ~/.cache/ropeteam/cluster-tools/<key of the versions>, else
-built there: 13 minutes on 2 cores, with Go, gcc and libseccomp's headers. Sources come from the Go module
+Looked for in $ROPETEAM_CLUSTER_TOOLS, else in ~/.cache/ropeteam/cluster-tools/<Kubernetes version>, else built
+there, each anew when its version or flags change: 13 minutes on 2 cores, with Go, gcc and libseccomp's headers. Sources come from the Go module
 proxy, checked against Go's checksum database. Limits: a folder that is given is believed, whatever its
 versions.
 """
@@ -36,6 +36,10 @@ class Source:
     cgo: bool = False
     staging: str = ""
     """Modules that its go.mod requires at v0.0.0 live beside it and are published with this version."""
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:12]
 
 
 _MINOR = KUBERNETES.split(".")[1]
@@ -83,20 +87,28 @@ class CannotBuild(Exception):
     """What is missing, or what the build said last."""
 
 
-def key() -> str:
-    return hashlib.sha256(repr(SOURCES).encode()).hexdigest()[:12]
-
-
 def folder() -> Path:
     """Where the programs are, or will be."""
     if given := os.environ.get("ROPETEAM_CLUSTER_TOOLS"):
         return Path(given)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "ropeteam" / "cluster-tools" / key()
+    return cache / "ropeteam" / "cluster-tools" / KUBERNETES
 
 
 def missing() -> tuple[str, ...]:
-    return tuple(name for name in PROGRAMS if not (folder() / name).exists())
+    return tuple(name for source in SOURCES for name in source.programs if not _is_there(source, name))
+
+
+def _is_there(source: Source, name: str) -> bool:
+    if os.environ.get("ROPETEAM_CLUSTER_TOOLS"):
+        return (folder() / name).exists()
+    stamp = _stamp(name)
+    return (folder() / name).exists() and stamp.exists() and stamp.read_text() == source.key
+
+
+def _stamp(name: str) -> Path:
+    """Says what a program was built from."""
+    return folder() / f".{name}.key"
 
 
 def ensure() -> Path:
@@ -142,6 +154,7 @@ def _build(source: Source, work: Path) -> None:
         arguments = ("build", "-trimpath", *source.flags, "-ldflags", ldflags, "-o", str(fresh), package)
         _go(module, work, *arguments, **environment)
         fresh.rename(folder() / name)
+        _stamp(name).write_text(source.key)
 
 
 def _replace_staging(source: Source, module: Path, work: Path) -> None:
