@@ -39,8 +39,9 @@ crds: $(VENV)/bin/ropeteam  ## write crds/ from operator/ropeteam/api
 	$(PYTHON) -m ropeteam.api.crd
 	$(PYTHON) tools/values.py
 
-chart: $(VENV)/bin/ropeteam  ## write the chart's values, their schema and the CRD in it, from tools/values.py
+chart: $(VENV)/bin/ropeteam  ## write the chart's values, their schema, the CRD and the dashboards in it, from tools/
 	$(PYTHON) tools/values.py
+	$(PYTHON) tools/dashboards.py
 
 cluster: $(VENV)/bin/ropeteam  ## start a real Kubernetes with three nodes on this machine (Linux, root)
 	$(PYTHON) -m tests.cluster up
@@ -78,6 +79,7 @@ check-crds:
 	$(PYTHON) -m ropeteam.api.crd --check
 check-chart:
 	$(PYTHON) tools/values.py --check
+	$(PYTHON) tools/dashboards.py --check
 check-imports:
 	lint-imports
 check-python:
