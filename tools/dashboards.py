@@ -148,7 +148,7 @@ RANKS = (
     ),
     Panel(
         "Steps between first and last rank",
-        "More than a few: somebody is stuck.",
+        "Pods are not scraped at the same moment: what grows is stuck, what stays is not.",
         {_JOB: f"{_job('ropeteam_rank_step')} - {_job('ropeteam_rank_step', 'min')}"},
     ),
     Panel(

@@ -64,7 +64,7 @@ def test_every_metric_of_ours_is_in_a_panel_or_an_alert() -> None:
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
 def test_promtool_finds_no_fault_with_the_names(exporter: str) -> None:
-    words = [program("promtool"), "check", "metrics"]
+    words = [str(program("promtool")), "check", "metrics"]
     done = subprocess.run(words, input=texts()[exporter], text=True, capture_output=True)
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import yaml
 from tests.metrics.prometheus import program, queries
@@ -18,7 +19,7 @@ def promtool(*words: str) -> str:
     return done.stdout
 
 
-def rules() -> list[dict[str, str]]:
+def rules() -> list[dict[str, Any]]:
     return [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
 
 
