@@ -9,7 +9,7 @@ AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator a
 	checkpoint/manifest.py __init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sim seeded crds chart cluster cluster-down e2e e2e-core fmt bench clean
+.PHONY: help install demo test check sim seeded crds chart prometheus cluster cluster-down e2e e2e-core fmt bench clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -39,8 +39,12 @@ crds: $(VENV)/bin/ropeteam  ## write crds/ from operator/ropeteam/api
 	$(PYTHON) -m ropeteam.api.crd
 	$(PYTHON) tools/values.py
 
-chart: $(VENV)/bin/ropeteam  ## write the chart's values, their schema and the CRD in it, from tools/values.py
+chart: $(VENV)/bin/ropeteam  ## write the chart's values, their schema, the CRD and the dashboards in it, from tools/
 	$(PYTHON) tools/values.py
+	$(PYTHON) tools/dashboards.py
+
+prometheus: $(VENV)/bin/ropeteam  ## build a real Prometheus for the tests, once (Go; 6 minutes on 2 cores)
+	$(PYTHON) -m tests.cluster.tools prometheus promtool
 
 cluster: $(VENV)/bin/ropeteam  ## start a real Kubernetes with three nodes on this machine (Linux, root)
 	$(PYTHON) -m tests.cluster up
@@ -81,6 +85,7 @@ check-crds:
 	$(PYTHON) -m ropeteam.api.crd --check
 check-chart:
 	$(PYTHON) tools/values.py --check
+	$(PYTHON) tools/dashboards.py --check
 check-imports:
 	lint-imports
 check-python:

@@ -82,6 +82,35 @@ class NetworkPolicy(Values):
     """Ports behind which the API server answers."""
 
 
+class Off(Values):
+    enabled: bool = False
+    """Make it."""
+
+
+class Metrics(Values):
+    """What Prometheus and Grafana need. The first three are kinds of the Prometheus Operator, which must be
+    there."""
+
+    labels: dict[str, str] = {}
+    """Of the monitors and rules, so that your Prometheus selects them; often release: <name of its
+    release>."""
+    interval: str = Field(default="15s", pattern="^[0-9]+(ms|s|m)$")
+    """How often the monitors scrape."""
+    service_monitor: Off = Field(default=Off(), description="A ServiceMonitor of the operators.")
+    pod_monitor: Off = Field(
+        default=Off(), description="PodMonitors of the coordinators and of the agents of all jobs."
+    )
+    rules: Off = Field(
+        default=Off(),
+        description="A PrometheusRule with the alerts of docs/metrics.md. Needs both kinds of monitors.",
+    )
+    dashboards: Off = Field(
+        default=Off(),
+        description="ConfigMaps with two dashboards, found by Grafana's sidecar by the label"
+        ' grafana_dashboard: "1".',
+    )
+
+
 class Rbac(Values):
     """Rights of the operator, and roles for people."""
 
@@ -129,6 +158,7 @@ class ChartValues(Values):
     pod_disruption_budget: Enabled = Field(
         default=Enabled(), description="Keep one operator while nodes are drained; with two replicas or more."
     )
+    metrics: Metrics = Metrics()
     resources: dict[str, Any] = {
         "requests": {"cpu": "100m", "memory": "128Mi"},
         "limits": {"memory": "512Mi"},

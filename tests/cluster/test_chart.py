@@ -11,6 +11,9 @@ import pytest
 import yaml
 from tests.cluster import tools
 from tests.cluster.site import CHART
+from tests.metrics.prometheus import ENDPOINTS, scrape
+from tests.metrics.test_names import ALERTS
+from tools.dashboards import files
 from tools.values import schema
 
 from ropeteam.api.defaults import JobDefaults
@@ -91,6 +94,7 @@ def test_every_value_is_described_and_a_typo_in_any_section_is_refused() -> None
         {"image": {"pullPolicy": "Sometimes"}},
         {"namespaces": "all"},
         {"workers": "many"},
+        {"metrics": {"interval": "often"}},
     ],
 )
 def test_a_value_that_cannot_work_is_refused(values: Object) -> None:
@@ -194,6 +198,67 @@ def test_the_key_is_kept_and_may_be_ones_own() -> None:
 def test_parts_that_may_be_left_out(value: str, kind: str) -> None:
     assert len(of_kind(kind)) == 1
     assert of_kind(kind, {value: {"enabled": False}}) == []
+
+
+MONITORING = {
+    "serviceMonitor": ["ropeteam"],
+    "podMonitor": ["ropeteam-coordinators", "ropeteam-workers"],
+    "rules": ["ropeteam"],
+    "dashboards": ["ropeteam-dashboard-jobs", "ropeteam-dashboard-operator"],
+}
+KINDS = {"serviceMonitor": "ServiceMonitor", "podMonitor": "PodMonitor", "rules": "PrometheusRule"}
+
+
+@pytest.mark.parametrize("value", MONITORING)
+def test_what_prometheus_and_grafana_need_is_made_when_asked_for(value: str) -> None:
+    plain = {(each["kind"], each["metadata"]["name"]) for each in render()}
+    values = {"metrics": {value: {"enabled": True}, "labels": {"release": "kps"}}}
+    made = [each for each in render(values) if (each["kind"], each["metadata"]["name"]) not in plain]
+    assert sorted(each["metadata"]["name"] for each in made) == MONITORING[value]
+    assert {each["kind"] for each in made} == {KINDS.get(value, "ConfigMap")}
+    label = ("grafana_dashboard", "1") if value == "dashboards" else ("release", "kps")
+    assert all(label in each["metadata"]["labels"].items() for each in made)
+
+
+def test_the_monitor_of_the_operators_finds_their_service_and_the_policy_lets_it_in() -> None:
+    values = {"metrics": {"serviceMonitor": {"enabled": True}, "interval": "1m"}}
+    (monitor,), (service,) = of_kind("ServiceMonitor", values), of_kind("Service", values)
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["spec"]["endpoints"] == [{"port": "http", "path": "/metrics", "interval": "1m"}]
+    assert service["spec"]["ports"][0]["name"] == "http"
+    (policy,) = of_kind("NetworkPolicy", values)
+    assert policy["spec"]["ingress"] == [{"ports": [{"port": "http", "protocol": "TCP"}]}]
+
+
+@pytest.mark.parametrize(
+    ("role", "other"), [("coordinator", {"any": True}), ("worker", {"matchNames": ["a"]})]
+)
+def test_the_monitors_of_pods_are_those_that_the_end_to_end_tests_use(role: str, other: Object) -> None:
+    values = {"metrics": {"podMonitor": {"enabled": True}}, "namespaces": other.get("matchNames", [])}
+    (spec,) = [e["spec"] for e in of_kind("PodMonitor", values) if role in e["metadata"]["name"]]
+    (endpoint,) = spec["podMetricsEndpoints"]
+    expected, port = scrape(role, {}), ENDPOINTS[role].port
+    assert (endpoint["port"], endpoint["honorLabels"], spec["namespaceSelector"]) == (port, False, other)
+    assert spec["selector"]["matchLabels"]["ropeteam.dev/role"] == role
+    assert spec["sampleLimit"] == expected["sample_limit"]
+
+    def plain(rules: list[Object]) -> list[Object]:
+        names = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
+        return [{names.get(key, key): value for key, value in rule.items()} for rule in rules]
+
+    # The Prometheus Operator itself keeps pods by their labels, and ports by their names.
+    assert plain(endpoint["relabelings"]) == expected["relabel_configs"][2:]
+    assert plain(endpoint["metricRelabelings"]) == expected["metric_relabel_configs"]
+
+
+def test_rules_and_dashboards_are_the_files_that_are_tested() -> None:
+    on = {"enabled": True}
+    values = {"metrics": {"rules": on, "dashboards": on}}
+    (rule,) = of_kind("PrometheusRule", values)
+    assert rule["spec"] == yaml.safe_load(ALERTS.read_text())
+    maps = [e["data"] for e in of_kind("ConfigMap", values) if "dashboard" in e["metadata"]["name"]]
+    told = {name: json.loads(text) for data in maps for name, text in data.items()}
+    assert told == {f"ropeteam-{path.name}": json.loads(text) for path, text in files().items()}
 
 
 def test_one_replica_needs_no_disruption_budget() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -13,9 +13,13 @@ from aiohttp import web
 from ropeteam.api.status import IncidentStatus, JobStatus, ProgressStatus, StagesStatus
 from ropeteam.controller import metrics, probes
 from ropeteam.controller.coordinator import Coordinators, Unreachable
+from ropeteam.controller.informer import Key
+from ropeteam.controller.observer import Observer
 from ropeteam.controller.pace import Pace
+from ropeteam.controller.reconcile import Reconciler
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.desired import Desired, JobReport, WorldPhase
+from ropeteam_trainer.contract.world import Cause
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 REPORT = JobReport(job_uid="u", term=1, boot=0, phase=WorldPhase.RUNNING, why="trains")
@@ -48,15 +52,59 @@ def test_an_incident_is_counted_once_when_it_has_settled() -> None:
     story = [JobStatus(), JobStatus(incidents=(open_,)), *[JobStatus(incidents=(done,))] * 2]
     for old, new in pairwise(story):
         metrics.count_settled(old, new)
-    labels = {"cause": "Hang", "stage": "first_step"}
+    first_step = {"stage": "first_step"}
     assert metrics.REGISTRY.get_sample_value("ropeteam_incidents_total", {"cause": "Hang"}) == before + 1
-    assert metrics.REGISTRY.get_sample_value("ropeteam_recovery_seconds_sum", labels) == 2.0
+    assert metrics.REGISTRY.get_sample_value("ropeteam_recovery_seconds_sum", first_step) == 2.0
     assert metrics.REGISTRY.get_sample_value("ropeteam_steps_lost_total", {"cause": "Hang"}) == 3
 
 
-def test_jobs_are_counted_by_state() -> None:
-    (family,) = metrics.JobsByState(lambda: ["Running", "Failed", "Running"]).collect()
-    assert {sample.labels["state"]: sample.value for sample in family.samples} == {"Running": 2, "Failed": 1}
+def test_jobs_and_rounds_are_counted_when_asked() -> None:
+    jobs = [("Running", False), ("Failed", False), ("Running", True)]
+    families = {each.name: each for each in metrics.Now(lambda: jobs, lambda: [2.0, 5.0]).collect()}
+    states = {sample.labels["state"]: sample.value for sample in families.pop("ropeteam_jobs").samples}
+    assert {state: count for state, count in states.items() if count} == {"Running": 2, "Failed": 1}
+    assert set(states) == set(metrics.STATES), "a state that no job has is 0, not absent"
+    assert {name: each.samples[0].value for name, each in families.items()} == {
+        "ropeteam_jobs_stalled": 1,
+        "controller_runtime_active_workers": 2,
+        "workqueue_unfinished_work_seconds": 7,
+        "workqueue_longest_running_processor_seconds": 5,
+    }
+
+
+def test_every_series_is_there_before_its_first_event() -> None:
+    """`rate` does not see the event with which a series begins."""
+    for cause in Cause:
+        assert (
+            metrics.REGISTRY.get_sample_value("ropeteam_incidents_total", {"cause": cause.value}) is not None
+        )
+    for stage in StagesStatus.model_fields:
+        assert (
+            metrics.REGISTRY.get_sample_value("ropeteam_recovery_seconds_count", {"stage": stage}) is not None
+        )
+    series = [sample for family in metrics.REGISTRY.collect() for sample in family.samples]
+    assert len(series) < 250
+    assert not any(sample.name.endswith("_created") for sample in series)
+
+
+async def test_a_round_that_fails_is_counted_and_timed_as_one_that_ends_well_is() -> None:
+    class Broken(Observer):
+        def __init__(self) -> None: ...
+
+        async def observe(self, key: Key) -> None:
+            raise OSError(f"no way to {key}")
+
+    labels = {"controller": "trainingjob", "result": "error"}
+
+    def counted() -> tuple[float | None, float | None]:
+        value = metrics.REGISTRY.get_sample_value
+        seconds = value("controller_runtime_reconcile_time_seconds_count", {"controller": "trainingjob"})
+        return value("controller_runtime_reconcile_total", labels), seconds
+
+    before = counted()
+    with pytest.raises(OSError, match="no way"):
+        await Reconciler(cast(Any, None), Broken(), cast(Any, None), Pace())(Key("lab", "mnist"))
+    assert counted() == tuple((each or 0) + 1 for each in before)
 
 
 async def test_probes_tell_ready_healthy_and_numbers() -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from tests.coordinator.conftest import Served
-from tests.coordinator.film import agent
+from tests.coordinator.film import agent, config
 from tests.coordinator.link import TOKEN, get_status, http, put_desired, request, shut
 
 from ropeteam_trainer.contract import codec, wire
-from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired
+from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired, WorldPhase
 from ropeteam_trainer.contract.messages import Progress
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch
 from ropeteam_trainer.coordinator import http as http_module
 from ropeteam_trainer.coordinator import membership
+from ropeteam_trainer.coordinator.metrics import render
 
 BEARER = f"Bearer {wire.http_bearer(TOKEN)}"
 DESIRED = Desired(1, 1, 1, {"0": SlotDesired(1, "pod-0-1")})
@@ -123,15 +127,50 @@ async def test_health_and_metrics_need_no_bearer(served: Served):
     assert 'ropeteam_job_recent_incidents{cause="Signal",job="mnist",namespace="default"} 0.0' in text
 
 
-def test_the_loss_is_a_metric_when_it_is_a_number():
-    from tests.coordinator.film import config
-
-    from ropeteam_trainer.contract.desired import WorldPhase
-    from ropeteam_trainer.coordinator.metrics import render
-
-    report = JobReport("u", 1, 0, WorldPhase.RUNNING, "why", progress=Progress(step=7, loss="1.5"))
-    text, content_type = render(report, config())
-    assert b'ropeteam_job_loss{job="mnist",namespace="default"} 1.5' in text
+def scraped(report: JobReport, **settings: Any) -> dict[str, float]:
+    """Values without labels but the job's, by name."""
+    text, content_type = render(report, replace(config(), **settings))
     assert content_type.startswith("text/plain")
-    text, _ = render(replace(report, progress=Progress(loss="none yet")), config())
-    assert b"ropeteam_job_loss{" not in text
+    samples = (each for family in text_string_to_metric_families(text.decode()) for each in family.samples)
+    return {each.name: each.value for each in samples if each.labels.keys() <= {"job", "namespace"}}
+
+
+RUNNING = JobReport("u", 1, 0, WorldPhase.RUNNING, "why", rung=2)
+
+
+def test_progress_is_told_as_far_as_it_is_known():
+    told = scraped(replace(RUNNING, progress=Progress(step=7, loss="1.5", total_steps=90)))
+    assert (told["ropeteam_job_step"], told["ropeteam_job_loss"], told["ropeteam_job_target_step"]) == (
+        7,
+        1.5,
+        90,
+    )
+    told = scraped(replace(RUNNING, progress=Progress(loss="none yet")))
+    assert not {"ropeteam_job_loss", "ropeteam_job_target_step"} & told.keys()
+
+
+def test_a_checkpoint_that_is_not_known_has_no_age():
+    assert (
+        not {"ropeteam_job_checkpoint_step", "ropeteam_job_checkpoint_timestamp_seconds"}
+        & scraped(RUNNING).keys()
+    )
+    ref = CheckpointRef(40, Epoch(1, 0, 1), "digest")
+    told = scraped(replace(RUNNING, lineage=(ref,), checkpoint_unix_ms=1_700_000_000_500))
+    assert told["ropeteam_job_checkpoint_step"] == 40
+    assert told["ropeteam_job_checkpoint_timestamp_seconds"] == 1_700_000_000.5
+
+
+@pytest.mark.parametrize(("has_place", "rung", "wanted"), [(True, 2, 1), (True, 1, 0), (False, 2, 0)])
+def test_checkpoints_are_wanted_where_there_is_a_place_and_a_script_that_saves(
+    has_place: bool, rung: int, wanted: int
+):
+    told = scraped(replace(RUNNING, rung=rung), checkpoint=has_place)
+    assert told["ropeteam_job_checkpoint_wanted"] == wanted
+
+
+async def test_metrics_tell_a_stranger_nothing_secret(served: Served):
+    await put_desired(served.http, DESIRED)
+    served.coordinator._apply(membership.ReportReceived(agent(0, node="node-7")))
+    _, text = await http(served.http, request("GET", "/metrics"))
+    for word in (TOKEN.hex(), BEARER, "node-7", "pod-0-1", "10.0.0.1"):
+        assert word not in text

@@ -49,6 +49,30 @@ def in_template(**container: Any) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "trainer", **container}]}}
 
 
+METRICS = {"name": "metrics", "containerPort": 29403, "protocol": "TCP"}
+OTHER = {"name": "debug", "containerPort": 5678}
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ([], [METRICS]),
+        ([OTHER], [OTHER, METRICS]),
+        ([{"name": "metrics", "containerPort": 9100}], [{"name": "metrics", "containerPort": 9100}]),
+        ([{"containerPort": 29403}], [{"containerPort": 29403}]),
+    ],
+)
+def test_the_port_of_the_agents_metrics_is_declared_beside_those_of_the_user(given: Any, made: Any) -> None:
+    assert trainer(pod(template=in_template(ports=given)))["ports"] == made
+
+
+@pytest.mark.parametrize("given", [[], [OTHER]])
+def test_on_the_nodes_network_the_agents_port_is_not_claimed(given: Any) -> None:
+    template = in_template(ports=given)
+    template["spec"]["hostNetwork"] = True
+    assert trainer(pod(template=template)).get("ports", []) == given
+
+
 def test_names_labels_and_owner() -> None:
     metadata = pod()["metadata"]
     assert (metadata["name"], metadata["namespace"]) == ("mnist-0-2", "lab")

@@ -45,7 +45,9 @@ def test_readme_has_no_command_that_nobody_runs():
     assert set(named) <= {"demo", "test", "help"}, "demo and test are run by .ci/run"
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/api.md", "docs/architecture.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "page", [*PAGES, "docs/api.md", "docs/architecture.md", "docs/metrics.md", "CONTRIBUTING.md"]
+)
 def test_links_lead_somewhere(page: str):
     text = (ROOT / page).read_text()
     targets = re.findall(r"\]\(([^)#]+)\)", text)

@@ -16,9 +16,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import aiohttp
 
+from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import KIND, PLURAL, VERSION
 from ropeteam.controller import access, handlers, metrics, probes
 from ropeteam.controller.agentsecret import AgentSecret, packed
@@ -80,16 +82,25 @@ class Operator:
             for key in self.caches.jobs.known_keys():
                 self.queue.add(key)
 
-    def states(self) -> list[str]:
-        jobs = self.caches.jobs.values()
-        return [str((job.get("status") or {}).get("state") or "Pending") for job in jobs]
+    def states(self) -> list[tuple[str, bool]]:
+        """Of each job, and whether it is stalled."""
+        found = (job.get("status") or {} for job in self.caches.jobs.values())
+        return [(str(status.get("state") or "Pending"), _stalled(status)) for status in found]
+
+
+def _stalled(status: dict[str, Any]) -> bool:
+    conditions = status.get("conditions") or ()
+    return any((each["type"], each["status"]) == (ConditionType.STALLED, "True") for each in conditions)
 
 
 @asynccontextmanager
 async def assembled(settings: Settings, may_write: Callable[[], bool] = _always) -> AsyncIterator[Operator]:
     """Raises CrdMissing, AccessError, SettingsError, ApiError, connection errors."""
     key, load = load_key(settings), partial(access.load, settings.kubeconfig)
-    async with ApiClient(load, may_write) as client, Coordinators(may_write=may_write) as coordinators:
+    async with (
+        ApiClient(load, may_write, metrics.count_request) as client,
+        Coordinators(may_write=may_write) as coordinators,
+    ):
         await _require_crd(client, settings.namespaces)
         queue = WorkQueue[Key]()
         caches = make_caches(client, settings.namespaces, queue.add, with_nodes=not settings.namespaces)
@@ -134,7 +145,8 @@ async def _live(settings: Settings, operator: Operator, elector: Elector | None)
     ready, ended, queue = asyncio.Event(), asyncio.Event(), operator.queue
     for number in (signal.SIGTERM, signal.SIGINT):  # until kopf takes them over
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    metrics.REGISTRY.register(metrics.JobsByState(operator.states))
+    metrics.WORKERS.set(settings.workers)
+    metrics.REGISTRY.register(metrics.Now(operator.states, queue.running_seconds))
     async with (
         probes.served(settings.probe_address, ready.is_set, queue.longest_running_seconds) as address,
         asyncio.TaskGroup() as group,

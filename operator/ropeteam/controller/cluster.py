@@ -99,13 +99,17 @@ class Place:
 
 class ApiClient:
     """One connection pool. Use as `async with ApiClient(load) as client`, where `load` finds a way in
-    (again). `may_write` is asked right before each write leaves; no: the write raises Fenced.
+    (again). `may_write` is asked right before each write leaves; no: the write raises Fenced. `answered` is
+    told method and status of each answer.
     """
 
     def __init__(
-        self, load: Callable[[], Awaitable[Access]], may_write: Callable[[], bool] = lambda: True
+        self,
+        load: Callable[[], Awaitable[Access]],
+        may_write: Callable[[], bool] = lambda: True,
+        answered: Callable[[str, int], None] = lambda *_: None,
     ) -> None:
-        self._load, self._may_write = load, may_write
+        self._load, self._may_write, self._answered = load, may_write, answered
         self._access: Access | None = None
         self._session: aiohttp.ClientSession | None = None
         self._connecting = asyncio.Lock()
@@ -236,6 +240,7 @@ class ApiClient:
         async with self._session.request(
             method, self._access.server + path, data=data, params=params, headers=sent, timeout=limits
         ) as answer:
+            self._answered(method, answer.status)
             yield answer
 
 

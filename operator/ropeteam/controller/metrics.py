@@ -1,60 +1,97 @@
-"""What the operator tells Prometheus. Queue and reconcile metrics bear controller-runtime's names, so that
-dashboards fit.
+"""What the operator tells Prometheus. Queue, reconcile and API metrics bear the names and labels of
+controller-runtime and client-go, so that dashboards and alerts made for those fit.
 
-Labels are closed sets; no job's name is ever one. Limits: nothing is kept over a restart, as usual for
-counters.
+Labels are closed sets, all there from the start (a counter that appears with its first event hides that event
+from `rate`); no job's name is ever one, so a deleted job leaves nothing behind. An operator that stands by
+tells how many jobs there are as well: take the maximum, not the sum.
+Limits: nothing is kept over a restart, as usual for counters.
 """
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ropeteam.api.status import IncidentStatus, JobStatus
+from ropeteam.api.status import IncidentStatus, JobStatus, StagesStatus
+from ropeteam_trainer.contract.world import Cause
 
+disable_created_metrics()  # type: ignore[no-untyped-call]
 REGISTRY = CollectorRegistry()
-_QUEUE = {"name": "trainingjob"}
+ProcessCollector(registry=REGISTRY)
+STATES = (
+    "Pending",
+    "Starting",
+    "Running",
+    "Recovering",
+    "Restarting",
+    "Suspending",
+    "Suspended",
+    "Complete",
+    "Failed",
+    "Invalid",
+)
+_CONTROLLER = {"controller": "trainingjob"}
+_QUEUE = {"name": "trainingjob", **_CONTROLLER}
+_RESULTS = ("success", "requeue", "requeue_after", "error")
 _FAST = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60)
 _RECOVERY = (0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 
 
 def _queue_counter(name: str, text: str) -> Counter:
-    return Counter(name, text, ["name"], registry=REGISTRY).labels(**_QUEUE)
+    return Counter(name, text, list(_QUEUE), registry=REGISTRY).labels(**_QUEUE)
+
+
+def _queue_seconds(name: str, text: str) -> Histogram:
+    return Histogram(name, text, list(_QUEUE), buckets=_FAST, registry=REGISTRY).labels(**_QUEUE)
 
 
 QUEUE_ADDS = _queue_counter(
     "workqueue_adds_total", "Keys added; a key that was queued already is not counted."
 )
 QUEUE_RETRIES = _queue_counter("workqueue_retries_total", "Keys added again after a failed round.")
-QUEUE_DEPTH = Gauge("workqueue_depth", "Keys that are due.", ["name"], registry=REGISTRY).labels(**_QUEUE)
-QUEUE_WAIT = Histogram(
-    "workqueue_queue_duration_seconds", "From add to get.", ["name"], buckets=_FAST, registry=REGISTRY
-).labels(**_QUEUE)
-QUEUE_WORK = Histogram(
-    "workqueue_work_duration_seconds", "From get to done.", ["name"], buckets=_FAST, registry=REGISTRY
-).labels(**_QUEUE)
+QUEUE_DEPTH = Gauge("workqueue_depth", "Keys that are due.", list(_QUEUE), registry=REGISTRY).labels(**_QUEUE)
+QUEUE_WAIT = _queue_seconds("workqueue_queue_duration_seconds", "From add to get.")
+QUEUE_WORK = _queue_seconds("workqueue_work_duration_seconds", "From get to done.")
 RECONCILES = Counter(
     "controller_runtime_reconcile_total",
-    "Rounds that ended well, by what follows.",
+    "Rounds, by what follows.",
     ["controller", "result"],
     registry=REGISTRY,
 )
 RECONCILE_ERRORS = Counter(
-    "controller_runtime_reconcile_errors_total",
-    "Rounds that failed.",
-    ["controller"],
-    registry=REGISTRY,
-).labels(controller="trainingjob")
+    "controller_runtime_reconcile_errors_total", "Rounds that failed.", list(_CONTROLLER), registry=REGISTRY
+).labels(**_CONTROLLER)
 RECONCILE_SECONDS = Histogram(
     "controller_runtime_reconcile_time_seconds",
-    "Time of a round.",
-    ["controller"],
+    "Time of a round, failed ones too.",
+    list(_CONTROLLER),
     buckets=_FAST,
     registry=REGISTRY,
-).labels(controller="trainingjob")
+).labels(**_CONTROLLER)
+WORKERS = Gauge(
+    "controller_runtime_max_concurrent_reconciles",
+    "Rounds that may run at the same time.",
+    list(_CONTROLLER),
+    registry=REGISTRY,
+).labels(**_CONTROLLER)
+REQUESTS = Counter(
+    "rest_client_requests_total",
+    "Answers of the API server, by method and status; a watch counts once.",
+    ["code", "method"],
+    registry=REGISTRY,
+)
 INCIDENTS = Counter(
     "ropeteam_incidents_total",
     "Incidents, by cause. Counted once, when the cause has settled and is saved.",
@@ -64,19 +101,47 @@ INCIDENTS = Counter(
 RECOVERY = Histogram(
     "ropeteam_recovery_seconds",
     "From the fault to each stage of the recovery. Counted with the incident.",
-    ["cause", "stage"],
+    ["stage"],
     buckets=_RECOVERY,
     registry=REGISTRY,
 )
 STEPS_LOST = Counter(
     "ropeteam_steps_lost_total",
-    "Steps that had to be repeated. Counted with the incident.",
+    "Steps that had to be repeated, by cause. Counted with the incident.",
     ["cause"],
     registry=REGISTRY,
 )
+LEADER = Gauge("ropeteam_leader", "1 while this operator acts; 0: it stands by.", registry=REGISTRY)
+BUILD = Gauge("ropeteam_build_info", "1, with the version of the operator.", ["version"], registry=REGISTRY)
 
 
-LEADER = Gauge("ropeteam_leader", "1 while this operator holds the lease.", registry=REGISTRY)
+def _begin() -> None:
+    """Every series there is, at 0."""
+    for cause in Cause:
+        INCIDENTS.labels(cause=cause.value)
+        STEPS_LOST.labels(cause=cause.value)
+    for stage in StagesStatus.model_fields:
+        RECOVERY.labels(stage=stage)
+    for result in _RESULTS:
+        RECONCILES.labels(result=result, **_CONTROLLER)
+    try:
+        BUILD.labels(version=version("ropeteam")).set(1)
+    except PackageNotFoundError:  # run from its sources
+        BUILD.labels(version="unknown").set(1)
+
+
+_begin()
+
+
+def count_round(result: str, seconds: float) -> None:
+    """`result`: one of controller-runtime's four words."""
+    RECONCILES.labels(result=result, **_CONTROLLER).inc()
+    RECONCILE_SECONDS.observe(seconds)
+
+
+def count_request(method: str, status: int) -> None:
+    """An answer of the API server."""
+    REQUESTS.labels(code=str(status), method=method).inc()
 
 
 def count_settled(before: JobStatus, after: JobStatus) -> None:
@@ -92,20 +157,39 @@ def _count(incident: IncidentStatus) -> None:
     STEPS_LOST.labels(cause=incident.cause).inc(incident.steps_lost or 0)
     for stage, milliseconds in incident.stages:
         if milliseconds is not None:
-            RECOVERY.labels(cause=incident.cause, stage=stage).observe(milliseconds / 1000)
+            RECOVERY.labels(stage=stage).observe(milliseconds / 1000)
 
 
-class JobsByState(Collector):
-    """`ropeteam_jobs{state}`, counted when asked."""
+class Now(Collector):
+    """What is counted when asked. `jobs`: state of each job, and whether it is stalled; `rounds`: seconds
+    since the begin of each that runs."""
 
-    def __init__(self, states: Callable[[], Iterable[str]]) -> None:
-        self._states = states
+    def __init__(
+        self, jobs: Callable[[], Iterable[tuple[str, bool]]], rounds: Callable[[], Iterable[float]]
+    ) -> None:
+        self._jobs, self._rounds = jobs, rounds
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        counts: dict[str, int] = {}
-        for state in self._states():
-            counts[state] = counts.get(state, 0) + 1
+        jobs = list(self._jobs())
+        counts = Tally(state for state, _ in jobs)
         family = GaugeMetricFamily("ropeteam_jobs", "TrainingJobs, by state.", labels=["state"])
-        for state, count in sorted(counts.items()):
-            family.add_metric([state], count)
+        for state in (*STATES, *sorted(counts.keys() - set(STATES))):
+            family.add_metric([state], counts[state])
         yield family
+        stalled = sum(is_stalled for _, is_stalled in jobs)
+        yield GaugeMetricFamily(
+            "ropeteam_jobs_stalled", "TrainingJobs whose condition Stalled holds.", stalled
+        )
+        rounds = list(self._rounds())
+        running = "controller_runtime_active_workers"
+        yield _gauge(running, "Rounds that run.", _CONTROLLER, len(rounds))
+        unfinished = "workqueue_unfinished_work_seconds"
+        yield _gauge(unfinished, "Sum over rounds that run, since each began.", _QUEUE, sum(rounds))
+        longest = "workqueue_longest_running_processor_seconds"
+        yield _gauge(longest, "The longest of them.", _QUEUE, max(rounds, default=0.0))
+
+
+def _gauge(name: str, text: str, labels: dict[str, str], value: float) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family

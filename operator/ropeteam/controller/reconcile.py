@@ -42,12 +42,13 @@ class Reconciler:
         """Seconds after which to look again; None: when something changes. Raises ApiError, connection
         errors.
         """
-        began = time.monotonic()
-        again = await self._round(key)
-        metrics.RECONCILE_SECONDS.observe(time.monotonic() - began)
-        result = "success" if again is None else "requeue_after" if again > 0 else "requeue"
-        metrics.RECONCILES.labels(controller="trainingjob", result=result).inc()
-        return again
+        began, result = time.monotonic(), "error"
+        try:
+            again = await self._round(key)
+            result = "success" if again is None else "requeue_after" if again > 0 else "requeue"
+            return again
+        finally:
+            metrics.count_round(result, time.monotonic() - began)
 
     async def _round(self, key: Key) -> float | None:
         seen = await self.observer.observe(key)

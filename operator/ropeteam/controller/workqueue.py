@@ -74,9 +74,14 @@ class WorkQueue(Generic[Key]):
         metrics.QUEUE_WORK.observe(_now() - self._running.pop(key))
         if key in self._added_at:
             self._ready.put_nowait(key)
+            metrics.QUEUE_DEPTH.set(self._ready.qsize())
+
+    def running_seconds(self) -> list[float]:
+        """Since when each key that is being handled is."""
+        return [_now() - since for since in self._running.values()]
 
     def longest_running_seconds(self) -> float:
-        return max((_now() - since for since in self._running.values()), default=0.0)
+        return max(self.running_seconds(), default=0.0)
 
     def _wake(self, key: Key) -> None:
         self._timers.pop(key, None)

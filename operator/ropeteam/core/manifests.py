@@ -123,6 +123,7 @@ def _coordinator_config(seen: Observation, spec: TrainingJobSpec) -> contract.Co
             for rule in spec.recovery.exit_codes
         ),
         keep=spec.checkpoint.keep if spec.checkpoint else 3,
+        checkpoint=spec.checkpoint is not None,
     )
 
 

@@ -24,6 +24,7 @@ CHECKPOINT_VOLUME = "ropeteam-checkpoint"
 CHECKPOINT_PATH = "/checkpoints"
 SHM_VOLUME = "ropeteam-shm"
 GPU = "nvidia.com/gpu"
+METRICS_PORT = {"name": "metrics", "containerPort": contract.AGENT_METRICS_PORT, "protocol": "TCP"}
 
 
 def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> dict[str, Any]:
@@ -34,6 +35,7 @@ def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> di
     container = _trainer(spec, pod_spec)
     container["env"] = [*_env_of_the_user(spec, container), *_env_of_ours(seen, spec, slot)]
     _defaults(pod_spec, container)
+    _declare_metrics(pod_spec, container)
     pod_spec["restartPolicy"] = "Never"
     pod_spec["terminationGracePeriodSeconds"] = spec.recovery.drain_seconds + manifests.DRAIN_MARGIN_SECONDS
     _avoid(pod_spec, seen.status.avoided_nodes)
@@ -159,6 +161,18 @@ def _defaults(pod_spec: dict[str, Any], container: dict[str, Any]) -> None:
     pod_spec.setdefault("enableServiceLinks", False)
     if "serviceAccountName" not in pod_spec:  # who names an account wants to use it
         pod_spec.setdefault("automountServiceAccountToken", False)
+
+
+def _declare_metrics(pod_spec: dict[str, Any], container: dict[str, Any]) -> None:
+    """So that Prometheus finds the agent. Not on the node's own network: there a declared port is a claimed
+    one, and only one worker would fit on a node. Nor where the user has a port of that name or number.
+    """
+    ports = _dict_list(container, "ports")
+    known = {value for port in ports for value in (port.get("name"), port.get("containerPort"))}
+    if not pod_spec.get("hostNetwork") and known.isdisjoint(METRICS_PORT.values()):
+        ports.append(dict(METRICS_PORT))
+    if not ports:
+        del container["ports"]
 
 
 def _avoid(pod_spec: dict[str, Any], nodes: tuple[str, ...]) -> None:

@@ -21,8 +21,9 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
 
-from ropeteam_trainer.agent import checkpoints, machine, preflight, proc
+from ropeteam_trainer.agent import checkpoints, machine, metrics, preflight, proc
 from ropeteam_trainer.agent.environment import interface_names
+from ropeteam_trainer.agent.http import Metrics
 from ropeteam_trainer.agent.keeper import Keeper
 from ropeteam_trainer.agent.launch import Launch, Run
 from ropeteam_trainer.agent.link import Link
@@ -73,6 +74,8 @@ class Agent:
         self._settings, self._python, self._problem = settings, python, problem
         self._torch = os.environ.get(config.STORE) != "none" and problem is None
         self._state = machine.initial(settings, identity, launch, time.monotonic())
+        self._counts: metrics.Counts = {}
+        self._metrics = Metrics(self._numbers)
         self._events: deque[Event] = deque()
         self._busy = False
         self._orders: asyncio.Queue[StartRanks | KillRanks | TerminateRanks | TellRank] = asyncio.Queue()
@@ -106,6 +109,7 @@ class Agent:
             self.post(ProblemFound(self._problem))
         if self._imports_early:
             self._zygote.start()
+        await self._metrics.listen(self._state.identity.pod_ip)
         tasks = [
             asyncio.ensure_future(job())
             for job in (self._link.run, self._clock, self._watch, self._world_worker)
@@ -117,6 +121,7 @@ class Agent:
         finally:
             for task in tasks:
                 task.cancel()
+            self._metrics.close()
             self._keeper.close_all()
             self._zygote.stop()
             self._disk.shutdown(wait=False)
@@ -136,6 +141,7 @@ class Agent:
                     self._carry_out(effect)
         finally:
             self._busy = False
+        self._counts = metrics.count(self._counts, self._state)
         self._tell_coordinator()
 
     async def _clock(self) -> None:
@@ -226,6 +232,9 @@ class Agent:
             log(f"old checkpoints cannot be pruned: {error}")
 
     # ---- odds and ends
+
+    def _numbers(self) -> str:
+        return metrics.render(self._state, self._counts, time.time() - time.monotonic())
 
     def _services(self) -> set[int]:
         return self._keeper.pids() | ({self._zygote.pid} if self._zygote.pid else set())

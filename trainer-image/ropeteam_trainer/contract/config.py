@@ -41,6 +41,8 @@ AGENT_PYZ = "/ropeteam/agent.pyz"
 TOKEN_PATH = "/ropeteam-token/token"
 COORDINATOR_AGENT_PORT = 29401
 COORDINATOR_HTTP_PORT = 29402
+AGENT_METRICS_PORT = 29403
+"""If it is taken, the agent takes any other."""
 TRAINER_CONTAINER = "trainer"
 
 RESERVED_ENV = (
@@ -148,6 +150,8 @@ class CoordinatorConfig:
     no_progress_limit: int = 3
     exit_codes: tuple[ExitCodeRule, ...] = ()
     keep: int = 3
+    checkpoint: bool = False
+    """Whether there is a place for checkpoints; told to Prometheus only."""
     contract: int = VERSION
 
 

@@ -1,15 +1,16 @@
 """GET /metrics: one job's state as Prometheus text, made from the JobReport at the moment of the scrape.
 
-Labels: the job's namespace and name (one target per job, gone with it) and closed sets. Limits: no history
-here.
+Labels: the job's namespace and name (one target per job, gone with it) and closed sets. It needs no bearer
+(docs/decisions/0006), so nothing is told that a stranger must not know: no token, path, message, node.
+Limits: no history here. What is not known has no series, rather than a 0 that would draw a wrong line.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
@@ -18,29 +19,31 @@ from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import JobReport, WorldPhase
 from ropeteam_trainer.contract.world import Cause
 
+_RUNG_THAT_SAVES = 2
+
 
 class _Job(Collector):
     def __init__(self, report: JobReport, config: CoordinatorConfig) -> None:
         self._report, self._labels = report, {"namespace": config.namespace, "job": config.job}
+        self._workers, self._may_save = config.workers, config.checkpoint
 
     def collect(self) -> Iterable[Metric]:
         report = self._report
         registered = sum(slot.registered for slot in report.slots.values())
-        yield self._gauge("step", "Last step that rank 0 reported.", report.progress.step)
-        yield self._gauge("samples_per_second", "Of the whole job.", report.progress.samples_per_second)
-        if (loss := _number(report.progress.loss)) is not None:
+        progress = report.progress
+        yield self._gauge("step", "Last step that rank 0 reported.", progress.step)
+        if progress.total_steps is not None:
+            yield self._gauge("target_step", "Step at which the script wants to end.", progress.total_steps)
+        yield self._gauge("samples_per_second", "Of the whole job.", progress.samples_per_second)
+        if (loss := _number(progress.loss)) is not None:
             yield self._gauge("loss", "Last loss that rank 0 reported.", loss)
         yield self._gauge(
             "epoch", "Worlds formed by this boot of the coordinator.", report.epoch.n if report.epoch else 0
         )
         yield self._gauge("world_size", "Ranks of the world that runs; 0: none.", report.world_size)
+        yield self._gauge("workers", "Workers that the job should have.", self._workers)
         yield self._gauge("members", "Workers whose agent is registered and whose lease holds.", registered)
-        yield self._gauge("checkpoint_step", "Step of the newest committed checkpoint.", _step(report))
-        yield self._gauge(
-            "checkpoint_timestamp_seconds",
-            "When it was committed, by this boot.",
-            report.checkpoint_unix_ms / 1000,
-        )
+        yield from self._checkpoint()
         yield self._set(
             "phase", "1 for the phase of the world.", [(p.value, p is report.phase) for p in WorldPhase]
         )
@@ -48,6 +51,20 @@ class _Job(Collector):
         yield self._set(
             "recent_incidents", "Among the last 10, by cause.", [(c.value, causes[c]) for c in Cause], "cause"
         )
+
+    def _checkpoint(self) -> Iterator[Metric]:
+        report = self._report
+        wanted = self._may_save and report.rung >= _RUNG_THAT_SAVES
+        yield self._gauge("checkpoint_wanted", "1 if spec.checkpoint is set and the script saves.", wanted)
+        if report.lineage:
+            yield self._gauge(
+                "checkpoint_step", "Step of the newest committed checkpoint.", report.lineage[0].step
+            )
+        if report.checkpoint_unix_ms:  # a coordinator that was restarted does not know
+            committed = report.checkpoint_unix_ms / 1000
+            yield self._gauge(
+                "checkpoint_timestamp_seconds", "When it was committed, if by this boot.", committed
+            )
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"ropeteam_job_{name}", text, labels=list(self._labels))
@@ -61,10 +78,6 @@ class _Job(Collector):
         return family
 
 
-def _step(report: JobReport) -> int:
-    return report.lineage[0].step if report.lineage else 0
-
-
 def _number(text: str) -> float | None:
     try:
         return float(text)
@@ -76,4 +89,5 @@ def render(report: JobReport, config: CoordinatorConfig) -> tuple[bytes, str]:
     """The text, and its content type."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Job(report, config))
+    ProcessCollector(registry=registry)
     return generate_latest(registry), CONTENT_TYPE_LATEST

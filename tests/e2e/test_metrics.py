@@ -1,0 +1,90 @@
+"""A real Prometheus looks at a job that loses a rank: every panel of every dashboard shows something."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.harness import Cluster, wait_for
+from tests.e2e.test_training import tiny, wait_step
+from tests.metrics.prometheus import ENDPOINTS, META, Prometheus, scrape, without_data
+
+WORKERS = 2
+
+
+def discovered(pod: dict[str, Any], port: int) -> dict[str, Any]:
+    """What Prometheus' discovery would say of a port of this pod."""
+    ports = [each for c in pod["spec"]["containers"] for each in c.get("ports", ())]
+    (declared,) = [each for each in ports if each["containerPort"] == port]
+    labels = {"namespace": "default", "pod_container_port_name": declared["name"]}
+    labels |= {"pod_container_port_number": str(port)}
+    for key in ("job", "role"):
+        labels[f"pod_label_ropeteam_dev_{key}"] = pod["metadata"]["labels"][f"ropeteam.dev/{key}"]
+    address = f"{pod['status']['podIP']}:{port}"
+    return {"targets": [address], "labels": {META + key: value for key, value in labels.items()}}
+
+
+def discovery(file: Path, targets: list[dict[str, Any]]) -> dict[str, Any]:
+    """Prometheus sees at once what is put into the file later."""
+    draft = file.with_suffix(".new")
+    draft.write_text(json.dumps(targets))
+    draft.rename(file)
+    return {"file_sd_configs": [{"files": [str(file)]}]}
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
+    """It is told of its targets by `scrape_all`."""
+    operator = {"job_name": "operator", "scrape_interval": "1s", "scrape_timeout": "1s"}
+    pods = discovery(tmp_path / "pods.json", [])
+    scrapes = [operator | discovery(tmp_path / "operator.json", [])]
+    running = Prometheus(tmp_path / "prometheus", scrapes + [scrape(role, pods) for role in ENDPOINTS])
+    yield running
+    running.stop()
+
+
+def operator_address(cluster: Cluster) -> str:
+    return (cluster.home / "operator.address").read_text().strip()
+
+
+def scrape_all(cluster: Cluster, name: str, prometheus: Prometheus, folder: Path) -> None:
+    """Tell Prometheus of the operator and the job's pods, and wait until it has read each target."""
+    pods = {role: cluster.pods(name, role) for role in ENDPOINTS}
+    found = [discovered(pod, ENDPOINTS[role].number) for role, each in pods.items() for pod in each]
+    assert len(found) == WORKERS + 1
+    discovery(folder / "operator.json", [{"targets": [operator_address(cluster)]}])
+    discovery(folder / "pods.json", found)
+
+    def all_up() -> bool:
+        targets = prometheus.targets()
+        return len(targets) == len(found) + 1 and not any(targets.values())
+
+    wait_for("every target scraped", all_up)
+
+
+@pytest.mark.timeout(400)
+def test_every_panel_shows_something(cluster: Cluster, name: str, prometheus: Prometheus, tmp_path: Path):
+    cluster.create(tiny(name, tmp_path, "1000000", "0.05", workers=WORKERS))
+    wait_step(tmp_path, 15)
+    scrape_all(cluster, name, prometheus, tmp_path)
+    before = sum(prometheus.query('ropeteam_incidents_total{cause="Signal"}').values())
+    os.kill(cluster.wait_rank(name, 1), signal.SIGKILL)
+    wait_step(tmp_path, 40, epoch_number=2)
+
+    def counted() -> bool:
+        return sum(prometheus.query('ropeteam_incidents_total{cause="Signal"}').values()) > before
+
+    wait_for("the incident is counted", counted)
+    wait_for("data in every panel", lambda: not without_data(prometheus), 90)
+    (labels,) = prometheus.query(f'ropeteam_job_step{{job="{name}"}} > 40')
+    assert json.loads(labels).keys() == {"__name__", "instance", "job", "namespace"}
+    starts = prometheus.query(f'ropeteam_rank_starts_total{{namespace="default", job="{name}"}}')
+    assert list(starts.values()) == [2.0] * WORKERS
+    with urllib.request.urlopen(f"http://{operator_address(cluster)}/metrics", timeout=30) as answer:
+        assert name not in answer.read().decode(), "the operator tells nothing of a single job"

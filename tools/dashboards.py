@@ -1,0 +1,395 @@
+"""The Grafana dashboards of the chart, as code: a panel is a title, a unit and its queries.
+
+python tools/dashboards.py            write helm/ropeteam/files/dashboards
+python tools/dashboards.py --check    say what differs from what would be written; exit status 1 if anything
+
+Every panel says why one would look at it. Plain dictionaries: what Grafana wants of a panel fits on a page.
+Limits: made for Grafana 10 and newer; counters that have not grown show 0, not nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent.parent / "helm" / "ropeteam" / "files" / "dashboards"
+WIDTH, HEIGHT, COLUMNS = 8, 8, 3
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_PICKED = 'namespace=~"$namespace", job=~"$job"'
+_BY_JOB = "by (namespace, job)"
+_BY_RANK = "by (namespace, job, rank)"
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    why: str
+    queries: dict[str, str]
+    """Legend -> PromQL."""
+    unit: str = "short"
+    kind: str = "timeseries"
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    name: str
+    title: str
+    variables: dict[str, str]
+    """Name -> the query for its values."""
+    rows: dict[str, tuple[Panel, ...]]
+
+    @property
+    def panels(self) -> tuple[Panel, ...]:
+        return tuple(panel for row in self.rows.values() for panel in row)
+
+
+def _job(metric: str, function: str = "max") -> str:
+    return f"{function} {_BY_JOB} ({metric}{{{_PICKED}}})"
+
+
+def _max(metric: str, label: str) -> str:
+    return f"max by (namespace, job, {label}) ({metric}{{{_PICKED}}})"
+
+
+def _rate(counter: str, by: str) -> str:
+    return f"sum {by} (rate({counter}{{{_PICKED}}}[$__rate_interval]))"
+
+
+def _quantile(share: float, histogram: str) -> str:
+    """Of the operator: other operators have metrics of the same names."""
+    rate = f'rate({histogram}_bucket{{controller="trainingjob"}}[$__rate_interval])'
+    return f"histogram_quantile({share}, sum by (le) ({rate}))"
+
+
+def _recovery(share: float) -> str:
+    rate = "rate(ropeteam_recovery_seconds_bucket[1h])"
+    return f"histogram_quantile({share}, sum by (stage, le) ({rate}))"
+
+
+_TIME = "ropeteam_rank_step_seconds"
+_STEP_SECONDS = f"{_rate(f'{_TIME}_sum', _BY_RANK)} / {_rate(f'{_TIME}_count', _BY_RANK)}"
+_JOB, _RANK = "{{namespace}}/{{job}}", "{{namespace}}/{{job}} rank {{rank}}"
+
+PROGRESS = (
+    Panel("Step", "Does it move?", {_JOB: _job("ropeteam_job_step")}),
+    Panel(
+        "Done",
+        "How far, if the script has said where it ends.",
+        {_JOB: f"{_job('ropeteam_job_step')} / {_job('ropeteam_job_target_step')}"},
+        unit="percentunit",
+    ),
+    Panel("Loss", "Of rank 0, as the script reports it.", {_JOB: _job("ropeteam_job_loss")}),
+    Panel("Samples per second", "Of the whole job.", {_JOB: _job("ropeteam_job_samples_per_second")}),
+    Panel(
+        "World",
+        "Ranks that train, workers that are there, workers that should be.",
+        {
+            f"{_JOB} ranks": _job("ropeteam_job_world_size"),
+            f"{_JOB} members": _job("ropeteam_job_members"),
+            f"{_JOB} workers": _job("ropeteam_job_workers"),
+        },
+    ),
+    Panel(
+        "Phase",
+        "What the coordinator does with the world.",
+        {f"{_JOB} {{{{phase}}}}": f"{_max('ropeteam_job_phase', 'phase')} == 1"},
+    ),
+)
+FAULTS = (
+    Panel(
+        "Worlds",
+        "Each fault costs one; it begins anew with the coordinator.",
+        {_JOB: _job("ropeteam_job_epoch")},
+    ),
+    Panel(
+        "Recent incidents",
+        "Among the job's last ten, by cause.",
+        {f"{_JOB} {{{{cause}}}}": f"{_max('ropeteam_job_recent_incidents', 'cause')} > 0"},
+    ),
+    Panel(
+        "Age of the checkpoint",
+        "What a fault now would cost, in time.",
+        {_JOB: f"time() - {_job('ropeteam_job_checkpoint_timestamp_seconds')}"},
+        unit="s",
+    ),
+    Panel(
+        "Steps not saved",
+        "What a fault now would cost, in steps.",
+        {_JOB: f"{_job('ropeteam_job_step')} - {_job('ropeteam_job_checkpoint_step')}"},
+    ),
+    Panel(
+        "Agents",
+        "Linked to their coordinator, and asked to leave.",
+        {
+            f"{_JOB} linked": _job("ropeteam_agent_linked", "sum"),
+            f"{_JOB} leaving": _job("ropeteam_agent_leaving", "sum"),
+        },
+    ),
+    Panel(
+        "Incarnations",
+        "Which pod it is in its slot: 1 was never replaced.",
+        {f"{_JOB} slot {{{{slot}}}}": _max("ropeteam_agent_incarnation", "slot")},
+    ),
+)
+RANKS = (
+    Panel(
+        "Time of a step",
+        "Between two reports of a rank, whatever it does there.",
+        {_RANK: _STEP_SECONDS},
+        "s",
+    ),
+    Panel(
+        "Slowest to median rank",
+        "Well above 1: one rank holds up the others.",
+        {_JOB: f"max {_BY_JOB} ({_STEP_SECONDS}) / quantile {_BY_JOB} (0.5, {_STEP_SECONDS})"},
+    ),
+    Panel(
+        "Steps between first and last rank",
+        "Pods are not scraped at the same moment: what grows is stuck, what stays is not.",
+        {_JOB: f"{_job('ropeteam_rank_step')} - {_job('ropeteam_rank_step', 'min')}"},
+    ),
+    Panel(
+        "Since the last step",
+        "How long each rank has been silent.",
+        {_RANK: f"time() - {_max('ropeteam_rank_last_step_timestamp_seconds', 'rank')}"},
+        unit="s",
+    ),
+    Panel(
+        "Ranks by phase",
+        "Where they are in their lives.",
+        {f"{_JOB} {{{{phase}}}}": f"sum by (namespace, job, phase) (ropeteam_rank_phase{{{_PICKED}}})"},
+    ),
+    Panel(
+        "Starts of ranks",
+        "By the agent of the pod that lives.",
+        {_RANK: _max("ropeteam_rank_starts_total", "rank")},
+    ),
+)
+STATES = (
+    Panel("Acting operators", "Must be 1.", {"acting": "sum(ropeteam_leader)"}, kind="stat"),
+    Panel(
+        "Versions",
+        "More than one: an upgrade is on its way.",
+        {"{{version}}": "sum by (version) (ropeteam_build_info)"},
+        kind="stat",
+    ),
+    Panel("Stalled jobs", "They wait for a person.", {"stalled": "max(ropeteam_jobs_stalled)"}, kind="stat"),
+    Panel(
+        "Jobs by state",
+        "Operators that stand by count the same jobs.",
+        {"{{state}}": "max by (state) (ropeteam_jobs)"},
+    ),
+    Panel(
+        "Incidents by cause",
+        "In an hour.",
+        {"{{cause}}": "sum by (cause) (increase(ropeteam_incidents_total[1h]))"},
+    ),
+    Panel(
+        "Steps lost by cause",
+        "In an hour.",
+        {"{{cause}}": "sum by (cause) (increase(ropeteam_steps_lost_total[1h]))"},
+    ),
+    Panel(
+        "Recovery by stage, median",
+        "From the fault on; where the time goes is the difference of two lines.",
+        {"{{stage}}": _recovery(0.5)},
+        unit="s",
+    ),
+    Panel(
+        "Recovery by stage, slowest of 20",
+        "From the fault on.",
+        {"{{stage}}": _recovery(0.95)},
+        unit="s",
+    ),
+)
+_QUEUE = '{controller="trainingjob"}'
+_WINDOW = "[$__rate_interval]"
+_OURS = "and on (instance) ropeteam_leader"
+ROUNDS = (
+    Panel(
+        "Rounds by result",
+        "A round looks at one job.",
+        {"{{result}}": f"sum by (result) (rate(controller_runtime_reconcile_total{_QUEUE}{_WINDOW}))"},
+        unit="ops",
+    ),
+    Panel(
+        "Failed rounds",
+        "Each is tried again; the log says why.",
+        {"failed": f"sum(rate(controller_runtime_reconcile_errors_total{_QUEUE}{_WINDOW}))"},
+        unit="ops",
+    ),
+    Panel(
+        "Time of a round",
+        "Half of them, and all but one in a hundred.",
+        {
+            "p50": _quantile(0.5, "controller_runtime_reconcile_time_seconds"),
+            "p99": _quantile(0.99, "controller_runtime_reconcile_time_seconds"),
+        },
+        unit="s",
+    ),
+    Panel(
+        "Rounds that run",
+        "At the limit: raise `workers` of the chart.",
+        {
+            "running": f"sum(controller_runtime_active_workers{_QUEUE})",
+            "limit": f"max(controller_runtime_max_concurrent_reconciles{_QUEUE})",
+        },
+    ),
+    Panel(
+        "Requests to the API server",
+        "By method and status.",
+        {
+            "{{method}} {{code}}": "sum by (method, code)"
+            f" (rate(rest_client_requests_total{_WINDOW}) {_OURS})",
+        },
+        unit="reqps",
+    ),
+)
+QUEUE = (
+    Panel("Jobs that are due", "Should be near 0.", {"depth": f"sum(workqueue_depth{_QUEUE})"}),
+    Panel(
+        "Added and tried again",
+        "Per second.",
+        {
+            "added": f"sum(rate(workqueue_adds_total{_QUEUE}[$__rate_interval]))",
+            "tried again": f"sum(rate(workqueue_retries_total{_QUEUE}[$__rate_interval]))",
+        },
+        unit="ops",
+    ),
+    Panel(
+        "Wait and work",
+        "All but one in a hundred.",
+        {
+            "wait": _quantile(0.99, "workqueue_queue_duration_seconds"),
+            "work": _quantile(0.99, "workqueue_work_duration_seconds"),
+        },
+        unit="s",
+    ),
+    Panel(
+        "Rounds that do not end",
+        "The longest, and the sum of all that run.",
+        {
+            "longest": f"max(workqueue_longest_running_processor_seconds{_QUEUE})",
+            "sum": f"sum(workqueue_unfinished_work_seconds{_QUEUE})",
+        },
+        unit="s",
+    ),
+    Panel(
+        "CPU of the operator",
+        "Cores.",
+        {"{{instance}}": f"rate(process_cpu_seconds_total{_WINDOW}) {_OURS}"},
+    ),
+    Panel(
+        "Memory of the operator",
+        "Resident.",
+        {"{{instance}}": f"process_resident_memory_bytes {_OURS}"},
+        unit="bytes",
+    ),
+)
+JOBS = Dashboard(
+    "jobs",
+    "Ropeteam / Jobs",
+    {
+        "namespace": "label_values(ropeteam_job_step, namespace)",
+        "job": 'label_values(ropeteam_job_step{namespace=~"$namespace"}, job)',
+    },
+    {"Progress": PROGRESS, "Faults and checkpoints": FAULTS, "Ranks": RANKS},
+)
+OPERATOR = Dashboard(
+    "operator",
+    "Ropeteam / Operator",
+    {},
+    {"Jobs and incidents": STATES, "Rounds": ROUNDS, "Queue and process": QUEUE},
+)
+DASHBOARDS = (JOBS, OPERATOR)
+
+
+def to_json(dashboard: Dashboard) -> dict[str, Any]:
+    """What Grafana imports."""
+    return {
+        "uid": f"ropeteam-{dashboard.name}",
+        "title": dashboard.title,
+        "tags": ["ropeteam"],
+        "schemaVersion": 39,
+        "version": 1,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": [_source(), *(_variable(*each) for each in dashboard.variables.items())]},
+        "panels": _placed(dashboard.rows),
+    }
+
+
+def _source() -> dict[str, Any]:
+    return {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"}
+
+
+def _variable(name: str, query: str) -> dict[str, Any]:
+    choice = {
+        "includeAll": True,
+        "multi": True,
+        "allValue": ".+",
+        "current": {"text": "All", "value": "$__all"},
+    }
+    asked = {"query": {"query": query, "refId": name}, "refresh": 2, "sort": 1}
+    return {"name": name, "type": "query", "datasource": SOURCE, **asked, **choice}
+
+
+def _placed(rows: dict[str, tuple[Panel, ...]]) -> list[dict[str, Any]]:
+    """Rows from top to bottom, panels from left to right."""
+    made: list[dict[str, Any]] = []
+    y = 0
+    for title, panels in rows.items():
+        place = {"x": 0, "y": y, "w": WIDTH * COLUMNS, "h": 1}
+        made.append(
+            {"id": len(made) + 1, "type": "row", "title": title, "gridPos": place, "collapsed": False}
+        )
+        y += 1
+        for number, panel in enumerate(panels):
+            row, column = divmod(number, COLUMNS)
+            place = {"x": column * WIDTH, "y": y + row * HEIGHT, "w": WIDTH, "h": HEIGHT}
+            made.append({"id": len(made) + 1, "gridPos": place, **_panel(panel)})
+        y += -(-len(panels) // COLUMNS) * HEIGHT
+    return made
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    targets = [
+        {"refId": chr(ord("A") + number), "expr": query, "legendFormat": legend, "datasource": SOURCE}
+        for number, (legend, query) in enumerate(panel.queries.items())
+    ]
+    defaults: dict[str, Any] = {"unit": panel.unit}
+    if panel.kind == "timeseries":
+        defaults["min"] = 0 if panel.title != "Loss" else None
+        defaults["custom"] = {"fillOpacity": 0, "lineWidth": 1, "showPoints": "auto"}
+    return {
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.why,
+        "datasource": SOURCE,
+        "targets": targets,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+    }
+
+
+def files() -> dict[Path, str]:
+    return {FOLDER / f"{each.name}.json": json.dumps(to_json(each), indent=1) + "\n" for each in DASHBOARDS}
+
+
+def main(arguments: list[str]) -> int:
+    stale = [path for path, text in files().items() if not path.exists() or path.read_text() != text]
+    if arguments == ["--check"]:
+        for path in stale:
+            print(f"{path.name} is not what tools/dashboards.py makes: run `make chart`")
+        return 1 if stale else 0
+    for path in stale:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(files()[path])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
