@@ -25,7 +25,7 @@ def discovery(site: Site, role: str, **more: object) -> Object:
 def prometheus(site: Site, tmp_path: Path) -> Iterator[Prometheus]:
     keep = {
         f"{META}service_label_app_kubernetes_io_component": "operator",
-        f"{META}endpoint_port_name": "http",
+        f"{META}endpointslice_port_name": "http",
     }
     operators = {
         "job_name": "operator",
