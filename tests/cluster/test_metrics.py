@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.site import Site
 from tests.cluster.test_core import step, tiny
 from tests.e2e.harness import wait_for
-from tests.metrics.prometheus import ENDPOINTS, META, Object, Prometheus, scrape, without_data
+from tests.metrics.prometheus import ENDPOINTS, META, Object, Prometheus, scrape, wait_for_data
 
 WORKERS = 2
 
@@ -25,7 +25,7 @@ def discovery(site: Site, role: str, **more: object) -> Object:
 def prometheus(site: Site, tmp_path: Path) -> Iterator[Prometheus]:
     keep = {
         f"{META}service_label_app_kubernetes_io_component": "operator",
-        f"{META}endpoint_port_name": "http",
+        f"{META}endpointslice_port_name": "http",
     }
     operators = {
         "job_name": "operator",
@@ -62,7 +62,7 @@ def test_prometheus_sees_a_job_while_it_lives(site: Site, name: str, prometheus:
     signals = 'sum(ropeteam_incidents_total{cause="Signal"})'
     before = sum(prometheus.query(signals).values())
     wait_for("the incident counted", lambda: sum(prometheus.query(signals).values()) > before)
-    wait_for("data in every panel", lambda: not without_data(prometheus), 90)
+    wait_for_data(prometheus)
 
     selector = f'{{namespace="default", job="{name}"}}'
     assert prometheus.query(f"ropeteam_job_step{selector}")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.e2e.harness import Cluster, wait_for
 from tests.e2e.test_training import tiny, wait_step
-from tests.metrics.prometheus import ENDPOINTS, META, Prometheus, scrape, without_data
+from tests.metrics.prometheus import ENDPOINTS, META, Prometheus, scrape, wait_for_data
 
 WORKERS = 2
 
@@ -81,7 +81,7 @@ def test_every_panel_shows_something(cluster: Cluster, name: str, prometheus: Pr
         return sum(prometheus.query('ropeteam_incidents_total{cause="Signal"}').values()) > before
 
     wait_for("the incident is counted", counted)
-    wait_for("data in every panel", lambda: not without_data(prometheus), 90)
+    wait_for_data(prometheus)
     (labels,) = prometheus.query(f'ropeteam_job_step{{job="{name}"}} > 40')
     assert json.loads(labels).keys() == {"__name__", "instance", "job", "namespace"}
     starts = prometheus.query(f'ropeteam_rank_starts_total{{namespace="default", job="{name}"}}')

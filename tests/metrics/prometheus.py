@@ -11,6 +11,7 @@ import math
 import re
 import shutil
 import subprocess
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -141,3 +142,18 @@ def without_data(prometheus: Prometheus) -> dict[str, str]:
         for place, query in queries().items()
         if not any(not math.isnan(value) for value in prometheus.query(query).values())
     }
+
+
+def wait_for_data(prometheus: Prometheus, patience: float = 90.0) -> None:
+    """Until no query of a panel is without data; says which are."""
+
+    def all_have_some() -> bool:
+        time.sleep(0.5)  # each look is some fifty queries
+        return not without_data(prometheus)
+
+    try:
+        wait_for("data in every panel", all_have_some, patience)
+    except AssertionError as error:
+        raise AssertionError(
+            f"{error}; nothing from {json.dumps(without_data(prometheus), indent=1)}"
+        ) from None
