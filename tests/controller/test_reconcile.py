@@ -188,7 +188,13 @@ async def test_a_pod_whose_name_a_stranger_has_is_not_taken_for_ours(still: Oper
         "spec": {"containers": [{"name": "c", "image": "i", "command": ["sleep", "600"]}]},
     }
     await still.client.create(pod)
-    owned = {**pod, "metadata": {**pod["metadata"], "ownerReferences": [{"uid": seen.metadata.uid}]}}  # type: ignore[dict-item]
+    owner = {
+        "apiVersion": "ropeteam.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "name": "job",
+        "uid": seen.metadata.uid,
+    }
+    owned = {**pod, "metadata": {**pod["metadata"], "ownerReferences": [owner]}}  # type: ignore[dict-item]
     memory = still.reconciler.observer.memories.of(KEY, seen.metadata.uid)
     with pytest.raises(Conflict):
         await still.reconciler.executor.execute(CreatePod(owned), seen.metadata, memory)

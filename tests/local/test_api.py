@@ -123,19 +123,23 @@ async def test_status_and_spec_do_not_touch_each_other(api: Client):
 async def test_the_four_patches(api: Client):
     path = f"{CORE}/configmaps/c"
     await api.create(f"{CORE}/configmaps", config("c", labels={"k": "v"}))
+    applied: Object = {"apiVersion": "v1", "kind": "ConfigMap"}
     kinds = {
         "application/merge-patch+json": {"data": {"a": None, "b": "2"}},
-        "application/json-patch+json": [{"op": "add", "path": "/data/c~1d", "value": "3"}],
+        "application/json-patch+json": [{"op": "add", "path": "/metadata/labels/c~1d", "value": "3"}],
         "application/strategic-merge-patch+json": {"data": {"e": "4"}, "$setElementOrder/x": []},
-        "application/apply-patch+yaml": {"data": {"f": "5"}},
+        "application/apply-patch+yaml": applied | {"data": {"f": "5"}},
     }
     for content, change in kinds.items():
-        status, seen = await api.call("PATCH", path, change, content=content)
+        status, seen = await api.call("PATCH", path, change, content=content, fieldManager="me")
         assert status == 200, seen
-    assert seen["data"] == {"b": "2", "c/d": "3", "e": "4", "f": "5"}
+    assert seen["data"] == {"b": "2", "e": "4", "f": "5"}
+    assert seen["metadata"]["labels"] == {"k": "v", "c/d": "3"}
     test = [{"op": "test", "path": "/data/b", "value": "no"}]
     assert (await api.call("PATCH", path, test, content="application/json-patch+json"))[0] == 422
-    made, _ = await api.call("PATCH", f"{CORE}/configmaps/new", {}, content="application/apply-patch+yaml")
+    made, _ = await api.call(
+        "PATCH", f"{CORE}/configmaps/new", applied, content="application/apply-patch+yaml", fieldManager="me"
+    )
     assert made == 201
 
 
@@ -197,7 +201,8 @@ async def test_a_watch_from_before_the_compaction_gets_410(api: Client):
 async def test_a_silent_watch_gets_bookmarks(api: Client):
     api.cluster.server.bookmark_seconds = 0.05
     path = f"{CORE}/configmaps"
-    events = api.watch(path, allowWatchBookmarks="true", sendInitialEvents="true", timeoutSeconds="5")
+    wish = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+    events = api.watch(path, allowWatchBookmarks="true", timeoutSeconds="5", **wish)
     first, second = await anext(events), await anext(events)
     assert first["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
     assert second["type"] == "BOOKMARK"
@@ -266,7 +271,7 @@ async def test_bad_requests_are_answered_never_a_crash(api: Client):
         ("POST", f"{CORE}/configmaps", {"metadata": {"name": "Bad_Name"}}, 422),
         ("GET", f"{CORE}/nothing", None, 404),
         ("GET", f"{CORE}/pods?labelSelector=a%3D%3D%3Db", None, 400),
-        ("GET", f"{CORE}/pods?watch=1&resourceVersion=x", None, 400),
+        ("GET", f"{CORE}/pods?watch=1&resourceVersion=x", None, 500),  # a real one says so too
         ("PUT", f"{CORE}/pods", {}, 405),
     ]:
         status, said = await api.call(method, path, body)
@@ -309,7 +314,8 @@ async def test_a_crd_brings_its_kind_and_takes_it_away(api: Client):
     crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     made = await api.create(crds, {"metadata": {"name": "toys.a.b"}, "spec": spec})
     assert {row["type"] for row in made["status"]["conditions"]} == {"NamesAccepted", "Established"}
-    toy = await api.create("/apis/a.b/v1/toys", {"metadata": {"name": "t"}, "spec": {"n": 1, "m": 2}})
+    toy = {"apiVersion": "a.b/v1", "kind": "Toy", "metadata": {"name": "t"}, "spec": {"n": 1, "m": 2}}
+    toy = await api.create("/apis/a.b/v1/toys", toy)
     assert toy["spec"] == {"n": 1}
     assert (await api.get("/apis/a.b/v1"))["resources"][0]["name"] == "toys"
     assert (await api.get("/apis/a.b"))["preferredVersion"]["version"] == "v1"

@@ -222,7 +222,9 @@ RULES: tuple[Rule, ...] = (
             "self.processesPerWorker <= self.gpusPerWorker"
         ),
         holds=lambda spec: (
-            spec["gpusPerWorker"] == 0 or spec.get("processesPerWorker", 1) <= spec["gpusPerWorker"]
+            spec["gpusPerWorker"] == 0
+            or "processesPerWorker" not in spec
+            or spec["processesPerWorker"] <= spec["gpusPerWorker"]
         ),
         message=(
             "spec.processesPerWorker: is above gpusPerWorker, and two ranks cannot share a GPU; "

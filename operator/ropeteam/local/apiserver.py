@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import orjson
-import yaml
 from aiohttp import web
 
-from ropeteam.local import discovery, selectors, tables
+from ropeteam.local import decode, discovery, lists, selectors
 from ropeteam.local import resources as r
+from ropeteam.local.judging import Options
 from ropeteam.local.kubelet import Kubelet
-from ropeteam.local.resources import ApiError, Object, Resource
+from ropeteam.local.resources import ApiError, Object, Resource, invalid
 from ropeteam.local.services import Services
 from ropeteam.local.store import Event, key_of
-from ropeteam.local.verbs import Options, Verbs
+from ropeteam.local.verbs import Verbs
 
 _OPEN = (["healthz"], ["livez"], ["readyz"], ["version"])
-_TRUE = ("true", "1")
+_RETURNED = (r.PODS, r.SERVICES, r.CLAIMS)
+"""Kinds of which a deletion shows the object, also when it is gone."""
 _STAYS_HERE = (
     "authorization",
     "host",
@@ -88,7 +88,7 @@ class ApiServer:
             return await self._answer(request, parts)
         except ApiError as error:
             return _json(error.status(), error.code)
-        except (ValueError, yaml.YAMLError) as error:
+        except ValueError as error:
             return _json(ApiError(400, "BadRequest", f"the request is not valid: {error}").status(), 400)
 
     def _is_token(self, text: str) -> bool:
@@ -97,15 +97,21 @@ class ApiServer:
     async def _answer(self, request: web.Request, parts: list[str]) -> web.StreamResponse:
         if parts == ["openapi", "v2"]:  # an empty document in protobuf: kubectl up to 1.28 insists on one
             return web.Response(content_type="application/com.github.proto-openapi.spec.v2.v1.0+protobuf")
+        if parts in (["healthz"], ["livez"], ["readyz"]):
+            return web.Response(text="ok")
         document = discovery.document(self.catalog, parts)
         if document is not None:
+            if request.method != "GET":
+                raise decode.not_allowed()
             return _json(document)
         target = self._target(parts)
         if target.subresource == "proxy":
             return await self._proxy(request, target)
         if target.subresource == "log":
             return await self._log(request, target)
-        if target.subresource not in ("", "status", "scale"):
+        if target.subresource not in ("", "status") or (
+            target.subresource and not target.resource.has_status
+        ):
             raise r.no_such_place()
         if request.method == "GET":
             return await self._read(request, target)
@@ -128,54 +134,51 @@ class ApiServer:
         return Target(resource, namespace, name, subresource, "/".join(rest[3:]))
 
     async def _read(self, request: web.Request, target: Target) -> web.StreamResponse:
+        query, resource = request.query, target.resource
         if target.name:
-            found = self.store.get(target.resource, (target.namespace, target.name))
-            return _json(self._shaped(request, target.resource, [found], found))
-        query = request.query
-        test = selectors.parse(query.get("labelSelector", ""), query.get("fieldSelector", ""))
-        if query.get("watch") in _TRUE:
+            found = self.store.get(resource, (target.namespace, target.name))
+            if version := query.get("resourceVersion"):
+                decode.revision(version, self.store.revision)
+            return _json(self._shaped(request, resource, found))
+        selected = query.get("labelSelector", ""), query.get("fieldSelector", "")
+        test = selectors.parse(*selected, resource)
+        if _is_true(query, "watch"):
             return await self._watch(request, target, test)
-        items = [item for item in self.store.list(target.resource, target.namespace) if test(item)]
-        meta: Object = {"resourceVersion": str(self.store.revision)}
-        if token := query.get("continue"):
-            page = orjson.loads(base64.urlsafe_b64decode(token))
-            meta["resourceVersion"] = page["revision"]
-            items = [item for item in items if list(key_of(item)) > page["after"]]
-        limit = int(query.get("limit") or 0)
-        if limit and len(items) > limit:
-            meta["remainingItemCount"] = len(items) - limit
-            items = items[:limit]
-            page = {"revision": meta["resourceVersion"], "after": key_of(items[-1])}
-            meta["continue"] = base64.urlsafe_b64encode(orjson.dumps(page)).decode()
-        resource = target.resource
-        return _json(self._shaped(request, resource, items, _list_of(resource, items, meta)))
-
-    def _shaped(self, request: web.Request, resource: Resource, items: list[Object], plain: Object) -> Object:
-        """As a table, if that is what the client would rather have."""
-        if "as=Table" not in request.headers.get("Accept", ""):
-            return plain
-        return tables.table(
-            resource, items, plain["metadata"], request.query.get("includeObject", "Metadata")
+        items = [item for item in self.store.list(resource, target.namespace) if test(item)]
+        return _json(
+            self._shaped(request, resource, lists.listed(resource, items, query, self.store.revision))
         )
+
+    def _shaped(self, request: web.Request, resource: Resource, plain: Object) -> Object:
+        accept, include = request.headers.get("Accept", ""), request.query.get("includeObject", "")
+        return lists.shaped(accept, include, resource, plain)
 
     async def _watch(self, request: web.Request, target: Target, test: selectors.Test) -> web.StreamResponse:
         query, resource = request.query, target.resource
-        since = int(query.get("resourceVersion") or 0)
-        marked = query.get("sendInitialEvents") in _TRUE
+        decode.check_match(query, watches=True)
+        if query.get("continue"):
+            cause = (
+                "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden when continue is provided"
+            )
+            raise invalid("ListOptions", "meta.k8s.io", "", [cause])
+        since = _since(query.get("resourceVersion") or "0")
+        seconds = decode.number(query.get("timeoutSeconds") or "0") or 10**9
+        marked = _is_true(query, "sendInitialEvents")
         initial = marked or (since == 0 and "sendInitialEvents" not in query)
+        since = since or self.store.revision
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         try:
             with self.store.watch(resource, self.store.revision if initial else since) as queue:
                 await response.prepare(request)
-                send = _Sender(response, lambda value: self._shaped(request, resource, [value], value))
+                send = _Sender(response, lambda value: self._shaped(request, resource, value))
                 if initial:
                     revision = self.store.revision
                     for item in self.store.list(resource, target.namespace):
                         if test(item):
                             await send("ADDED", item)
-                    if marked:
+                    if marked and _is_true(query, "allowWatchBookmarks"):
                         await response.write(_bookmark(resource, revision, initial=True))
-                await self._stream(request, target, test, queue, send)
+                await self._stream(request, target, test, queue, send, seconds)
         except ApiError as error:
             if error.code != 410:
                 raise
@@ -191,11 +194,12 @@ class ApiServer:
         test: selectors.Test,
         queue: asyncio.Queue[Event],
         send: _Sender,
+        seconds: float,
     ) -> None:
         """Events as they come, a bookmark when none does, until the client's time is over."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + float(request.query.get("timeoutSeconds") or 1e9)
-        bookmarks = request.query.get("allowWatchBookmarks") in _TRUE
+        end = loop.time() + seconds
+        bookmarks = _is_true(request.query, "allowWatchBookmarks")
         while (left := end - loop.time()) > 0:
             try:
                 event = await asyncio.wait_for(queue.get(), min(left, self.bookmark_seconds))
@@ -206,7 +210,8 @@ class ApiServer:
             if target.namespace and event.object["metadata"].get("namespace") != target.namespace:
                 continue
             if kind := _seen_through(event, test):
-                await send(kind, event.object)
+                leaves = kind == "DELETED" and event.before is not None
+                await send(kind, _last_seen(event) if leaves else event.object)
 
     async def _log(self, request: web.Request, target: Target) -> web.StreamResponse:
         pod = self.store.get(r.PODS, (target.namespace, target.name))
@@ -216,7 +221,7 @@ class ApiServer:
         if not query.get("container") and len(names) > 1:
             text = f"a container name must be specified for pod {target.name}, choose one of: {names}"
             raise ApiError(400, "BadRequest", text)
-        previous, follow = query.get("previous") in _TRUE, query.get("follow") in _TRUE
+        previous, follow = _is_true(query, "previous"), _is_true(query, "follow")
         lines = int(query["tailLines"]) if "tailLines" in query else None
         parts = self.kubelet.log(pod, container, previous=previous, follow=follow, tail=lines)
         first = await anext(parts, b"")
@@ -253,60 +258,76 @@ class ApiServer:
 
     def _write(self, request: web.Request, target: Target, raw: bytes) -> web.Response:
         query, resource = request.query, target.resource
-        options = Options("dryRun" in query, query.get("fieldValidation") or "Warn", target.subresource)
-        if request.method == "DELETE":
-            return self._delete(target, query, orjson.loads(raw) if raw else {})
-        if "protobuf" in request.content_type:  # kubectl create configmap, secret, namespace ...
-            text = "the local cluster takes JSON only; use `kubectl apply -f` (or create -f) with a manifest"
-            raise ApiError(415, "UnsupportedMediaType", text)
-        body = _decode(raw)
-        is_object = isinstance(body, dict) and isinstance(body.get("metadata", {}), dict)
-        if not is_object and "json-patch" not in request.content_type:
-            raise ApiError(400, "BadRequest", "the body is not an object")
-        key = (target.namespace, target.name)
-        code = 200
-        if request.method == "POST" and not target.name:
-            result, code = self.verbs.create(resource, target.namespace, body, options), 201
-        elif request.method == "PUT" and target.name:
-            result = self.verbs.update(resource, key, body, options)
-        elif request.method == "PATCH" and target.name:
-            result, new = self.verbs.patch(resource, key, body, request.content_type, options)
-            code = 201 if new else 200
-        else:
-            raise ApiError(
-                405, "MethodNotAllowed", "the server does not allow this method on the requested resource"
-            )
-        answer = _json(self._shaped(request, resource, [result], result), code)
+        validation = query.get("fieldValidation") or "Warn"
+        options = Options("dryRun" in query, validation, target.subresource)
+        try:
+            code, result = self._written(request, target, raw, options)
+            answer = _json(self._shaped(request, resource, result), code)
+        except ApiError as error:
+            answer = _json(error.status(), error.code)
         for text in options.warnings:
             answer.headers.add("Warning", f'299 - "{text.replace(chr(34), chr(92) + chr(34))}"')
         return answer
 
-    def _delete(self, target: Target, query: Any, wish: Object) -> web.Response:
-        for name in ("gracePeriodSeconds", "propagationPolicy"):
-            if name in query:
-                wish[name] = int(query[name]) if name == "gracePeriodSeconds" else query[name]
-        dry_run = "dryRun" in query or bool(wish.get("dryRun"))
-        resource = target.resource
+    def _written(
+        self, request: web.Request, target: Target, raw: bytes, options: Options
+    ) -> tuple[int, Object]:
+        query, resource, key = request.query, target.resource, (target.namespace, target.name)
+        method, content = request.method, request.headers.get("Content-Type", "").partition(";")[0]
+        everywhere = resource.namespaced and not target.namespace
+        if method not in ("POST", "PUT", "PATCH", "DELETE") or everywhere:
+            raise decode.not_allowed()
+        if method == "DELETE":
+            return 200, self._delete(target, query, decode.wish(query, raw))
+        if bool(target.name) == (method == "POST"):
+            raise decode.not_allowed()
+        decode.check_options(method, query)
+        if method == "PATCH":
+            change = decode.change(resource, content, query, raw)
+            result, new = self.verbs.patch(resource, key, change, content, options)
+            return (201 if new else 200), result
+        body = decode.manifest(resource, content, raw)
+        if method == "POST":
+            return 201, self.verbs.create(resource, target.namespace, body, options)
+        result, new = self.verbs.update(resource, key, body, options)
+        return (201 if new else 200), result
+
+    def _delete(self, target: Target, query: Any, wish: Object) -> Object:
+        dry_run, resource = bool(wish.get("dryRun")), target.resource
+        if target.subresource or (not target.name and resource == r.NAMESPACES):
+            raise decode.not_allowed()
         if not target.name:
-            test = selectors.parse(query.get("labelSelector", ""), query.get("fieldSelector", ""))
+            selected = query.get("labelSelector", ""), query.get("fieldSelector", "")
+            test = selectors.parse(*selected, resource)
             items = [item for item in self.store.list(resource, target.namespace) if test(item)]
             for item in items:
                 self.verbs.delete(resource, key_of(item), wish, dry_run)
-            return _json(_list_of(resource, items, {"resourceVersion": str(self.store.revision)}))
-        left = self.verbs.delete(resource, (target.namespace, target.name), wish, dry_run)
-        done = {"name": target.name, "group": resource.group, "kind": resource.plural}
-        gone = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": done}
-        return _json(left or gone)
+            return lists.list_of(resource, items, {"resourceVersion": str(self.store.revision)})
+        last, gone = self.verbs.delete(resource, (target.namespace, target.name), wish, dry_run)
+        if not gone or resource in _RETURNED:
+            return last
+        done = {
+            "name": target.name,
+            "group": resource.group,
+            "kind": resource.plural,
+            "uid": last["metadata"]["uid"],
+        }
+        details = {name: value for name, value in done.items() if value}
+        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
 
 
 class _Sender:
     """Writes watch events in the shape the client asked for."""
 
     def __init__(self, response: web.StreamResponse, shape: Callable[[Object], Object]) -> None:
-        self.response, self._shape = response, shape
+        self.response, self._shape, self._first = response, shape, True
 
     async def __call__(self, kind: str, value: Object) -> None:
-        await self.response.write(orjson.dumps({"type": kind, "object": self._shape(value)}) + b"\n")
+        shaped = self._shape(value)
+        if shaped["kind"] == "Table" and not self._first:
+            shaped["columnDefinitions"] = None  # they come once
+        self._first = False
+        await self.response.write(orjson.dumps({"type": kind, "object": shaped}) + b"\n")
 
 
 def _seen_through(event: Event, test: selectors.Test) -> str:
@@ -318,25 +339,30 @@ def _seen_through(event: Event, test: selectors.Test) -> str:
     return "DELETED" if before else ""
 
 
-def _list_of(resource: Resource, items: list[Object], meta: Object) -> Object:
-    api = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version}
-    return {**api, "metadata": meta, "items": items}
+def _last_seen(event: Event) -> Object:
+    """What leaves a watch is shown as it was when it was still seen."""
+    before = event.before or event.object
+    return {**before, "metadata": {**before["metadata"], "resourceVersion": str(event.revision)}}
+
+
+def _is_true(query: Mapping[str, str], name: str) -> bool:
+    """Any word but two, as Kubernetes reads it."""
+    return name in query and query[name].lower() not in ("false", "0")
+
+
+def _since(version: str) -> int:
+    if not version.isdigit():
+        why = f'Invalid value: "{version}": strconv.ParseUint: parsing "{version}": invalid syntax'
+        raise ApiError(500, "InternalError", f"resourceVersion: {why}")
+    return int(version)
 
 
 def _bookmark(resource: Resource, revision: int, initial: bool = False) -> bytes:
-    meta: Object = {"resourceVersion": str(revision), "creationTimestamp": None}
+    meta: Object = {"resourceVersion": str(revision)}
     if initial:
         meta["annotations"] = {"k8s.io/initial-events-end": "true"}
     value = {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": meta}
     return orjson.dumps({"type": "BOOKMARK", "object": value}) + b"\n"
-
-
-def _decode(raw: bytes) -> Any:
-    """JSON, or YAML as server-side apply sends it."""
-    try:
-        return orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        return yaml.safe_load(raw)
 
 
 def _json(value: Object, code: int = 200) -> web.Response:

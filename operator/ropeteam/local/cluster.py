@@ -22,12 +22,13 @@ import yaml
 from ropeteam.local import resources as r
 from ropeteam.local.apiserver import ApiServer
 from ropeteam.local.gc import GarbageCollector
+from ropeteam.local.judging import Options
 from ropeteam.local.kubelet import Kubelet
 from ropeteam.local.resources import Catalog, Object
 from ropeteam.local.services import Services
 from ropeteam.local.store import Store
 from ropeteam.local.trainingjobs import crd, rules
-from ropeteam.local.verbs import Options, Verbs
+from ropeteam.local.verbs import Verbs
 
 
 class ClusterError(RuntimeError):

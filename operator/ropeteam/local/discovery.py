@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ropeteam.local.resources import Catalog, Object, Resource, no_such_place
+from ropeteam.local.resources import NAMESPACES, Catalog, Object, Resource, no_such_place
 
 _VERSION = {"major": "1", "minor": "32", "gitVersion": "v1.32.0+ropeteam", "platform": "linux/amd64"}
+_VERBS_OF_A_CRD = ["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"]
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 
 
@@ -13,8 +14,6 @@ def document(catalog: Catalog, parts: list[str]) -> Object | None:
     match parts:
         case []:
             return {"paths": ["/api", "/apis", "/healthz", "/openapi/v3", "/version"]}
-        case ["healthz" | "livez" | "readyz"]:
-            return {"status": "ok"}
         case ["version"]:
             return _VERSION
         case ["api"]:
@@ -54,10 +53,11 @@ def _resources(catalog: Catalog, group: str, version: str) -> Object:
     rows: list[Object] = []
     for resource in _of(catalog, group, version):
         base = {"kind": resource.kind, "namespaced": resource.namespaced}
-        names = {"name": resource.plural, "singularName": resource.kind.lower(), "verbs": _VERBS}
-        rows.append(
-            {**base, **names, "shortNames": list(resource.short), "categories": list(resource.categories)}
-        )
+        verbs = _VERBS_OF_A_CRD if resource.schema else _VERBS
+        verbs = [verb for verb in verbs if resource != NAMESPACES or verb != "deletecollection"]
+        names = {"name": resource.plural, "singularName": resource.kind.lower(), "verbs": verbs}
+        more = {"shortNames": list(resource.short), "categories": list(resource.categories)}
+        rows.append({**base, **names, **{name: words for name, words in more.items() if words}})
         below = ["status"] if resource.has_status else []
         for name in [*below, "log"] if resource.plural == "pods" else below:
             verbs = ["get", "patch", "update"] if name == "status" else ["get"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import base64
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ropeteam.local import resources as r
@@ -20,84 +19,132 @@ NUMBER: Schema = {"type": "integer"}
 FLAG: Schema = {"type": "boolean"}
 
 
-def _object(*required: str, free: str = "", **known: Schema) -> Schema:
+def _object(free: str = "", **known: Schema) -> Schema:
     """`free`: names of fields that are accepted as they are."""
-    properties = dict.fromkeys(free.split(), ANY) | known
-    return {"type": "object", "required": list(required), "properties": properties}
+    return {"type": "object", "properties": dict.fromkeys(free.split(), ANY) | known}
 
 
-def _list(item: Schema, **more: Any) -> Schema:
-    return {"type": "array", "items": item, **more}
+def _list(item: Schema) -> Schema:
+    return {"type": "array", "items": item}
 
 
-_ENV = _object("name", name={"type": "string", "minLength": 1}, value=TEXT, valueFrom=ANY)
-_MOUNT = _object(
-    "name", "mountPath", name=TEXT, mountPath={"type": "string", "minLength": 1}, subPath=TEXT, readOnly=FLAG
-) | {"x-kubernetes-preserve-unknown-fields": True}
+def _default(value: Any, **schema: Any) -> Schema:
+    return {**schema, "default": value}
+
+
+def _texts() -> Schema:
+    return {"type": "object", "additionalProperties": TEXT}
+
+
+_QUANTITIES: Schema = {"type": "object", "additionalProperties": {"x-kubernetes-int-or-string": True}}
+_RESOURCES = _object(limits=_QUANTITIES, requests=_QUANTITIES, free="claims") | {"default": {}}
+_ENV = _object(name=TEXT, value=TEXT, valueFrom=ANY)
+_MOUNT = _object(name=TEXT, mountPath=TEXT, subPath=TEXT, readOnly=FLAG) | ANY
+_SECURITY = _object(runAsUser=NUMBER, runAsGroup=NUMBER, runAsNonRoot=FLAG) | ANY
 _CONTAINER = _object(
-    "name",
-    "image",
-    name={"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"},
-    image={"type": "string", "minLength": 1},
+    name=TEXT,
+    image=TEXT,
     command=_list(TEXT),
     args=_list(TEXT),
     workingDir=TEXT,
     env=_list(_ENV),
     volumeMounts=_list(_MOUNT),
-    free="envFrom ports resources livenessProbe readinessProbe startupProbe lifecycle securityContext stdin"
-    " stdinOnce tty terminationMessagePath terminationMessagePolicy imagePullPolicy volumeDevices"
+    resources=_RESOURCES,
+    securityContext=_SECURITY,
+    terminationMessagePath=_default("/dev/termination-log", **TEXT),
+    terminationMessagePolicy=_default("File", **TEXT),
+    imagePullPolicy=TEXT,
+    free="envFrom ports livenessProbe readinessProbe startupProbe lifecycle stdin stdinOnce tty volumeDevices"
     " restartPolicy restartPolicyRules resizePolicy",
 )
-_VOLUME = _object("name", name=TEXT) | {"x-kubernetes-preserve-unknown-fields": True}
+_VOLUME = _object(name=TEXT) | ANY
 _POD_SPEC = _object(
-    "containers",
-    containers=_list(_CONTAINER, minItems=1),
+    containers=_list(_CONTAINER),
     initContainers=_list(_CONTAINER),
     volumes=_list(_VOLUME),
-    restartPolicy={"type": "string", "enum": ["Always", "OnFailure", "Never"], "default": "Always"},
-    terminationGracePeriodSeconds={"type": "integer", "default": 30, "minimum": 0},
+    restartPolicy=_default("Always", **TEXT),
+    terminationGracePeriodSeconds=_default(30, **NUMBER),
+    activeDeadlineSeconds=NUMBER,
+    dnsPolicy=_default("ClusterFirst", **TEXT),
     nodeName=TEXT,
-    schedulerName={"type": "string", "default": "default-scheduler"},
-    free="activeDeadlineSeconds affinity automountServiceAccountToken dnsConfig dnsPolicy enableServiceLinks"
-    " ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers hostname imagePullSecrets"
-    " nodeSelector os overhead preemptionPolicy priority priorityClassName readinessGates resourceClaims"
-    " resources runtimeClassName schedulingGates securityContext serviceAccount serviceAccountName"
-    " setHostnameAsFQDN shareProcessNamespace subdomain tolerations topologySpreadConstraints workloadRef",
+    nodeSelector=_texts(),
+    schedulerName=_default("default-scheduler", **TEXT),
+    securityContext=_default({}, **_SECURITY),
+    priority=_default(0, **NUMBER),
+    preemptionPolicy=_default("PreemptLowerPriority", **TEXT),
+    enableServiceLinks=_default(True, **FLAG),
+    affinity={"type": "object"} | ANY,
+    tolerations=_list({"type": "object"} | ANY),
+    free="automountServiceAccountToken dnsConfig ephemeralContainers hostAliases hostIPC hostNetwork hostPID"
+    " hostUsers hostname imagePullSecrets os overhead priorityClassName readinessGates resourceClaims"
+    " resources runtimeClassName schedulingGates serviceAccount serviceAccountName setHostnameAsFQDN"
+    " shareProcessNamespace subdomain topologySpreadConstraints workloadRef",
 )
 _PORT = _object(
-    "port",
-    port={"type": "integer", "minimum": 1, "maximum": 65535},
+    port=_default(0, **NUMBER),
     targetPort={"x-kubernetes-int-or-string": True},
-    protocol={"type": "string", "enum": ["TCP", "UDP", "SCTP"], "default": "TCP"},
+    protocol=_default("TCP", **TEXT),
     free="name nodePort appProtocol",
 )
 _SERVICE_SPEC = _object(
     ports=_list(_PORT),
-    type={"type": "string", "default": "ClusterIP"},
-    selector={"type": "object", "additionalProperties": TEXT},
-) | {"x-kubernetes-preserve-unknown-fields": True}
+    type=_default("ClusterIP", **TEXT),
+    selector=_texts(),
+    clusterIP=TEXT,
+    clusterIPs=_list(TEXT),
+    sessionAffinity=_default("None", **TEXT),
+    ipFamilies=_default(["IPv4"], **_list(TEXT)),
+    ipFamilyPolicy=_default("SingleStack", **TEXT),
+    internalTrafficPolicy=_default("Cluster", **TEXT),
+    publishNotReadyAddresses=FLAG,
+    externalName=TEXT,
+    free="allocateLoadBalancerNodePorts externalIPs externalTrafficPolicy healthCheckNodePort"
+    " loadBalancerClass loadBalancerIP loadBalancerSourceRanges sessionAffinityConfig trafficDistribution",
+)
+_MAYBE: Schema = _default(None, nullable=True, **ANY)
+_EVENT = _object(
+    involvedObject=_default({}, **_object(
+        free="apiVersion fieldPath kind name namespace resourceVersion uid")),
+    reason=TEXT,
+    message=TEXT,
+    type=TEXT,
+    count=NUMBER,
+    source=_default({}, **_object(component=TEXT, host=TEXT)),
+    firstTimestamp=_MAYBE,
+    lastTimestamp=_MAYBE,
+    eventTime=_MAYBE,
+    reportingComponent=_default("", **TEXT),
+    reportingInstance=_default("", **TEXT),
+    free="action related series",
+)  # fmt: skip
+_LEASE_SPEC = _object(
+    holderIdentity=TEXT,
+    leaseDurationSeconds=NUMBER,
+    leaseTransitions=NUMBER,
+    free="acquireTime renewTime preferredHolder strategy",
+)
 
 SCHEMAS: dict[str, Schema] = {
-    r.PODS.name: _object("spec", spec=_POD_SPEC, status=ANY),
-    r.SERVICES.name: _object("spec", spec=_SERVICE_SPEC, status=ANY),
+    r.PODS.name: _object(spec=_default({}, **_POD_SPEC), status=ANY),
+    r.SERVICES.name: _object(spec=_default({}, **_SERVICE_SPEC), status=ANY),
     r.SECRETS.name: _object(
-        data={"type": "object", "additionalProperties": TEXT},
-        stringData={"type": "object", "additionalProperties": TEXT},
-        type={"type": "string", "default": "Opaque"},
-        immutable=FLAG,
+        data=_texts(), stringData=_texts(), type=_default("Opaque", **TEXT), immutable=FLAG
     ),
-    r.CONFIG_MAPS.name: _object(
-        data={"type": "object", "additionalProperties": TEXT}, binaryData=ANY, immutable=FLAG
-    ),
+    r.CONFIG_MAPS.name: _object(data=_texts(), binaryData=_texts(), immutable=FLAG),
+    r.EVENTS.name: _EVENT,
+    r.LEASES.name: _object(spec=_default({}, **_LEASE_SPEC)),
 }
 
 
 def at_birth(resource: Resource, value: Object) -> None:
     """The status with which an object starts, and what the server fills in once. In place."""
     if resource == r.PODS:
-        value["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
+        value["status"] = {"phase": "Pending", "qosClass": _quality(value["spec"])}
+    elif resource == r.SERVICES:
+        value["status"] = {"loadBalancer": {}}
     elif resource == r.NAMESPACES:
         value["status"] = {"phase": "Active"}
+        value["spec"] = {"finalizers": ["kubernetes"]}
     elif resource == r.CLAIMS:
         spec = value.setdefault("spec", {})
         capacity = spec.get("resources", {}).get("requests", {})
@@ -122,57 +169,59 @@ def at_birth(resource: Resource, value: Object) -> None:
         value.pop("status", None)
 
 
-def before_write(resource: Resource, value: Object) -> None:
+def _quality(spec: Object) -> str:
+    """The class of a pod, by what its containers ask for."""
+    given = [each.get("resources") or {} for each in spec["containers"]]
+    if not any(part.get("limits") or part.get("requests") for part in given):
+        return "BestEffort"
+    full = all({"cpu", "memory"} <= (part.get("limits") or {}).keys() for part in given)
+    same = all((part.get("requests") or part.get("limits")) == part.get("limits") for part in given)
+    return "Guaranteed" if full and same else "Burstable"
+
+
+def before_write(resource: Resource, value: Object, old: Object | None) -> None:
     """What the server rewrites on each write. In place."""
+    if resource == r.CLAIMS:
+        value.setdefault("spec", {}).setdefault("volumeMode", "Filesystem")
     if resource == r.SECRETS:
         for name, text in value.pop("stringData", {}).items():
             value.setdefault("data", {})[name] = base64.b64encode(text.encode()).decode()
-    if resource == r.SERVICES:
-        for port in value["spec"].get("ports", ()):
+    elif resource == r.SERVICES:
+        spec = value["spec"]
+        for port in spec.get("ports", ()):
             port.setdefault("targetPort", port["port"])
+        if old and not spec.get("clusterIP"):  # whoever does not know the address may leave it out
+            spec |= {name: old["spec"][name] for name in ("clusterIP", "clusterIPs") if name in old["spec"]}
+    elif resource == r.PODS:
+        for volume in value["spec"].get("volumes") or ():
+            if not volume.keys() - {"name"}:
+                volume["emptyDir"] = {}
+        if old is None:
+            _tolerate(value["spec"].setdefault("tolerations", []))
+        for container in [*value["spec"].get("containers", ()), *value["spec"].get("initContainers", ())]:
+            _complete(container)
+    elif resource == r.NAMESPACES:
+        labels = value["metadata"].get("labels") or {}
+        value["metadata"]["labels"] = labels | {"kubernetes.io/metadata.name": value["metadata"]["name"]}
 
 
-def rule_faults(resource: Resource, new: Object, old: Object | None) -> Iterator[str]:
-    """Rules between fields, and between an object and what it was."""
-    if resource == r.PODS:
-        yield from _pod_faults(new["spec"])
-        if old and _fixed(new["spec"]) != _fixed(old["spec"]):
-            yield "spec: Forbidden: pod updates may not change fields other than `spec.containers[*].image`"
-    if old and old.get("immutable") and new.get("data") != old.get("data"):
-        yield "data: Forbidden: field is immutable when `immutable` is set"
-    if old and resource == r.SERVICES and new["spec"].get("clusterIP") != old["spec"].get("clusterIP"):
-        yield f'spec.clusterIP: Invalid value: "{new["spec"].get("clusterIP")}": field is immutable'
+def _tolerate(tolerations: list[Object]) -> None:
+    """A node may be away for five minutes, if the pod says nothing about it."""
+    for what in ("not-ready", "unreachable"):
+        key = f"node.kubernetes.io/{what}"
+        said = [each for each in tolerations if each.get("key", key) == key]
+        if all(each.get("effect", "NoExecute") != "NoExecute" for each in said):
+            rest = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
+            tolerations.append({"key": key, **rest})
 
 
-def name_fault(resource: Resource, name: str) -> str | None:
-    label = resource in (r.SERVICES, r.NAMESPACES)
-    part = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-    pattern = part if label else rf"{part}(\.{part})*"
-    if re.fullmatch(pattern, name) and len(name) <= (63 if label else 253):
-        return None
-    what = "an RFC 1123 label" if label else "a lowercase RFC 1123 subdomain"
-    return f'metadata.name: Invalid value: "{name}": {what} must match {pattern!r}, in 63 or 253 characters'
-
-
-def _fixed(spec: Object) -> Object:
-    """What of a pod may not change."""
-    containers = [{k: v for k, v in c.items() if k != "image"} for c in spec["containers"]]
-    free = ("nodeName", "tolerations", "activeDeadlineSeconds", "initContainers")
-    return {k: v for k, v in spec.items() if k not in free} | {"containers": containers}
-
-
-def _pod_faults(spec: Object) -> Iterator[str]:
-    volumes = [volume["name"] for volume in spec.get("volumes", ())]
-    for number, name in enumerate(volumes):
-        if name in volumes[:number]:
-            yield f'spec.volumes[{number}].name: Duplicate value: "{name}"'
-    seen = set()
-    for part in ("initContainers", "containers"):
-        for number, container in enumerate(spec.get(part, ())):
-            path = f"spec.{part}[{number}]"
-            if container["name"] in seen:
-                yield f'{path}.name: Duplicate value: "{container["name"]}"'
-            seen.add(container["name"])
-            for place, mount in enumerate(container.get("volumeMounts", ())):
-                if mount["name"] not in volumes:
-                    yield f'{path}.volumeMounts[{place}].name: Not found: "{mount["name"]}"'
+def _complete(container: Object) -> None:
+    image = str(container.get("image") or "")
+    tagged = ":" in image.rpartition("/")[2] and not image.endswith(":latest")
+    container.setdefault("imagePullPolicy", "IfNotPresent" if tagged or "@" in image else "Always")
+    resources = container["resources"]
+    for name, limit in (resources.get("limits") or {}).items():
+        resources.setdefault("requests", {}).setdefault(name, limit)
+    for kind in ("limits", "requests"):
+        if resources.get(kind):
+            resources[kind] = {name: str(amount) for name, amount in resources[kind].items()}

@@ -12,11 +12,12 @@ from itertools import cycle
 from pathlib import Path
 
 from ropeteam.local import resources as r
+from ropeteam.local.judging import Options
 from ropeteam.local.pod import PodWorker
 from ropeteam.local.podspec import Lookup
 from ropeteam.local.resources import ApiError, Object
 from ropeteam.local.store import Event, key_of
-from ropeteam.local.verbs import Options, Verbs, timestamp
+from ropeteam.local.verbs import Verbs, timestamp
 from ropeteam_trainer.contract.config import RESERVED_ENV
 
 WORKDIR = "ropeteam.dev/workdir"

@@ -39,19 +39,21 @@ def _merge_named(target: list[Any], patch: list[Any]) -> list[Any]:
 
 
 def json_patch(target: Any, operations: list[dict[str, Any]]) -> Any:
-    """RFC 6902. Changes `target`. Raises 422 for an operation that does not fit."""
+    """RFC 6902. Changes `target`. Raises 422 for what does not fit; a real server says no more."""
     document = {"": target}
     for operation in operations:
         try:
             _apply(document, operation)
-        except (KeyError, IndexError, ValueError, TypeError) as error:
-            text = f"the server rejected our request due to an error in our request: {operation}: {error!r}"
+        except (KeyError, IndexError, ValueError, TypeError):
+            text = "the server rejected our request due to an error in our request"
             raise ApiError(422, "Invalid", text) from None
     return document[""]
 
 
 def _apply(document: dict[str, Any], operation: dict[str, Any]) -> None:
     kind, path = operation["op"], operation["path"]
+    if kind not in ("add", "remove", "replace", "move", "copy", "test"):
+        raise ValueError(kind)
     parent, last = _locate(document, path)
     if kind == "test":
         if _read(parent, last) != operation["value"]:
@@ -63,12 +65,15 @@ def _apply(document: dict[str, Any], operation: dict[str, Any]) -> None:
         value = _read(source, name)
         if kind == "move":
             del source[_index(source, name)]
-    if kind in ("remove", "replace"):
+    if kind == "remove" or (isinstance(parent, list) and kind == "replace"):
         _read(parent, last)  # must be there
     if kind == "remove":
         del parent[_index(parent, last)]
     elif isinstance(parent, list) and kind != "replace":
-        parent.insert(len(parent) if last == "-" else int(last), value)
+        place = len(parent) if last == "-" else int(last)
+        if place > len(parent):
+            raise IndexError(last)
+        parent.insert(place, value)
     else:
         parent[_index(parent, last)] = value
 

@@ -17,16 +17,51 @@ class ApiError(Exception):
         self.code, self.reason, self.message, self.details = code, reason, message, details
 
     def status(self) -> Object:
+        details = {name: value for name, value in self.details.items() if value}
         return {
             "kind": "Status",
             "apiVersion": "v1",
             "metadata": {},
             "status": "Failure",
             "message": self.message,
-            "reason": self.reason,
-            "details": self.details,
+            **({"reason": self.reason} if self.code != 500 else {}),
+            **({"details": details} if details or self.code in (404, 405, 422) else {}),
             "code": self.code,
         }
+
+
+_REASONS = {
+    "Required value": "FieldValueRequired",
+    "Unsupported value": "FieldValueNotSupported",
+    "Duplicate value": "FieldValueDuplicate",
+    "Not found": "FieldValueNotFound",
+    "Forbidden": "FieldValueForbidden",
+    "Too long": "FieldValueTooLong",
+    "Too many": "FieldValueTooMany",
+    "Invalid value": "FieldValueInvalid",
+}
+
+
+def reason_of(cause: str) -> str:
+    """The API's word for a fault, from how the fault begins."""
+    if " in body must be of type " in cause:
+        return "FieldValueTypeInvalid"
+    said = cause.partition(": ")[2]
+    return next((reason for words, reason in _REASONS.items() if said.startswith(words)), "FieldValueInvalid")
+
+
+def invalid(kind: str, group: str, name: str, causes: list[str]) -> ApiError:
+    """`causes` as `path: Invalid value: ...`, one per fault; each of them once."""
+    causes = list(dict.fromkeys(causes))
+    text = causes[0] if len(causes) == 1 else f"[{', '.join(causes)}]"
+    rows = [
+        {"reason": reason_of(cause), "message": cause.partition(": ")[2], "field": cause.split(": ")[0]}
+        for cause in causes
+    ]
+    message = (
+        f'{kind}.{group} "{name}" is invalid: {text}' if group else f'{kind} "{name}" is invalid: {text}'
+    )
+    return ApiError(422, "Invalid", message, name=name, group=group, kind=kind, causes=rows)
 
 
 def no_such_place() -> ApiError:
@@ -61,6 +96,11 @@ class Resource:
     def qualified_kind(self) -> str:
         return f"{self.kind}.{self.group}" if self.group else self.kind
 
+    @property
+    def unhandled(self) -> str:
+        """How the refusal of a body that cannot be decoded begins."""
+        return f'{self.kind} in version "{self.version}" cannot be handled as a {self.kind}'
+
     def not_found(self, name: str) -> ApiError:
         message = f'{self.name} "{name}" not found'
         return ApiError(404, "NotFound", message, name=name, group=self.group, kind=self.plural)
@@ -71,10 +111,7 @@ class Resource:
 
     def invalid(self, name: str, causes: list[str]) -> ApiError:
         """`causes` as `path: Invalid value: ...`, one per fault."""
-        text = causes[0] if len(causes) == 1 else f"[{', '.join(causes)}]"
-        rows = [{"field": cause.split(":")[0], "message": cause.partition(": ")[2]} for cause in causes]
-        message = f'{self.qualified_kind} "{name}" is invalid: {text}'
-        return ApiError(422, "Invalid", message, name=name, group=self.group, kind=self.kind, causes=rows)
+        return invalid(self.kind, self.group, name, causes)
 
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False, has_status=True, short=("ns",))
@@ -95,7 +132,8 @@ CRDS = Resource(
     "CustomResourceDefinition",
     namespaced=False,
     has_status=True,
-    short=("crd",),
+    short=("crd", "crds"),
+    categories=("api-extensions",),
 )
 BUILT_IN = (NAMESPACES, NODES, PODS, SERVICES, SECRETS, CONFIG_MAPS, CLAIMS, EVENTS, LEASES, CRDS)
 

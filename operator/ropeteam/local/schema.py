@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import orjson
@@ -24,21 +25,29 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def set_defaults(value: Any, schema: Schema) -> None:
-    """Fill in, in place. A null where none is allowed gives way to the default."""
+    """Fill in, in place. A null where none is allowed gives way to the default, or to nothing."""
     if isinstance(value, dict):
-        for name, inner in schema.get("properties", {}).items():
-            null = name in value and value[name] is None and not inner.get("nullable")
-            if "default" in inner and (name not in value or null):
+        known, extra = schema.get("properties", {}), schema.get("additionalProperties")
+        for name in list(value):
+            inner = known.get(name, extra)
+            if value[name] is None and isinstance(inner, dict) and not _takes_null(inner):
+                del value[name]
+        for name, inner in known.items():
+            if "default" in inner and name not in value:
                 value[name] = orjson.loads(orjson.dumps(inner["default"]))
             if name in value:
                 set_defaults(value[name], inner)
-        extra = schema.get("additionalProperties")
         if isinstance(extra, dict):
-            for name in value.keys() - schema.get("properties", {}).keys():
+            for name in value.keys() - known.keys():
                 set_defaults(value[name], extra)
     elif isinstance(value, list):
         for item in value:
             set_defaults(item, schema.get("items", {}))
+
+
+def _takes_null(schema: Schema) -> bool:
+    """Says so, or says nothing at all about what it takes."""
+    return bool(schema.get("nullable")) or not schema.keys() - {"x-kubernetes-preserve-unknown-fields"}
 
 
 def prune(value: Any, schema: Schema, path: str = "") -> list[str]:
@@ -75,12 +84,14 @@ def faults(value: Any, schema: Schema, path: str = "") -> Iterator[str]:
             yield _wrong_type(value, "integer,string", path)
         return
     kind = schema.get("type")
-    if kind and not _is(value, kind):
-        yield _wrong_type(value, kind, path)
-        return
+    fits = not kind or _is(value, kind)
+    if kind and not fits:
+        yield _wrong_type(value, "date-time" if schema.get("format") == "date-time" else kind, path)
     if "enum" in schema and value not in schema["enum"]:
         choice = ", ".join(_show(member) for member in schema["enum"])
         yield f"{path}: Unsupported value: {_show(value)}: supported values: {choice}"
+    if not fits:
+        return
     if isinstance(value, dict):
         yield from _object_faults(value, schema, path)
     elif isinstance(value, list):
@@ -97,6 +108,8 @@ def faults(value: Any, schema: Schema, path: str = "") -> Iterator[str]:
 def _is(value: Any, kind: str) -> bool:
     if isinstance(value, bool) and kind != "boolean":
         return False
+    if kind == "integer" and isinstance(value, float):
+        return value.is_integer()
     return isinstance(value, _TYPES[kind])
 
 
@@ -105,6 +118,10 @@ def _object_faults(value: dict[str, Any], schema: Schema, path: str) -> Iterator
     for name in schema.get("required", ()):
         if name not in value:
             yield f"{prefix}{name}: Required value"
+    if len(value) < schema.get("minProperties", 0):
+        yield _bad(len(value), path, f"should have at least {schema['minProperties']} properties")
+    if len(value) > schema.get("maxProperties", len(value)):
+        yield f"{path}: Too many: {len(value)}: must have at most {schema['maxProperties']} items"
     extra = schema.get("additionalProperties")
     for name, item in value.items():
         inner = schema.get("properties", {}).get(name, extra)
@@ -119,19 +136,45 @@ def _list_faults(value: list[Any], schema: Schema, path: str) -> Iterator[str]:
         yield f"{path}: Too many: {len(value)}: must have at most {schema['maxItems']} items"
     for number, item in enumerate(value):
         yield from faults(item, schema.get("items", {}), f"{path}[{number}]")
+    if schema.get("x-kubernetes-list-type") == "map":
+        yield from _key_faults(value, schema["x-kubernetes-list-map-keys"], path)
+
+
+def _key_faults(value: list[Any], names: list[str], path: str) -> Iterator[str]:
+    """Members of a list that is a map: objects, and none with the keys of another."""
+    seen = []
+    for number, item in enumerate(value):
+        if not isinstance(item, dict):
+            if item is not None:
+                why = "must be an object for an array of list-type map"
+                yield f"{path}[{number}]: Invalid value: {_show(item)}: {why}"
+            continue
+        key = {name: item[name] for name in names if name in item}
+        if key in seen:
+            yield f"{path}[{number}]: Duplicate value: {_show(key)}"
+        seen.append(key)
 
 
 def _text_faults(value: str, schema: Schema, path: str) -> Iterator[str]:
     if len(value) < schema.get("minLength", 0):
         yield _bad(value, path, f"should be at least {schema['minLength']} chars long")
-    if len(value) > schema.get("maxLength", len(value)):
+    elif len(value) > schema.get("maxLength", len(value)):
         yield f"{path}: Too long: may not be more than {schema['maxLength']} bytes"
-    if "pattern" in schema and not re.search(schema["pattern"], value):
+    elif "pattern" in schema and not re.search(schema["pattern"], value):
         yield _bad(value, path, f"should match '{schema['pattern']}'")
-    if schema.get("format") == "date-time" and not re.match(
-        r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)$", value
-    ):
+    if schema.get("format") == "date-time" and not is_time(value):
         yield _bad(value, path, f"must be of type date-time: {_show(value)}")
+
+
+def is_time(text: str) -> bool:
+    """As RFC 3339 writes it."""
+    if not re.match(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)$", text):
+        return False
+    try:
+        datetime.fromisoformat(text.upper())
+    except ValueError:
+        return False
+    return True
 
 
 def _bad(value: Any, path: str, why: str) -> str:
@@ -140,6 +183,8 @@ def _bad(value: Any, path: str, why: str) -> str:
 
 def _wrong_type(value: Any, wanted: str, path: str) -> str:
     found = next((name for name in _TYPES if _is(value, name)), "null")
+    if wanted == "date-time":
+        found = {"integer": "int64", "number": "float64"}.get(found, found)
     return f'{path}: Invalid value: "{found}": {path} in body must be of type {wanted}: "{found}"'
 
 

@@ -17,12 +17,13 @@ Column = tuple[str, int, Callable[[Object], Any]]
 
 def table(resource: Resource, items: list[Object], meta: Object, include: str) -> Object:
     columns = _columns(resource)
+    said = {column["name"]: column for column in resource.columns}
     head = [
         {
             "name": n,
-            "type": "string",
+            "type": said.get(n, {}).get("type", "string"),
             "format": "name" if n == "Name" else "",
-            "description": n,
+            "description": said.get(n, {}).get("description", n),
             "priority": p,
         }
         for n, p, _ in columns
@@ -31,7 +32,8 @@ def table(resource: Resource, items: list[Object], meta: Object, include: str) -
         {"cells": [cell(item) for _, _, cell in columns], "object": _included(item, include)}
         for item in items
     ]
-    kept = {name: value for name, value in meta.items() if name in ("resourceVersion", "continue")}
+    wanted = ("resourceVersion", "continue", "remainingItemCount")
+    kept = {name: value for name, value in meta.items() if name in wanted and value}
     api = {"kind": "Table", "apiVersion": "meta.k8s.io/v1"}
     return {**api, "metadata": kept, "columnDefinitions": head, "rows": rows}
 
@@ -131,10 +133,12 @@ _COLUMNS: dict[str, list[Column]] = {
         _NAME,
         ("Ready", 0, _ready),
         ("Status", 0, pod_status),
-        ("Restarts", 0, lambda p: sum(row["restartCount"] for row in _rows(p))),
+        ("Restarts", 0, lambda p: str(sum(row["restartCount"] for row in _rows(p)))),
         _AGE,
         ("IP", 1, _path("status.podIP")),
         ("Node", 1, _path("spec.nodeName")),
+        ("Nominated Node", 1, _path("status.nominatedNodeName")),
+        ("Readiness Gates", 1, lambda _: "<none>"),
     ],
     r.SERVICES.name: [
         _NAME,
@@ -146,11 +150,15 @@ _COLUMNS: dict[str, list[Column]] = {
         ("Selector", 1, _selector),
     ],
     r.EVENTS.name: [
-        ("Last Seen", 0, lambda e: age(e.get("lastTimestamp") or e["metadata"]["creationTimestamp"])),
+        ("Last Seen", 0, _age("lastTimestamp")),
         ("Type", 0, _path("type")),
         ("Reason", 0, _path("reason")),
         ("Object", 0, _subject),
+        ("Subobject", 1, _path("involvedObject.fieldPath", "")),
+        ("Source", 1, _path("source.component", "")),
         ("Message", 0, lambda e: str(e.get("message", "")).strip()),
+        ("First Seen", 1, _age("firstTimestamp")),
+        ("Count", 1, lambda e: e.get("count", 1)),
         ("Name", 1, _path("metadata.name")),
     ],
     r.NAMESPACES.name: [_NAME, ("Status", 0, _path("status.phase")), _AGE],

@@ -15,12 +15,12 @@ def rules(new: Object, old: Object | None) -> list[str]:
     """Faults of a TrainingJob whose shape is good, as the server words them."""
     judged = ((rule, at(new, rule.path) if rule.path else new) for rule in RULES)
     broken = [
-        f'{rule.path or "<nil>"}: Invalid value: "object": {rule.message}'
+        f"{rule.path or '<nil>'}: Invalid value: {rule.message}"
         for rule, value in judged
         if value is not None and not rule.holds(value)
     ]
     if old:
         idle = old.get("status", {}).get("state") in CHANGEABLE_STATES
         refused = validate_update(old["spec"], new["spec"], idle)
-        broken += [f'<nil>: Invalid value: "object": {message}' for message in refused]
+        broken += [f"<nil>: Invalid value: {message}" for message in refused]
     return broken

@@ -8,14 +8,15 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ropeteam.local import kinds, schema
+from ropeteam.local import judging, kinds
 from ropeteam.local import resources as r
+from ropeteam.local.judging import Options
+from ropeteam.local.meta import check_types
 from ropeteam.local.patch import json_patch, merge
-from ropeteam.local.resources import ApiError, Catalog, Object, Resource
+from ropeteam.local.resources import ApiError, Catalog, Object, Resource, invalid
 from ropeteam.local.store import Key, Store, copy_of, key_of
 
 _OWNED_BY_SERVER = [
@@ -33,59 +34,77 @@ def timestamp(ahead: float = 0) -> str:
     return (datetime.now(UTC) + timedelta(seconds=ahead)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-@dataclass
-class Options:
-    """Of one request."""
-
-    dry_run: bool = False
-    field_validation: str = "Warn"
-    subresource: str = ""
-    warnings: list[str] = field(default_factory=list)
-    """Filled by the verbs, for the Warning header."""
-
-
 class Verbs:
     """The writing half of the API."""
 
-    def __init__(self, store: Store, catalog: Catalog, rules: dict[str, kinds.Rules]) -> None:
-        self.store, self.catalog, self._rules = store, catalog, rules
+    def __init__(self, store: Store, catalog: Catalog, own_rules: dict[str, kinds.Rules]) -> None:
+        self.store, self.catalog, self._rules = store, catalog, own_rules
         self.allocate_address: Callable[[], str] = lambda: "None"
 
     def create(self, resource: Resource, namespace: str, body: Object, options: Options) -> Object:
         new = copy_of(body)
-        meta = new.setdefault("metadata", {})
-        if "name" not in meta and "generateName" in meta:
+        if new.get("metadata") is None:
+            new["metadata"] = {}
+        meta = new["metadata"]
+        check_types(resource, meta)
+        if meta.get("resourceVersion"):
+            text = "resourceVersion should not be set on objects to be created"
+            raise ApiError(500, "InternalError", text)
+        if not meta.get("name") and meta.get("generateName"):
             meta["name"] = meta["generateName"] + secrets.token_hex(3)[:5]
-        if "name" not in meta:
-            raise resource.invalid("", ["metadata.name: Required value: name or generateName is required"])
         self._place(resource, meta, namespace)
+        judging.check(resource, new, None, options, self._rules)
         key = key_of(new)
-        if self.store.find(resource, key):
+        if found := self.store.find(resource, key):
             message = f'{resource.name} "{key[1]}" already exists'
+            if "deletionTimestamp" in found["metadata"]:
+                message = f"object is being deleted: {message}"
             raise ApiError(
                 409, "AlreadyExists", message, name=key[1], group=resource.group, kind=resource.plural
             )
-        self._check(resource, new, None, options)
         kinds.at_birth(resource, new)
-        if resource == r.SERVICES and not new["spec"].get("clusterIP"):
-            new["spec"]["clusterIP"] = self.allocate_address()
+        if resource == r.SERVICES:
+            self._allocate(resource, new)
         for name in ("deletionTimestamp", "deletionGracePeriodSeconds", "resourceVersion", "managedFields"):
             meta.pop(name, None)
-        meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp(), "generation": 1}
+        meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp()}
+        meta.pop("generation", None)
+        if _counts_generations(resource):
+            meta["generation"] = 1
         if options.dry_run:
             return new
         if resource == r.CRDS:
             self.catalog.define(new)
         return self.store.put(resource, new)
 
-    def update(self, resource: Resource, key: Key, body: Object, options: Options) -> Object:
-        old = self.store.get(resource, key)
+    def _allocate(self, resource: Resource, new: Object) -> None:
+        """The address of a Service: the one that it asks for, if nobody has it."""
+        spec = new["spec"]
+        address = spec.get("clusterIP")
+        used = {service["spec"].get("clusterIP") for service in self.store.list(r.SERVICES)} - {"None"}
+        if address in used:
+            why = f"failed to allocate IP {address}: provided IP is already allocated"
+            cause = f'spec.clusterIPs: Invalid value: ["{address}"]: {why}'
+            raise resource.invalid(new["metadata"]["name"], [cause])
+        spec["clusterIP"] = address or self.allocate_address()
+        spec["clusterIPs"] = [spec["clusterIP"]]
+
+    def update(self, resource: Resource, key: Key, body: Object, options: Options) -> tuple[Object, bool]:
+        """The object, and whether it is new: some kinds are made by a PUT."""
+        old = self.store.find(resource, key)
         new = copy_of(body)
-        meta = new.setdefault("metadata", {})
-        self._expect(resource, old, meta)
+        if new.get("metadata") is None:
+            new["metadata"] = {}
+        meta = new["metadata"]
+        check_types(resource, meta)
+        judging.same_place(resource, key, meta)
+        if old is None and resource in _MADE_BY_PUT and not options.subresource:
+            return self.create(resource, key[0], new, options), True
+        if old is None:
+            raise resource.not_found(key[1])
+        judging.expect(resource, old, meta)
         if options.subresource == "status":
-            new = copy_of(old) | ({"status": new["status"]} if "status" in new else {})
-            new["metadata"] = copy_of(old["metadata"])
+            new |= {name: part for name, part in copy_of(old).items() if name != "status"}
         else:
             for name in _OWNED_BY_SERVER:
                 meta.pop(name, None)
@@ -95,8 +114,8 @@ class Verbs:
             if resource.has_status:
                 new.pop("status", None)
                 new |= {"status": old["status"]} if "status" in old else {}
-        self._check(resource, new, old, options)
-        return self._replace(resource, old, new, options)
+        judging.check(resource, new, old, options, self._rules)
+        return self._replace(resource, old, new, options), False
 
     def patch(
         self, resource: Resource, key: Key, change: Any, content_type: str, options: Options
@@ -104,44 +123,59 @@ class Verbs:
         """The object, and whether it is new (server-side apply only)."""
         old = self.store.find(resource, key)
         if old is None and "apply-patch" in content_type and not options.subresource:
-            change.setdefault("metadata", {})["name"] = key[1]
+            change.setdefault("metadata", {}).setdefault("name", key[1])
+            judging.same_place(resource, key, change["metadata"])
             return self.create(resource, key[0], change, options), True
         if old is None:
             raise resource.not_found(key[1])
         if "json-patch" in content_type:
             new = json_patch(copy_of(old), change)
         else:
-            self._expect(resource, old, change.get("metadata") or {})
-            new = merge(
-                old, change, strategic="merge-patch+json" not in content_type or "strategic" in content_type
-            )
-        if "json-patch" not in content_type:
-            new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
-        return self.update(resource, key, new, options), False
+            new = merge(old, change, strategic="strategic" in content_type or "apply-patch" in content_type)
+        meta = new.get("metadata")
+        if isinstance(meta, dict):
+            if meta.get("uid") not in (None, old["metadata"]["uid"]):
+                raise resource.invalid(
+                    key[1], [f'metadata.uid: Invalid value: "{meta["uid"]}": field is immutable']
+                )
+            meta.setdefault("name", key[1])
+            meta.setdefault("resourceVersion", old["metadata"]["resourceVersion"])
+        try:
+            return self.update(resource, key, new, options)
+        except ApiError as error:
+            if error.code == 400 and error.message.startswith(resource.unhandled):
+                raise invalid("", "", "", [f"patch: Invalid value: {error.message}"]) from None
+            raise
 
-    def delete(self, resource: Resource, key: Key, wish: Object, dry_run: bool = False) -> Object | None:
-        """None: the object is gone. Otherwise it is on its way, and this is how it looks now."""
+    def delete(
+        self, resource: Resource, key: Key, wish: Object, dry_run: bool = False
+    ) -> tuple[Object, bool]:
+        """How the object looks now, and whether it is gone: it may only be on its way."""
         old = self.store.get(resource, key)
-        self._check_preconditions(resource, old, wish.get("preconditions") or {})
-        if dry_run:
-            return old
-        if wish.get("propagationPolicy") == "Orphan" or wish.get("orphanDependents"):
-            self._orphan(old["metadata"]["uid"])
-        waits = resource in (r.PODS, r.NAMESPACES) or old["metadata"].get("finalizers")
-        if not waits:
-            self.remove(resource, key)
-            return None
-        grace = wish.get("gracePeriodSeconds")
-        if grace is None:
-            grace = old.get("spec", {}).get("terminationGracePeriodSeconds", 0)
-        known = old["metadata"].get("deletionGracePeriodSeconds")
-        if known is not None and known <= grace:
-            return old
+        judging.check_preconditions(resource, old, wish.get("preconditions") or {})
+        grace = _grace(resource, old, wish)
+        held = resource == r.NAMESPACES or grace or old["metadata"].get("finalizers")
         new = copy_of(old)
-        new["metadata"] |= {"deletionTimestamp": timestamp(grace), "deletionGracePeriodSeconds": grace}
+        if resource != r.NAMESPACES:
+            new["metadata"]["deletionGracePeriodSeconds"] = grace
+        if "deletionTimestamp" not in new["metadata"] and "generation" in new["metadata"]:
+            new["metadata"]["generation"] += 1
+        new["metadata"].setdefault("deletionTimestamp", timestamp(grace))
         if resource == r.NAMESPACES:
             new["status"] = {"phase": "Terminating"}
-        return self.store.put(resource, new)
+        if dry_run:
+            return new, not held
+        if wish.get("propagationPolicy") == "Orphan" or wish.get("orphanDependents"):
+            self._orphan(old["metadata"]["uid"])
+        if not held:
+            if resource == r.PODS:
+                self.store.put(resource, new)  # whoever watches sees the mark before the end
+            return self.remove(resource, key), True
+        known = old["metadata"].get("deletionGracePeriodSeconds", None)
+        if "deletionTimestamp" in old["metadata"] and (known is None or known <= grace):
+            return old, False
+        new["metadata"]["deletionTimestamp"] = timestamp(grace)
+        return self.store.put(resource, new), False
 
     def remove(self, resource: Resource, key: Key) -> Object:
         """For good, finalizers or not."""
@@ -169,80 +203,50 @@ class Verbs:
             )
 
     def _place(self, resource: Resource, meta: Object, namespace: str) -> None:
-        if fault := kinds.name_fault(resource, meta["name"]):
-            raise resource.invalid(meta["name"], [fault])
         if not resource.namespaced:
             meta.pop("namespace", None)
             return
-        if meta.setdefault("namespace", namespace) != namespace:
-            text = "the namespace of the provided object does not match the namespace sent on the request"
-            raise ApiError(400, "BadRequest", text)
+        judging.same_namespace(meta, namespace)
+        meta["namespace"] = namespace
         home = self.store.get(r.NAMESPACES, ("", namespace))
         if "deletionTimestamp" in home["metadata"]:
             text = f"unable to create new content in namespace {namespace} because it is being terminated"
-            raise ApiError(403, "Forbidden", f'{resource.name} "{meta["name"]}" is forbidden: {text}')
-
-    def _check(self, resource: Resource, new: Object, old: Object | None, options: Options) -> None:
-        """Prune, default, validate: in place."""
-        new["apiVersion"], new["kind"] = resource.api_version, resource.kind
-        shape = resource.schema or kinds.SCHEMAS.get(resource.name)
-        name = new["metadata"]["name"]
-        if shape:
-            known = shape | {"properties": shape.get("properties", {}) | dict.fromkeys(_TYPE_META, kinds.ANY)}
-            unknown = schema.prune(new, known)
-            self._tell_unknown(resource, unknown, options)
-            schema.set_defaults(new, shape)
-            if causes := list(schema.faults(new, shape)):
-                raise resource.invalid(name, causes)
-        kinds.before_write(resource, new)
-        causes = list(kinds.rule_faults(resource, new, old))
-        if resource.name in self._rules and options.subresource != "status":
-            causes += self._rules[resource.name](new, old)
-        if causes:
-            raise resource.invalid(name, causes)
-
-    def _tell_unknown(self, resource: Resource, unknown: list[str], options: Options) -> None:
-        if not unknown or options.field_validation == "Ignore":
-            return
-        faults = [f'unknown field "{path}"' for path in unknown]
-        if options.field_validation == "Strict":
-            text = f'{resource.kind} in version "{resource.version}" cannot be handled as a {resource.kind}'
-            raise ApiError(400, "BadRequest", f"{text}: strict decoding error: {', '.join(faults)}")
-        options.warnings += faults
-
-    def _expect(self, resource: Resource, old: Object, meta: Object) -> None:
-        wanted = meta.get("resourceVersion")
-        if wanted and wanted != old["metadata"]["resourceVersion"]:
-            text = (
-                "the object has been modified; please apply your changes to the latest version and try again"
+            name = meta.get("name") or ""
+            message = f'{resource.name} "{name}" is forbidden: {text}'
+            causes = [
+                {
+                    "reason": "NamespaceTerminating",
+                    "message": f"namespace {namespace} is being terminated",
+                    "field": "metadata.namespace",
+                }
+            ]
+            raise ApiError(
+                403,
+                "Forbidden",
+                message,
+                name=name,
+                group=resource.group,
+                kind=resource.plural,
+                causes=causes,
             )
-            raise resource.conflict(old["metadata"]["name"], text)
-        if meta.get("uid", old["metadata"]["uid"]) != old["metadata"]["uid"]:
-            raise resource.conflict(old["metadata"]["name"], "the UID differs: the object was made anew")
-
-    def _check_preconditions(self, resource: Resource, old: Object, wanted: Object) -> None:
-        for field_name, label in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
-            have = old["metadata"][field_name]
-            if wanted.get(field_name, have) != have:
-                text = f"the {label} in the precondition ({wanted[field_name]}) is not the record's ({have})"
-                raise resource.conflict(old["metadata"]["name"], f"Precondition failed: {text}")
 
     def _replace(self, resource: Resource, old: Object, new: Object, options: Options) -> Object:
-        if new == old or options.dry_run:
+        if new == old:
             return new
         meta = new["metadata"]
-        if _wish(new) != _wish(old):
+        if _counts_generations(resource) and _wish(new) != _wish(old):
             meta["generation"] = old["metadata"].get("generation", 1) + 1
+        if options.dry_run:
+            return new
         if resource == r.CRDS:
             self.catalog.define(new)
-        stored = self.store.put(resource, new)
-        if (
-            "deletionTimestamp" in meta
-            and not meta.get("finalizers")
-            and not meta["deletionGracePeriodSeconds"]
-        ):
-            return self.remove(resource, key_of(new))
-        return stored
+        ends = "deletionTimestamp" in meta and not meta.get("deletionGracePeriodSeconds")
+        if ends and not meta.get("finalizers") and resource != r.NAMESPACES:
+            self.remove(
+                resource, key_of(new)
+            )  # one event: what the last finalizer's end wrote is seen nowhere
+            return new
+        return self.store.put(resource, new)
 
     def _orphan(self, uid: str) -> None:
         for resource in tuple(self.catalog):
@@ -255,7 +259,24 @@ class Verbs:
                     self.store.put(resource, new)
 
 
-_TYPE_META = ("apiVersion", "kind", "metadata")
+_MADE_BY_PUT = (r.SERVICES, r.EVENTS, r.LEASES)
+
+
+def _counts_generations(resource: Resource) -> bool:
+    return resource.schema is not None or resource in (r.PODS, r.CRDS)
+
+
+def _grace(resource: Resource, old: Object, wish: Object) -> int:
+    """Seconds. Only a pod that runs somewhere needs any."""
+    if (
+        resource != r.PODS
+        or not old["spec"].get("nodeName")
+        or old["status"].get("phase") in ("Succeeded", "Failed")
+    ):
+        return 0
+    wanted = wish.get("gracePeriodSeconds")
+    grace = old["spec"].get("terminationGracePeriodSeconds", 30) if wanted is None else wanted
+    return max(1, grace) if grace else 0
 
 
 def _wish(value: Object) -> Object:

@@ -1,0 +1,189 @@
+"""From a request to what it means: bodies by content type, options, resourceVersions. Pure.
+
+Who sends what a real server refuses is refused here, with the same status and reason; the text of a parser is
+the parser's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+import yaml
+
+from ropeteam.local.resources import ApiError, Object, Resource, invalid
+
+JSON_PATCH, MERGE = "application/json-patch+json", "application/merge-patch+json"
+APPLY, STRATEGIC = "application/apply-patch+yaml", "application/strategic-merge-patch+json"
+_WRITTEN = {"", "application/json", "application/yaml", "application/octet-stream"}
+_POLICIES = ("Foreground", "Background", "Orphan")
+_OPTIONS = {
+    "POST": "CreateOptions",
+    "PUT": "UpdateOptions",
+    "PATCH": "PatchOptions",
+    "DELETE": "DeleteOptions",
+}
+
+
+def not_allowed() -> ApiError:
+    text = "the server does not allow this method on the requested resource"
+    return ApiError(405, "MethodNotAllowed", text)
+
+
+def manifest(resource: Resource, content: str, raw: bytes) -> Object:
+    """The object that somebody wants to create, or to put in the place of another."""
+    if "protobuf" in content:  # kubectl create configmap, secret, namespace ...
+        text = "the local cluster takes JSON only; use `kubectl apply -f` (or create -f) with a manifest"
+        raise ApiError(415, "UnsupportedMediaType", text)
+    if content not in _WRITTEN:
+        raise _unknown_format("application/json, application/yaml, application/vnd.kubernetes.protobuf")
+    refused = f"the object provided is unrecognized (must be of type {resource.kind})"
+    shown = raw.decode(errors="replace")[:25] or "<empty>"
+    try:
+        body = yaml.safe_load(raw) if content == "application/yaml" else json.loads(raw)
+    except (ValueError, yaml.YAMLError) as error:
+        text = f"{refused}: couldn't get version/kind; json parse error: {error} ({shown})"
+        raise ApiError(400, "BadRequest", text) from None
+    if body is None and not resource.schema:
+        body = {}
+    if not isinstance(body, dict):
+        text = f"{refused}: couldn't get version/kind; json parse error: it is no object ({shown})"
+        raise ApiError(400, "BadRequest", text)
+    _check_kind(resource, body, refused, shown)
+    return body
+
+
+def _check_kind(resource: Resource, body: Object, refused: str, shown: str) -> None:
+    kind, version = body.get("kind"), body.get("apiVersion")
+    if resource.schema:
+        if not kind:
+            raise ApiError(400, "BadRequest", f"{refused}: Object 'Kind' is missing in '{shown}' ({shown})")
+        if (version or resource.api_version) != resource.api_version:
+            text = f"the API version in the data ({version}) does not match the expected API version"
+            raise ApiError(400, "BadRequest", f"{text} ({resource.api_version})")
+    elif (kind or resource.kind) != resource.kind or (
+        version or resource.api_version
+    ) != resource.api_version:
+        text = f'{kind} in version "{version}" cannot be handled as a {resource.kind}: it is of another kind'
+        raise ApiError(400, "BadRequest", text)
+
+
+def change(resource: Resource, content: str, query: Mapping[str, str], raw: bytes) -> Any:
+    """A patch."""
+    known = {JSON_PATCH, MERGE, APPLY} | (set() if resource.schema else {STRATEGIC})
+    if content not in known | {STRATEGIC} and not resource.schema:
+        raise ApiError(415, "UnsupportedMediaType", "415: Unsupported Media Type")
+    if content not in known:
+        raise _unknown_format(", ".join((JSON_PATCH, MERGE, APPLY)))
+    if content == APPLY and not query.get("fieldManager"):
+        cause = "fieldManager: Required value: is required for apply patch"
+        raise invalid("PatchOptions", "meta.k8s.io", "", [cause])
+    try:
+        body = yaml.safe_load(raw) if content == APPLY else json.loads(raw)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ApiError(400, "BadRequest", f"error decoding patch: {error}") from None
+    wanted, word = (list, "array") if content == JSON_PATCH else (dict, "object")
+    if not isinstance(body, wanted):
+        raise ApiError(400, "BadRequest", f"error decoding patch: it is no {word}")
+    if isinstance(body, dict) and content == APPLY and not (body.get("kind") and body.get("apiVersion")):
+        text = f"invalid object type: {body.get('apiVersion', '/')}, Kind={body.get('kind', '')}"
+        raise ApiError(400, "BadRequest", text)
+    return body
+
+
+def _unknown_format(known: str) -> ApiError:
+    text = f"the body of the request was in an unknown format - accepted media types include: {known}"
+    return ApiError(415, "UnsupportedMediaType", text)
+
+
+def wish(query: Mapping[str, str], raw: bytes) -> Object:
+    """The options of a deletion, from body and query."""
+    try:
+        options = orjson.loads(raw) if raw else {}
+    except ValueError as error:
+        text = f"couldn't get version/kind; json parse error: {error}"
+        raise ApiError(400, "BadRequest", text) from None
+    if options.get("kind", "DeleteOptions") != "DeleteOptions":
+        text = f'no kind "{options["kind"]}" is registered for version "{options.get("apiVersion")}"'
+        raise ApiError(400, "BadRequest", text)
+    if not raw:
+        if "gracePeriodSeconds" in query:
+            options["gracePeriodSeconds"] = number(query["gracePeriodSeconds"])
+        if "propagationPolicy" in query:
+            options["propagationPolicy"] = query["propagationPolicy"]
+        if "dryRun" in query:
+            options["dryRun"] = [query["dryRun"]]
+    policy, orphan = options.get("propagationPolicy"), options.get("orphanDependents")
+    causes = []
+    if policy is not None and orphan is not None:
+        why = "orphanDependents and deletionPropagation cannot be both set"
+        causes = [f'propagationPolicy: Invalid value: "{policy}": {why}']
+    elif policy is not None and policy not in _POLICIES:
+        words = ", ".join(f'"{word}"' for word in (*_POLICIES, "nil"))
+        causes = [f'propagationPolicy: Unsupported value: "{policy}": supported values: {words}']
+    causes += _dry_run_faults(options.get("dryRun") or [])
+    if causes:
+        raise invalid("DeleteOptions", "meta.k8s.io", "", causes)
+    return options
+
+
+def check_options(method: str, query: Mapping[str, str]) -> None:
+    """Raises 422 for options of a write that have no meaning."""
+    causes = _dry_run_faults([query["dryRun"]] if "dryRun" in query else [])
+    validation = query.get("fieldValidation", "")
+    if validation not in ("", "Ignore", "Strict", "Warn"):
+        known = '"", "Ignore", "Strict", "Warn"'
+        causes.append(f'fieldValidation: Unsupported value: "{validation}": supported values: {known}')
+    if causes:
+        raise invalid(_OPTIONS[method], "meta.k8s.io", "", causes)
+
+
+def _dry_run_faults(given: list[str]) -> list[str]:
+    if set(given) <= {"All"}:
+        return []
+    return [f'dryRun: Unsupported value: {json.dumps(given)}: supported values: "All"']
+
+
+def number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        why = f'strconv.ParseInt: parsing "{text}": invalid syntax'
+        raise ApiError(400, "BadRequest", why) from None
+
+
+def revision(text: str, newest: int) -> int:
+    """A resourceVersion to read at. Raises ApiError when there is no such one, or not yet."""
+    if not text.isdigit():
+        why = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
+        raise ApiError(400, "BadRequest", f"invalid resource version: {why}")
+    if int(text) > newest:
+        why = f"Too large resource version: {text}, current: {newest}"
+        causes = [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]
+        raise ApiError(504, "Timeout", f"Timeout: {why}", causes=causes, retryAfterSeconds=1)
+    return int(text)
+
+
+def check_match(query: Mapping[str, str], watches: bool) -> None:
+    """Raises 422 for ways to ask for a version that contradict each other."""
+    match, version = query.get("resourceVersionMatch", ""), query.get("resourceVersion", "")
+    initial = query.get("sendInitialEvents")
+    here, known = "resourceVersionMatch", '"Exact", "NotOlderThan", ""'
+    causes: list[str] = []
+    if watches and initial and not match:
+        causes = [f"{here}: Forbidden: sendInitialEvents requires setting {here} to NotOlderThan"]
+    elif watches and match and not initial:
+        causes = [f"{here}: Forbidden: {here} is forbidden for watch unless sendInitialEvents is provided"]
+    elif initial and not watches:
+        causes = ["sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list"]
+    elif match and not watches:
+        if not version:
+            causes = [f"{here}: Forbidden: {here} is forbidden unless resourceVersion is provided"]
+        if match not in ("Exact", "NotOlderThan"):
+            causes += [f'{here}: Unsupported value: "{match}": supported values: {known}']
+        elif match == "Exact" and version == "0":
+            causes = [f'{here}: Forbidden: {here} "exact" is forbidden for resourceVersion "0"']
+    if causes:
+        raise invalid("ListOptions", "meta.k8s.io", "", causes)
