@@ -161,6 +161,15 @@ def test_released_workers_have_a_moment_to_exit_by_themselves() -> None:
     ]
 
 
+def test_a_sidecar_that_never_ends_is_ended_with_its_pod() -> None:
+    released = completed().after(ended(0, code=0, phase="Running"), ended(1, code=0))
+    assert not [a for a in decide(released).actions if str(a).startswith("delete Pod mnist-0")], (
+        "give it time"
+    )
+    later = decide(released.after(seconds(11))).actions
+    assert [str(action) for action in later] == [f"delete Pod mnist-0-1 (uid {released.worker(0).uid})"]
+
+
 def completed(**spec: object) -> Scene:
     seen = a_running_job(workers=2, **spec).after(reporting(phase=WorldPhase.COMPLETE))
     return seen.after(written)

@@ -112,7 +112,13 @@ def _unwanted(view: View) -> tuple[PodSeen, ...]:
     if policy is CleanPodPolicy.NONE:
         return ()
     ended_too = policy is CleanPodPolicy.ALL
-    return tuple(pod for pod in view.all_workers if not pod.deleting and (ended_too or not pod.ended))
+    # A sidecar outlives the trainer; without one a pod has ended a moment after its container.
+    late = view.passed(view.status.completion_time, RELEASE_SECONDS)
+    return tuple(
+        pod
+        for pod in view.all_workers
+        if not pod.deleting and (ended_too or not pod.ended or (late and pod.phase == "Running"))
+    )
 
 
 def _delete(pods: tuple[PodSeen, ...]) -> tuple[Action, ...]:
