@@ -152,7 +152,9 @@ class Site:
     def delete(self, name: str) -> None:
         self.lab.kubectl("delete", "trainingjob", name, "--ignore-not-found", "--wait")
         wait_for(
-            f"pods of {name} are gone", lambda: not self.items("pods", labels=f"ropeteam.dev/job={name}")
+            f"pods of {name} are gone",
+            lambda: not self.items("pods", labels=f"ropeteam.dev/job={name}"),
+            120,  # a kubelet that lost the API server looks for it every half minute
         )
 
     def audit(self) -> Iterator[Object]:

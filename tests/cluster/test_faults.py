@@ -95,7 +95,7 @@ def test_what_is_out_of_memory_is_named(site: Site, name: str, where: str) -> No
 
 
 def test_a_full_disk_stops_no_training_and_is_told(site: Site, name: str) -> None:
-    job = tiny(site, name, steps=FOREVER)
+    job = tiny(site, name, steps=FOREVER, workers=1)
     job["spec"]["checkpoint"]["volume"] = {"emptyDir": {"medium": "Memory", "sizeLimit": "4Ki"}}
     site.apply(job)
     site.wait(name, "Running")
@@ -246,6 +246,8 @@ def test_without_dns_training_goes_on(site: Site, name: str) -> None:
 def test_a_definition_that_is_upgraded_disturbs_no_job(site: Site, name: str) -> None:
     uids = running(site, name)
     saved = site.get("crd", CRD) or {}
+    for field in ("managedFields", "resourceVersion", "uid", "creationTimestamp", "generation"):
+        saved["metadata"].pop(field, None)
     upgraded = copy.deepcopy(saved)
     spec = upgraded["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     spec["properties"]["later"] = {"type": "string", "description": "A field of the next version."}

@@ -11,7 +11,8 @@ from tests.cluster.site import Object, Site
 from tests.cluster.test_core import tiny
 from tests.e2e.harness import wait_for
 
-SLEEPER = {"image": images.TRAINER, "imagePullPolicy": "Never", "command": ["sleep", "infinity"]}
+STAYS = ["sh", "-c", "trap exit TERM; sleep infinity & wait"]
+SLEEPER = {"image": images.TRAINER, "imagePullPolicy": "Never", "command": STAYS}
 UNPRIVILEGED = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},

@@ -259,11 +259,14 @@ class Agent:
 
 
 def _scratch() -> str:
-    """A new folder. Of a container with a read-only root only /dev/shm is sure to be writable."""
+    """A new folder. Of a container with a read-only root only /dev/shm is sure to be writable, for ranks too:
+    torch asks for a temporary folder.
+    """
     try:
         return tempfile.mkdtemp(prefix="ropeteam-")
     except OSError:
-        return tempfile.mkdtemp(prefix="ropeteam-", dir="/dev/shm")
+        os.environ.setdefault("TMPDIR", "/dev/shm")
+        return tempfile.mkdtemp(prefix="ropeteam-")
 
 
 async def _run(settings: WorkerConfig, identity: PodIdentity, command: tuple[str, ...], folder: Path) -> int:
