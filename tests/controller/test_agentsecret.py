@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import zipfile
@@ -9,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from tests.controller.house import operator_of
+from tests.controller.scripted import Scripted
 from tests.controller.waiting import until_async
 
 from ropeteam.controller import agentsecret
 from ropeteam.controller.agentsecret import AgentSecret, packed
-from ropeteam.controller.cluster import NotFound, Place
+from ropeteam.controller.cluster import ApiClient, NotFound, Place
 from ropeteam.local.cluster import LocalCluster
 
 
@@ -50,3 +52,9 @@ async def test_it_is_made_once_and_again_when_somebody_deleted_it(
         monkeypatch.setattr(agentsecret, "_BELIEVED_SECONDS", 0.0)
         await agent.ensure(client, "default")
         assert not await gone()
+
+
+async def test_many_jobs_that_start_at_once_ask_for_it_once(api: Scripted, client: ApiClient) -> None:
+    agent = AgentSecret(b"content")
+    await asyncio.gather(*(agent.ensure(client, space) for space in ["one", "two"] * 10))
+    assert sorted(api.requests) == [f"POST /api/v1/namespaces/{space}/secrets" for space in ("one", "two")]

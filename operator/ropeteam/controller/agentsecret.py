@@ -8,11 +8,13 @@ us under this name is used as it is.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -37,6 +39,8 @@ class AgentSecret:
     content: bytes
     _made: dict[str, float] = field(default_factory=dict)
     """Namespace to the time when it was last seen to be there."""
+    _turns: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    """A hundred jobs that start at once ask once."""
 
     @property
     def name(self) -> str:
@@ -44,11 +48,12 @@ class AgentSecret:
 
     async def ensure(self, client: ApiClient, namespace: str) -> None:
         """It is in `namespace` when this returns. Raises ApiError."""
-        if time.monotonic() - self._made.get(namespace, float("-inf")) < _BELIEVED_SECONDS:
-            return
-        with suppress(AlreadyOurs):
-            await client.create(self._manifest(namespace))
-        self._made[namespace] = time.monotonic()
+        async with self._turns[namespace]:
+            if time.monotonic() - self._made.get(namespace, float("-inf")) < _BELIEVED_SECONDS:
+                return
+            with suppress(AlreadyOurs):
+                await client.create(self._manifest(namespace))
+            self._made[namespace] = time.monotonic()
 
     def _manifest(self, namespace: str) -> dict[str, Any]:
         labels = {names.MANAGED_BY: "ropeteam", names.COMPONENT: "agent"}
