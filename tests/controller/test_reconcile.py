@@ -106,6 +106,18 @@ async def test_every_action_may_be_carried_out_twice(still: Operator) -> None:
     assert await names(still.client, "Pod") == ["job-0-1", "job-1-1", "job-coordinator-1"]
 
 
+async def test_a_log_line_names_some_actions_and_counts_the_rest(
+    still: Operator, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    await still.client.create(job(workers=30))
+    await still.caches.jobs.parts[0].list()
+    while "job-0-1" not in await names(still.client, "Pod"):
+        await still.reconciler(KEY)
+    line = next(line for line in caplog.messages if "create Pod job-0-1" in line)
+    assert line.endswith("create Pod job-18-1; and 11 more]")
+
+
 async def with_pods(still: Operator) -> Observation:
     """A job whose pods were made."""
     await still.client.create(job())

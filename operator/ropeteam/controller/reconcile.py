@@ -27,6 +27,8 @@ from ropeteam.core.observation import Observation
 
 _PACED_SECONDS = 1.0
 _ORPHAN_GRACE_SECONDS = 2
+_ACTIONS_SHOWN = 20
+"""A log line has an end; a job of 4,096 pods has more actions."""
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +137,8 @@ class Reconciler:
 def _tell_why(key: Key, memory: Memory, decision: Decision) -> None:
     """A line for each new reason; the same one is not repeated each round."""
     if decision.why != memory.why or decision.actions:
-        actions = "; ".join(str(action) for action in decision.actions)
-        log.info("%s: %s%s", key, decision.why, f" [{actions}]" if actions else "")
+        actions = [str(action) for action in decision.actions[:_ACTIONS_SHOWN]]
+        if more := len(decision.actions) - len(actions):
+            actions.append(f"and {more} more")
+        log.info("%s: %s%s", key, decision.why, f" [{'; '.join(actions)}]" if actions else "")
     memory.why = decision.why
