@@ -96,6 +96,13 @@ async def test_without_a_ready_pod_the_connection_is_refused(api: Client):
     await until(lambda: reaches(host, 29999))
 
 
+async def test_there_are_addresses_for_many_services_and_none_is_a_pods(api: Client):
+    await start(api, "one")
+    pod = await api.get(f"{CORE}/pods/one")
+    addresses = [await service(api, f"s-{number}", "nobody") for number in range(300)]
+    assert len({*addresses, pod["status"]["podIP"]}) == 301
+
+
 async def test_connections_to_a_dead_pod_end_at_once(api: Client):
     await start(api, "one")
     host = await service(api, "s", "one")

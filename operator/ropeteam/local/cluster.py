@@ -38,6 +38,9 @@ class ClusterError(RuntimeError):
 class LocalCluster:
     """`async with LocalCluster(home) as it`: the API is at `it.url`, bearer `it.token`."""
 
+    kubelet: type[Kubelet] = Kubelet
+    services: type[Services] = Services
+
     def __init__(self, home: Path) -> None:
         self.home = home
         self.kubeconfig = home / "kubeconfig"
@@ -65,9 +68,9 @@ class LocalCluster:
         for name in ("default", "kube-system"):
             verbs.create(r.NAMESPACES, "", {"metadata": {"name": name}}, Options())
         verbs.create(r.CRDS, "", crd(), Options())
-        services = Services(self.store, network)
+        services = self.services(self.store, network)
         verbs.allocate_address = services.allocate_address
-        kubelet = Kubelet(verbs, self.home, network)
+        kubelet = self.kubelet(verbs, self.home, network)
         for part in (services, GarbageCollector(verbs), kubelet):
             part.start()
             self._running.insert(0, part)

@@ -16,6 +16,7 @@ from ropeteam.local.judging import Options
 from ropeteam.local.pod import PodWorker
 from ropeteam.local.podspec import Lookup
 from ropeteam.local.resources import ApiError, Object
+from ropeteam.local.services import ADDRESSES
 from ropeteam.local.store import Event, key_of
 from ropeteam.local.verbs import Verbs, timestamp
 from ropeteam_trainer.contract.config import RESERVED_ENV
@@ -154,7 +155,8 @@ def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pod_addresses(network: str) -> Iterator[str]:
-    return cycle(f"{network}.{third}.{fourth}" for third in range(1, 255) for fourth in range(1, 255))
+    thirds = range(1, ADDRESSES.start)
+    return cycle(f"{network}.{third}.{fourth}" for third in thirds for fourth in range(1, 255))
 
 
 def _container_status(pod: Object, name: str) -> Object:

@@ -14,11 +14,13 @@ from functools import partial
 from itertools import count
 
 from ropeteam.local import resources as r
-from ropeteam.local.resources import Object
+from ropeteam.local.resources import ApiError, Object
 from ropeteam.local.selectors import at, matches
 from ropeteam.local.store import Event, Key, Store, key_of
 
 _log = logging.getLogger(__name__)
+ADDRESSES = range(224, 256)
+"""Third number of the addresses of Services; pods have those below."""
 Backend = tuple[str, int, str]
 """Address, port, and the pod's uid."""
 
@@ -52,8 +54,13 @@ class Services:
             await asyncio.gather(*self._pumps, return_exceptions=True)
 
     def allocate_address(self) -> str:
+        """Raises ApiError when there are 8,128 Services."""
         used = {service["spec"].get("clusterIP") for service in self.store.list(r.SERVICES)}
-        return next(a for n in range(1, 255) if (a := f"{self._network}.255.{n}") not in used)
+        found = (f"{self._network}.{third}.{fourth}" for third in ADDRESSES for fourth in range(1, 255))
+        address = next((address for address in found if address not in used), None)
+        if address is None:
+            raise ApiError(500, "InternalError", "failed to allocate a serviceIP: range is full")
+        return address
 
     def backends(self, service: Object, port: Object) -> list[Backend]:
         """Ready pods behind a port of a Service."""
