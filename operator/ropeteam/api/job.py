@@ -111,7 +111,7 @@ class Recovery(ApiModel):
 class TrainingJobSpec(ApiModel):
     """A distributed training job: one command, started as a gang on a number of workers."""
 
-    workers: int = Field(ge=1, le=1024)
+    workers: int = Field(ge=1, le=4096)
     """Pods that train together. Immutable."""
     image: str | None = Field(default=None, min_length=1, max_length=1024)
     """Image of the trainer container. Any with Python 3.10 or newer; nothing of ours needs to be in it."""

@@ -204,7 +204,7 @@ class JobStatus(StatusModel):
     """When it ended as Complete or Failed."""
     workers: WorkersStatus = WorkersStatus()
     """How many workers there are."""
-    slots: tuple[SlotStatus, ...] = Field(default=(), max_length=1024)
+    slots: tuple[SlotStatus, ...] = Field(default=(), max_length=4096)
     """The workers' places and which pod holds each."""
     launcher: str = Field(default="", max_length=256)
     """How the command is started, as the agents chose."""
