@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import stat
 from pathlib import Path
 
+import aiohttp
 import pytest
-from tests.controller.scripted import Object, Scripted
+from aiohttp import web
+from tests.controller.scripted import Object, Scripted, access, serving
 
-from ropeteam.controller.access import AccessError, load
+from ropeteam.controller import cluster
+from ropeteam.controller.access import Access, AccessError, load
 from ropeteam.controller.cluster import AlreadyGone, AlreadyOurs, ApiClient, ApiError, Conflict, Place
 from ropeteam.controller.settings import SettingsError, load_key, read
 
@@ -25,6 +29,28 @@ async def test_trouble_that_may_pass_is_waited_for(status: int, api: Scripted, c
     api.answers += [(status, {"message": "later"})] * 2
     await client.get(POD)
     assert len(api.requests) == 3
+
+
+async def test_a_request_that_waits_for_its_turn_does_not_run_out_of_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Slow(Scripted):
+        async def handle(self, request: web.Request) -> web.StreamResponse:
+            await asyncio.sleep(0.1)
+            return await super().handle(request)
+
+    monkeypatch.setattr(cluster, "_AT_ONCE", 1)
+    monkeypatch.setattr(cluster, "_TIMEOUT", aiohttp.ClientTimeout(total=1))
+    api = Slow()
+    async with serving(api) as address:
+        found = access(address)
+
+        async def way() -> Access:
+            return found
+
+        async with ApiClient(way) as client:
+            await asyncio.gather(*(client.get(POD) for _ in range(20)))
+    assert len(api.requests) == 20, "nothing was asked again"
 
 
 async def test_refused_credentials_are_loaded_again(api: Scripted, client: ApiClient) -> None:

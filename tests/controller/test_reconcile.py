@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +14,7 @@ from tests.controller.house import JOB, condition, job, names, operator_of, stat
 from tests.controller.waiting import until_async
 
 from ropeteam.controller.assembly import Operator
-from ropeteam.controller.cluster import ApiError, Conflict, NotFound, Place
+from ropeteam.controller.cluster import ApiError, Conflict, NotFound, Object, Place
 from ropeteam.controller.informer import Key
 from ropeteam.core.actions import CreatePod, DeleteJob, DeletePod, DeleteService, PointService
 from ropeteam.core.decide import decide
@@ -116,6 +118,35 @@ async def test_a_log_line_names_some_actions_and_counts_the_rest(
         await still.reconciler(KEY)
     line = next(line for line in caplog.messages if "create Pod job-0-1" in line)
     assert line.endswith("create Pod job-18-1; and 11 more]")
+
+
+async def test_a_large_job_leaves_room_for_others_and_tells_of_few_failures(
+    still: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, asked = still.client.create, Counter[str]()
+
+    async def refuse(thing: Object, *, dry_run: bool = False) -> Object:
+        if thing["kind"] != "Pod" or dry_run or "coordinator" in thing["metadata"]["name"]:
+            return await create(thing, dry_run=dry_run)
+        asked["at once"] += 1
+        asked["most"] = max(asked["most"], asked["at once"])
+        await asyncio.sleep(0.01)
+        asked["at once"] -= 1
+        raise ApiError(403, "exceeded quota")
+
+    monkeypatch.setattr(still.client, "create", refuse)
+    await still.client.create(job(workers=200))
+    await still.caches.jobs.parts[0].list()
+
+    async def rounds() -> None:
+        for _ in range(10):
+            await still.reconciler(KEY)
+
+    with pytest.raises(ApiError, match="exceeded quota"):
+        await rounds()
+    events = await still.client.items(Place("Event", "default"))
+    assert asked["most"] == 50
+    assert sum(event["reason"] == "ActionFailed" for event in events) == 5
 
 
 async def with_pods(still: Operator) -> Observation:

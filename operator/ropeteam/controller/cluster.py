@@ -25,7 +25,7 @@ from ropeteam.controller.access import Access
 Object = dict[str, Any]
 
 _TRIES = 5
-_CONNECTIONS = 100
+_AT_ONCE = 100
 _PASSING = {429, 500, 502, 503, 504}
 _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
 CLUSTER_WIDE = frozenset({"Node", "Namespace", "CustomResourceDefinition"})
@@ -113,6 +113,8 @@ class ApiClient:
         self._access: Access | None = None
         self._session: aiohttp.ClientSession | None = None
         self._connecting = asyncio.Lock()
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        """Waited for before a request's time begins; a pool of connections would let it run meanwhile."""
 
     async def __aenter__(self) -> Self:
         await self._reconnect(None)
@@ -128,7 +130,7 @@ class ApiClient:
             if self._access is not refused:
                 return
             old, self._access = self._session, await self._load()
-            connector = aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=self._access.tls or True)
+            connector = aiohttp.TCPConnector(limit=0, ssl=self._access.tls or True)
             self._session = aiohttp.ClientSession(connector=connector)
             if old is not None:
                 await old.close()  # breaks its other calls: they are repeated with the new credentials
@@ -180,7 +182,7 @@ class ApiClient:
         for left in reversed(range(_TRIES)):
             used = self._access
             try:
-                async with self._call(method, path, body, params or {}) as answer:
+                async with self._turns, self._call(method, path, body, params or {}) as answer:
                     content = await answer.read()
                     if answer.status < 400:
                         return _parse(content)

@@ -21,6 +21,7 @@ from ropeteam.controller.executor import Executor
 from ropeteam.controller.informer import Key
 from ropeteam.controller.observer import Memory, Observer
 from ropeteam.controller.pace import Pace
+from ropeteam.core.actions import Action
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Announcement, Decision
 from ropeteam.core.observation import Observation
@@ -28,7 +29,11 @@ from ropeteam.core.observation import Observation
 _PACED_SECONDS = 1.0
 _ORPHAN_GRACE_SECONDS = 2
 _ACTIONS_SHOWN = 20
-"""A log line has an end; a job of 4,096 pods has more actions."""
+"""In a line of the log; a job of 4,096 pods has more."""
+_ACTIONS_AT_ONCE = 50
+"""Of one job, so that a large one does not keep the others waiting."""
+_FAILURES_TOLD = 5
+"""As events, of one round."""
 
 log = logging.getLogger(__name__)
 
@@ -97,10 +102,15 @@ class Reconciler:
 
     async def _act(self, seen: Observation, decision: Decision, memory: Memory) -> None:
         """All of it, though some may fail; what failed is told to the user. Raises the first error."""
-        work = (self.executor.execute(action, seen.metadata, memory) for action in decision.actions)
-        results = await asyncio.gather(*work, return_exceptions=True)
+        turns = asyncio.Semaphore(_ACTIONS_AT_ONCE)
+
+        async def in_turn(action: Action) -> None:
+            async with turns:
+                await self.executor.execute(action, seen.metadata, memory)
+
+        results = await asyncio.gather(*map(in_turn, decision.actions), return_exceptions=True)
         failed = [(a, e) for a, e in zip(decision.actions, results, strict=True) if e is not None]
-        for action, error in failed:
+        for action, error in failed[:_FAILURES_TOLD]:
             told = Announcement("Warning", "ActionFailed", f"cannot {action}: {error}")
             await announce(self.client, seen.metadata, told, seen.now)
         for _, error in failed:
