@@ -21,6 +21,8 @@ from ropeteam.local.store import Event, Key, Store, key_of
 _log = logging.getLogger(__name__)
 ADDRESSES = range(224, 256)
 """Third number of the addresses of Services; pods have those below."""
+_TURNS_TO_ACCEPT = 5
+"""Of the loop, from a socket that asyncio has accepted to the call of our `accept`; it takes three."""
 Backend = tuple[str, int, str]
 """Address, port, and the pod's uid."""
 
@@ -48,7 +50,9 @@ class Services:
             await asyncio.gather(self._task, return_exceptions=True)
         for server in self._servers.values():
             server.close()
-        while self._pumps:  # one may come from a connection that was accepted just before
+        for _ in range(_TURNS_TO_ACCEPT):  # whoever was accepted just before becomes a pump
+            await asyncio.sleep(0)
+        while self._pumps:
             for task in self._pumps:
                 task.cancel()
             await asyncio.gather(*self._pumps, return_exceptions=True)
