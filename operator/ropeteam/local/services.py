@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 ADDRESSES = range(224, 256)
 """Third number of the addresses of Services; pods have those below."""
 _TURNS_TO_ACCEPT = 5
-"""Of the loop, from a socket that asyncio has accepted to the call of our `accept`; it takes three."""
+"""Of the loop, from a socket that asyncio has accepted to the call of our `accept`."""
 Backend = tuple[str, int, str]
 """Address, port, and the pod's uid."""
 
@@ -48,14 +48,23 @@ class Services:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for server in self._servers.values():
-            server.close()
-        for _ in range(_TURNS_TO_ACCEPT):  # whoever was accepted just before becomes a pump
-            await asyncio.sleep(0)
+        await self._accept_no_more()
         while self._pumps:
             for task in self._pumps:
                 task.cancel()
             await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    async def _accept_no_more(self) -> None:
+        """A socket that asyncio has accepted, but not told us of, when its server is closed is closed by
+        nobody (Python 3.11): first no new ones, then a moment for those that are under way.
+        """
+        for server in self._servers.values():
+            for listener in server.sockets:
+                asyncio.get_running_loop().remove_reader(listener.fileno())
+        for _ in range(_TURNS_TO_ACCEPT):
+            await asyncio.sleep(0)
+        for server in self._servers.values():
+            server.close()
 
     def allocate_address(self) -> str:
         """Raises ApiError when there are 8,128 Services."""
