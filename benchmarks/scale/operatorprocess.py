@@ -1,0 +1,73 @@
+"""The operator as a process, unchanged, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import psutil
+from tests.cluster.daemons import until
+
+
+@dataclass(frozen=True)
+class OperatorProcess:
+    process: psutil.Process
+    address: str
+
+    def peak_mib(self) -> float:
+        """The most memory it ever had (VmHWM)."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        kib = next(line.split()[1] for line in lines if line.startswith("VmHWM"))
+        return int(kib) / 1024
+
+    def cpu_seconds(self) -> float:
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+
+@asynccontextmanager
+async def operator(kubeconfig: Path, home: Path) -> AsyncIterator[OperatorProcess]:
+    """Ready. Its log is `home`/operator.log, or what $SCALE_LOG names. Raises RuntimeError, TimeoutError."""
+    log = Path(os.environ.get("SCALE_LOG") or home / "operator.log")
+    process = await asyncio.to_thread(_start, kubeconfig, home, log)
+    try:
+        address = await asyncio.to_thread(_address, process, home, log)
+        await _until_ready(address)
+        yield OperatorProcess(psutil.Process(process.pid), address)
+    finally:
+        process.terminate()
+        await asyncio.to_thread(process.wait)
+
+
+def _start(kubeconfig: Path, home: Path, log: Path) -> subprocess.Popen[bytes]:
+    home.mkdir(parents=True, exist_ok=True)
+    flags = ("--kubeconfig", str(kubeconfig), "--home", str(home))
+    with log.open("wb") as output:
+        command = (sys.executable, "-m", "ropeteam.controller", *flags)
+        return subprocess.Popen(command, stdout=output, stderr=output)
+
+
+def _address(process: subprocess.Popen[bytes], home: Path, log: Path) -> str:
+    """Of its probes, as it publishes it."""
+    file = home / "operator.address"
+    until(lambda: file.exists() or process.poll() is not None, "the operator starts")
+    if process.poll() is not None:
+        raise RuntimeError(f"the operator ended: {log.read_text()[-500:]}")
+    return file.read_text().strip()
+
+
+async def _until_ready(address: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        for _ in range(600):
+            async with session.get(f"http://{address}/readyz") as answer:
+                if answer.status == 200:
+                    return
+            await asyncio.sleep(0.1)
+    raise TimeoutError("the operator does not become ready")

@@ -1,0 +1,89 @@
+"""What a user of the API server sees, with the time at which it was seen: jobs and pods that run."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.scale.worlds import Worlds
+from ropeteam.controller.cluster import ApiClient
+from ropeteam.controller.informer import Informer, Key, Lens
+from ropeteam.controller.reading import own_key
+
+Object = dict[str, Any]
+
+
+@dataclass
+class Watched:
+    """Times are time.monotonic()."""
+
+    jobs: dict[str, float] = field(default_factory=dict)
+    """Name -> when its state was Running first."""
+    pods: dict[str, float] = field(default_factory=dict)
+    """UID -> when its phase was Running first."""
+    uids: dict[str, str] = field(default_factory=dict)
+    """Name of a job -> its UID."""
+    ended: set[str] = field(default_factory=set)
+    """Jobs that are Complete."""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def see_job(self, thing: Object, worlds: Worlds) -> str:
+        meta, status = thing["metadata"], thing.get("status") or {}
+        self.uids[meta["name"]] = meta["uid"]
+        if address := (status.get("coordinator") or {}).get("address"):
+            worlds.uids[address] = meta["uid"]
+        if status.get("state") == "Running":
+            self.jobs.setdefault(meta["name"], time.monotonic())
+        if status.get("state") == "Complete":
+            self.ended.add(meta["name"])
+        self._changed.set()
+        return str(status.get("state"))
+
+    def see_pod(self, thing: Object, worlds: Worlds) -> str:
+        phase = str((thing.get("status") or {}).get("phase"))
+        if phase == "Running":
+            self.pods.setdefault(thing["metadata"]["uid"], time.monotonic())
+            worlds.running.add(thing["metadata"]["uid"])
+            self._changed.set()
+        return phase
+
+    def all_run(self, jobs: int, pods: int) -> bool:
+        return len(self.jobs) >= jobs and len(self.pods) >= pods
+
+    async def until(self, holds: Callable[[], bool], what: str, seconds: float = 1800) -> None:
+        """Raises TimeoutError."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not holds():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            seen = f"{len(self.jobs)} jobs and {len(self.pods)} pods have run"
+            raise TimeoutError(f"not within {seconds:g} s: {what}; {seen}") from None
+
+
+@asynccontextmanager
+async def watching(client: ApiClient, worlds: Worlds) -> AsyncIterator[Watched]:
+    watched = Watched()
+
+    def nobody(_: Key) -> None:
+        return
+
+    jobs = Lens("TrainingJob", "", own_key, lambda thing: watched.see_job(thing, worlds))
+    pods = Lens("Pod", "", own_key, lambda thing: watched.see_pod(thing, worlds))
+    parts: list[Informer[Any]] = [
+        Informer(client, jobs, nobody),
+        Informer(client, pods, nobody),
+    ]
+    tasks = [asyncio.create_task(part.run()) for part in parts]
+    await asyncio.gather(*(part.synced.wait() for part in parts))
+    try:
+        yield watched
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
