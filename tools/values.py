@@ -141,7 +141,7 @@ class ChartValues(Values):
     operator_key: OperatorKey = OperatorKey()
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """How much the operator says."""
-    workers: int = Field(default=64, ge=1, le=1000)
+    workers: int = Field(default=32, ge=1, le=1000)
     """Jobs handled at the same time."""
     lease_seconds: int = Field(default=15, ge=3, le=300)
     """Another operator takes over after this silence of the one that acts."""

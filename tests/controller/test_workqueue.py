@@ -56,25 +56,6 @@ async def test_a_change_during_a_round_leads_to_one_more_and_never_to_two_at_onc
     assert most == 1
 
 
-async def test_a_key_that_wants_to_go_on_is_handled_before_the_others_but_not_for_ever() -> None:
-    queue, handled = WorkQueue[str](), list[str]()
-
-    async def handle(key: str) -> float | None:
-        handled.append(key)
-        queue.add(key)  # a watch that tells of what this round did: the next one sees it
-        await asyncio.sleep(0)
-        return 0.0 if handled.count(key) < 15 else None
-
-    task = asyncio.create_task(serve(queue, handle, workers=1))
-    queue.add("a")
-    queue.add("b")
-    await until(lambda: len(handled) >= 30)
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
-    assert "".join(handled[:30]) == "a" * 10 + "b" * 10 + "a" * 5 + "b" * 5
-
-
 async def test_a_failing_key_is_tried_again_and_later_each_time() -> None:
     queue, tries, waits = WorkQueue[str](), 0, list[float]()
     add_after = queue.add_after

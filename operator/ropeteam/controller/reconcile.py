@@ -32,8 +32,6 @@ _ACTIONS_SHOWN = 20
 """In a line of the log; a job of 4,096 pods has more."""
 _ACTIONS_AT_ONCE = 50
 """Of one job, so that a large one does not keep the others waiting."""
-_ACTIONS_A_ROUND = 500
-"""The next round does the rest: a round that lasts for minutes is taken for one that hangs."""
 _FAILURES_TOLD = 5
 """As events, of one round."""
 
@@ -103,18 +101,15 @@ class Reconciler:
             await announce(self.client, meta, announcement, seen.now)
 
     async def _act(self, seen: Observation, decision: Decision, memory: Memory) -> None:
-        """As much as one round may, though some may fail; what failed is told to the user. Raises the first
-        error.
-        """
-        actions = decision.actions[:_ACTIONS_A_ROUND]
+        """All of it, though some may fail; what failed is told to the user. Raises the first error."""
         turns = asyncio.Semaphore(_ACTIONS_AT_ONCE)
 
         async def in_turn(action: Action) -> None:
             async with turns:
                 await self.executor.execute(action, seen.metadata, memory)
 
-        results = await asyncio.gather(*map(in_turn, actions), return_exceptions=True)
-        failed = [(a, e) for a, e in zip(actions, results, strict=True) if e is not None]
+        results = await asyncio.gather(*map(in_turn, decision.actions), return_exceptions=True)
+        failed = [(a, e) for a, e in zip(decision.actions, results, strict=True) if e is not None]
         for action, error in failed[:_FAILURES_TOLD]:
             told = Announcement("Warning", "ActionFailed", f"cannot {action}: {error}")
             await announce(self.client, seen.metadata, told, seen.now)

@@ -107,7 +107,7 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     setting("job-defaults", "", "JSON file with defaults for the pods of all jobs")
     setting("lease", "", "act only while holding this Lease, as namespace/name; without it: always act")
     setting("lease-seconds", "15", "another operator takes over after this silence of the one that acts")
-    setting("workers", "64", "jobs handled at the same time")
+    setting("workers", "32", "jobs handled at the same time")
     setting("probe-address", "127.0.0.1:0", "where to serve /healthz, /readyz and /metrics")
     setting("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     given = parser.parse_args(arguments)

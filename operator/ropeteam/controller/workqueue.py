@@ -19,8 +19,6 @@ from ropeteam.controller import metrics
 Key = TypeVar("Key", bound=Hashable)
 
 _BASE_SECONDS, _CAP_SECONDS = 0.005, 300.0
-_ROUNDS_IN_A_ROW = 10
-"""Of a key that wants to go on at once: then others have their turn."""
 
 log = logging.getLogger(__name__)
 
@@ -72,13 +70,6 @@ class WorkQueue(Generic[Key]):
         metrics.QUEUE_DEPTH.set(self._ready.qsize())
         return key
 
-    def go_on(self, key: Key) -> None:
-        """The next round of a key that is being handled begins: it sees whatever was added for."""
-        now = _now()
-        metrics.QUEUE_WORK.observe(now - self._running[key])
-        self._running[key] = now
-        self._added_at.pop(key, None)
-
     def done(self, key: Key) -> None:
         metrics.QUEUE_WORK.observe(_now() - self._running.pop(key))
         if key in self._added_at:
@@ -100,22 +91,13 @@ class WorkQueue(Generic[Key]):
 async def serve(
     queue: WorkQueue[Key], handle: Callable[[Key], Awaitable[float | None]], workers: int
 ) -> None:
-    """Handle keys for ever. `handle` returns after how many seconds it wants to be called again, or None. For
-    0 it is called at once: a job that is being started gets its pods before the next job gets its first look.
-    """
+    """Handle keys for ever. `handle` returns after how many seconds it wants to be called again, or None."""
 
     async def work() -> None:
         while True:
             key = await queue.get()
             try:
-                again = await _one_round(queue, handle, key)
-                for _ in range(1, _ROUNDS_IN_A_ROW):
-                    if again != 0:
-                        break
-                    queue.go_on(key)
-                    again = await _one_round(queue, handle, key)
-                if again is not None:
-                    queue.add_after(key, again)
+                await _one_round(queue, handle, key)
             finally:
                 queue.done(key)
 
@@ -126,8 +108,7 @@ async def serve(
 
 async def _one_round(
     queue: WorkQueue[Key], handle: Callable[[Key], Awaitable[float | None]], key: Key
-) -> float | None:
-    """What `handle` returns; None if it failed: then the key is added already."""
+) -> None:
     try:
         again = await handle(key)
     except (Exception, asyncio.CancelledError) as error:  # one job's trouble must not stop the others
@@ -136,9 +117,10 @@ async def _one_round(
         metrics.RECONCILE_ERRORS.inc()
         log.warning("%s: %s: %s; trying again", key, type(error).__name__, error, exc_info=_unexpected(error))
         queue.add_after_failure(key)
-        return None
+        return
     queue.forget_failures(key)
-    return again
+    if again is not None:
+        queue.add_after(key, again)
 
 
 def was_cancelled() -> bool:
