@@ -2,7 +2,7 @@
 
 For continuous integration, on machines that nobody has set up: installs Debian packages, builds the programs
 and the base image, and starts one empty node to see. Exit status 3: this machine cannot, and the last lines
-say why; whatever fails after this is a fault.
+say why. Then it builds our images, which takes longer than a test may: what fails there is a fault.
 """
 
 from __future__ import annotations
@@ -59,3 +59,4 @@ if __name__ == "__main__":
     except (lab.CannotRun, tools.CannotBuild) as problem:
         print(problem, file=sys.stderr)
         sys.exit(CANNOT)
+    images.loaded((images.operator(), images.trainer()), tools.folder())
