@@ -37,11 +37,11 @@ seeded: $(VENV)/bin/ropeteam  ## apply each seeded bug in turn; the tests must c
 
 crds: $(VENV)/bin/ropeteam  ## write crds/ from operator/ropeteam/api
 	$(PYTHON) -m ropeteam.api.crd
-	$(PYTHON) tools/values.py
+	$(PYTHON) -m tools.values
 
 chart: $(VENV)/bin/ropeteam  ## write the chart's values, their schema, the CRD and the dashboards in it, from tools/
-	$(PYTHON) tools/values.py
-	$(PYTHON) tools/dashboards.py
+	$(PYTHON) -m tools.values
+	$(PYTHON) -m tools.dashboards
 
 prometheus: $(VENV)/bin/ropeteam  ## build a real Prometheus for the tests, once (Go; 6 minutes on 2 cores)
 	$(PYTHON) -m tests.cluster.tools prometheus promtool
@@ -84,8 +84,8 @@ check-house:
 check-crds:
 	$(PYTHON) -m ropeteam.api.crd --check
 check-chart:
-	$(PYTHON) tools/values.py --check
-	$(PYTHON) tools/dashboards.py --check
+	$(PYTHON) -m tools.values --check
+	$(PYTHON) -m tools.dashboards --check
 check-imports:
 	lint-imports
 check-python:

@@ -1,7 +1,7 @@
 """The Grafana dashboards of the chart, as code: a panel is a title, a unit and its queries.
 
-python tools/dashboards.py            write helm/ropeteam/files/dashboards
-python tools/dashboards.py --check    say what differs from what would be written; exit status 1 if anything
+python -m tools.dashboards            write helm/ropeteam/files/dashboards
+python -m tools.dashboards --check    say what differs from what would be written; exit status 1 if anything
 
 Every panel says why one would look at it. Plain dictionaries: what Grafana wants of a panel fits on a page.
 Limits: made for Grafana 10 and newer; counters that have not grown show 0, not nothing.
@@ -14,6 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tools import generated
 
 FOLDER = Path(__file__).resolve().parent.parent / "helm" / "ropeteam" / "files" / "dashboards"
 WIDTH, HEIGHT, COLUMNS = 8, 8, 3
@@ -379,17 +381,5 @@ def files() -> dict[Path, str]:
     return {FOLDER / f"{each.name}.json": json.dumps(to_json(each), indent=1) + "\n" for each in DASHBOARDS}
 
 
-def main(arguments: list[str]) -> int:
-    stale = [path for path, text in files().items() if not path.exists() or path.read_text() != text]
-    if arguments == ["--check"]:
-        for path in stale:
-            print(f"{path.name} is not what tools/dashboards.py makes: run `make chart`")
-        return 1 if stale else 0
-    for path in stale:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(files()[path])
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(generated.main(files(), "tools/dashboards.py", sys.argv[1:]))

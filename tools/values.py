@@ -1,7 +1,7 @@
 """The chart's values: one text is type, default, limit and comment.
 
-python tools/values.py            write values.yaml, values.schema.json and the CRD into helm/ropeteam
-python tools/values.py --check    say what differs from what would be written; exit status 1 if anything
+python -m tools.values            write values.yaml, values.schema.json and the CRD into helm/ropeteam
+python -m tools.values --check    say what differs from what would be written; exit status 1 if anything
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+from tools import generated
 
 from ropeteam.api.crd import FILE
 from ropeteam.api.defaults import JobDefaults
@@ -217,17 +218,5 @@ def files() -> dict[Path, str]:
     }
 
 
-def main(arguments: list[str]) -> int:
-    stale = [path for path, text in files().items() if not path.exists() or path.read_text() != text]
-    if arguments == ["--check"]:
-        for path in stale:
-            print(f"{path.relative_to(CHART)} is not what tools/values.py makes: run `make chart`")
-        return 1 if stale else 0
-    for path in stale:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(files()[path])
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(generated.main(files(), "tools/values.py", sys.argv[1:]))
