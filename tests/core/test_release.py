@@ -67,6 +67,22 @@ def test_then_all_its_pods_go_uncharged_and_a_new_attempt_asks_again() -> None:
     cluster.play(until=lambda seen: seen.status.state == "Running")
 
 
+def test_a_pod_of_before_that_may_still_write_is_not_forgotten() -> None:
+    cluster = a_half_placed_job()
+    status = cluster.scene.status
+    now = cluster.scene.now + timedelta(seconds=140)
+    unfenced = status.slots[0].model_copy(update={"old_pod_gone": False, "replaced_at": now})
+    slots = (unfenced, *status.slots[1:])
+    cluster.scene = cluster.scene.but(status=status.model_copy(update={"slots": slots}))
+    cluster.pass_time(151)
+    assert cluster.round().status.rests_until is not None
+    cluster.scene = cluster.scene.but(pods=())
+    cluster.pass_time(100)
+    opened = cluster.round().status
+    assert opened.attempt == 2
+    assert not opened.slots[0].old_pod_gone
+
+
 def test_a_job_without_any_place_just_waits() -> None:
     cluster = a_half_placed_job()
     pods = (

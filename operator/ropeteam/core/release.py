@@ -59,7 +59,8 @@ def _rest(view: View, status: JobStatus, until: datetime) -> Answer:
     pods = (*view.all_workers, *view.all_coordinators)
     if view.now < until or active(pods):
         return _waiting(view, status)
-    ended = not any(pod.node_lost for pod in view.all_workers)  # else time fences them, as always
+    # No pod of this attempt trained. On a lost node, or of an older pod, time fences as always.
+    ended = not any(pod.node_lost for pod in view.all_workers) and all(s.old_pod_gone for s in status.slots)
     opened = open_attempt(view, changed(status, drained=ended))
     why = f"asks for all places again: attempt {opened.attempt} with {len(opened.slots)} workers"
     return Answer(why, opened, "Pending")
