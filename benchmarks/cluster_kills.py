@@ -24,7 +24,7 @@ from tests.e2e.harness import wait_for
 
 from benchmarks.cluster_recovery import NODES
 from benchmarks.gang_restart import events, steps
-from benchmarks.report import Row, row, write
+from benchmarks.report import Row, row, tell, write
 
 PODS = 6
 LEADERS = 5
@@ -34,11 +34,7 @@ PATIENCE = 120
 def main() -> int:
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 10
     lab = Lab(NODES, (images.operator(), images.trainer()))
-    if not lab.is_up():
-        lab.up()
-    site = Site(lab)
-    if site.get("deployment", RELEASE, SYSTEM) is None:
-        site.install()
+    site = Site.ready(lab)
     samples = {"rank killed, six pods": ten_kills(site, kills)}
     for how in (killed, asked_to_leave):
         samples[f"leader {how.__name__.replace('_', ' ')}"] = [leader(site, how) for _ in range(LEADERS)]
@@ -123,11 +119,7 @@ def show(samples: dict[str, list[float]]) -> int:
                 f"<= {goal:g} (worst)", worst <= goal, "lease 15/10/2")
         )  # fmt: skip
     write("cluster_kills", table, samples, "seconds on a real cluster")
-    for each in table:
-        print(
-            f"{each.id:40} {each.value:8} {each.unit} n={each.n} worst={each.worst} {each.goal} {each.holds}"
-        )
-    return 0 if all(each.holds is not False for each in table) else 1
+    return tell(table)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from tests.cluster import images
 from tests.cluster.lab import Lab
-from tests.cluster.site import ROOT, SYSTEM, Site
+from tests.cluster.site import ROOT, Site
 from tests.e2e.harness import wait_for
 
 from benchmarks.gang_restart import events, steps
-from benchmarks.report import Row, row, write
+from benchmarks.report import Row, row, tell, write
 
 LOST_SECONDS = 5
 NODES, RANKS = 4, 2
@@ -31,11 +31,7 @@ NODES, RANKS = 4, 2
 def main() -> int:
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     lab = Lab(NODES, (images.operator(), images.trainer()))
-    if not lab.is_up():
-        lab.up()
-    site = Site(lab)
-    if site.get("deployment", "ropeteam", SYSTEM) is None:
-        site.install()
+    site = Site.ready(lab)
     shutil.copy(ROOT / "benchmarks" / "train_rung2.py", site.shared / "scripts")
     samples: dict[str, list[float]] = {name: [] for name in ("pod start", *MEASURES)}
     for number in range(trials):
@@ -159,11 +155,7 @@ def show(samples: dict[str, list[float]]) -> int:
                 "pod start")
         )  # fmt: skip
     write("cluster_recovery", table, samples, "seconds on a real cluster")
-    for each in table:
-        print(
-            f"{each.id:40} {each.value:8} {each.unit} n={each.n} worst={each.worst} {each.goal} {each.holds}"
-        )
-    return 0 if all(each.holds is not False for each in table) else 1
+    return tell(table)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,14 @@ def write(name: str, rows: list[Row], samples: dict[str, list[float]], unit: str
     draw(RESULTS / f"{name}.svg", samples, unit)
 
 
+def tell(rows: list[Row]) -> int:
+    """Print them. The exit status: 1 if a goal is missed."""
+    for each in rows:
+        figures = f"{each.value:8} {each.unit} n={each.n} worst={each.worst}"
+        print(f"{each.id:40} {figures} {each.goal} {each.holds}")
+    return 0 if all(each.holds is not False for each in rows) else 1
+
+
 def draw(path: Path, samples: dict[str, list[float]], unit: str) -> None:
     """Every sample as a dot, the median as a bar: nothing is hidden."""
     import matplotlib

@@ -39,6 +39,16 @@ class Site:
         shutil.copytree(ROOT / "tests" / "e2e" / "scripts", self.shared / "scripts", dirs_exist_ok=True)
         shutil.copy(ROOT / "benchmarks" / "train_ddp.py", self.shared / "scripts" / "train_ddp.py")
 
+    @classmethod
+    def ready(cls, lab: Lab) -> Site:
+        """On a lab that may have to be started, with the chart in it."""
+        if not lab.is_up():
+            lab.up()
+        site = cls(lab)
+        if site.get("deployment", RELEASE, SYSTEM) is None:
+            site.install()
+        return site
+
     # ---- the chart
 
     def helm(self, *words: str) -> str:
