@@ -1,8 +1,7 @@
 """`python -m ropeteam_trainer.agent.pack > agent.pyz`: the agent as one file, for images that do not know us.
 
-In it: all of ropeteam_trainer (the library for scripts too, which needs the image's torch) and
-prometheus-client, as source, so that one file serves every Python from 3.10. The same sources give the same
-bytes.
+In it: all of ropeteam_trainer (the library for scripts too, which needs the image's torch) as source, so that
+one file serves every Python from 3.10. The same sources give the same bytes.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-
-import prometheus_client
 
 import ropeteam_trainer
 
@@ -29,9 +26,8 @@ def pack() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(_entry("__main__.py"), _MAIN)
-        for package in (ropeteam_trainer, prometheus_client):
-            for name, content in _sources(Path(str(package.__file__)).parent):
-                archive.writestr(_entry(name), content)
+        for name, content in _sources(Path(str(ropeteam_trainer.__file__)).parent):
+            archive.writestr(_entry(name), content)
     return buffer.getvalue()
 
 
