@@ -91,7 +91,8 @@ class Recovery(ApiModel):
     window_seconds: int = Field(default=3600, ge=60, le=604_800)
     """How long an incident counts. A job that runs for a month may fail more than ten times."""
     start_seconds: int = Field(default=600, ge=5, le=86_400)
-    """A rank that has not made its first step after this long has failed."""
+    """A rank that has not made its first step after this long has failed. A start of which some pods find no
+    node for this long, and up to half as much again, gives its places back and asks for all of them later."""
     hang_seconds: int | None = Field(default=None, ge=1, le=86_400)
     """A rank that makes no step for this long is killed. Omitted: learned from the step time, at least 60."""
     lost_seconds: int = Field(default=5, ge=2, le=600)
