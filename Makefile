@@ -53,7 +53,7 @@ cluster-down: $(VENV)/bin/ropeteam  ## stop it, and leave nothing behind
 	$(PYTHON) -m tests.cluster down
 
 e2e: $(VENV)/bin/ropeteam  ## end to end on real nodes that are killed, frozen, cut off and restored (Linux, root)
-	ROPETEAM_E2E=1 $(PYTHON) -m pytest tests/cluster tests/differential
+	ROPETEAM_E2E=1 $(PYTHON) -m pytest tests/cluster tests/differential tests/frameworks
 
 e2e-core: $(VENV)/bin/ropeteam  ## the core of it; a machine that cannot is told so, loudly (what CI runs)
 	tools/e2e-core

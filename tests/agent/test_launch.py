@@ -41,6 +41,8 @@ def refused(line: str, processes: int = 1) -> str:
         ("torchrun --rdzv-backend c10d -- x.py --y", Run.SCRIPT, "x.py --y", None, ""),
         ("torchrun --no-python bash -c true", Run.COMMAND, "bash -c true", None, ""),
         ("python -u -m torch.distributed.run --role=a x.py", Run.SCRIPT, "x.py", "python", "-u"),
+        ("deepspeed --num_nodes 2 -H hosts x.py --deepspeed", Run.SCRIPT, "x.py --deepspeed", None, ""),
+        ("deepspeed --module --no_ssh --node_rank=1 pkg.train a", Run.MODULE, "pkg.train a", None, ""),
     ],
 )
 def test_commands_that_start_once_per_rank(line, run, argv, python, flags):
@@ -53,11 +55,18 @@ def test_commands_that_start_once_per_rank(line, run, argv, python, flags):
 
 
 def test_everything_else_starts_once_per_pod():
-    for line in ("accelerate launch x.py", "deepspeed x.py", "sh -c ./run.sh", "env A=1 python x.py"):
+    for line in ("accelerate launch x.py", "sh -c ./run.sh", "env A=1 python x.py"):
         launch = understood(line)
         assert launch.per_pod
         assert " ".join(launch.argv) == line
     assert understood("accelerate launch x.py").text == "PerPod (accelerate)"
+
+
+def test_deepspeed_tells_a_script_its_local_rank():
+    assert understood("deepspeed x.py --lr 1").arguments(3) == ("x.py", "--local_rank=3", "--lr", "1")
+    assert understood("deepspeed --no_python ./run").arguments(0) == ("./run", "--local_rank=0")
+    assert understood("deepspeed --no_local_rank x.py").arguments(3) == ("x.py",)
+    assert understood("torchrun x.py --lr 1").arguments(3) == ("x.py", "--lr", "1")
 
 
 def test_the_launcher_field_decides():
@@ -72,6 +81,9 @@ def test_torchrun_flags_that_cannot_be_honoured_are_refused_by_name():
     assert "--frobnicate is not known" in refused("torchrun --frobnicate x.py")
     assert "--nnodes needs a value" in refused("torchrun --nnodes")
     assert "no script" in refused("torchrun --standalone")
+    assert "deepspeed flag --include is not known" in refused("deepspeed --include localhost:0 x.py")
+    for flag in ("--num_gpus", "--num_accelerators"):
+        assert "--num-gpus 4, the job has 2" in refused(f"deepspeed {flag} 4 x.py", processes=2)
     message = refused("torchrun --nproc-per-node=4 x.py", processes=2)
     assert "--nproc-per-node 4" in message
     assert "2 processes" in message

@@ -150,10 +150,11 @@ class Ranks:
     async def _start_one(self, rank: _Rank, plan: Plan, fork: bool) -> None:
         environment = self._environment(rank, plan)
         launch, reaper = self._how.launch, self._reaper
+        local_rank = rank.number - plan.first_rank(self._how.slot)
         if fork:
             request = {
                 "kind": launch.run.value,
-                "argv": launch.argv,
+                "argv": launch.arguments(local_rank),
                 "env": environment,
                 "cwd": str(Path.cwd()),
             }
@@ -164,16 +165,17 @@ class Ranks:
             except OSError as error:
                 log(f"rank {rank.number} is exec'ed, because it cannot be forked: {error}")
         if rank.pid is None:
-            rank.pid = spawn(self._argv(), environment, rank.write_end)
+            rank.pid = spawn(self._argv(local_rank), environment, rank.write_end)
             reaper.watch(rank.pid, lambda status: self._died(rank, status))
         os.close(rank.write_end)
         rank.write_end = -1
 
-    def _argv(self) -> list[str]:
+    def _argv(self, local_rank: int) -> list[str]:
         launch = self._how.launch
+        argv = launch.arguments(local_rank)
         if launch.run is Run.COMMAND:
-            return list(launch.argv)
-        return [self._how.python, *launch.flags, self._how.shims.rank, launch.run.value, *launch.argv]
+            return list(argv)
+        return [self._how.python, *launch.flags, self._how.shims.rank, launch.run.value, *argv]
 
     def _environment(self, rank: _Rank, plan: Plan) -> dict[str, str]:
         how = self._how
