@@ -97,7 +97,9 @@ def _wait(family: list[psutil.Process]) -> list[psutil.Process]:
 
 def _lives(process: psutil.Process) -> bool:
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        # Of a program with threads the first may be a zombie while others still hold its sockets.
+        is_dead = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+        return process.is_running() and not is_dead
     except psutil.NoSuchProcess:
         return False
 
