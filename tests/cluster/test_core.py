@@ -57,6 +57,13 @@ def test_a_job_trains_to_its_end(site: Site, name: str) -> None:
     assert site.status(name)["failures"].get("charged", 0) == 0
 
 
+def test_a_finished_job_is_deleted_after_its_time(site: Site, name: str) -> None:
+    site.apply(tiny(site, name, steps=30, pause=0.0, ttlSecondsAfterFinished=5))
+    site.wait(name, "Complete")
+    wait_for("it is gone", lambda: site.get("trainingjob", name) is None, 60)
+    wait_for("its pods too", lambda: not site.items("pods", labels=f"ropeteam.dev/job={name}"), 60)
+
+
 def test_an_unchanged_script_goes_on_in_its_pods_when_a_rank_is_killed(site: Site, name: str) -> None:
     site.apply(site.job(name, [*UNCHANGED, f"/shared/{name}"]))
     uids: dict[str, str] = {}

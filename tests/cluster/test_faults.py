@@ -9,9 +9,17 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psutil
 import pytest
-from tests.cluster.site import SYSTEM, Site
-from tests.cluster.test_core import last_cause, step, tiny, wait_for_new_checkpoint
+from tests.cluster.site import SYSTEM, Object, Site
+from tests.cluster.test_core import (
+    UNCHANGED,
+    last_cause,
+    step,
+    tiny,
+    wait_for_new_checkpoint,
+    was_just_written,
+)
 from tests.e2e.harness import wait_for
 
 FOREVER = 100_000
@@ -51,6 +59,19 @@ def coordinators_node(site: Site, name: str) -> int:
 
 def slot_apart_from_coordinator(site: Site, name: str) -> int:
     return next(slot for slot in (0, 1) if site.node_of(name, slot) != coordinators_node(site, name))
+
+
+def plans(site: Site, coordinator: Object, since: datetime) -> list[str]:
+    """Worlds that this coordinator has planned, as it tells on its node's disk."""
+    pod = coordinator["metadata"]
+    folder = site.lab.folder / coordinator["spec"]["nodeName"] / "podlogs"
+    logs = (folder / f"{pod['namespace']}_{pod['name']}_{pod['uid']}").glob("*/*.log")
+    lines = [line for log in logs for line in log.read_text().splitlines()]
+    return [
+        line
+        for line in lines
+        if "decision phase=Running" in line and datetime.fromisoformat(line.split()[0]) > since
+    ]
 
 
 def goes_on(site: Site, name: str) -> None:
@@ -142,6 +163,50 @@ def test_a_node_that_is_cut_off_neither_joins_nor_commits(site: Site, name: str)
     incidents = len(site.status(name)["incidents"])
     wait_for_new_checkpoint(site, name)
     assert len(site.status(name)["incidents"]) == incidents, "the old pod disturbed nobody"
+
+
+def test_a_coordinator_that_is_cut_off_plans_nothing(site: Site, name: str) -> None:
+    running(site, name)
+    node = site.lab.node(coordinators_node(site, name))
+    cut_off, process = site.pods(name, "coordinator")[0], site.coordinator(name)
+    node.cut()
+    cut_at = datetime.now(UTC)
+    try:
+        wait_for("another coordinator", lambda: site.status(name)["coordinator"]["term"] > 1, 180)
+        wait_for("a world of its own", lambda: plans(site, site.pods(name, "coordinator")[-1], cut_at), 120)
+        wait_for_new_checkpoint(site, name)
+        assert psutil.pid_exists(process), "the old one lives"
+        assert plans(site, cut_off, datetime.min.replace(tzinfo=UTC)) != []
+        assert plans(site, cut_off, cut_at) == []
+    finally:
+        node.heal()
+    wait_for(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
+    wait_for("the old one is gone", lambda: not psutil.pid_exists(process), 180)
+    incidents = len(site.status(name).get("incidents") or [])
+    wait_for_new_checkpoint(site, name)
+    assert site.epochs(name) == incidents, "the old one disturbed nobody"
+
+
+def test_a_script_with_files_of_its_own_waits_until_the_old_pod_cannot_write(site: Site, name: str) -> None:
+    fence = {"fenceSeconds": 40}
+    site.apply(site.job(name, [*UNCHANGED, f"/shared/{name}"], recovery=fence))
+    site.wait(name, "Running")
+    wait_for("a save", lambda: was_just_written(site.shared / name / "checkpoint.pt"), 60)
+    slot = slot_apart_from_coordinator(site, name)
+    node = site.lab.node(site.node_of(name, slot))
+    node.power_off()
+    try:
+        words = f"proof that the former pod of slot {slot} has ended"
+        wait_for("what is waited for is told", lambda: words in str(site.status(name)["conditions"]), 90)
+        assert site.node_of(name, slot) != node.number
+        site.wait(name, "Running")
+        replaced = datetime.fromisoformat(site.status(name)["slots"][slot]["replacedAt"])
+        trains = datetime.fromisoformat(site.condition(name, "Running")["lastTransitionTime"])
+        assert trains - replaced >= timedelta(seconds=fence["fenceSeconds"])
+        wait_for("a save", lambda: was_just_written(site.shared / name / "checkpoint.pt"), 60)
+    finally:
+        node.power_on(len(site.lab.nodes))
+        wait_for(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
 
 
 def test_the_coordinators_node_is_lost(site: Site, name: str) -> None:
