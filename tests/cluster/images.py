@@ -115,12 +115,16 @@ def _load(names: list[str], root: Path, work: Path, tools: Path) -> None:
     blobs = root / "io.containerd.content.v1.content" / "blobs" / "sha256"
     try:
         until(socket.exists, "containerd listens", 20)
+        ctr = (tools / "ctr", "-a", socket, "-n", "k8s.io")
         for name in names:
+            # What no image needs may be deleted at any moment: now, not between this look and the import.
+            subprocess.run((*ctr, "content", "prune", "references"), check=True, stdout=subprocess.DEVNULL)
             known = {f"sha256:{path.name}" for path in blobs.iterdir()} if blobs.exists() else set()
             archive = work / "image.tar"
             layout().export(name, known, archive)
-            ctr = (tools / "ctr", "-a", socket, "-n", "k8s.io", "images", "import", "--local", archive)
-            subprocess.run(ctr, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                (*ctr, "images", "import", "--local", archive), check=True, stdout=subprocess.DEVNULL
+            )
     finally:
         daemons.stop("containerd")
 
