@@ -52,8 +52,8 @@ cluster: $(VENV)/bin/ropeteam  ## start a real Kubernetes with three nodes on th
 cluster-down: $(VENV)/bin/ropeteam  ## stop it, and leave nothing behind
 	$(PYTHON) -m tests.cluster down
 
-e2e: $(VENV)/bin/ropeteam  ## end to end on real nodes that are killed, frozen, cut off and restored (Linux, root)
-	ROPETEAM_E2E=1 $(PYTHON) -m pytest tests/cluster tests/differential tests/frameworks
+e2e: $(VENV)/bin/ropeteam  ## end to end on real nodes that are killed, cut off, restored (Linux, root); or on KUBECONFIG's cluster, without that
+	ROPETEAM_E2E=1 $(PYTHON) -m pytest tests/cluster $(if $(KUBECONFIG),,tests/differential tests/frameworks)
 
 e2e-core: $(VENV)/bin/ropeteam  ## the core of it; a machine that cannot is told so, loudly (what CI runs)
 	tools/e2e-core

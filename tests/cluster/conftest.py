@@ -1,7 +1,7 @@
 """One real cluster for all tests of this folder, with our chart in it.
 
 They run with `make e2e` only: they need root, and minutes. ROPETEAM_LAB=keep leaves the cluster up for the
-next run of the same images, which then starts in seconds.
+next run of the same images, which then starts in seconds. KUBECONFIG names a cluster to use instead.
 """
 
 from __future__ import annotations
@@ -9,19 +9,35 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.cluster import images
+from tests.cluster.foreign import Foreign, ForeignSite
 from tests.cluster.lab import Lab
 from tests.cluster.site import SYSTEM, Site
 
 collect_ignore_glob = [] if os.environ.get("ROPETEAM_E2E") else ["test_*.py"]
 NODES = 4
+KUBECONFIG = os.environ.get("KUBECONFIG", "")
+"""A cluster that is there already (foreign.py)."""
 _numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items if KUBECONFIG else ():
+        if item.get_closest_marker("nodes"):
+            item.add_marker(pytest.mark.skip(reason=f"needs nodes of our own, not {KUBECONFIG}'s"))
 
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
+    if KUBECONFIG:
+        foreign = Foreign(Path(KUBECONFIG))
+        foreign.up()
+        yield foreign
+        foreign.down()
+        return
     lab = Lab(NODES, (images.operator(), images.trainer()))
     if os.environ.get("ROPETEAM_LAB") != "keep" or not lab.is_up():
         lab.up()
@@ -32,7 +48,7 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(scope="session")
 def site(lab: Lab) -> Site:
-    site = Site(lab)
+    site = ForeignSite(lab) if isinstance(lab, Foreign) else Site(lab)
     if site.get("deployment", "ropeteam", SYSTEM) is None:
         site.install()
     return site

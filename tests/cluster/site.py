@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -95,6 +96,10 @@ class Site:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         folder.chmod(0o777)
+        return self.shape(name, command, workers, **spec)
+
+    def shape(self, name: str, command: list[str], workers: int, **spec: Any) -> Object:
+        """The job itself, without its folder."""
         mount = {"name": "shared", "mountPath": "/shared"}
         trainer = {"name": "trainer", "volumeMounts": [mount], "imagePullPolicy": "Never"}
         volume = {"name": "shared", "hostPath": {"path": str(self.shared)}}
@@ -110,6 +115,11 @@ class Site:
     def checkpoints(self, name: str, every_steps: int = 10) -> Object:
         """spec.checkpoint in the job's own folder."""
         return {"volume": {"hostPath": {"path": str(self.shared / name)}}, "everySteps": every_steps}
+
+    def has_just_saved(self, name: str) -> bool:
+        """train_ddp.py, in its folder."""
+        file = self.shared / name / "checkpoint.pt"
+        return file.exists() and time.time() - file.stat().st_mtime < 1
 
     def status(self, name: str) -> Object:
         return (self.get("trainingjob", name) or {}).get("status") or {}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,10 +27,6 @@ def step(site: Site, name: str) -> int:
 def wait_for_new_checkpoint(site: Site, name: str) -> None:
     known = step(site, name)
     wait_for("a new checkpoint", lambda: step(site, name) > known, 60)
-
-
-def was_just_written(file: Path) -> bool:
-    return file.exists() and time.time() - file.stat().st_mtime < 1
 
 
 def has_more_incidents(site: Site, name: str, than: int) -> bool:
@@ -69,7 +63,7 @@ def test_an_unchanged_script_goes_on_in_its_pods_when_a_rank_is_killed(site: Sit
     uids: dict[str, str] = {}
     for incidents, victim in enumerate((1, 0)):
         site.wait(name, "Running")
-        wait_for("a save", partial(was_just_written, site.shared / name / "checkpoint.pt"), 60)
+        wait_for("a save", partial(site.has_just_saved, name), 60)
         uids = uids or site.uids(name)
         site.kill_rank(name, victim)
         wait_for("an incident", partial(has_more_incidents, site, name, incidents), 60)
@@ -93,6 +87,7 @@ def test_a_deleted_pod_is_replaced(site: Site, name: str, how: tuple[str, ...]) 
     assert site.status(name)["failures"].get("charged", 0) == 0
 
 
+@pytest.mark.nodes
 def test_a_node_that_loses_power_is_not_waited_for(site: Site, name: str) -> None:
     site.apply(tiny(site, name, steps=100_000))
     site.wait(name, "Running")

@@ -18,7 +18,6 @@ from tests.cluster.test_core import (
     step,
     tiny,
     wait_for_new_checkpoint,
-    was_just_written,
 )
 from tests.e2e.harness import wait_for
 
@@ -82,6 +81,7 @@ def goes_on(site: Site, name: str) -> None:
 # ---- processes, containers, pods
 
 
+@pytest.mark.nodes
 def test_a_container_that_is_killed_is_a_pod_replaced(site: Site, name: str) -> None:
     uids = running(site, name)
     agent = site.agent(name, 1)
@@ -115,6 +115,7 @@ def test_what_is_out_of_memory_is_named(site: Site, name: str, where: str) -> No
     assert last_cause(site, name) == "OutOfMemory"
 
 
+@pytest.mark.nodes
 def test_a_full_disk_stops_no_training_and_is_told(site: Site, name: str) -> None:
     job = tiny(site, name, steps=FOREVER, workers=1)
     job["spec"]["checkpoint"]["volume"] = {"emptyDir": {"medium": "Memory", "sizeLimit": "4Ki"}}
@@ -134,6 +135,7 @@ def test_a_full_disk_stops_no_training_and_is_told(site: Site, name: str) -> Non
 # ---- nodes
 
 
+@pytest.mark.nodes
 def test_a_kubelet_that_stops_stops_no_training(site: Site, name: str) -> None:
     uids = running(site, name)
     node = site.lab.node(site.node_of(name, slot_apart_from_coordinator(site, name)))
@@ -147,6 +149,7 @@ def test_a_kubelet_that_stops_stops_no_training(site: Site, name: str) -> None:
         wait_for(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
 
 
+@pytest.mark.nodes
 def test_a_node_that_is_cut_off_neither_joins_nor_commits(site: Site, name: str) -> None:
     running(site, name)
     slot = slot_apart_from_coordinator(site, name)
@@ -165,6 +168,7 @@ def test_a_node_that_is_cut_off_neither_joins_nor_commits(site: Site, name: str)
     assert len(site.status(name)["incidents"]) == incidents, "the old pod disturbed nobody"
 
 
+@pytest.mark.nodes
 def test_a_coordinator_that_is_cut_off_plans_nothing(site: Site, name: str) -> None:
     running(site, name)
     node = site.lab.node(coordinators_node(site, name))
@@ -187,11 +191,12 @@ def test_a_coordinator_that_is_cut_off_plans_nothing(site: Site, name: str) -> N
     assert site.epochs(name) == incidents, "the old one disturbed nobody"
 
 
+@pytest.mark.nodes
 def test_a_script_with_files_of_its_own_waits_until_the_old_pod_cannot_write(site: Site, name: str) -> None:
     fence = {"fenceSeconds": 40}
     site.apply(site.job(name, [*UNCHANGED, f"/shared/{name}"], recovery=fence))
     site.wait(name, "Running")
-    wait_for("a save", lambda: was_just_written(site.shared / name / "checkpoint.pt"), 60)
+    wait_for("a save", lambda: site.has_just_saved(name), 60)
     slot = slot_apart_from_coordinator(site, name)
     node = site.lab.node(site.node_of(name, slot))
     node.power_off()
@@ -203,12 +208,13 @@ def test_a_script_with_files_of_its_own_waits_until_the_old_pod_cannot_write(sit
         replaced = datetime.fromisoformat(site.status(name)["slots"][slot]["replacedAt"])
         trains = datetime.fromisoformat(site.condition(name, "Running")["lastTransitionTime"])
         assert trains - replaced >= timedelta(seconds=fence["fenceSeconds"])
-        wait_for("a save", lambda: was_just_written(site.shared / name / "checkpoint.pt"), 60)
+        wait_for("a save", lambda: site.has_just_saved(name), 60)
     finally:
         node.power_on(len(site.lab.nodes))
         wait_for(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
 
 
+@pytest.mark.nodes
 def test_the_coordinators_node_is_lost(site: Site, name: str) -> None:
     running(site, name)
     node = site.lab.node(coordinators_node(site, name))
@@ -221,6 +227,7 @@ def test_the_coordinators_node_is_lost(site: Site, name: str) -> None:
         wait_for(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
 
 
+@pytest.mark.nodes
 def test_a_drained_node_loses_no_step(site: Site, name: str) -> None:
     running(site, name)
     slot = slot_apart_from_coordinator(site, name)
@@ -246,6 +253,7 @@ def test_a_deleted_coordinator_is_replaced_and_the_world_goes_on(site: Site, nam
     assert site.uids(name) == uids
 
 
+@pytest.mark.nodes
 def test_a_coordinator_that_is_killed_adopts_the_world(site: Site, name: str) -> None:
     uids = running(site, name)
     epochs = site.epochs(name)
@@ -255,6 +263,7 @@ def test_a_coordinator_that_is_killed_adopts_the_world(site: Site, name: str) ->
     assert (site.uids(name), site.epochs(name)) == (uids, epochs)
 
 
+@pytest.mark.nodes
 def test_a_frozen_leader_that_thaws_writes_nothing(site: Site, name: str) -> None:
     running(site, name)
     leader = wait_for("a leader", site.leader)
@@ -272,6 +281,7 @@ def test_a_frozen_leader_that_thaws_writes_nothing(site: Site, name: str) -> Non
     assert site.writes_of(leader, frozen_at + timedelta(seconds=LEASE_SECONDS)) == []
 
 
+@pytest.mark.nodes
 def test_training_goes_on_without_an_api_server(site: Site, name: str) -> None:
     uids = running(site, name)
     before = step(site, name)
@@ -288,6 +298,7 @@ def test_training_goes_on_without_an_api_server(site: Site, name: str) -> None:
     assert site.uids(name) == uids
 
 
+@pytest.mark.nodes
 def test_a_restart_of_etcd_is_nothing(site: Site, name: str) -> None:
     uids = running(site, name)
     site.lab.control.stop("etcd")
@@ -296,6 +307,7 @@ def test_a_restart_of_etcd_is_nothing(site: Site, name: str) -> None:
     assert site.uids(name) == uids
 
 
+@pytest.mark.nodes
 def test_without_dns_training_goes_on(site: Site, name: str) -> None:
     site.lab.control.stop("coredns")
     try:
@@ -329,6 +341,7 @@ def test_a_definition_that_is_upgraded_disturbs_no_job(site: Site, name: str) ->
 # ---- what cannot work says so
 
 
+@pytest.mark.nodes
 @pytest.mark.parametrize(
     ("change", "condition", "words"),
     [
@@ -353,6 +366,7 @@ def test_what_a_job_waits_for_is_told(
     assert site.condition(name, condition).get("status") != "True"
 
 
+@pytest.mark.nodes
 def test_a_namespace_that_is_deleted_takes_its_jobs_along(site: Site, name: str) -> None:
     site.lab.kubectl("create", "namespace", name)
     job = tiny(site, name, steps=FOREVER)

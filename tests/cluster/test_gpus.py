@@ -11,6 +11,8 @@ import pytest
 from tests.cluster.site import Site
 from tests.e2e.harness import wait_for
 
+pytestmark = pytest.mark.nodes
+
 GPU = "nvidia.com/gpu"
 TAINT = "test/reserved"
 

@@ -28,6 +28,8 @@ dist.all_reduce(total)
 assert total.item() == 2, total
 """
 
+pytestmark = pytest.mark.nodes
+
 
 def pod(job: Object) -> Object:
     found: Object = job["spec"]["template"]["spec"]

@@ -11,6 +11,8 @@ import pytest
 from tests.cluster.site import RELEASE, ROOT, SYSTEM, Site
 from tests.cluster.test_core import tiny
 
+pytestmark = pytest.mark.nodes
+
 
 @pytest.fixture
 def bare(site: Site) -> Iterator[Site]:

@@ -13,6 +13,8 @@ from tests.cluster.test_core import step, tiny
 from tests.e2e.harness import wait_for
 from tests.metrics.prometheus import ENDPOINTS, META, Object, Prometheus, scrape, wait_for_data
 
+pytestmark = pytest.mark.nodes
+
 WORKERS = 2
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.cluster.site import RELEASE, SYSTEM, Site
 
+pytestmark = pytest.mark.nodes
+
 Triple = tuple[str, str, str]
 
 
