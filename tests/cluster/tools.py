@@ -17,7 +17,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,13 +130,36 @@ def ensure(programs: Collection[str] = PROGRAMS) -> Path:
     if wanted:
         _check_builders(any(source.cgo for source in wanted))
         folder().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="ropeteam-build-", dir=folder()) as work:
+        with _caches(folder()) as work:
             for source in wanted:
-                print(f"building {', '.join(source.programs)} {source.version}", file=sys.stderr, flush=True)
-                _build(source, Path(work))
-            # Modules are read-only on purpose; nobody could delete them otherwise.
-            _go(Path(work), Path(work), "clean", "-modcache")
+                _build(source, work, folder())
+                for name in source.programs:
+                    _stamp(name).write_text(source.key)
     return folder()
+
+
+def build(source: Source, place: Path, *files: str) -> None:
+    """One that no cluster needs: its programs, and these files of its module, in the new folder `place`.
+    Raises CannotBuild.
+    """
+    _check_builders(source.cgo)
+    fresh = place.with_name(f"{place.name}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    with _caches(fresh.parent) as work:
+        module = _build(source, work, fresh)
+        sources = Path(_go(module, work, "list", "-m", "-f", "{{.Dir}}", source.module).strip())
+        for name in files:
+            shutil.copyfile(sources / name, fresh / Path(name).name)
+    fresh.rename(place)
+
+
+@contextmanager
+def _caches(beside: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="ropeteam-build-", dir=beside) as work:
+        yield Path(work)
+        # Modules are read-only on purpose; nobody could delete them otherwise.
+        _go(Path(work), Path(work), "clean", "-modcache")
 
 
 def _check_builders(needs_c: bool) -> None:
@@ -150,7 +174,9 @@ def _check_builders(needs_c: bool) -> None:
         )
 
 
-def _build(source: Source, work: Path) -> None:
+def _build(source: Source, work: Path, place: Path) -> Path:
+    """The module that required it."""
+    print(f"building {', '.join(source.programs)} {source.version}", file=sys.stderr, flush=True)
     module = Path(tempfile.mkdtemp(dir=work))
     (module / "go.mod").write_text("module ropeteam.dev/cluster-tools\n\ngo 1.24\n")
     if source.staging:
@@ -163,8 +189,8 @@ def _build(source: Source, work: Path) -> None:
         ldflags = f"-s -w {source.ldflags}"
         arguments = ("build", "-trimpath", *source.flags, "-ldflags", ldflags, "-o", str(fresh), package)
         _go(module, work, *arguments, **environment)
-        fresh.rename(folder() / name)
-        _stamp(name).write_text(source.key)
+        fresh.rename(place / name)
+    return module
 
 
 def _replace_staging(source: Source, module: Path, work: Path) -> None:
