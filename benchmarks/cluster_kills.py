@@ -2,9 +2,10 @@
 
     python -m benchmarks.cluster_kills [KILLS]      (10 by default; needs what `make e2e` needs)
 
-An unchanged DDP script with recovery.start: Fork. A kill counts from SIGKILL to the first step of all six
-ranks in new processes; the last kills must cost what the first did (a crash-loop back-off doubles each time).
-A leader that is killed must be followed within the lease, one that is asked to leave at once.
+An unchanged DDP script with recovery.start: Fork, and the same under JobSet (Recreate). A kill counts from
+SIGKILL to the first step of all six ranks in new processes; the last kills must cost what the first did (a
+crash-loop back-off doubles each time). A leader that is killed must be followed within the lease, one that is
+asked to leave at once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -22,39 +24,61 @@ from tests.cluster.lab import Lab
 from tests.cluster.site import RELEASE, SYSTEM, Site
 from tests.e2e.harness import wait_for
 
-from benchmarks.cluster_recovery import NODES
-from benchmarks.gang_restart import events, steps
+from benchmarks import jobset
+from benchmarks.cluster_recovery import NODES, first_step_of_a_new_process
+from benchmarks.gang_restart import steps
 from benchmarks.report import Row, row, tell, write
 
 PODS = 6
 LEADERS = 5
-PATIENCE = 120
+PATIENCE = 180
+SCRIPT = "/shared/scripts/train_ddp.py"
 
 
 def main() -> int:
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+    jobset.found()
     lab = Lab(NODES, (images.operator(), images.trainer()))
     site = Site.ready(lab)
-    samples = {"rank killed, six pods": ten_kills(site, kills)}
+    samples = {"rank killed, six pods": ours(site, kills), "the same, JobSet": of_jobset(site, kills)}
     for how in (killed, asked_to_leave):
         samples[f"leader {how.__name__.replace('_', ' ')}"] = [leader(site, how) for _ in range(LEADERS)]
     lab.down()
     return show(samples)
 
 
-def ten_kills(site: Site, kills: int) -> list[float]:
-    name, taken = "kills", []
-    command = ["torchrun", "--nproc-per-node", "1", "/shared/scripts/train_ddp.py", f"/shared/{name}"]
+def ours(site: Site, kills: int) -> list[float]:
+    name = "kills"
+    command = ["torchrun", "--nproc-per-node", "1", SCRIPT, f"/shared/{name}"]
     site.apply(site.job(name, command, workers=PODS, recovery={"start": "Fork", "maxFailures": 100}))
-    folder, since = site.shared / name, 0.0
-    for number in range(kills):
-        wait_for("steps", partial(all_have_stepped, folder, since), PATIENCE)
-        begin, since = one_kill(site, name, folder, number % PODS)
-        taken.append(since - begin)
-        print(f"kill {number + 1:2}: {taken[-1]:.2f} s", flush=True)
+    taken = recoveries(site.shared / name, partial(site.rank, name), kills)
     restarts = sum(c["restartCount"] for pod in site.pods(name) for c in pod["status"]["containerStatuses"])
     assert (len(site.pods(name)), restarts) == (PODS, 0), "pods were left alone"
     site.delete(name)
+    return taken
+
+
+def of_jobset(site: Site, kills: int) -> list[float]:
+    name, lab = "peer", site.lab
+    with jobset.JobSet(lab.control.kubeconfig, lab.kubectl, lab.folder, site.shared) as peer:
+        peer.create(name, ["python", SCRIPT, f"/shared/{name}"], PODS)
+        taken = recoveries(site.shared / name, partial(peer.rank, name), kills)
+        assert peer.restarts(name) == kills
+        peer.delete(name)
+    return taken
+
+
+def recoveries(folder: Path, process: Callable[[int], int], kills: int) -> list[float]:
+    """Seconds from each kill of a rank's `process` until all ranks have stepped again."""
+    taken, since = [], 0.0
+    for number in range(kills):
+        wait_for("steps", partial(all_have_stepped, folder, since), PATIENCE)
+        victim = process(number % PODS)
+        begin = time.time()
+        os.kill(victim, signal.SIGKILL)
+        since = max(wait_for("all ranks step again", partial(new_steps, folder, begin), PATIENCE))
+        taken.append(since - begin)
+        print(f"{folder.name} {number + 1:2}: {taken[-1]:.2f} s", flush=True)
     return taken
 
 
@@ -62,20 +86,9 @@ def all_have_stepped(folder: Path, since: float) -> bool:
     return all(len(steps(folder, rank, since)) > 30 for rank in range(PODS))
 
 
-def one_kill(site: Site, name: str, folder: Path, victim: int) -> tuple[float, float]:
-    """When it was killed, and when the last rank made its first step in a new process."""
-    known = {rank: {event["pid"] for event in events(folder, rank)} for rank in range(PODS)}
-    process = site.rank(name, victim)
-    begin = time.time()
-    os.kill(process, signal.SIGKILL)
-
-    def first_steps() -> list[float] | None:
-        found = [
-            [e["t"] for e in steps(folder, rank, begin) if e["pid"] not in known[rank]] for rank in known
-        ]
-        return [each[0] for each in found] if all(found) else None
-
-    return begin, max(wait_for("all ranks step again", first_steps, PATIENCE))
+def new_steps(folder: Path, begin: float) -> list[float] | None:
+    found = [first_step_of_a_new_process(folder, rank, begin) for rank in range(PODS)]
+    return [each for each in found if each] if all(found) else None
 
 
 def leader(site: Site, end: object) -> float:
@@ -111,6 +124,11 @@ def show(samples: dict[str, list[float]]) -> int:
     table.append(
         Row("the last kills beside the first", round(growth, 2), "x", len(kills),
             round(max(kills) / first, 2), "<= 1.5", growth <= 1.5, "median of the first half")
+    )  # fmt: skip
+    ratio = statistics.median(samples["the same, JobSet"]) / statistics.median(kills)
+    table.append(
+        Row("rank killed: ours beside JobSet's", round(ratio, 1), "x", len(kills),
+            round(min(samples["the same, JobSet"]) / max(kills), 1), ">= 4", ratio >= 4, "JobSet Recreate")
     )  # fmt: skip
     for name, goal in (("leader killed", 20.0), ("leader asked to leave", 2.0)):
         value, worst = statistics.median(samples[name]), max(samples[name])

@@ -28,7 +28,9 @@ STATIC = {"CGO_ENABLED": "0"}
 
 @dataclass(frozen=True)
 class Source:
-    """Programs that one Go module gives. `programs`: the name that the harness uses -> package."""
+    """Programs that one Go module gives. `programs`: the name that the harness uses -> package; of several
+    the last part is the name.
+    """
 
     module: str
     version: str
@@ -183,13 +185,14 @@ def _build(source: Source, work: Path, place: Path) -> Path:
         _replace_staging(source, module, work)
     packages = tuple(source.programs.values())
     _go(module, work, "get", *(f"{package}@{source.version}" for package in packages))
-    for name, package in source.programs.items():
-        fresh = module / f"{name}.new"
-        environment = {} if source.cgo else STATIC
-        ldflags = f"-s -w {source.ldflags}"
-        arguments = ("build", "-trimpath", *source.flags, "-ldflags", ldflags, "-o", str(fresh), package)
-        _go(module, work, *arguments, **environment)
-        fresh.rename(place / name)
+    fresh = module / "programs"
+    fresh.mkdir()
+    # All at once: while one is linked, which takes one core, another is compiled.
+    target = f"{fresh}/" if len(packages) > 1 else str(fresh / next(iter(source.programs)))
+    arguments = ("-trimpath", *source.flags, "-ldflags", f"-s -w {source.ldflags}", "-o", target)
+    _go(module, work, "build", *arguments, *packages, **({} if source.cgo else STATIC))
+    for name in source.programs:
+        (fresh / name).rename(place / name)
     return module
 
 
@@ -204,10 +207,14 @@ def _replace_staging(source: Source, module: Path, work: Path) -> None:
 
 def _go(module: Path, work: Path, *arguments: str, **environment: str) -> str:
     """Its output. Module and build caches are thrown away with `work`: they are twenty times the programs."""
-    caches = {"GOMODCACHE": str(work / "mod"), "GOCACHE": str(work / "cache"), "GOFLAGS": "-buildvcs=false"}
-    done = subprocess.run(
-        ["go", *arguments], cwd=module, env=os.environ | caches | environment, text=True, capture_output=True
-    )
+    settings = {
+        "GOMODCACHE": str(work / "mod"),
+        "GOCACHE": str(work / "cache"),
+        "GOFLAGS": "-buildvcs=false",
+        "GOGC": "400",  # less garbage collection in the compiler: a tenth less time
+    }
+    words, environment = ["go", *arguments], os.environ | settings | environment
+    done = subprocess.run(words, cwd=module, env=environment, text=True, capture_output=True)
     if done.returncode:
         raise CannotBuild(f"go {' '.join(arguments[:2])} failed:\n{done.stderr[-3000:]}")
     return done.stdout
