@@ -91,9 +91,8 @@ def new_steps(folder: Path, begin: float) -> list[float] | None:
     return [each for each in found if each] if all(found) else None
 
 
-def leader(site: Site, end: object) -> float:
+def leader(site: Site, end: Callable[[Site, str], None]) -> float:
     """Seconds until another operator holds the lease."""
-    assert callable(end)
     site.lab.kubectl("-n", SYSTEM, "rollout", "status", f"deployment/{RELEASE}", "--timeout=60s")
     time.sleep(5)
     old = holder(site)
