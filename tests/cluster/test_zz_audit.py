@@ -26,7 +26,7 @@ def test_every_right_of_the_operator_is_used_and_none_is_missing(site: Site) -> 
     user = f"system:serviceaccount:{SYSTEM}:{RELEASE}"
     asked: dict[Triple, set[int]] = {}
     for event in site.audit():
-        if event["user"]["username"] == user and event["stage"] == "ResponseComplete":
+        if event["user"].get("username") == user and event["stage"] == "ResponseComplete":
             thing = event.get("objectRef") or {}
             name = "/".join(filter(None, (thing.get("resource"), thing.get("subresource"))))
             triple = (thing.get("apiGroup", ""), name, event["verb"])
