@@ -376,3 +376,18 @@ def test_a_namespace_that_is_deleted_takes_its_jobs_along(site: Site, name: str)
     site.lab.kubectl("delete", "namespace", name, "--timeout=120s")
     assert site.get("namespace", name) is None
     assert len(site.items("pods", SYSTEM)) >= 2
+
+
+def test_a_name_that_is_taken_is_told(site: Site, name: str) -> None:
+    meta = {"name": name, "namespace": "default"}
+    site.apply({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {"ports": [{"port": 80}]}})
+    site.apply(tiny(site, name, steps=30, pause=0.0))
+
+    def told() -> bool:
+        events = [each for each in site.items("events") if each["involvedObject"]["name"] == name]
+        return any(each["reason"] == "ActionFailed" and name in each["message"] for each in events)
+
+    wait_for("an event", told, 60)
+    assert site.condition(name, "Running").get("status") != "True"
+    site.lab.kubectl("delete", "service", name)
+    site.wait(name, "Complete")
