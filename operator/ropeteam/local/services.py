@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -48,23 +49,11 @@ class Services:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._accept_no_more()
+        await _close(self._servers.values())
         while self._pumps:
             for task in self._pumps:
                 task.cancel()
             await asyncio.gather(*self._pumps, return_exceptions=True)
-
-    async def _accept_no_more(self) -> None:
-        """A socket that asyncio has accepted, but not told us of, when its server is closed is closed by
-        nobody (Python 3.11): first no new ones, then a moment for those that are under way.
-        """
-        for server in self._servers.values():
-            for listener in server.sockets:
-                asyncio.get_running_loop().remove_reader(listener.fileno())
-        for _ in range(_TURNS_TO_ACCEPT):
-            await asyncio.sleep(0)
-        for server in self._servers.values():
-            server.close()
 
     def allocate_address(self) -> str:
         """Raises ApiError when there are 8,128 Services."""
@@ -104,8 +93,7 @@ class Services:
                 for port in service["spec"].get("ports", ())
                 if service["spec"].get("clusterIP") != "None" and self.backends(service, port)
             }
-            for gone in self._servers.keys() - wanted.keys():
-                self._servers.pop(gone).close()
+            await _close([self._servers.pop(gone) for gone in self._servers.keys() - wanted.keys()])
             for new in wanted.keys() - self._servers.keys():
                 try:
                     self._servers[new] = await self._listen(*new)
@@ -148,6 +136,19 @@ class Services:
             upward.cancel()
             self._connections[uid].discard(writer)
             pod_writer.transport.abort()
+
+
+async def _close(servers: Collection[asyncio.Server]) -> None:
+    """A socket that asyncio has accepted, but not told us of, when its server is closed is closed by nobody
+    (Python 3.11): first no new ones, then a moment for those that are under way.
+    """
+    for server in servers:
+        for listener in server.sockets:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+    for _ in range(_TURNS_TO_ACCEPT if servers else 0):
+        await asyncio.sleep(0)
+    for server in servers:
+        server.close()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
