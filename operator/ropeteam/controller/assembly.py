@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -143,8 +142,7 @@ async def run(settings: Settings) -> None:
 
 async def _live(settings: Settings, operator: Operator, elector: Elector | None) -> None:
     ready, ended, queue = asyncio.Event(), asyncio.Event(), operator.queue
-    for number in (signal.SIGTERM, signal.SIGINT):  # until kopf takes them over
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    handlers.end_by_signal(ended)
     metrics.WORKERS.set(settings.workers)
     metrics.REGISTRY.register(metrics.Now(operator.states, queue.running_seconds))
     async with (
@@ -159,7 +157,8 @@ async def _live(settings: Settings, operator: Operator, elector: Elector | None)
             tasks.append(group.create_task(operator.act()))
             await asyncio.sleep(0)  # they start: at its end kopf cancels every task younger than itself
             load = partial(access.load, settings.kubeconfig)
-            await handlers.run(load, queue.add, settings.namespaces, ended)
+            group.create_task(handlers.run(load, queue.add, settings.namespaces, ended))
+            await ended.wait()
         for task in tasks:
             task.cancel()
 

@@ -46,6 +46,11 @@ class Timing:
     def retry(self) -> float:
         return self.duration * 2 / 15
 
+    @property
+    def look(self) -> float:
+        """Of those that stand by: a lease that is given back is taken at once."""
+        return self.duration / 30
+
 
 @dataclass(frozen=True)
 class Sight:
@@ -88,13 +93,13 @@ class Elector:
             if holder != told:
                 log.info("stands by: %s leads", holder or "nobody yet")
                 told = holder
-            await self._pause()
+            await _pause(self._timing.look)
         log.info("leads as %s", self.me)
 
     async def keep(self) -> None:
         """Renew until that fails for too long. Raises LeadershipLost; never returns."""
         while True:
-            await self._pause()
+            await _pause(self._timing.retry)
             renewed = await self._try()
             taken = not renewed and self._sight.record.get("holderIdentity") != self.me
             if taken or not self.may_write():
@@ -163,8 +168,9 @@ class Elector:
             self._lease = await self._client.create({**_kind(), "metadata": metadata, "spec": record})
         self._see()
 
-    async def _pause(self) -> None:
-        await asyncio.sleep(self._timing.retry * random.uniform(1.0, 1.2))
+
+async def _pause(seconds: float) -> None:
+    await asyncio.sleep(seconds * random.uniform(1.0, 1.2))
 
 
 def _kind() -> Object:

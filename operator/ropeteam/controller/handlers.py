@@ -1,5 +1,4 @@
-"""All that we ask of kopf: to watch TrainingJobs and ring the bell, and to own the signals that end the
-process.
+"""All that we ask of kopf: to watch TrainingJobs and ring the bell.
 
 No kopf state is kept on objects, nothing is retried by kopf, and no trouble of its connection ends the
 process: the waits between its tries never run out, refused credentials are loaded anew, and what still makes
@@ -12,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import signal
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -100,8 +100,8 @@ async def run(
     namespaces: tuple[str, ...],
     ended: asyncio.Event,
 ) -> None:
-    """kopf until a signal or `ended` ends it. Returns then; whatever else stops kopf is logged, and kopf
-    starts anew.
+    """kopf until a signal sets `ended`, or somebody else does. Returns then; whatever else stops kopf is
+    logged, and kopf starts anew.
     """
     for name in ("kopf", "kopf.objects"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -114,13 +114,28 @@ async def run(
     } | where
     while True:
         async with AsyncExitStack() as sessions:
-            handlers = _registry(load, ring, sessions)
+            handlers, started = _registry(load, ring, sessions), asyncio.Event()
+            signals = asyncio.create_task(_take_signals_back(started, ended))
             try:
-                await kopf.operator(registry=handlers, **how)
+                await kopf.operator(registry=handlers, ready_flag=started, **how)
+                ended.set()
                 return
             except Exception as error:  # kopf has many ways to give up; none is a reason for us to do so
                 log.warning("kopf stopped (%s: %s), starting it again", type(error).__name__, error)
+            finally:
+                signals.cancel()
         await asyncio.sleep(_RESTART_SECONDS)
+
+
+async def _take_signals_back(started: asyncio.Event, ended: asyncio.Event) -> None:
+    """kopf takes them, tells nobody, and waits 5 s for every task of the loop that is younger than itself."""
+    await started.wait()
+    end_by_signal(ended)
+
+
+def end_by_signal(ended: asyncio.Event) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
 
 
 def _registry(
