@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -71,6 +73,24 @@ async def test_the_bell_rings_again_after_what_kills_kopf(trouble: str) -> None:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+async def test_a_signal_is_told_before_kopf_waits_for_every_younger_task() -> None:
+    api, ended = ScriptedJobs(), asyncio.Event()
+    async with serving(api) as address:
+
+        async def load() -> Access:
+            return access(address)
+
+        task = asyncio.create_task(handlers.run(load, list[Key]().append, (), ended))
+        await until(lambda: api.watches == 1)
+        younger = asyncio.create_task(asyncio.Event().wait())
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait((asyncio.ensure_future(ended.wait()), task), return_when="FIRST_COMPLETED")
+        assert ended.is_set()
+        assert not younger.done()
+        younger.cancel()
+        await task
 
 
 def test_waits_never_run_out() -> None:
