@@ -34,7 +34,15 @@ def _program(cel: str) -> celpy.Runner:
 
 
 def cel_says(cel: str, **variables: Any) -> bool:
-    return bool(_program(cel).evaluate({name: json_to_cel(value) for name, value in variables.items()}))
+    return bool(_evaluated(cel, variables))
+
+
+def cel_tells(cel: str, **variables: Any) -> str:
+    return str(_evaluated(cel, variables))
+
+
+def _evaluated(cel: str, variables: dict[str, Any]) -> Any:
+    return _program(cel).evaluate({name: json_to_cel(value) for name, value in variables.items()})
 
 
 def as_job(spec: Spec) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from ropeteam.api.rule import Change, Rule, Spec, at, trainer
+from ropeteam.api.rule import CHANGEABLE_STATES, Change, Changes, Rule, Spec, at, trainer
 from ropeteam.api.schema import matches
 from ropeteam_trainer.contract import config
 
@@ -357,8 +357,7 @@ _RECOVERY_CHANGES: dict[str, tuple[Any, Any]] = {
     "start": ("Auto", "Exec"),
     "exitCodes": ([], [{"codes": [75], "action": "RetryFree"}]),
 }
-CHANGES: tuple[Change, ...] = (
-    Change("workers", (2, 3), ever=False),
+_SHAPE = (
     Change("image", ("train:1", "train:2")),
     Change("command", (["python", "a.py"], ["python", "b.py"])),
     Change("args", (["--a"], None)),
@@ -374,6 +373,17 @@ CHANGES: tuple[Change, ...] = (
     Change("checkpoint", ({"volume": _VOLUME}, {"volume": _VOLUME, "path": "other"})),
     Change("resume", ({"policy": "Latest"}, {"policy": "Never"})),
     *(Change(f"recovery.{name}", values) for name, values in _RECOVERY_CHANGES.items()),
+)
+CHANGES = (
+    Changes(
+        (Change("workers", (2, 3)),), (), "cannot change; delete the job and create it with the new value"
+    ),
+    Changes(
+        _SHAPE,
+        CHANGEABLE_STATES,
+        "can change only while the job is suspended; set spec.suspend to true, wait for condition Suspended, "
+        "then change it",
+    ),
 )
 """Free to change at any time: suspend, restartedAt, the deadline, the TTL, cleanPodPolicy, the failure
 budget."""

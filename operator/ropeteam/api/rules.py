@@ -39,4 +39,4 @@ def validate_name(name: str) -> tuple[str, ...]:
 def validate_update(old: Spec, new: Spec, suspended: bool) -> tuple[str, ...]:
     """Which changes are refused. `suspended`: status.state says that no pod is active (CHANGEABLE_STATES)."""
     was, is_now = defaulted(spec_schema(), old), defaulted(spec_schema(), new)
-    return tuple(change.message for change in CHANGES if not change.holds(was, is_now, suspended))
+    return tuple(told for changes in CHANGES if (told := changes.refusal(was, is_now, suspended)))
