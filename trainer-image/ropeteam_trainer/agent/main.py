@@ -265,7 +265,7 @@ def _scratch() -> str:
     try:
         return tempfile.mkdtemp(prefix="ropeteam-")
     except OSError:
-        os.environ.setdefault("TMPDIR", "/dev/shm")
+        os.environ["TMPDIR"] = "/dev/shm"  # another one was tried just now
         return tempfile.mkdtemp(prefix="ropeteam-")
 
 
