@@ -14,7 +14,7 @@ from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from ropeteam.api.rule import CHANGEABLE_STATES, Change, Changes, Rule, Spec, at, trainer
+from ropeteam.api.rule import Change, Changes, Rule, Spec, at, trainer
 from ropeteam.api.schema import matches
 from ropeteam_trainer.contract import config
 
@@ -376,11 +376,11 @@ _SHAPE = (
 )
 CHANGES = (
     Changes(
-        (Change("workers", (2, 3)),), (), "cannot change; delete the job and create it with the new value"
+        (Change("workers", (2, 3)),), False, "cannot change; delete the job and create it with the new value"
     ),
     Changes(
         _SHAPE,
-        CHANGEABLE_STATES,
+        True,
         "can change only while the job is suspended; set spec.suspend to true, wait for condition Suspended, "
         "then change it",
     ),
