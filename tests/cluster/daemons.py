@@ -55,10 +55,10 @@ class Daemons:
         try:
             pid, born = (self._pids / name).read_text().split()
             process = psutil.Process(int(pid))
-            alive = process.create_time() == float(born) and process.status() != psutil.STATUS_ZOMBIE
+            is_ours = process.create_time() == float(born)
         except (FileNotFoundError, psutil.NoSuchProcess):
             return None
-        return process if alive else None
+        return process if is_ours and _lives(process) else None
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self._pids.iterdir()) if self._pids.exists() else []
