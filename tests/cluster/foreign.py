@@ -42,8 +42,9 @@ class Foreign(Lab):
 
     def up(self) -> None:
         """Raises CannotRun."""
-        if said := self.kubectl("get", "crd", "trainingjobs.ropeteam.dev", "--ignore-not-found"):
-            raise CannotRun(f"the cluster of {self.control.kubeconfig} has Ropeteam already: {said}")
+        for thing in (("crd", "trainingjobs.ropeteam.dev"), ("namespace", SYSTEM)):
+            if said := self.kubectl("get", *thing, "--ignore-not-found"):
+                raise CannotRun(f"the cluster of {self.control.kubeconfig} has Ropeteam already: {said}")
 
     def down(self) -> None:
         for words in (
@@ -80,9 +81,9 @@ class ForeignSite(Site):
         return job
 
     def has_just_saved(self, name: str) -> bool:
-        look = f"import os, time; assert time.time() - os.stat('/shared/{name}/checkpoint.pt').st_mtime < 1"
-        pod = self.pods(name)[0]["metadata"]["name"]
-        return "Error" not in self.lab.kubectl_says("exec", pod, "-c", "trainer", "--", "python", "-c", look)
+        look = f"import os, time; print(time.time() - os.stat('/shared/{name}/checkpoint.pt').st_mtime < 1)"
+        words = ("exec", self.pods(name)[0]["metadata"]["name"], "-c", "trainer", "--", "python", "-c", look)
+        return self.lab.kubectl(*words, check=False) == "True"
 
     def kill_rank(self, job: str, number: int) -> None:
         """Raises RuntimeError if it is not there."""
