@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -27,6 +26,8 @@ from tests.cluster.daemons import Daemons, until
 from tests.cluster.pki import Pki
 from tests.cluster.tools import Source, build
 from tests.e2e.harness import environments, wait_for
+
+from benchmarks.scale.realcluster import free_ports
 
 VERSION = "v0.12.0"
 SOURCE = Source(
@@ -80,7 +81,7 @@ class JobSet:
         pki = Pki(self._state, f"https://{HOST}")
         pki.create()
         pki.issue("tls", "/CN=jobset", f"IP:{HOST}")
-        webhooks, health = _free_ports()
+        webhooks, health = free_ports(2)
         config = self._state / "config.json"
         config.write_text(json.dumps(settings(self._state, webhooks, health)))
         self._daemons.start(
@@ -205,11 +206,6 @@ def _pod(name: str, command: list[str], workers: int, shared: Path) -> Object:
         "containers": [container],
         "volumes": [{"name": "shared", "hostPath": {"path": str(shared)}}],
     }
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.create_server((HOST, 0)) as one, socket.create_server((HOST, 0)) as other:
-        return one.getsockname()[1], other.getsockname()[1]
 
 
 def _is_ready(port: int) -> bool:

@@ -145,7 +145,7 @@ class RealCluster:
 @asynccontextmanager
 async def real_cluster() -> AsyncIterator[RealCluster]:
     folder = Path(tempfile.mkdtemp(prefix="ropeteam-scale-"))
-    ports = _free_ports(4)
+    ports = free_ports(4)
     pki, daemons = Pki(folder / "pki", f"https://{HOST}:{ports[0]}"), Daemons(folder)
     try:
         _write(folder, pki)
@@ -162,7 +162,7 @@ async def real_cluster() -> AsyncIterator[RealCluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
