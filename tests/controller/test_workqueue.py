@@ -1,4 +1,6 @@
-"""A key is handled once however often it was added, never twice at a time, and later each time it fails."""
+"""A key is handled once however often it was added, never twice at a time, rests after that, and is handled
+later each time it fails.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +56,42 @@ async def test_a_change_during_a_round_leads_to_one_more_and_never_to_two_at_onc
     queue.add("a")
     await serving_until(queue, handle, lambda: rounds == 2 and running == 0)
     assert most == 1
+
+
+async def test_many_changes_soon_after_a_round_lead_to_one_more() -> None:
+    queue, rounds = WorkQueue[str](), 0
+
+    async def handle(_: str) -> None:
+        nonlocal rounds
+        rounds += 1
+
+    async def ring() -> None:
+        await until(lambda: rounds == 1)
+        for _ in range(100):
+            queue.add("a")
+            await asyncio.sleep(0)
+
+    queue.add("a")
+    ringing = asyncio.create_task(ring())
+    await serving_until(queue, handle, lambda: ringing.done() and rounds > 1)
+    assert rounds == 2
+
+
+async def test_what_is_planned_does_not_wait_for_the_rest_and_answers_what_came_meanwhile() -> None:
+    queue, handled = WorkQueue[str](), list[str]()
+
+    async def handle(key: str) -> float | None:
+        handled.append(key)
+        if len(handled) > 2:
+            return None
+        asyncio.get_running_loop().call_soon(queue.add, key)  # in the rest after this round
+        return 0.0 if key == "planned" else None
+
+    queue.add("rings")
+    queue.add("planned")
+    await serving_until(queue, handle, lambda: len(handled) >= 4)
+    assert handled == ["rings", "planned", "planned", "rings"]
+    assert not queue._rang
 
 
 async def test_a_failing_key_is_tried_again_and_later_each_time() -> None:

@@ -1,8 +1,8 @@
 """Which job to look at next: client-go's rate-limiting work queue, in asyncio.
 
 A key that is added twice is handled once; one key is never handled twice at the same time; a change that
-comes while it is being handled leads to exactly one more round. Failures wait longer each time (5 ms doubling
-to 5 minutes).
+comes while it is being handled leads to exactly one more round. After a round a key rests: the pods of a gang
+change together, and one look sees them all. Failures wait longer each time (5 ms doubling to 5 minutes).
 Limits: one event loop; keys are lost with the process (the first list after a start adds them all again).
 """
 
@@ -19,6 +19,8 @@ from ropeteam.controller import metrics
 Key = TypeVar("Key", bound=Hashable)
 
 _BASE_SECONDS, _CAP_SECONDS = 0.005, 300.0
+_SHORTEST_REST, _LONGEST_REST = 0.1, 1.0
+"""Between them as long as the round took: a job of thousands of pods leaves half of the time to others."""
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +33,21 @@ class WorkQueue(Generic[Key]):
         self._added_at: dict[Key, float] = {}
         """Queued, or to be queued again when the running round ends."""
         self._running: dict[Key, float] = {}
+        self._resting: dict[Key, asyncio.TimerHandle] = {}
+        self._rang: set[Key] = set()
+        """Added while they rest."""
         self._failures: Counter[Key] = Counter()
         self._timers: dict[Key, tuple[float, asyncio.TimerHandle]] = {}
         """When, and what to cancel; uvloop's handles do not tell when."""
 
     def add(self, key: Key) -> None:
+        """Something about it has changed. Waits until it has rested; what is planned by time does not."""
+        if key in self._resting:
+            self._rang.add(key)
+        else:
+            self._add(key)
+
+    def _add(self, key: Key) -> None:
         if key in self._added_at:
             return
         self._added_at[key] = _now()
@@ -65,16 +77,27 @@ class WorkQueue(Generic[Key]):
     async def get(self) -> Key:
         """The next key; the caller owes `done`."""
         key = await self._ready.get()
+        if (rest := self._resting.pop(key, None)) is not None:
+            rest.cancel()
+            self._rang.discard(key)  # this very round sees it
         self._running[key] = now = _now()
         metrics.QUEUE_WAIT.observe(now - self._added_at.pop(key))
         metrics.QUEUE_DEPTH.set(self._ready.qsize())
         return key
 
     def done(self, key: Key) -> None:
-        metrics.QUEUE_WORK.observe(_now() - self._running.pop(key))
-        if key in self._added_at:
-            self._ready.put_nowait(key)
-            metrics.QUEUE_DEPTH.set(self._ready.qsize())
+        took = _now() - self._running.pop(key)
+        metrics.QUEUE_WORK.observe(took)
+        if self._added_at.pop(key, None) is not None:
+            self._rang.add(key)
+        rest = min(max(took, _SHORTEST_REST), _LONGEST_REST)
+        self._resting[key] = asyncio.get_running_loop().call_later(rest, self._rested, key)
+
+    def _rested(self, key: Key) -> None:
+        del self._resting[key]
+        if key in self._rang:
+            self._rang.remove(key)
+            self._add(key)
 
     def running_seconds(self) -> list[float]:
         """Since when each key that is being handled is."""
@@ -85,7 +108,7 @@ class WorkQueue(Generic[Key]):
 
     def _wake(self, key: Key) -> None:
         self._timers.pop(key, None)
-        self.add(key)
+        self._add(key)
 
 
 async def serve(
