@@ -142,6 +142,7 @@ slots = st.builds(
     replaced_at=times,
     old_pod_uid=uids,
     old_pod_gone=st.booleans(),
+    relieves=st.booleans(),
     avoid_node=st.sampled_from(["", "node-1"]),
     faults=st.integers(0, 9),
 )

@@ -80,15 +80,6 @@ def test_a_lost_pod_has_a_cause(loss: Change, cause: Cause) -> None:
     assert decision.status.incidents[0].charged is cause.charged
 
 
-def test_a_pod_that_is_asked_to_leave_keeps_its_slot_while_its_world_may_save() -> None:
-    seen = a_running_job().after(deleted(1))
-    decision = decide(seen)
-    assert slot(decision, 1).incarnation == 1
-    assert decision.desired is not None
-    assert decision.desired.slots["1"].deleting
-    assert slot(decide(seen.after(unreachable)), 1).incarnation == 1
-
-
 @pytest.mark.parametrize("over", [forming, silent(1), seconds(76)])
 def test_a_leaving_pod_is_replaced_when_nothing_can_be_saved_any_more(over: Change) -> None:
     assert slot(decide(a_running_job().after(deleted(1), over)), 1).incarnation == 2

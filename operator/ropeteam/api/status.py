@@ -43,6 +43,8 @@ class SlotStatus(StatusModel):
     """The pod it replaces."""
     old_pod_gone: bool = True
     """Whether that pod can no longer write: its container ended, or fenceSeconds and a margin have passed."""
+    relieves: bool = False
+    """That pod is asked to leave and still holds the slot; this incarnation takes over when it has saved."""
     avoid_node: str = Field(default="", max_length=253)
     """Node that the current incarnation prefers to avoid."""
     faults: int = Field(default=0, ge=0)

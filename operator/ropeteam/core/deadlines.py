@@ -11,7 +11,7 @@ from ropeteam.api.status import JobStatus
 from ropeteam.core import backoff, incidents, release
 from ropeteam.core.completion import RELEASE_SECONDS
 from ropeteam.core.fold import FENCE_MARGIN_SECONDS
-from ropeteam.core.recovery import DELETE_MARGIN_SECONDS
+from ropeteam.core.handover import DELETE_MARGIN_SECONDS
 from ropeteam.core.view import View
 
 ASK_RUNNING_SECONDS = 5.0

@@ -15,7 +15,17 @@ from collections.abc import Callable
 
 from ropeteam.api.columns import with_columns
 from ropeteam.api.status import JobStatus
-from ropeteam.core import announce, completion, conditions, deadlines, gang, progress, recovery, release
+from ropeteam.core import (
+    announce,
+    completion,
+    conditions,
+    deadlines,
+    gang,
+    handover,
+    progress,
+    recovery,
+    release,
+)
 from ropeteam.core.answer import Answer
 from ropeteam.core.conditions import Fact
 from ropeteam.core.decision import Decision
@@ -78,6 +88,7 @@ QUESTIONS: tuple[Question, ...] = (
     recovery.new_term,
     recovery.new_address,
     recovery.replace_all,
+    handover.take_over,
     recovery.new_incarnations,
 )
 
@@ -111,6 +122,7 @@ def _conclude(view: View, answer: Answer) -> Decision:
     if told is not None:
         running = status.state == "Running"
         looks.append(deadlines.ASK_RUNNING_SECONDS if running else deadlines.ASK_SECONDS)
+        looks += [handover.ASK_SECONDS for slot in status.slots if slot.relieves][:1]
     return Decision(
         status=status,
         actions=() if writes and not saved.finished else answer.actions,

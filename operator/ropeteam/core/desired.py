@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ropeteam.api.status import JobStatus, SlotStatus
+from ropeteam.core.handover import holder
 from ropeteam.core.incidents import accounted
 from ropeteam.core.progress import lineage
 from ropeteam.core.view import View
@@ -28,10 +29,11 @@ def desired(view: View, status: JobStatus) -> Desired | None:
 
 
 def _slot(view: View, slot: SlotStatus) -> SlotDesired:
-    pod = view.workers.get(slot.slot)
+    pod, holds = view.workers.get(slot.slot), holder(slot)
+    deleting = pod is not None and pod.uid == holds.pod_uid and pod.deleting
     return SlotDesired(
-        incarnation=slot.incarnation,
-        pod_uid=slot.pod_uid,
-        deleting=pod is not None and pod.uid == slot.pod_uid and pod.deleting,
-        old_pod_gone=slot.old_pod_gone,
+        incarnation=holds.incarnation,
+        pod_uid=holds.pod_uid,
+        deleting=deleting or slot.relieves,
+        old_pod_gone=holds.old_pod_gone,
     )

@@ -67,13 +67,13 @@ def _silent_since(view: View) -> datetime | None:
 
 def _slot(view: View, slot: SlotStatus, old: PodSeen | None) -> SlotStatus:
     pod = view.workers.get(slot.slot)
-    fence = view.spec.recovery.fence_seconds + FENCE_MARGIN_SECONDS
+    fenced = view.passed(slot.replaced_at, view.spec.recovery.fence_seconds + FENCE_MARGIN_SECONDS)
     proven = old is not None and cannot_write(old)
     trains = view.report is not None and view.report.phase is WorldPhase.RUNNING and view.registered(slot)
     return changed(
         slot,
         pod_uid=slot.pod_uid or (pod.uid if pod else ""),
-        old_pod_gone=slot.old_pod_gone or proven or view.passed(slot.replaced_at, fence),
+        old_pod_gone=slot.old_pod_gone or proven or (fenced and not slot.relieves),
         faults=0 if trains else slot.faults,
     )
 

@@ -8,18 +8,16 @@ files of its own is told to the coordinator (`old_pod_gone`).
 from __future__ import annotations
 
 from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus
-from ropeteam.core import gang, incidents
+from ropeteam.core import gang, handover, incidents
 from ropeteam.core.answer import Answer
 from ropeteam.core.classify import cause_of
 from ropeteam.core.observation import PodSeen
 from ropeteam.core.pending import live_facts, live_state
 from ropeteam.core.view import View, changed
-from ropeteam_trainer.contract.desired import ReplaceWish, WorldPhase
+from ropeteam_trainer.contract.desired import ReplaceWish
 from ropeteam_trainer.contract.world import Cause
 
-DELETE_MARGIN_SECONDS = 5
 _MOST_AVOIDED = 16
-_AT_WORK = frozenset({WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.DRAINED, WorldPhase.COMPLETING})
 
 
 def new_term(view: View, status: JobStatus) -> Answer | None:
@@ -73,10 +71,11 @@ def new_incarnations(view: View, status: JobStatus) -> Answer | None:
     for index, slot in enumerate(status.slots):
         evidence, wish = lost(view, slot), wishes.get((slot.slot, slot.incarnation))
         cause = evidence[0] if evidence else wish.cause if wish and slot.pod_uid else None
-        if cause is None:
+        if cause is None and not handover.begins(view, slot, _pod(view, slot)):
             continue
         slots[index] = _next(view, slot, wish, evidence)
-        reasons.append(f"slot {slot.slot}: {cause.value}, incarnation {slots[index].incarnation}")
+        word = cause.value if cause else "asked to leave"
+        reasons.append(f"slot {slot.slot}: {word}, incarnation {slots[index].incarnation}")
         if evidence is not None:
             pod = _pod(view, slot)
             found = incidents.of_pod(slot, *evidence, pod.node if pod else "", view.now)
@@ -110,25 +109,11 @@ def lost(view: View, slot: SlotStatus) -> tuple[Cause, str] | None:
     pod = _pod(view, slot)
     if pod is None or pod.ended:
         return cause_of(pod)
-    if pod.node_lost and _unheard(view, slot):
+    if pod.node_lost and handover.unheard(view, slot):
         return cause_of(pod)
-    if pod.deleting and not _may_save(view, slot, pod):
+    if pod.deleting and not handover.may_save(view, slot, pod):
         return cause_of(pod)
     return None
-
-
-def _unheard(view: View, slot: SlotStatus) -> bool:
-    """The coordinator is there, had time to hear everybody, and does not hear this agent."""
-    told = view.report
-    return told is not None and told.phase is not WorldPhase.WAITING and not view.registered(slot)
-
-
-def _may_save(view: View, slot: SlotStatus, pod: PodSeen) -> bool:
-    """A pod that is asked to leave keeps its slot while its world may still save a checkpoint with it."""
-    overdue = pod.delete_at is None or view.passed(pod.delete_at, DELETE_MARGIN_SECONDS)
-    if overdue or not pod.container.running or _unheard(view, slot):
-        return False
-    return view.report is None or view.report.phase in (*_AT_WORK, WorldPhase.WAITING)
 
 
 def _next(
@@ -136,6 +121,8 @@ def _next(
 ) -> SlotStatus:
     pod = _pod(view, slot)
     new = gang.successor(slot, pod, slot.incarnation + 1, view.now)
+    if evidence is None and wish is None:
+        return changed(new, relieves=True)
     node_is_bad = evidence is not None and evidence[0] is Cause.NODE_LOST
     avoid = node_is_bad or (wish is not None and wish.avoid_node)
     return changed(new, avoid_node=pod.node) if avoid and pod is not None else new
