@@ -39,6 +39,7 @@ ADMIN = "admin"
 NODES = 200
 _CONTROLLERS = "*,-node-lifecycle-controller,-node-ipam-controller,-bootstrap-signer-controller"
 """KWOK nodes send no heartbeats here."""
+PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok")
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -220,7 +221,7 @@ def _start_others(folder: Path, pki: Pki, daemons: Daemons, port: int) -> None:
 
 
 def _start(daemons: Daemons, program: str, *flags: str) -> None:
-    daemons.start(program, (tools.folder() / program, *flags))
+    daemons.start(program, (tools.ensure(PROGRAMS) / program, *flags))
 
 
 async def _until_ready(client: ApiClient) -> None:

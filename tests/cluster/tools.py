@@ -1,6 +1,6 @@
 """The programs of a real cluster: found in a folder, in a cache, or built from Go modules.
 
-    python -m tests.cluster.tools [PROGRAM ...]        find or build these, or all; print the folder
+    python -m tests.cluster.tools [PROGRAM ...]    find or build these, or what tests need; print the folder
 
 Looked for in $ROPETEAM_CLUSTER_TOOLS, else in ~/.cache/ropeteam/cluster-tools/<Kubernetes version>, else
 built there, and later only those whose version or flags have changed: 18 minutes on 2 cores (Prometheus
@@ -91,7 +91,8 @@ SOURCES = (
         flags=("-tags", "netgo,remove_all_sd,enable_kubernetes_sd"),
     ),
 )  # fmt: skip
-PROGRAMS = tuple(name for source in SOURCES for name in source.programs)
+PROGRAMS = tuple(name for source in SOURCES for name in source.programs if name != "kwok")
+"""All that tests need; KWOK is for benchmarks."""
 
 
 class CannotBuild(Exception):
