@@ -51,16 +51,16 @@ async def zygote_is_warm(pod):
     await until(lambda: "[ropeteam agent] ranks can be forked" in pod.text(), pod.text)
 
 
-async def test_ranks_meet_in_the_agents_store_whether_execed_or_forked(make_pod, coordinator):
-    pod = make_pod(processes=2, start=Start.FORK)
+@pytest.mark.parametrize(("start", "how"), [(Start.EXEC, "exec'ed"), (Start.FORK, "forked")])
+async def test_ranks_meet_in_the_agents_store_whether_execed_or_forked(make_pod, coordinator, start, how):
+    pod = make_pod(processes=2, start=start)
     (pod.folder / "x.py").write_text(REDUCE)
     pod.start("python3", "x.py", ROPETEAM_STORE="", OMP_NUM_THREADS="2")
     for n in (1, 2):
         report = await ended(coordinator, await a_world(coordinator, n, processes=2))
         assert all(rank.exit.clean for rank in report.ranks), pod.text()
-        await zygote_is_warm(pod)
     lines = [line.split("] ", 1)[1] for line in pod.text().splitlines() if " sum " in line]
-    assert lines[-1] == f"forked sum 2.0 parent {pod.pid} session True"
+    assert lines == [f"{how} sum 2.0 parent {pod.pid} session True"] * 4, "the first world, too"
     looks = [line.split("] ")[1] for line in pod.text().splitlines() if "random" in line]
     assert all(look.endswith("threads 2") for look in looks)
     assert len(set(looks)) == 4, "random numbers are a process's own until the script seeds them"

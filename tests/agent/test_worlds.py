@@ -218,6 +218,14 @@ def test_ranks_are_forked_when_asked_for_or_once_the_library_was_seen():
     assert never.did_no(WarmUp)
 
 
+def test_a_pod_that_replaces_another_forks_its_first_ranks_if_the_library_was_seen():
+    knows = Life(start=Start.AUTO, rung=1).sees(LinkUp())
+    knows.did_a(WarmUp)
+    assert knows.ordered(plan=a_plan()).did_a(StartRanks).fork
+    assert knows.report.rung == 1
+    assert Life(start=Start.EXEC, rung=1).sees(LinkUp()).did_no(WarmUp)
+
+
 def test_a_command_that_runs_once_per_pod_stands_for_all_ranks():
     life = Life(launch=Launch(Run.COMMAND, ("sh",), per_pod=True)).running()
     life.died(0, exit=ProcessExit(0, None))

@@ -30,6 +30,7 @@ from ropeteam.core.actions import CreatePod, CreateService, DeletePod, PointServ
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
 from ropeteam.core.observation import ContainerSeen, PodSeen, Role, ServiceSeen
+from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.world import Cause
 
@@ -266,6 +267,15 @@ def test_two_starts_of_the_gang_without_a_step_open_a_new_attempt() -> None:
     assert (status.attempt, status.coordinator.term) == (2, 2)
     assert [each.incarnation for each in status.slots] == [2, 2]
     assert decision.actions == ()
+
+
+def test_a_replacement_is_told_what_the_script_uses_and_a_new_attempt_begins_without() -> None:
+    seen = a_running_job(workers=2).after(reporting(rung=2), written, evicted(1), written)
+    (pod,) = [action.manifest for action in decide(seen).actions if isinstance(action, CreatePod)]
+    env = pod["spec"]["containers"][0]["env"]
+    (value,) = [each["value"] for each in env if each["name"] == config.CONFIG]
+    assert codec.decode(config.WorkerConfig, value).rung == 2
+    assert decide(seen.after(forming, reporting(replace_all=True))).status.rung == 0, "with another script?"
 
 
 def test_a_service_with_another_address_means_new_pods_for_all() -> None:

@@ -83,6 +83,7 @@ def open_attempt(view: View, status: JobStatus, stopped_at: datetime | None = No
         slots=tuple(slots),
         avoided_nodes=(),
         shape=shape(view.spec),
+        rung=0,  # another script may come with it
         drained=False,
         drain_since=None,
         rests_until=None,

@@ -45,7 +45,7 @@ _NONE_YET = Epoch(0, 0, 0)
 
 
 def initial(config: WorkerConfig, identity: PodIdentity, launch: Launch, now: float) -> State:
-    return State(config=config, identity=identity, launch=launch, now=now, silent_since=now)
+    return State(config, identity, launch, now=now, silent_since=now, rung=config.rung)
 
 
 def step(state: State, event: Event, now: float) -> Stepped:
@@ -179,7 +179,8 @@ def _may_serve(state: State) -> bool:
 def _warm_up(state: State) -> Stepped:
     """Once per world, for the next one: after the first steps, because until then ranks need the cores.
 
-    It replaces a zygote that died. With `start: Fork` the first world may be forked, too.
+    It replaces a zygote that died. Where it is known that ranks may be forked (`start: Fork`; a pod that
+    replaces another) it comes before the first world, too.
     """
     world = state.world
     epoch = world.plan.epoch if world else _NONE_YET

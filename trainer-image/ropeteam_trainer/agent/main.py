@@ -25,7 +25,7 @@ from ropeteam_trainer.agent import checkpoints, machine, metrics, preflight, pro
 from ropeteam_trainer.agent.environment import interface_names
 from ropeteam_trainer.agent.http import Metrics
 from ropeteam_trainer.agent.keeper import Keeper
-from ropeteam_trainer.agent.launch import Launch, Run
+from ropeteam_trainer.agent.launch import Run
 from ropeteam_trainer.agent.link import Link
 from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.ranks import How, Ranks
@@ -54,7 +54,7 @@ from ropeteam_trainer.agent.state import (
 )
 from ropeteam_trainer.agent.zygoteclient import ZygoteClient
 from ropeteam_trainer.contract import config
-from ropeteam_trainer.contract.config import PodIdentity, Start, WorkerConfig
+from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.messages import Grant, Problem
 from ropeteam_trainer.contract.world import CheckpointRef, FailReason
 
@@ -97,7 +97,7 @@ class Agent:
         how = How(settings, identity.slot, launch, python, base, shims, folder)
         self._ranks = Ranks(how, self._reaper, self._zygote, self._services, self.post)
         self._link = Link(settings.coordinator, identity.token, settings.timeouts.lost, self.post)
-        self._imports_early = self._torch and (identity.slot == 0 or self._may_fork_first(launch))
+        self._imports_early = self._torch and (identity.slot == 0 or self._state.may_fork)
 
     async def run(self) -> int:
         """The exit code."""
@@ -242,9 +242,6 @@ class Agent:
     def _zygote_is_broken(self) -> None:
         text = f"{self._python} cannot import torch.distributed: see the traceback in the pod's log"
         self.post(ProblemFound(Problem(FailReason.INTERPRETER_WITHOUT_TORCH, text)))
-
-    def _may_fork_first(self, launch: Launch) -> bool:
-        return self._settings.start is Start.FORK and launch.forkable
 
     def _background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -89,10 +89,11 @@ class Ranks:
         numbers = plan.ranks(self._how.slot)
         if self._how.launch.per_pod:
             numbers = numbers[:1]
+        fork = fork and await self._zygote.may_fork_ranks()
         for number in numbers:
             rank = self._ranks[number] = self._prepare(plan.epoch, number)
             try:
-                await self._start_one(rank, plan, fork and self._zygote.is_warm)
+                await self._start_one(rank, plan, fork)
             except OSError as error:
                 log(f"rank {number} cannot be started: {error}")
                 self._forget(rank)

@@ -6,6 +6,7 @@ A zygote that is not ready is no error: ranks are exec'ed then. A store has no o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -45,6 +46,7 @@ class ZygoteClient:
         self._broken, self._failed_imports = broken, 0
         self.pid: int | None = None
         self.is_warm = False
+        self._warming: asyncio.Future[None] | None = None
 
     def start(self) -> None:
         """Begin to import torch, unless that is done or under way."""
@@ -62,10 +64,22 @@ class ZygoteClient:
 
     async def warm_up(self) -> None:
         """Import the rest, so that ranks may be forked. Raises OSError."""
+        if self._warming is None or self._warming.done():
+            self._warming = asyncio.ensure_future(self._warm_up())
+        await asyncio.shield(self._warming)
+
+    async def _warm_up(self) -> None:
         self.start()
         if not self.is_warm:
             await self._ask({"op": "warm"}, ())
             self.is_warm = True
+
+    async def may_fork_ranks(self) -> bool:
+        """Waits while it warms up: a rank that is exec'ed would import the same, and begin later."""
+        if self._warming is not None:
+            with contextlib.suppress(OSError):
+                await asyncio.shield(self._warming)
+        return self.is_warm
 
     async def fork(self, op: str, request: dict[str, Any], fds: Sequence[int]) -> int:
         """The number of a new child of the agent; call inside reaper.expecting(). Raises OSError."""

@@ -131,6 +131,8 @@ class WorkerConfig:
     timeouts: Timeouts = Timeouts()
     launcher: Launcher = Launcher.AUTO
     start: Start = Start.AUTO
+    rung: int = 0
+    """Highest rung that a rank of this attempt has used, as far as is known when the pod is made."""
     agent_python: str | None = None
     checkpoint: CheckpointConfig | None = None
     resume: Resume = Resume.LATEST
