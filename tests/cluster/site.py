@@ -164,10 +164,14 @@ class Site:
         return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods(name)}
 
     def node_of(self, name: str, slot: int) -> int:
-        """Number of the node on which this slot's newest pod runs."""
+        """Number of the node of this slot's newest pod. 0: none yet."""
         pods = [pod for pod in self.pods(name) if pod["metadata"]["labels"]["ropeteam.dev/slot"] == str(slot)]
         newest = max(pods, key=lambda pod: int(pod["metadata"]["labels"]["ropeteam.dev/incarnation"]))
-        return int(newest["spec"]["nodeName"].rpartition("-")[2])
+        return int(newest["spec"].get("nodeName", "-0").rpartition("-")[2])
+
+    def is_elsewhere(self, name: str, slot: int, node: int) -> bool:
+        """This slot's newest pod has a node, and it is another."""
+        return self.node_of(name, slot) not in (0, node)
 
     def delete(self, name: str) -> None:
         self.lab.kubectl("delete", "trainingjob", name, "--ignore-not-found", "--wait")

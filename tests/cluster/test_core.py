@@ -99,7 +99,7 @@ def test_a_node_that_loses_power_is_not_waited_for(site: Site, name: str) -> Non
     try:
         assert not node.is_on
         wait_for("a replacement elsewhere", lambda: f"{name}-{slot}-2" in site.uids(name), 60)
-        wait_for("another node", lambda: site.node_of(name, slot) != node.number, 60)
+        wait_for("another node", lambda: site.is_elsewhere(name, slot, node.number), 60)
         site.wait(name, "Running")
         wait_for_new_checkpoint(site, name)
     finally:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import psutil
@@ -78,6 +79,11 @@ def goes_on(site: Site, name: str) -> None:
     wait_for_new_checkpoint(site, name)
 
 
+def has_lost_no_step(site: Site, name: str) -> bool:
+    """Its last incident is over, and cost none."""
+    return bool((site.status(name).get("incidents") or [{}])[-1].get("stepsLost") == 0)
+
+
 # ---- processes, containers, pods
 
 
@@ -100,8 +106,8 @@ def test_an_evicted_pod_saves_and_its_replacement_goes_on_from_there(site: Site,
     }
     site.raw("create", f"/api/v1/namespaces/default/pods/{name}-1-1/eviction", eviction)
     wait_for("a replacement", lambda: f"{name}-1-2" in site.uids(name), 60)
+    wait_for("no step lost", partial(has_lost_no_step, site, name), 60)
     goes_on(site, name)
-    wait_for("no step lost", lambda: site.status(name)["incidents"][-1].get("stepsLost") == 0, 60)
 
 
 @pytest.mark.parametrize("where", ["rank", "shared memory"])
@@ -157,7 +163,7 @@ def test_a_node_that_is_cut_off_neither_joins_nor_commits(site: Site, name: str)
     node.cut()
     try:
         wait_for("a replacement", lambda: f"{name}-{slot}-2" in site.uids(name), 90)
-        wait_for("another node", lambda: site.node_of(name, slot) != node.number, 60)
+        wait_for("another node", lambda: site.is_elsewhere(name, slot, node.number), 60)
         goes_on(site, name)
     finally:
         node.heal()
@@ -234,9 +240,9 @@ def test_a_drained_node_loses_no_step(site: Site, name: str) -> None:
     node = site.lab.node(site.node_of(name, slot))
     try:
         site.lab.kubectl("drain", node.name, *DRAIN)
-        wait_for("another node", lambda: site.node_of(name, slot) != node.number, 60)
+        wait_for("another node", lambda: site.is_elsewhere(name, slot, node.number), 60)
+        wait_for("no step lost", partial(has_lost_no_step, site, name), 60)
         goes_on(site, name)
-        wait_for("no step lost", lambda: site.status(name)["incidents"][-1].get("stepsLost") == 0, 60)
     finally:
         site.lab.kubectl("uncordon", node.name)
 
