@@ -250,6 +250,7 @@ odd_scenes: st.SearchStrategy[Scene] = st.builds(
     pods=st.lists(pods | strangers, max_size=3, unique_by=lambda pod: pod.uid).map(tuple),
     service=st.none() | services,
     secret_exists=st.booleans(),
+    written_at=times,
     refusal=st.sampled_from([None, None, None, Refusal(message="no")]),
     report=st.none() | reports,
     report_error=st.sampled_from(["", "no answer"]),

@@ -35,6 +35,7 @@ from ropeteam.core.actions import (
 )
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
+from ropeteam.core.observation import ContainerSeen
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.world import Cause, FailReason
 
@@ -88,6 +89,15 @@ def test_a_running_job_is_left_alone() -> None:
     assert (decision.status, decision.actions) == (seen.status, ())
     assert decision.look_again_seconds == 5, "the coordinator is asked now and then"
     assert seen.status.workers.summary == "4/4"
+
+
+def test_the_coordinator_is_asked_often_only_while_it_knows_what_comes_next() -> None:
+    seen = a_running_job().after(reporting(phase=WorldPhase.FORMING), written)
+    assert decide(seen).look_again_seconds == 1, "all pods run: the world may form any moment"
+    pods = tuple(
+        pod.model_copy(update={"container": ContainerSeen()}) if pod.slot == 2 else pod for pod in seen.pods
+    )
+    assert decide(seen.but(pods=pods).after(written)).look_again_seconds == 5, "a pod will tell when it runs"
 
 
 def test_a_job_that_is_being_deleted_takes_no_more_decisions() -> None:

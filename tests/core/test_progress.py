@@ -1,8 +1,24 @@
-"""Progress is projected: with whatever else changes, by itself every 30 seconds; checkpoints at once."""
+"""Progress is projected: with whatever else changes, by itself every 30 seconds; checkpoints at once. Counts
+and words about a start every 2 seconds.
+"""
 
 from __future__ import annotations
 
-from tests.builders import Change, a_running_job, evicted, reporting, saved, seconds, written
+from datetime import timedelta
+
+import pytest
+from tests.builders import (
+    Change,
+    Scene,
+    a_running_job,
+    evicted,
+    reporting,
+    saved,
+    seconds,
+    silent,
+    unreachable,
+    written,
+)
 
 from ropeteam.core.decide import decide
 from ropeteam_trainer.contract.desired import WorldPhase
@@ -63,6 +79,33 @@ def test_a_coordinator_that_knows_no_step_yet_erases_none() -> None:
     progress = decide(seen).status.progress
     assert progress is not None
     assert progress.step == 7
+
+
+def wrote(ago: float) -> Change:
+    return lambda scene: scene.but(written_at=scene.now - timedelta(seconds=ago))
+
+
+def starting() -> Scene:
+    """All but the agent of slot 3 have come."""
+    forming = reporting(phase=WorldPhase.FORMING, why="waits for two agents")
+    return a_running_job().after(forming, silent(3), silent(2), written)
+
+
+def test_counts_and_words_about_a_start_are_written_every_2_seconds() -> None:
+    seen = starting().after(reporting(why="waits for one agent, of slot 3"))
+    assert decide(seen).status != seen.status, "nobody knows when the last write was"
+    held = decide(seen.after(wrote(1.5)))
+    assert (held.status, held.look_again_seconds) == (seen.status, 0.5)
+    assert decide(seen.after(wrote(2))).status != seen.status
+    assert decide(seen.after(wrote(-3600))).status != seen.status, "the clock was set back"
+
+
+@pytest.mark.parametrize(
+    "change", [reporting(phase=WorldPhase.RUNNING), evicted(0), reporting(rung=2), unreachable]
+)
+def test_whatever_else_changes_is_written_at_once(change: Change) -> None:
+    seen = starting().after(wrote(0), change)
+    assert decide(seen).status != seen.status
 
 
 def lineage(*steps: int) -> Change:

@@ -8,6 +8,7 @@ with it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
 from tests.sim.clock import Process, Task
@@ -63,6 +64,7 @@ class Operator:
         if self._task is None:
             self._desired: Desired | None = None
             self._secret = False
+            self._written_at: datetime | None = None
             self._pace = Pace()
             self._bell = self._sleeps = self._asking = False
             self.crash_after = None
@@ -135,6 +137,7 @@ class Operator:
         if saved:
             world.film.wrote_status(view.status, status, decision.why)
             world.moments["write"] += 1
+            self._written_at = world.kubernetes.time()
             world.checks.saved(view.status, status)
         yield self._called()
         return saved
@@ -170,6 +173,7 @@ class Operator:
             service=rest.service,
             secret_exists=self._secret,
             key_id=KEY_ID,
+            written_at=self._written_at,
             report=report,
             report_error=error,
             defaults=_DEFAULTS,

@@ -38,6 +38,7 @@ class Memory:
     tried_generation: int = -1
     refusal: Refusal | None = None
     secret: bool = False
+    written_at: datetime | None = None
     why: str = ""
 
 
@@ -86,6 +87,7 @@ class Observer:
             service=service,
             secret_exists=memory.secret,
             key_id=self.key.id,
+            written_at=memory.written_at,
             report=report,
             report_error=error,
             defaults=self.defaults,

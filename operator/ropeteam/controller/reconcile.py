@@ -71,6 +71,7 @@ class Reconciler:
             return _PACED_SECONDS
         if changed:
             await self._save(seen, decision)
+            memory.written_at = seen.now
         told, memory.desired = memory.desired, decision.desired  # only what is saved is spoken of
         await self._act(seen, decision, memory)
         if changed or decision.actions or told != decision.desired:

@@ -14,9 +14,18 @@ from ropeteam.core.fold import FENCE_MARGIN_SECONDS
 from ropeteam.core.handover import DELETE_MARGIN_SECONDS
 from ropeteam.core.view import View
 
-ASK_RUNNING_SECONDS = 5.0
-ASK_SECONDS = 1.0
+ASK_SECONDS, ASK_SOON_SECONDS, ASK_AT_ONCE_SECONDS = 5.0, 1.0, 0.2
 """How often the coordinator is told and asked."""
+
+
+def next_question(view: View, status: JobStatus) -> float:
+    """Seconds until the coordinator is asked again. Often only when it is the one who knows what comes next:
+    a world cannot form before its pods run, and of them their changes tell.
+    """
+    if any(slot.relieves for slot in status.slots):
+        return ASK_AT_ONCE_SECONDS
+    waits = sum(pod.container.running for pod in view.workers.values()) < len(status.slots)
+    return ASK_SECONDS if waits or status.state == "Running" else ASK_SOON_SECONDS
 
 
 def next_look(view: View, status: JobStatus) -> float | None:

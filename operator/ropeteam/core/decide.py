@@ -108,7 +108,7 @@ def _acceptance(view: View) -> tuple[Fact, ...]:
 
 
 def _conclude(view: View, answer: Answer) -> Decision:
-    saved, now, job = view.status, view.now, view.job
+    saved, now, job, wait = view.status, view.now, view.job, None
     status = changed(answer.status, observed_generation=job.generation, state=answer.state)
     if not saved.finished:
         facts = (*_acceptance(view), *answer.facts)
@@ -116,13 +116,13 @@ def _conclude(view: View, answer: Answer) -> Decision:
         status = conditions.with_facts(status, facts, now, job.generation)
         status = with_columns(status)
         status = progress.throttle(saved, status, now)
+        wait = progress.details_wait(saved, status, now, view.seen.written_at)
+        status = status if wait is None else saved
     writes = status != saved
     told = None if status.finished else desired(view, status)
-    looks = [answer.again, deadlines.next_look(view, status)]
+    looks = [wait, answer.again, deadlines.next_look(view, status)]
     if told is not None:
-        running = status.state == "Running"
-        looks.append(deadlines.ASK_RUNNING_SECONDS if running else deadlines.ASK_SECONDS)
-        looks += [handover.ASK_SECONDS for slot in status.slots if slot.relieves][:1]
+        looks.append(deadlines.next_question(view, status))
     return Decision(
         status=status,
         actions=() if writes and not saved.finished else answer.actions,

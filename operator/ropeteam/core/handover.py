@@ -18,8 +18,6 @@ from ropeteam.core.view import View, changed
 from ropeteam_trainer.contract.desired import WorldPhase
 
 DELETE_MARGIN_SECONDS = 5
-ASK_SECONDS = 0.2
-"""How often the coordinator is asked whether the world has saved."""
 _WILL_SAVE = frozenset({WorldPhase.RUNNING, WorldPhase.DRAINING})
 _MAY_SAVE = _WILL_SAVE | {WorldPhase.DRAINED, WorldPhase.COMPLETING, WorldPhase.WAITING}
 

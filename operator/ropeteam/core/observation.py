@@ -99,6 +99,8 @@ class Observation(Seen):
     secret_exists: bool = False
     key_id: str = ""
     """Short id of the operator key: part of the Secret's name."""
+    written_at: datetime | None = None
+    """When this operator last wrote the job's status; None: not since it started."""
     refusal: Refusal | None = None
     """The server refused a dry run of the worker pod (asked once per generation)."""
     report: JobReport | None = None

@@ -1,5 +1,5 @@
-"""How far training is, as status shows it: written with whatever else changes, by itself every 30 seconds at
-most.
+"""What is worth a write of status only now and then: how far training is, every 30 seconds, and how far a
+start is, every 2. Both are written with whatever else changes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from ropeteam.api.status import (
     CheckpointStatus,
     JobStatus,
     ProgressStatus,
+    WorkersStatus,
 )
 from ropeteam.core.view import View, changed, moment
 from ropeteam.core.workerpod import checkpoint_directory
@@ -18,6 +19,7 @@ from ropeteam_trainer.contract.desired import JobReport, WorldPhase
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch
 
 EVERY_SECONDS = 30
+DETAILS_SECONDS = 2
 _PACE_SECONDS = 5
 """A shorter stretch says nothing about the pace."""
 
@@ -60,6 +62,25 @@ def throttle(old: JobStatus, new: JobStatus, now: datetime) -> JobStatus:
     if old.progress is None or old.progress.time is None or changed(new, progress=old.progress) != old:
         return new
     return new if now >= old.progress.time + timedelta(seconds=EVERY_SECONDS) else old
+
+
+def details_wait(old: JobStatus, new: JobStatus, now: datetime, written_at: datetime | None) -> float | None:
+    """Seconds for which `new` need not be written. None: it is worth a write now. While the pods of a gang
+    come up one by one their number and the reasons for waiting change all the time.
+    """
+    if written_at is None or old == new or _essence(old) != _essence(new):
+        return None
+    left = (written_at + timedelta(seconds=DETAILS_SECONDS) - now).total_seconds()
+    return left if 0 < left <= DETAILS_SECONDS else None  # a clock that was set back holds nothing up
+
+
+def _essence(status: JobStatus) -> tuple[object, ...]:
+    """All but counts and words for people."""
+    said = tuple((each.type, each.status, each.observed_generation) for each in status.conditions)
+    state = "Pending" if status.state == "Starting" else status.state
+    coordinator = changed(status.coordinator, boot=0)
+    words = {"conditions": (), "reason": "", "launcher": "", "workers": WorkersStatus()}
+    return changed(status, state=state, coordinator=coordinator, **words), said
 
 
 def checkpoint(view: View, report: JobReport) -> CheckpointStatus | None:
