@@ -1,5 +1,5 @@
 """What is worth a write of status only now and then: how far training is, every 30 seconds, and how far a
-start is, every 2. Both are written with whatever else changes.
+start is, every 5. Both are written with whatever else changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ropeteam_trainer.contract.desired import JobReport, WorldPhase
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch
 
 EVERY_SECONDS = 30
-DETAILS_SECONDS = 2
+DETAILS_SECONDS = 5
 _PACE_SECONDS = 5
 """A shorter stretch says nothing about the pace."""
 
