@@ -97,7 +97,7 @@ def test_the_coordinator_is_asked_often_only_while_it_knows_what_comes_next() ->
     pods = tuple(
         pod.model_copy(update={"container": ContainerSeen()}) if pod.slot == 2 else pod for pod in seen.pods
     )
-    assert decide(seen.but(pods=pods).after(written)).look_again_seconds == 5, "a pod will tell when it runs"
+    assert decide(seen.but(pods=pods).after(written)).look_again_seconds == 15, "a pod will tell when it runs"
 
 
 def test_a_job_that_is_being_deleted_takes_no_more_decisions() -> None:

@@ -14,7 +14,7 @@ from ropeteam.core.fold import FENCE_MARGIN_SECONDS
 from ropeteam.core.handover import DELETE_MARGIN_SECONDS
 from ropeteam.core.view import View
 
-ASK_SECONDS, ASK_SOON_SECONDS, ASK_AT_ONCE_SECONDS = 5.0, 1.0, 0.2
+ASK_SELDOM_SECONDS, ASK_SECONDS, ASK_SOON_SECONDS, ASK_AT_ONCE_SECONDS = 15.0, 5.0, 1.0, 0.2
 """How often the coordinator is told and asked."""
 
 
@@ -24,8 +24,10 @@ def next_question(view: View, status: JobStatus) -> float:
     """
     if any(slot.relieves for slot in status.slots):
         return ASK_AT_ONCE_SECONDS
-    waits = sum(pod.container.running for pod in view.workers.values()) < len(status.slots)
-    return ASK_SECONDS if waits or status.state == "Running" else ASK_SOON_SECONDS
+    if status.state == "Running":
+        return ASK_SECONDS
+    all_run = sum(pod.container.running for pod in view.workers.values()) == len(status.slots)
+    return ASK_SOON_SECONDS if all_run else ASK_SELDOM_SECONDS
 
 
 def next_look(view: View, status: JobStatus) -> float | None:
