@@ -88,6 +88,17 @@ def test_a_member_that_is_replaced_ends_the_world_and_its_successor_joins_the_ne
     assert film.phase == "Running"
 
 
+def test_a_successor_whose_turn_has_not_come_is_told_nothing_and_may_leave():
+    film = Film().up(step=3)
+    early = agent(1, 2)
+    film.event(membership.ReportReceived(early))
+    assert membership.reply(film.state, early, film.now) is None
+    orders = membership.reply(film.state, replace(early, leaving=True), film.now)
+    assert orders is not None
+    assert (orders.leave, orders.plan, orders.refused) == (True, None, "")
+    assert film.phase == "Running"
+
+
 def test_below_rung_2_a_replacement_waits_for_proof_that_the_old_pod_has_ended():
     film = Film(rung=1).up(step=3)
     film.desires_slot(1, incarnation=2, pod_uid="pod-1-2", old_pod_gone=False)

@@ -29,7 +29,12 @@ def reply(state: State, report: AgentReport, now: float) -> Orders | None:
     why_not = refusal(state, report)
     if why_not:
         return Orders(state.config.term, state.boot, 0, refused=why_not, leave=report.leaving)
-    return orders(state, report.slot, now) if accepted(state, report) else None
+    if accepted(state, report):
+        return orders(state, report.slot, now)
+    never_joined = state.desired is not None and report.leaving and report.stopped
+    if never_joined and not state.superseded:
+        return Orders(state.config.term, state.boot, 0, leave=True)  # the job ended before its turn came
+    return None
 
 
 def orders(state: State, slot: int, now: float) -> Orders | None:  # noqa: ARG001 (one shape for all)
