@@ -108,7 +108,8 @@ def _acceptance(view: View) -> tuple[Fact, ...]:
 
 
 def _conclude(view: View, answer: Answer) -> Decision:
-    saved, now, job, wait = view.status, view.now, view.job, None
+    saved, now, job = view.status, view.now, view.job
+    wait = None
     status = changed(answer.status, observed_generation=job.generation, state=answer.state)
     if not saved.finished:
         facts = (*_acceptance(view), *answer.facts)

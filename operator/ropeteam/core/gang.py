@@ -19,7 +19,7 @@ from ropeteam.core.answer import Answer
 from ropeteam.core.classify import cannot_write
 from ropeteam.core.conditions import NOT_SUSPENDED, Fact
 from ropeteam.core.observation import PodSeen
-from ropeteam.core.pending import live_facts, live_state
+from ropeteam.core.pending import live
 from ropeteam.core.view import View, changed
 from ropeteam_trainer.contract.desired import WorldPhase
 
@@ -105,7 +105,7 @@ def start(view: View, status: JobStatus) -> Answer | None:
     opened = changed(open_attempt(view, status, since), start_time=view.now)
     word = "resumes" if again else "starts"
     why = f"the job {word}: attempt {opened.attempt} with {len(opened.slots)} workers"
-    return Answer(why, opened, live_state(view, opened), live_facts(view, opened))
+    return live(view, opened, why)
 
 
 def wants_restart(view: View) -> bool:

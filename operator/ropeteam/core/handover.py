@@ -13,7 +13,7 @@ from ropeteam.core import incidents
 from ropeteam.core.answer import Answer
 from ropeteam.core.classify import cause_of
 from ropeteam.core.observation import PodSeen
-from ropeteam.core.pending import live_facts, live_state
+from ropeteam.core.pending import live
 from ropeteam.core.view import View, changed
 from ropeteam_trainer.contract.desired import WorldPhase
 
@@ -68,4 +68,4 @@ def take_over(view: View, status: JobStatus) -> Answer | None:
         return None
     status = incidents.settle(changed(status, slots=tuple(slots)), view.spec.recovery, view.now)
     why = "; ".join(f"slot {number}: its former pod leaves, the new one takes over" for number in numbers)
-    return Answer(why, status, live_state(view, status), live_facts(view, status))
+    return live(view, status, why)

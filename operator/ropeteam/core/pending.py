@@ -1,6 +1,7 @@
 """Whether a started job runs, and if not, why not: Kubernetes' own words, then what the job wants.
 
-One place builds the conditions Running, Recovering and Stalled of a live job, and its state word.
+One place builds the conditions Running, Recovering and Stalled of a live job, its state word, and the answer
+that tells both.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
+from ropeteam.core.actions import Action
+from ropeteam.core.answer import Answer
 from ropeteam.core.conditions import NOT_SUSPENDED, Fact
 from ropeteam.core.observation import ContainerSeen, PodSeen, Role
 from ropeteam.core.view import View
@@ -52,6 +55,11 @@ def live_state(view: View, status: JobStatus) -> str:
         return "Recovering"
     running = sum(pod.container.running for pod in view.workers.values())
     return "Starting" if running == len(status.slots) else "Pending"
+
+
+def live(view: View, status: JobStatus, why: str, actions: tuple[Action, ...] = ()) -> Answer:
+    """The answer for a job that was started and has not ended."""
+    return Answer(why, status, live_state(view, status), live_facts(view, status), actions)
 
 
 def live_facts(view: View, status: JobStatus) -> tuple[Fact, ...]:

@@ -12,7 +12,7 @@ from ropeteam.core import gang, handover, incidents
 from ropeteam.core.answer import Answer
 from ropeteam.core.classify import cause_of
 from ropeteam.core.observation import PodSeen
-from ropeteam.core.pending import live_facts, live_state
+from ropeteam.core.pending import live
 from ropeteam.core.view import View, changed
 from ropeteam_trainer.contract.desired import ReplaceWish
 from ropeteam_trainer.contract.world import Cause
@@ -28,7 +28,7 @@ def new_term(view: View, status: JobStatus) -> Answer | None:
         return None
     faults = old.faults + 1
     new = CoordinatorStatus(term=old.term + 1, address=old.address, since=view.now, faults=faults)
-    return _going_on(view, changed(status, coordinator=new), f"{why}: term {new.term}")
+    return live(view, changed(status, coordinator=new), f"{why}: term {new.term}")
 
 
 def _coordinator_lost(view: View, old: CoordinatorStatus) -> str | None:
@@ -52,7 +52,7 @@ def new_address(view: View, status: JobStatus) -> Answer | None:
     if service is None or not address or service.cluster_ip in ("", address):
         return None
     why = f"the Service's address has changed from {address} to {service.cluster_ip}: all pods are made anew"
-    return _going_on(view, gang.open_attempt(view, status), why)
+    return live(view, gang.open_attempt(view, status), why)
 
 
 def replace_all(view: View, status: JobStatus) -> Answer | None:
@@ -61,7 +61,7 @@ def replace_all(view: View, status: JobStatus) -> Answer | None:
         return None
     opened = gang.open_attempt(view, status)
     why = f"two starts of the gang made no step: attempt {opened.attempt} with new pods"
-    return _going_on(view, opened, why)
+    return live(view, opened, why)
 
 
 def new_incarnations(view: View, status: JobStatus) -> Answer | None:
@@ -88,7 +88,7 @@ def new_incarnations(view: View, status: JobStatus) -> Answer | None:
     avoided = tuple(dict.fromkeys(slot.avoid_node for slot in slots if slot.avoid_node))[-_MOST_AVOIDED:]
     status = changed(status, slots=tuple(slots), avoided_nodes=avoided)
     status = incidents.settle(status, view.spec.recovery, view.now, frozenset(final))
-    return _going_on(view, status, "; ".join(reasons))
+    return live(view, status, "; ".join(reasons))
 
 
 def _wishes(view: View) -> dict[tuple[int, int], ReplaceWish]:
@@ -126,8 +126,3 @@ def _next(
     node_is_bad = evidence is not None and evidence[0] is Cause.NODE_LOST
     avoid = node_is_bad or (wish is not None and wish.avoid_node)
     return changed(new, avoid_node=pod.node) if avoid and pod is not None else new
-
-
-def _going_on(view: View, status: JobStatus, why: str) -> Answer:
-    """Saved now, made in the next round."""
-    return Answer(why, status, live_state(view, status), live_facts(view, status))

@@ -14,7 +14,7 @@ from ropeteam.core.actions import Action, CreatePod, CreateService, DeletePod, E
 from ropeteam.core.answer import Answer
 from ropeteam.core.classify import Bucket
 from ropeteam.core.observation import Role
-from ropeteam.core.pending import live_facts, live_state
+from ropeteam.core.pending import live
 from ropeteam.core.view import View
 from ropeteam.core.workerpod import worker_pod
 
@@ -28,7 +28,7 @@ def steady(view: View, status: JobStatus) -> Answer:
         why = "deletes what was superseded"
     else:
         why = (view.report.why if view.report else "") or "waits for its pods"
-    return Answer(why, status, live_state(view, status), live_facts(view, status), actions)
+    return live(view, status, why, actions)
 
 
 def _secrets(view: View) -> tuple[Action, ...]:
