@@ -23,6 +23,8 @@ from ropeteam_trainer.agent.waiting import within
 
 _ANSWER_SECONDS = 30.0
 _IMPORT_SECONDS = 600.0
+_MOST_PATIENCE = 60.0
+"""With an import that others wait for; one that hangs must not keep the agent from whatever comes next."""
 _MOST_FAILED_IMPORTS = 3
 
 
@@ -78,7 +80,7 @@ class ZygoteClient:
         """Waits while it warms up: a rank that is exec'ed would import the same, and begin later."""
         if self._warming is not None:
             with contextlib.suppress(OSError):
-                await asyncio.shield(self._warming)
+                await within(_MOST_PATIENCE, asyncio.shield(self._warming))
         return self.is_warm
 
     async def fork(self, op: str, request: dict[str, Any], fds: Sequence[int]) -> int:
