@@ -3,7 +3,7 @@
     python -m tests.cluster.tools [PROGRAM ...]    find or build these, or what tests need; print the folder
 
 Looked for in $ROPETEAM_CLUSTER_TOOLS, else in ~/.cache/ropeteam/cluster-tools/<Kubernetes version>, else
-built there, and later only those whose version or flags have changed: 18 minutes on 2 cores (Prometheus
+built there, and later only those whose version or flags have changed: 20 minutes on 2 cores (Prometheus
 alone: 6), with Go, and for runc gcc and libseccomp's headers. Sources come from the Go module proxy, checked
 against Go's checksum database. Limits: a folder that is given is believed, whatever its versions.
 """

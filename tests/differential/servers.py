@@ -89,7 +89,7 @@ def why_not() -> str:
         return ""
     return (
         f"NOT COMPARED with a real API server: no {', '.join(lacking)} in {tools.folder()}. Build them with "
-        "`python -m tests.cluster.tools` (15 minutes, needs Go), or give a folder in ROPETEAM_CLUSTER_TOOLS"
+        "`python -m tests.cluster.tools` (20 minutes, needs Go), or give a folder in ROPETEAM_CLUSTER_TOOLS"
     )
 
 
