@@ -151,7 +151,7 @@ conditions = st.builds(
     type=st.sampled_from(ConditionType),
     status=st.sampled_from(["True", "False", "Unknown"]),
     reason=st.just("Because"),
-    last_transition_time=moments,
+    lastTransitionTime=moments,  # the alias: what is required is drawn by its name in the signature
 )
 refs = st.builds(CheckpointRefStatus, step=small, epoch=texts)
 statuses = st.builds(

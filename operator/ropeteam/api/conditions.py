@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from enum import StrEnum
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from ropeteam.api.model import StatusModel
 
@@ -32,7 +31,7 @@ class Condition(StatusModel):
     """Why, as one CamelCase word for programs."""
     message: str = Field(default="", max_length=32768)
     """What, where, and the next step, for people."""
-    last_transition_time: datetime
+    last_transition_time: AwareDatetime
     """When the fact last flipped."""
     observed_generation: int = Field(default=0, ge=0)
     """The generation of the spec it speaks of."""

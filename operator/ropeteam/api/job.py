@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from ropeteam.api.model import ApiModel, StatusModel
 from ropeteam.api.podparts import Env, PodTemplate, Resources, Volume
@@ -146,7 +145,7 @@ class TrainingJobSpec(ApiModel):
     """What the job survives."""
     suspend: bool = False
     """True: save a checkpoint, delete the pods, keep the job. False again: go on."""
-    restarted_at: datetime | None = None
+    restarted_at: AwareDatetime | None = None
     """Set it to now to restart all pods once, from a fresh checkpoint."""
     active_deadline_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
     """The job fails after running this long; time suspended does not count."""
@@ -169,8 +168,8 @@ class Metadata(StatusModel):
     uid: str = ""
     generation: int = 0
     resource_version: str = ""
-    creation_timestamp: datetime | None = None
-    deletion_timestamp: datetime | None = None
+    creation_timestamp: AwareDatetime | None = None
+    deletion_timestamp: AwareDatetime | None = None
     labels: dict[str, str] = Field(default={})
     annotations: dict[str, str] = Field(default={})
 

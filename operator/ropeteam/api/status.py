@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.api.model import StatusModel
@@ -22,7 +21,7 @@ class CoordinatorStatus(StatusModel):
     """The pod of this term, once seen; if that pod is gone, a new term begins."""
     address: str = Field(default="", max_length=64)
     """Numeric address of the job's Service, as handed to the workers."""
-    since: datetime | None = None
+    since: AwareDatetime | None = None
     """When this term was decided on."""
     faults: int = Field(default=0, ge=0)
     """Coordinator pods lost in a row without an answer between; paces the next one."""
@@ -37,7 +36,7 @@ class SlotStatus(StatusModel):
     """Number of the pod in this slot, from 1; never reset."""
     pod_uid: str = Field(default="", max_length=64)
     """The pod of this incarnation, once seen; if that pod is gone, the slot gets another incarnation."""
-    replaced_at: datetime | None = None
+    replaced_at: AwareDatetime | None = None
     """When the current incarnation was decided on (not set for the first)."""
     old_pod_uid: str = Field(default="", max_length=64)
     """The pod it replaces."""
@@ -79,7 +78,7 @@ class ProgressStatus(StatusModel):
     """Over the whole job, decimal text."""
     loss: str = Field(default="", max_length=32)
     """Last reported loss, decimal text."""
-    time: datetime | None = None
+    time: AwareDatetime | None = None
     """When this was true."""
     summary: str = Field(default="", max_length=32)
     """percent, for the column."""
@@ -103,7 +102,7 @@ class CheckpointStatus(StatusModel):
 
     step: int = Field(ge=0)
     """Step after which it was saved."""
-    time: datetime | None = None
+    time: AwareDatetime | None = None
     """When it was committed."""
     location: str = Field(default="", max_length=1024)
     """Folder inside the container."""
@@ -116,7 +115,7 @@ class ChargeStatus(StatusModel):
 
     id: str = Field(max_length=64)
     """Incident id."""
-    time: datetime
+    time: AwareDatetime
     """When; leaves the window after windowSeconds."""
 
 
@@ -155,7 +154,7 @@ class IncidentStatus(StatusModel):
 
     id: str = Field(max_length=64)
     """Epoch that it ended (term.boot.n), or pod-<slot>-<incarnation> for a fault outside any world."""
-    time: datetime
+    time: AwareDatetime
     """When it was seen."""
     cause: str = Field(max_length=64)
     """Error, Signal, OutOfMemory, Hang, StartTimeout, PodFailed, PodDeleted, Evicted, NodeLost, AgentLost,
@@ -200,9 +199,9 @@ class JobStatus(StatusModel):
     """Starts of the whole gang. 0: not started yet."""
     coordinator: CoordinatorStatus = CoordinatorStatus()
     """The job's coordinator."""
-    start_time: datetime | None = None
+    start_time: AwareDatetime | None = None
     """When the job was first started, or last resumed."""
-    completion_time: datetime | None = None
+    completion_time: AwareDatetime | None = None
     """When it ended as Complete or Failed."""
     workers: WorkersStatus = WorkersStatus()
     """How many workers there are."""
@@ -224,15 +223,15 @@ class JobStatus(StatusModel):
     """The last ten, oldest first."""
     drained: bool = False
     """While suspending: the coordinator has said that all ranks have stopped."""
-    drain_since: datetime | None = None
+    drain_since: AwareDatetime | None = None
     """When the drain began."""
-    rests_until: datetime | None = None
+    rests_until: AwareDatetime | None = None
     """The gang found room for a part of its pods only, gave it back, and asks for all of it again then."""
     shape: str = Field(default="", max_length=64)
     """Digest of the fields that shape pods, as of this attempt: a change while pods run is refused."""
     restarted_at: str = Field(default="", max_length=64)
     """The value of spec.restartedAt that has been acted upon."""
-    coordinator_fault_since: datetime | None = None
+    coordinator_fault_since: AwareDatetime | None = None
     """Since when the coordinator has not answered; only for the reason CoordinatorUnreachable."""
 
     def condition(self, kind: ConditionType) -> Condition | None:
