@@ -23,7 +23,9 @@ from tests.builders import (
     written,
 )
 
-from ropeteam.api.status import IncidentStatus, JobStatus
+from ropeteam.api.job import Recovery
+from ropeteam.api.status import IncidentStatus, JobStatus, SlotStatus
+from ropeteam.core import incidents
 from ropeteam.core.decide import decide
 from ropeteam_trainer.contract.desired import Incident, Stages, WorldPhase
 from ropeteam_trainer.contract.world import Cause, ProcessExit
@@ -69,6 +71,17 @@ def test_the_operator_looks_again_when_an_incident_settles() -> None:
 def test_telling_it_twice_is_telling_it_once() -> None:
     seen = a_running_job().after(telling(an_incident()), written, seconds(10), written, seconds(60), written)
     assert (seen.status.failures.charged, len(seen.status.incidents)) == (1, 1)
+
+
+def test_a_lost_pod_is_recorded_once_and_counted_once() -> None:
+    lost = incidents.of_pod(SlotStatus(slot=1, incarnation=2), Cause.EVICTED, "", "node-1", NOON)
+    status = incidents.record(JobStatus(), lost, alone=True)
+    assert incidents.record(status, lost, alone=True) == status
+    settled = lost.model_copy(update={"settled": True})
+    twice = JobStatus(incidents=(settled, lost))
+    for _ in range(3):
+        twice = incidents.settle(twice, Recovery(), NOON, final=frozenset({lost.id}))
+    assert twice.failures.free == 1
 
 
 def test_free_causes_are_counted_apart() -> None:

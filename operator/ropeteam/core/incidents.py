@@ -57,7 +57,9 @@ def is_of_pod(incident: IncidentStatus) -> bool:
 
 
 def record(status: JobStatus, found: IncidentStatus, alone: bool) -> JobStatus:
-    """Add evidence of a lost pod: to the world that ended with it, or (`alone`) an incident of its own."""
+    """Add evidence of a lost pod, once: to the world that ended with it, or (`alone`) as its own incident."""
+    if any(each.id == found.id for each in status.incidents):
+        return status
     ends = (each for each in reversed(status.incidents) if not is_of_pod(each) and not each.settled)
     world = next((each for each in ends if each.stages.planned is None), None)
     if alone or world is None:
@@ -107,8 +109,8 @@ def settle(
         else each
         for index, each in enumerate(status.incidents)
     ]
-    open_ids = {each.id for each in status.incidents if not each.settled}
-    newly = [each for each in listed if each.settled and each.id in open_ids]
+    pairs = zip(status.incidents, listed, strict=True)
+    newly = [after for before, after in pairs if after.settled and not before.settled]
     begin = now - timedelta(seconds=policy.window_seconds)
     charged = [each for each in newly if each.charged]
     charges = (*status.failures.charges, *(ChargeStatus(id=each.id, time=each.time) for each in charged))
