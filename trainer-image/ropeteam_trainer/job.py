@@ -1,6 +1,7 @@
-"""The public face of the library: init, report, phase, restore, batches.
+"""The public face of the library: init, wrap, report, phase, restore, batches.
 
     job = ropeteam_trainer.init()                                  # rung 1
+    model, optimizer = job.wrap(model, optimizer)                  # rung 4: as spec.strategy says
     step = job.restore(model=model, optimizer=optimizer)           # rung 2: after wrapping, before the loop
     for batch in job.batches(data, global_batch=96, epochs=3):     # rung 3
         loss = loss_of(model, batch)
@@ -24,20 +25,26 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import Module
+from torch.optim import Optimizer
 
 from ropeteam_trainer import agentlink
 from ropeteam_trainer.checkpoint.saving import Checkpoints, next_epoch
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.local import PHASES, FromRank
+from ropeteam_trainer.contract.strategy import Strategy, StrategyError, TensorParallel
 from ropeteam_trainer.contract.world import Epoch
 from ropeteam_trainer.data import batches as loading
 from ropeteam_trainer.data.plan import DataPlan, Position, Share
 from ropeteam_trainer.trace import Trace
 from ropeteam_trainer.world import World
+
+if TYPE_CHECKING:
+    from ropeteam_trainer.strategies.wrap import Wrapped
 
 _job: Job | None = None
 
@@ -47,6 +54,7 @@ def init(
     device: str | torch.device | None = None,
     checkpoint_dir: str | Path | None = None,
     checkpoint_every_steps: int | None = None,
+    strategy: Strategy | None = None,
     timeout_seconds: int = 600,
 ) -> Job:
     """Join the world that the environment describes (torchrun's variables) and find the agent, if there is
@@ -54,7 +62,8 @@ def init(
 
     device: what the script computes on; default: CUDA where there is any. It becomes `job.device`; NCCL
     serves CUDA tensors and gloo all others. A group that the script has already initialised is used as it is.
-    checkpoint_dir, checkpoint_every_steps: for runs without the operator; a TrainingJob's own settings win.
+    checkpoint_dir, checkpoint_every_steps, strategy: for runs without the operator; a TrainingJob's own
+    settings win.
     timeout_seconds: how long a collective may wait. A dead peer is noticed at once and a hung one by the
     agent, so this only has to be longer than what one rank does while others wait, such as an evaluation. A
     second call returns the same Job.
@@ -65,7 +74,7 @@ def init(
         if config.RANK_PLAN in os.environ:
             plan = codec.decode(RankPlan, os.environ[config.RANK_PLAN])
         else:
-            plan = _plan_without_operator(world, checkpoint_dir, checkpoint_every_steps)
+            plan = _plan_without_operator(world, checkpoint_dir, checkpoint_every_steps, strategy)
         _job = Job(world, plan, os.environ)
         sys.excepthook = partial(_job._note_failure, sys.excepthook)
         atexit.register(_job._at_exit)
@@ -87,6 +96,10 @@ class Job:
         trace = environ.get(config.TRACE)
         self._trace = Trace(trace, world.rank, plan.epoch) if trace else None
         self._checkpoints = Checkpoints(plan, world, self._link) if plan.checkpoint else None
+        self._strategy = plan.strategy
+        self._wrapped: Wrapped | None = None
+        self._save_owed = False
+        """A save is due, and waits until all ranks have the same weights."""
         self._rung = 1
         self._total_steps: int | None = None
         self._data: DataPlan | None = None
@@ -98,6 +111,48 @@ class Job:
         self._taken_total = 0
         self._failed = False
 
+    @property
+    def global_batch(self) -> int | None:
+        """Samples per step of all ranks together, if spec.strategy.batch says it; batches() takes it then."""
+        return self._strategy.batch.global_samples if self._strategy else None
+
+    def wrap(
+        self,
+        model: Module,
+        optimizer: Optimizer,
+        *,
+        loss: Callable[..., torch.Tensor] | None = None,
+        tensor_plan: Callable[[TensorParallel], Mapping[str, Any]] | None = None,
+    ) -> tuple[Module, Optimizer]:
+        """Split the work as spec.strategy says; without it, whole copies whose gradients are averaged.
+
+        Call it once, on the plain model, before restore(), batches() and learning-rate schedulers. All ranks
+        get rank 0's weights. The loop stays as it is, with what is returned.
+        loss: (output, target) -> mean loss, one number. With it, model(x, y) returns loss(output of x, y);
+        pipelines need it, and micro-batches where the model itself does not return its loss.
+        tensor_plan: which layers tensor parallelism splits how, {layer name: torch's ParallelStyle}; default
+        the model's method of that name. Raises StrategyError: what cannot work, and what can.
+        """
+        from ropeteam_trainer.strategies.wrap import Progress, wrap
+
+        if self._wrapped is not None:
+            raise StrategyError("wrap() was called twice; one model can be wrapped")
+        progress = Progress(lambda: self.batch_weight, lambda: self.step)
+        self._wrapped = wrap(
+            model, optimizer, self._strategy or Strategy(), self._world, progress, loss, tensor_plan
+        )
+        return self._wrapped.model, self._wrapped.optimizer
+
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        """Scale gradients so that their norm is at most `max_norm`, and return the norm that they had.
+
+        Right under every strategy, as torch's clip_grad_norm_ is not (loss scales, pipelines). After
+        backward().
+        """
+        if self._wrapped is None:
+            raise StrategyError("clip_grad_norm() is for a model that went through wrap()")
+        return self._wrapped.clip_grad_norm(max_norm)
+
     def report(self, *, loss: Any = None, samples: int | None = None, total_steps: int | None = None) -> None:
         """One step is done: the optimizer has stepped. Call it once per step, at the end of it.
 
@@ -105,6 +160,7 @@ class Job:
         samples: what this rank used; not needed with batches(). total_steps: for the progress shown to
         people.
         """
+        self._check_strategy()
         self.step += 1
         self._beat_step(samples)
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
@@ -116,8 +172,10 @@ class Job:
         if self._trace is not None:
             self._trace.step(self.step, self._data_epoch, self._taken, None if loss is None else float(loss))
         self._taken, self._taken_total = [], 0
-        if self._checkpoints is not None and self._checkpoints.due(self.step):
-            self._save()
+        if self._checkpoints is not None:
+            self._save_owed |= self._checkpoints.due(self.step)
+            if self._save_owed and (self._wrapped is None or self._wrapped.together()):
+                self._save()
         if self._link is not None and self._link.paused:
             self._obey_pause(self._link)
 
@@ -178,10 +236,12 @@ class Job:
         default_collate. Goes on where the restored checkpoint was. Raises ValueError if data or seed are not
         those of the checkpoint.
         """
+        self._check_strategy()
         self._climb(3)
-        self._data = DataPlan(len(dataset), global_batch, seed)
+        self._data = DataPlan(len(dataset), self.global_batch or global_batch, seed)
         self._position = _resume_position(self._restored_data, self._data, self._position)
-        planned = loading.shares(self._data, self._position, epochs, self.rank, self.world_size)
+        rank, ways = self._data_place()
+        planned = loading.shares(self._data, self._position, epochs, rank, ways)
         loaded = loading.load(dataset, planned, workers, collate)
         while True:
             with self.phase("data") if self._heart.steps_here else nullcontext():
@@ -192,6 +252,20 @@ class Job:
             self._take(after, share)
             yield batch
 
+    def _data_place(self) -> tuple[int, int]:
+        """This rank's part of each batch, and their number: ranks that split one model share a part."""
+        if self._wrapped is None:
+            return self.rank, self.world_size
+        grid = self._wrapped.layout
+        return grid.data_rank(self.rank), grid.data_ways
+
+    def _check_strategy(self) -> None:
+        if self._strategy is not None and self._wrapped is None:
+            raise StrategyError(
+                "spec.strategy is given, but the script does not apply it: call "
+                "model, optimizer = job.wrap(model, optimizer) before restore() and the loop"
+            )
+
     def _take(self, after: Position, share: Share) -> None:
         self._data_epoch, self._position = self._position.epoch, after
         self._taken += share.ids
@@ -200,7 +274,7 @@ class Job:
 
     def _beat_step(self, samples: int | None) -> None:
         self._heart.step, self._heart.steps_here = self.step, self._heart.steps_here + 1
-        self._heart.samples += self._taken_total if samples is None else samples * self.world_size
+        self._heart.samples += self._taken_total if samples is None else samples * self._data_place()[1]
         self._heart.phase = "train"
         self._heart.beat()
 
@@ -212,6 +286,7 @@ class Job:
 
     def _save(self) -> None:
         assert self._checkpoints is not None
+        self._save_owed = False
         data = None
         if self._data is not None:
             at = self._position
@@ -233,6 +308,8 @@ class Job:
                 stop_at = link.wait_for_stop_at()
         if stop_at is not None and self.step >= stop_at:
             if self._checkpoints is not None:
+                if self._wrapped is not None:
+                    self._wrapped.meet()
                 self._save()
                 self._checkpoints.wait()
             link.send(FromRank(drained=self.step))
@@ -260,13 +337,15 @@ class Job:
         self._world.leave(seconds)
 
 
-def _plan_without_operator(world: World, directory: str | Path | None, every_steps: int | None) -> RankPlan:
+def _plan_without_operator(
+    world: World, directory: str | Path | None, every_steps: int | None, strategy: Strategy | None
+) -> RankPlan:
     epoch, checkpoint = Epoch(0, 0, 0), None
     if directory is not None:
         path = Path(directory).absolute()
         epoch = world.from_rank_0(lambda: next_epoch(path))
         checkpoint = CheckpointConfig(str(path), every_steps)
-    return RankPlan(str(epoch), (), False, checkpoint, Resume.LATEST, None, job="", job_uid="")
+    return RankPlan(str(epoch), (), False, checkpoint, Resume.LATEST, None, "", "", strategy)
 
 
 def _resume_position(saved: dict[str, int] | None, plan: DataPlan, current: Position) -> Position:

@@ -10,6 +10,7 @@ from pydantic import AwareDatetime, Field
 from ropeteam.api.model import ApiModel, StatusModel
 from ropeteam.api.podparts import Env, PodTemplate, Resources, Volume
 from ropeteam.api.status import JobStatus
+from ropeteam.api.strategy import Strategy
 
 GROUP, VERSION, KIND, PLURAL = "ropeteam.dev", "v1alpha1", "TrainingJob", "trainingjobs"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -143,6 +144,9 @@ class TrainingJobSpec(ApiModel):
     """Where the first world begins."""
     recovery: Recovery = Recovery()
     """What the job survives."""
+    strategy: Strategy | None = None
+    """How the work is split among ranks, for scripts that call `job.wrap`. Omitted: whole copies, gradients
+    averaged."""
     suspend: bool = False
     """True: save a checkpoint, delete the pods, keep the job. False again: go on."""
     restarted_at: AwareDatetime | None = None

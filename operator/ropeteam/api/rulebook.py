@@ -371,6 +371,7 @@ _SHAPE = (
     Change("sharedMemory", ("1Gi", "8Gi")),
     Change("template", (_template(image="train:1"), _template(image="train:2"))),
     Change("checkpoint", ({"volume": _VOLUME}, {"volume": _VOLUME, "path": "other"})),
+    Change("strategy", (None, {"parallelism": {"shard": 2}})),
     Change("resume", ({"policy": "Latest"}, {"policy": "Never"})),
     *(Change(f"recovery.{name}", values) for name, values in _RECOVERY_CHANGES.items()),
 )

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from ropeteam.api import rules
-from ropeteam.api.job import API_VERSION, KIND
+from ropeteam.api import rules, strategy
+from ropeteam.api.job import API_VERSION, KIND, TrainingJobSpec
 from ropeteam.cli.errors import BadInput
 from ropeteam.controller.cluster import (
     CLUSTER_WIDE,
@@ -61,7 +61,11 @@ def problems(job: Object) -> Iterator[str]:
     for field in job.keys() - {"apiVersion", "kind", "metadata", "spec", "status"}:
         yield f"{field}: unknown field; did you mean spec.{field}?"
     yield from rules.validate_name(job["metadata"]["name"])
-    yield from rules.validate(job.get("spec"))
+    faults = rules.validate(job.get("spec"))
+    yield from faults
+    if not faults:
+        spec = TrainingJobSpec.model_validate(job["spec"])
+        yield from strategy.problems(spec.strategy, spec.workers * spec.processes)
 
 
 async def apply(client: ApiClient, manifest: Manifest, workdir: Path) -> None:

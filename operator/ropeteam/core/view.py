@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ropeteam.api import rules
+from ropeteam.api import rules, strategy
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import Metadata, TrainingJobSpec
 from ropeteam.api.status import JobStatus, SlotStatus
@@ -124,6 +124,8 @@ def _parse(seen: Observation) -> tuple[TrainingJobSpec, tuple[str, ...]]:
         problems = rules.validate(seen.spec) or told
     else:
         problems = (*rules.validate_name(seen.metadata.name), *rules.validate(seen.spec))
+        ranks = (len(seen.status.slots) or spec.workers) * spec.processes
+        problems = problems or strategy.problems(spec.strategy, ranks)
     if problems:
         return TrainingJobSpec(workers=max(1, len(seen.status.slots))), problems
     return spec, ()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from ropeteam.api import strategy
 from ropeteam.api.job import Checkpoint, TrainingJobSpec
 from ropeteam.api.status import SlotStatus
 from ropeteam.core import manifests, names, poddefaults
@@ -140,6 +141,7 @@ def _worker_config(seen: Observation, spec: TrainingJobSpec) -> contract.WorkerC
         checkpoint=_checkpoint_config(seen.metadata.name, spec.checkpoint),
         resume=contract.Resume(spec.resume.policy.value),
         resume_step=spec.resume.step,
+        strategy=strategy.of_contract(spec.strategy) if spec.strategy else None,
     )
 
 

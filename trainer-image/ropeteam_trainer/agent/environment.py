@@ -82,6 +82,7 @@ def rank_plan(settings: WorkerConfig, plan: Plan) -> RankPlan:
         resume_step=settings.resume_step,
         job=settings.job,
         job_uid=settings.job_uid,
+        strategy=settings.strategy,
     )
 
 

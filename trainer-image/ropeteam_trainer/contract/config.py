@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ropeteam_trainer.contract import VERSION, codec
+from ropeteam_trainer.contract.strategy import Strategy
 
 CONFIG = "ROPETEAM_CONFIG"
 """JSON of WorkerConfig (worker pods) or CoordinatorConfig (the coordinator pod)."""
@@ -137,6 +138,7 @@ class WorkerConfig:
     checkpoint: CheckpointConfig | None = None
     resume: Resume = Resume.LATEST
     resume_step: int | None = None
+    strategy: Strategy | None = None
     contract: int = VERSION
 
 
@@ -171,6 +173,7 @@ class RankPlan:
     resume_step: int | None
     job: str
     job_uid: str
+    strategy: Strategy | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,109 @@
+"""Train the tiny GPT under each strategy of a file, in one world, and compare with one process.
+
+techniques.py REQUESTS   JSON: [{"name", "optimizer", "steps", "strategy"}]; rank 0 prints RESULT {name:
+figures}
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.trainer import tiny
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.strategy import Strategy
+from ropeteam_trainer.strategies.naming import named_parameters
+from ropeteam_trainer.strategies.wrap import Progress, wrap
+from ropeteam_trainer.world import World
+
+torch.set_num_threads(1)
+Tensors = dict[str, torch.Tensor]
+
+
+def main() -> None:
+    world = World.join("cpu", 60)
+    results = {}
+    for request in json.loads(Path(sys.argv[1]).read_text()):
+        alone = train(request, World(0, 1, world.device), Strategy())
+        strategy = codec.from_plain(Strategy, request["strategy"])
+        split = train(request, world, strategy)
+        results[request["name"]] = compared(alone, split)
+    if world.rank == 0:
+        print(f"RESULT {json.dumps(results)}")
+    world.leave(30)
+
+
+def train(request: dict[str, Any], world: World, strategy: Strategy) -> tuple[list[float], Tensors, Tensors]:
+    """Losses, first gradients, last weights: all whole, on every rank."""
+    model, optimizer = tiny.made(request["optimizer"])
+    done = 0
+    weight = 1.0
+    wrapped = wrap(
+        model, optimizer, strategy, world, Progress(lambda: weight, lambda: done), loss=tiny.loss_of
+    )
+    ways, mine = wrapped.layout.data_ways, wrapped.layout.data_rank(world.rank)
+    losses: list[float] = []
+    first: Tensors = {}
+    for done in range(request["steps"]):
+        inputs, target = tiny.batch(done)
+        begin, end = len(inputs) * mine // ways, len(inputs) * (mine + 1) // ways
+        weight = (end - begin) * ways / len(inputs)
+        wrapped.optimizer.zero_grad()
+        if strategy.tensor_parallel.loss:
+            with loss_parallel():
+                loss = wrapped.model(inputs[begin:end], target[begin:end])
+                (loss * weight).backward()
+        else:
+            loss = wrapped.model(inputs[begin:end], target[begin:end])
+            (loss * weight).backward()
+        if done == 0:
+            first = whole(
+                world, {n: p.grad for n, p in named_parameters(wrapped.parts).items() if p.grad is not None}
+            )
+        wrapped.optimizer.step()
+        losses.append(mean(world, float(full(loss.detach())) * weight))
+    return losses, first, whole(world, dict(named_parameters(wrapped.parts)))
+
+
+def mean(world: World, value: float) -> float:
+    total = torch.tensor(value, dtype=torch.float64)
+    if world.size > 1:
+        dist.all_reduce(total)
+    return float(total) / world.size
+
+
+def full(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def whole(world: World, values: dict[str, Any]) -> Tensors:
+    """All values, also those of other pipeline stages."""
+    mine = {name: full(value.detach()).clone() for name, value in values.items()}
+    together: Tensors = {}
+    for each in world.gather(mine):
+        together |= each
+    return together
+
+
+def compared(alone: Any, split: Any) -> dict[str, Any]:
+    """The largest differences: of losses, gradients (relative to the parameter's largest), weights."""
+    assert alone[1].keys() == split[1].keys(), alone[1].keys() ^ split[1].keys()
+    return {
+        "loss": max(abs(a - b) for a, b in zip(alone[0], split[0], strict=True)),
+        "gradient": max(
+            float((g - split[1][name]).abs().max() / (g.abs().max() + 1e-12)) for name, g in alone[1].items()
+        ),
+        "weight": max(float((w - split[2][name]).abs().max()) for name, w in alone[2].items()),
+        "losses": split[0],
+        "alone": alone[0],
+    }
+
+
+main()

@@ -1,0 +1,127 @@
+"""A tiny GPT that every technique can split, and the training that each of them is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+)
+
+from ropeteam_trainer.contract.strategy import TensorParallel
+
+SYMBOLS, LENGTH, WIDTH, HEADS, BLOCKS, BATCH = 32, 16, 32, 4, 4, 24
+
+
+class Embed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.letters, self.places = nn.Embedding(SYMBOLS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+
+    def forward(self, letters: torch.Tensor) -> torch.Tensor:
+        return self.letters(letters) + self.places(torch.arange(letters.shape[1], device=letters.device))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+        self.mix = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self.norm_1(x)
+        query, key, value = (
+            layer(normed).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.mix(seen.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm_2(x))))
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.guess = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, SYMBOLS, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.guess(self.norm(x))
+
+
+class Tiny(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = Embed()
+        for number in range(BLOCKS):
+            self.add_module(f"block{number}", Block())
+        self.head = Head()
+
+    def tensor_plan(self, settings: TensorParallel) -> Mapping[str, ParallelStyle]:
+        plan: dict[str, ParallelStyle] = {}
+        for number in range(BLOCKS):
+            block = f"block{number}"
+            plan |= {f"{block}.{name}": ColwiseParallel() for name in ("query", "key", "value", "up")}
+            plan |= {f"{block}.{name}": RowwiseParallel() for name in ("mix", "down")}
+        plan["head.guess"] = ColwiseParallel(
+            output_layouts=Shard(-1) if settings.loss else Replicate(), use_local_output=not settings.loss
+        )
+        return plan | (_sequence_parallel(settings) if settings.sequence else {})
+
+
+def _sequence_parallel(settings: TensorParallel) -> dict[str, ParallelStyle]:
+    """Between the split layers, each rank has a part of the sequence."""
+    plan: dict[str, ParallelStyle] = {
+        "embed.letters": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "embed.places": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0)),
+        "head.norm": SequenceParallel(),
+        "head.guess": ColwiseParallel(
+            input_layouts=Shard(1),
+            output_layouts=Shard(-1) if settings.loss else Replicate(),
+            use_local_output=not settings.loss,
+        ),
+    }
+    for number in range(BLOCKS):
+        block = f"block{number}"
+        plan |= {f"{block}.norm_1": SequenceParallel(), f"{block}.norm_2": SequenceParallel()}
+        plan |= {
+            f"{block}.{name}": ColwiseParallel(input_layouts=Shard(1))
+            for name in ("query", "key", "value", "up")
+        }
+        plan |= {f"{block}.{name}": RowwiseParallel(output_layouts=Shard(1)) for name in ("mix", "down")}
+    return plan
+
+
+def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def batch(step: int, size: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
+    """Letters, half of which follow from the one before."""
+    letters = torch.randint(
+        0, SYMBOLS, (size, LENGTH + 1), generator=torch.Generator().manual_seed(1000 + step)
+    )
+    letters[:, 1::2] = (letters[:, 0:-1:2] * 3 + 1) % SYMBOLS
+    return letters[:, :-1].contiguous(), letters[:, 1:].contiguous()
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+    "SGD0": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+}
+
+
+def made(optimizer: str) -> tuple[Tiny, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = Tiny()
+    return model, OPTIMIZERS[optimizer](model.parameters())

@@ -1,0 +1,45 @@
+"""Activation checkpointing: forget what a layer computed, and compute it again on the way back.
+
+Full keeps only each unit's input. Selective keeps the results of matrix products too, which cost most to
+compute, and forgets the rest.
+Use it when activations, not weights, fill the memory: long sequences, large micro-batches.
+Cost: Full one more forward pass (about a third more time), Selective a few per cent; no communication.
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016 (torch.utils.checkpoint).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from ropeteam_trainer.contract.strategy import ActivationCheckpointing
+from ropeteam_trainer.strategies.units import units_of
+
+_PRODUCTS = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.bmm.default,
+        torch.ops.aten.convolution.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    }
+)
+
+
+def apply(model: nn.Module, kind: ActivationCheckpointing) -> None:
+    """In place, for each unit of the model; its parameters keep their names."""
+    options: dict[str, Any] = {"use_reentrant": False}
+    if kind is ActivationCheckpointing.SELECTIVE:
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
+    for unit in units_of(model):
+        unit.forward = functools.partial(checkpoint, unit.forward, **options)
+
+
+def _policy(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,102 @@
+"""Gradient accumulation: a rank computes its part of a batch in pieces, and sends gradients once.
+
+Use it when the batch that you want does not fit into memory.
+Cost: as many forward and backward passes as pieces; bytes and messages of one step, whatever the pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+
+def accumulate(
+    model: nn.Module,
+    compute: Callable[..., torch.Tensor],
+    inputs: tuple[Any, ...],
+    micro: int,
+    weight: float,
+) -> torch.Tensor:
+    """The mean loss over the samples of `inputs`; gradients are those of weight x that mean.
+
+    compute: inputs -> mean loss. Raises TypeError if it returns anything but one number.
+    """
+    total = samples(inputs)
+    mean = torch.zeros(())
+    pieces = list(split(inputs, micro))
+    for number, piece in enumerate(pieces):
+        part = samples(piece) / total
+        with _quiet(model) if number < len(pieces) - 1 else nullcontext():
+            loss = compute(*piece)
+            check_loss(loss)
+            (loss * (part * weight)).backward()
+        mean = mean.to(loss.device) + loss.detach() * part
+    return mean
+
+
+def check_loss(loss: Any) -> None:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise TypeError(
+            "micro-batches and pipelines need a model that returns its mean loss, one number; give the loss "
+            "function to wrap(..., loss=f), then model(x, y) returns f(output, y)"
+        )
+
+
+def samples(inputs: Any) -> int:
+    """Size of the first dimension. Raises TypeError where there is no tensor."""
+    for leaf in _leaves(inputs):
+        return len(leaf)
+    raise TypeError("model() was called without a tensor: a batch cannot be split")
+
+
+def split(inputs: tuple[Any, ...], size: int) -> Iterator[tuple[Any, ...]]:
+    """Pieces of at most `size` samples; the sizes differ by one at most."""
+    total = samples(inputs)
+    count = -(-total // size)
+    for number in range(count):
+        begin, end = total * number // count, total * (number + 1) // count
+        yield _cut(inputs, total, begin, end)
+
+
+def _cut(tree: Any, total: int, begin: int, end: int) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return tree[begin:end] if tree.ndim and len(tree) == total else tree
+    if isinstance(tree, dict):
+        return {key: _cut(value, total, begin, end) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)([_cut(value, total, begin, end) for value in tree])
+    return tree
+
+
+def _leaves(tree: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        if tree.ndim:
+            yield tree
+    elif isinstance(tree, dict | list | tuple):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from _leaves(value)
+
+
+class _Quiet:
+    """No communication of gradients meanwhile, for a sharded model."""
+
+    def __init__(self, model: FSDPModule) -> None:
+        self._model = model
+
+    def __enter__(self) -> None:
+        self._model.set_requires_gradient_sync(False)
+
+    def __exit__(self, *_: object) -> None:
+        self._model.set_requires_gradient_sync(True)
+
+
+def _quiet(model: nn.Module) -> Any:
+    if isinstance(model, DistributedDataParallel):
+        return model.no_sync()
+    return _Quiet(model) if isinstance(model, FSDPModule) else nullcontext()

@@ -1,0 +1,152 @@
+"""Pipeline parallelism: each rank has some layers (vertical split); micro-batches flow through all ranks.
+
+With one micro-batch it is plain layer-wise parallelism: ranks wait for each other. With m of them and p
+ranks, each rank computes m/(m+p-1) of the time (GPipe; OneForwardOneBackward holds fewer activations); v
+stages per rank (Interleaved) shrink the bubble to (p-1)/v, and ZeroBubble fills it with gradients of weights.
+Use it across nodes, where tensor parallelism would send too much.
+Cost per rank: the activations of one micro-batch, forward and backward, to one neighbour, m times; memory
+of the model 1/p.
+Sources: Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., "PipeDream" (SOSP 2019) and "Efficient
+Large-Scale Language Model Training" (SC 2021); Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024
+(torch.distributed.pipelining).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import pipelining
+from torch.distributed.pipelining import PipelineStage
+
+from ropeteam_trainer.contract.strategy import Pipelining, Schedule, StrategyError
+from ropeteam_trainer.strategies.microbatch import check_loss, samples
+
+_SCHEDULES: dict[Schedule, Any] = {
+    Schedule.GPIPE: pipelining.ScheduleGPipe,
+    Schedule.ONE_FORWARD_ONE_BACKWARD: pipelining.Schedule1F1B,
+    Schedule.INTERLEAVED: pipelining.ScheduleInterleaved1F1B,
+    Schedule.ZERO_BUBBLE: pipelining.ScheduleInterleavedZeroBubble,
+}
+Loss = Callable[..., torch.Tensor]
+
+
+class Stage(nn.Module):
+    """Some layers of a sequence, under the names that they had there."""
+
+    def __init__(self, layers: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self._order = list(layers)
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x: Any) -> Any:
+        for name in self._order:
+            x = getattr(self, name)(x)
+        return x
+
+
+def cut(model: nn.Module, settings: Pipelining, ranks: int, rank: int) -> list[tuple[int, Stage]]:
+    """This rank's stages and their numbers. Stages have equal numbers of layers, as far as that goes.
+
+    Raises StrategyError for a model that is no nn.Sequential, or has too few layers.
+    """
+    if not isinstance(model, nn.Sequential):
+        raise StrategyError(
+            "strategy.parallelism.pipeline: the model must be an nn.Sequential of its layers (embedding, "
+            f"blocks, head), this is a {type(model).__name__}; give the loss to wrap(..., loss=f)"
+        )
+    stages = ranks * per_rank(settings)
+    layers = list(model.named_children())
+    if len(layers) < stages:
+        raise StrategyError(
+            f"strategy.parallelism.pipeline: {len(layers)} layers cannot make {stages} stages"
+        )
+    ends = [len(layers) * number // stages for number in range(stages + 1)]
+    mine = range(rank, stages, ranks)
+    return [(n, Stage(dict(layers[ends[n] : ends[n + 1]]))) for n in mine]
+
+
+def per_rank(settings: Pipelining) -> int:
+    """Stages on each rank."""
+    many = settings.schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE)
+    return settings.stages_per_rank or (2 if many else 1)
+
+
+class Pipeline:
+    """All stages of this rank, run by a schedule. Shapes may change from batch to batch."""
+
+    def __init__(
+        self,
+        stages: list[tuple[int, nn.Module]],
+        settings: Pipelining,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        loss: Loss,
+    ) -> None:
+        self._stages, self._settings, self._group, self._device = stages, settings, group, device
+        self._loss = loss
+        self._ranks = dist.get_world_size(group)
+        self._last = self._ranks * per_rank(settings) - 1
+        self._weight = 1.0
+        self._losses: list[torch.Tensor] = []
+        """Of the micro-batches of the last batch, on the rank with the last stage."""
+        self._schedules: dict[tuple[int, ...], tuple[Any, int]] = {}
+
+    def run(self, inputs: torch.Tensor, target: Any, weight: float) -> torch.Tensor:
+        """The mean loss, on all ranks of the pipeline. Gradients, if enabled, are those of weight x mean."""
+        self._weight, self._losses = weight, []
+        numbers = [number for number, _ in self._stages]
+        given = (inputs,) if 0 in numbers else ()
+        wanted = {"target": target} if self._last in numbers else {}
+        schedule, count = self._schedule_for(inputs)
+        (schedule.step if torch.is_grad_enabled() else schedule.eval)(*given, **wanted)
+        own = self._losses[-count:]  # stages that agree about shapes run the loss on nothing before
+        mean = torch.stack(own).mean() if own else torch.zeros(())
+        mean = mean.to(self._device, torch.float32)
+        owner = dist.get_global_rank(self._group, self._last % self._ranks)
+        dist.broadcast(mean, src=owner, group=self._group)
+        return mean
+
+    def _weighted_loss(self, output: Any, target: Any) -> torch.Tensor:
+        loss = self._loss(output, target)
+        check_loss(loss)
+        self._losses.append(loss.detach())
+        return loss * self._weight
+
+    def _schedule_for(self, inputs: torch.Tensor) -> tuple[Any, int]:
+        """A schedule and its number of micro-batches. One per shape: stages agree about shapes when they
+        first run.
+        """
+        key = tuple(inputs.shape)
+        if key not in self._schedules:
+            ranks, total = self._ranks, self._last + 1
+            stages = [
+                PipelineStage(part, number, total, self._device, group=self._group)
+                for number, part in self._stages
+            ]
+            wanted = self._settings.micro_batches or 2 * total
+            count = micro_batches(samples((inputs,)), wanted, ranks if len(stages) > 1 else 1)
+            kind = _SCHEDULES[self._settings.schedule]
+            schedule = kind(
+                stages if len(stages) > 1 else stages[0],
+                n_microbatches=count,
+                loss_fn=self._weighted_loss,
+                scale_grads=True,
+            )
+            self._schedules[key] = schedule, count
+        return self._schedules[key]
+
+
+def micro_batches(batch: int, wanted: int, multiple_of: int) -> int:
+    """The largest number up to `wanted` that cuts `batch` into equal pieces. StrategyError if none does."""
+    for count in range(min(batch, wanted), 0, -1):
+        if batch % count == 0 and count % multiple_of == 0:
+            return count
+    raise StrategyError(
+        f"strategy.pipelining: {batch} samples per step cannot be cut into {multiple_of} equal pieces, which "
+        "the schedule needs; choose a batch that is a multiple of it"
+    )

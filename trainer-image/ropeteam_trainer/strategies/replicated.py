@@ -1,0 +1,21 @@
+"""Whole copies of a part of a model, for hybrids: data parallelism of layers that are split or cut already.
+
+Like datapar.py, but layer by layer and on a mesh, so that it goes with tensor and pipeline parallelism.
+Cost per step and rank: 2 (n-1)/n x 4P bytes for the P parameters that this rank has.
+Source: torch.distributed._composable.replicate_with_fsdp.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh
+
+from ropeteam_trainer.strategies.units import units_of
+
+
+def apply(model: nn.Module, mesh: DeviceMesh) -> None:
+    """In place. mesh: (replicate,)."""
+    for unit in units_of(model):
+        replicate(unit, mesh=mesh)
+    replicate(model, mesh=mesh)

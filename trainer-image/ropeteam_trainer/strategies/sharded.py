@@ -1,0 +1,46 @@
+"""Sharded data parallelism: each rank keeps 1/n of every parameter, gradient and optimizer state.
+
+Parameters (ZeRO-3, FSDP): a layer is gathered just before it computes, forward and backward, and dropped
+again.
+Gradients (ZeRO-2): a layer stays gathered from its forward to its backward pass: one gather less.
+With replicate > 1 it shards within groups and averages between them (hybrid sharding): gathers stay inside a
+node. Every rank is a server of its part and a worker on its data.
+Use it when the model or its optimizer do not fit into one rank.
+Cost per step and rank: Parameters 3 (n-1)/n x 4P bytes (two gathers, one reduce-scatter), Gradients 2
+(n-1)/n x 4P; memory of the model 16P/n bytes under Adam, and one gathered layer (Parameters) or all of them
+(Gradients).
+Sources: Rajbhandari et al., "ZeRO", SC 2020; Zhao et al., "PyTorch FSDP", VLDB 2023 (torch's fully_shard).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from ropeteam_trainer.contract.strategy import Offload, Precision, Sharding, Strategy
+from ropeteam_trainer.strategies.units import units_of
+
+
+def apply(model: nn.Module, mesh: DeviceMesh, strategy: Strategy) -> None:
+    """Shard in place: each unit by itself, then what is left. mesh: (shard,) or (replicate, shard)."""
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": strategy.sharding is not Sharding.GRADIENTS,
+        "mp_policy": _precision(strategy.precision),
+        "offload_policy": CPUOffloadPolicy() if strategy.offload is Offload.PARAMETERS else OffloadPolicy(),
+    }
+    for unit in units_of(model):
+        fully_shard(unit, **options)
+    fully_shard(model, **options)
+
+
+def _precision(precision: Precision) -> MixedPrecisionPolicy:
+    """Compute and gather in the short type, add gradients up in the long one."""
+    if precision is Precision.FLOAT32:
+        return MixedPrecisionPolicy()
+    short = torch.bfloat16 if precision is Precision.BFLOAT16 else torch.float16
+    return MixedPrecisionPolicy(param_dtype=short, reduce_dtype=torch.float32, output_dtype=torch.float32)

@@ -1,0 +1,25 @@
+"""Do something around an optimizer's step, without making another optimizer of it."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+Step = Callable[[], Any]
+
+
+def around_step(optimizer: Optimizer, around: Callable[[Step], Any]) -> None:
+    """From now on `optimizer.step()` calls `around(step)`, where `step()` is what it did before.
+
+    A method of the optimizer again, not any callable: learning-rate schedulers wrap it once more, by its
+    `__func__`.
+    """
+    inner = optimizer.step
+
+    def step(_: Optimizer, closure: Any = None) -> Any:
+        return around(inner if closure is None else lambda: inner(closure))
+
+    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]

@@ -1,0 +1,35 @@
+"""Tensor parallelism: each rank computes with a part of every layer (horizontal split).
+
+Which layer is split how is the model's knowledge: a plan maps names of layers (`blocks.*.up`) to torch's
+styles, ColwiseParallel, RowwiseParallel, SequenceParallel.
+Use it inside a node, for layers too large for one rank, and to shorten a step once the batch cannot shrink.
+Cost per rank and pair of split layers: one all-reduce of the activations forward and one backward, 2
+(n-1)/n x 4 x batch x length x width bytes each; memory of split layers 1/n. All ranks see the same batch.
+Sources: Shoeybi et al., "Megatron-LM", 2019; Korthikanti et al., "Reducing Activation Recomputation"
+(sequence parallelism), 2022 (torch.distributed.tensor.parallel).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+
+from ropeteam_trainer.contract.strategy import StrategyError, TensorParallel
+
+Plan = Mapping[str, ParallelStyle]
+PlanMaker = Callable[[TensorParallel], Plan]
+
+
+def apply(model: nn.Module, mesh: DeviceMesh, settings: TensorParallel, make: PlanMaker | None) -> None:
+    """Split in place. make: default the model's method `tensor_plan(settings)`."""
+    chosen: Any = make or getattr(model, "tensor_plan", None)
+    if chosen is None:
+        raise StrategyError(
+            "strategy.parallelism.tensor: nobody says how to split this model; give it a method "
+            "tensor_plan(settings), or wrap(..., tensor_plan=f), that returns {layer name: ColwiseParallel()}"
+        )
+    parallelize_module(model, mesh, dict(chosen(settings)))

@@ -1,0 +1,19 @@
+"""The units of a model: layers that are sharded, recomputed or cut as one piece."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def units_of(model: nn.Module) -> list[nn.Module]:
+    """The children of the outermost lists of layers (nn.ModuleList, nn.Sequential); none: no units.
+
+    In a transformer these are its blocks. Layers without parameters are no units.
+    """
+    found: list[nn.Module] = []
+    for child in [model] if isinstance(model, nn.ModuleList | nn.Sequential) else model.children():
+        if isinstance(child, nn.ModuleList | nn.Sequential):
+            found += [layer for layer in child if any(True for _ in layer.parameters())]
+        else:
+            found += units_of(child)
+    return found

@@ -1,0 +1,233 @@
+"""Put a strategy on a model and its optimizer: job.wrap().
+
+Order: same weights everywhere; split layers (tensor); keep own layers (pipeline); recompute; precision;
+copies and shards; then the optimizer is bound to the new parameters and its step gets what belongs around
+it. The loop that uses model and optimizer stays the same for all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from ropeteam_trainer.contract.strategy import (
+    ActivationCheckpointing,
+    Layout,
+    Precision,
+    Sharding,
+    Strategy,
+    StrategyError,
+    SyncType,
+    TrustRatio,
+    layout,
+)
+from ropeteam_trainer.strategies import (
+    activations,
+    compression,
+    datapar,
+    largebatch,
+    pipeline,
+    precision,
+    replicated,
+    ring,
+    sharded,
+    tensor,
+    zero1,
+)
+from ropeteam_trainer.strategies.front import Front, Loss
+from ropeteam_trainer.strategies.local import LocalSteps
+from ropeteam_trainer.strategies.naming import named_parameters, rebind
+from ropeteam_trainer.world import World
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What techniques ask the job."""
+
+    batch_weight: Callable[[], float]
+    steps_done: Callable[[], int]
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    model: nn.Module
+    """What the loop calls."""
+    optimizer: Optimizer
+    parts: tuple[nn.Module, ...]
+    """What a checkpoint holds of the model on this rank."""
+    extra: Mapping[str, Any]
+    """More to keep in a checkpoint: things with state_dict() and load_state_dict()."""
+    layout: Layout
+    local: LocalSteps | None
+    unscale: Callable[[], None]
+    mesh: DeviceMesh | None
+
+    def together(self) -> bool:
+        """Whether all ranks have the same weights now, as a checkpoint needs it."""
+        return self.local is None or self.local.together
+
+    def meet(self) -> None:
+        """Make it so, at the price of an average that is not on the schedule."""
+        if self.local is not None:
+            self.local.meet()
+
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        """Scale gradients so that their norm, over all ranks that share the model, is at most `max_norm`."""
+        self.unscale()
+        grads = [p.grad for part in self.parts for p in part.parameters() if p.grad is not None]
+        squares = torch.zeros(())
+        for alike in _by_mesh(grads):
+            norm = nn.utils.get_total_norm(alike)
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            squares = squares.to(norm.device) + norm**2
+        if self.layout.pipeline > 1:
+            assert self.mesh is not None
+            dist.all_reduce(squares, group=self.mesh["pipeline"].get_group())
+        total = squares.sqrt()
+        factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        for grad in grads:
+            grad.mul_(factor.to(grad.device))
+        return total
+
+
+def wrap(
+    model: nn.Module,
+    optimizer: Optimizer,
+    strategy: Strategy,
+    world: World,
+    progress: Progress,
+    loss: Loss | None = None,
+    tensor_plan: tensor.PlanMaker | None = None,
+) -> Wrapped:
+    """Raises StrategyError, with the field to change, before anything is touched, where that can be known."""
+    grid = layout(strategy, world.size)
+    _check(strategy, optimizer, loss, grid)
+    before = named_parameters([model])
+    mesh = _mesh(grid, world.device)
+    if world.size > 1:
+        _same_weights(model)
+    if grid.tensor > 1:
+        assert mesh is not None
+        tensor.apply(model, mesh["tensor"], strategy.tensor_parallel, tensor_plan)
+    stages: list[tuple[int, nn.Module]] = [(0, model)]
+    if grid.pipeline > 1:
+        stage_rank = grid.place(world.rank).pipeline
+        stages = [*pipeline.cut(model, strategy.pipelining, grid.pipeline, stage_rank)]
+    stages = [(number, _spread(part, strategy, grid, mesh, world.device)) for number, part in stages]
+    parts = tuple(part for _, part in stages)
+    rebind(optimizer, before, parts)
+    _step_as(optimizer, strategy, grid, progress)
+    extra: dict[str, Any] = {}
+    steps = None
+    if strategy.sync.type is SyncType.LOCAL and world.size > 1:
+        extra["local"] = steps = LocalSteps(list(model.parameters()), optimizer, strategy.sync.local)
+    scale = precision.LossScale(optimizer, world.device) if strategy.precision is Precision.FLOAT16 else None
+    if scale is not None:
+        extra["loss_scale"] = scale
+    front = Front(parts, loss, strategy.batch.micro_samples, progress.batch_weight, scale)
+    if grid.pipeline > 1:
+        assert mesh is not None
+        group = mesh["pipeline"].get_group()
+        front.flow(pipeline.Pipeline(stages, strategy.pipelining, group, world.device, front.finished_loss))
+    return Wrapped(
+        front if front.does_anything else parts[0],
+        optimizer,
+        parts,
+        extra,
+        grid,
+        steps,
+        scale.unscale if scale else lambda: None,
+        mesh,
+    )
+
+
+def _check(strategy: Strategy, optimizer: Optimizer, loss: Loss | None, grid: Layout) -> None:
+    rate = strategy.learning_rate
+    if optimizer.state:
+        raise StrategyError("wrap() was called after the optimizer's first step; call it before the loop")
+    if grid.pipeline > 1 and loss is None:
+        raise StrategyError(
+            "strategy.parallelism.pipeline needs the loss function: wrap(model, optimizer, loss=f)"
+        )
+    wanted: Any = {TrustRatio.LARS: SGD, TrustRatio.LAMB: (Adam, AdamW)}.get(rate.trust_ratio)  # type: ignore[arg-type]
+    if wanted is not None and not isinstance(optimizer, wanted):
+        assert rate.trust_ratio is not None
+        raise StrategyError(
+            f"strategy.learningRate.trustRatio: {rate.trust_ratio.value} goes with "
+            f"{'SGD' if rate.trust_ratio is TrustRatio.LARS else 'AdamW'}, the script has "
+            f"{type(optimizer).__name__}"
+        )
+
+
+def _mesh(grid: Layout, device: torch.device) -> DeviceMesh | None:
+    """One dimension per way to split that is used. None: one rank."""
+    named = [
+        (name, size)
+        for name in ("pipeline", "replicate", "shard", "tensor")
+        if (size := getattr(grid, name)) > 1
+    ]
+    if not named:
+        return None
+    names, sizes = zip(*named, strict=True)
+    return init_device_mesh(device.type, sizes, mesh_dim_names=names)
+
+
+@torch.no_grad()
+def _same_weights(model: nn.Module) -> None:
+    """Rank 0's, so that scripts need no seed for it."""
+    for value in (*model.parameters(), *model.buffers()):
+        dist.broadcast(value.detach(), src=0)
+
+
+def _spread(
+    part: nn.Module, strategy: Strategy, grid: Layout, mesh: DeviceMesh | None, device: torch.device
+) -> nn.Module:
+    """Recompute, precision, copies and shards of one part of the model."""
+    shards = grid.shard > 1 and strategy.sharding is not Sharding.OPTIMIZER_STATE
+    if strategy.activation_checkpointing is not ActivationCheckpointing.NONE:
+        activations.apply(part, strategy.activation_checkpointing)
+    if strategy.precision is not Precision.FLOAT32 and not shards:
+        precision.autocast(part, strategy.precision, device)
+    if shards:
+        assert mesh is not None
+        ways = ("replicate", "shard") if grid.replicate > 1 else ("shard",)
+        sharded.apply(part, mesh[ways], strategy)
+        return part
+    if grid.data_ways == 1 or strategy.sync.type is SyncType.LOCAL:
+        return part
+    if grid.pipeline * grid.tensor > 1:
+        assert mesh is not None
+        replicated.apply(part, mesh["replicate"])
+        return part
+    if strategy.sync.type is SyncType.RING:
+        return datapar.DataParallel(part, ring.hook)
+    if strategy.gradient_compression:
+        return datapar.DataParallel(part, compression.hook_of(strategy.gradient_compression))
+    return datapar.DataParallel(part)
+
+
+def _step_as(optimizer: Optimizer, strategy: Strategy, grid: Layout, progress: Progress) -> None:
+    if any(len(_meshes(group["params"])) > 1 for group in optimizer.param_groups):
+        for group in optimizer.param_groups:  # many-tensor kernels take tensors of one mesh only
+            group.update({name: False for name in ("foreach", "fused") if name in group})
+    if strategy.sharding is Sharding.OPTIMIZER_STATE and grid.shard > 1:
+        zero1.apply(optimizer)
+    batch = strategy.batch.global_samples
+    largebatch.apply(optimizer, strategy.learning_rate, batch, progress.steps_done)
+
+
+def _meshes(tensors: list[torch.Tensor]) -> set[DeviceMesh | None]:
+    return {t.device_mesh if isinstance(t, DTensor) else None for t in tensors}
+
+
+def _by_mesh(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    for mesh in _meshes(tensors):
+        yield [t for t in tensors if (t.device_mesh if isinstance(t, DTensor) else None) == mesh]

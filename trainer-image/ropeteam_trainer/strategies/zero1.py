@@ -1,0 +1,69 @@
+"""ZeRO-1: every rank has the whole model, and 1/n of the optimizer's state.
+
+Gradients are averaged as in data parallelism; each rank steps its part of the parameters and sends the result
+to the others.
+Use it when the model fits into one rank but Adam's two moments do not.
+Cost per step and rank: 2 (n-1)/n x 4P bytes for gradients, (n-1)/n x 4P for parameters; memory 8P + 8P/n
+under Adam.
+Source: Rajbhandari et al., "ZeRO", SC 2020. Ours, not torch's ZeroRedundancyOptimizer: that one is another
+optimizer than the script's (schedulers lose it), is called experimental, and does not take AdamW's defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from ropeteam_trainer.strategies.stepping import Step, around_step
+
+
+def apply(optimizer: Optimizer) -> None:
+    """Let `optimizer` keep this rank's part of its parameters only; in place."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    owners = shared_out([p.numel() for p in parameters], dist.get_world_size())
+    owner_of = {id(p): owner for p, owner in zip(parameters, owners, strict=True)}
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if owner_of[id(p)] == dist.get_rank()]
+    parts = [[p for p in parameters if owner_of[id(p)] == rank] for rank in range(dist.get_world_size())]
+    around_step(optimizer, lambda step: _step(step, parts))
+
+    def zero_grad(set_to_none: bool = True) -> None:
+        for p in parameters:
+            if set_to_none or p.grad is None:
+                p.grad = None
+            else:
+                p.grad.zero_()
+
+    optimizer.zero_grad = zero_grad  # type: ignore[method-assign]  # its own knows this rank's part only
+
+
+def shared_out(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Which rank owns each: the largest first, each to the rank that has least."""
+    load = [0] * ranks
+    owners = [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        owners[index] = min(range(ranks), key=lambda rank: load[rank])
+        load[owners[index]] += sizes[index]
+    return owners
+
+
+@torch.no_grad()
+def _step(step: Step, parts: list[list[nn.Parameter]]) -> Any:
+    result = step()
+    flat = [torch.cat([p.detach().flatten() for p in part]) if part else None for part in parts]
+    sending = [
+        dist.broadcast(each, src=rank, async_op=True) for rank, each in enumerate(flat) if each is not None
+    ]
+    for work in sending:
+        assert work is not None
+        work.wait()
+    for part, each in zip(parts, flat, strict=True):
+        if each is not None:
+            for p, value in zip(part, each.split([p.numel() for p in part]), strict=True):
+                p.copy_(value.view_as(p))
+    return result
