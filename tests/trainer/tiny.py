@@ -116,7 +116,7 @@ def batch(step: int, size: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
-    "SGD0": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "SGD without momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
 }
 

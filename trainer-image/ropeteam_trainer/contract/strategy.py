@@ -256,28 +256,29 @@ def _nearest(product: int, world: int) -> str:
 
 def _check(strategy: Strategy, grid: Layout) -> None:
     """What does not go together. One sentence, the field first."""
-    for holds, message in _refusals(strategy, grid):
-        if holds:
+    for wrong, message in (
+        *_of_ways(strategy, grid),
+        *_of_local(strategy.sync.local, grid),
+        *_of_batch(strategy),
+    ):
+        if wrong:
             raise StrategyError(f"strategy.{message}")
 
 
-def _refusals(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
-    plain = strategy.sync.type is SyncType.ALL_REDUCE
-    compressed = strategy.gradient_compression is not None
-    splits_model = grid.pipeline * grid.tensor > 1
-    shards = grid.shard > 1
+def _of_ways(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
+    averages = strategy.sync.type is SyncType.ALL_REDUCE
+    splits_model, shards = grid.pipeline * grid.tensor > 1, grid.shard > 1
     zero_1 = strategy.sharding is Sharding.OPTIMIZER_STATE
-    virtual = strategy.pipelining.schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE)
-    stages = strategy.pipelining.stages_per_rank
-    rate, batch = strategy.learning_rate, strategy.batch
+    many = strategy.pipelining.schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE)
+    stages = strategy.pipelining.stages_per_rank or (2 if many else 1)
     return [
         (
-            not plain and (splits_model or shards),
+            not averages and (splits_model or shards),
             f"sync: {strategy.sync.type.value} keeps whole copies in step; use AllReduce with "
             "shard, tensor or pipeline above 1",
         ),
         (
-            compressed and (splits_model or shards or not plain),
+            strategy.gradient_compression is not None and (splits_model or shards or not averages),
             "gradientCompression: works on the all-reduce of whole copies; use it with sync AllReduce and "
             "replicate alone",
         ),
@@ -290,20 +291,48 @@ def _refusals(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
             "sharding: there is nothing to share with shard 1; raise parallelism.shard or leave sharding out",
         ),
         (
-            grid.pipeline > 1 and virtual != ((stages or (2 if virtual else 1)) > 1),
+            grid.pipeline > 1 and many != (stages > 1),
             "pipelining: Interleaved and ZeroBubble need stagesPerRank above 1, the other schedules need 1",
         ),
         (
-            rate.scaling is not Scaling.NONE and rate.base_batch is None,
+            strategy.offload is not Offload.NONE and (not shards or zero_1),
+            "offload: goes with sharding Gradients or Parameters",
+        ),
+    ]
+
+
+def _of_local(local: Local, grid: Layout) -> list[tuple[bool, str]]:
+    groups, all_every = local.groups_of, local.all_every_steps
+    return [
+        (
+            (groups is None) != (all_every is None),
+            "sync.local: groupsOf and allEverySteps go together; give both or none",
+        ),
+        (
+            all_every is not None and all_every % local.every_steps > 0,
+            "sync.local: allEverySteps must be a multiple of everySteps",
+        ),
+        (
+            groups is not None and grid.world % groups > 0,
+            f"sync.local: groupsOf {groups} does not divide {grid.world} ranks",
+        ),
+    ]
+
+
+def _of_batch(strategy: Strategy) -> list[tuple[bool, str]]:
+    rate, batch = strategy.learning_rate, strategy.batch
+    scales = rate.scaling is not Scaling.NONE
+    return [
+        (
+            scales and rate.base_batch is None,
             "learningRate: scaling needs baseBatch, the global batch that the learning rate was chosen for",
         ),
         (
-            None not in (batch.global_samples, batch.micro_samples)
-            and (batch.micro_samples or 0) > (batch.global_samples or 0),
-            "batch: micro must not be above global",
+            scales and batch.global_samples is None,
+            "learningRate: scaling needs batch.globalSamples, the batch to scale the learning rate to",
         ),
         (
-            strategy.offload is not Offload.NONE and not (shards and not zero_1),
-            "offload: goes with sharding Gradients or Parameters",
+            batch.global_samples is not None and (batch.micro_samples or 0) > batch.global_samples,
+            "batch: microSamples must not be above globalSamples",
         ),
     ]

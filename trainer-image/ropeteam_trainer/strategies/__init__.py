@@ -1,10 +1,10 @@
 """Techniques of distributed training, one file each. wrap.py puts them together as spec.strategy says.
 
-    datapar.py ring.py                whole copies, gradients averaged
-    sharded.py replicated.py zero1.py parts of parameters, gradients, optimizer state
-    tensor.py pipeline.py             parts of layers, parts of the model
-    local.py compression.py           less communication
-    precision.py activations.py       less memory
-    microbatch.py largebatch.py       batches that do not fit, batches that are large
-    eager.py front.py                 the loop of the script stays as it is
+datapar.py ring.py                whole copies, gradients averaged
+sharded.py replicated.py zero1.py parts of parameters, gradients, optimizer state
+tensor.py pipeline.py             parts of layers, parts of the model
+local.py compression.py           less communication
+precision.py activations.py       less memory
+microbatch.py largebatch.py       batches that do not fit, batches that are large
+eager.py front.py                 the loop of the script stays as it is
 """

@@ -1,0 +1,121 @@
+"""Which grids a strategy makes of a world, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.strategy import Layout, Place, Strategy, StrategyError, layout
+
+
+def strategy(**fields: Any) -> Strategy:
+    return codec.from_plain(Strategy, fields)
+
+
+def grid(world: int, **parallelism: int) -> str:
+    return str(layout(strategy(parallelism=parallelism), world))
+
+
+@pytest.mark.parametrize(
+    ("world", "asked", "made"),
+    [
+        (4, {}, "replicate 4"),
+        (1, {}, "1"),
+        (4, {"shard": 2}, "replicate 2 x shard 2"),
+        (4, {"replicate": 2}, "replicate 2 x shard 2"),
+        (4, {"shard": 4}, "shard 4"),
+        (8, {"tensor": 2, "pipeline": 2}, "pipeline 2 x replicate 2 x tensor 2"),
+        (16, {"tensor": 2, "pipeline": 2, "shard": 2}, "pipeline 2 x replicate 2 x shard 2 x tensor 2"),
+    ],
+)
+def test_what_is_left_out_is_what_is_left(world: int, asked: dict[str, int], made: str) -> None:
+    assert grid(world, **asked) == made
+
+
+def test_sharding_without_numbers_shards_over_all_ranks() -> None:
+    assert str(layout(strategy(sharding="Parameters"), 8)) == "shard 8"
+
+
+@given(st.builds(Layout, *[st.integers(1, 4)] * 4))
+def test_every_rank_has_one_place_and_ranks_of_one_copy_share_their_data(made: Layout) -> None:
+    places = [made.place(rank) for rank in range(made.world)]
+    assert len(set(places)) == made.world
+    assert {made.data_rank(rank) for rank in range(made.world)} == set(range(made.data_ways))
+    by_copy: dict[tuple[int, int], set[int]] = {}
+    for rank, place in enumerate(places):
+        by_copy.setdefault((place.replicate, place.shard), set()).add(made.data_rank(rank))
+    assert all(len(found) == 1 for found in by_copy.values())
+
+
+def test_ranks_that_split_a_layer_are_neighbours() -> None:
+    made = layout(strategy(parallelism={"tensor": 2, "pipeline": 2}), 8)
+    assert [made.place(rank) for rank in (0, 1)] == [Place(0, 0, 0, 0), Place(0, 0, 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("world", "fields", "told"),
+    [
+        (3, {"parallelism": {"tensor": 2}}, "tensor 2 x pipeline 1 does not divide 3 ranks; use 4 ranks"),
+        (4, {"parallelism": {"shard": 3}}, "shard 3 makes 3 ranks, but this world has 4; use 6 ranks"),
+        (2, {"parallelism": {"replicate": 4}}, "replicate 4 makes 4 ranks, but this world has 2"),
+        (4, {"sync": {"type": "Ring"}, "parallelism": {"shard": 2}}, "sync: Ring keeps whole copies"),
+        (
+            4,
+            {"gradient_compression": {"type": "TopK"}, "parallelism": {"tensor": 2}},
+            "gradientCompression: works on the all-reduce of whole copies",
+        ),
+        (
+            4,
+            {"sharding": "OptimizerState", "parallelism": {"shard": 2}},
+            "sharding: OptimizerState goes with shard alone",
+        ),
+        (4, {"sharding": "Parameters", "parallelism": {"replicate": 4}}, "nothing to share with shard 1"),
+        (
+            2,
+            {"parallelism": {"pipeline": 2}, "pipelining": {"schedule": "Interleaved", "stages_per_rank": 1}},
+            "Interleaved and ZeroBubble need stagesPerRank above 1",
+        ),
+        (
+            2,
+            {"parallelism": {"pipeline": 2}, "pipelining": {"stages_per_rank": 2}},
+            "Interleaved and ZeroBubble need stagesPerRank above 1",
+        ),
+        (2, {"learning_rate": {"scaling": "Linear"}}, "scaling needs baseBatch"),
+        (
+            2,
+            {"learning_rate": {"scaling": "Linear", "base_batch": 32}},
+            "scaling needs batch.globalSamples",
+        ),
+        (2, {"batch": {"global_samples": 4, "micro_samples": 5}}, "microSamples must not be above"),
+        (2, {"offload": "Parameters"}, "offload: goes with sharding Gradients or Parameters"),
+        (
+            4,
+            {"sync": {"type": "Local", "local": {"groups_of": 2}}},
+            "sync.local: groupsOf and allEverySteps go together",
+        ),
+        (
+            4,
+            {"sync": {"type": "Local", "local": {"every_steps": 4, "groups_of": 2, "all_every_steps": 6}}},
+            "allEverySteps must be a multiple of everySteps",
+        ),
+        (
+            4,
+            {"sync": {"type": "Local", "local": {"groups_of": 3, "all_every_steps": 16}}},
+            "groupsOf 3 does not divide 4 ranks",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_field_and_the_fix(
+    world: int, fields: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(StrategyError, match=told.replace(".", r"\.")):
+        layout(strategy(**fields), world)
+
+
+def test_a_strategy_survives_its_way_to_a_rank() -> None:
+    sent = strategy(parallelism={"shard": 2}, sharding="Gradients", gradient_compression=None)
+    assert codec.decode(Strategy, codec.encode(sent)) == sent

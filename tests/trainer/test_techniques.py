@@ -1,0 +1,138 @@
+"""Every technique trains what one process trains.
+
+The worlds of one size are one world here, which trains under one strategy after another.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.ranks import Crew
+
+Figures = dict[str, Any]
+
+
+def ways(**parallelism: int) -> dict[str, Any]:
+    return {"parallelism": parallelism}
+
+
+def pipelined(schedule: str, **parallelism: int) -> dict[str, Any]:
+    return {"pipelining": {"schedule": schedule}, **ways(pipeline=2, **parallelism)}
+
+
+def locally(**local: int) -> dict[str, Any]:
+    return {"sync": {"type": "Local", "local": local}}
+
+
+def compressed(kind: str, **settings: Any) -> dict[str, Any]:
+    return {"gradient_compression": {"type": kind, **settings}}
+
+
+ANY_WORLD: dict[str, dict[str, Any]] = {
+    "all-reduce": {},
+    "ring": {"sync": {"type": "Ring"}},
+    "micro-batches": {"batch": {"micro_samples": 5}},
+    "recompute all": {"activation_checkpointing": "Full"},
+    "recompute some": {"activation_checkpointing": "Selective"},
+}
+SEVERAL: dict[str, dict[str, Any]] = {
+    "ZeRO-1": {"sharding": "OptimizerState"},
+    "ZeRO-2": {"sharding": "Gradients"},
+    "ZeRO-3": {"sharding": "Parameters"},
+    "ZeRO-3, micro-batches, recompute": {
+        "sharding": "Parameters",
+        "batch": {"micro_samples": 5},
+        "activation_checkpointing": "Full",
+    },
+    "PowerSGD of full rank": compressed("PowerSGD", power_sgd={"rank": 64}),
+    "TopK of all": compressed("TopK", top_k={"keep_per_mille": 1000}),
+}
+EXACT: dict[int, dict[str, dict[str, Any]]] = {
+    1: ANY_WORLD,
+    2: {
+        **ANY_WORLD,
+        **SEVERAL,
+        "tensor": ways(tensor=2),
+        "tensor, loss of parts": {"tensor_parallel": {"loss": True}, **ways(tensor=2)},
+        "tensor, sequence": {"tensor_parallel": {"sequence": True, "loss": True}, **ways(tensor=2)},
+        "layer-wise": {**ways(pipeline=2), "pipelining": {"schedule": "GPipe", "micro_batches": 1}},
+        **{name: pipelined(name) for name in ("GPipe", "OneForwardOneBackward", "Interleaved", "ZeroBubble")},
+    },
+    3: {**ANY_WORLD, **SEVERAL, "pipeline of 3": ways(pipeline=3)},
+    4: {
+        **SEVERAL,
+        "hybrid shard": ways(replicate=2, shard=2),
+        "shard x tensor": ways(shard=2, tensor=2),
+        "replicate x tensor": ways(replicate=2, tensor=2),
+        "replicate x pipeline": pipelined("OneForwardOneBackward", replicate=2),
+        "replicate x GPipe": pipelined("GPipe", replicate=2),
+        "shard x interleaved": pipelined("Interleaved", shard=2),
+        "tensor x pipeline": ways(tensor=2, pipeline=2),
+    },
+}
+
+
+def trained(
+    path: Path, world: int, requests: dict[str, dict[str, Any]], **settings: Any
+) -> dict[str, Figures]:
+    listed = [
+        {"optimizer": "AdamW", "steps": 10, "name": n, "strategy": s, **settings} for n, s in requests.items()
+    ]
+    (path / "requests").write_text(json.dumps(listed))
+    ended = Crew(path / "crew", world).run("techniques.py", str(path / "requests"))
+    assert not any(ended.codes), ended.output
+    return ended.result
+
+
+@pytest.mark.parametrize("world", EXACT)
+def test_losses_gradients_and_weights_are_those_of_one_process(world: int, tmp_path: Path) -> None:
+    for name, found in trained(tmp_path, world, EXACT[world]).items():
+        assert found["loss"] <= 1e-5, (name, found)
+        assert found["gradient"] <= 1e-5, (name, found)
+        assert found["weight"] <= 2e-4, (name, found)
+
+
+def test_under_sgd_weights_are_the_same_more_closely(tmp_path: Path) -> None:
+    requests = {"all-reduce": {}, "ZeRO-3": {"sharding": "Parameters"}, "GPipe": pipelined("GPipe")}
+    for name, found in trained(tmp_path, 2, requests, optimizer="SGD").items():
+        assert found["loss"] <= 1e-5, (name, found)
+        assert found["weight"] <= 1e-6, (name, found)
+
+
+def test_an_average_in_every_step_is_the_step_of_one_process(tmp_path: Path) -> None:
+    requests = {
+        "local": locally(every_steps=1),
+        "DiLoCo": locally(every_steps=1, outer_learning_rate_per_mille=1000, outer_momentum_per_mille=0),
+        "hierarchical": locally(every_steps=1, groups_of=2, all_every_steps=1),
+    }
+    for name, found in trained(tmp_path, 2, requests, optimizer="SGD without momentum").items():
+        assert found["loss"] <= 1e-5, (name, found)
+        assert found["weight"] <= 1e-5, (name, found)
+
+
+def test_short_types_end_within_a_percent(tmp_path: Path) -> None:
+    requests = {
+        "bfloat16": {"precision": "BFloat16"},
+        "float16": {"precision": "Float16"},
+        "bfloat16 sharded": {"precision": "BFloat16", "sharding": "Parameters"},
+        "float16 sharded": {"precision": "Float16", "sharding": "Parameters"},
+        "gradients of float16": compressed("Float16"),
+        "gradients of bfloat16": compressed("BFloat16"),
+    }
+    for name, found in trained(tmp_path, 2, requests, steps=60).items():
+        assert found["losses"][-1] == pytest.approx(found["alone"][-1], rel=0.01), (name, found)
+
+
+def test_lossy_techniques_get_there_in_a_fifth_more_steps(tmp_path: Path) -> None:
+    requests = {
+        "PowerSGD": compressed("PowerSGD"),
+        "TopK": compressed("TopK", top_k={"keep_per_mille": 100}),
+        "local": locally(every_steps=4),
+        "DiLoCo": locally(every_steps=4, outer_learning_rate_per_mille=700),
+    }
+    for name, found in trained(tmp_path, 2, requests, steps=72).items():
+        threshold = found["alone"][59]
+        assert min(found["losses"]) <= threshold, (name, threshold, found["losses"])
