@@ -90,6 +90,8 @@ class Job:
         """Steps done, also in former worlds."""
         self.batch_weight = 1.0
         """Multiply the last batch's mean loss by this: then the mean of gradients over ranks is exact."""
+        self.data_rank, self.data_ways = world.rank, world.size
+        """Which part of a batch this rank works on, of how many: ranks that split one model share a part."""
         self._world = world
         self._link = agentlink.connect(environ, world.rank)
         self._heart = agentlink.Heartbeat(environ.get(config.RANK_PAGE))
@@ -141,6 +143,8 @@ class Job:
         self._wrapped = wrap(
             model, optimizer, self._strategy or Strategy(), self._world, progress, loss, tensor_plan
         )
+        grid = self._wrapped.layout
+        self.data_rank, self.data_ways = grid.data_rank(self.rank), grid.data_ways
         return self._wrapped.model, self._wrapped.optimizer
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
@@ -240,8 +244,7 @@ class Job:
         self._climb(3)
         self._data = DataPlan(len(dataset), self.global_batch or global_batch, seed)
         self._position = _resume_position(self._restored_data, self._data, self._position)
-        rank, ways = self._data_place()
-        planned = loading.shares(self._data, self._position, epochs, rank, ways)
+        planned = loading.shares(self._data, self._position, epochs, self.data_rank, self.data_ways)
         loaded = loading.load(dataset, planned, workers, collate)
         while True:
             with self.phase("data") if self._heart.steps_here else nullcontext():
@@ -251,13 +254,6 @@ class Job:
             after, share, batch = item
             self._take(after, share)
             yield batch
-
-    def _data_place(self) -> tuple[int, int]:
-        """This rank's part of each batch, and their number: ranks that split one model share a part."""
-        if self._wrapped is None:
-            return self.rank, self.world_size
-        grid = self._wrapped.layout
-        return grid.data_rank(self.rank), grid.data_ways
 
     def _check_strategy(self) -> None:
         if self._strategy is not None and self._wrapped is None:
@@ -274,7 +270,7 @@ class Job:
 
     def _beat_step(self, samples: int | None) -> None:
         self._heart.step, self._heart.steps_here = self.step, self._heart.steps_here + 1
-        self._heart.samples += self._taken_total if samples is None else samples * self._data_place()[1]
+        self._heart.samples += self._taken_total if samples is None else samples * self.data_ways
         self._heart.phase = "train"
         self._heart.beat()
 

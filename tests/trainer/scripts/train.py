@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import ropeteam_trainer
-from ropeteam_trainer.recipes.common import data_parallel, result, summed
+from ropeteam_trainer.recipes.common import result, summed
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--samples", type=int, default=37)
@@ -35,10 +35,9 @@ data = torch.randn(options.samples, 9)
 job = ropeteam_trainer.init(
     device="cpu", checkpoint_dir=options.folder, checkpoint_every_steps=options.every, timeout_seconds=60
 )
-model = data_parallel(
-    nn.Sequential(nn.Linear(8, 300), nn.Dropout(0.2), nn.ReLU(), nn.Linear(300, 1)), job, data[:2, :8]
-)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+model: nn.Module = nn.Sequential(nn.Linear(8, 300), nn.Dropout(0.2), nn.ReLU(), nn.Linear(300, 1))
+optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+model, optimizer = job.wrap(model, optimizer)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.9)
 for seed in (random.seed, numpy.random.seed, torch.manual_seed):
     seed(100 + job.rank)

@@ -10,16 +10,33 @@ validation loss falls from 4.6 (guessing) to below 1.65. On two cores that takes
 from __future__ import annotations
 
 import argparse
+from collections import OrderedDict
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name everybody knows
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 import ropeteam_trainer
+from ropeteam_trainer.contract.strategy import TensorParallel
 from ropeteam_trainer.recipes import common
 
 CONTEXT, WIDTH, HEADS, LAYERS = 64, 64, 4, 2
+
+
+class Embed(nn.Module):
+    """What a letter is, and where it stands."""
+
+    def __init__(self, symbols: int) -> None:
+        super().__init__()
+        self.letters, self.places = nn.Embedding(symbols, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+
+    def forward(self, letters: torch.Tensor) -> torch.Tensor:
+        """letters: (batch, context); returns (batch, context, width)."""
+        places = torch.arange(letters.shape[1], device=letters.device)
+        embedded: torch.Tensor = self.letters(letters) + self.places(places)
+        return embedded
 
 
 class Block(nn.Module):
@@ -28,33 +45,51 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.query_key_value = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
         self.mix = nn.Linear(WIDTH, WIDTH, bias=False)
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (batch, context, width); the same shape comes out."""
-        batch, length, _ = x.shape
-        heads = self.query_key_value(self.norm_1(x)).view(batch, length, 3, HEADS, WIDTH // HEADS)
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        """x: (batch, context, width); the same shape comes out. A rank may have some of the heads only."""
+        normed = self.norm_1(x)
+        query, key, value = (
+            layer(normed).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.mix(seen.transpose(1, 2).reshape(batch, length, WIDTH))
+        x = x + self.mix(seen.transpose(1, 2).flatten(2))
         down: torch.Tensor = self.down(F.gelu(self.up(self.norm_2(x))))
         return x + down
 
 
-class CharGPT(nn.Module):
+class Head(nn.Module):
     def __init__(self, symbols: int) -> None:
         super().__init__()
-        self.letters, self.places = nn.Embedding(symbols, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, symbols, bias=False)
+        self.norm, self.guess = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, symbols, bias=False)
 
-    def forward(self, windows: torch.Tensor) -> torch.Tensor:
-        """windows: (batch, context + 1) letters; returns the loss of guessing each from those before it."""
-        x = self.letters(windows[:, :-1]) + self.places.weight
-        logits = self.head(self.norm(self.blocks(x)))
-        return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (batch, context, width); returns a score for each symbol to come next."""
+        scores: torch.Tensor = self.guess(self.norm(x))
+        return scores
+
+
+class CharGPT(nn.Sequential):
+    """A sequence of layers, so that it can be cut into the stages of a pipeline."""
+
+    def __init__(self, symbols: int) -> None:
+        blocks = {f"block_{number}": Block() for number in range(LAYERS)}
+        super().__init__(OrderedDict(embed=Embed(symbols), **blocks, head=Head(symbols)))
+
+    def tensor_plan(self, _: TensorParallel) -> dict[str, ParallelStyle]:
+        """Which layers are split how: heads and hidden units by columns, what gathers them by rows."""
+        columns = {f"block_*.{name}": ColwiseParallel() for name in ("query", "key", "value", "up")}
+        rows = {f"block_*.{name}": RowwiseParallel() for name in ("mix", "down")}
+        return {**columns, **rows}
+
+
+def loss_of(scores: torch.Tensor, letters: torch.Tensor) -> torch.Tensor:
+    """Mean loss of guessing each letter. scores: (batch, context, symbols); letters: (batch, context)."""
+    return F.cross_entropy(scores.flatten(0, 1), letters.flatten())
 
 
 def read_text(path: Path | None) -> str:
@@ -94,16 +129,20 @@ def main() -> None:
 
     torch.manual_seed(0)  # the same first weights on all ranks
     job = ropeteam_trainer.init(device="cpu")
-    model = common.data_parallel(CharGPT(symbols), job, data[:2])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.98), fused=True)
-    total = -(-len(data) // options.global_batch) * options.epochs
+    model: nn.Module = CharGPT(symbols)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+        model.parameters(), lr=options.learning_rate, betas=(0.9, 0.98), fused=True
+    )
+    model, optimizer = job.wrap(model, optimizer, loss=loss_of)
+    size = job.global_batch or options.global_batch
+    total = -(-len(data) // size) * options.epochs
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda n: common.warmup_then_cosine(n, 40, total)
     )
 
     job.restore(model=model, optimizer=optimizer, scheduler=scheduler)
-    for batch in job.batches(data, global_batch=options.global_batch, epochs=options.epochs):
-        loss = model(batch)
+    for batch in job.batches(data, global_batch=size, epochs=options.epochs):
+        loss = model(batch[:, :-1], batch[:, 1:])
         optimizer.zero_grad()
         (loss * job.batch_weight).backward()
         optimizer.step()
@@ -113,8 +152,8 @@ def main() -> None:
             common.say(job, f"step {job.step}/{total} loss {loss.item():.3f}")
 
     with job.phase("eval"), torch.no_grad():
-        parts = [part for part in torch.split(common.my_part(job, validation), 64) if len(part)]
-        own_sum = sum(model(part).item() * len(part) for part in parts)
+        parts = common.my_parts(job, validation, 64)
+        own_sum = sum(model(part[:, :-1], part[:, 1:]).item() * len(part) for part in parts)
         loss_sum, count = common.summed(job, own_sum, sum(len(part) for part in parts))
     common.result(job, validation_loss=round(loss_sum / count, 4), windows=int(count), steps=job.step)
 

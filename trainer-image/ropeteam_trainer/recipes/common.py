@@ -1,4 +1,4 @@
-"""What recipes share: DDP with repeatable sums, a learning-rate curve, evaluation, lines to read."""
+"""What recipes share: a learning-rate curve, evaluation, lines to read."""
 
 from __future__ import annotations
 
@@ -9,26 +9,8 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ropeteam_trainer import Job
-
-
-def data_parallel(model: nn.Module, job: Job, *example: torch.Tensor) -> nn.Module:
-    """`model` in DDP, or as it is in a world of one.
-
-    DDP orders its gradient buckets anew after the first backward pass, and at three or more ranks another
-    order sums to other last bits. A resumed run would be one pass behind, so that pass is done here, with
-    random generators and gradients put back: from the first step on, every run adds in the same order.
-    """
-    if job.world_size == 1:
-        return model
-    wrapped = DistributedDataParallel(model)
-    with torch.random.fork_rng():
-        wrapped(*example).sum().backward()
-    wrapped.zero_grad(set_to_none=True)
-    return wrapped
 
 
 def warmup_then_cosine(step: int, warmup: int, total: int) -> float:
@@ -39,9 +21,13 @@ def warmup_then_cosine(step: int, warmup: int, total: int) -> float:
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def my_part(job: Job, data: torch.Tensor) -> torch.Tensor:
-    """This rank's share of the rows of `data`."""
-    return data.tensor_split(job.world_size)[job.rank]
+def my_parts(job: Job, data: torch.Tensor, most: int) -> tuple[torch.Tensor, ...]:
+    """This rank's share of the rows of `data`, in pieces of at most `most`; as many pieces on all ranks, for
+    sharded models compute together.
+    """
+    mine = data.tensor_split(job.data_ways)[job.data_rank]
+    pieces = -(-len(data) // (job.data_ways * most))
+    return mine.tensor_split(pieces)
 
 
 def summed(job: Job, *values: float) -> list[float]:

@@ -41,14 +41,17 @@ def main() -> None:
 
     torch.manual_seed(0)  # the same first weights on all ranks
     job = ropeteam_trainer.init(device="cpu")
-    network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    model = common.data_parallel(network, job, training[0][:2])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    total = -(-len(training[0]) // options.global_batch) * options.epochs
+    model: nn.Module = nn.Sequential(
+        nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)
+    )
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    model, optimizer = job.wrap(model, optimizer)
+    size = job.global_batch or options.global_batch
+    total = -(-len(training[0]) // size) * options.epochs
 
     job.restore(model=model, optimizer=optimizer)
     data = TensorDataset(*training)
-    for pictures_of, digits_of in job.batches(data, global_batch=options.global_batch, epochs=options.epochs):
+    for pictures_of, digits_of in job.batches(data, global_batch=size, epochs=options.epochs):
         loss = F.cross_entropy(model(pictures_of), digits_of)
         optimizer.zero_grad()
         (loss * job.batch_weight).backward()
@@ -58,7 +61,7 @@ def main() -> None:
             common.say(job, f"step {job.step}/{total} loss {loss.item():.3f}")
 
     with job.phase("eval"), torch.no_grad():
-        right = (network(pixels).argmax(dim=1) == digits).sum().item()
+        right = (model(pixels).argmax(dim=1) == digits).sum().item()
     common.result(job, accuracy=round(right / len(digits), 4), pictures=len(digits), steps=job.step)
 
 
