@@ -20,8 +20,8 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.local import PHASES, FromRank
 from ropeteam_trainer.contract.world import Epoch
 from ropeteam_trainer.data import batches as loading
+from ropeteam_trainer.data.balancing import Balancer
+from ropeteam_trainer.data.owntime import OwnTime
 from ropeteam_trainer.data.plan import DataPlan, Position, Share
 from ropeteam_trainer.trace import Trace
 from ropeteam_trainer.world import World
@@ -96,6 +98,9 @@ class Job:
         self._restored_data: dict[str, int] | None = None
         self._taken: list[int] = []
         self._taken_total = 0
+        self._model: Any = None
+        self._clock: OwnTime | None = None
+        self._loaded: Generator[Any] | None = None
         self._failed = False
 
     def report(self, *, loss: Any = None, samples: int | None = None, total_steps: int | None = None) -> None:
@@ -106,6 +111,8 @@ class Job:
         people.
         """
         self.step += 1
+        if self._clock is not None:
+            self._clock.stop(len(self._taken))
         self._beat_step(samples)
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
         if self._link is not None:
@@ -147,6 +154,7 @@ class Job:
         for a fresh start. Raises CheckpointNotFound if `resume` names a step that is not there.
         """
         self._climb(2)
+        self._model = model
         if self._checkpoints is None:
             return 0
         objects = {"model": model, "optimizer": optimizer, **extra}
@@ -167,6 +175,8 @@ class Job:
         epochs: int = 1,
         seed: int = 0,
         workers: int = 0,
+        prefetch: int = 0,
+        balance: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> Iterator[Any]:
         """This rank's part of each global batch, until `epochs` data epochs (counted from the job's start)
@@ -174,23 +184,37 @@ class Job:
 
         dataset: a tensor, a sequence, or a map-style Dataset, the same on all ranks. global_batch: samples
         per step of all ranks together, whatever their number; the last batch of an epoch may be smaller.
-        Parts may be unequal: use `batch_weight`. workers: processes that load ahead. collate: default torch's
-        default_collate. Goes on where the restored checkpoint was. Raises ValueError if data or seed are not
-        those of the checkpoint.
+        Parts may be unequal: use `batch_weight`. workers: processes that load ahead. prefetch: batches that a
+        thread loads ahead instead. collate: default torch's default_collate. balance: parts in proportion to
+        measured speed, judged anew every 20 batches; the model that restore() was given must be in
+        DistributedDataParallel or fully_shard. Each call, and so a resumed job, begins with equal parts. Goes
+        on where the restored checkpoint was. Raises ValueError if data or seed are not those of the
+        checkpoint, or not the same on all ranks.
         """
         self._climb(3)
         self._data = DataPlan(len(dataset), global_batch, seed)
         self._position = _resume_position(self._restored_data, self._data, self._position)
-        planned = loading.shares(self._data, self._position, epochs, self.rank, self.world_size)
-        loaded = loading.load(dataset, planned, workers, collate)
-        while True:
-            with self.phase("data") if self._heart.steps_here else nullcontext():
-                item = next(loaded, None)
-            if item is None:
-                return
-            after, share, batch = item
-            self._take(after, share)
-            yield batch
+        ahead, balancer = loading.most_ahead(workers, prefetch), None
+        loading.must_agree(self._world, self._data, epochs)
+        if balance and self.world_size > 1:
+            if self._clock is None:
+                self._clock = OwnTime(self.device)
+                self._clock.attach(self._model)
+            balancer = Balancer(self._world, self._clock, global_batch, ahead)
+        speeds = balancer.speeds if balancer else loading.equal
+        planned = loading.shares(self._data, self._position, epochs, self.rank, self.world_size, speeds)
+        self._loaded = loading.load(dataset, planned, workers, collate, prefetch)
+        with closing(self._loaded):
+            while True:
+                if balancer is not None:
+                    balancer.before_batch()
+                with self.phase("data") if self._heart.steps_here else nullcontext():
+                    item = next(self._loaded, None)
+                if item is None:
+                    return
+                after, share, batch = item
+                self._take(after, share)
+                yield batch
 
     def _take(self, after: Position, share: Share) -> None:
         self._data_epoch, self._position = self._position.epoch, after
@@ -246,9 +270,12 @@ class Job:
 
     def _at_exit(self) -> None:
         """End with the script's own exit code."""
+        if self._loaded is not None:
+            self._loaded.close()
+        self._model = None  # it holds the group
         if self._checkpoints is not None:
             self._checkpoints.wait()
-            self._checkpoints.keep({})  # they may hold the model, and with it the group
+            self._checkpoints.keep({})  # the same
         if self._link is not None:
             self._link.close()
         if self._failed:
