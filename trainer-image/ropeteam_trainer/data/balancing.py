@@ -20,7 +20,7 @@ class Balancer:
 
     def __init__(self, world: World, clock: OwnTime, global_batch: int, ahead: int) -> None:
         """ahead: how many batches beyond those taken this rank may have planned at any time."""
-        self.clock = clock
+        self._clock = clock
         self._world, self._global_batch, self._ahead = world, global_batch, ahead
         self._balance = Balance()
         self._changes: list[tuple[int, tuple[float, ...] | None]] = [(0, None)]
@@ -33,10 +33,10 @@ class Balancer:
     def before_batch(self) -> None:
         """The script wants its next batch."""
         if self._taken and self._taken % EVERY == 0:
-            told = self._world.gather((self.clock.speed(), self._ahead))
+            told = self._world.gather((self._clock.speed(), self._ahead))
             self._balance = self._balance.after([speed for speed, _ in told], self._global_batch)
             if self._balance.in_force != self._changes[-1][1]:
                 begin = self._taken + max(ahead for _, ahead in told)
                 self._changes.append((begin, self._balance.in_force))
         self._taken += 1
-        self.clock.start()
+        self._clock.start()
