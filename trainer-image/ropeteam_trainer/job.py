@@ -22,7 +22,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,8 @@ from ropeteam_trainer.contract.local import PHASES, FromRank
 from ropeteam_trainer.contract.strategy import Strategy, StrategyError, TensorParallel
 from ropeteam_trainer.contract.world import Epoch
 from ropeteam_trainer.data import batches as loading
-from ropeteam_trainer.data.plan import DataPlan, Position, Share
+from ropeteam_trainer.data.feed import Feed, Wish
+from ropeteam_trainer.data.plan import DataPlan
 from ropeteam_trainer.trace import Trace
 from ropeteam_trainer.world import World
 
@@ -88,8 +89,6 @@ class Job:
         self.rank, self.world_size, self.device = world.rank, world.size, world.device
         self.step = 0
         """Steps done, also in former worlds."""
-        self.batch_weight = 1.0
-        """Multiply the last batch's mean loss by this: then the mean of gradients over ranks is exact."""
         self.data_rank, self.data_ways = world.rank, world.size
         """Which part of a batch this rank works on, of how many: ranks that split one model share a part."""
         self._world = world
@@ -104,14 +103,14 @@ class Job:
         """A save is due, and waits until all ranks have the same weights."""
         self._rung = 1
         self._total_steps: int | None = None
-        self._data: DataPlan | None = None
-        self._position = Position()
-        self._data_epoch = 0
-        """Of the last batch that was taken."""
-        self._restored_data: dict[str, int] | None = None
-        self._taken: list[int] = []
-        self._taken_total = 0
+        self._feed = Feed(world)
+        self._model: Module | None = None
         self._failed = False
+
+    @property
+    def batch_weight(self) -> float:
+        """Multiply the last batch's mean loss by this: then the mean of gradients over ranks is exact."""
+        return self._feed.weight
 
     @property
     def global_batch(self) -> int | None:
@@ -166,6 +165,7 @@ class Job:
         """
         self._check_strategy()
         self.step += 1
+        self._feed.step_is_done()
         self._beat_step(samples)
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
         if self._link is not None:
@@ -174,8 +174,10 @@ class Job:
                 self._total_steps = total_steps
                 self._link.send(FromRank(total_steps=total_steps))
         if self._trace is not None:
-            self._trace.step(self.step, self._data_epoch, self._taken, None if loss is None else float(loss))
-        self._taken, self._taken_total = [], 0
+            self._trace.step(
+                self.step, self._feed.epoch, self._feed.taken, None if loss is None else float(loss)
+            )
+        self._feed.forget_taken()
         if self._checkpoints is not None:
             self._save_owed |= self._checkpoints.due(self.step)
             if self._save_owed and (self._wrapped is None or self._wrapped.together()):
@@ -209,6 +211,7 @@ class Job:
         for a fresh start. Raises CheckpointNotFound if `resume` names a step that is not there.
         """
         self._climb(2)
+        self._model = model if isinstance(model, Module) else None
         if self._checkpoints is None:
             return 0
         objects = {"model": model, "optimizer": optimizer, **extra}
@@ -217,7 +220,7 @@ class Job:
             found = self._checkpoints.restore()
         if found is not None:
             self.step = self._heart.step = found.step
-            self._restored_data = found.data
+            self._feed.restore(found.data)
             self._heart.beat()
         return self.step
 
@@ -229,6 +232,8 @@ class Job:
         epochs: int = 1,
         seed: int = 0,
         workers: int = 0,
+        prefetch: int = 0,
+        balance: bool = False,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> Iterator[Any]:
         """This rank's part of each global batch, until `epochs` data epochs (counted from the job's start)
@@ -236,24 +241,32 @@ class Job:
 
         dataset: a tensor, a sequence, or a map-style Dataset, the same on all ranks. global_batch: samples
         per step of all ranks together, whatever their number; the last batch of an epoch may be smaller.
-        Parts may be unequal: use `batch_weight`. workers: processes that load ahead. collate: default torch's
-        default_collate. Goes on where the restored checkpoint was. Raises ValueError if data or seed are not
-        those of the checkpoint.
+        Parts may be unequal: use `batch_weight`. workers: processes that load ahead. prefetch: batches that a
+        thread loads ahead instead. collate: default torch's default_collate. balance: parts in proportion to
+        measured speed, judged anew every 20 batches; the model must have gone through wrap() or restore(), in
+        DistributedDataParallel or fully_shard. Each call, and so a resumed job, begins with equal parts. Goes
+        on where the restored checkpoint was. Raises ValueError if data or seed are not those of the
+        checkpoint, or not the same on all ranks.
         """
         self._check_strategy()
         self._climb(3)
-        self._data = DataPlan(len(dataset), self.global_batch or global_batch, seed)
-        self._position = _resume_position(self._restored_data, self._data, self._position)
-        planned = loading.shares(self._data, self._position, epochs, self.data_rank, self.data_ways)
-        loaded = loading.load(dataset, planned, workers, collate)
-        while True:
-            with self.phase("data") if self._heart.steps_here else nullcontext():
-                item = next(loaded, None)
-            if item is None:
-                return
-            after, share, batch = item
-            self._take(after, share)
-            yield batch
+        loading.most_ahead(workers, prefetch)
+        plan = DataPlan(len(dataset), self.global_batch or global_batch, seed)
+        model = self._balanced_model() if balance else None
+        wish = Wish(dataset, plan, epochs, workers, prefetch, balance, model, collate)
+        return self._feed.batches(wish, self.data_rank, self.data_ways, self._loading)
+
+    def _loading(self) -> AbstractContextManager[None]:
+        return self.phase("data") if self._heart.steps_here else nullcontext()
+
+    def _balanced_model(self) -> Module | None:
+        if self._wrapped is None:
+            return self._model
+        if self._wrapped.layout.tensor * self._wrapped.layout.pipeline > 1:
+            raise StrategyError(
+                "batches(balance=True) goes with replicate and shard, not with tensor or pipeline"
+            )
+        return self._wrapped.parts[0]
 
     def _check_strategy(self) -> None:
         if self._strategy is not None and self._wrapped is None:
@@ -262,15 +275,9 @@ class Job:
                 "model, optimizer = job.wrap(model, optimizer) before restore() and the loop"
             )
 
-    def _take(self, after: Position, share: Share) -> None:
-        self._data_epoch, self._position = self._position.epoch, after
-        self._taken += share.ids
-        self._taken_total += share.total
-        self.batch_weight = share.weight
-
     def _beat_step(self, samples: int | None) -> None:
         self._heart.step, self._heart.steps_here = self.step, self._heart.steps_here + 1
-        self._heart.samples += self._taken_total if samples is None else samples * self.data_ways
+        self._heart.samples += self._feed.total if samples is None else samples * self.data_ways
         self._heart.phase = "train"
         self._heart.beat()
 
@@ -283,17 +290,8 @@ class Job:
     def _save(self) -> None:
         assert self._checkpoints is not None
         self._save_owed = False
-        data = None
-        if self._data is not None:
-            at = self._position
-            data = {
-                "epoch": at.epoch,
-                "offset": at.offset,
-                "samples": self._data.samples,
-                "seed": self._data.seed,
-            }
         with self.phase("checkpoint"):
-            self._checkpoints.save(self.step, data)
+            self._checkpoints.save(self.step, self._feed.state())
 
     def _obey_pause(self, link: agentlink.AgentLink) -> None:
         """Wait to be told where to stop; go on until there; save, and stay."""
@@ -319,6 +317,8 @@ class Job:
 
     def _at_exit(self) -> None:
         """End with the script's own exit code."""
+        self._feed.close()
+        self._model = self._wrapped = None  # they hold the group
         if self._checkpoints is not None:
             self._checkpoints.wait()
             self._checkpoints.keep({})  # they may hold the model, and with it the group
@@ -342,19 +342,6 @@ def _plan_without_operator(
         epoch = world.from_rank_0(lambda: next_epoch(path))
         checkpoint = CheckpointConfig(str(path), every_steps)
     return RankPlan(str(epoch), (), False, checkpoint, Resume.LATEST, None, "", "", strategy)
-
-
-def _resume_position(saved: dict[str, int] | None, plan: DataPlan, current: Position) -> Position:
-    """Where batches() begins. Raises ValueError if the checkpoint was of other data."""
-    if saved is None:
-        return current
-    for what, now in (("samples", plan.samples), ("seed", plan.seed)):
-        if saved[what] != now:
-            raise ValueError(
-                f"the checkpoint was made with {what} = {saved[what]}, but batches() now has {now}: samples "
-                "could not be used exactly once. Use the same data, or resume.policy Never to begin anew."
-            )
-    return max(current, Position(saved["epoch"], saved["offset"]))
 
 
 def _wait_to_be_killed() -> None:

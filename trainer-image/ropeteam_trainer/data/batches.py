@@ -1,51 +1,99 @@
 """Turn shares of the data plan into batches of tensors.
 
-Promise: the order of batches is the plan's, with or without worker processes, and nothing here draws from the
-training's random generators. Limit: what a data set draws at random inside worker processes is not restored.
+Promise: the order of batches is the plan's, with or without worker processes or prefetch, and nothing here
+draws from the training's random generators. Limits: what a data set draws at random inside worker processes
+is not restored. With prefetch it runs in a thread of its own: what it draws at random mixes with what the
+training draws, so such a run does not repeat itself; and it must not use CUDA.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, default_collate
 
 from ropeteam_trainer.data.plan import DataPlan, Position, Share
+from ropeteam_trainer.data.prefetch import prefetched
+from ropeteam_trainer.world import World
 
 Collate = Callable[[list[Any]], Any]
+Speeds = Callable[[int], "tuple[float, ...] | None"]
+"""For batch number N of this call of batches(): what the parts are in proportion to."""
+Loaded = Generator[tuple[Position, Share, Any]]
+_AHEAD_PER_WORKER = 2
+_AGREED = ("samples", "global_batch", "seed", "epochs")
+
+
+def equal(_number: int) -> tuple[float, ...] | None:
+    """Speeds for equal parts."""
+    return None
+
+
+def must_agree(world: World, plan: DataPlan, epochs: int) -> None:
+    """Raises ValueError on all ranks if they were not given the same: samples would be lost, ranks hang."""
+    theirs = world.gather((plan.samples, plan.global_batch, plan.seed, epochs))
+    for rank, told in enumerate(theirs):
+        for what, other, first in zip(_AGREED, told, theirs[0], strict=True):
+            if other != first:
+                raise ValueError(
+                    f"batches() must be given the same on all ranks, but {what} = {first} on rank 0 and "
+                    f"{other} on rank {rank}. Give every rank the whole data set: batches() shares it out."
+                )
 
 
 def shares(
-    plan: DataPlan, start: Position, epochs: int, rank: int, world: int
+    plan: DataPlan, start: Position, epochs: int, rank: int, world: int, speeds: Speeds = equal
 ) -> Iterator[tuple[Position, Share]]:
     """This rank's shares from `start` to the end of `epochs` data epochs, each with the position after it."""
     at = start
-    while at.epoch < epochs:
+    for number in itertools.count():
+        if at.epoch >= epochs:
+            return
         after = plan.after(at)
-        yield after, plan.share(at, rank, world)
+        yield after, plan.share(at, rank, world, speeds(number))
         at = after
 
 
+def most_ahead(workers: int, prefetch: int) -> int:
+    """How many shares beyond the batches taken load() may have drawn. ValueError if it cannot do both."""
+    if prefetch < 0 or (prefetch and workers):
+        raise ValueError(
+            "prefetch must be 0 or more, and 0 with workers, which load ahead anyway: got "
+            f"prefetch={prefetch} with workers={workers}"
+        )
+    return prefetch + 1 if prefetch else workers * _AHEAD_PER_WORKER
+
+
 def load(
-    dataset: Any, planned: Iterator[tuple[Position, Share]], workers: int, collate: Collate | None
-) -> Iterator[tuple[Position, Share, Any]]:
+    dataset: Any,
+    planned: Iterator[tuple[Position, Share]],
+    workers: int,
+    collate: Collate | None,
+    prefetch: int = 0,
+) -> Loaded:
     """The batches of `planned`. `dataset` is a tensor, a sequence, or a map-style Dataset.
 
     Tensors are indexed at once; other samples go through `collate` (default: torch's default_collate).
     """
     collate = collate or default_collate
-    if workers == 0:
-        for after, share in planned:
-            yield after, share, _fetch(dataset, _indices(share), collate)
-        return
+    if workers:
+        return _by_processes(dataset, planned, collate, workers)
+    fetched = ((after, share, _fetch(dataset, _indices(share), collate)) for after, share in planned)
+    return prefetched(fetched, prefetch) if prefetch else fetched
+
+
+def _by_processes(
+    dataset: Any, planned: Iterator[tuple[Position, Share]], collate: Collate, workers: int
+) -> Loaded:
     planned, again = itertools.tee(planned)
     loader = DataLoader(
         dataset,
         batch_sampler=(_indices(share) for _, share in again),
         num_workers=workers,
+        prefetch_factor=_AHEAD_PER_WORKER,
         collate_fn=collate,
         generator=torch.Generator(),  # else it draws from, and so disturbs, the training's generator
     )

@@ -1,8 +1,8 @@
 """Which samples each rank trains on, and in which order: each sample of each data epoch exactly once.
 
 Pure. The whole state is a Position, one pair of integers that no world size enters: the k-th global batch is
-the same for any number of ranks, so a job may stop anywhere and go on with more or fewer of them. A rank
-takes a contiguous part.
+the same for any number of ranks and any parts, so a job may stop anywhere and go on with more or fewer of
+them. A rank takes a contiguous part.
 
 The order is a keyed permutation that is computed for one index at a time (a Feistel network on a rows x
 columns grid, after Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). It needs no memory and
@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from ropeteam_trainer.data.balance import parts
 
 _ROUNDS = 8
 _MASK = (1 << 64) - 1
@@ -60,10 +62,13 @@ class DataPlan:
         end = at.offset + self.global_batch
         return Position(at.epoch, end) if end < self.samples else Position(at.epoch + 1, 0)
 
-    def share(self, at: Position, rank: int, world: int) -> Share:
-        """What `rank` of `world` takes of the batch at `at`. Parts differ by at most one sample."""
+    def share(self, at: Position, rank: int, world: int, speeds: tuple[float, ...] | None = None) -> Share:
+        """What `rank` of `world` takes of the batch at `at`, in proportion to `speeds` (one per rank; None:
+        equal parts, which differ by at most one sample). All ranks must give the same speeds."""
         total = min(self.global_batch, self.samples - at.offset)
-        begin, end = total * rank // world, total * (rank + 1) // world
+        sizes = parts(total, speeds or (1.0,) * world)
+        begin = sum(sizes[:rank])
+        end = begin + sizes[rank]
         key = _mix(_mix(self.seed & _MASK) ^ at.epoch)
         ids = tuple(permuted(at.offset + i, self.samples, key) for i in range(begin, end))
         return Share(ids, len(ids) * world / total, permuted(at.offset, self.samples, key), total)

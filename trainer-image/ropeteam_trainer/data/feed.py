@@ -1,0 +1,133 @@
+"""The data of one rank: where it stands, the batches it takes, the samples used since the last step.
+
+One Feed per job; batches() may be called again, and goes on where the last call ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ropeteam_trainer.data import batches as loading
+from ropeteam_trainer.data.balancing import Balancer
+from ropeteam_trainer.data.owntime import OwnTime
+from ropeteam_trainer.data.plan import DataPlan, Position, Share
+from ropeteam_trainer.world import World
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the script asked batches() for."""
+
+    dataset: Any
+    plan: DataPlan
+    epochs: int
+    workers: int = 0
+    prefetch: int = 0
+    balance: bool = False
+    """Parts in proportion to measured speed."""
+    model: nn.Module | None = None
+    """By which the speed is measured."""
+    collate: loading.Collate | None = None
+
+
+class Feed:
+    def __init__(self, world: World) -> None:
+        self.weight = 1.0
+        """Of the last batch: see Share.weight."""
+        self.taken: list[int] = []
+        """Samples since the last step."""
+        self.total = 0
+        """Samples of all ranks since the last step."""
+        self.epoch = 0
+        """Data epoch of the last batch that was taken."""
+        self._world = world
+        self._plan: DataPlan | None = None
+        self._position = Position()
+        self._saved: dict[str, int] | None = None
+        self._clock: OwnTime | None = None
+        self._loaded: loading.Loaded | None = None
+
+    def restore(self, saved: dict[str, int] | None) -> None:
+        """Go on from there in the next batches()."""
+        self._saved = saved
+
+    def state(self) -> dict[str, int] | None:
+        """For a checkpoint. None: batches() was not used."""
+        if self._plan is None:
+            return None
+        at = self._position
+        return {
+            "epoch": at.epoch,
+            "offset": at.offset,
+            "samples": self._plan.samples,
+            "seed": self._plan.seed,
+        }
+
+    def batches(
+        self, wish: Wish, rank: int, ways: int, loading_now: Callable[[], AbstractContextManager[None]]
+    ) -> Iterator[Any]:
+        """Part `rank` of `ways` of each batch. ValueError if the data are not those of the checkpoint."""
+        self._plan = wish.plan
+        self._position = _begin(self._saved, wish.plan, self._position)
+        loading.must_agree(self._world, wish.plan, wish.epochs)
+        balancer = self._balancer(wish) if wish.balance and ways > 1 else None
+        speeds = balancer.speeds if balancer else loading.equal
+        planned = loading.shares(wish.plan, self._position, wish.epochs, rank, ways, speeds)
+        self._loaded = loading.load(wish.dataset, planned, wish.workers, wish.collate, wish.prefetch)
+        with closing(self._loaded):
+            while True:
+                if balancer is not None:
+                    balancer.before_batch()
+                with loading_now():
+                    item = next(self._loaded, None)
+                if item is None:
+                    return
+                after, share, batch = item
+                self._take(after, share)
+                yield batch
+
+    def step_is_done(self) -> None:
+        """Before `taken` and `total` are read, once per step."""
+        if self._clock is not None:
+            self._clock.stop(len(self.taken))
+
+    def forget_taken(self) -> None:
+        self.taken, self.total = [], 0
+
+    def close(self) -> None:
+        """Stop what loads ahead, and let go of the model."""
+        if self._loaded is not None:
+            self._loaded.close()
+        self._clock = None
+
+    def _take(self, after: Position, share: Share) -> None:
+        self.epoch, self._position = self._position.epoch, after
+        self.taken += share.ids
+        self.total += share.total
+        self.weight = share.weight
+
+    def _balancer(self, wish: Wish) -> Balancer:
+        if self._clock is None:
+            clock = OwnTime(self._world.device)
+            clock.attach(wish.model)
+            self._clock = clock
+        ahead = loading.most_ahead(wish.workers, wish.prefetch)
+        return Balancer(self._world, self._clock, wish.plan.global_batch, ahead)
+
+
+def _begin(saved: dict[str, int] | None, plan: DataPlan, current: Position) -> Position:
+    """Where batches() begins. Raises ValueError if the checkpoint was of other data."""
+    if saved is None:
+        return current
+    for what, now in (("samples", plan.samples), ("seed", plan.seed)):
+        if saved[what] != now:
+            raise ValueError(
+                f"the checkpoint was made with {what} = {saved[what]}, but batches() now has {now}: samples "
+                "could not be used exactly once. Use the same data, or resume.policy Never to begin anew."
+            )
+    return max(current, Position(saved["epoch"], saved["offset"]))

@@ -1,0 +1,60 @@
+"""Make the items of an iterator ahead of their use, in one thread.
+
+Promise: the same items in the same order, and the same error at the same place, with the traceback of the
+thread. The thread ends with the generator: at its end, its close(), or an error.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Generator, Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_PATIENCE_SECONDS = 5.0
+"""How long close() waits for an item that is being made."""
+
+
+def prefetched(source: Iterator[T], count: int) -> Generator[T]:
+    """`source`, with at most `count` items ready and one more being made."""
+    filler = _Filler(source, count)
+    filler.start()
+    try:
+        while True:
+            item, error = filler.ready.get()
+            if error is not None:
+                raise error
+            if item is _END:
+                return
+            yield item
+    finally:
+        filler.end()
+
+
+_END: Any = object()
+
+
+class _Filler(threading.Thread):
+    def __init__(self, source: Iterator[Any], count: int) -> None:
+        super().__init__(daemon=True, name="ropeteam-prefetch")
+        self.ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(count)
+        self._source, self._stopped = source, threading.Event()
+
+    def run(self) -> None:
+        try:
+            for item in self._source:
+                self.ready.put((item, None))
+                if self._stopped.is_set():
+                    return
+            self.ready.put((_END, None))
+        except BaseException as error:  # also a SystemExit of the data set: it is the script's
+            self.ready.put((None, error))
+
+    def end(self) -> None:
+        """After `stopped` the thread puts one thing at most, and there is room for it."""
+        self._stopped.set()
+        while not self.ready.empty():
+            self.ready.get_nowait()
+        self.join(_PATIENCE_SECONDS)
