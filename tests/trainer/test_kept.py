@@ -123,7 +123,7 @@ def test_an_optimizer_goes_on_to_the_last_bit(
             optimizer.zero_grad()
             loss = model(torch.ones(2, 3)).square().sum()
             loss.backward()
-            return float(loss)
+            return loss.item()
 
         optimizer.step(closure)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,22 +12,22 @@ from tests.trainer.ranks import Crew
 SIZES = (1, 2, 3, 4)
 
 
-def losses(tmp_path: Path, phase: str) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for size in SIZES:
-        ended = Crew(tmp_path / f"{phase}{size}", size).run("layouts.py", phase, str(tmp_path / "saved"))
-        assert ended.codes == [0] * size, "\n".join(ended.output)
-        found |= ended.result["losses"]
-    return found
-
-
 def test_every_layout_goes_on_from_every_other(tmp_path: Path) -> None:
-    saved = losses(tmp_path, "save")
-    expected = saved["alone"]
-    assert saved == {name: pytest.approx(expected, abs=1e-5) for name in saved}, "they train alike"
-    loaded = losses(tmp_path, "load")
-    assert len(loaded) == len(saved) ** 2 == 81
-    assert loaded == {pair: pytest.approx(expected[3:], abs=1e-5) for pair in loaded}
+    trained: dict[str, list[float]] = {}
+    went_on: dict[str, list[float]] = {}
+    with ExitStack() as worlds:
+        crews = [worlds.enter_context(Crew(tmp_path / str(size), size)) for size in SIZES]
+        for crew in crews:
+            crew.start("layouts.py", str(tmp_path / "saved"))
+        for crew in crews:
+            ended = crew.wait()
+            assert ended.codes == [0] * crew.world, "\n".join(ended.output)
+            trained |= ended.result["trained"]
+            went_on |= ended.result["went_on"]
+    expected = trained["alone"]
+    assert trained == {name: pytest.approx(expected, abs=1e-5) for name in trained}, "they train alike"
+    assert len(went_on) == len(trained) ** 2 == 81
+    assert went_on == {pair: pytest.approx(expected[3:], abs=1e-5) for pair in went_on}
 
 
 def test_a_disk_that_fails_on_one_rank_costs_that_checkpoint_on_all_and_no_more(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Train one small model in every layout that the world's size allows.
 
-layouts.py save FOLDER     each layout trains three steps and saves; the result has all five losses
-layouts.py load FOLDER     each layout goes on from each checkpoint in FOLDER, of whichever layout it is
+layouts.py FOLDER     each layout trains five steps, and saves after the third; when worlds of the other
+                      sizes have done so too, each goes on from each checkpoint. The result: all losses
 
 The model has what makes layouts differ: sizes that do not divide, a buffer, a parameter that nobody trains,
 and groups of parameters in another order than the model's.
@@ -11,21 +11,24 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from ropeteam_trainer.checkpoint.manifest import MANIFEST
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.job import Job
 from ropeteam_trainer.recipes.common import result
@@ -116,6 +119,12 @@ class Training:
             yield float(loss)
 
 
+@cache
+def mesh(*shape: int) -> DeviceMesh:
+    """All ranks, in a line or a rectangle."""
+    return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+
+
 def data_parallel(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Training:
     """Each rank has its share of the batch; the loss is the mean over all."""
 
@@ -132,8 +141,7 @@ def data_parallel(model: nn.Module, optimizer: torch.optim.Optimizer | None = No
 
 
 def tensor_parallel(model: Whole) -> Training:
-    mesh = init_device_mesh("cpu", (size,))
-    parallelize_module(model, mesh, {"first.up": ColwiseParallel(), "first.down": RowwiseParallel()})
+    parallelize_module(model, mesh(size), {"first.up": ColwiseParallel(), "first.down": RowwiseParallel()})
 
     def forward_backward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = F.cross_entropy(model(x), y)
@@ -168,10 +176,9 @@ def pipeline(model: Whole) -> Training:
     return Training([stage], adam(stage), forward_backward)
 
 
-def sharded(model: Whole, *mesh: int) -> Training:
-    names = ("replicate", "shard")[-len(mesh) :]
-    for part in (model.first, model.second, model):
-        fully_shard(part, mesh=init_device_mesh("cpu", mesh, mesh_dim_names=names))
+def sharded(model: Whole, *shape: int) -> Training:
+    for part in (model.first, model):
+        fully_shard(part, mesh=mesh(*shape))
     return data_parallel(model)
 
 
@@ -200,24 +207,27 @@ def job_in(folder: Path, world: World, n: int) -> Job:
     return Job(world, RankPlan(f"0.0.{n}", (), False, checkpoint, Resume.LATEST, None, "", ""), {})
 
 
-def main(phase: str, root: Path) -> None:
+def main(root: Path) -> None:
     world = World.join("cpu", 60)
-    losses: dict[str, list[float]] = {}
+    trained: dict[str, list[float]] = {}
     for name, build in LAYOUTS[size].items():
-        if phase == "save":
-            training, job = build(whole(seed=0)), job_in(root / name, world, 1)
-            job.restore(model=training.model, optimizer=training.optimizer)
-            losses[name] = []
-            for loss in training.steps(0, STEPS):
-                losses[name].append(loss)
-                job.report()
-            continue
-        for saved in sorted(root.iterdir()):
-            training, job = build(whole(seed=1)), job_in(saved, world, 2)
+        training, job = build(whole(seed=0)), job_in(root / name, world, 1)
+        job.restore(model=training.model, optimizer=training.optimizer)
+        trained[name] = []
+        for loss in training.steps(0, STEPS):
+            trained[name].append(loss)
+            job.report()
+    names = sorted(name for layouts in LAYOUTS.values() for name in layouts)
+    while not all([*(root / name).glob(f"*/*/{MANIFEST}")] for name in names):
+        time.sleep(0.05)
+    went_on: dict[str, list[float]] = {}
+    for name, build in LAYOUTS[size].items():
+        for saved in names:
+            training, job = build(whole(seed=1)), job_in(root / saved, world, 2)
             assert job.restore(model=training.model, optimizer=training.optimizer) == SAVED_AT
-            losses[f"{saved.name} -> {name}"] = list(training.steps(SAVED_AT, STEPS))
-    result(job, losses=losses)
+            went_on[f"{saved} -> {name}"] = list(training.steps(SAVED_AT, STEPS))
+    result(job, trained=trained, went_on=went_on)
     world.leave(10)
 
 
-main(sys.argv[1], Path(sys.argv[2]))
+main(Path(sys.argv[1]))
