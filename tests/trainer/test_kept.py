@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from collections.abc import Callable
@@ -234,6 +235,28 @@ def test_a_checkpoint_of_the_former_format_is_not_used(tmp_path: Path) -> None:
     plan = RankPlan("0.0.2", (), False, CheckpointConfig(str(tmp_path)), Resume.STEP, 1, "", "")
     with pytest.raises(CheckpointNotFound, match="earlier Ropeteam"):
         Job(ALONE, plan, {}).restore(model=net())
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: os.truncate(path, 100)])
+def test_damaged_metadata_makes_it_go_on_from_the_parent(
+    tmp_path: Path, damage: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    job, model, other = job_in(tmp_path), nn.Linear(3, 3), nn.Linear(3, 3)
+    job.restore(model=model)
+    job.report()
+    weights = model.weight.detach().clone()
+    nn.init.zeros_(model.weight)
+    job.report()
+    damage(tmp_path / "step-2" / "0.0.1" / METADATA)
+    restore(tmp_path, model=other)
+    assert torch.equal(other.weight, weights)
+    assert "checkpoint step-2/0.0.1 is not used: .metadata" in capfd.readouterr().err
 
 
 class Foreign:

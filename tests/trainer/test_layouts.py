@@ -38,6 +38,7 @@ def test_a_disk_that_fails_on_one_rank_costs_that_checkpoint_on_all_and_no_more(
         own = {f"__{rank}_0.distcp", f"rank-{rank}.pt"} | ({"state.pt", ".metadata"} if rank == 0 else set())
         assert {step: set(files) for step, files in written.items()} == {"1": own, "6": own}
     assert ended.result["same"] == [True, True], "what was saved is the state before training went on"
+    assert ended.result["buffers"] == [0, 0], "rank 0's count, as in DDP"
     assert ended.result["left"] == ["step-4/1.0.1/.metadata.tmp"], "only what the test has put there"
     for text in ended.output:
         assert re.findall(

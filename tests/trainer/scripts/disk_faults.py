@@ -30,6 +30,8 @@ world, root = World.join("cpu", 60), Path(sys.argv[1])
 torch.manual_seed(0)
 model = nn.Linear(501, 64)
 fully_shard(model)
+for name in ("one", "two"):  # ranks may disagree on a buffer
+    model.register_buffer(name, torch.tensor(float(world.rank)))
 whole = model.weight.full_tensor().detach().clone()  # type: ignore[attr-defined]
 written: dict[int, list[str]] = {}
 writer = ShardWriter(root, EPOCH, world, lambda step, files: written.update({step: [f.name for f in files]}))
@@ -76,14 +78,18 @@ save(6)
 
 ref = CheckpointRef(6, EPOCH)
 saved = reader.load_metadata(root, ref)
-into = torch.zeros_like(model.weight)
-piece = piece_of(into)
-assert piece is not None
-reader.fill(root, ref, saved, {"model.weight": piece})
-same = torch.equal(into.full_tensor(), whole)  # type: ignore[attr-defined]
+into = {"model.weight": torch.zeros_like(model.weight)}
+into |= {f"model.{name}": torch.ones(()) for name in ("one", "two")}
+reader.fill(root, ref, saved, {name: piece for name, tensor in into.items() if (piece := piece_of(tensor))})
+same = torch.equal(into["model.weight"].full_tensor(), whole)  # type: ignore[attr-defined]
+buffers = [into["model.one"].item(), into["model.two"].item()]
 left = sorted(str(path.relative_to(root)) for path in root.glob("step-[2345]/*/*"))
 all_written, all_same = world.gather(written), world.gather(same)
 if world.rank == 0:
-    print("RESULT", json.dumps({"written": all_written, "same": all_same, "left": left}), flush=True)
+    print(
+        "RESULT",
+        json.dumps({"written": all_written, "same": all_same, "left": left, "buffers": buffers}),
+        flush=True,
+    )
 writer.close()
 world.leave(10)

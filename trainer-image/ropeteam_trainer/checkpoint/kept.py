@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from ropeteam_trainer.checkpoint import names, optimizers
 from ropeteam_trainer.checkpoint.metadata import Saved
 
+T = TypeVar("T")
 Shared = dict[str, dict[str, Any]]
 """`models` (what is no tensor in their state) and `optimizers` (their parts): of this rank, or merged."""
 
@@ -34,10 +35,35 @@ class State:
     others: dict[str, Any] = field(default_factory=dict)
 
 
+class _Named:
+    """A module, and its names without wrappers, which are found out once."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._plain: dict[str, str] = {}
+
+    def entries(self) -> Iterator[tuple[str, str, Any]]:
+        """Of its state: the key, the plain name, the value."""
+        return self._named(self.module.state_dict().items())
+
+    def parameters(self) -> Iterator[tuple[str, str, nn.Parameter]]:
+        return self._named(self.module.named_parameters(remove_duplicate=False))
+
+    def _named(self, pairs: Iterable[tuple[str, T]]) -> Iterator[tuple[str, str, T]]:
+        for raw, value in pairs:
+            if raw not in self._plain:
+                self._plain[raw] = names.plain_name(self.module, raw)
+            yield raw, self._plain[raw], value
+
+
 class Kept:
     def __init__(self, objects: Mapping[str, Any]) -> None:
         """Raises TypeError or ValueError for what could not be loaded again."""
-        self._modules = {name: list(_modules(thing)) for name, thing in objects.items() if _is_model(thing)}
+        self._modules = {
+            name: [_Named(module) for module in _modules(thing)]
+            for name, thing in objects.items()
+            if _is_model(thing)
+        }
         self._optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
         self._others = {
             name: thing
@@ -51,8 +77,8 @@ class Kept:
             optimizers.check_names(name, optimizer, called)
         for name, thing in self._others.items():
             _check_plain(name, thing.state_dict())
-        for name, group in state.shared["models"].items():
-            _check_plain(name, group)
+        for name, extra in state.shared["models"].items():
+            _check_plain(name, extra)
 
     def state(self, with_others: bool) -> State:
         """As it is now. Modules first: FSDP puts its parameters in order when it is asked for its state."""
@@ -111,8 +137,8 @@ class Kept:
         for name, modules in self._modules.items():
             values = {**tensors, **{f"{name}.{key}": value for key, value in shared["models"][name].items()}}
             for module in modules:
-                own = {raw: values[f"{name}.{plain}"] for raw, plain, _ in _entries(module)}
-                module.load_state_dict(own)
+                own = {raw: values[f"{name}.{plain}"] for raw, plain, _ in module.entries()}
+                module.module.load_state_dict(own)
         for name, thing in self._others.items():
             thing.load_state_dict(others[name])
 
@@ -120,8 +146,8 @@ class Kept:
         for name, modules in self._modules.items():
             extra: dict[str, Any] = {}
             for module in modules:
-                parameters = {names.plain_name(module, raw) for raw, _ in _named_parameters(module)}
-                for _, plain, value in _entries(module):
+                parameters = {plain for _, plain, _ in module.parameters()}
+                for _, plain, value in module.entries():
                     full = f"{name}.{plain}"
                     if full in state.tensors or plain in extra:
                         raise ValueError(
@@ -140,8 +166,8 @@ class Kept:
         called: dict[torch.Tensor, str] = {}
         for name, modules in self._modules.items():
             for module in modules:
-                for raw, parameter in _named_parameters(module):
-                    called.setdefault(parameter, names.parameter_name(name, names.plain_name(module, raw)))
+                for _, plain, parameter in module.parameters():
+                    called.setdefault(parameter, names.parameter_name(name, plain))
         if len(set(called.values())) < len(called):
             raise ValueError("two parameters have the same name: give restore() its modules by other names")
         return called
@@ -171,16 +197,6 @@ def _modules(thing: Any) -> Iterator[nn.Module]:
         if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
             raise TypeError("FullyShardedDataParallel cannot be saved by Ropeteam: use fully_shard() instead")
         yield module
-
-
-def _entries(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
-    """Of its state: the key, the name without wrappers, the value."""
-    for raw, value in module.state_dict().items():
-        yield raw, names.plain_name(module, raw), value
-
-
-def _named_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    return module.named_parameters(remove_duplicate=False)
 
 
 def _extra_names(models: Mapping[str, Mapping[str, Any]]) -> set[str]:

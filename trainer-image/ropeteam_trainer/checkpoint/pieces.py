@@ -29,9 +29,12 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The memory that this rank has of it, not a copy."""
+    if not is_sharded(tensor):
+        return tensor.detach()
+    sharded: Any = tensor
     with torch.no_grad():
-        part: torch.Tensor = getattr(tensor, "to_local", lambda: tensor)()
-    return part.detach()
+        part: torch.Tensor = sharded.to_local().detach()
+    return part
 
 
 def piece_of(tensor: torch.Tensor, local: torch.Tensor | None = None) -> Piece | None:
