@@ -8,6 +8,7 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -181,6 +182,7 @@ def test_a_copy_is_not_touched_by_training_and_its_buffers_are_used_again() -> N
     grown = snapshot.copy({"a": [torch.zeros(4), (1, "x")], "b": None})
     assert grown["a"][0].data_ptr() != first["a"][0].data_ptr()
     assert snapshot.copy({"nothing": 1}) == {"nothing": 1}
+    assert type(snapshot.copy([numpy.float64(0.5)])[0]) is float, "what a learning-rate curve may give"
 
 
 def test_a_sharded_tensor_is_refused() -> None:

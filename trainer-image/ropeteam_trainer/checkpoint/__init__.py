@@ -4,7 +4,7 @@
     restore.py    which one to go on from (pure)
     cadence.py    when to save
     kept.py       the objects that are saved: modules, optimizers, others
-    names.py      names of tensors, which are what all layouts have in common (pure)
+    names.py      names of tensors, which are what all layouts have in common
     optimizers.py their state, by names of parameters
     pieces.py     the part of a tensor that a rank holds
     snapshot.py   the copy that the training thread waits for

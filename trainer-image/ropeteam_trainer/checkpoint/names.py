@@ -1,4 +1,4 @@
-"""Names of tensors, which are all that two layouts of one model have in common. Pure.
+"""Names of tensors, which are all that two layouts of one model have in common. No I/O.
 
     <object>.<name>                     a parameter or buffer of a module (or of several, for a pipeline)
     <object>.state.<name>.<key>         the optimizer's state of a parameter, such as `exp_avg`

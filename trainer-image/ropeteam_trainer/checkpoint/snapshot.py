@@ -38,7 +38,7 @@ def _replace(tree: Any, leaf: Callable[[torch.Tensor], Any]) -> Any:
         return {key: _replace(value, leaf) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
         return type(tree)([_replace(value, leaf) for value in tree])
-    return tree
+    return float(tree) if isinstance(tree, float) else tree  # NumPy's floats could not be loaded again
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
