@@ -142,6 +142,14 @@ def test_an_optimizer_goes_on_to_the_last_bit(
     assert again.param_groups[0]["lr"] is rate or not isinstance(rate, torch.Tensor), "compiled code holds it"
 
 
+def test_an_optimizer_that_had_not_stepped_forgets_what_it_has(tmp_path: Path) -> None:
+    model, other = net(), net()
+    save(tmp_path, model=model, optimizer=torch.optim.Adam(model.parameters()))
+    again = trained(other, torch.optim.Adam(other.parameters()))
+    restore(tmp_path, model=other, optimizer=again)
+    assert not again.state
+
+
 def test_groups_may_be_cut_otherwise_if_their_values_agree(tmp_path: Path) -> None:
     model, other = net(), net()
     first, second = model[0].parameters(), model[1].parameters()
