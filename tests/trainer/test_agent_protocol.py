@@ -53,7 +53,7 @@ def test_a_rank_says_who_it_is_how_it_goes_and_that_it_reached_the_end(
         beat = agent.beat(rank)
         assert (beat.step, beat.steps_here, beat.samples, beat.reached_end) == (5, 5, 37.0, True)
     names = [[file.name for file in agent.said(rank, "shard_files")[0]] for rank in range(2)]
-    assert names == [["rank-0.pt", "state.pt"], ["rank-1.pt"]]
+    assert names == [["__0_0.distcp", "rank-0.pt", "state.pt", ".metadata"], ["__1_0.distcp", "rank-1.pt"]]
 
 
 def test_without_a_checkpoint_folder_a_script_stays_on_rung_1(tmp_path: Path) -> None:

@@ -8,27 +8,30 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
 from ropeteam_trainer.checkpoint import reader
+from ropeteam_trainer.checkpoint.kept import State
 from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder
+from ropeteam_trainer.checkpoint.pieces import Piece
 from ropeteam_trainer.checkpoint.snapshot import Snapshot
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.world import World
 
 EPOCH = Epoch(1, 0, 1)
-CONTENTS = {
-    "state.pt": {"model": {"w": torch.arange(2000.0)}, "step": 7},
-    "rank-0.pt": {"rng": (1, [2], "x")},
-}
+ALONE = World(0, 1, torch.device("cpu"))
+WEIGHTS = torch.arange(2000.0)
+CONTENTS = {"state.pt": {"step": 7}, "rank-0.pt": {"rng": (1, [2], "x")}}
 Shards = dict[int, tuple[ShardFile, ...]]
 
 
 def write(directory: Path, step: int = 7) -> Shards:
     shards: Shards = {}
-    writer = ShardWriter(directory, EPOCH, shards.__setitem__)
-    writer.start(step, CONTENTS)
+    writer = ShardWriter(directory, EPOCH, ALONE, shards.__setitem__)
+    writer.start(step, State({"model.w": WEIGHTS}), CONTENTS)
     writer.wait()
     return shards
 
@@ -39,12 +42,19 @@ def commit(directory: Path, step: int = 7) -> CheckpointRef:
     return manifest.ref
 
 
+def weights(directory: Path, ref: CheckpointRef) -> torch.Tensor:
+    saved = reader.load_metadata(directory, ref)
+    into = torch.empty(saved["model.w"].shape)
+    reader.fill(directory, ref, saved, {"model.w": Piece(into, tuple(into.shape), (0,))})
+    return into
+
+
 def test_what_was_written_verifies_and_loads(tmp_path: Path) -> None:
     ref = commit(tmp_path)
     seen = reader.look(tmp_path, ref)
     assert (seen.fault, seen.manifest is not None) == ("", True)
-    state = reader.load(tmp_path, ref, "state.pt")
-    assert torch.equal(state["model"]["w"], torch.arange(2000.0))
+    assert reader.load(tmp_path, ref, "state.pt") == {"step": 7, "models": {}, "optimizers": {}}
+    assert torch.equal(weights(tmp_path, ref), WEIGHTS)
     assert reader.load(tmp_path, ref, "rank-0.pt") == CONTENTS["rank-0.pt"]
 
 
@@ -69,6 +79,10 @@ def half(path: Path) -> None:
         ("state.pt", flip, r"state.pt was altered"),
         ("state.pt", half, r"state.pt has \d+ bytes instead of \d+"),
         ("rank-0.pt", Path.unlink, r"rank-0.pt is missing"),
+        (".metadata", flip, r"\.metadata was altered"),
+        (".metadata", half, r"\.metadata has \d+ bytes instead of \d+"),
+        (".metadata", Path.unlink, r"\.metadata is missing"),
+        ("__0_0.distcp", flip, r"__0_0\.distcp was altered"),
         (MANIFEST, Path.unlink, r"no manifest, so it was never committed"),
         (MANIFEST, flip, r"manifest was altered"),
         (MANIFEST, half, r"manifest was altered"),
@@ -122,9 +136,9 @@ def test_a_full_disk_costs_a_message_and_no_training(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     message = capfd.readouterr().err
-    assert "the checkpoint of step 7 was not written: [Errno 27] File too large" in message
+    assert "the checkpoint of step 7 was not written: rank 0: [Errno 27] File too large" in message
     assert "Training goes on" in message
-    assert not (tmp_path / "step-7" / "1.0.1" / "state.pt").exists(), "a full disk needs the room"
+    assert not [*(tmp_path / "step-7" / "1.0.1").iterdir()], "a full disk needs the room"
     assert write(tmp_path, 8)[8], "the next one is tried"
 
 
@@ -144,16 +158,16 @@ def test_leftovers_of_another_job_are_replaced(tmp_path: Path) -> None:
 def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
     """Else the second copy would overwrite what is being written."""
     shards: Shards = {}
-    writer = ShardWriter(tmp_path, EPOCH, shards.__setitem__)
+    writer = ShardWriter(tmp_path, EPOCH, ALONE, shards.__setitem__)
     for step in range(20):
-        writer.start(step, {"state.pt": {"w": torch.full((300_000,), float(step))}})
+        writer.start(step, State({"model.w": torch.full((300_000,), float(step))}), {})
     writer.wait()
     assert list(shards) == list(range(20))
     assert writer.stalls > 0
     assert writer.stalled_seconds > 0
     for step in range(20):
-        loaded = reader.load(tmp_path, CheckpointRef(step, EPOCH), "state.pt")
-        assert torch.equal(loaded["w"], torch.full((300_000,), float(step)))
+        loaded = weights(tmp_path, CheckpointRef(step, EPOCH))
+        assert torch.equal(loaded, torch.full((300_000,), float(step)))
 
 
 def test_a_copy_is_not_touched_by_training_and_its_buffers_are_used_again() -> None:
@@ -168,6 +182,7 @@ def test_a_copy_is_not_touched_by_training_and_its_buffers_are_used_again() -> N
     grown = snapshot.copy({"a": [torch.zeros(4), (1, "x")], "b": None})
     assert grown["a"][0].data_ptr() != first["a"][0].data_ptr()
     assert snapshot.copy({"nothing": 1}) == {"nothing": 1}
+    assert type(snapshot.copy([numpy.float64(0.5)])[0]) is float, "what a learning-rate curve may give"
 
 
 def test_a_sharded_tensor_is_refused() -> None:

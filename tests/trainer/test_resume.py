@@ -13,19 +13,23 @@ from ropeteam_trainer.contract.world import Epoch
 SAMPLES, EPOCHS = 37, 2
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_a_resumed_run_repeats_every_loss_bit_for_bit(tmp_path: Path, world: int) -> None:
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("layout", [(), ("--shard",)], ids=["ddp", "shard"])
+def test_a_resumed_run_repeats_every_loss_bit_for_bit(
+    tmp_path: Path, world: int, layout: tuple[str, ...]
+) -> None:
     """Weights, optimizer, scheduler, three random generators, data position and the order of sums."""
+    options = ("--epochs", "3", *layout)
     calm = Crew(tmp_path / "calm", world)
-    undisturbed = calm.run("train.py")
+    undisturbed = calm.run("train.py", *options)
     assert undisturbed.codes == [0] * world, undisturbed.output
     hit = Crew(tmp_path / "hit", world)
-    saved = ("--folder", str(tmp_path / "saved"), "--every", "3")
-    killed = hit.run("train.py", *saved, "--die", f"6:{world - 1}")
+    saved = ("--folder", str(tmp_path / "saved"), "--every", "6", *options)
+    killed = hit.run("train.py", *saved, "--die", f"9:{world - 1}")
     assert killed.codes[-1] == -9
     resumed = hit.run("train.py", *saved)
     assert resumed.codes == [0] * world, resumed.output
-    assert resumed.result == {**undisturbed.result, "first": 3}
+    assert resumed.result == {**undisturbed.result, "first": 6}
     assert traces.losses(hit.trace, world) == traces.losses(calm.trace, world)
     assert traces.samples(hit.trace, world) == traces.samples(calm.trace, world)
 

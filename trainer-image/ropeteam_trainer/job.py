@@ -11,8 +11,7 @@
 
 Every rank calls everything, in the same order. Order inside report(): count the step, save if it is time,
 then obey a pause. Promises: no network call and no device synchronisation in the training thread; without the
-operator all of it does nothing, or what init() was told. Limits: one data set per job; state that is
-replicated on all ranks.
+operator all of it does nothing, or what init() was told. Limit: one data set per job.
 """
 
 from __future__ import annotations
@@ -205,17 +204,26 @@ class Job:
     def restore(self, *, model: Any = None, optimizer: Any = None, **extra: Any) -> int:
         """Go on from the newest good checkpoint: load it into the objects given, and save them from now on.
 
-        Call it last before the loop, on the wrapped model. extra: anything with state_dict() and
-        load_state_dict(), of plain values and tensors, the same on all ranks (a scheduler, a scaler).
-        Restores the random generators and the position of batches() too. Returns the number of steps done: 0
-        for a fresh start. Raises CheckpointNotFound if `resume` names a step that is not there.
+        Call it last before the loop, on the wrapped model (or a list of modules, if this rank has several
+        parts of a pipeline, with the names that they have in the whole). However the model and the optimizer
+        are sharded now, and over how many ranks, they take up what any other layout has saved. extra: more
+        modules and optimizers, and anything with state_dict() and load_state_dict(), of plain values and
+        tensors, the same on all ranks (a scheduler, a scaler). Restores the random generators and the
+        position of batches() too. Returns the number of steps done: 0 for a fresh start. Raises
+        CheckpointNotFound if `resume` names a step that is not there, KeyError if the model has changed.
         """
         self._climb(2)
         self._model = model if isinstance(model, Module) else None
         if self._checkpoints is None:
             return 0
         objects = {"model": model, "optimizer": optimizer, **extra}
-        self._checkpoints.keep({name: thing for name, thing in objects.items() if thing is not None})
+        optional: Mapping[str, Any] = {}
+        if self._wrapped is not None:
+            optional = self._wrapped.extra
+            if model is self._wrapped.model:
+                objects["model"] = self._wrapped.parts
+        given = {name: thing for name, thing in objects.items() if thing is not None}
+        self._checkpoints.keep(given, optional)
         with self.phase("restore"):
             found = self._checkpoints.restore()
         if found is not None:
@@ -320,8 +328,7 @@ class Job:
         self._feed.close()
         self._model = self._wrapped = None  # they hold the group
         if self._checkpoints is not None:
-            self._checkpoints.wait()
-            self._checkpoints.keep({})  # they may hold the model, and with it the group
+            self._checkpoints.close()
         if self._link is not None:
             self._link.close()
         if self._failed:

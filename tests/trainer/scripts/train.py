@@ -1,21 +1,24 @@
 """A training in small: all rungs, all random generators, uneven batches; told by its options when to fail.
 
-train.py [--samples N] [--epochs N] [--folder DIR --every N] [--workers N]
+train.py [--samples N] [--epochs N] [--folder DIR --every N] [--workers N] [--shard]
          [--die STEP:RANK] [--error STEP:RANK] [--exit STEP:RANK]
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import random
 import signal
 
 import numpy
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import ropeteam_trainer
+from ropeteam_trainer.contract.strategy import Sharding, Strategy
 from ropeteam_trainer.recipes.common import result, summed
 
 parser = argparse.ArgumentParser()
@@ -28,12 +31,19 @@ parser.add_argument("--die", default="", help="STEP:RANK: SIGKILL, when the step
 parser.add_argument("--error", default="", help="STEP:RANK: raise an exception there")
 parser.add_argument("--exit", default="", help="STEP:RANK: sys.exit(3) there")
 parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--shard", action="store_true", help="FSDP (fully_shard) instead of DDP")
 options = parser.parse_args()
 
 torch.manual_seed(1)
 data = torch.randn(options.samples, 9)
+if options.shard:
+    dist.init_process_group("gloo")  # also in a world of one
 job = ropeteam_trainer.init(
-    device="cpu", checkpoint_dir=options.folder, checkpoint_every_steps=options.every, timeout_seconds=60
+    device="cpu",
+    checkpoint_dir=options.folder,
+    checkpoint_every_steps=options.every,
+    strategy=Strategy(sharding=Sharding.PARAMETERS) if options.shard else None,
+    timeout_seconds=60,
 )
 model: nn.Module = nn.Sequential(nn.Linear(8, 300), nn.Dropout(0.2), nn.ReLU(), nn.Linear(300, 1))
 optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -62,6 +72,10 @@ for batch in job.batches(
         raise SystemExit(3)
     job.report(loss=loss, total_steps=1000)
 
+digest = hashlib.sha256()
+for parameter in model.parameters():
+    for tensor in (parameter, *optimizer.state[parameter].values()):
+        digest.update(getattr(tensor, "to_local", lambda t=tensor: t)().detach().numpy().tobytes())
 with job.phase("eval"):
-    total = summed(job, float(sum(p.double().sum().item() for p in model.parameters())))
-result(job, first=first, steps=job.step, sum=total[0].hex())
+    total = summed(job, float(int(digest.hexdigest()[:12], 16)))
+result(job, first=first, steps=job.step, digests=total[0].hex())

@@ -1,11 +1,14 @@
 """The file that makes a folder a checkpoint.
 
-    <directory>/step-<step>/<epoch>/state.pt            replicated state, written by rank 0
+    <directory>/step-<step>/<epoch>/__<rank>_0.distcp   tensors, or blocks of them: each is in one file
+    <directory>/step-<step>/<epoch>/.metadata           which tensor is where, written by rank 0
+    <directory>/step-<step>/<epoch>/state.pt            plain values that all ranks share, written by rank 0
     <directory>/step-<step>/<epoch>/rank-<rank>.pt      what differs per rank: RNG
     <directory>/step-<step>/<epoch>/manifest.json       written last, by the agent of rank 0, after a grant
 
-Files are write-once. Without a manifest that verifies, a folder is not a checkpoint. Standard library only:
-the agent writes manifests and never imports torch.
+The first two are the format of torch.distributed.checkpoint. Files are write-once. Without a
+manifest that verifies, a folder is not a checkpoint. Standard library only: the agent writes manifests and
+never imports torch.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
 MANIFEST = "manifest.json"
+METADATA = ".metadata"
+STATE = "state.pt"
 FORMAT = 1
 
 

@@ -1,37 +1,39 @@
 """The checkpoints of one rank: what is kept, when it is saved, what it goes on from.
 
-    state.pt      by rank 0: model, optimizer, other objects that are the same on all ranks; the data position
+    tensors       of modules and optimizers, each rank its part; together in the format of DCP (dcp.py)
+    state.pt      by rank 0: all other state that ranks share; the data position
     rank-<r>.pt   by each rank: its random generators
 
-Under an agent the files are reported and the manifest is the agent's (after a grant). Without one, rank 0
-writes the manifest itself as soon as all ranks have written; those saves are synchronous.
+Any layout goes on from any other: what counts are the names of parameters. Under an agent the files are
+reported and the manifest is the agent's (after a grant). Without one, rank 0 writes the manifest itself as
+soon as all ranks have written; those saves are synchronous.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.nn.parallel import DistributedDataParallel
-
 from ropeteam_trainer.agentlink import AgentLink
 from ropeteam_trainer.checkpoint import reader, rng
 from ropeteam_trainer.checkpoint.cadence import Cadence
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder
+from ropeteam_trainer.checkpoint.files import sync_folder
+from ropeteam_trainer.checkpoint.kept import Kept, Shared, State
+from ropeteam_trainer.checkpoint.manifest import MANIFEST, STATE, Manifest, folder
+from ropeteam_trainer.checkpoint.metadata import Saved
+from ropeteam_trainer.checkpoint.names import misfit
+from ropeteam_trainer.checkpoint.pieces import piece_of
 from ropeteam_trainer.checkpoint.restore import Choice, choose
-from ropeteam_trainer.checkpoint.writer import ShardWriter, sync_folder
+from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.world import World
-
-STATE = "state.pt"
 
 
 @dataclass(frozen=True)
@@ -48,31 +50,36 @@ class Checkpoints:
         self._directory = Path(plan.checkpoint.directory)
         self._epoch = Epoch.parse(plan.epoch)
         self._cadence = Cadence(plan.checkpoint, world.number_of_rank_0)
-        self._writer = ShardWriter(self._directory, self._epoch, self._written)
-        self._objects: dict[str, Any] = {}
+        self._writer = ShardWriter(self._directory, self._epoch, world, self._written)
+        self._kept = Kept({})
         self._last_saved = -1
         self._shard: tuple[ShardFile, ...] = ()
         self._lineage: list[CheckpointRef] = []
         self.due = self._cadence.due
         self.wait = self._writer.wait
 
-    def keep(self, objects: dict[str, Any]) -> None:
-        """Save and restore these from now on. Raises TypeError for state that could not be loaded again."""
-        for name in objects.keys() - {"model", "optimizer"}:
-            _check_plain(name, objects[name])
-        self._objects = {name: _unwrapped(thing) for name, thing in objects.items()}
+    def keep(self, objects: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> None:
+        """Save and restore these from now on: modules (a list of them where a rank has several), optimizers,
+        and what has state_dict() and load_state_dict(). optional: those that a checkpoint may lack. Raises
+        TypeError or ValueError for what could not be loaded again."""
+        self._kept = Kept(objects, optional)
+
+    def close(self) -> None:
+        """Finish, and let go of everything: the objects may hold the model, and with it the group."""
+        self._writer.close()
+        self._kept = Kept({})
 
     def save(self, step: int, data: dict[str, int] | None) -> None:
         """Copy the state and write it in the background. A second save of the same step does nothing."""
         if step == self._last_saved:
             return
         self._last_saved = step
-        contents: dict[str, Any] = {_rank_file(self._world.rank): {"rng": rng.capture()}}
+        state = self._kept.state(with_others=self._world.rank == 0)
+        files: dict[str, Any] = {_rank_file(self._world.rank): {"rng": rng.capture()}}
         if self._world.rank == 0:
-            states = {name: thing.state_dict() for name, thing in self._objects.items()}
-            contents[STATE] = {"step": step, "data": data, "objects": states}
+            files[STATE] = {"step": step, "data": data, "others": state.others}
         self._shard = ()
-        self._writer.start(step, contents)
+        self._writer.start(step, state, files)
         if self._link is None:
             self._writer.wait()
             self._commit(step)
@@ -86,13 +93,7 @@ class Checkpoints:
         if choice.manifest is None:
             return None
         ref = choice.manifest.ref
-        state = reader.load(self._directory, ref, STATE)
-        for name, thing in self._objects.items():
-            if name not in state["objects"]:
-                raise KeyError(
-                    f"checkpoint {folder(ref)} holds no {name!r}: it has {', '.join(state['objects'])}"
-                )
-            thing.load_state_dict(state["objects"][name])
+        state = self._load(ref)
         if self._world.rank < choice.manifest.world_size:
             rng.put_back(reader.load(self._directory, ref, _rank_file(self._world.rank))["rng"])
         else:
@@ -103,6 +104,28 @@ class Checkpoints:
             if self._link is not None:
                 self._link.send(FromRank(restored=ref))
         return Restored(ref.step, state["data"])
+
+    def _load(self, ref: CheckpointRef) -> dict[str, Any]:
+        """Into the kept objects. Raises KeyError, on all ranks, if they do not fit."""
+        state: dict[str, Any] = reader.load(self._directory, ref, STATE)
+        shared = {kind: state[kind] for kind in State().shared}
+        saved = reader.load_metadata(self._directory, ref)
+        self._check_fit(ref, shared, state["others"], saved)
+        tensors = self._kept.room(shared, saved)
+        pieces = {name: piece for name, tensor in tensors.items() if (piece := piece_of(tensor)) is not None}
+        reader.fill(self._directory, ref, saved, pieces)
+        self._kept.settle(tensors, shared, state["others"])
+        return state
+
+    def _check_fit(self, ref: CheckpointRef, shared: Shared, others: dict[str, Any], saved: Saved) -> None:
+        if lacking := self._kept.lacking(shared, others):
+            held = [*shared["models"], *shared["optimizers"], *others]
+            raise KeyError(f"checkpoint {folder(ref)} holds no {lacking[0]!r}: it has {', '.join(held)}")
+        missing, unknown, shapes = zip(*self._world.gather(self._kept.compare(shared, saved)), strict=True)
+        surplus = set.intersection(*unknown)  # in a pipeline, what one rank does not know another one has
+        fault = misfit(set().union(*missing), surplus, sorted({text for texts in shapes for text in texts}))
+        if fault:
+            raise KeyError(f"checkpoint {folder(ref)} does not fit: {fault}")
 
     def _choose(self) -> Choice:
         found = () if self._plan.lineage_known else reader.find(self._directory)
@@ -143,23 +166,6 @@ def next_epoch(directory: Path) -> Epoch:
 
 def _rank_file(rank: int) -> str:
     return f"rank-{rank}.pt"
-
-
-def _unwrapped(thing: Any) -> Any:
-    """DDP adds a prefix to all names; without it a checkpoint also fits a world of one."""
-    return thing.module if isinstance(thing, DistributedDataParallel) else thing
-
-
-def _check_plain(name: str, thing: Any) -> None:
-    buffer = io.BytesIO()
-    torch.save(thing.state_dict(), buffer)
-    buffer.seek(0)
-    try:
-        torch.load(buffer, weights_only=True)
-    except Exception as error:
-        raise TypeError(
-            f"the state of {name!r} is not made of tensors and plain values alone: {error}"
-        ) from None
 
 
 def _say(sentence: str) -> None:

@@ -1,8 +1,8 @@
 """Copy a training state to CPU memory, fast, into buffers that are used again.
 
 The copy is all that the training thread waits for. State is a tree of dicts, lists and tuples; its tensors
-are copied in one call, everything else must be plain values. Sharded tensors are refused: only replicated
-state can be saved yet.
+are copied in one call, everything else must be plain values. Of a sharded tensor the caller gives its local
+part; a whole one is refused, because nobody would know how to put it together again.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ def _replace(tree: Any, leaf: Callable[[torch.Tensor], Any]) -> Any:
         return {key: _replace(value, leaf) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
         return type(tree)([_replace(value, leaf) for value in tree])
-    return tree
+    return float(tree) if isinstance(tree, float) else tree  # NumPy's floats could not be loaded again
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     if hasattr(tensor, "to_local"):
         raise TypeError(
-            "sharded tensors (DTensor: FSDP, tensor parallel) cannot be checkpointed by Ropeteam yet"
+            "a sharded tensor (DTensor: FSDP, tensor parallel) can be saved in a module or an optimizer that "
+            "restore() was given, not in the state of another object"
         )
     return tensor.detach()
 

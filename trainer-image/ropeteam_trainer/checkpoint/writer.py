@@ -1,49 +1,62 @@
-"""Write this rank's files of a checkpoint, in a thread, while training goes on.
+"""Write a checkpoint, in a thread, while training goes on.
 
-Order: copy (training thread) -> serialise, hash, fsync (writer thread) -> `written(step, files)`. Never two
-at once: a save that comes while the last one is still being written waits, and the wait is counted. Promise:
-files are write-once; a full or read-only disk costs a message and this checkpoint, never the training.
+Order: copy (training thread) -> plan with all ranks, write, hash, fsync (writer thread) ->
+`written(step, files)`. Never two at once: a save that comes while the last one is still being written
+waits, and the wait is counted. Promise: files are write-once; a full or read-only disk on one rank costs a
+message on all and this checkpoint, never the training.
+
+The writer threads of all ranks speak in a group of their own: a collective of theirs is never taken for one
+of the training. It is made in the training thread, at the first save. (In another thread it could wait for
+the store, which one thread at a time can use, while the training thread of a peer waits for it too.)
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import torch
+import torch.distributed as dist
 
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, folder
+from ropeteam_trainer.checkpoint.kept import State
+from ropeteam_trainer.checkpoint.manifest import folder
+from ropeteam_trainer.checkpoint.pieces import local_part, piece_of
 from ropeteam_trainer.checkpoint.snapshot import Snapshot
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.world import World
 
 Written = Callable[[int, tuple[ShardFile, ...]], None]
+_PATIENCE = timedelta(hours=1)
+"""How long a rank waits for the slowest disk. A peer that has died is noticed at once."""
 
 
 class ShardWriter:
-    def __init__(self, directory: Path, epoch: Epoch, written: Written) -> None:
-        """`written` is called in the writer thread, only when all files are synced."""
-        self._directory, self._epoch, self._written = directory, epoch, written
+    def __init__(self, directory: Path, epoch: Epoch, world: World, written: Written) -> None:
+        """`written` is called in the writer thread, only when all files of all ranks are synced."""
+        self._directory, self._epoch, self._world, self._written = directory, epoch, world, written
         self._snapshot = Snapshot()
+        self._group: dist.ProcessGroup | None = None
         self._thread: threading.Thread | None = None
         self.stalls = 0
         self.stalled_seconds = 0.0
 
-    def start(self, step: int, contents: dict[str, Any]) -> None:
-        """Copy `contents` (file name -> tree) and begin to write it."""
+    def start(self, step: int, state: State, files: Mapping[str, Any]) -> None:
+        """On all ranks: copy the state and begin to write it. `files`: this rank's small ones, by name."""
         if self._thread is not None and self._thread.is_alive():
             self.stalls += 1
             began = time.monotonic()
             self._thread.join()
             self.stalled_seconds += time.monotonic() - began
-        copy = self._snapshot.copy(contents)
+        if self._group is None and self._world.size > 1:
+            self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        locals_ = {name: local_part(tensor) for name, tensor in state.tensors.items()}
+        copy = self._snapshot.copy({"locals": locals_, "shared": state.shared, "files": dict(files)})
         self._thread = threading.Thread(
-            target=self._write, args=(step, copy), daemon=True, name="ropeteam-save"
+            target=self._write, args=(step, state, copy), daemon=True, name="ropeteam-save"
         )
         self._thread.start()
 
@@ -52,14 +65,21 @@ class ShardWriter:
         if self._thread is not None:
             self._thread.join()
 
-    def _write(self, step: int, contents: dict[str, Any]) -> None:
+    def close(self) -> None:
+        """Wait, and let go of the group, which shall end with the world."""
+        self.wait()
+        self._group = None
+
+    def _write(self, step: int, state: State, copy: dict[str, Any]) -> None:
+        """`state` tells how the tensors of `copy` are sharded; its own have changed since."""
         place = self._directory / folder(CheckpointRef(step, self._epoch))
         try:
-            place.mkdir(parents=True, exist_ok=True)
-            (place / MANIFEST).unlink(missing_ok=True)  # of another job that used this folder before
-            files = tuple(_write_file(place / name, tree) for name, tree in contents.items())
-            for path in (place, place.parent, self._directory):
-                sync_folder(path)
+            from ropeteam_trainer.checkpoint import dcp
+
+            found = {name: piece_of(tensor, copy["locals"][name]) for name, tensor in state.tensors.items()}
+            pieces = {name: piece for name, piece in found.items() if piece is not None}
+            content = dcp.Content(pieces, state.buffers, copy["shared"], copy["files"])
+            files = dcp.save(place, content, self._group)
         except Exception as error:
             print(
                 f"ropeteam: the checkpoint of step {step} was not written: {error}. Training goes on; "
@@ -69,49 +89,3 @@ class ShardWriter:
             )
             return
         self._written(step, files)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_file(path: Path, tree: Any) -> ShardFile:
-    """Raises OSError, and leaves nothing behind then."""
-    path.unlink(missing_ok=True)
-    with path.open("xb", buffering=0) as stream:
-        target = _Hashing(stream)
-        try:
-            torch.save(tree, target)  # type: ignore[arg-type]  # all it uses is write and flush
-            os.fsync(stream.fileno())
-        except Exception as error:
-            path.unlink()  # a full disk needs the room
-            raise target.error or error from None
-    return ShardFile(path.name, target.size, target.sha256.hexdigest())
-
-
-class _Hashing:
-    """Hashes what is written to a file. Keeps the OSError, which torch.save turns into something vague."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream, self.sha256, self.size = stream, hashlib.sha256(), 0
-        self.error: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        rest = memoryview(data)
-        try:
-            while rest:
-                rest = rest[self._stream.write(rest) :]
-        except OSError as error:
-            self.error = error
-            raise
-        self.sha256.update(data)
-        self.size += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        pass

@@ -1,0 +1,76 @@
+"""Files of a checkpoint: write-once, hashed while they are written, on the disk when they are done."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from ropeteam_trainer.contract.world import ShardFile
+
+
+class HashedStream:
+    """A file that is being written. Keeps the OSError, which torch.save turns into something vague."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._sha256, self._size = stream, hashlib.sha256(), 0
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        view = rest = memoryview(data).cast("B")
+        try:
+            while rest:
+                rest = rest[self._stream.write(rest) :]
+        except OSError as error:
+            self.error = error
+            raise
+        self._sha256.update(view)
+        self._size += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """The file is closed by who opened it."""
+
+    def described_as(self, name: str) -> ShardFile:
+        return ShardFile(name, self._size, self._sha256.hexdigest())
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[HashedStream]:
+    """Write a file; it is durable at the end. Raises OSError, and leaves nothing behind then."""
+    path.unlink(missing_ok=True)  # of another job that used this folder before
+    with path.open("xb", buffering=0) as raw:
+        stream = HashedStream(raw)
+        try:
+            yield stream
+            os.fsync(raw.fileno())
+        except Exception as error:
+            path.unlink()  # a full disk needs the room
+            raise stream.error or error from None
+
+
+def write_tree(path: Path, tree: Any) -> ShardFile:
+    """Plain values and tensors, by torch.save."""
+    with new_file(path) as stream:
+        torch.save(tree, stream)  # type: ignore[arg-type]  # all it uses is write and flush
+    return stream.described_as(path.name)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

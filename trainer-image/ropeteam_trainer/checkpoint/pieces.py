@@ -1,0 +1,70 @@
+"""The part of a tensor that this rank holds: all of it, or one block of a sharded one (a DTensor).
+
+Looks at DTensors without importing them: a script that has none does not pay for that import.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A block of a tensor."""
+
+    local: torch.Tensor
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    offsets: tuple[int, ...]
+    """Where in the whole the block begins."""
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """A DTensor, whatever its placements are."""
+    return hasattr(tensor, "to_local")
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory that this rank has of it, not a copy."""
+    if not is_sharded(tensor):
+        return tensor.detach()
+    sharded: Any = tensor
+    with torch.no_grad():
+        part: torch.Tensor = sharded.to_local().detach()
+    return part
+
+
+def piece_of(tensor: torch.Tensor, local: torch.Tensor | None = None) -> Piece | None:
+    """`local`: a copy of the local part, to be taken instead of it. None: this rank holds nothing of it."""
+    shape, local = tuple(tensor.shape), local_part(tensor) if local is None else local
+    if not is_sharded(tensor):
+        return Piece(local, shape, (0,) * len(shape))
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    sharded: Any = tensor
+    if any(placement.is_partial() for placement in sharded.placements):
+        raise TypeError(f"a tensor of shape {shape} is a sum still to be made (Partial): it cannot be saved")
+    if sharded.device_mesh.get_coordinate() is None or (local.numel() == 0 and tensor.numel() > 0):
+        return None
+    _, offsets = compute_local_shape_and_global_offset(sharded.shape, sharded.device_mesh, sharded.placements)
+    return Piece(local, shape, tuple(offsets))
+
+
+def overlap(
+    a_offsets: tuple[int, ...],
+    a_sizes: tuple[int, ...],
+    b_offsets: tuple[int, ...],
+    b_sizes: tuple[int, ...],
+) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    """What two blocks of one tensor have in common, as slices of the first and of the second."""
+    in_a, in_b = [], []
+    for a, a_size, b, b_size in zip(a_offsets, a_sizes, b_offsets, b_sizes, strict=True):
+        begin, end = max(a, b), min(a + a_size, b + b_size)
+        if begin >= end:
+            return None
+        in_a.append(slice(begin - a, end - a))
+        in_b.append(slice(begin - b, end - b))
+    return tuple(in_a), tuple(in_b)
