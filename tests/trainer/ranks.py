@@ -160,9 +160,9 @@ class Crew:
             self._processes.append(process)
         return self
 
-    def wait(self) -> Ended:
+    def wait(self, seconds: float = PATIENCE_SECONDS) -> Ended:
         for process in self._processes:
-            process.join(PATIENCE_SECONDS)
+            process.join(seconds)
         codes = [process.exitcode for process in self._processes]
         texts = [(self.path / f"output.{rank}").read_text() for rank in range(self.world)]
         assert None not in codes, f"still running: {codes}\n" + "\n".join(texts)

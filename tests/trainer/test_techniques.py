@@ -82,7 +82,8 @@ def trained(
         {"optimizer": "AdamW", "steps": 10, "name": n, "strategy": s, **settings} for n, s in requests.items()
     ]
     (path / "requests").write_text(json.dumps(listed))
-    ended = Crew(path / "crew", world).run("techniques.py", str(path / "requests"))
+    with Crew(path / "crew", world) as crew:
+        ended = crew.start("techniques.py", str(path / "requests")).wait(seconds=300)
     assert not any(ended.codes), ended.output
     return ended.result
 
