@@ -22,7 +22,8 @@ from ropeteam_trainer.checkpoint.pieces import is_sharded
 
 Part = dict[str, Any]
 Names = Mapping[torch.Tensor, str]
-_NOT_VALUES = ("params", "param_names")
+_NOT_VALUES = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
+"""Those that say how to compute, not what, are the script's: another layout may need others."""
 
 
 def capture(name: str, optimizer: Optimizer, names: Names) -> tuple[dict[str, torch.Tensor], Part]:
