@@ -29,6 +29,7 @@ def grid(world: int, **parallelism: int) -> str:
         (4, {"replicate": 2}, "replicate 2 x shard 2"),
         (4, {"shard": 4}, "shard 4"),
         (8, {"tensor": 2, "pipeline": 2}, "pipeline 2 x replicate 2 x tensor 2"),
+        (8, {"replicate": 2, "shard": 2, "tensor": 2}, "replicate 2 x shard 2 x tensor 2"),
         (16, {"tensor": 2, "pipeline": 2, "shard": 2}, "pipeline 2 x replicate 2 x shard 2 x tensor 2"),
     ],
 )
