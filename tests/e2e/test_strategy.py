@@ -1,0 +1,61 @@
+"""spec.strategy from the manifest to the ranks, through a fault and a change of mind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.conftest import job
+from tests.e2e.harness import Cluster, wait_for
+from tests.e2e.test_training import surviving, trace, wait_step
+
+pytestmark = pytest.mark.timeout(400)
+STEPS = 110
+
+
+def recipe(name: str, folder: Path, strategy: dict[str, Any]) -> dict[str, Any]:
+    """The character model on a text of its own, on two workers."""
+    (folder / "volume").mkdir()
+    (folder / "fox.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    words = ["--text", str(folder / "fox.txt"), "--epochs", "10", "--global-batch", "12"]
+    made = job(
+        name,
+        ["python", "-m", "ropeteam_trainer.recipes.char_gpt", *words],
+        workers=2,
+        torch=True,
+        checkpoint={"volume": {"hostPath": {"path": str(folder / "volume")}}, "everySteps": 10},
+        strategy=strategy,
+    )
+    made["spec"]["env"] = [{"name": "ROPETEAM_TRACE", "value": str(folder / "trace")}]
+    return made
+
+
+def test_a_pipeline_survives_a_fault_and_goes_on_as_shards(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(recipe(name, tmp_path, {"parallelism": {"pipeline": 2}}))
+    wait_step(tmp_path, 12)
+    os.kill(cluster.wait_rank(name, 1), signal.SIGKILL)
+    wait_step(tmp_path, 14, epoch_number=2)
+    cluster.patch(name, {"suspend": True})
+    cluster.wait_condition(name, "Suspended")
+    stopped = max(line["step"] for line in trace(tmp_path, 0))
+    cluster.patch(name, {"strategy": {"parallelism": {"pipeline": 1, "shard": 2}}})
+    cluster.patch(name, {"suspend": False})
+    cluster.wait_condition(name, "Complete", 120)
+    assert [seen["cause"] for seen in cluster.status(name)["incidents"]] == ["Signal"]
+    zero, one = surviving(tmp_path, 0), surviving(tmp_path, 1)
+    assert list(zero) == list(one) == list(range(1, STEPS + 1))
+    alike = {step for step in zero if zero[step]["samples"] == one[step]["samples"]}
+    assert alike == set(range(1, stopped + 1)), "stages of one model see the same samples, shards do not"
+    begin, end = (float.fromhex(zero[step]["loss"]) for step in (1, STEPS))
+    assert end < 0.5 * begin, "it learned through all of it"
+
+
+def test_a_strategy_that_does_not_fit_says_so(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(recipe(name, tmp_path, {"parallelism": {"tensor": 3}}))
+    wait_for("the refusal", lambda: cluster.status(name).get("state") == "Invalid")
+    messages = [each["message"] for each in cluster.status(name)["conditions"] if each["type"] == "Accepted"]
+    assert "spec.strategy.parallelism: tensor 3 x pipeline 1 does not divide 2 ranks" in messages[0]
+    assert cluster.pods(name, None) == []
