@@ -71,6 +71,14 @@ def _number(value: int) -> int:
     return value
 
 
+def _member(kind: Any, _name: str) -> int:
+    """Stands for getattr, by which some versions of Python (3.11.9) write a member of an enum; for nothing
+    else."""
+    if kind is not _number:
+        raise pickle.UnpicklingError("it asks for an attribute, which no checkpoint needs")
+    return 0
+
+
 _DCP = "torch.distributed.checkpoint"
 _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     (f"{_DCP}.metadata", "Metadata"): _Inert,
@@ -80,6 +88,7 @@ _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
     (f"{_DCP}.metadata", "TensorProperties"): _Properties,
     (f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"): _number,
     (f"{_DCP}.filesystem", "_StorageInfo"): _Inert,
+    ("builtins", "getattr"): _member,
     ("torch", "Size"): tuple,
     ("torch.serialization", "_get_layout"): str,
 }
