@@ -18,7 +18,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from ropeteam_trainer.checkpoint import metadata, names, optimizers, reader
 from ropeteam_trainer.checkpoint.kept import Kept
@@ -286,6 +293,33 @@ class Foreign:
 def test_metadata_that_names_anything_else_is_refused(content: bytes, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         metadata.parse(content)
+
+
+class _Attribute:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (TensorProperties, "create_from_tensor")
+
+
+def test_an_attribute_of_anything_but_the_one_enum_is_refused() -> None:
+    with pytest.raises(ValueError, match="it asks for an attribute, which no checkpoint needs"):
+        metadata.parse(pickle.dumps(Metadata({}, _Attribute(), {})))
+
+
+def test_members_of_enums_are_read_as_any_version_of_python_writes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python 3.11.9 writes a call of getattr; others write the class and the value."""
+    chunk = ChunkStorageMetadata(torch.Size([0]), torch.Size([2]))
+    about = TensorStorageMetadata(TensorProperties(), torch.Size([2]), [chunk])
+    stored = {MetadataIndex("model.w", torch.Size([0])): _StorageInfo("__0_0.distcp", 0, 8)}
+    written = Metadata({"model.w": about}, None, stored)
+    plain = metadata.parse(pickle.dumps(written))
+    monkeypatch.setattr(
+        _MEM_FORMAT_ENCODING, "__reduce_ex__", lambda member, _: (getattr, (type(member), member.name))
+    )
+    assert b"getattr" in pickle.dumps(written)
+    assert metadata.parse(pickle.dumps(written)) == plain
+    assert plain["model.w"].shape == (2,)
 
 
 blocks = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), min_size=1, max_size=3)
