@@ -5,25 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    return model.module if isinstance(model, DistributedDataParallel) else model
+from ropeteam_trainer.checkpoint.names import plain_name
 
 
 def named_parameters(parts: Iterable[nn.Module]) -> dict[str, nn.Parameter]:
     """All parameters of the parts of a model, under the names that the whole model has for them."""
-    return {clean(name): p for part in parts for name, p in unwrapped(part).named_parameters()}
-
-
-def clean(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+    return {plain_name(part, name): p for part in parts for name, p in part.named_parameters()}
 
 
 def rebind(optimizer: Optimizer, before: dict[str, nn.Parameter], parts: Iterable[nn.Module]) -> None:
