@@ -13,6 +13,7 @@ Convolutional Networks" (LARS), 2017; You et al., "Large Batch Optimization for 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,20 +55,26 @@ def apply(
 
 
 def _warm(optimizer: Optimizer, step: Step, part: float) -> Any:
-    full = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] *= part
-    try:
+    with _changed(optimizer, "lr", part):
         return step()
+
+
+@contextmanager
+def _changed(optimizer: Optimizer, name: str, factor: float) -> Iterator[None]:
+    """A hyperparameter of all groups, for one step."""
+    before = [group[name] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group[name] = group[name] * factor
+    try:
+        yield
     finally:
-        for group, lr in zip(optimizer.param_groups, full, strict=True):
-            group["lr"] = lr
+        for group, value in zip(optimizer.param_groups, before, strict=True):
+            group[name] = value
 
 
 @torch.no_grad()
 def _lars(optimizer: Optimizer, step: Step) -> Any:
     """Each matrix's gradient, with its weight decay, is scaled to the norm of the matrix."""
-    decays = [group["weight_decay"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         for p in group["params"]:
             if p.grad is None:
@@ -77,12 +84,8 @@ def _lars(optimizer: Optimizer, step: Step) -> Any:
             p.grad.add_(p, alpha=decay)
             if p.ndim > 1:
                 p.grad.mul_(_ratio(norm, update) * LARS_COEFFICIENT)
-        group["weight_decay"] = 0
-    try:
+    with _changed(optimizer, "weight_decay", 0):
         return step()
-    finally:
-        for group, decay in zip(optimizer.param_groups, decays, strict=True):
-            group["weight_decay"] = decay
 
 
 @torch.no_grad()
