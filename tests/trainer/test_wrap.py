@@ -65,6 +65,27 @@ def test_each_restart_may_bring_another_strategy_and_another_world(
         assert found[step] == pytest.approx(expected[step], abs=1e-5), step
 
 
+def test_micro_batches_are_added_in_the_same_order_after_a_restart(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """DDP orders its sums anew after the first backward pass that communicates."""
+    chosen = strategy(batch={"micro_samples": 2})
+    restore: tuple[Any, ...] = ()
+    for number, (name, last) in enumerate((("calm", 8), ("hit", 4), ("hit", 8)), start=1):
+        path = tmp_path / str(number)
+        path.mkdir()
+        checkpoint = CheckpointConfig(str(tmp_path / f"saved-{name}"), every_steps=4)
+        agent = FakeAgent(path, 3, checkpoint, Epoch(1, 0, number))
+        with Crew(path, 3) as crew:
+            crew.trace = tmp_path / name
+            crew.start(str(RECIPE), *options, agent=agent, restore=restore, strategy=chosen)
+            made = agent.commit(last).ref
+        restore = (made,) if name == "hit" else ()
+        agent.close()
+    calm, hit = (traces.losses(tmp_path / name, 3) for name in ("calm", "hit"))
+    assert [hit[step] for step in range(1, 9)] == [calm[step] for step in range(1, 9)]
+
+
 def mean_losses(trace: Path) -> dict[int, float]:
     """Of each step, over all samples; ranks that split one model report the same samples and loss."""
     means = {}

@@ -44,10 +44,12 @@ class DataParallel(DistributedDataParallel):
         grads = [parameter.grad for parameter in self.parameters()]
         for parameter in self.parameters():
             parameter.grad = None
+        quiet, self.require_backward_grad_sync = not self.require_backward_grad_sync, True
         devices = sorted({p.device.index for p in self.parameters() if p.device.type == "cuda"})
         with torch.random.fork_rng(devices=devices):
             output = super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
             torch.stack([t.double().sum() for t in _differentiable(output)]).sum().backward()
+        self.require_backward_grad_sync = not quiet  # a first micro-batch is computed under no_sync()
         with torch.no_grad():
             for buffer, value in zip(self.buffers(), buffers, strict=True):
                 buffer.copy_(value)
