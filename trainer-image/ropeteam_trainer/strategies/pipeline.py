@@ -121,7 +121,7 @@ class Pipeline:
         """A schedule and its number of micro-batches. One per shape: stages agree about shapes when they
         first run.
         """
-        key = tuple(inputs.shape)
+        key = (torch.is_grad_enabled(), *inputs.shape)
         if key not in self._schedules:
             ranks, total = self._ranks, self._last + 1
             stages = [
