@@ -79,7 +79,8 @@ def trained(
     path: Path, world: int, requests: dict[str, dict[str, Any]], **settings: Any
 ) -> dict[str, Figures]:
     listed = [
-        {"optimizer": "AdamW", "steps": 10, "name": n, "strategy": s, **settings} for n, s in requests.items()
+        {"optimizer": "AdamW", "steps": 10, "batch": 24, "name": n, "strategy": s, **settings}
+        for n, s in requests.items()
     ]
     (path / "requests").write_text(json.dumps(listed))
     with Crew(path / "crew", world) as crew:
@@ -94,6 +95,20 @@ def test_losses_gradients_and_weights_are_those_of_one_process(world: int, tmp_p
         assert found["loss"] <= 1e-5, (name, found)
         assert found["gradient"] <= 1e-5, (name, found)
         assert found["weight"] <= 2e-4, (name, found)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_parts_that_differ_by_a_sample_and_by_a_piece_change_nothing(world: int, tmp_path: Path) -> None:
+    requests = {
+        "all-reduce": {},
+        "micro-batches": {"batch": {"micro_samples": 6}},
+        "ZeRO-3, micro-batches": {"sharding": "Parameters", "batch": {"micro_samples": 6}},
+        "ZeRO-3, one by one": {"sharding": "Parameters", "batch": {"micro_samples": 1}},
+        "offloaded": {"sharding": "Parameters", "offload": "Parameters"},
+    }
+    for name, found in trained(tmp_path, world, requests, batch=25).items():
+        assert found["loss"] <= 1e-5, (name, found)
+        assert found["gradient"] <= 1e-5, (name, found)
 
 
 def test_under_sgd_weights_are_the_same_more_closely(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Train the tiny GPT under each strategy of a file, in one world, and compare with one process.
 
-techniques.py REQUESTS   JSON: [{"name", "optimizer", "steps", "strategy"}]; rank 0 prints RESULT {name:
-figures}
+    techniques.py REQUESTS
+
+REQUESTS: JSON, a list of {name, optimizer, steps, batch, strategy}; rank 0 prints RESULT {name: figures}.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def train(request: dict[str, Any], world: World, strategy: Strategy) -> tuple[li
     losses: list[float] = []
     first: Tensors = {}
     for done in range(request["steps"]):
-        inputs, target = tiny.batch(done)
+        inputs, target = tiny.batch(done, request["batch"])
         begin, end = len(inputs) * mine // ways, len(inputs) * (mine + 1) // ways
         weight = (end - begin) * ways / len(inputs)
         wrapped.optimizer.zero_grad()

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -25,13 +26,15 @@ def accumulate(
 ) -> torch.Tensor:
     """The mean loss over the samples of `inputs`; gradients are those of weight x that mean.
 
-    compute: inputs -> mean loss. Raises TypeError if it returns anything but one number.
+    compute: inputs -> mean loss. Raises TypeError if it returns anything but one number. Ranks whose parts
+    differ by a sample may differ by a piece; those of a sharded model gather weights together, so they agree
+    on the most: who has fewer samples than that computes some for nothing.
     """
     total = samples(inputs)
     mean = torch.zeros(())
-    pieces = list(split(inputs, micro))
-    for number, piece in enumerate(pieces):
-        part = samples(piece) / total
+    count = -(-total // micro)
+    pieces = split(inputs, _most(count, inputs) if isinstance(model, FSDPModule) else count)
+    for number, (piece, part) in enumerate(pieces):
         with _quiet(model) if number < len(pieces) - 1 else nullcontext():
             loss = compute(*piece)
             check_loss(loss)
@@ -55,13 +58,21 @@ def samples(inputs: Any) -> int:
     raise TypeError("model() was called without a tensor: a batch cannot be split")
 
 
-def split(inputs: tuple[Any, ...], size: int) -> Iterator[tuple[Any, ...]]:
-    """Pieces of at most `size` samples; the sizes differ by one at most."""
+def split(inputs: tuple[Any, ...], count: int) -> list[tuple[tuple[Any, ...], float]]:
+    """`count` pieces whose sizes differ by one at most, each with its part of the samples. With fewer samples
+    than pieces some have a sample that counts for nothing.
+    """
     total = samples(inputs)
-    count = -(-total // size)
-    for number in range(count):
-        begin, end = total * number // count, total * (number + 1) // count
-        yield _cut(inputs, total, begin, end)
+    ends = [total * number // count for number in range(count + 1)]
+    bounds = zip(ends, ends[1:], strict=False)
+    return [(_cut(inputs, total, begin, max(end, begin + 1)), (end - begin) / total) for begin, end in bounds]
+
+
+def _most(count: int, inputs: Any) -> int:
+    """Of all ranks."""
+    most = torch.tensor([count], device=next(_leaves(inputs)).device)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return int(most)
 
 
 def _cut(tree: Any, total: int, begin: int, end: int) -> Any:

@@ -31,11 +31,18 @@ def apply(model: nn.Module, mesh: DeviceMesh, strategy: Strategy) -> None:
         "mesh": mesh,
         "reshard_after_forward": strategy.sharding is not Sharding.GRADIENTS,
         "mp_policy": _precision(strategy.precision),
-        "offload_policy": CPUOffloadPolicy() if strategy.offload is Offload.PARAMETERS else OffloadPolicy(),
+        "offload_policy": _offload(strategy.offload, mesh),
     }
     for unit in units_of(model):
         fully_shard(unit, **options)
     fully_shard(model, **options)
+
+
+def _offload(offload: Offload, mesh: DeviceMesh) -> OffloadPolicy:
+    """On a CPU everything is there already, and there is no accelerator for which memory could be pinned."""
+    if offload is Offload.NONE or mesh.device_type == "cpu":
+        return OffloadPolicy()
+    return CPUOffloadPolicy()
 
 
 def _precision(precision: Precision) -> MixedPrecisionPolicy:
