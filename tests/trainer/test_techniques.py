@@ -99,7 +99,7 @@ def test_losses_gradients_and_weights_are_those_of_one_process(world: int, tmp_p
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_parts_that_differ_by_a_sample_and_by_a_piece_change_nothing(world: int, tmp_path: Path) -> None:
-    requests = {
+    requests: dict[str, dict[str, Any]] = {
         "all-reduce": {},
         "micro-batches": {"batch": {"micro_samples": 6}},
         "ZeRO-3, micro-batches": {"sharding": "Parameters", "batch": {"micro_samples": 6}},
