@@ -17,6 +17,7 @@ from ropeteam_trainer.contract.strategy import (
     Precision,
     Scaling,
     Schedule,
+    ServerMode,
     Sharding,
     SyncType,
     TrustRatio,
@@ -71,14 +72,32 @@ class Local(ApiModel):
     """DiLoCo: Nesterov momentum of the outer step, in thousandths."""
 
 
+class ParameterServer(ApiModel):
+    """Servers keep the parameters and the optimizer; workers push gradients to them and pull weights."""
+
+    servers: int = Field(default=1, ge=1, le=1024)
+    """Server pods, beside the workers; each has its part of the parameters."""
+    mode: ServerMode = ServerMode.SYNCHRONOUS
+    """Synchronous: a step is the mean of the workers' gradients; Asynchronous: each gradient is a step at
+    once; BoundedStaleness: the same, but fast workers wait for slow ones."""
+    backup_workers: int = Field(default=0, ge=0, le=1024)
+    """Synchronous: the slowest workers of a step, so many, are not waited for; their gradients are dropped."""
+    staleness: int = Field(default=4, ge=0, le=100_000)
+    """BoundedStaleness: gradients that a worker may be ahead of the slowest one; 0: Synchronous."""
+    scale_by_staleness: bool = False
+    """Divide a step by how many others were applied since its weights were pulled. Not with Synchronous."""
+
+
 class Sync(ApiModel):
     """How copies of the model are kept the same."""
 
     type: SyncType = SyncType.ALL_REDUCE
     """AllReduce: the mean of gradients in every step; Ring: the same, by our own ring, to look at; Local:
-    weights now and then."""
+    weights now and then; ParameterServer: servers keep the weights."""
     local: Local = Local()
     """With type Local."""
+    parameter_server: ParameterServer = ParameterServer()
+    """With type ParameterServer."""
 
 
 class PowerSgd(ApiModel):

@@ -34,6 +34,9 @@ RANK_SOCKET = "ROPETEAM_RANK_SOCKET"
 RANK_PAGE = "ROPETEAM_RANK_PAGE"
 RANK_PLAN = "ROPETEAM_RANK_PLAN"
 """JSON of RankPlan."""
+MEMORY = "ROPETEAM_MEMORY"
+"""Folder in memory (/dev/shm) that outlives a rank's process, and ends with the pod's container. Set by the
+agent."""
 EPOCH = "ROPETEAM_EPOCH"
 AGENT_STATE_DIR = "ROPETEAM_STATE_DIR"
 """Scratch folder of the agent (sockets, pages). Default: a fresh folder in the temporary directory."""
@@ -44,6 +47,8 @@ COORDINATOR_AGENT_PORT = 29401
 COORDINATOR_HTTP_PORT = 29402
 AGENT_METRICS_PORT = 29403
 """If it is taken, the agent takes any other."""
+PARAMETER_SERVER_PORT = 29404
+"""Where a parameter server listens, on its pod's address."""
 TRAINER_CONTAINER = "trainer"
 
 RESERVED_ENV = (
@@ -139,6 +144,8 @@ class WorkerConfig:
     resume: Resume = Resume.LATEST
     resume_step: int | None = None
     strategy: Strategy | None = None
+    servers: int = 0
+    """Parameter servers: slots after those of the workers, one rank each."""
     contract: int = VERSION
 
 
@@ -156,6 +163,9 @@ class CoordinatorConfig:
     keep: int = 3
     checkpoint: bool = False
     """Whether there is a place for checkpoints; told to Prometheus only."""
+    servers: int = 0
+    """Parameter servers: slots after those of the workers, one rank each. With them ranks depend on no
+    collective, and those of healthy slots live on when another one is replaced."""
     contract: int = VERSION
 
 
@@ -174,6 +184,11 @@ class RankPlan:
     job: str
     job_uid: str
     strategy: Strategy | None = None
+    servers: tuple[str, ...] = ()
+    """`host:port` of each parameter server when this rank was started, the chief first; later ones come by
+    ToRank."""
+    secret: str = ""
+    """What workers and parameter servers show each other: hex of HMAC-SHA256(job's token, "servers")."""
 
 
 @dataclass(frozen=True)

@@ -82,3 +82,5 @@ class ToRank:
     stop_at: int | None = None
     committed_step: int | None = None
     """The checkpoint of this step is durable and committed."""
+    servers: tuple[str, ...] = ()
+    """Where the parameter servers are now; () while this rank's own plan holds."""

@@ -33,6 +33,15 @@ class SyncType(str, enum.Enum):
     ALL_REDUCE = "AllReduce"
     RING = "Ring"
     LOCAL = "Local"
+    PARAMETER_SERVER = "ParameterServer"
+
+
+class ServerMode(str, enum.Enum):
+    """When parameter servers apply gradients."""
+
+    SYNCHRONOUS = "Synchronous"
+    ASYNCHRONOUS = "Asynchronous"
+    BOUNDED_STALENESS = "BoundedStaleness"
 
 
 class Precision(str, enum.Enum):
@@ -113,9 +122,25 @@ class Local:
 
 
 @dataclass(frozen=True)
+class ParameterServer:
+    """Servers keep the parameters and the optimizer; workers push gradients to them and pull weights."""
+
+    servers: int = 1
+    """Pods of their own, beside the workers; each has its part of the parameters."""
+    mode: ServerMode = ServerMode.SYNCHRONOUS
+    backup_workers: int = 0
+    """Synchronous: a step takes the gradients of all workers but so many, the slowest ones."""
+    staleness: int = 4
+    """BoundedStaleness: gradients that a worker may be ahead of the slowest one. 0: Synchronous."""
+    scale_by_staleness: bool = False
+    """Not Synchronous: divide a step by how many others were applied since its weights were pulled."""
+
+
+@dataclass(frozen=True)
 class Sync:
     type: SyncType = SyncType.ALL_REDUCE
     local: Local = Local()
+    parameter_server: ParameterServer = ParameterServer()
 
 
 @dataclass(frozen=True)
@@ -169,6 +194,12 @@ class Strategy:
     batch: Batch = Batch()
     learning_rate: LearningRate = LearningRate()
 
+    @property
+    def servers(self) -> int:
+        """Parameter servers, beside the workers."""
+        serves = self.sync.type is SyncType.PARAMETER_SERVER
+        return self.sync.parameter_server.servers if serves else 0
+
 
 class StrategyError(ValueError):
     """The strategy cannot be used here. The text names the field, the reason, and what can."""
@@ -221,7 +252,7 @@ class Layout:
 
 
 def layout(strategy: Strategy, world: int) -> Layout:
-    """The grid for `world` ranks. Raises StrategyError."""
+    """The grid for `world` ranks, without those of parameter servers. Raises StrategyError."""
     asked = strategy.parallelism
     fixed = asked.tensor * asked.pipeline
     if world % fixed:
@@ -259,6 +290,7 @@ def _check(strategy: Strategy, grid: Layout) -> None:
     for wrong, message in (
         *_of_ways(strategy, grid),
         *_of_local(strategy.sync.local, grid),
+        *_of_servers(strategy, grid),
         *_of_batch(strategy),
     ):
         if wrong:
@@ -315,6 +347,34 @@ def _of_local(local: Local, grid: Layout) -> list[tuple[bool, str]]:
         (
             groups is not None and grid.world % groups > 0,
             f"sync.local: groupsOf {groups} does not divide {grid.world} ranks",
+        ),
+    ]
+
+
+def _of_servers(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
+    if not strategy.servers:
+        return []
+    asked = strategy.sync.parameter_server
+    synchronous = asked.mode is ServerMode.SYNCHRONOUS
+    return [
+        (
+            asked.backup_workers > 0 and not synchronous,
+            f"sync.parameterServer: backupWorkers goes with mode Synchronous; {asked.mode.value} waits for "
+            "no slow worker",
+        ),
+        (
+            asked.backup_workers >= grid.world,
+            f"sync.parameterServer: backupWorkers {asked.backup_workers} leaves none of {grid.world} "
+            "workers; lower it",
+        ),
+        (
+            asked.scale_by_staleness and synchronous,
+            "sync.parameterServer: scaleByStaleness goes with Asynchronous and BoundedStaleness; in mode "
+            "Synchronous no gradient is stale",
+        ),
+        (
+            strategy.precision is Precision.FLOAT16,
+            "precision: Float16 scales its loss per rank, which parameter servers do not know; use BFloat16",
         ),
     ]
 

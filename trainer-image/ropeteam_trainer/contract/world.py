@@ -77,6 +77,8 @@ class Plan:
     restore: tuple[CheckpointRef, ...] = ()
     """Where to go on from, best first. Empty: resume as `WorkerConfig.resume` says (first world of a job)."""
     restart_count: int = 0
+    kept: tuple[int, ...] = ()
+    """Slots whose ranks live on from the epoch before: their agents take the new epoch and start nothing."""
 
     @property
     def world_size(self) -> int:
