@@ -101,10 +101,11 @@ class FakeAgent:
                 self._changed.wait(0.05)
         return value
 
-    def commit(self, step: int) -> Manifest:
-        """Wait for the shards of a step and write the manifest."""
+    def commit(self, step: int, savers: Iterable[int] | None = None) -> Manifest:
+        """Wait for the shards of a step, of all ranks or of those that save, and write the manifest."""
         assert self.checkpoint is not None
-        shards = self.wait(lambda: self._shards(step))
+        ranks = list(range(self.world) if savers is None else savers)
+        shards = self.wait(lambda: self._shards(step, ranks))
         files = tuple(file for shard in shards for file in shard)
         parent = self.lineage[0] if self.lineage else None
         manifest = Manifest(step, self.epoch, self.world, "job", "uid", files, parent)
@@ -119,18 +120,22 @@ class FakeAgent:
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
 
-    def _shards(self, step: int) -> list[tuple[ShardFile, ...]] | None:
-        found = [[m.shard_files for m in heard if m.shard_step == step] for heard in self.heard]
+    def _shards(self, step: int, ranks: list[int]) -> list[tuple[ShardFile, ...]] | None:
+        found = [[m.shard_files for m in self.heard[rank] if m.shard_step == step] for rank in ranks]
         return [shards[0] for shards in found] if all(found) else None
 
     def _serve(self, rank: int, listener: socket.socket) -> None:
         with suppress(OSError):
-            self._connections[rank], _ = listener.accept()
-            with self._connections[rank].makefile("rb") as lines:
-                for line in lines:
-                    with self._changed:
-                        self.heard[rank].append(codec.decode(FromRank, line))
-                        self._changed.notify_all()
+            while True:  # a rank that is restarted comes again
+                self._connections[rank], _ = listener.accept()
+                self._listen_to(rank, self._connections[rank])
+
+    def _listen_to(self, rank: int, connection: socket.socket) -> None:
+        with suppress(ConnectionError), connection, connection.makefile("rb") as lines:
+            for line in lines:
+                with self._changed:
+                    self.heard[rank].append(codec.decode(FromRank, line))
+                    self._changed.notify_all()
 
 
 class Crew:
@@ -140,25 +145,38 @@ class Crew:
         path.mkdir(parents=True, exist_ok=True)
         self.path, self.world = path, world
         self.trace = path / "trace"
+        self.environment: dict[str, str] = {}
+        """Of all ranks, beyond torchrun's and the agent's."""
         self._store: TCPStore | None = None
         self._processes: list[ForkServerProcess] = []
+        self._requests: list[tuple[str, tuple[str, ...], dict[str, str], str]] = []
 
     def start(self, script: str, *argv: str, agent: FakeAgent | None = None, **plan: Any) -> Crew:
         """Start all ranks. With an agent, `plan` is what RankPlan says beyond it."""
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank in range(self.world):
-            env = self._environment(rank)
+            env = self._environment(rank) | self.environment
             if agent is not None:
                 env |= {
                     config.RANK_SOCKET: str(agent.path / f"socket.{rank}"),
                     config.RANK_PAGE: str(agent.path / f"page.{rank}"),
                     config.RANK_PLAN: codec.encode(agent.plan(**plan)).decode(),
                 }
-            request = (str(SCRIPTS / script), argv, env, str(self.path / f"output.{rank}"))
-            process = _server.Process(target=_be_rank, args=request)
-            process.start()
-            self._processes.append(process)
+            self._requests.append((str(SCRIPTS / script), argv, env, str(self.path / f"output.{rank}")))
+            self._processes.append(_started(self._requests[rank]))
         return self
+
+    def kill_one(self, rank: int) -> None:
+        self._processes[rank].kill()
+        self._processes[rank].join()
+
+    def restart(self, rank: int, plan: RankPlan | None = None) -> None:
+        """Kill one rank, if it lives, and start it again as its agent would; the others live on."""
+        self.kill_one(rank)
+        self._processes[rank].close()
+        if plan is not None:
+            self._requests[rank][2][config.RANK_PLAN] = codec.encode(plan).decode()
+        self._processes[rank] = _started(self._requests[rank])
 
     def wait(self, seconds: float = PATIENCE_SECONDS) -> Ended:
         for process in self._processes:
@@ -177,7 +195,7 @@ class Crew:
             process.kill()
             process.join()
             process.close()
-        self._processes, self._store = [], None
+        self._processes, self._requests, self._store = [], [], None
 
     def __enter__(self) -> Crew:
         return self
@@ -196,6 +214,12 @@ class Crew:
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             config.TRACE: str(self.trace),
         }
+
+
+def _started(request: tuple[str, tuple[str, ...], dict[str, str], str]) -> ForkServerProcess:
+    process = _server.Process(target=_be_rank, args=request)
+    process.start()
+    return process
 
 
 def _be_rank(script: str, argv: tuple[str, ...], environment: dict[str, str], output: str) -> None:

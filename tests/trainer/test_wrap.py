@@ -58,7 +58,7 @@ def test_each_restart_may_bring_another_strategy_and_another_world(
             crew.start(str(RECIPE), *options, agent=agent, restore=restore, strategy=chosen)
             restore = (agent.commit(number * STEPS_OF_A_LEG).ref,)
         agent.close()
-    expected, found = mean_losses(alone.trace), mean_losses(tmp_path / "trace")
+    expected, found = traces.mean_losses(alone.trace, 1), traces.mean_losses(tmp_path / "trace", 4)
     last = len(LEGS) * STEPS_OF_A_LEG
     assert {step for step in found if step <= last} == set(range(1, last + 1))
     for step in range(1, last + 1):
@@ -84,15 +84,6 @@ def test_micro_batches_are_added_in_the_same_order_after_a_restart(
         agent.close()
     calm, hit = (traces.losses(tmp_path / name, 3) for name in ("calm", "hit"))
     assert [hit[step] for step in range(1, 9)] == [calm[step] for step in range(1, 9)]
-
-
-def mean_losses(trace: Path) -> dict[int, float]:
-    """Of each step, over all samples; ranks that split one model report the same samples and loss."""
-    means = {}
-    for step, lines in traces.surviving(trace, 4).items():
-        parts = {line.samples: float.fromhex(line.loss) for line in lines}
-        means[step] = sum(len(ids) * loss for ids, loss in parts.items()) / sum(map(len, parts))
-    return means
 
 
 def test_a_strategy_that_the_script_does_not_apply_is_an_error(tmp_path: Path) -> None:

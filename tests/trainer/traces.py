@@ -46,3 +46,12 @@ def losses(trace: Path, ranks: int) -> dict[int, list[str]]:
 def samples(trace: Path, ranks: int) -> list[int]:
     """All sample ids in the order of their use."""
     return [i for _, found in sorted(surviving(trace, ranks).items()) for line in found for i in line.samples]
+
+
+def mean_losses(trace: Path, ranks: int) -> dict[int, float]:
+    """Of each step, over all samples; ranks that split one model report the same samples and loss."""
+    means = {}
+    for step, found in surviving(trace, ranks).items():
+        parts = {line.samples: float.fromhex(line.loss) for line in found}
+        means[step] = sum(len(ids) * loss for ids, loss in parts.items()) / sum(map(len, parts))
+    return means

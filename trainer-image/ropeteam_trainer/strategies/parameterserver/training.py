@@ -59,7 +59,11 @@ class Training:
         self._worker = Worker(self._here.rank, named_parameters([model]), optimizer, lines)
         self._state = self._worker.join()
         self._load_buffers()
-        optimizer.step = types.MethodType(self._step, optimizer)  # type: ignore[method-assign]
+
+        def step(_: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            return self._step(closure)
+
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         return wrap.wrap(model, optimizer, alone, World(0, 1, device), progress, loss)
 
     def restore(self, others: Mapping[str, Any]) -> tuple[int, Data]:
@@ -91,7 +95,7 @@ class Training:
     def leave(self) -> None:
         self._worker.leave()
 
-    def _step(self, _: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,0 +1,270 @@
+"""Parameter servers as processes: what they train, and what is left of it when they are killed."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer import traces
+from tests.trainer.ranks import Crew, Ended, FakeAgent
+
+from ropeteam_trainer.contract import codec, config
+from ropeteam_trainer.contract.config import CheckpointConfig
+from ropeteam_trainer.contract.strategy import Strategy
+from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.recipes import char_gpt
+
+SECRET = "of this job"
+
+
+def served(**fields: Any) -> dict[str, Any]:
+    return {"sync": {"type": "ParameterServer", "parameter_server": fields}}
+
+
+def request(strategy: dict[str, Any], model: str = "gpt", **more: Any) -> dict[str, Any]:
+    usual = {"model": model, "optimizer": "AdamW", "steps": 10, "batch": 24}
+    return {**usual, "strategy": strategy, **more}
+
+
+def trained(path: Path, world: int, asked: dict[str, Any], workers: int) -> list[dict[str, Any]]:
+    """What each worker left."""
+    ended = Crew(path, world).run("served.py", json.dumps(asked), str(path))
+    assert not any(ended.codes), "\n".join(ended.output)
+    return left_by(path, workers)
+
+
+def left_by(path: Path, workers: int) -> list[dict[str, Any]]:
+    return [torch.load(path / f"out-{rank}.pt") for rank in range(workers)]
+
+
+def told(ended: Ended, server_rank: int) -> dict[str, Any]:
+    """What a server says at its end."""
+    found = re.search(r"all workers have left: (\{.*\})", ended.output[server_rank])
+    assert found, ended.output[server_rank]
+    figures: dict[str, Any] = json.loads(found[1])
+    return figures
+
+
+class Served:
+    """A crew with an agent, servers at fixed addresses, and memory that outlives a server's process."""
+
+    def __init__(self, path: Path, workers: int, servers: int, asked: dict[str, Any]) -> None:
+        path.mkdir()
+        self.path, self.workers, self.asked = path, workers, asked
+        world = workers + servers
+        self.agent = FakeAgent(path, world, None, Epoch(1, 0, 1))
+        self.crew = Crew(path, world)
+        self.crew.environment[config.MEMORY] = str(path)
+        self.plan: dict[str, Any] = {
+            "strategy": codec.from_plain(Strategy, asked["strategy"]),
+            "servers": tuple(f"127.0.0.1:{port}" for port in free_ports(servers)),
+            "secret": SECRET,
+        }
+
+    def __enter__(self) -> Served:
+        arguments = json.dumps(self.asked), str(self.path)
+        self.crew.start("served.py", *arguments, agent=self.agent, **self.plan)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.crew.kill()
+        self.agent.close()
+
+    def reached(self, rank: int, step: int) -> None:
+        """Wait until a rank has made so many steps."""
+        self.agent.wait(lambda: self.agent.beat(rank).step >= step)
+
+    def wait(self) -> list[dict[str, Any]]:
+        self.ended = self.crew.wait()
+        assert not any(self.ended.codes), "\n".join(self.ended.output)
+        return left_by(self.path, self.workers)
+
+
+def free_ports(count: int) -> list[int]:
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("servers", "fields"),
+    [(1, {}), (2, {}), (2, {"mode": "BoundedStaleness", "staleness": 0})],
+    ids=["one server", "two servers", "staleness 0"],
+)
+def test_synchronous_servers_train_as_one_process(
+    workers: int, servers: int, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    for optimizer, bound in (("AdamW", 2e-4), ("SGD", 1e-6)):
+        alone = trained(tmp_path / f"1-{optimizer}", 1, request({}, optimizer=optimizer), 1)[0]
+        asked = request(served(servers=servers, **fields), optimizer=optimizer)
+        found = trained(tmp_path / optimizer, workers + servers, asked, workers)
+        for (step, loss), *others in zip(alone["losses"], *(each["losses"] for each in found), strict=True):
+            assert {other[0] for other in others} == {step}
+            assert sum(other[1] for other in others) / workers == pytest.approx(loss, abs=1e-5), step
+        for name, gradient in alone["gradients"].items():
+            mean = torch.stack([each["gradients"][name] for each in found]).mean(0)
+            assert float((mean - gradient).abs().max()) <= 1e-5 * float(gradient.abs().max()), name
+        for name, weight in alone["weights"].items():
+            for each in found:
+                assert float((each["weights"][name] - weight).abs().max()) <= bound, name
+
+
+@pytest.mark.parametrize("mode", ["Synchronous", "Asynchronous"])
+def test_a_killed_server_comes_back_with_every_update(mode: str, tmp_path: Path) -> None:
+    steps, workers = 60, 2
+    asked = request(served(servers=2, mode=mode), "count", steps=steps, slow={"0": 0.01, "1": 0.01})
+    with Served(tmp_path / "crew", workers, 2, asked) as crew:
+        for rank, step in ((workers, 5), (workers + 1, 20), (workers, 35)):  # the chief twice
+            crew.reached(0, step)
+            crew.crew.restart(rank)
+        found = crew.wait()
+    applied = steps if mode == "Synchronous" else steps * workers
+    assert told(crew.ended, workers)["clocks"] == [steps] * workers
+    most = max(float(each["weights"][name].max()) for each in found for name in ("a", "b"))
+    least = max(float(each["weights"][name].min()) for each in found for name in ("a", "b"))
+    assert most == pytest.approx(applied, abs=0.01)
+    assert least == pytest.approx(applied, abs=0.01)
+
+
+def test_a_killed_worker_does_not_stop_the_others_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    steps, workers = 60, 3
+    asked = request(
+        served(mode="Asynchronous"), "count", steps=steps, slow=dict.fromkeys(("0", "1", "2"), 0.01)
+    )
+    with Served(tmp_path / "crew", workers, 1, asked) as crew:
+        crew.reached(1, 5)
+        crew.crew.kill_one(1)
+        stopped = crew.agent.beat(1).step
+        for rank in (0, 2):
+            crew.reached(rank, stopped + 20)
+        crew.crew.restart(1)
+        found = crew.wait()
+    assert told(crew.ended, workers)["clocks"] == [steps] * workers
+    most = max(float(each["weights"]["a"].max()) for each in found)
+    assert most == pytest.approx(steps * workers, abs=0.01)
+
+
+def test_no_worker_is_further_ahead_than_the_bound(tmp_path: Path) -> None:
+    path, bound, steps = tmp_path / "crew", 2, 200
+    asked = request(served(mode="BoundedStaleness", staleness=bound), "count", steps=steps, slow={"0": 0.005})
+    ended = Crew(path, 4).run("served.py", json.dumps(asked), str(path))
+    figures = told(ended, 3)
+    assert figures["steps"] == 3 * steps
+    assert figures["most_ahead"] == bound  # the fast ones came as far as they may, and no further
+
+
+def test_without_a_bound_a_slow_worker_is_left_behind(tmp_path: Path) -> None:
+    path = tmp_path / "crew"
+    asked = request(served(mode="Asynchronous"), "count", steps=60, slow={"0": 0.02})
+    ended = Crew(path, 3).run("served.py", json.dumps(asked), str(path))
+    assert told(ended, 2)["most_ahead"] > 10
+
+
+def test_steps_are_scaled_by_staleness(tmp_path: Path) -> None:
+    """Each gradient is -1 and the rate 1: what is missing of the count is what staleness took."""
+    path, steps = tmp_path / "crew", 30
+    asked = request(served(mode="Asynchronous", scale_by_staleness=True), "count", steps=steps)
+    asked["slow"] = dict.fromkeys(("0", "1", "2"), 0.005)
+    ended = Crew(path, 4).run("served.py", json.dumps(asked), str(path))
+    figures = told(ended, 3)
+    assert figures["most_stale"] >= 2
+    weight = max(float(each["weights"]["a"].max()) for each in left_by(path, 3))
+    assert steps < weight < 3 * steps
+
+
+def test_backup_workers_take_the_place_of_a_slow_one(tmp_path: Path) -> None:
+    path, steps = tmp_path / "crew", 40
+    asked = request(served(servers=2, backup_workers=1), steps=steps, slow={"1": 0.1})
+    ended = Crew(path, 6).run("served.py", json.dumps(asked), str(path))
+    assert not any(ended.codes), ended.output
+    figures = told(ended, 4)
+    found = left_by(path, 4)
+    assert figures["clocks"] == [steps] * 4
+    assert figures["steps"] == told(ended, 5)["steps"] == steps
+    slow = len(found[1]["losses"])
+    assert slow < steps / 2
+    assert figures["dropped"] >= steps - slow  # it skipped those, and computed some that came too late
+    first, last = found[0]["losses"][0][1], found[0]["losses"][-1][1]
+    assert last < 0.8 * first
+    for name, weight in found[0]["weights"].items():
+        assert torch.equal(weight, found[2]["weights"][name])
+
+
+def test_any_layout_goes_on_from_servers_and_servers_from_any(tmp_path: Path) -> None:
+    text = tmp_path / "fox.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    recipe, options = char_gpt.__file__, ("--text", str(text), "--epochs", "4", "--global-batch", "12")
+    alone = Crew(tmp_path / "alone", 1)
+    assert alone.run(recipe, *options).codes == [0]
+    legs = (
+        (2, 1, served()),
+        (2, 0, {"sharding": "Parameters"}),
+        (3, 2, served(servers=2)),
+        (2, 1, served(mode="BoundedStaleness", staleness=0)),
+        (1, 0, {}),
+    )
+    restore: tuple[Any, ...] = ()
+    for number, (workers, servers, asked) in enumerate(legs, start=1):
+        path = tmp_path / str(number)
+        path.mkdir()
+        checkpoint = CheckpointConfig(str(tmp_path / "saved"), every_steps=4)
+        agent = FakeAgent(path, workers + servers, checkpoint, Epoch(1, 0, number))
+        with Crew(path, workers + servers) as crew:
+            crew.trace = tmp_path / "trace"
+            strategy = codec.from_plain(Strategy, asked)
+            crew.start(recipe, *options, agent=agent, restore=restore, strategy=strategy)
+            savers = [workers] if servers else range(workers)
+            restore = (agent.commit(4 * number, savers).ref,)
+        agent.close()
+    expected, found = traces.mean_losses(alone.trace, 4), traces.mean_losses(tmp_path / "trace", 4)
+    for step in range(1, 4 * len(legs) + 1):
+        assert found[step] == pytest.approx(expected[step], abs=1e-5), step
+
+
+def test_a_killed_worker_and_a_killed_server_leave_no_trace_in_synchronous_training(tmp_path: Path) -> None:
+    """The recipe has a scheduler and shuffled data: all of it goes on where it was."""
+    text = tmp_path / "fox.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    recipe, options = char_gpt.__file__, ("--text", str(text), "--epochs", "4", "--global-batch", "12")
+    alone = Crew(tmp_path / "alone", 1)
+    finished = alone.run(recipe, *options)
+    with Served(tmp_path / "crew", 2, 1, request(served())) as crew:
+        crew.crew.kill()
+        crew.crew.trace = tmp_path / "trace"
+        crew.crew.start(recipe, *options, agent=crew.agent, **crew.plan)
+        for rank, step in ((1, 6), (2, 16), (0, 26)):
+            crew.reached(0, step)
+            crew.crew.restart(rank)
+        ended = crew.crew.wait()
+    assert not any(ended.codes), ended.output
+    expected, found = traces.mean_losses(alone.trace, 1), traces.mean_losses(tmp_path / "trace", 2)
+    assert found.keys() == expected.keys()
+    # A gradient that a killed worker had pushed already is computed again, on newer weights, and not applied.
+    repeated = [step for step, loss in expected.items() if abs(found[step] - loss) > 1e-5]
+    assert len(repeated) <= 2, repeated
+    assert ended.result == finished.result
+
+
+def test_servers_that_leave_no_worker_are_refused(tmp_path: Path) -> None:
+    ended = Crew(tmp_path, 2).run("served.py", json.dumps(request(served(servers=2))), str(tmp_path))
+    assert ended.codes == [1, 1]
+    assert "2 servers leave no worker among 2 ranks" in ended.output[0]
+
+
+def test_another_jobs_worker_is_turned_away(tmp_path: Path) -> None:
+    asked = request(served(), "count")
+    with Served(tmp_path / "crew", 1, 1, asked) as crew:
+        crew.crew.kill_one(0)
+        crew.plan["secret"] = "of another job"
+        crew.crew.restart(0, plan=replace(crew.agent.plan(**crew.plan)))
+        output = crew.path / "output.1"
+        crew.agent.wait(lambda: "does not know this job's secret" in output.read_text())
