@@ -40,6 +40,10 @@ def a_plan(n: int = 1, *, processes: int = 2, slot: int = 0, **changes: Any) -> 
     return Plan(**{"epoch": epoch(n)} | words | changes)
 
 
+def an_identity(slot: int = 0) -> PodIdentity:
+    return PodIdentity(slot, 1, f"pod-{slot}", f"10.0.0.{slot}", "node", b"t")
+
+
 def killed() -> ProcessExit:
     return ProcessExit(None, 9)
 
@@ -61,9 +65,8 @@ class Life:
             "start": Start.EXEC,
         }
         config = WorkerConfig(**values | settings)
-        identity = PodIdentity(slot, 1, f"pod-{slot}", f"10.0.0.{slot}", "node", b"t")
         self.now = 1000.0
-        self.state = machine.initial(config, identity, launch, self.now)
+        self.state = machine.initial(config, an_identity(slot), launch, self.now)
         self.did: tuple[Effect, ...] = ()
         self.all: list[Effect] = []
         self._orders = Orders(term=1, boot=0, number=0)
