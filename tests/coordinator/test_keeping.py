@@ -212,16 +212,19 @@ def test_a_server_that_was_not_there_from_the_start_remembers_nothing():
     assert seen.told(1).plan is None
 
 
-@pytest.mark.parametrize("why", ["drain", "attempt", "failure"])
-def test_what_ends_the_whole_world_keeps_nobody(why):
-    seen = film()
-    if why == "failure":
-        seen = Film(workers=3, servers=2, rung=3, no_progress_limit=1).up(step=10)
-        seen.exits(1, raised())
-    else:
-        seen.exits(1, SIGKILL)
-        assert seen.told(0).plan
-        seen.desires(**{"drain": {"drain": True}, "attempt": {"attempt": 2}}[why])
+@pytest.mark.parametrize("wish", [{"drain": True}, {"attempt": 2}])
+def test_what_ends_the_whole_world_keeps_nobody(wish: dict[str, int]):
+    seen = struck(1)
+    assert seen.told(0).plan
+    seen.desires(**wish)
+    assert [seen.told(slot).plan for slot in EVERYBODY] == [None] * 5
+
+
+def test_a_job_that_has_failed_keeps_nobody():
+    seen = Film(workers=3, servers=2, rung=3, no_progress_limit=1).up(step=10)
+    seen.exits(1, raised())
+    seen.obeys(1)
+    assert seen.phase == "Failed"
     assert [seen.told(slot).plan for slot in EVERYBODY] == [None] * 5
 
 
