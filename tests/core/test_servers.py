@@ -81,7 +81,7 @@ def test_a_server_may_have_resources_of_its_own() -> None:
     ("wish", "volume"), [({}, {"medium": "Memory"}), ({"sharedMemory": "2Gi"}, {"sizeLimit": "2Gi"})]
 )
 def test_a_server_keeps_its_state_in_memory(wish: dict[str, str], volume: dict[str, str]) -> None:
-    pod = pods(**wish)[4]
+    pod = pods(3, None, **wish)[4]
     mount = next(each for each in trainer(pod)["volumeMounts"] if each["mountPath"] == "/dev/shm")
     (found,) = [each for each in pod["spec"]["volumes"] if each["name"] == mount["name"]]
     assert found["emptyDir"] == {"medium": "Memory"} | volume

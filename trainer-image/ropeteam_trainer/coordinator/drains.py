@@ -6,9 +6,9 @@ paused: every rank waits at its next report -> the first that waits fixes the st
 save there -> committed. Ranks advance in step (a collective needs all of them), so no rank can be past the
 step after the first one's pause.
 With parameter servers nobody is paused for a worker that leaves: it goes, and the others go on. When a server
-leaves all are paused, and all that wait fix the step: the highest of them. A worker may not come to its next
-report because it waits, through the servers, for one that is paused: after GATHER_SECONDS they all go one
-step further than any was seen, which sets it free.
+leaves all are paused, and the workers fix the step, once all of them wait: the highest. A worker may not come
+to its next report because it waits, through the servers, for one that is paused: after GATHER_SECONDS they
+all go one step further than any was seen, which sets it free.
 Limits: below rung 2 nothing can be saved by us: the ranks get SIGTERM and may save by themselves. Never
 longer than `drainSeconds`.
 """
@@ -99,7 +99,7 @@ def left(state: State) -> Evidence | None:
 def fix_stop(state: State, at: Moment) -> State:
     """The first rank that waits fixes where all stop: one step further than any has come.
 
-    With parameter servers: where the first of them is, once all wait. If ranks have stopped already (a
+    With parameter servers: where the first worker is, once all workers wait. If ranks have stopped already (a
     coordinator before us had fixed it), it is where they are.
     """
     ranks = [rank for rank in all_ranks(state) if rank]
@@ -109,6 +109,8 @@ def fix_stop(state: State, at: Moment) -> State:
     drained = [rank.step for rank in ranks if rank.phase is RankPhase.DRAINED]
     if drained:
         return with_world(state, stop_at=max(drained))
+    if state.config.servers:
+        ranks = [rank for rank in ranks if rank.rank < state.world.plan.first_rank(state.config.lead_slot)]
     waiting = [rank for rank in ranks if rank.phase is RankPhase.PAUSED]
     if not waiting:
         return state
