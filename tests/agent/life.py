@@ -40,6 +40,13 @@ def a_plan(n: int = 1, *, processes: int = 2, slot: int = 0, **changes: Any) -> 
     return Plan(**{"epoch": epoch(n)} | words | changes)
 
 
+def a_served_plan(n: int = 1, born: int | None = None, **changes: Any) -> Plan:
+    """Slot 0 is a worker with one rank, slot 1 a server. `born`: the epoch of slot 0's ranks, if kept."""
+    plan = a_plan(n, processes=1, **changes)
+    first = replace(plan.members[0], born=epoch(born) if born else None)
+    return replace(plan, members=(first, *plan.members[1:]), origin=epoch(1) if n > 1 else None)
+
+
 def an_identity(slot: int = 0) -> PodIdentity:
     return PodIdentity(slot, 1, f"pod-{slot}", f"10.0.0.{slot}", "node", b"t")
 

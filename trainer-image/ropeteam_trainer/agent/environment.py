@@ -110,6 +110,7 @@ def rank_plan(settings: WorkerConfig, plan: Plan, secret: str = "") -> RankPlan:
         strategy=settings.strategy,
         servers=server_addresses(settings, plan),
         secret=secret if settings.servers else "",
+        line=str(plan.line) if settings.servers else "",
     )
 
 

@@ -214,6 +214,10 @@ class RankPlan:
     ToRank."""
     secret: str = ""
     """What workers and parameter servers show each other: hex of HMAC-SHA256(job's token, "servers")."""
+    line: str = ""
+    """With parameter servers: the epoch in which this line of worlds began. A server refuses a rank of
+    another line, and one whose `epoch` is lower than that of another process of the same rank: its pod was
+    replaced, and does not know it yet."""
 
 
 @dataclass(frozen=True)
