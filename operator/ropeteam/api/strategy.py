@@ -82,11 +82,11 @@ class ParameterServer(ApiModel):
     """Synchronous: a step is the mean of the workers' gradients; Asynchronous: each gradient is a step at
     once; BoundedStaleness: the same, but fast workers wait for slow ones."""
     backup_workers: int = Field(default=0, ge=0, le=1024)
-    """Synchronous: so many workers, the slowest of a step, are not waited for; what they push is dropped."""
+    """Synchronous: a step does not wait for its slowest workers, so many; their gradients are dropped."""
     staleness: int = Field(default=4, ge=0, le=100_000)
     """BoundedStaleness: gradients that a worker may be ahead of the slowest one; 0: Synchronous."""
     scale_by_staleness: bool = False
-    """Divide a step by how many others were applied since its weights were pulled. Not with Synchronous."""
+    """Divide a step by how many others came since its weights were pulled. Not with Synchronous."""
     resources: Resources | None = None
     """Resources of the servers' trainer container, as in a pod; /dev/shm, where they keep their state, is
     part of its memory. Omitted: those of the workers without devices such as GPUs."""
