@@ -61,6 +61,8 @@ class AgentLink:
         self._changed = threading.Condition()
         self.paused = False
         self.stop_at: int | None = None
+        self.servers: tuple[str, ...] = ()
+        """Where the parameter servers are, if that has changed since this rank was started."""
         self._loss: Any = None
         self.send(FromRank(hello_pid=os.getpid(), rank=rank, rung=1))
         threading.Thread(target=self._read, daemon=True, name="ropeteam-read").start()
@@ -95,6 +97,7 @@ class AgentLink:
                 message = codec.decode(ToRank, line)
                 with self._changed:
                     self.paused, self.stop_at = message.pause, message.stop_at
+                    self.servers = message.servers
                     self._changed.notify_all()
 
     def _write(self) -> None:

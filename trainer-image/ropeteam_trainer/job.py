@@ -40,11 +40,14 @@ from ropeteam_trainer.contract.world import Epoch
 from ropeteam_trainer.data import batches as loading
 from ropeteam_trainer.data.feed import Feed, Wish
 from ropeteam_trainer.data.plan import DataPlan
+from ropeteam_trainer.strategies.parameterserver import roles
 from ropeteam_trainer.trace import Trace
 from ropeteam_trainer.world import World
 
 if TYPE_CHECKING:
-    from ropeteam_trainer.strategies.wrap import Wrapped
+    from ropeteam_trainer.strategies.parameterserver.serving import Serving
+    from ropeteam_trainer.strategies.parameterserver.training import Training
+    from ropeteam_trainer.strategies.wrap import Progress, Wrapped
 
 _job: Job | None = None
 
@@ -70,12 +73,17 @@ def init(
     """
     global _job
     if _job is None:
-        world = World.join(device, timeout_seconds)
-        if config.RANK_PLAN in os.environ:
-            plan = codec.decode(RankPlan, os.environ[config.RANK_PLAN])
+        given = os.environ.get(config.RANK_PLAN)
+        plan = codec.decode(RankPlan, given) if given else None
+        chosen = plan.strategy if plan else strategy
+        if chosen is not None and chosen.servers:  # no group: each rank is a world of its own
+            here = roles.place(os.environ, chosen.servers)
+            world = World.alone(device if here.server is None else "cpu")
         else:
-            plan = _plan_without_operator(world, checkpoint_dir, checkpoint_every_steps, strategy)
-        _job = Job(world, plan, os.environ)
+            world = World.join(device, timeout_seconds)
+            here = roles.Place(world.rank, world.size, 0)
+        plan = plan or _plan_without_operator(world, checkpoint_dir, checkpoint_every_steps, strategy)
+        _job = Job(world, plan, here, os.environ)
         sys.excepthook = partial(_job._note_failure, sys.excepthook)
         atexit.register(_job._at_exit)
     return _job
@@ -84,22 +92,24 @@ def init(
 class Job:
     """A training job as one of its ranks sees it. Made by init()."""
 
-    def __init__(self, world: World, plan: RankPlan, environ: Mapping[str, str]) -> None:
-        self.rank, self.world_size, self.device = world.rank, world.size, world.device
+    def __init__(self, world: World, plan: RankPlan, here: roles.Place, environ: Mapping[str, str]) -> None:
+        self.rank, self.world_size, self.device = here.rank, here.workers, world.device
         self.step = 0
         """Steps done, also in former worlds."""
-        self.data_rank, self.data_ways = world.rank, world.size
+        self.data_rank, self.data_ways = here.rank, here.workers
         """Which part of a batch this rank works on, of how many: ranks that split one model share a part."""
-        self._world = world
-        self._link = agentlink.connect(environ, world.rank)
+        self._world, self._plan = world, plan
+        self._link = agentlink.connect(environ, here.rank)
         self._heart = agentlink.Heartbeat(environ.get(config.RANK_PAGE))
         trace = environ.get(config.TRACE)
-        self._trace = Trace(trace, world.rank, plan.epoch) if trace else None
-        self._checkpoints = Checkpoints(plan, world, self._link) if plan.checkpoint else None
+        self._trace = Trace(trace, here.rank, plan.epoch) if trace else None
+        self._checkpoints = Checkpoints(plan, world, self._link) if plan.checkpoint and here.saves else None
         self._strategy = plan.strategy
+        self._here = here
         self._wrapped: Wrapped | None = None
-        self._save_owed = False
-        """A save is due, and waits until all ranks have the same weights."""
+        self._training: Training | None = None  # with parameter servers: a worker
+        self._serving: Serving | None = None  # a parameter server
+        self._save_owed = False  # it is due, and waits until all ranks have the same weights
         self._rung = 1
         self._total_steps: int | None = None
         self._feed = Feed(world)
@@ -138,12 +148,33 @@ class Job:
         if self._wrapped is not None:
             raise StrategyError("wrap() was called twice; one model can be wrapped")
         progress = Progress(lambda: self.batch_weight, lambda: self.step)
-        self._wrapped = wrap(
-            model, optimizer, self._strategy or Strategy(), self._world, progress, loss, tensor_plan
-        )
+        chosen = self._strategy or Strategy()
+        if chosen.servers:
+            return self._wrap_served(model, optimizer, chosen, progress, loss)
+        self._wrapped = wrap(model, optimizer, chosen, self._world, progress, loss, tensor_plan)
         grid = self._wrapped.layout
         self.data_rank, self.data_ways = grid.data_rank(self.rank), grid.data_ways
         return self._wrapped.model, self._wrapped.optimizer
+
+    def _wrap_served(
+        self, model: Module, optimizer: Optimizer, chosen: Strategy, progress: Progress, loss: Any
+    ) -> tuple[Module, Optimizer]:
+        from ropeteam_trainer.strategies.parameterserver.serving import Serving
+        from ropeteam_trainer.strategies.parameterserver.training import Training
+
+        meeting = roles.Meeting(self._here, self._plan, self._link, self.phase)
+        if self._here.server is not None:
+            self._serving = Serving(self._here, meeting, chosen, roles.memory(os.environ))
+            model.register_forward_pre_hook(lambda *_: self._serve())
+            return self._serving.wrap(model, optimizer)
+        self._training = Training(self._here, meeting, self._feed.skip)
+        self._wrapped = self._training.wrap(model, optimizer, chosen, self.device, progress, loss)
+        return self._wrapped.model, self._wrapped.optimizer
+
+    def _serve(self) -> None:
+        """On a parameter server, in the place of the loop: the script ends here."""
+        if self._serving is not None:
+            self._serving.serve(self._checkpoints, self._link, self._heart)
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         """Scale gradients so that their norm is at most `max_norm`, and return the norm that they had.
@@ -163,7 +194,8 @@ class Job:
         people.
         """
         self._check_strategy()
-        self.step += 1
+        self._serve()
+        self.step = self._training.clock if self._training else self.step + 1
         self._feed.step_is_done()
         self._beat_step(samples)
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
@@ -177,6 +209,8 @@ class Job:
                 self.step, self._feed.epoch, self._feed.taken, None if loss is None else float(loss)
             )
         self._feed.forget_taken()
+        if self._training is not None:
+            self._training.tell(self._feed.state())
         if self._checkpoints is not None:
             self._save_owed |= self._checkpoints.due(self.step)
             if self._save_owed and (self._wrapped is None or self._wrapped.together()):
@@ -214,6 +248,11 @@ class Job:
         """
         self._climb(2)
         self._model = model if isinstance(model, Module) else None
+        if self._serving is not None:
+            self._serving.keep(extra)
+            return 0
+        if self._training is not None:
+            return self._go_on_from(*self._training.restore(extra))
         if self._checkpoints is None:
             return 0
         objects = {"model": model, "optimizer": optimizer, **extra}
@@ -226,11 +265,13 @@ class Job:
         self._checkpoints.keep(given, optional)
         with self.phase("restore"):
             found = self._checkpoints.restore()
-        if found is not None:
-            self.step = self._heart.step = found.step
-            self._feed.restore(found.data)
-            self._heart.beat()
-        return self.step
+        return self._go_on_from(found.step, found.data) if found is not None else 0
+
+    def _go_on_from(self, step: int, data: dict[str, int] | None) -> int:
+        self.step = self._heart.step = step
+        self._feed.restore(data)
+        self._heart.beat()
+        return step
 
     def batches(
         self,
@@ -258,6 +299,7 @@ class Job:
         """
         self._check_strategy()
         self._climb(3)
+        self._serve()
         loading.most_ahead(workers, prefetch)
         plan = DataPlan(len(dataset), self.global_batch or global_batch, seed)
         model = self._balanced_model() if balance else None
@@ -277,7 +319,7 @@ class Job:
         return self._wrapped.parts[0]
 
     def _check_strategy(self) -> None:
-        if self._strategy is not None and self._wrapped is None:
+        if self._strategy is not None and self._wrapped is None and self._serving is None:
             raise StrategyError(
                 "spec.strategy is given, but the script does not apply it: call "
                 "model, optimizer = job.wrap(model, optimizer) before restore() and the loop"
@@ -291,7 +333,7 @@ class Job:
 
     def _climb(self, rung: int) -> None:
         """Tell the agent how much of the library is used. Without checkpoints rung 1 is all that holds."""
-        if self._link is not None and self._checkpoints is not None and rung > self._rung:
+        if self._link is not None and self._plan.checkpoint is not None and rung > self._rung:
             self._rung = rung
             self._link.send(FromRank(rung=rung))
 
@@ -326,6 +368,8 @@ class Job:
     def _at_exit(self) -> None:
         """End with the script's own exit code."""
         self._feed.close()
+        if self._training is not None and not self._failed:
+            self._training.leave()
         self._model = self._wrapped = None  # they hold the group
         if self._checkpoints is not None:
             self._checkpoints.close()

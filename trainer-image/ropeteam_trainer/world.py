@@ -25,16 +25,22 @@ class World:
     @classmethod
     def join(cls, device: str | torch.device | None, timeout_seconds: int) -> World:
         """From torchrun's environment; alone where there is none."""
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if chosen.type == "cuda":
-            chosen = torch.device("cuda", local_rank if chosen.index is None else chosen.index)
-            torch.cuda.set_device(chosen)
+        chosen = cls.alone(device).device
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
         if dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size(), chosen)
+        return cls(0, 1, chosen)
+
+    @classmethod
+    def alone(cls, device: str | torch.device | None) -> World:
+        """Of one rank, whatever the environment says."""
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if chosen.type == "cuda":
+            local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+            chosen = torch.device("cuda", local_rank if chosen.index is None else chosen.index)
+            torch.cuda.set_device(chosen)
         return cls(0, 1, chosen)
 
     def from_rank_0(self, answer: Callable[[], T]) -> T:

@@ -46,7 +46,8 @@ class Restored:
 class Checkpoints:
     def __init__(self, plan: RankPlan, world: World, link: AgentLink | None) -> None:
         assert plan.checkpoint is not None
-        self._plan, self._config, self._world, self._link = plan, plan.checkpoint, world, link
+        self.config = plan.checkpoint
+        self._plan, self._world, self._link = plan, world, link
         self._directory = Path(plan.checkpoint.directory)
         self._epoch = Epoch.parse(plan.epoch)
         self._cadence = Cadence(plan.checkpoint, world.number_of_rank_0)
@@ -94,7 +95,7 @@ class Checkpoints:
             return None
         ref = choice.manifest.ref
         state = self._load(ref)
-        if self._world.rank < choice.manifest.world_size:
+        if _rank_file(self._world.rank) in {file.name for file in choice.manifest.files}:
             rng.put_back(reader.load(self._directory, ref, _rank_file(self._world.rank))["rng"])
         else:
             rng.reseed(ref.step, self._world.rank)
@@ -154,9 +155,9 @@ class Checkpoints:
         (place / f"{MANIFEST}.part").rename(place / MANIFEST)
         sync_folder(place)
         self._lineage.insert(0, manifest.ref)
-        for old in self._lineage[self._config.keep :]:
+        for old in self._lineage[self.config.keep :]:
             shutil.rmtree((self._directory / folder(old)).parent, ignore_errors=True)
-        del self._lineage[self._config.keep :]
+        del self._lineage[self.config.keep :]
 
 
 def next_epoch(directory: Path) -> Epoch:

@@ -51,6 +51,11 @@ class Feed:
         self._saved: dict[str, int] | None = None
         self._clock: OwnTime | None = None
         self._loaded: loading.Loaded | None = None
+        self._to_skip = 0
+
+    def skip(self, count: int) -> None:
+        """Pass over so many batches: steps that went on without this rank."""
+        self._to_skip += count
 
     def restore(self, saved: dict[str, int] | None) -> None:
         """Go on from there in the next batches()."""
@@ -88,6 +93,10 @@ class Feed:
                 if item is None:
                     return
                 after, share, batch = item
+                if self._to_skip > 0:
+                    self._to_skip -= 1
+                    self._position = after
+                    continue
                 self._take(after, share)
                 yield batch
 

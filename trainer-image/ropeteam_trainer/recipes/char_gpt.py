@@ -154,7 +154,7 @@ def main() -> None:
     with job.phase("eval"), torch.no_grad():
         parts = common.my_parts(job, validation, 64)
         own_sum = sum(model(part[:, :-1], part[:, 1:]).item() * len(part) for part in parts)
-        loss_sum, count = common.summed(job, own_sum, sum(len(part) for part in parts))
+        loss_sum, count = common.summed(own_sum, sum(len(part) for part in parts))
     common.result(job, validation_loss=round(loss_sum / count, 4), windows=int(count), steps=job.step)
 
 

@@ -23,17 +23,18 @@ def warmup_then_cosine(step: int, warmup: int, total: int) -> float:
 
 def my_parts(job: Job, data: torch.Tensor, most: int) -> tuple[torch.Tensor, ...]:
     """This rank's share of the rows of `data`, in pieces of at most `most`; as many pieces on all ranks, for
-    sharded models compute together.
+    sharded models compute together. With parameter servers ranks are no group: each has all rows.
     """
-    mine = data.tensor_split(job.data_ways)[job.data_rank]
-    pieces = -(-len(data) // (job.data_ways * most))
+    rank, ways = (job.data_rank, job.data_ways) if dist.is_initialized() else (0, 1)
+    mine = data.tensor_split(ways)[rank]
+    pieces = -(-len(data) // (ways * most))
     return mine.tensor_split(pieces)
 
 
-def summed(job: Job, *values: float) -> list[float]:
-    """Each value, summed over all ranks."""
+def summed(*values: float) -> list[float]:
+    """Each value, summed over all ranks that are one group."""
     sums = torch.tensor(values, dtype=torch.float64)
-    if job.world_size > 1:
+    if dist.is_initialized():
         dist.all_reduce(sums)
     return [float(value) for value in sums]
 

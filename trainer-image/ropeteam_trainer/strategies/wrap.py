@@ -109,7 +109,7 @@ def wrap(
 ) -> Wrapped:
     """Raises StrategyError, with the field to change, before anything is touched, where that can be known."""
     grid = layout(strategy, world.size)
-    _check(strategy, optimizer, loss, grid)
+    check(strategy, optimizer, loss)
     before = named_parameters([model])
     mesh = _mesh(grid, world.device)
     if world.size > 1:
@@ -149,11 +149,12 @@ def wrap(
     )
 
 
-def _check(strategy: Strategy, optimizer: Optimizer, loss: Loss | None, grid: Layout) -> None:
+def check(strategy: Strategy, optimizer: Optimizer, loss: Loss | None) -> None:
+    """What cannot work with this script. Raises StrategyError."""
     rate = strategy.learning_rate
     if optimizer.state:
         raise StrategyError("wrap() was called after the optimizer's first step; call it before the loop")
-    if grid.pipeline > 1 and loss is None:
+    if strategy.parallelism.pipeline > 1 and loss is None:
         raise StrategyError(
             "strategy.parallelism.pipeline needs the loss function: wrap(model, optimizer, loss=f)"
         )

@@ -1,0 +1,269 @@
+"""What a server does in the place of training: it answers until all workers have left.
+
+The chief does more: it begins a life of the job (from memory, from a checkpoint, or with its own first
+weights), saves, and tells the others how far the job is and when it is over.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ropeteam_trainer.agentlink import AgentLink, Heartbeat
+from ropeteam_trainer.checkpoint.saving import Checkpoints
+from ropeteam_trainer.contract.local import FromRank
+from ropeteam_trainer.contract.strategy import LearningRate, Strategy
+from ropeteam_trainer.strategies import largebatch, wrap
+from ropeteam_trainer.strategies.naming import named_parameters
+from ropeteam_trainer.strategies.parameterserver import ledger as rules
+from ropeteam_trainer.strategies.parameterserver.chief import Chief, Whole
+from ropeteam_trainer.strategies.parameterserver.ledger import Ledger
+from ropeteam_trainer.strategies.parameterserver.roles import Meeting, Place
+from ropeteam_trainer.strategies.parameterserver.server import Server, packed, unpacked
+from ropeteam_trainer.strategies.parameterserver.share import Share, put_values, restricted, shares, values_of
+from ropeteam_trainer.strategies.parameterserver.wire import Head
+from ropeteam_trainer.strategies.parameterserver.worker import Line
+
+LOOK_SECONDS = 0.1
+"""How often a server looks whether it is asked to pause."""
+
+
+class Kept:
+    """What a checkpoint holds beyond model, optimizer and what is the same on all workers."""
+
+    def __init__(self) -> None:
+        self.clocks: list[int] = []
+        self.workers: list[bytes] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        states = [torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in self.workers]
+        return {"clocks": list(self.clocks), "workers": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.clocks = list(state["clocks"])
+        self.workers = [bytes(tensor.numpy()) for tensor in state["workers"]]
+
+
+class Serving:
+    """One server's life. `folder`: memory that outlives this process."""
+
+    def __init__(
+        self,
+        here: Place,
+        meeting: Meeting,
+        strategy: Strategy,
+        folder: Path | None,
+    ) -> None:
+        assert here.server is not None
+        self._here, self._meeting, self._strategy = here, meeting, strategy
+        self._index, self._folder = here.server, folder
+        self._lines: dict[int, Line] = {}
+        self._extra: dict[str, Any] = {}
+
+    def wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        """Raises StrategyError. What is returned serves, as soon as the script's loop uses it."""
+        wrap.check(self._strategy, optimizer, None)
+        self._model, self._optimizer, self._named = model, optimizer, named_parameters([model])
+        return model, optimizer
+
+    def keep(self, objects: Mapping[str, Any]) -> None:
+        """What restore() was given beyond model and optimizer: schedulers and the like."""
+        self._extra = dict(objects)
+
+    def serve(self, checkpoints: Checkpoints | None, link: AgentLink | None, heart: Heartbeat) -> NoReturn:
+        self._checkpoints, self._link, self._heart = checkpoints, link, heart
+        asked = self._strategy.sync.parameter_server
+        own = shares(self._named, self._here.servers)[self._index]
+        optimizer = restricted(self._optimizer, own)
+        ratio = LearningRate(trust_ratio=self._strategy.learning_rate.trust_ratio)
+        largebatch.apply(optimizer, ratio, None, lambda: 0)
+        share = Share(own, optimizer, self._path(f"server-{self._index}"), self._here.workers)
+        assert self._meeting.listener is not None
+        server = Server(share, self._meeting.listener, self._meeting.secret, asked)
+        server.also({"progress": self._hear_progress})
+        heart.phase = "serve"
+        heart.beat()
+        if self._index == 0:
+            self._lead(server)
+        else:
+            server.start()
+            with server.changed:
+                while not server.is_over:
+                    server.changed.wait(LOOK_SECONDS)
+                    self._pause_if_asked()
+        server.close()
+        self._say_counts(server)
+        raise SystemExit(0)
+
+    def _say_counts(self, server: Server) -> None:
+        stale = server.counts.staleness
+        figures: dict[str, Any] = {"server": self._index, "steps": server.share.version}
+        if stale:
+            figures |= {"most_stale": max(stale), "mean_staleness": _mean(stale)}
+        if self._index == 0:
+            ledger = self._chief.ledger
+            figures |= {"clocks": ledger.clocks, "dropped": ledger.dropped, "most_ahead": ledger.ahead}
+        print(f"ropeteam: all workers have left: {json.dumps(figures)}", file=sys.stderr, flush=True)
+
+    # ---- the chief
+
+    def _lead(self, server: Server) -> None:
+        config = self._checkpoints.config if self._checkpoints else None
+        ruled = rules.rules(
+            self._strategy.sync.parameter_server, self._here.workers, config.every_steps if config else None
+        )
+        whole = Whole(self._named, self._model, self._optimizer, self._here.servers)
+        self._chief = chief = Chief(whole, server, self._call, ruled, self._path("ledger"))
+        self._kept, self._saved_at = Kept(), time.monotonic()
+        if self._checkpoints is not None:
+            objects = {"model": self._model, "optimizer": self._optimizer, **self._extra}
+            self._checkpoints.keep(objects, {"parameter_servers": self._kept})
+        server.start()
+        if not chief.goes_on():
+            self._begin()
+        server.ready()
+        told = -1
+        while not chief.ledger.over or chief.ledger.allowed:
+            with chief.changed:
+                chief.changed.wait_for(lambda: chief.ledger.quiet or chief.ledger.over, LOOK_SECONDS)
+                progress = chief.ledger.progress
+            self._save_if_due(every_seconds=config.every_seconds if config else None)
+            self._pause_if_asked()
+            if progress != told:
+                told = progress
+                self._beat(progress)
+                self._tell_all({"do": "progress", "step": progress, "drained": False})
+        self._tell_all({"do": "end"})
+
+    def _begin(self) -> None:
+        restored = self._checkpoints.restore() if self._checkpoints else None
+        ruled = self._chief.ledger.rules
+        first: dict[str, Any] = {"buffers": dict(self._model.named_buffers())}
+        ledger = rules.opened(ruled)
+        if restored is not None:
+            others = {name: thing.state_dict() for name, thing in self._extra.items()}
+            first |= {"data": restored.data, "values": values_of(self._optimizer), "others": others}
+            ledger = rules.opened(ruled, tuple(self._kept.clocks), restored.step)
+        same_workers = len(self._kept.workers) == ruled.workers
+        states = self._kept.workers if same_workers else [packed(first)] * ruled.workers
+        self._chief.begin(ledger, states)
+
+    def _save_if_due(self, every_seconds: int | None) -> None:
+        chief = self._chief
+        if every_seconds is not None and time.monotonic() - self._saved_at >= every_seconds:
+            self._cut()
+        with chief.changed:
+            if not chief.ledger.quiet:
+                return
+            self._save()
+            chief.judge(rules.resume)
+
+    def _cut(self) -> None:
+        with self._chief.changed:
+            self._chief.judge(rules.cut)
+
+    def _save(self) -> None:
+        """While nothing is on its way. Under the condition."""
+        self._saved_at = time.monotonic()
+        if self._checkpoints is None:
+            return
+        chief, ledger = self._chief, self._chief.ledger
+        chief.gather()
+        worker = _at_progress(ledger)
+        state = unpacked(chief.worker_states[worker])
+        put_values(self._optimizer, state.get("values"))
+        for name, thing in self._extra.items():
+            if name in state.get("others", {}):
+                thing.load_state_dict(state["others"][name])
+        with torch.no_grad():
+            for name, buffer in self._model.named_buffers():
+                buffer.copy_(state["buffers"][name])
+        self._kept.clocks = list(ledger.clocks)
+        self._kept.workers = [chief.worker_states[w] for w in range(ledger.rules.workers)]
+        self._checkpoints.save(ledger.progress, state.get("data"))
+        chief.scatter()
+
+    # ---- pause
+
+    def _pause_if_asked(self) -> None:
+        link = self._link
+        if link is None or not link.paused:
+            self._said_paused = False
+            return
+        if link.stop_at is None:
+            if not self._said_paused:
+                link.send(FromRank(paused=self._heart.step))
+                self._said_paused = True
+            return
+        if self._index == 0:
+            self._drain(link.stop_at)
+
+    _said_paused = False
+
+    def _drain(self, stop_at: int) -> None:
+        """All workers have come to where they stop: save what they have done, and stay."""
+        chief = self._chief
+        with chief.changed:
+            ledger = chief.ledger
+            if min((ledger.clocks[worker] for worker in ledger.active), default=stop_at) < stop_at:
+                return
+            chief.judge(rules.cut)
+            if not chief.ledger.quiet:
+                return
+            self._save()
+            progress = chief.ledger.progress
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
+        self._beat(progress)
+        self._tell_all({"do": "progress", "step": progress, "drained": True})
+        self._stay(progress)
+
+    def _hear_progress(self, head: Head, _: bytearray) -> tuple[Head, bytes]:
+        self._beat(head["step"])
+        if head["drained"] and self._link is not None:
+            self._link.send(FromRank(drained=head["step"]))
+        return {}, b""
+
+    def _stay(self, step: int) -> NoReturn:
+        assert self._link is not None
+        self._link.send(FromRank(drained=step))
+        while True:
+            time.sleep(3600)
+
+    # ---- odds and ends
+
+    def _beat(self, step: int) -> None:
+        self._heart.steps_here += max(step - self._heart.step, 0)
+        self._heart.step = step
+        self._heart.beat()
+
+    def _call(self, index: int, head: Head, payload: bytes) -> tuple[Head, bytes]:
+        if index not in self._lines:
+            self._lines[index] = Line(
+                index, self._meeting.addresses, self._meeting.secret, self._meeting.waiting
+            )
+        return self._lines[index].call(head, [payload] if payload else [])
+
+    def _tell_all(self, head: Head) -> None:
+        for index in range(1, self._here.servers):
+            self._call(index, head, b"")
+
+    def _path(self, name: str) -> Path | None:
+        return self._folder / name if self._folder else None
+
+
+def _mean(counts: Mapping[int, int]) -> float:
+    return round(sum(value * count for value, count in counts.items()) / sum(counts.values()), 3)
+
+
+def _at_progress(ledger: Ledger) -> int:
+    """A worker that is as far as the job: what a checkpoint says of the data is its."""
+    return max(range(ledger.rules.workers), key=lambda worker: -abs(ledger.clocks[worker] - ledger.progress))

@@ -1,0 +1,217 @@
+"""One server's part of the model, and the script's own optimizer over it.
+
+Every step is made in the half of the memory that is not valid: weights, the optimizer's state and which
+gradients are in it become valid together.
+A step may be scaled by staleness: Zhang et al., "Staleness-Aware Async-SGD for Distributed Deep Learning",
+IJCAI 2016: divided by the number of steps that others made since the weights of this gradient were pulled.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ropeteam_trainer.strategies.parameterserver import flat
+from ropeteam_trainer.strategies.parameterserver.memory import Halves, Tensors
+from ropeteam_trainer.strategies.zero1 import shared_out
+
+Values = list[dict[str, Any]]
+"""Hyperparameters of each group of the optimizer, without its parameters."""
+_BETWEEN = "\n"
+"""Between the names of a parameter and of a tensor of its state."""
+
+
+def shares(named: Mapping[str, nn.Parameter], servers: int) -> list[dict[str, nn.Parameter]]:
+    """Which parameters each server keeps: whole ones, so that every optimizer works on them as it is."""
+    owners = shared_out([p.numel() for p in named.values()], servers)
+    parts: list[dict[str, nn.Parameter]] = [{} for _ in range(servers)]
+    for (name, parameter), owner in zip(named.items(), owners, strict=True):
+        parts[owner][name] = parameter
+    return parts
+
+
+def restricted(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> Optimizer:
+    """The same optimizer for some of its parameters, with a state of its own."""
+    own = copy.copy(optimizer)
+    kept = set(parameters.values())
+    own.param_groups = [
+        {**group, "params": [p for p in group["params"] if p in kept]} for group in optimizer.param_groups
+    ]
+    own.state = defaultdict(dict)
+    return own
+
+
+def values_of(optimizer: Optimizer) -> Values:
+    """What a message can hold of them: a scheduler changes numbers."""
+    return [
+        {key: _plain(value) for key, value in group.items() if _is_number(value)}
+        for group in optimizer.param_groups
+    ]
+
+
+def put_values(optimizer: Optimizer, values: Values | None) -> None:
+    """The inverse of values_of(); None changes nothing."""
+    for group, now in zip(optimizer.param_groups, values or (), strict=bool(values)):
+        group |= {key: tuple(value) if isinstance(value, list) else value for key, value in now.items()}
+
+
+class Share:
+    """`parameters` and `optimizer` (over these only) live in `memory` from now on."""
+
+    def __init__(
+        self, parameters: dict[str, nn.Parameter], optimizer: Optimizer, path: Path | None, workers: int
+    ) -> None:
+        self.layout = flat.layout(parameters)
+        self._parameters, self._optimizer = parameters, optimizer
+        self._record: dict[str, Any] = {
+            "generation": None,
+            "version": 0,
+            "applied": [-1] * workers,
+            "values": {},
+        }
+        found = Halves.found(path)
+        if found is not None:
+            self._record = json.loads(found.record)
+        tensors = {name: p.detach().cpu() for name, p in parameters.items()}
+        self._halves = found or Halves(path)
+        if found is None:
+            self._halves.rebuild(tensors, self._packed())
+        self._bind(self._halves.current)
+        for name, values in self._record["values"].items():
+            self._optimizer.state[parameters[name]] |= values
+
+    @property
+    def generation(self) -> str | None:
+        """Of which life of the job this is the state; None: of none, only the script's first weights."""
+        generation: str | None = self._record["generation"]
+        return generation
+
+    @property
+    def version(self) -> int:
+        """Steps made."""
+        version: int = self._record["version"]
+        return version
+
+    def has_applied(self, worker: int, n: int) -> bool:
+        applied: int = self._record["applied"][worker]
+        return n <= applied
+
+    def weights(self) -> AbstractContextManager[memoryview]:
+        """Their bytes, in the order of `layout`."""
+        return self._halves.reading(len(self._parameters))
+
+    def step(
+        self,
+        gradients: Sequence[torch.Tensor | None],
+        values: Values,
+        applied: Mapping[int, int],
+        staleness: int = 0,
+    ) -> None:
+        """One step of the optimizer. applied: {worker: n} of the gradients that are in it."""
+        put_values(self._optimizer, values)
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["lr"] / max(staleness, 1)
+        self._bind(self._halves.draft())
+        for parameter, gradient in zip(self._parameters.values(), gradients, strict=True):
+            parameter.grad = gradient
+        self._optimizer.step()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        self._record["version"] += 1
+        for worker, n in applied.items():
+            self._record["applied"][worker] = n
+        self._commit()
+
+    def rest(self) -> None:
+        """Nobody waits just now: get the other half ready."""
+        self._halves.catch_up()
+
+    def content(self) -> dict[str, dict[str, Any]]:
+        """{parameter: {"": its value, key: state of the optimizer}}, as it lives: copy what you keep."""
+        return {
+            name: {"": p.detach(), **self._optimizer.state.get(p, {})} for name, p in self._parameters.items()
+        }
+
+    def take(self, content: Mapping[str, Mapping[str, Any]], generation: str) -> None:
+        """Begin anew from what content() gave elsewhere: no gradient of this life is in it yet."""
+        self._optimizer.state.clear()
+        for name, p in self._parameters.items():
+            p.data = content[name][""].detach().cpu().clone()
+            if state := {key: value for key, value in content[name].items() if key}:
+                self._optimizer.state[p] = state
+        self._record["generation"] = generation
+        self._record["version"] = 0
+        self._record["applied"] = [-1] * len(self._record["applied"])
+        self._rebuild()
+
+    def _commit(self) -> None:
+        held = self._tensors()
+        draft = self._bound
+        in_place = held.keys() == draft.keys() and all(
+            tensor.data_ptr() == draft[name].data_ptr() and tensor.shape == draft[name].shape
+            for name, tensor in held.items()
+        )
+        if in_place:
+            self._halves.commit(self._packed())
+        else:  # the first step makes state; an optimizer may replace its tensors at every step
+            self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._halves.rebuild(self._tensors(), self._packed())
+        self._bind(self._halves.current)
+
+    def _tensors(self) -> Tensors:
+        """Weights first."""
+        weights = {name: p.detach() for name, p in self._parameters.items()}
+        return weights | {
+            f"{name}{_BETWEEN}{key}": value for name, key, value in self._state() if _is_tensor(value)
+        }
+
+    def _packed(self) -> bytes:
+        values: dict[str, dict[str, Any]] = {}
+        for name, key, value in self._state():
+            if not _is_tensor(value):
+                values.setdefault(name, {})[key] = value
+        self._record["values"] = values
+        return json.dumps(self._record).encode()
+
+    def _state(self) -> Iterator[tuple[str, str, Any]]:
+        for name, p in self._parameters.items():
+            for key, value in self._optimizer.state.get(p, {}).items():
+                yield name, key, value
+
+    def _bind(self, tensors: Tensors) -> None:
+        """Parameters and the optimizer's state are these tensors from now on."""
+        for full, tensor in tensors.items():
+            name, _, key = full.partition(_BETWEEN)
+            p = self._parameters[name]
+            if key:
+                self._optimizer.state[p][key] = tensor
+            else:
+                p.data = tensor
+        self._bound = tensors
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    if isinstance(value, tuple | list):
+        return all(isinstance(each, int | float) for each in value)
+    return isinstance(value, int | float) or value is None
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value

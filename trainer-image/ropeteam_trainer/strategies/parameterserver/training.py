@@ -1,0 +1,106 @@
+"""What a worker does in the place of collectives: its optimizer's step is a push and a pull."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ropeteam_trainer.checkpoint import rng
+from ropeteam_trainer.contract.strategy import Parallelism, Strategy, Sync
+from ropeteam_trainer.strategies import wrap
+from ropeteam_trainer.strategies.front import Loss
+from ropeteam_trainer.strategies.naming import named_parameters
+from ropeteam_trainer.strategies.parameterserver.roles import Meeting, Place
+from ropeteam_trainer.strategies.parameterserver.share import put_values, values_of
+from ropeteam_trainer.strategies.parameterserver.worker import Line, Worker
+from ropeteam_trainer.world import World
+
+Data = dict[str, int] | None
+
+
+class Training:
+    """`skipped(n)` is called when so many steps went on without this worker."""
+
+    def __init__(self, here: Place, meeting: Meeting, skipped: Callable[[int], None]) -> None:
+        self._here, self._meeting, self._skipped = here, meeting, skipped
+        self._others: dict[str, Any] = {}
+
+    @property
+    def clock(self) -> int:
+        """Steps done."""
+        return self._worker.clock
+
+    def wrap(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        strategy: Strategy,
+        device: torch.device,
+        progress: wrap.Progress,
+        loss: Loss | None,
+    ) -> wrap.Wrapped:
+        """Joins: returns once all servers have answered, with their weights."""
+        self._model, self._optimizer = model, optimizer
+        alone = replace(strategy, sync=Sync(), parallelism=Parallelism())
+        wrap.check(alone, optimizer, loss)
+        # The server that keeps a matrix knows its norm; the rate and the warm-up are this side's.
+        alone = replace(alone, learning_rate=replace(strategy.learning_rate, trust_ratio=None))
+        servers = range(self._here.servers)
+        lines = [
+            Line(index, self._meeting.addresses, self._meeting.secret, self._meeting.waiting)
+            for index in (0, *servers)
+        ]
+        self._worker = Worker(self._here.rank, named_parameters([model]), optimizer, lines)
+        self._state = self._worker.join()
+        self._load_buffers()
+        optimizer.step = types.MethodType(self._step, optimizer)  # type: ignore[method-assign]
+        return wrap.wrap(model, optimizer, alone, World(0, 1, device), progress, loss)
+
+    def restore(self, others: Mapping[str, Any]) -> tuple[int, Data]:
+        """Go on as the process before this one, or as the checkpoint says: steps done, data position."""
+        self._others = dict(others)
+        state = self._state
+        put_values(self._optimizer, state.get("values"))
+        for name, thing in others.items():
+            if name in state.get("others", {}):
+                thing.load_state_dict(state["others"][name])
+        if "rng" in state:
+            rng.put_back(state["rng"])
+        elif self.clock:
+            rng.reseed(self.clock, self._here.rank)
+        return self.clock, state.get("data")
+
+    def tell(self, data: Data) -> None:
+        """A step is done: what a successor of this process would go on from."""
+        self._worker.tell(
+            {
+                "data": data,
+                "rng": rng.capture(),
+                "values": values_of(self._optimizer),
+                "others": {name: thing.state_dict() for name, thing in self._others.items()},
+                "buffers": dict(self._model.named_buffers()),
+            }
+        )
+
+    def leave(self) -> None:
+        self._worker.leave()
+
+    def _step(self, _: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if count := self._worker.step():
+            self._skipped(count)
+        return loss
+
+    @torch.no_grad()
+    def _load_buffers(self) -> None:
+        for name, buffer in self._model.named_buffers():
+            buffer.copy_(self._state["buffers"][name])
