@@ -40,6 +40,17 @@ def a_plan(n: int = 1, *, processes: int = 2, slot: int = 0, **changes: Any) -> 
     return Plan(**{"epoch": epoch(n)} | words | changes)
 
 
+def a_served_plan(n: int = 1, born: int | None = None, **changes: Any) -> Plan:
+    """Slot 0 is a worker with one rank, slot 1 a server. `born`: the epoch of slot 0's ranks, if kept."""
+    plan = a_plan(n, processes=1, **changes)
+    first = replace(plan.members[0], born=epoch(born) if born else None)
+    return replace(plan, members=(first, *plan.members[1:]), origin=epoch(1) if n > 1 else None)
+
+
+def an_identity(slot: int = 0) -> PodIdentity:
+    return PodIdentity(slot, 1, f"pod-{slot}", f"10.0.0.{slot}", "node", b"t")
+
+
 def killed() -> ProcessExit:
     return ProcessExit(None, 9)
 
@@ -61,9 +72,8 @@ class Life:
             "start": Start.EXEC,
         }
         config = WorkerConfig(**values | settings)
-        identity = PodIdentity(slot, 1, f"pod-{slot}", f"10.0.0.{slot}", "node", b"t")
         self.now = 1000.0
-        self.state = machine.initial(config, identity, launch, self.now)
+        self.state = machine.initial(config, an_identity(slot), launch, self.now)
         self.did: tuple[Effect, ...] = ()
         self.all: list[Effect] = []
         self._orders = Orders(term=1, boot=0, number=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.agent.life import a_plan, a_ref
+from tests.agent.life import a_plan, a_ref, an_identity
 
 from ropeteam_trainer.agent.environment import interface_names, launcher_environment, rank_environment
 from ropeteam_trainer.contract import codec, config
@@ -14,7 +14,7 @@ BASE = {"PATH": "/bin", config.CONFIG: "secret", config.TOKEN_FILE: "/t", config
 
 def test_a_rank_gets_torchruns_variables():
     plan = a_plan(3, processes=2, store_host="10.0.0.9", store_port=77, restart_count=4)
-    found = rank_environment(BASE, SETTINGS, plan, slot=1, rank=3)
+    found = rank_environment(BASE, SETTINGS, plan, an_identity(1), rank=3)
     expected = {
         "RANK": "3",
         "WORLD_SIZE": "4",
@@ -40,16 +40,16 @@ def test_a_rank_gets_torchruns_variables():
 
 
 def test_the_users_own_values_win_where_they_may():
-    found = rank_environment({"OMP_NUM_THREADS": "8"}, SETTINGS, a_plan(), 0, 0)
+    found = rank_environment({"OMP_NUM_THREADS": "8"}, SETTINGS, a_plan(), an_identity(), 0)
     assert found["OMP_NUM_THREADS"] == "8"
 
 
 def test_the_rank_plan_says_where_to_go_on_from():
-    first = rank_environment({}, SETTINGS, a_plan(), 0, 0)[config.RANK_PLAN]
+    first = rank_environment({}, SETTINGS, a_plan(), an_identity(), 0)[config.RANK_PLAN]
     assert codec.decode(RankPlan, first) == RankPlan(
         "1.0.1", (), False, SETTINGS.checkpoint, Resume.LATEST, None, "j", "uid"
     )
-    later = rank_environment({}, SETTINGS, a_plan(2, restore=(a_ref(5),)), 0, 0)[config.RANK_PLAN]
+    later = rank_environment({}, SETTINGS, a_plan(2, restore=(a_ref(5),)), an_identity(), 0)[config.RANK_PLAN]
     assert codec.decode(RankPlan, later).restore == ("step-5/1.0.1#d",)
     assert codec.decode(RankPlan, later).lineage_known
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.strategies import booleans, integers, sampled_from
@@ -35,7 +37,8 @@ class AgentDay(RuleBasedStateMachine):
         for effect in self.life.did:
             match effect:
                 case StartRanks(plan):
-                    assert not self.living, "ranks of two epochs would live together"
+                    assert not self.living, "ranks that two epochs started would live together"
+                    assert plan.born(0) == plan.epoch, "what is kept is not started again"
                     assert self.life.state.orders.plan == plan, (
                         "only the plan of the latest orders is started"
                     )
@@ -45,6 +48,21 @@ class AgentDay(RuleBasedStateMachine):
                 case Exit(code):
                     assert not self.living, "an exit leaves nobody behind"
                     assert (code == 0) <= self.released, "exit 0 only on release"
+
+    @rule(n=integers(2, 4), born=integers(1, 3))
+    def orders_that_keep_ranks(self, n, born):
+        """They live on if they are those that the plan means, else they end."""
+        before, plan = self.life.state, a_plan(n)
+        kept = replace(plan.members[0], born=Epoch(1, 0, born))
+        plan = replace(plan, members=(kept, *plan.members[1:]))
+        if (before.term, before.boot) > (1, 0) or born >= n:
+            return
+        self.life.sees(OrdersReceived(Orders(1, 0, 1, plan)))
+        self.carry_out()
+        self.alone_since = None
+        world = self.life.state.world
+        if self.living and not world.killing:
+            assert {epoch for epoch, _ in self.living} == {kept.born}
 
     @rule(term=integers(1, 2), boot=integers(0, 1), n=integers(0, 3), release=booleans(), leave=booleans())
     def orders(self, term, boot, n, release, leave):

@@ -47,7 +47,7 @@ class Film:
         self.agents: dict[int, AgentReport] = {}
         self.silent: set[int] = set()
         self._seen: dict[int, Orders] = {}
-        slots = {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in range(workers)}
+        slots = {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in range(self.config.slots)}
         self.wish = Desired(generation=1, attempt=1, term=self.config.term, slots=slots, allowance=10)
 
     # ---- what happens
@@ -111,7 +111,7 @@ class Film:
     def up(self, step: int = 0) -> Film:
         """All agents registered and one world running; with `step` > 0 all ranks have come that far."""
         self.desires()
-        for slot in range(self.config.workers):
+        for slot in range(self.config.slots):
             self.says(slot)
         self.obeys()
         return self.reaches(step) if step else self
@@ -193,6 +193,8 @@ def obeyed(report: AgentReport, orders: Orders, rung: int = 1) -> AgentReport:
         changes["store"] = StoreOffer(orders.host_store, report.address, 29500 + orders.host_store.n)
     if orders.plan is None and not report.stopped:
         changes |= {"stopped": True, "ranks": tuple(_dead(rank) for rank in report.ranks)}
+    elif orders.plan and report.plan and orders.plan.born(report.slot) == report.plan.born(report.slot):
+        changes["plan"] = orders.plan
     elif orders.plan and orders.plan != report.plan:
         ranks = tuple(RankReport(rank, RankPhase.STARTING) for rank in orders.plan.ranks(report.slot))
         changes |= {"plan": orders.plan, "stopped": False, "ranks": ranks, "rung": rung}

@@ -363,3 +363,23 @@ async def _start_pods_through(kubeconfig: Path) -> list[int]:
     pids = [int(pid) for name in "ab" for pid in (folder / name).read_text().split()]
     assert all(alive(pid) for pid in pids)
     return pids
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_containers_folder_in_memory_ends_with_it(api: Client, number: int):
+    """However it ends: on a node its own /dev/shm would be gone."""
+    env = [{"name": "ROPETEAM_POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}}]
+    text = (
+        "mkdir /dev/shm/ropeteam-$ROPETEAM_POD_UID && touch /dev/shm/ropeteam-$ROPETEAM_POD_UID/x; sleep 600"
+    )
+    await api.run("p", "sh", "-c", text, container={"env": env})
+    pod = await api.phase("p", "Running")
+    folder = Path(f"/dev/shm/ropeteam-{pod['metadata']['uid']}")
+
+    async def made() -> bool:
+        return (folder / "x").exists()
+
+    await until(made)
+    os.kill(pid_of(pod), number)
+    await api.phase("p", "Failed")
+    assert not await made()

@@ -25,6 +25,7 @@ from ropeteam_trainer.contract.messages import AgentReport, Orders, StoreOffer
 from ropeteam_trainer.contract.world import Epoch, ProcessExit
 
 if TYPE_CHECKING:
+    from tests.sim.servers import Memory
     from tests.sim.world import World
 
 TICK_SECONDS = 0.5
@@ -47,6 +48,8 @@ class Agent:
         self.ranks: dict[int, Rank] = {}
         self.every_rank: list[Rank] = []
         self.stores: set[Epoch] = set()
+        self.memory: Memory | None = None
+        """Outlives ranks."""
         self._connection: Connection | None = None
         self._told: AgentReport | None = None
         self._told_at = self._reached_at = 0.0
@@ -170,9 +173,11 @@ class Agent:
         known = self.state.world
         if known is None or known.plan.epoch != plan.epoch:
             return
+        if plan.origin is None:
+            self.memory = None
         self.ranks = {}
         for number in known.alive:
-            self.ranks[number] = rank = Rank(self._world, self, plan, number)
+            self.ranks[number] = rank = self._world.rank(self, plan, number)
             self._world.clock.after(0.1 + 0.5 * self._world.random.random(), rank.when_awake, rank.boot)
         self.every_rank = [*(rank for rank in self.every_rank if rank.alive), *self.ranks.values()]
         self._world.checks.ranks_live(self)

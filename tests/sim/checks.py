@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
+from tests.sim.ranks import Gang
+from tests.sim.servers import Line
+
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
 from ropeteam.core.actions import Action, CreatePod, DeleteJob, DeletePod, DeleteService
@@ -22,7 +25,8 @@ from ropeteam_trainer.data.plan import Position
 
 if TYPE_CHECKING:
     from tests.sim.agent_process import Agent
-    from tests.sim.ranks import Gang, Rank
+    from tests.sim.ranks import Rank
+    from tests.sim.servers import Server, Worker
     from tests.sim.world import World
 
 Place = tuple[int, Epoch]
@@ -54,7 +58,10 @@ class Checks:
         """Of every manifest ever written: what it truly descends from."""
         self._newest: dict[Epoch, Place] = {}
         self._ends: dict[Epoch, dict[int, bool]] = {}
-        """Ranks that ended, and whether their script was over."""
+        """Ranks that ended, and whether their script was over; by the first epoch of their line."""
+        self._lines: dict[Epoch, Line] = {}
+        """With parameter servers: by each epoch that started ranks of it."""
+        self._newest_line: tuple[Epoch, frozenset[str]] | None = None
         self._decisions = 0
         self._writes: deque[float] = deque(maxlen=_MANY_WRITES)
         self.counts: Counter[str] = Counter()
@@ -100,9 +107,38 @@ class Checks:
     def ranks_live(self, agent: Agent) -> None:
         """Called when ranks start: nothing of a former epoch may live in the pod."""
         epochs = {rank.plan.epoch for rank in agent.every_rank if rank.alive}
-        require(
-            len(epochs) <= 1, "ranks of two epochs never live together", agent.pod.name, *map(str, epochs)
-        )
+        require(len(epochs) <= 1, "ranks that two epochs started never live together", agent.pod.name, epochs)
+
+    # ---- parameter servers: one line of worlds advances, and nothing that was acknowledged is lost
+
+    def line_began(self, chief: Server) -> None:
+        line = chief.line
+        self.counts["worlds"] += 1
+        if line.restored is not None:
+            spoilt = self._world.disk.spoilt(line.restored.step, line.restored.epoch)
+            require(not spoilt, "a world goes on from a checkpoint that verifies", line.restored)
+
+    def remembers(self, server: Server) -> None:
+        """It is back, or has just begun."""
+        self._lines[server.plan.epoch] = server.line
+        memory = server.memory
+        require(memory.line == server.plan.line, "a server goes on from its own line", memory, server.plan)
+        lost = {w: step for w, step in server.line.steps.items() if memory.steps[w] < step}
+        require(not lost, "no acknowledged update is lost", lost, memory.steps)
+
+    def rejoined(self, worker: Worker) -> None:
+        told = worker.line.steps[worker.number]
+        require(worker.step >= told, "a worker goes on from what was acknowledged", worker.step, told)
+
+    def acknowledged(self, worker: Worker) -> None:
+        line, pods = worker.line, frozenset(member.pod_uid for member in worker.plan.members)
+        newest = self._newest_line
+        if newest is None or line.epoch >= newest[0]:
+            self._newest_line = line.epoch, pods
+        else:  # only one that is cut off as a whole
+            require(not pods & newest[1], "one line advances", line.epoch, "after", newest[0])
+        line.steps[worker.number] = max(line.steps[worker.number], worker.step)
+        self.counts["steps"] += 1
 
     def plan_is_one(self, gang: Gang, rank: Rank) -> None:
         require(gang.plan.hash == rank.plan.hash, "an epoch has one plan", gang.plan, rank.plan)
@@ -113,22 +149,25 @@ class Checks:
         """The grant names what the state truly descends from: the epoch's last commit, or what it went on
         from.
         """
-        epoch, gang = grant.ref.epoch, self._gangs.get(grant.ref.epoch)
-        require(gang is not None, "only a formed world commits", epoch)
-        assert gang is not None
-        require(
-            gang.plan.members[0].pod_uid == agent.pod.uid, "rank 0's agent commits", agent.pod.name, epoch
-        )
-        require(grant.world_size == gang.plan.world_size, "a commit is of all ranks", epoch, grant.world_size)
-        names = {file.name for file in grant.files}
-        wanted = {"state.pt"} | {f"rank-{rank}.pt" for rank in range(grant.world_size)}
-        require(names == wanted, "a commit has the files of all ranks", epoch, names ^ wanted)
+        epoch, setup = grant.ref.epoch, self._world.setup
+        began = self._lines.get(epoch) if setup.servers else self._gangs.get(epoch)
+        require(began is not None, "only a formed world commits", epoch)
+        assert began is not None
+        require(agent.pod.slot == agent.config.lead_slot, "the leading rank's agent commits", agent.pod.name)
+        if isinstance(began, Gang):
+            require(began.plan.members[0].pod_uid == agent.pod.uid, "rank 0's agent commits", epoch)
+        require(grant.world_size == setup.world_size, "a commit is of all ranks", epoch, grant.world_size)
+        names, ranks = {file.name for file in grant.files}, range(grant.world_size)
+        savers = [setup.lead_rank] if setup.servers else ranks
+        wanted = {"state.pt"} | {f"rank-{rank}.pt" for rank in savers}
+        require(names == wanted, "a commit has the files of all who save", epoch, names ^ wanted)
         mine = (grant.ref.step, epoch)
         if mine in self._parents:
             return
-        truth = self._newest.get(epoch) or place(gang.restored)
+        line = began.epoch if isinstance(began, Line) else epoch
+        truth = self._newest.get(line) or place(began.restored)
         require(place(grant.parent) == truth, "a manifest's parent is its past", mine, grant.parent, truth)
-        self._parents[mine], self._newest[epoch] = truth, mine
+        self._parents[mine], self._newest[line] = truth, mine
         self.counts["commits"] += 1
 
     def _past(self, newest: Place | None) -> list[Place]:
@@ -156,7 +195,7 @@ class Checks:
 
     def rank_ended(self, rank: Rank, exit: ProcessExit) -> None:
         done = exit.clean or (exit.signal is not None and rank.finished)
-        self._ends.setdefault(rank.plan.epoch, {})[rank.number] = done
+        self._ends.setdefault(rank.plan.line, {})[rank.number] = done
 
     def agent_exits(self, code: int) -> None:
         if code == 0:
@@ -258,6 +297,10 @@ class Checks:
         if script.rung < 3 or not status.holds(ConditionType.COMPLETE):
             return
         over = [epoch for epoch, ends in self._ends.items() if ends and all(ends.values())]
+        if self._world.setup.servers:
+            steps = {line.epoch: line for line in self._lines.values()}[max(over)].steps
+            require(set(steps.values()) == {script.total_steps}, "every step is acknowledged", steps)
+            return
         gang: Gang | None = self._gangs[max(over)]
         upper, used = script.total_steps, Counter[tuple[int, int]]()
         while gang is not None:

@@ -27,8 +27,8 @@ class Folder:
 
 
 class Disk:
-    def __init__(self, random: Random, job: str, job_uid: str) -> None:
-        self._random, self._job, self._job_uid = random, job, job_uid
+    def __init__(self, random: Random, job: str, job_uid: str, lead_rank: int = 0) -> None:
+        self._random, self._job, self._job_uid, self._lead_rank = random, job, job_uid, lead_rank
         self.folders: dict[str, Folder] = {}
         self.slowness = 1.0
         self.saved_positions: dict[tuple[int, Epoch], Position] = {}
@@ -40,7 +40,7 @@ class Disk:
 
     def write_shard(self, step: int, epoch: Epoch, rank: int, position: Position) -> tuple[ShardFile, ...]:
         self.saved_positions[step, epoch] = position
-        names = ["state.pt"] if rank == 0 else []
+        names = ["state.pt"] if rank == self._lead_rank else []
         names.append(f"rank-{rank}.pt")
         place = self.folders.setdefault(folder(CheckpointRef(step, epoch)), Folder(step, epoch))
         for name in names:

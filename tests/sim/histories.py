@@ -6,7 +6,7 @@ seed=1,workers=2,... | wait(0,5) kill_rank(1,0)      what `show` prints and `par
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -50,7 +50,8 @@ _SETUPS = st.builds(
     codec=st.sampled_from((False, False, False, False, False, True)),
     max_failures=st.sampled_from((20, 20, 20, 3, 0)),
     total_steps=st.sampled_from((24, 60)),
-)
+    servers=st.sampled_from((0, 0, 0, 1, 2)),
+).map(lambda setup: replace(setup, rung=3) if setup.servers else setup)
 
 
 @st.composite

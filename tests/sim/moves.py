@@ -106,7 +106,7 @@ def _plant_bug(world: World, move: Move) -> None:
 
 
 def _worker_pods(world: World) -> list[Pod]:
-    return [pod for pod in world.kubernetes.pods.values() if pod.role is Role.WORKER]
+    return [pod for pod in world.kubernetes.pods.values() if pod.role is not Role.COORDINATOR]
 
 
 def _coordinator_pods(world: World) -> list[Pod]:

@@ -21,6 +21,7 @@ from ropeteam_trainer.contract.world import CheckpointRef, Plan, ProcessExit
 from ropeteam_trainer.data.plan import DataPlan, Position
 
 if TYPE_CHECKING:
+    from tests.sim.servers import Memory
     from tests.sim.world import World
 
 CONSEQUENCE = "torch.distributed.DistBackendError: Connection closed by peer [10.0.0.2]:34567"
@@ -46,6 +47,7 @@ class Parent(Protocol):
     site: str
     config: WorkerConfig
     frozen: bool
+    memory: Memory | None
 
     def heard(self, rank: Rank, said: FromRank) -> None: ...
 

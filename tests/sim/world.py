@@ -24,6 +24,7 @@ from tests.sim.kubernetes import JOB_NAME, JOB_UID, Kubernetes
 from tests.sim.network import Network
 from tests.sim.operator_process import Operator
 from tests.sim.ranks import Gang, Rank, Script
+from tests.sim.servers import Line, Server, Worker
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.core.observation import Role
@@ -49,10 +50,16 @@ class Setup:
     total_steps: int = 24
     max_failures: int = 3
     window_seconds: int = 3600
+    servers: int = 0
+
+    @property
+    def lead_rank(self) -> int:
+        """It chooses and saves: the first server, if there are any."""
+        return self.workers * self.processes if self.servers else 0
 
     @property
     def world_size(self) -> int:
-        return self.workers * self.processes
+        return self.workers * self.processes + self.servers
 
     def spec(self) -> dict[str, Any]:
         recovery = {
@@ -72,6 +79,9 @@ class Setup:
             "processesPerWorker": self.processes,
             "recovery": recovery,
         }
+        if self.servers:
+            served = {"type": "ParameterServer", "parameterServer": {"servers": self.servers}}
+            spec["strategy"] = {"sync": served}
         if self.rung >= 2:
             spec["checkpoint"] = {
                 "volume": {"nfs": {"server": "nas", "path": "/"}},
@@ -88,7 +98,7 @@ class World:
         self.clock = Clock()
         self.film = Film(self.clock, film)
         self.network = Network(self.clock, self.random)
-        self.disk = Disk(self.random, JOB_NAME, JOB_UID)
+        self.disk = Disk(self.random, JOB_NAME, JOB_UID, setup.lead_rank)
         data = DataPlan(samples=22, global_batch=4)  # 6 steps make one data epoch, the last of 2 samples
         self.script = Script(setup.rung, setup.total_steps, 0.7, 4, data)
         self.checks = Checks(self)
@@ -100,9 +110,14 @@ class World:
         self.api_slowness = 1.0
         self.moments: Counter[str] = Counter()
         """How often a moment came that is worth an ambush: plan, grant, stop, complete, manifest, write."""
+        self.saved_steps: dict[tuple[int, Epoch], dict[int, int]] = {}
+        """What each checkpoint of parameter servers has of each worker."""
         self._gangs: dict[Epoch, Gang] = {}
+        self._lines: dict[Epoch, Line] = {}
         self._number = 0
-        self.kubernetes = Kubernetes(self.clock, self.random, setup.spec(), nodes=setup.workers + 1)
+        self.kubernetes = Kubernetes(
+            self.clock, self.random, setup.spec(), nodes=setup.workers + setup.servers + 1
+        )
         self.kubernetes.start_process = self._start_process
         self.operator = Operator(self)
         self.kubernetes.rang = self.operator.ring
@@ -110,7 +125,7 @@ class World:
     # ---- who is where
 
     def _start_process(self, pod: Pod, boot: int) -> Agent | Coordinator:
-        if pod.role is Role.WORKER:
+        if pod.role is not Role.COORDINATOR:
             return Agent(self, pod)
         coordinator = Coordinator(self, pod, boot)
         self.coordinators.append(coordinator)
@@ -142,6 +157,16 @@ class World:
             self._gangs[epoch] = Gang(self, rank.plan)
         self.checks.plan_is_one(self._gangs[epoch], rank)
         return self._gangs[epoch]
+
+    def rank(self, agent: Agent, plan: Plan, number: int) -> Rank:
+        """The script, started."""
+        if not self.setup.servers:
+            return Rank(self, agent, plan, number)
+        kind = Server if agent.config.is_server(agent.pod.slot) else Worker
+        return kind(self, agent, plan, number)
+
+    def line(self, plan: Plan) -> Line:
+        return self._lines.setdefault(plan.line, Line(plan.line))
 
     def live_agents(self) -> list[Agent]:
         return [agent for agent in self.agents.values() if agent.alive]

@@ -163,6 +163,16 @@ class TrainingJobSpec(ApiModel):
         """Ranks per worker."""
         return self.processes_per_worker or self.gpus_per_worker or 1
 
+    @property
+    def servers(self) -> int:
+        """Pods of parameter servers, beside the workers; one rank each."""
+        return self.strategy.servers if self.strategy else 0
+
+    @property
+    def slots(self) -> int:
+        """All pods that train or serve."""
+        return self.workers + self.servers
+
 
 class Metadata(StatusModel):
     """The part of ObjectMeta that we read."""

@@ -17,6 +17,7 @@ from typing import Any
 from ropeteam.api.rule import Change, Changes, Rule, Spec, at, trainer
 from ropeteam.api.schema import matches
 from ropeteam_trainer.contract import config
+from ropeteam_trainer.contract.strategy import SyncType
 
 MAX_NAME, MAX_RANKS = 40, 8192
 GPU = "nvidia.com/gpu"
@@ -91,7 +92,9 @@ def _gpus_agree(spec: Spec) -> bool:
 
 
 def _ranks(spec: Spec) -> int:
-    return int(spec["workers"] * (spec.get("processesPerWorker") or spec["gpusPerWorker"] or 1))
+    workers = int(spec["workers"] * (spec.get("processesPerWorker") or spec["gpusPerWorker"] or 1))
+    serves = at(spec, "strategy.sync.type") == SyncType.PARAMETER_SERVER
+    return workers + (int(at(spec, "strategy.sync.parameterServer.servers")) if serves else 0)
 
 
 def _amount(quantity: Any) -> Decimal | None:
@@ -253,10 +256,15 @@ RULES: tuple[Rule, ...] = (
         path="spec",
         cel=(
             "self.workers * (has(self.processesPerWorker) ? self.processesPerWorker : "
-            f"(self.gpusPerWorker > 0 ? self.gpusPerWorker : 1)) <= {MAX_RANKS}"
+            "(self.gpusPerWorker > 0 ? self.gpusPerWorker : 1)) + "
+            "(has(self.strategy) && self.strategy.sync.type == 'ParameterServer' ? "
+            f"self.strategy.sync.parameterServer.servers : 0) <= {MAX_RANKS}"
         ),
         holds=lambda spec: _ranks(spec) <= MAX_RANKS,
-        message=f"spec.workers: times processesPerWorker is above {MAX_RANKS} ranks; lower one of them",
+        message=(
+            f"spec.workers: times processesPerWorker, and parameter servers, are above {MAX_RANKS} ranks; "
+            "lower one of them"
+        ),
         good=_job(workers=1024, gpusPerWorker=8),
         bad=_job(workers=1024, processesPerWorker=9),
     ),

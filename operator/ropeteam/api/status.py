@@ -31,7 +31,7 @@ class SlotStatus(StatusModel):
     """One worker's place."""
 
     slot: int = Field(ge=0)
-    """0 .. workers-1."""
+    """0 .. workers-1, then the parameter servers."""
     incarnation: int = Field(default=1, ge=1)
     """Number of the pod in this slot, from 1; never reset."""
     pod_uid: str = Field(default="", max_length=64)

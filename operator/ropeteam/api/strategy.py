@@ -8,6 +8,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from ropeteam.api.model import ApiModel
+from ropeteam.api.podparts import Resources
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract import strategy as contract
 from ropeteam_trainer.contract.strategy import (
@@ -86,6 +87,9 @@ class ParameterServer(ApiModel):
     """BoundedStaleness: gradients that a worker may be ahead of the slowest one; 0: Synchronous."""
     scale_by_staleness: bool = False
     """Divide a step by how many others came since its weights were pulled. Not with Synchronous."""
+    resources: Resources | None = None
+    """Resources of the servers' trainer container, as in a pod; /dev/shm, where they keep their state, is
+    part of its memory. Omitted: those of the workers without devices such as GPUs."""
 
 
 class Sync(ApiModel):
@@ -174,14 +178,21 @@ class Strategy(ApiModel):
     learning_rate: LearningRate = LearningRate()
     """How the rate follows the batch."""
 
+    @property
+    def servers(self) -> int:
+        """Pods of parameter servers."""
+        serves = self.sync.type is SyncType.PARAMETER_SERVER
+        return self.sync.parameter_server.servers if serves else 0
+
 
 def of_contract(strategy: Strategy) -> contract.Strategy:
     """As the trainer reads it: the same fields, in Python's spelling."""
-    return codec.from_plain(contract.Strategy, strategy.model_dump(mode="json"))
+    resources = {"sync": {"parameter_server": {"resources"}}}  # of pods, not of ranks
+    return codec.from_plain(contract.Strategy, strategy.model_dump(mode="json", exclude=resources))
 
 
 def problems(strategy: Strategy | None, ranks: int) -> tuple[str, ...]:
-    """Why this strategy cannot be used by so many ranks."""
+    """Why this strategy cannot be used by so many ranks (those of the workers)."""
     if strategy is None:
         return ()
     try:

@@ -76,8 +76,9 @@ class Follower:
     async def secrets(self, uid: str) -> list[Object]:
         return await self._client.items(Place("Secret", self.namespace), f"{reading.LABEL}job-uid={uid}")
 
-    async def pods(self, role: str = "worker") -> list[Object]:
-        selector = f"{reading.LABEL}job={self.name},{reading.LABEL}role={role}"
+    async def pods(self) -> list[Object]:
+        """Of workers and parameter servers."""
+        selector = f"{reading.LABEL}job={self.name},{reading.LABEL}role in (worker,server)"
         return await self._client.items(Place("Pod", self.namespace), selector)
 
     async def last_lines(self, slot: int, count: int = 20) -> str:

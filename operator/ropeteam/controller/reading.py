@@ -41,8 +41,9 @@ def job(thing: Object) -> Object:
 def pod(thing: Object) -> tuple[str, PodSeen]:
     """With the UID of its job: a former job of the same name has nothing to do with this one."""
     meta, status = thing["metadata"], thing.get("status") or {}
-    role = Role.COORDINATOR if label(thing, "role") == Role.COORDINATOR else Role.WORKER
-    main = TRAINER_CONTAINER if role is Role.WORKER else "coordinator"
+    told = label(thing, "role")
+    role = Role(told) if told in list(Role) else Role.WORKER
+    main = "coordinator" if role is Role.COORDINATOR else TRAINER_CONTAINER
     scheduled = _condition(status, "PodScheduled")
     seen = PodSeen(
         name=meta["name"],

@@ -86,6 +86,6 @@ def count_workers(view: View, status: JobStatus) -> WorkersStatus:
     ]
     running = sum(pod.container.running and not pod.deleting for pod in pods)
     known = sum(view.registered(slot) for slot in slots) if view.report else view.status.workers.ready
-    desired = len(slots) or view.spec.workers
+    desired = len(slots) or view.spec.slots
     lost = sum(slot.incarnation > 1 and slot.faults > 0 for slot in slots)
     return WorkersStatus(desired=desired, ready=min(running, known), lost=lost)

@@ -66,7 +66,7 @@ def open_attempt(view: View, status: JobStatus, stopped_at: datetime | None = No
     old = {slot.slot: slot for slot in status.slots}
     incarnation = max((slot.incarnation for slot in status.slots), default=0) + 1
     slots = []
-    for number in range(view.spec.workers):
+    for number in range(view.spec.slots):
         slot = SlotStatus(slot=number, incarnation=incarnation)
         if number in old:
             since = stopped_at or view.now

@@ -114,8 +114,9 @@ def _coordinator_config(seen: Observation, spec: TrainingJobSpec) -> contract.Co
         namespace=seen.metadata.namespace,
         job_uid=seen.metadata.uid,
         term=seen.status.coordinator.term,
-        workers=len(seen.status.slots),
+        workers=spec.workers,
         processes=spec.processes,
+        servers=spec.servers,
         timeouts=timeouts(spec),
         no_progress_limit=spec.recovery.no_progress_limit,
         exit_codes=tuple(

@@ -24,6 +24,8 @@ class Seen(BaseModel):
 
 class Role(StrEnum):
     WORKER = "worker"
+    SERVER = "server"
+    """Of parameters. It holds a slot as workers do, after theirs."""
     COORDINATOR = "coordinator"
 
 

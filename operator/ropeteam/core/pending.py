@@ -120,8 +120,11 @@ def _wants(view: View) -> str:
     if spec.gpus_per_worker:
         wanted["nvidia.com/gpu"] = spec.gpus_per_worker
     each = ", ".join(f"{amount} {name}" for name, amount in sorted(wanted.items()))
-    workers = len(view.status.slots)
-    return f"This job wants {workers} x ({each})." if each else f"This job wants {workers} pods."
+    slots = len(view.status.slots)
+    if not each:
+        return f"This job wants {slots} pods."
+    servers = f", and {spec.servers} parameter servers" if spec.servers else ""
+    return f"This job wants {slots - spec.servers} x ({each}){servers}."
 
 
 def _stuck(pods: list[PodSeen]) -> Reason | None:

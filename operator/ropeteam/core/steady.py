@@ -76,7 +76,7 @@ def _waits(view: View, since: datetime | None, faults: int) -> bool:
 def _superseded(view: View) -> tuple[Action, ...]:
     """Old workers go at once; an old coordinator when none of them is left to ask it for leave."""
     old = view.pods[Bucket.SUPERSEDED]
-    workers = tuple(pod for pod in old if pod.role is Role.WORKER)
+    workers = tuple(pod for pod in old if pod.role is not Role.COORDINATOR)
     left = any(pod.container.running and not pod.node_lost for pod in workers)
     coordinators = () if left else tuple(pod for pod in old if pod.role is Role.COORDINATOR)
     return tuple(DeletePod(pod.name, pod.uid) for pod in (*workers, *coordinators) if not pod.deleting)

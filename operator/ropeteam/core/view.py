@@ -47,7 +47,7 @@ class View:
     """Why the spec cannot be used."""
     pods: dict[Bucket, tuple[PodSeen, ...]]
     workers: dict[int, PodSeen]
-    """The pod that holds each slot now."""
+    """The pod that holds each slot now, those of parameter servers too."""
     coordinator: PodSeen | None
     """The pod of the current term."""
     report: JobReport | None
@@ -72,8 +72,8 @@ class View:
 
     @property
     def all_workers(self) -> tuple[PodSeen, ...]:
-        """Every worker pod of the job, of whichever incarnation."""
-        return tuple(pod for pod in self._ours if pod.role is Role.WORKER)
+        """Every pod of a slot, of whichever incarnation: workers and parameter servers."""
+        return tuple(pod for pod in self._ours if pod.role is not Role.COORDINATOR)
 
     @property
     def all_coordinators(self) -> tuple[PodSeen, ...]:
@@ -110,7 +110,7 @@ def look(seen: Observation) -> View:
         spec=spec,
         problems=problems,
         pods={kind: tuple(found) for kind, found in pods.items()},
-        workers={pod.slot: pod for pod in current if pod.role is Role.WORKER},
+        workers={pod.slot: pod for pod in current if pod.role is not Role.COORDINATOR},
         coordinator=next((pod for pod in current if pod.role is Role.COORDINATOR), None),
         report=_our_report(seen),
     )
@@ -124,8 +124,7 @@ def _parse(seen: Observation) -> tuple[TrainingJobSpec, tuple[str, ...]]:
         problems = rules.validate(seen.spec) or told
     else:
         problems = (*rules.validate_name(seen.metadata.name), *rules.validate(seen.spec))
-        ranks = (len(seen.status.slots) or spec.workers) * spec.processes
-        problems = problems or strategy.problems(spec.strategy, ranks)
+        problems = problems or strategy.problems(spec.strategy, spec.workers * spec.processes)
     if problems:
         return TrainingJobSpec(workers=max(1, len(seen.status.slots))), problems
     return spec, ()

@@ -1,10 +1,10 @@
-"""The worker pod: the user's template, the short form merged into its container `trainer`, and our agent
-around it.
+"""The pod of a slot, worker or parameter server: the user's template, the short form merged into its
+container `trainer`, and our agent around it.
 
 Where the user said nothing, defaults lean to the Pod Security level `restricted`, as far as images that run
 as root allow. What the user said is kept. What makes a pod ours (names, labels, the agent, restartPolicy) is
 set last. Never raises: a part of the template that is not of the expected type is replaced; the dry run tells
-the user.
+the user. A parameter server computes on the CPU: it asks for no devices.
 """
 
 from __future__ import annotations
@@ -34,13 +34,16 @@ def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> di
     pod_spec = _dict(template, "spec")
     _volumes(seen, spec, pod_spec)
     container = _trainer(spec, pod_spec)
+    _resources(spec, container, is_server(spec, slot))
     container["env"] = [*_env_of_the_user(spec, container), *_env_of_ours(seen, spec, slot)]
     _defaults(pod_spec, container)
     _declare_metrics(pod_spec, container)
     pod_spec["restartPolicy"] = "Never"
     pod_spec["terminationGracePeriodSeconds"] = spec.recovery.drain_seconds + manifests.DRAIN_MARGIN_SECONDS
     _avoid(pod_spec, seen.status.avoided_nodes)
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(seen, template, slot), "spec": pod_spec}
+    role = Role.SERVER if is_server(spec, slot) else Role.WORKER
+    metadata = _metadata(seen, template, slot, role)
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
     poddefaults.apply_to_worker(pod, container, seen.defaults.jobs)
     return pod
 
@@ -50,13 +53,18 @@ def sample(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
     return worker_pod(seen, spec, SlotStatus(slot=0))
 
 
-def _metadata(seen: Observation, template: dict[str, Any], slot: SlotStatus) -> dict[str, Any]:
+def is_server(spec: TrainingJobSpec, slot: SlotStatus) -> bool:
+    """Parameter servers have the slots after those of the workers."""
+    return slot.slot >= spec.workers and spec.servers > 0
+
+
+def _metadata(seen: Observation, template: dict[str, Any], slot: SlotStatus, role: Role) -> dict[str, Any]:
     job, user = seen.metadata, _dict(template, "metadata")
     place = {"slot": slot.slot, "incarnation": slot.incarnation, "attempt": seen.status.attempt}
     metadata: dict[str, Any] = {
         "name": names.worker(job.name, slot.slot, slot.incarnation),
         "namespace": job.namespace,
-        "labels": _dict(user, "labels") | names.labels(job, Role.WORKER, **place),
+        "labels": _dict(user, "labels") | names.labels(job, role, **place),
         "ownerReferences": [names.owner(job)],
     }
     if annotations := _dict(user, "annotations"):
@@ -80,10 +88,6 @@ def _trainer(spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> dict[str, Any]:
     python = spec.agent_python or "python3"
     container["command"] = [python, "-I", contract.AGENT_PYZ, "--", *command, *args]
     container.pop("args", None)
-    resources = _dict(container, "resources")
-    resources.update(copy.deepcopy(spec.resources or {}))
-    if spec.gpus_per_worker:
-        _dict(resources, "limits")[GPU] = str(spec.gpus_per_worker)
     _mount(container, AGENT_VOLUME, contract.AGENT_PYZ.rpartition("/")[0], readOnly=True)
     _list(container, "volumeMounts").append(manifests.token_mount())
     if spec.checkpoint:
@@ -93,6 +97,22 @@ def _trainer(spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> dict[str, Any]:
         size = {"sizeLimit": spec.shared_memory} if spec.shared_memory else {}
         _list(pod_spec, "volumes").append({"name": SHM_VOLUME, "emptyDir": {"medium": "Memory"} | size})
     return container
+
+
+def _resources(spec: TrainingJobSpec, container: dict[str, Any], serves: bool) -> None:
+    resources = _dict(container, "resources")
+    resources.update(copy.deepcopy(spec.resources or {}))
+    if not serves:
+        if spec.gpus_per_worker:
+            _dict(resources, "limits")[GPU] = str(spec.gpus_per_worker)
+        return
+    own = spec.strategy.sync.parameter_server.resources if spec.strategy else None
+    wanted = copy.deepcopy(own) if own is not None else resources
+    container["resources"] = {
+        kind: {name: amount for name, amount in amounts.items() if "/" not in name}  # an extended resource
+        for kind, amounts in wanted.items()
+        if kind in ("limits", "requests") and isinstance(amounts, dict)
+    }
 
 
 def _volumes(seen: Observation, spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> None:
@@ -130,8 +150,9 @@ def _worker_config(seen: Observation, spec: TrainingJobSpec) -> contract.WorkerC
         namespace=seen.metadata.namespace,
         job_uid=seen.metadata.uid,
         attempt=seen.status.attempt,
-        workers=len(seen.status.slots) or spec.workers,
+        workers=spec.workers,
         processes=spec.processes,
+        servers=spec.servers,
         coordinator=f"{seen.status.coordinator.address}:{contract.COORDINATOR_AGENT_PORT}",
         timeouts=manifests.timeouts(spec),
         launcher=contract.Launcher(spec.launcher.value),

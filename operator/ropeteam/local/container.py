@@ -14,6 +14,7 @@ from ropeteam.local import shim
 from ropeteam.local.podspec import Launch, StartError
 from ropeteam.local.resources import Object
 from ropeteam.local.verbs import timestamp
+from ropeteam_trainer.contract import config
 
 
 class Container:
@@ -50,9 +51,11 @@ class Container:
         self._logs.mkdir(parents=True, exist_ok=True)
         log = self._logs / f"{self.restarts}.log"
         log.touch(0o600)
+        uid = launch.environment.get(config.POD_UID)
+        memory = [config.memory_folder(uid)] if uid else []
         self._shim = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), *memory,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C in the terminal is for the cluster
         )  # fmt: skip
         assert self._shim.stdin

@@ -1,9 +1,10 @@
-"""The process above one container: `python -I -S shim.py PARENT`, and on stdin what `request` makes.
+"""The process above one container: `python -I -S shim.py PARENT [MEMORY]`, and on stdin what `request` makes.
 
 Command and environment are not its own: who looks for a container's processes by them finds only those.
 It starts the command as a session of its own and answers on stdout: its pid, or why it could not start.
-When the command ends, everything that it left behind is killed first; then the shim exits as a container
-does: the command's code, or 128 + signal. SIGTERM is passed on. SIGINT kills at once; it also comes when the
+When the command ends, everything that it left behind is killed first, and its folder MEMORY in /dev/shm is
+removed: a container's own /dev/shm would end with it. Then the shim exits as a container does: the command's
+code, or 128 + signal. SIGTERM is passed on. SIGINT kills at once; it also comes when the
 cluster dies.
 Standard library only, and few modules: it is in the way of each start.
 """
@@ -25,7 +26,7 @@ def request(log: str, folder: str, command: list[str], environment: dict[str, st
     return b"\0".join(map(os.fsencode, fields))
 
 
-def main(parent: int) -> int:
+def main(parent: int, memory: str = "") -> int:
     """Returns the exit code of the container."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     libc = ctypes.CDLL(None)
@@ -42,6 +43,10 @@ def main(parent: int) -> int:
     os.write(1, f"error {error}\n".encode() if error else f"pid {pid}\n".encode())
     code = _attend(pid)
     _kill_descendants()
+    if memory and os.path.isdir(memory):  # noqa: PTH112 (pathlib costs 10 ms of each start)
+        import shutil
+
+        shutil.rmtree(memory, ignore_errors=True)
     return code
 
 
@@ -119,4 +124,4 @@ def _children(pid: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), *sys.argv[2:]))

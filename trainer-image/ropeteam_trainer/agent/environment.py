@@ -2,15 +2,18 @@
 
 A command that runs once per pod for several ranks is a launcher itself: it gets where and how many, not RANK,
 and no store of ours, because it brings up its own.
+Where there are parameter servers, ROLE_* count workers and servers apart; RANK and WORLD_SIZE count all.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Mapping
 
 from ropeteam_trainer.checkpoint import manifest
 from ropeteam_trainer.contract import codec, config
-from ropeteam_trainer.contract.config import RankPlan, WorkerConfig
+from ropeteam_trainer.contract.config import PodIdentity, RankPlan, WorkerConfig
 from ropeteam_trainer.contract.world import Plan
 
 LAUNCHER_PORT = 29500
@@ -20,9 +23,10 @@ _MAX_RESTARTS = 1000
 
 
 def rank_environment(
-    base: Mapping[str, str], settings: WorkerConfig, plan: Plan, slot: int, rank: int
+    base: Mapping[str, str], settings: WorkerConfig, plan: Plan, identity: PodIdentity, rank: int
 ) -> dict[str, str]:
     """torchrun's contract for one rank. The socket and the page are added where they are made."""
+    slot = identity.slot
     member, first = plan.member(slot), plan.first_rank(slot)
     assert member is not None
     group = plan.members.index(member)
@@ -33,9 +37,6 @@ def rank_environment(
         "LOCAL_WORLD_SIZE": member.processes,
         "GROUP_RANK": group,
         "GROUP_WORLD_SIZE": len(plan.members),
-        "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": plan.world_size,
-        "ROLE_NAME": "default",
         "MASTER_ADDR": plan.store_host,
         "MASTER_PORT": plan.store_port,
         "TORCHELASTIC_RESTART_COUNT": plan.restart_count,
@@ -43,9 +44,32 @@ def rank_environment(
         "TORCHELASTIC_RUN_ID": settings.job_uid,
         "TORCHELASTIC_USE_AGENT_STORE": True,
         config.EPOCH: plan.epoch,
-        config.RANK_PLAN: codec.encode(rank_plan(settings, plan)).decode(),
-    }
+        config.RANK_PLAN: codec.encode(rank_plan(settings, plan, servers_secret(identity.token))).decode(),
+    } | _role(settings, plan, rank)
     return _defaults(base) | {name: str(value) for name, value in own.items()}
+
+
+def _role(settings: WorkerConfig, plan: Plan, rank: int) -> dict[str, object]:
+    if not settings.servers:
+        return {"ROLE_NAME": "default", "ROLE_RANK": rank, "ROLE_WORLD_SIZE": plan.world_size}
+    workers = plan.first_rank(settings.lead_slot)
+    if rank < workers:
+        return {"ROLE_NAME": "worker", "ROLE_RANK": rank, "ROLE_WORLD_SIZE": workers}
+    return {"ROLE_NAME": "server", "ROLE_RANK": rank - workers, "ROLE_WORLD_SIZE": plan.world_size - workers}
+
+
+def server_addresses(settings: WorkerConfig, plan: Plan) -> tuple[str, ...]:
+    """`host:port` of each parameter server, in rank order."""
+    return tuple(
+        f"{member.address}:{config.PARAMETER_SERVER_PORT}"
+        for member in plan.members
+        if settings.is_server(member.slot)
+    )
+
+
+def servers_secret(token: bytes) -> str:
+    """Shown by workers and parameter servers to each other: derived, because a rank needs no key."""
+    return hmac.new(token, b"servers", hashlib.sha256).hexdigest()
 
 
 def launcher_environment(base: Mapping[str, str], plan: Plan, slot: int) -> dict[str, str]:
@@ -72,7 +96,8 @@ def interface_names(address: str, interface: str | None) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": interface} | ({} if is_loopback else {"NCCL_SOCKET_IFNAME": interface})
 
 
-def rank_plan(settings: WorkerConfig, plan: Plan) -> RankPlan:
+def rank_plan(settings: WorkerConfig, plan: Plan, secret: str = "") -> RankPlan:
+    """`secret`: of the parameter servers; told only where there are any."""
     return RankPlan(
         epoch=str(plan.epoch),
         restore=tuple(manifest.ref_text(ref) for ref in plan.restore),
@@ -83,6 +108,9 @@ def rank_plan(settings: WorkerConfig, plan: Plan) -> RankPlan:
         job=settings.job,
         job_uid=settings.job_uid,
         strategy=settings.strategy,
+        servers=server_addresses(settings, plan),
+        secret=secret if settings.servers else "",
+        line=str(plan.line) if settings.servers else "",
     )
 
 

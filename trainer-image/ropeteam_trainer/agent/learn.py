@@ -84,7 +84,7 @@ def _ordered(state: State, orders: Orders) -> Stepped:
 
 def _about_ranks(state: State, event: RanksStarted | RankDying | RankExited | RankSaid | BeatsRead) -> State:
     world = state.world
-    if world is None or event.epoch != world.plan.epoch:
+    if world is None or event.epoch != world.born:
         return state  # late news of a world that is gone
     match event:
         case RanksStarted():
@@ -151,7 +151,7 @@ def _with_said(world: World, number: int, said: FromRank) -> World:
         rank = replace(rank, error=said)
     world = world.with_rank(rank)
     if said.shard_step is not None:
-        shard = Shard(number, world.plan.epoch, said.shard_step, said.shard_files)
+        shard = Shard(number, world.born, said.shard_step, said.shard_files)
         others = tuple(s for s in world.shards if (s.rank, s.step) != (shard.rank, shard.step))
         world = replace(world, shards=(*others, shard))
     if rank is not world.ranks[0]:

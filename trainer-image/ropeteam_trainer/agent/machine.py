@@ -3,11 +3,13 @@
 Every event first updates what is known (learn.py); then the same rules look at the whole, in this order, and
 each brings one thing nearer to what the orders say, so a lost, doubled or early event costs nothing:
   deadlines, leaving    clocks of fence, hang, drain; reasons to exit
+  keep ranks            a plan that names the epoch of the ranks here is theirs from now on
   end the world         ranks that the orders do not name are killed
   start a world         once nothing of the former one lives
   stores, ranks, checkpoints
-Promises: ranks of two epochs never live together; orders of a lower (term, boot) change nothing; a rank's
-fault never ends the agent; exit 0 only on `release`; without a coordinator for fenceSeconds no rank lives.
+Promises: ranks that two epochs started never live together; orders of a lower (term, boot) change nothing; a
+rank's fault never ends the agent; exit 0 only on `release`; without a coordinator for fenceSeconds no rank
+lives.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ropeteam_trainer.agent import hang
+from ropeteam_trainer.agent.environment import server_addresses
 from ropeteam_trainer.agent.launch import Launch
 from ropeteam_trainer.agent.learn import Stepped, learn
 from ropeteam_trainer.agent.state import (
@@ -42,6 +45,7 @@ from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessE
 EXIT_DONE, EXIT_LEFT = 0, 143
 
 _NONE_YET = Epoch(0, 0, 0)
+_NOT_HERE = ProcessExit(None, None, killed=True, message="it does not live in this pod any more")
 
 
 def initial(config: WorkerConfig, identity: PodIdentity, launch: Launch, now: float) -> State:
@@ -85,6 +89,12 @@ def _leave(state: State) -> Stepped:
     return state, ()
 
 
+def _excuse(state: State) -> Stepped:
+    """While others are missing, ranks may wait for them."""
+    excused = state.orders is not None and state.orders.incomplete
+    return replace(state, excused_at=state.now if excused else state.excused_at), ()
+
+
 def _judge(state: State) -> Stepped:
     """Kill ranks that are stuck. Not while a pause is ordered: then ranks wait for each other on purpose."""
     world = state.world
@@ -93,10 +103,11 @@ def _judge(state: State) -> Stepped:
     stuck = []
     for rank in world.ranks:
         uses_library = rank.has_library or state.rung >= 1
-        if why := hang.verdict(rank, state.config.timeouts, uses_library, state.now):
+        clock = hang.Clock(state.now, state.excused_at)
+        if why := hang.verdict(rank, state.config.timeouts, uses_library, clock):
             world = world.with_rank(replace(rank, killed_for=why))
             stuck.append(rank.rank)
-    effects = (KillRanks(world.plan.epoch, tuple(stuck)),) if stuck else ()
+    effects = (KillRanks(world.born, tuple(stuck)),) if stuck else ()
     return replace(state, world=world), effects
 
 
@@ -105,18 +116,31 @@ def _terminate(state: State) -> Stepped:
     world, orders = state.world, state.orders
     if world is None or orders is None or world.killing or not world.alive:
         return state, ()
-    epoch = world.plan.epoch
+    born = world.born
     if world.terminate_by is not None and state.now >= world.terminate_by:
-        return replace(state, world=replace(world, killing=True)), (KillRanks(epoch, world.alive),)
-    if world.terminate_by is None and orders.terminate and orders.pause == epoch:
+        return replace(state, world=replace(world, killing=True)), (KillRanks(born, world.alive),)
+    if world.terminate_by is None and orders.terminate and orders.pause == world.plan.epoch:
         deadline = state.now + state.config.timeouts.drain
         return replace(state, world=replace(world, terminate_by=deadline)), (
-            TerminateRanks(epoch, world.alive),
+            TerminateRanks(born, world.alive),
         )
     return state, ()
 
 
 # ---- rules: one world ends, the next begins
+
+
+def _keep_ranks(state: State) -> Stepped:
+    """The next world keeps the ranks that are here, if it means these very ones, in whatever state they are:
+    a rank that has died, or is being killed, is told of under the new epoch, and so replaced by the world
+    after that.
+    """
+    plan, world = state.wanted, state.world
+    if plan is None or world is None or plan.epoch <= world.plan.epoch:
+        return state, ()
+    if plan.born(state.identity.slot) != world.born:
+        return state, ()
+    return replace(state, world=replace(world, plan=plan)), ()
 
 
 def _end_world(state: State) -> Stepped:
@@ -129,16 +153,20 @@ def _end_world(state: State) -> Stepped:
         why = ProcessExit(None, None, fingerprint="fenced", message=message)
         ranks = tuple(rank if rank.killed_for else replace(rank, killed_for=why) for rank in ranks)
     killed = replace(world, killing=True, ranks=ranks)
-    return replace(state, world=killed), (KillRanks(world.plan.epoch, world.alive),)
+    return replace(state, world=killed), (KillRanks(world.born, world.alive),)
 
 
 def _start_world(state: State) -> Stepped:
     plan, world = state.wanted, state.world
     if plan is None or not state.stopped or (world and plan.epoch <= world.plan.epoch):
         return state, ()
-    ranks = tuple(RankState(rank) for rank in plan.ranks(state.identity.slot))
-    new = replace(state, world=World(plan, ranks))
-    return new, (StartRanks(plan, fork=state.may_fork),)
+    slot = state.identity.slot
+    ranks = tuple(RankState(rank) for rank in plan.ranks(slot))
+    born = plan.born(slot)
+    if born != plan.epoch:  # it keeps ranks that are not here, as it will learn from this
+        ranks = tuple(replace(rank, alive=False, exit=_NOT_HERE) for rank in ranks)
+        return replace(state, world=World(plan, born, ranks)), ()
+    return replace(state, world=World(plan, born, ranks)), (StartRanks(plan, fork=state.may_fork),)
 
 
 def _is(world: World | None, plan: Plan | None) -> bool:
@@ -196,21 +224,24 @@ def _tell_ranks(state: State) -> Stepped:
     world, orders = state.world, state.orders
     if world is None or orders is None or world.killing:
         return state, ()
-    epoch = world.plan.epoch
-    paused = orders.pause == epoch
-    message = ToRank(paused, orders.stop_at if paused else None, _committed_step(state, world))
+    paused = orders.pause == world.plan.epoch
+    stop_at = orders.stop_at if paused else None
+    moved = world.plan.epoch != world.born
+    servers = server_addresses(state.config, world.plan) if moved else ()
+    message = ToRank(paused, stop_at, _committed_step(state, world), servers)
     effects: tuple[Effect, ...] = ()
     for rank in world.ranks:
         if rank.alive and rank.has_library and rank.told != message:
             world = world.with_rank(replace(rank, told=message))
-            effects += (TellRank(epoch, rank.rank, message),)
+            effects += (TellRank(world.born, rank.rank, message),)
     return replace(state, world=world), effects
 
 
 def _committed_step(state: State, world: World) -> int | None:
     lineage = state.orders.lineage if state.orders else ()
     known = (*lineage[:1], state.committed) if state.committed else lineage[:1]
-    return max((ref.step for ref in known if ref and ref.epoch == world.plan.epoch), default=None)
+    epoch = world.plan.born(state.config.lead_slot)
+    return max((ref.step for ref in known if ref and ref.epoch == epoch), default=None)
 
 
 def _commit(state: State) -> Stepped:
@@ -222,7 +253,7 @@ def _commit(state: State) -> Stepped:
     committed = _committed_step(state, world) or 0
     shards = tuple(shard for shard in world.shards if shard.step > committed)
     state = replace(state, world=replace(world, shards=shards))
-    if grant is None or not _leads(state, world) or grant.ref.epoch != world.plan.epoch:
+    if grant is None or not _leads(state) or grant.ref.epoch != world.born:
         return state, ()
     if state.writing or state.now < state.write_retry_at or _same(grant.ref, state.committed):
         return state, ()
@@ -230,18 +261,17 @@ def _commit(state: State) -> Stepped:
 
 
 def _prune(state: State) -> Stepped:
-    """Only the agent of rank 0, and only while its world is the current one."""
+    """Only the agent of the leading rank, and only while its world is the current one."""
     lineage = state.orders.lineage if state.orders else ()
     if not lineage or lineage == state.pruned or not _is(state.world, state.wanted):
         return state, ()
-    assert state.world is not None
-    if not _leads(state, state.world):
+    if not _leads(state):
         return state, ()
     return replace(state, pruned=lineage), (Prune(lineage),)
 
 
-def _leads(state: State, world: World) -> bool:
-    return world.ranks[0].rank == 0 and state.config.checkpoint is not None
+def _leads(state: State) -> bool:
+    return state.identity.slot == state.config.lead_slot and state.config.checkpoint is not None
 
 
 def _same(one: CheckpointRef, other: CheckpointRef | None) -> bool:
@@ -251,8 +281,10 @@ def _same(one: CheckpointRef, other: CheckpointRef | None) -> bool:
 _RULES: tuple[Callable[[State], Stepped], ...] = (
     _fence,
     _leave,
+    _excuse,
     _judge,
     _terminate,
+    _keep_ranks,
     _end_world,
     _start_world,
     _hold_stores,

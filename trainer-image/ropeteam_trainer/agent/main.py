@@ -28,6 +28,7 @@ from ropeteam_trainer.agent.keeper import Keeper
 from ropeteam_trainer.agent.launch import Run
 from ropeteam_trainer.agent.link import Link
 from ropeteam_trainer.agent.log import log
+from ropeteam_trainer.agent.memory import make as make_memory
 from ropeteam_trainer.agent.ranks import How, Ranks
 from ropeteam_trainer.agent.reaper import Reaper
 from ropeteam_trainer.agent.report import news, report
@@ -65,10 +66,15 @@ EXIT_NOT_OURS = 2
 
 
 class Agent:
-    """`folder`: scratch, ours alone."""
+    """`folder`: scratch, ours alone. `memory`: MEMORY of the ranks, where there are parameter servers."""
 
     def __init__(
-        self, settings: WorkerConfig, identity: PodIdentity, command: tuple[str, ...], folder: Path
+        self,
+        settings: WorkerConfig,
+        identity: PodIdentity,
+        command: tuple[str, ...],
+        folder: Path,
+        memory: Path | None,
     ) -> None:
         launch, python, problem = preflight.plan_launch(command, settings, os.environ)
         self._settings, self._python, self._problem = settings, python, problem
@@ -93,8 +99,8 @@ class Agent:
         )
         self._keeper = Keeper(identity.pod_ip, self._reaper, self._zygote if self._torch else None, self.post)
         interfaces = interface_names(identity.pod_ip, proc.interface_of(identity.pod_ip))
-        base = interfaces | os.environ
-        how = How(settings, identity.slot, launch, python, base, shims, folder)
+        base = interfaces | os.environ | ({config.MEMORY: str(memory)} if memory else {})
+        how = How(settings, identity, launch, python, base, shims, folder, memory)
         self._ranks = Ranks(how, self._reaper, self._zygote, self._services, self.post)
         self._link = Link(settings.coordinator, identity.token, settings.timeouts.lost, self.post)
         self._imports_early = self._torch and (identity.slot == 0 or self._state.may_fork)
@@ -266,8 +272,14 @@ def _scratch() -> str:
         return tempfile.mkdtemp(prefix="ropeteam-")
 
 
-async def _run(settings: WorkerConfig, identity: PodIdentity, command: tuple[str, ...], folder: Path) -> int:
-    return await Agent(settings, identity, command, folder).run()
+async def _run(
+    settings: WorkerConfig,
+    identity: PodIdentity,
+    command: tuple[str, ...],
+    folder: Path,
+    memory: Path | None,
+) -> int:
+    return await Agent(settings, identity, command, folder, memory).run()
 
 
 def main() -> int:
@@ -283,7 +295,10 @@ def main() -> int:
     proc.become_subreaper()
     folder = Path(os.environ.get(config.AGENT_STATE_DIR) or _scratch())
     folder.mkdir(parents=True, exist_ok=True)
+    memory = make_memory(identity.pod_uid, folder) if settings.servers else None
     try:
-        return asyncio.run(_run(settings, identity, command, folder))
+        return asyncio.run(_run(settings, identity, command, folder, memory))
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for each in (memory, folder):
+            if each:
+                shutil.rmtree(each, ignore_errors=True)

@@ -26,7 +26,7 @@ class Counted:
     """What only grows, of one rank, over all worlds of this agent."""
 
     epoch: Epoch | None = None
-    """The newest world that it was started in."""
+    """The world that started it last."""
     starts: int = 0
     steps: int = 0
     seconds: float = 0.0
@@ -42,7 +42,7 @@ def count(counts: Counts, state: State) -> Counts:
     """What was counted, and what `state` adds to it."""
     if state.world is None:
         return counts
-    epoch = state.world.plan.epoch
+    epoch = state.world.born
     return {rank.rank: _count(counts.get(rank.rank, Counted()), rank, epoch) for rank in state.world.ranks}
 
 

@@ -21,6 +21,7 @@ from ropeteam_trainer.agent import proc
 from ropeteam_trainer.agent.environment import launcher_environment, rank_environment
 from ropeteam_trainer.agent.launch import Launch, Run
 from ropeteam_trainer.agent.log import log
+from ropeteam_trainer.agent.memory import empty
 from ropeteam_trainer.agent.output import Output
 from ropeteam_trainer.agent.page import Page
 from ropeteam_trainer.agent.ranksocket import RankSocket
@@ -30,7 +31,7 @@ from ropeteam_trainer.agent.state import BeatsRead, Event, RankDying, RankExited
 from ropeteam_trainer.agent.waiting import within
 from ropeteam_trainer.agent.zygoteclient import ZygoteClient
 from ropeteam_trainer.contract import config
-from ropeteam_trainer.contract.config import WorkerConfig
+from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
 from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
 
@@ -58,12 +59,18 @@ class How:
     """What never changes about starting ranks in this pod."""
 
     settings: WorkerConfig
-    slot: int
+    identity: PodIdentity
     launch: Launch
     python: str
     base: Mapping[str, str]
     shims: Shims
     folder: Path
+    memory: Path | None = None
+    """What ranks find there outlives them. Emptied when a plan begins anew."""
+
+    @property
+    def slot(self) -> int:
+        return self.identity.slot
 
 
 class Ranks:
@@ -89,6 +96,8 @@ class Ranks:
         numbers = plan.ranks(self._how.slot)
         if self._how.launch.per_pod:
             numbers = numbers[:1]
+        if self._how.memory and plan.origin is None:
+            empty(self._how.memory)
         fork = fork and await self._zygote.may_fork_ranks()
         for number in numbers:
             rank = self._ranks[number] = self._prepare(plan.epoch, number)
@@ -183,7 +192,7 @@ class Ranks:
         member = plan.member(how.slot)
         if how.launch.per_pod and member and member.processes > 1:
             return launcher_environment(how.base, plan, how.slot)
-        environment = rank_environment(how.base, how.settings, plan, how.slot, rank.number)
+        environment = rank_environment(how.base, how.settings, plan, how.identity, rank.number)
         environment[config.RANK_PAGE] = str(rank.page.path)
         environment[config.RANK_SOCKET] = str(rank.socket.path)
         return environment

@@ -256,6 +256,9 @@ class World:
     """The world whose ranks live here, or lived here last."""
 
     plan: Plan
+    born: Epoch
+    """What started the ranks. Events and effects know them by it, also where `plan` is a later one that keeps
+    them."""
     ranks: tuple[RankState, ...]
     killing: bool = False
     terminate_by: float | None = None
@@ -297,6 +300,8 @@ class State:
     stores: tuple[StoreOffer, ...] = ()
     asked: frozenset[Epoch] = frozenset()
     """Stores that were ordered from the keeper, ready or not."""
+    excused_at: float = 0.0
+    """When a coordinator last said that ranks may have to wait for others."""
     store_retry_at: float = 0.0
     writing: CheckpointRef | None = None
     write_retry_at: float = 0.0

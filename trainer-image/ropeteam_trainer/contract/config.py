@@ -123,8 +123,33 @@ class Timeouts:
     drain: int = 60
 
 
+class Shape:
+    """How many slots and ranks a job has: workers first, then parameter servers with one rank each."""
+
+    workers: int
+    processes: int
+    servers: int
+
+    @property
+    def slots(self) -> int:
+        return self.workers + self.servers
+
+    def processes_of(self, slot: int) -> int:
+        """Ranks on a slot."""
+        return self.processes if slot < self.workers else 1
+
+    def is_server(self, slot: int) -> bool:
+        return slot >= self.workers
+
+    @property
+    def lead_slot(self) -> int:
+        """Its first rank chooses what to go on from, and its agent writes manifests: the first parameter
+        server, if there are any."""
+        return self.workers if self.servers else 0
+
+
 @dataclass(frozen=True)
-class WorkerConfig:
+class WorkerConfig(Shape):
     job: str
     namespace: str
     job_uid: str
@@ -150,7 +175,7 @@ class WorkerConfig:
 
 
 @dataclass(frozen=True)
-class CoordinatorConfig:
+class CoordinatorConfig(Shape):
     job: str
     namespace: str
     job_uid: str
@@ -189,6 +214,10 @@ class RankPlan:
     ToRank."""
     secret: str = ""
     """What workers and parameter servers show each other: hex of HMAC-SHA256(job's token, "servers")."""
+    line: str = ""
+    """With parameter servers: the epoch in which this line of worlds began. A server refuses a rank of
+    another line, and one whose `epoch` is lower than that of another process of the same rank: its pod was
+    replaced, and does not know it yet."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +244,11 @@ def read_worker(environ: Mapping[str, str]) -> tuple[WorkerConfig, PodIdentity]:
         token=read_token(environ),
     )
     return config, identity
+
+
+def memory_folder(pod_uid: str) -> str:
+    """MEMORY of a pod."""
+    return f"/dev/shm/ropeteam-{pod_uid}"
 
 
 def read_token(environ: Mapping[str, str]) -> bytes:

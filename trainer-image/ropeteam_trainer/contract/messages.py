@@ -53,10 +53,11 @@ class StoreOffer:
 @dataclass(frozen=True)
 class Shard:
     """The files that one rank wrote for a checkpoint. All ranks of the epoch must report theirs before a
-    grant."""
+    grant; with parameter servers the first server alone saves."""
 
     rank: int
     epoch: Epoch
+    """That which started the rank."""
     step: int
     files: tuple[ShardFile, ...]
 
@@ -113,7 +114,8 @@ class AgentReport:
     """Newest grant that this agent saw (digest empty): after a coordinator's death it may be committed
     already."""
     restored: CheckpointRef | None = None
-    """What rank 0 of the current plan went on from; None: from the start, or not known yet."""
+    """What the leading rank of the current plan went on from; None: from the start, or not known yet. It
+    leads: rank 0, or the rank of the first parameter server."""
     progress: Progress = Progress()
     leaving: bool = False
     """SIGTERM came: this pod is about to go."""
@@ -124,7 +126,8 @@ class AgentReport:
 
 @dataclass(frozen=True)
 class Grant:
-    """Commit this checkpoint: the agent of rank 0 writes the manifest. This is the commit point."""
+    """Commit this checkpoint: the agent of the leading rank writes the manifest. This is the commit
+    point."""
 
     ref: CheckpointRef
     world_size: int
@@ -139,13 +142,17 @@ class Orders:
     number: int
     """Counts orders to this agent on this connection, from 1."""
     plan: Plan | None = None
+    """Its ranks live on, if they were born in the epoch that it names for this slot."""
     host_store: Epoch | None = None
     """Hold a store for this epoch (and no other, but that of `plan`)."""
     grant: Grant | None = None
-    """Only to the agent of rank 0."""
+    """Only to the agent of the leading rank."""
     lineage: tuple[CheckpointRef, ...] = ()
-    """Committed checkpoints, newest first: what may not be pruned. The current epoch's rank 0 agent prunes
-    the rest."""
+    """Committed checkpoints, newest first: what may not be pruned. The agent of the current epoch's leading
+    rank prunes the rest."""
+    incomplete: bool = False
+    """With parameter servers: some ranks of the world are missing or have not made a step yet. The others may
+    wait for them, so no hang is judged."""
     pause: Epoch | None = None
     """Ranks of this epoch wait at their next report()."""
     stop_at: int | None = None

@@ -62,6 +62,9 @@ class Member:
     processes: int
     """Ranks on this slot. Ranks are dense in slot order: the first rank of a slot is the sum of those
     before."""
+    born: Epoch | None = None
+    """The earlier epoch that started its ranks, which live on: its agent takes the new epoch and starts
+    nothing. None: they are started now."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,29 @@ class Plan:
     restore: tuple[CheckpointRef, ...] = ()
     """Where to go on from, best first. Empty: resume as `WorkerConfig.resume` says (first world of a job)."""
     restart_count: int = 0
-    kept: tuple[int, ...] = ()
-    """Slots whose ranks live on from the epoch before: their agents take the new epoch and start nothing."""
+    origin: Epoch | None = None
+    """With parameter servers: the first epoch of the line that this one goes on with. A server that has been
+    in each of its epochs still has its state in memory. None: a line begins, everybody goes on from
+    `restore`."""
 
     @property
     def world_size(self) -> int:
         return sum(member.processes for member in self.members)
+
+    @property
+    def line(self) -> Epoch:
+        """The epoch in which this line of worlds began: ours, if nothing was kept."""
+        return self.origin or self.epoch
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Slots whose ranks live on from an earlier epoch."""
+        return tuple(member.slot for member in self.members if member.born)
+
+    def born(self, slot: int) -> Epoch:
+        """The epoch that started the ranks of `slot`; their checkpoints are under its name."""
+        member = self.member(slot)
+        return (member and member.born) or self.epoch
 
     def first_rank(self, slot: int) -> int:
         """The lowest rank of `slot`. Raises KeyError if the slot is not a member."""

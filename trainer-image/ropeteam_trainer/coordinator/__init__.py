@@ -6,6 +6,7 @@ decide.
   state.py       what is known; events
   membership.py  step: the phases of a world, one function each
   evidence.py    who or what ended a world
+  keeping.py     with parameter servers: whose ranks live on when a world ends
   incidents.py   one incident per epoch: its cause, its stages, and what follows from it (backoff, failure,
   replacement)
   commits.py     the lineage of checkpoints

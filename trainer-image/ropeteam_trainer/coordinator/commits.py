@@ -1,9 +1,10 @@
 """The lineage of checkpoints: what was granted, what is known to be written, what a world went on from.
 
-Order: every rank of the running epoch reports its shard of one step -> grant (the commit point) to the agent
-of rank 0 -> it reports the manifest as written -> the lineage grows by one. A grant that was not confirmed
-before its world ended is tried first by the next world; what that one restored from settles whether it was
-written.
+Order: every rank of the running epoch (with parameter servers: the rank of the first one) reports its shard
+of one step -> grant (the commit point) to the agent of the leading rank -> it reports the manifest as written
+-> the lineage grows by one. A grant that was not confirmed before its world ended is tried first by the next
+world; what that one restored from settles whether it was written.
+A checkpoint is filed under the epoch that started the leading rank, which may live on in later ones.
 Promise: the lineage grows only by grants of the current epoch, and what a world goes on from is never lost
 from it. After a restart of the coordinator the agents' `granted` and `committed` rebuild all this.
 """
@@ -12,10 +13,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport, Grant, Shard
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
-from ropeteam_trainer.coordinator.state import Moment, State, all_ranks, crews, with_world
+from ropeteam_trainer.coordinator.state import Crew, Moment, State, crews, lead_born, with_world
 
 
 def restore_candidates(state: State) -> tuple[CheckpointRef, ...]:
@@ -41,9 +41,9 @@ def _is_news(state: State, report: AgentReport, ref: CheckpointRef) -> bool:
     """
     if state.lineage and ref.step <= state.lineage[0].step:
         return False
-    if not state.running or state.world is None:
-        return report.plan is None or ref.epoch == report.plan.epoch or report.restored is None
-    return ref.epoch == state.world.plan.epoch or (state.world.base is None and _same(ref, state.pending))
+    if state.world is None or not state.lives(state.config.lead_slot):
+        return report.plan is None or ref.epoch == report.plan.born(report.slot) or report.restored is None
+    return ref.epoch == lead_born(state) or (state.world.base is None and _same(ref, state.pending))
 
 
 def _same(one: CheckpointRef, other: CheckpointRef | None) -> bool:
@@ -63,14 +63,14 @@ def _confirm(state: State, written: CheckpointRef, at: Moment) -> State:
 
 
 def _settle_restore(state: State, report: AgentReport) -> State:
-    """The agent of rank 0 tells what the current world went on from: that is the lineage now."""
+    """The agent of the leading rank tells what the current world went on from: that is the lineage now."""
     world, source = state.world, report.restored
     if world is None or not state.running or source is None or world.restored is not None:
         return state
-    if report.plan != world.plan or report.slot != world.plan.members[0].slot:
+    if not world.has(report) or report.slot != state.config.lead_slot:
         return state
     known = next((ref for ref in state.lineage if _same(ref, source)), source)
-    ours = tuple(ref for ref in state.lineage if ref.epoch == world.plan.epoch and ref.step > source.step)
+    ours = tuple(ref for ref in state.lineage if ref.epoch == lead_born(state) and ref.step > source.step)
     before = tuple(ref for ref in state.lineage if ref.step < source.step)
     lineage = (*ours, known, *before)[: state.config.keep]
     state = replace(with_world(state, restored=source, base=source.step), lineage=lineage)
@@ -80,27 +80,26 @@ def _settle_restore(state: State, report: AgentReport) -> State:
 def settle_fresh_start(state: State, base: int) -> State:
     """The current world made steps and told of no restore: it began at step `base`, so nothing beyond that is
     its past."""
-    assert state.world is not None
-    epoch = state.world.plan.epoch
+    epoch = lead_born(state)
     lineage = tuple(ref for ref in state.lineage if ref.epoch == epoch or ref.step <= base)
     return _forget_stale(replace(with_world(state, base=base), lineage=lineage))
 
 
 def _forget_stale(state: State) -> State:
     """What the current world went on from is known: an older grant was either that, or never finished."""
-    assert state.world is not None
-    if state.pending is None or state.pending.epoch == state.world.plan.epoch:
+    if state.pending is None or state.pending.epoch == lead_born(state):
         return state
     return replace(state, pending=None, grant=None)
 
 
 def grant_next(state: State) -> State:
-    """Let the newest complete step be committed, one at a time, and only for the world that runs."""
-    if state.grant or state.world is None or state.phase not in (WorldPhase.RUNNING, WorldPhase.DRAINING):
+    """Let the newest complete step be committed, one at a time, and only while those who save it live."""
+    epoch, step = lead_born(state), _complete_step(state)
+    if state.grant or state.world is None or epoch is None or step is None:
         return state
-    epoch = state.world.plan.epoch
-    step = _complete_step(state)
-    if step is None or (state.lineage and step <= state.lineage[0].step):
+    if not state.lives(state.config.lead_slot):
+        return state
+    if state.lineage and step <= state.lineage[0].step:
         return state
     ref = CheckpointRef(step, epoch)
     parent = state.lineage[0] if state.lineage else None
@@ -115,14 +114,22 @@ def shards(state: State, step: int) -> dict[int, Shard]:
 
 def _shards(state: State) -> list[Shard]:
     """All shards of the current world; a rank's shard counts only from the agent that owns the rank."""
-    epoch = state.world.plan.epoch if state.world else None
+    epoch = lead_born(state)
     return [
         shard
-        for crew in crews(state)
+        for crew in savers(state)
         if crew.known and crew.agent
         for shard in crew.agent.report.shards
         if shard.epoch == epoch and shard.rank in crew.ranks
     ]
+
+
+def savers(state: State) -> tuple[Crew, ...]:
+    """Whose ranks save: all; with parameter servers the first of these."""
+    everybody = crews(state)
+    if not state.config.servers:
+        return everybody
+    return tuple(crew for crew in everybody if crew.member.slot == state.config.lead_slot)
 
 
 def _complete_step(state: State) -> int | None:
@@ -130,7 +137,7 @@ def _complete_step(state: State) -> int | None:
     ranks: dict[int, set[int]] = {}
     for shard in _shards(state):
         ranks.setdefault(shard.step, set()).add(shard.rank)
-    size = len(all_ranks(state))
+    size = sum(len(crew.ranks) for crew in savers(state))
     return max((step for step, have in ranks.items() if len(have) == size), default=None)
 
 

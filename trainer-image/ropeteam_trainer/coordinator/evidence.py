@@ -91,7 +91,7 @@ def _gone(state: State, crew: Crew, now: float) -> str:
         return f"slot {slot} was given to another pod"
     if crew.agent is None or lost(state, crew.agent, now):
         return f"the agent of slot {slot} fell silent"
-    if slot in state.world.seen and crew.agent.report.plan != state.world.plan:
+    if slot in state.world.seen and not state.world.has(crew.agent.report):
         return f"the agent of slot {slot} came back without its ranks"
     return ""
 

@@ -1,7 +1,7 @@
 """What the next world still lacks, and its plan once nothing is missing.
 
-Order of the questions: every slot held by a registered pod that stays -> every rank before it dead -> fenced
--> backoff -> store. The answer is a sentence for people and the condition for the plan at once.
+Order of the questions: every slot held by a registered pod that stays -> every rank before it dead, or kept
+-> fenced -> backoff -> store. The answer is a sentence for people and the condition for the plan at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import StoreOffer
 from ropeteam_trainer.contract.world import Member, Plan
-from ropeteam_trainer.coordinator import commits, incidents
+from ropeteam_trainer.coordinator import commits, incidents, keeping
 from ropeteam_trainer.coordinator.drains import GATHER_SECONDS, SAVES_THROUGH_US
 from ropeteam_trainer.coordinator.state import (
     Moment,
@@ -35,8 +35,9 @@ STORE_SLOT = 0
 
 def obstacle(state: State, now: float) -> str:
     """What the next plan waits for; "": nothing."""
-    for slot in range(state.config.workers):
-        missing = _slot_lacks(state, slot, now)
+    kept = state.world.kept if state.world else ()
+    for slot in range(state.config.slots):
+        missing = "" if slot in kept else _slot_lacks(state, slot, now)
         if missing:
             return missing
     if now < state.ledger.not_before:
@@ -66,13 +67,17 @@ def _slot_lacks(state: State, slot: int, now: float) -> str:
 
 
 def unfinished(state: State, now: float) -> frozenset[int]:
-    """Slots whose ranks of a former world may still live although their agent can be asked to end them."""
+    """Slots whose ranks of a former world may still live although their agent can be asked to end them; but
+    for those that are kept."""
     world = state.world
     slots = {
         slot
         for slot, agent in present_agents(state, now).items()
-        if not agent.report.stopped
-        or (world and member_pod(world, slot) == pod_of(agent.report) and slot not in world.quiet)
+        if not (world and slot in world.kept)
+        and (
+            not agent.report.stopped
+            or (world and member_pod(world, slot) == pod_of(agent.report) and slot not in world.quiet)
+        )
     }
     return frozenset(slots)
 
@@ -86,36 +91,40 @@ def offered_store(state: State) -> StoreOffer | None:
 
 def publish(state: State, at: Moment) -> State:
     """The next world. Only when there is no obstacle."""
-    offer, desired = offered_store(state), state.desired
+    offer, desired, former = offered_store(state), state.desired, state.world
     assert offer is not None
     assert desired is not None
+    kept = former.kept if former else frozenset()
+    goes_on = former is not None and keeping.goes_on(state, at.now)
     plan = Plan(
         epoch=state.next_epoch,
         attempt=desired.attempt,
-        members=tuple(_member(state, slot) for slot in range(state.config.workers)),
+        members=tuple(_member(state, slot) for slot in range(state.config.slots)),
         store_host=offer.host,
         store_port=offer.port,
         restore=commits.restore_candidates(state),
         restart_count=state.restarts,
+        origin=former.plan.line if former and goes_on else None,
     )
-    state = replace(state, world=World(plan, at.now), n=state.n + 1, restarts=state.restarts + 1, grant=None)
+    state = replace(
+        state,
+        world=World(plan, at.now, seen=kept),
+        n=state.n + 1,
+        restarts=state.restarts + 1,
+        grant=state.grant if state.config.lead_slot in kept else None,
+    )
+    if former and goes_on:
+        state = incidents.count_lost_steps(state, former.step)
     return enter(incidents.reach(state, "planned", at), WorldPhase.RUNNING, at)
 
 
 def _member(state: State, slot: int) -> Member:
-    agent = seat(state, slot)
+    world, agent = state.world, seat(state, slot)
     assert agent is not None
     report = agent.report
-    return Member(slot, report.incarnation, report.pod_uid, report.address, state.config.processes)
-
-
-def new_attempt(state: State) -> bool:
-    """The operator replaces all pods on purpose: the end of this world is no incident."""
-    return (
-        state.world is not None
-        and state.desired is not None
-        and state.desired.attempt > state.world.plan.attempt
-    )
+    born = world.plan.born(slot) if world and slot in world.kept else None
+    processes = state.config.processes_of(slot)
+    return Member(slot, report.incarnation, report.pod_uid, report.address, processes, born)
 
 
 def wake_at(state: State, now: float) -> float | None:
@@ -135,5 +144,5 @@ def wake_at(state: State, now: float) -> float | None:
     if world and world.leave_at is not None:
         times.append(world.leave_at + GATHER_SECONDS)
     if world and world.paused_at is not None:
-        times.append(world.paused_at + state.config.timeouts.drain)
+        times += [world.paused_at + GATHER_SECONDS, world.paused_at + state.config.timeouts.drain]
     return min(time for time in times if time > now)

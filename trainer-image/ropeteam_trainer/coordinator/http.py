@@ -134,11 +134,11 @@ def parse_desired(body: bytes, config: CoordinatorConfig) -> Desired:
         raise Refused(400, f"contract {desired.contract} is unknown; this coordinator speaks {VERSION}")
     if desired.term != config.term:
         raise Refused(409, f"this is the coordinator of term {config.term}, not of {desired.term}")
-    known = {str(slot) for slot in range(config.workers)}
+    known = {str(slot) for slot in range(config.slots)}
     strange = sorted(set(desired.slots) - known)
     if strange:
         raise Refused(
-            400, f"Desired.slots: unknown slots {', '.join(strange[:5])}; there are 0 to {config.workers - 1}"
+            400, f"Desired.slots: unknown slots {', '.join(strange[:5])}; there are 0 to {config.slots - 1}"
         )
     return desired
 

@@ -136,7 +136,9 @@ def _learn(state: State, incident: Incident, progress: bool, at: Moment) -> Ledg
     barren = 0 if progress else old.barren + 1
     backoff = min(BACKOFF_FIRST * 2 ** min(barren - 1, 10), BACKOFF_MOST) if barren else 0.0
     mark = fingerprint(incident.cause, incident.exit)
-    again = mark == old.fingerprint and incident.step <= old.top_step and not (progress and state.rung == 0)
+    others = state.world is not None and bool(state.world.plan.kept)  # made the steps, if any came
+    on = incident.step > old.top_step and (progress or not others)
+    again = mark == old.fingerprint and not on and not (progress and state.rung == 0)
     new = replace(
         old,
         barren=barren,
@@ -154,8 +156,8 @@ def _counts(state: State, incident: Incident) -> bool:
 
 
 def _escalate(state: State, incident: Incident, progress: bool, ledger: Ledger) -> Ledger:
-    """Two barren worlds in a row that ended in one pod: another pod. Two at all: all pods. Unless it is the
-    script: the same error again would come in any pod."""
+    """Two barren worlds in a row that ended in one pod: another pod. Two at all: all pods, but for a world
+    that kept ranks: they are well. Unless it is the script: the same error again would come in any pod."""
     assert state.world is not None
     member = state.world.plan.member(incident.slot)
     in_place = incident.cause not in (Cause.AGENT_LOST, Cause.POD_DELETED) and member is not None
@@ -168,7 +170,7 @@ def _escalate(state: State, incident: Incident, progress: bool, ledger: Ledger) 
         message = f"{where}; last: {incident.message}"
         wish = ReplaceWish(*culprit, incident.cause, message, avoid_node=True)
         ledger = replace(ledger, wishes=(*(w for w in ledger.wishes if w.slot != wish.slot), wish))
-    if ledger.barren >= 2 and ledger.repeats < 2:
+    if ledger.barren >= 2 and ledger.repeats < 2 and not state.world.plan.kept:
         ledger = replace(ledger, replace_all_of=state.world.plan.attempt)
     return ledger
 

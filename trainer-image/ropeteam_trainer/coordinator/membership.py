@@ -12,8 +12,10 @@ follows. So the plan of a new world is published in the very step in which the l
        |               |               |
        +-----------> STOPPING <--------+---- a fault (from RUNNING, DRAINING)
 
-Promises: an epoch grows strictly; a plan needs every slot, and every rank of the world before it dead or
-fenced; all ranks done is final; the lineage grows only by grants of the epoch that runs; never raises.
+With parameter servers the ranks of slots that are well live on from STOPPING to RUNNING (keeping.py).
+Promises: an epoch grows strictly; a plan needs every slot, and every rank of the world before it dead, fenced
+or kept by that plan; all ranks done is final; the lineage grows only by grants to ranks that live; never
+raises.
 Limits: one fixed set of slots, all of them needed; no shrinking.
 """
 
@@ -26,7 +28,7 @@ from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport
 from ropeteam_trainer.contract.world import CheckpointRef
-from ropeteam_trainer.coordinator import commits, drains, forming, incidents, progress, recall
+from ropeteam_trainer.coordinator import commits, drains, forming, incidents, keeping, progress, recall
 from ropeteam_trainer.coordinator.evidence import Evidence, collect, world_done
 from ropeteam_trainer.coordinator.forming import wake_at
 from ropeteam_trainer.coordinator.orders import orders, reply
@@ -44,6 +46,7 @@ from ropeteam_trainer.coordinator.state import (
     is_member,
     lost,
     member_agent,
+    new_attempt,
     pod_of,
     refusal,
     seat,
@@ -173,7 +176,7 @@ def _note_problem(state: State) -> State:
     """Something that no restart will mend."""
     if state.failure or state.phase in _FINAL:
         return state
-    agents = (seat(state, slot) for slot in range(state.config.workers))
+    agents = (seat(state, slot) for slot in range(state.config.slots))
     found = next((agent.report.problem for agent in agents if agent and agent.report.problem), None)
     return replace(state, failure=found)
 
@@ -185,6 +188,7 @@ def _waiting(state: State, at: Moment) -> State:
 
 
 def _forming(state: State, at: Moment) -> State:
+    state = commits.grant_next(keeping.shrink(state, at))
     if state.failure:
         return enter(state, WorldPhase.FAILED, at)
     if state.draining:
@@ -198,8 +202,9 @@ def _running(state: State, at: Moment) -> State:
         return enter(state, WorldPhase.COMPLETING, at)
     state = drains.note_leavers(state, at)
     signs = collect(state, at.now)
-    if signs or state.failure:
-        return _fault(state, signs, at)
+    leave = drains.parting(state, at)
+    if signs or leave or state.failure:
+        return _fault(state, (*signs, *leave), at)
     return drains.begin(commits.grant_next(state), at)
 
 
@@ -210,30 +215,26 @@ def _draining(state: State, at: Moment) -> State:
     signs = drains.unexpected(state, collect(state, at.now))
     if signs or state.failure:
         return _fault(state, signs, at)
-    state = commits.grant_next(drains.fix_stop(state))
+    state = commits.grant_next(drains.fix_stop(state, at))
     if not drains.finished(state, at):
         return state
     sign = drains.left(state)
-    return _stop(incidents.open_incident(state, sign, at) if sign else state, at)
+    return keeping.stop(incidents.open_incident(state, sign, at) if sign else state, at)
 
 
 def _fault(state: State, signs: tuple[Evidence, ...], at: Moment) -> State:
     """The world ends: one incident for all that is and will be seen of it."""
     sign = incidents.heaviest(signs)
-    if sign and not forming.new_attempt(state):
+    if sign and not new_attempt(state):
         state = incidents.open_incident(state, drains.left(state) or sign, at)
-    return _stop(incidents.forbid(state, at), at)
-
-
-def _stop(state: State, at: Moment) -> State:
-    """The plan is withdrawn."""
-    return progress.note_dead(enter(state, WorldPhase.STOPPING, at))
+    return keeping.stop(incidents.forbid(state, at), at)
 
 
 def _stopping(state: State, at: Moment) -> State:
     state = incidents.forbid(incidents.weigh_again(state, at), at)
     if state.failure:
         return enter(state, WorldPhase.FAILED, at)
+    state = commits.grant_next(keeping.shrink(state, at))
     if forming.unfinished(state, at.now):
         return state
     return enter(incidents.close(state, at), WorldPhase.FORMING, at)

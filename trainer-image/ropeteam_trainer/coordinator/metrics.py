@@ -25,7 +25,7 @@ _RUNG_THAT_SAVES = 2
 class _Job(Collector):
     def __init__(self, report: JobReport, config: CoordinatorConfig) -> None:
         self._report, self._labels = report, {"namespace": config.namespace, "job": config.job}
-        self._workers, self._may_save = config.workers, config.checkpoint
+        self._workers, self._may_save = config.slots, config.checkpoint
 
     def collect(self) -> Iterable[Metric]:
         report = self._report
@@ -41,8 +41,8 @@ class _Job(Collector):
             "epoch", "Worlds formed by this boot of the coordinator.", report.epoch.n if report.epoch else 0
         )
         yield self._gauge("world_size", "Ranks of the world that runs; 0: none.", report.world_size)
-        yield self._gauge("workers", "Workers that the job should have.", self._workers)
-        yield self._gauge("members", "Workers whose agent is registered and whose lease holds.", registered)
+        yield self._gauge("workers", "Workers and parameter servers that the job should have.", self._workers)
+        yield self._gauge("members", "Those whose agent is registered and whose lease holds.", registered)
         yield from self._checkpoint()
         yield self._set(
             "phase", "1 for the phase of the world.", [(p.value, p is report.phase) for p in WorldPhase]

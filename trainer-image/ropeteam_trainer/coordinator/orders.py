@@ -17,6 +17,7 @@ from ropeteam_trainer.coordinator.state import (
     accepted,
     all_ranks,
     crews,
+    lead_born,
     member_pod,
     pod_of,
     refusal,
@@ -45,7 +46,7 @@ def orders(state: State, slot: int, now: float) -> Orders | None:  # noqa: ARG00
         return None
     world = state.world
     member = world is not None and member_pod(world, slot) == pod_of(agent.report)
-    lives = member and state.running
+    lives = member and state.lives(slot)
     pausing = lives and state.phase is WorldPhase.DRAINING
     done = state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE)
     return Orders(
@@ -56,6 +57,7 @@ def orders(state: State, slot: int, now: float) -> Orders | None:  # noqa: ARG00
         host_store=state.next_epoch if _hosts(state, slot, agent) else None,
         grant=state.grant if _grantee(state, agent) else None,
         lineage=state.lineage,
+        incomplete=lives and _is_incomplete(state),
         pause=world.plan.epoch if world and pausing else None,
         stop_at=world.stop_at if world and pausing else None,
         terminate=pausing and terminating(state),
@@ -73,11 +75,16 @@ def _hosts(state: State, slot: int, agent: Agent) -> bool:
 
 
 def _grantee(state: State, agent: Agent) -> bool:
-    """A grant goes to the agent of rank 0 of its world, also for a while after that world ended."""
+    """A grant goes to the agent of the leading rank of its world, also for a while after that world ended."""
     world = state.world
-    if state.grant is None or world is None or world.plan.epoch != state.grant.ref.epoch:
+    if state.grant is None or world is None or lead_born(state) != state.grant.ref.epoch:
         return False
-    return member_pod(world, world.plan.members[0].slot) == pod_of(agent.report)
+    return member_pod(world, state.config.lead_slot) == pod_of(agent.report)
+
+
+def _is_incomplete(state: State) -> bool:
+    """Workers wait for each other through the servers, some longer than others."""
+    return state.config.servers > 0 and not (state.running and state.world and state.world.stepped)
 
 
 def _may_leave(state: State, agent: Agent, lives: bool) -> bool:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ropeteam_trainer.contract.messages import AgentReport, RankPhase
+from ropeteam_trainer.contract.messages import AgentReport, RankPhase, RankReport
 from ropeteam_trainer.coordinator import commits, incidents
+from ropeteam_trainer.coordinator.evidence import is_done
 from ropeteam_trainer.coordinator.state import (
     Crew,
     Moment,
@@ -43,7 +44,7 @@ def absorb(state: State, report: AgentReport, applied: bool, at: Moment) -> Stat
 def _note_member(state: State, report: AgentReport, applied: bool) -> State:
     world = state.world
     assert world is not None
-    ours = report.plan == world.plan
+    ours = world.has(report)
     if ours:
         highest = max((rank.step for rank in report.ranks), default=0)
         state = with_world(state, seen=world.seen | {report.slot}, step=max(world.step, highest))
@@ -63,8 +64,12 @@ def note_dead(state: State) -> State:
     A report that does not speak of the plan proves nothing here: the plan may still be on its way to that
     agent.
     """
-    dead = frozenset(crew.member.slot for crew in crews(state) if _all_dead(crew))
-    return with_world(state, quiet=dead)
+    return with_world(state, quiet=dead_slots(state))
+
+
+def dead_slots(state: State) -> frozenset[int]:
+    """Where each rank of the current world lived and died."""
+    return frozenset(crew.member.slot for crew in crews(state) if _all_dead(crew))
 
 
 def _all_dead(crew: Crew) -> bool:
@@ -79,12 +84,17 @@ def _note_stages(state: State, at: Moment) -> State:
     assert world is not None
     if world.started_at is None and all(_started(crew) for crew in crews(state)):
         state = incidents.reach(with_world(state, started_at=at.now), "started", at)
-    if not world.stepped and all(rank is not None and rank.steps_here > 0 for rank in ranks):
+    if not world.stepped and all(rank is not None and _stepped(state, rank) for rank in ranks):
         state = incidents.reach(with_world(state, stepped=True), "first_step", at)
-    first = ranks[0]
+    first = ranks[world.plan.first_rank(state.config.lead_slot)]
     if world.base is None and first is not None and first.steps_here > 0:
         state = commits.settle_fresh_start(state, first.step - first.steps_here)
     return state
+
+
+def _stepped(state: State, rank: RankReport) -> bool:
+    """Of kept ranks some may have ended well already."""
+    return rank.steps_here > 0 or (state.config.servers > 0 and is_done(rank, all_ranks(state)))
 
 
 def _started(crew: Crew) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.world import Plan
-from ropeteam_trainer.coordinator import progress
+from ropeteam_trainer.coordinator import keeping, progress
 from ropeteam_trainer.coordinator.evidence import OURS, collect
 from ropeteam_trainer.coordinator.state import (
     Agent,
@@ -46,18 +46,18 @@ def judge(state: State, at: Moment) -> State:
     if _unanimous(former, agents) and _by_itself(state, at.now):
         moved = any(rank.steps_here for agent in agents.values() for rank in agent.report.ranks)
         return _absorb_all(with_world(enter(state, WorldPhase.RUNNING, at), stepped=moved), agents, at)
-    return progress.note_dead(enter(_absorb_all(state, agents, at), WorldPhase.STOPPING, at))
+    return keeping.stop(_absorb_all(state, agents, at), at)
 
 
 def _shaped(state: State, plan: Plan) -> bool:
     """A plan of this job: all of its slots, with as many ranks as we give them."""
-    shape = tuple((slot, state.config.processes) for slot in range(state.config.workers))
+    shape = tuple((slot, state.config.processes_of(slot)) for slot in range(state.config.slots))
     return tuple((member.slot, member.processes) for member in plan.members) == shape
 
 
 def _told_enough(state: State, agents: dict[int, Agent], now: float) -> bool:
     lease = state.config.timeouts.lost
-    if len(agents) == state.config.workers:
+    if len(agents) == state.config.slots:
         return True
     if state.config.term == 1 and state.boot == 0 and not any(each.report.plan for each in agents.values()):
         return True  # nothing was before us
@@ -81,7 +81,7 @@ def _unanimous(plan: Plan, agents: dict[int, Agent]) -> bool:
     doubt."""
     world = World(plan, 0.0)
     return all(
-        agent.report.plan == plan
+        world.has(agent.report)
         for slot, agent in agents.items()
         if member_pod(world, slot) == pod_of(agent.report)
     )

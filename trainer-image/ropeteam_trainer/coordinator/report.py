@@ -44,7 +44,7 @@ def _over(state: State) -> bool:
 
 def _slots(state: State, now: float) -> dict[str, SlotReport]:
     found = {}
-    for slot in range(state.config.workers):
+    for slot in range(state.config.slots):
         agent = seat(state, slot)
         if agent:
             found[str(slot)] = SlotReport(
@@ -63,7 +63,7 @@ def _wishes(state: State, now: float) -> tuple[ReplaceWish, ...]:
     again."""
     if _over(state) or state.phase is WorldPhase.WAITING:
         return ()
-    silent = {slot: wish for slot in range(state.config.workers) for wish in _silent(state, slot, now)}
+    silent = {slot: wish for slot in range(state.config.slots) for wish in _silent(state, slot, now)}
     failing = {wish.slot: wish for wish in state.ledger.wishes}
     return tuple(wish for _, wish in sorted({**failing, **silent}.items()))
 
@@ -96,7 +96,7 @@ def _forming(state: State, now: float) -> str:
     if state.draining:
         return "the job is to be drained; no world is started"
     missing = obstacle(state, now)
-    return f"waiting for {missing}" if missing else "starting the next world"
+    return f"waiting for {missing}{_meanwhile(state)}" if missing else "starting the next world"
 
 
 def _running(state: State, _: float) -> str:
@@ -122,7 +122,12 @@ def _stopping(state: State, _: float) -> str:
     fault, world = state.fault, state.world
     assert world is not None
     reason = f"{fault.incident.cause.value}: {fault.incident.message}" if fault else "its plan was withdrawn"
-    return f"ending the ranks of epoch {world.plan.epoch}, because {reason}"
+    return f"ending the ranks of epoch {world.plan.epoch}, because {reason}{_meanwhile(state)}"
+
+
+def _meanwhile(state: State) -> str:
+    kept = len(state.world.kept) if state.world else 0
+    return f"; the ranks of {kept} {'slot' if kept == 1 else 'slots'} go on" if kept else ""
 
 
 def _failed(state: State, _: float) -> str:

@@ -36,7 +36,7 @@ class Coordinator:
 
     def __init__(self, config: CoordinatorConfig, boot: int, token: bytes, log: Log) -> None:
         self.token, self.log = token, log
-        self.most_connections = 4 * config.workers + 64
+        self.most_connections = 4 * config.slots + 64
         self._loop = asyncio.get_running_loop()
         self.state = membership.initial(config, boot, self._loop.time())
         self._lines: set[AgentLine] = set()

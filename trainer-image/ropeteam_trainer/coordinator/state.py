@@ -90,6 +90,18 @@ class World:
     """When the drain began."""
     stop_at: int | None = None
     """The step at which all ranks stop and save."""
+    kept: frozenset[int] = frozenset()
+    """Slots whose ranks live on although the world ended; only ever shrinks."""
+
+    def has(self, report: AgentReport) -> bool:
+        """The ranks that this agent tells of are those of this world, whether or not it has heard yet that
+        they were kept for it."""
+        if report.plan == self.plan:
+            return True
+        now, then = self.plan.member(report.slot), report.plan and report.plan.member(report.slot)
+        same_pod = now and then and (now.incarnation, now.pod_uid) == (then.incarnation, then.pod_uid)
+        kept = now.born if now and same_pod else None
+        return kept is not None and report.plan is not None and report.plan.born(report.slot) == kept
 
 
 @dataclass(frozen=True)
@@ -182,6 +194,12 @@ class State:
     def draining(self) -> bool:
         return self.desired is not None and self.desired.drain
 
+    def lives(self, slot: int) -> bool:
+        """The pod of this slot may run its ranks of `world`."""
+        kept = self.world.kept if self.world else ()
+        ends = self.phase in (WorldPhase.STOPPING, WorldPhase.FORMING)
+        return self.running or (ends and slot in kept)
+
 
 _RUNNING = (WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE)
 
@@ -222,7 +240,7 @@ def refusal(state: State, report: AgentReport) -> str:
         return f"this is the coordinator of job {config.job_uid}, not of {report.job_uid}"
     if report.contract not in (VERSION, VERSION - 1):
         return f"contract {report.contract} is unknown; this coordinator speaks {VERSION} and {VERSION - 1}"
-    if not 0 <= report.slot < config.workers or (state.desired and word is None):
+    if not 0 <= report.slot < config.slots or (state.desired and word is None):
         return f"slot {report.slot} is not part of this job"
     if word is None:
         return ""
@@ -262,7 +280,7 @@ def present(state: State, slot: int, now: float) -> Agent | None:
 
 def present_agents(state: State, now: float) -> dict[int, Agent]:
     """By slot."""
-    found = {slot: present(state, slot, now) for slot in range(state.config.workers)}
+    found = {slot: present(state, slot, now) for slot in range(state.config.slots)}
     return {slot: agent for slot, agent in found.items() if agent}
 
 
@@ -278,7 +296,8 @@ def member_agent(state: State, member: Member) -> Agent | None:
 
 
 class Crew(NamedTuple):
-    """The ranks of one member of the current world, as its agent last told."""
+    """The ranks of one member of the current world, as its agent last told. Of ranks that were kept it may
+    still speak under their former epoch."""
 
     member: Member
     ranks: range
@@ -297,10 +316,24 @@ def crews(state: State) -> tuple[Crew, ...]:
     for member in world.plan.members if world else ():
         ranks = range(first, first + member.processes)
         agent, first = member_agent(state, member), ranks.stop
-        confirmed = agent is not None and world is not None and agent.report.plan == world.plan
+        confirmed = agent is not None and world is not None and world.has(agent.report)
         reports = agent.report.ranks if agent and confirmed else ()
         found.append(Crew(member, ranks, agent, {each.rank: each for each in reports if each.rank in ranks}))
     return tuple(found)
+
+
+def new_attempt(state: State) -> bool:
+    """The operator replaces all pods on purpose: the end of this world is no incident."""
+    return (
+        state.world is not None
+        and state.desired is not None
+        and state.desired.attempt > state.world.plan.attempt
+    )
+
+
+def lead_born(state: State) -> Epoch | None:
+    """The epoch under which the leading rank of the current world saves checkpoints; None: no world."""
+    return state.world.plan.born(state.config.lead_slot) if state.world else None
 
 
 def all_ranks(state: State) -> tuple[RankReport | None, ...]:

@@ -1,0 +1,178 @@
+"""A plan that keeps ranks: the agent takes it for theirs, and touches none of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.agent.life import Life, a_ref, a_served_plan, an_identity, epoch, killed
+
+from ropeteam_trainer.agent.environment import rank_environment
+from ropeteam_trainer.agent.memory import empty, make
+from ropeteam_trainer.agent.state import KillRanks, Prune, RanksStarted, StartRanks, TellRank, WriteManifest
+from ropeteam_trainer.contract import codec, config
+from ropeteam_trainer.contract.config import RankPlan
+from ropeteam_trainer.contract.messages import Grant, RankPhase
+from ropeteam_trainer.contract.world import ShardFile
+
+
+def a_life(slot: int = 0) -> Life:
+    """One worker, one server; world 1 runs."""
+    life = Life(slot, workers=1, processes=1, servers=1)
+    plan = a_served_plan(1)
+    return life.ordered(plan=plan).sees(RanksStarted(plan.epoch))
+
+
+def test_ranks_live_on_in_the_next_world():
+    life = a_life().said(0, hello_pid=1, rung=3).beats(0, step=7)
+    plan = a_served_plan(2, born=1)
+    life.ordered(plan=plan)
+    assert life.did_no(KillRanks)
+    assert life.did_no(StartRanks)
+    assert life.report.plan == plan
+    (rank,) = life.report.ranks
+    assert (rank.phase, rank.step, rank.steps_here) == (RankPhase.RUNNING, 7, 7)
+
+
+def test_the_same_orders_again_change_nothing():
+    life = a_life().ordered(plan=a_served_plan(2, born=1))
+    before = life.state.world
+    life.ordered().ordered()
+    assert (life.state.world, life.did) == (before, ())
+
+
+def test_a_plan_between_may_have_been_missed():
+    life = a_life().ordered(plan=a_served_plan(4, born=1))
+    assert life.report.plan.epoch == epoch(4)
+    assert not life.report.stopped
+
+
+def test_what_ranks_tell_under_their_own_epoch_counts():
+    life = a_life().said(0, hello_pid=1).ordered(plan=a_served_plan(2, born=1))
+    assert life.beats(0, step=9).report.ranks[0].step == 9
+    life.said(0, shard_step=9, shard_files=(ShardFile("rank-0.pt", 1, "0"),))
+    assert [shard.epoch for shard in life.report.shards] == [epoch(1)]
+    life.died(0)
+    assert life.report.stopped
+    assert life.report.ranks[0].exit == replace(killed(), fingerprint="SIGKILL")
+
+
+def test_a_kept_rank_is_ended_under_its_own_epoch():
+    life = a_life().ordered(plan=a_served_plan(2, born=1)).ordered(plan=None)
+    assert life.did_a(KillRanks) == KillRanks(epoch(1), (0,))
+    life.died(0).ordered(plan=a_served_plan(3))
+    assert life.did_a(StartRanks).plan.epoch == epoch(3)
+
+
+def test_a_rank_that_died_meanwhile_is_told_of_in_the_new_world():
+    life = a_life().died(0).ordered(plan=a_served_plan(2, born=1))
+    assert life.did_no(StartRanks)
+    assert life.report.plan.epoch == epoch(2)
+    assert life.report.ranks[0].phase is RankPhase.EXITED
+
+
+def test_a_rank_that_is_being_killed_is_not_spared():
+    life = a_life().ordered(plan=None).ordered(plan=a_served_plan(2, born=1))
+    assert not life.report.stopped
+    life.died(0)
+    assert life.report.plan.epoch == epoch(2)
+    assert life.report.ranks[0].exit.killed
+
+
+def test_ranks_of_another_epoch_end_and_are_missing():
+    life = a_life().ordered(plan=a_served_plan(3, born=2))
+    assert life.did_a(KillRanks) == KillRanks(epoch(1), (0,))
+    life.died(0)
+    assert life.did_no(StartRanks), "what it should keep is not here"
+    assert life.report.plan.epoch == epoch(3)
+    assert life.report.ranks[0].phase is RankPhase.EXITED
+    assert "does not live in this pod" in life.report.ranks[0].exit.message
+
+
+def test_kept_ranks_are_told_where_the_servers_are():
+    life = a_life().said(0, hello_pid=1, rung=3)
+    assert life.did_no(TellRank), "its own plan holds"
+    life.ordered(plan=a_served_plan(2, born=1))
+    told = life.did_a(TellRank)
+    assert (told.epoch, told.message.servers) == (epoch(1), (f"10.0.0.1:{config.PARAMETER_SERVER_PORT}",))
+
+
+def test_while_others_are_missing_nobody_is_called_hung():
+    life = a_life().said(0, hello_pid=1, rung=3).beats(0, step=7)
+    life.ordered(incomplete=True).wait(30)
+    assert life.did_no(KillRanks)
+    life.ordered(incomplete=False).wait(4)
+    assert life.did_no(KillRanks), "its clock begins when all are there"
+    life.wait(2)
+    assert life.did_a(KillRanks).ranks == (0,)
+
+
+def test_a_first_step_is_waited_for_no_longer_than_ever():
+    life = a_life().said(0, hello_pid=1, rung=3).ordered(incomplete=True).wait(601)
+    assert life.did_a(KillRanks).ranks == (0,)
+
+
+# ---- checkpoints
+
+
+def a_chief() -> Life:
+    """Of slot 1; kept from world 1 for world 2."""
+    life = a_life(slot=1).said(1, hello_pid=1, rung=3)
+    plan = a_served_plan(2, slot=1)
+    kept = replace(plan.members[1], born=epoch(1))
+    return life.ordered(plan=replace(plan, members=(plan.members[0], kept)))
+
+
+def test_the_chiefs_agent_writes_under_the_epoch_that_started_it():
+    grant = Grant(a_ref(5, 1, ""), 2, (), None)
+    assert a_chief().ordered(grant=grant).did_a(WriteManifest).grant == grant
+    assert a_chief().ordered(grant=replace(grant, ref=a_ref(5, 2, ""))).did_no(WriteManifest)
+    assert a_life().ordered(grant=grant).did_no(WriteManifest), "rank 0 does not lead here"
+
+
+def test_the_chiefs_agent_prunes_and_knows_what_is_committed():
+    life = a_chief().said(1, shard_step=5, shard_files=(ShardFile("x", 1, "0"),))
+    life.ordered(lineage=(a_ref(5, 1),))
+    assert life.did_a(Prune).keep == (a_ref(5, 1),)
+    assert life.report.shards == ()
+    assert life.did_a(TellRank).message.committed_step == 5
+    assert a_life().ordered(lineage=(a_ref(5, 1),)).did_no(Prune)
+
+
+# ---- what ranks find
+
+
+@pytest.mark.parametrize(
+    ("rank", "slot", "role"), [(0, 0, ("worker", "0", "1")), (1, 1, ("server", "0", "1"))]
+)
+def test_roles_are_counted_apart(rank: int, slot: int, role: tuple[str, str, str]):
+    settings, plan = a_life(slot).state.config, a_served_plan(2, born=1)
+    found = rank_environment({}, settings, plan, an_identity(slot), rank)
+    assert (found["ROLE_NAME"], found["ROLE_RANK"], found["ROLE_WORLD_SIZE"]) == role
+    assert (found["RANK"], found["WORLD_SIZE"]) == (str(rank), "2")
+    told = codec.decode(RankPlan, found[config.RANK_PLAN])
+    assert (told.servers, told.line) == (("10.0.0.1:29404",), "1.0.1")
+    assert len(told.secret) == 64
+    other = rank_environment({}, settings, plan, replace(an_identity(slot), token=b"u"), rank)
+    assert codec.decode(RankPlan, other[config.RANK_PLAN]).secret != told.secret
+
+
+def test_memory_is_a_folder_of_its_own_and_can_be_emptied(tmp_path):
+    folder = make(f"test-{tmp_path.name}", tmp_path)
+    try:
+        assert str(folder) == config.memory_folder(f"test-{tmp_path.name}")
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "state").mkdir()
+        (folder / "state" / "x").write_text("x")
+        (folder / "y").symlink_to(tmp_path)
+        empty(folder)
+        assert not list(folder.iterdir())
+        assert tmp_path.exists()
+    finally:
+        folder.rmdir()
+
+
+def test_without_memory_there_is_a_folder_on_disk(tmp_path, capfd):
+    folder = make("no/such/place", tmp_path)
+    assert folder == tmp_path / "memory"
+    assert "on disk" in capfd.readouterr().err + capfd.readouterr().out

@@ -1,0 +1,448 @@
+"""With parameter servers the ranks of slots that are well live on when another one is replaced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.coordinator.film import CLEAN, KILLED, SIGKILL, Film, obeyed, raised
+
+from ropeteam_trainer.contract.messages import AgentReport, RankPhase
+from ropeteam_trainer.contract.world import Cause, CheckpointRef, Plan
+from ropeteam_trainer.coordinator import membership
+
+WORKERS, SERVERS = (0, 1, 2), (3, 4)
+EVERYBODY = (*WORKERS, *SERVERS)
+
+
+def film(rung: int = 3) -> Film:
+    """Three workers and two servers at step 10."""
+    return Film(workers=3, servers=2, rung=rung).up(step=10)
+
+
+def struck(*slots: int, how=SIGKILL) -> Film:
+    """All ranks of these slots die, one slot after the other, before any agent has heard of the others."""
+    seen = film()
+    for slot in slots:
+        seen.exits(slot, how)
+    return seen
+
+
+def recovered(seen: Film) -> Plan:
+    """The plan after the backoff, known to all."""
+    seen.obeys()
+    seen.later(3)
+    seen.obeys()
+    assert seen.phase == "Running"
+    plan = seen.told(0).plan
+    assert plan is not None
+    assert plan.epoch == seen.epoch
+    return plan
+
+
+def others(*slots: int) -> tuple[int, ...]:
+    return tuple(slot for slot in EVERYBODY if slot not in slots)
+
+
+@pytest.mark.parametrize("slot", EVERYBODY)
+def test_a_rank_dies_and_the_others_go_on(slot):
+    seen = struck(slot)
+    old = seen.told(others(slot)[0]).plan
+    assert seen.phase in ("Stopping", "Forming")
+    assert seen.told(slot).plan is None
+    assert all(seen.told(other).plan == old for other in others(slot)), "their world goes on meanwhile"
+    assert "the ranks of 4 slots go on" in seen.report.why
+    seen.obeys()
+    plan = seen.told(0).plan
+    assert seen.phase == "Running"
+    assert plan.kept == others(slot)
+    assert plan.epoch > old.epoch
+    assert {plan.born(other) for other in others(slot)} == {old.epoch}
+    assert (plan.born(slot), plan.line) == (plan.epoch, old.epoch)
+    assert seen.incident.slot == slot
+    assert (seen.incident.steps_lost, len(seen.report.incidents)) == (0, 1)
+
+
+def test_without_servers_all_end():
+    seen = Film(workers=3, rung=3).up(step=10)
+    seen.exits(1, SIGKILL)
+    assert [seen.told(slot).plan for slot in (0, 1, 2)] == [None] * 3
+
+
+def test_a_world_of_kept_ranks_is_whole_once_all_have_made_a_step():
+    seen = struck(1)
+    assert seen.told(0).incomplete, "nobody is called hung while it may wait for the missing one"
+    seen.obeys()
+    assert seen.told(0).incomplete
+    seen.reaches(12, base=11)
+    assert not seen.told(0).incomplete
+    assert seen.incident.stages.first_step is not None
+
+
+def test_a_kept_rank_that_has_ended_well_takes_part_as_it_is():
+    seen = film()
+    seen.exits(0, CLEAN)
+    seen.exits(1, SIGKILL)
+    seen.obeys()
+    assert seen.told(0).plan.kept == others(1), "its script is not run again"
+    seen.ranks(1, RankPhase.RUNNING, 11)
+    seen.reaches(11)
+    seen.exits(0, CLEAN)
+    for slot in others(0):
+        seen.exits(slot, CLEAN)
+    assert seen.phase == "Completing"
+
+
+@pytest.mark.parametrize("steps_here", [True, False])
+def test_done_ranks_do_not_keep_a_world_incomplete(steps_here):
+    seen = struck(1)
+    seen.obeys()
+    if steps_here:
+        seen.reaches(11)
+    else:
+        seen.exits(1, CLEAN)
+    assert not seen.told(0).incomplete
+
+
+def test_the_death_of_a_kept_rank_counts_before_its_agent_knows_the_new_plan():
+    seen = struck(1)
+    seen.obeys(1)
+    assert seen.phase == "Forming", "the store of slot 0 is missing"
+    seen._obey(0)
+    assert seen.phase == "Running"
+    before = seen.agents[2]
+    assert before.plan != seen.state.world.plan
+    seen.exits(2, SIGKILL)
+    assert seen.phase in ("Stopping", "Forming")
+    assert seen.told(2).plan is None
+    assert recovered(seen).kept == others(1, 2), "slot 1 had not confirmed that world yet"
+    assert {each.slot for each in seen.report.incidents} == {1, 2}
+
+
+def test_a_kept_rank_that_fails_while_the_world_forms_is_replaced_as_well():
+    seen = struck(1)
+    seen.exits(4, SIGKILL)
+    assert seen.told(4).plan is None
+    seen.obeys()
+    assert seen.told(0).plan.kept == (0, 2, 3)
+    assert seen.told(0).plan.origin is not None, "the server's state is in the memory of its pod"
+    assert len(seen.report.incidents) == 1, "what fails during one recovery is one incident"
+
+
+def test_a_slot_that_was_kept_no_more_is_never_kept_again():
+    """The order to end it may be on its way."""
+    seen = struck(1)
+    seen.falls_silent(2)
+    seen.later(6)
+    assert seen.phase == "Forming"
+    seen.silent.clear()
+    seen.says(2)
+    assert seen.told(2).plan is None
+    assert not seen.agents[2].stopped
+    seen.obeys()
+    assert seen.told(0).plan.kept == (0, 3, 4)
+
+
+@pytest.mark.parametrize("slot", SERVERS)
+def test_a_lost_server_sends_all_back_to_the_checkpoint(slot):
+    seen = film()
+    seen.saves(8, 3)
+    seen.obeys()
+    seen.falls_silent(slot)
+    seen.later(6)
+    assert all(seen.told(other).plan is None for other in others(slot))
+    seen.replaces(slot)
+    seen.obeys()
+    plan = seen.told(0).plan
+    assert (plan.kept, plan.origin) == ((), None)
+    assert plan.restore[0].step == 8
+
+
+def test_a_lost_worker_is_replaced_alone():
+    seen = film()
+    old = seen.epoch
+    seen.falls_silent(2)
+    seen.later(6)
+    assert seen.phase == "Forming"
+    seen.replaces(2)
+    seen.obeys()
+    plan = seen.told(0).plan
+    assert (plan.kept, plan.line) == (others(2), old)
+    assert plan.member(2).incarnation == 2
+
+
+def test_a_worker_that_is_asked_to_leave_disturbs_nobody():
+    seen = film()
+    seen.says(1, leaving=True)
+    seen.later(2)
+    seen.obeys()
+    assert seen.told(1).leave
+    assert all(seen.told(slot).plan and not seen.told(slot).pause for slot in others(1))
+    seen.replaces(1)
+    seen.obeys()
+    assert seen.told(0).plan.kept == others(1)
+    assert seen.incident.cause is Cause.POD_DELETED
+
+
+def test_when_all_ranks_die_at_once_servers_still_go_on_from_memory():
+    seen = film()
+    old = seen.epoch
+    seen.exits(0, SIGKILL)
+    for slot in others(0):
+        seen.exits(slot, SIGKILL)
+    seen.obeys()
+    plan = seen.told(0).plan
+    assert (plan.kept, plan.origin) == ((), old)
+
+
+def test_a_server_that_was_not_there_from_the_start_remembers_nothing():
+    """The plan that begins anew has not reached its agent: what it has in memory is of another line."""
+    seen = film()
+    seen.falls_silent(3)
+    seen.later(6)
+    seen.replaces(3)
+    seen.obeys(0, 1, 2, 3)
+    seen.obeys(4, 0)
+    assert seen.phase == "Running"
+    line = seen.state.world.plan
+    assert line.origin is None
+    seen.agents[4] = replace(seen.agents[4], plan=replace(line, epoch=replace(line.epoch, n=1)))
+    seen.says(4)
+    seen.exits(0, SIGKILL)
+    assert seen.told(1).plan is None
+
+
+@pytest.mark.parametrize("wish", [{"drain": True}, {"attempt": 2}])
+def test_what_ends_the_whole_world_keeps_nobody(wish: dict[str, int]):
+    seen = struck(1)
+    assert seen.told(0).plan
+    seen.desires(**wish)
+    assert [seen.told(slot).plan for slot in EVERYBODY] == [None] * 5
+
+
+def test_a_job_that_has_failed_keeps_nobody():
+    seen = Film(workers=3, servers=2, rung=3, no_progress_limit=1).up(step=10)
+    seen.exits(1, raised())
+    seen.obeys(1)
+    assert seen.phase == "Failed"
+    assert [seen.told(slot).plan for slot in EVERYBODY] == [None] * 5
+
+
+def test_two_failures_of_one_rank_replace_its_pod_and_no_other():
+    seen = film()
+    for _ in range(3):
+        seen.later(70)
+        seen.obeys()
+        seen.exits(1, SIGKILL)
+        seen.obeys()
+    assert [wish.slot for wish in seen.report.replace] == [1]
+    assert not seen.report.replace_all
+
+
+def test_the_same_error_again_is_the_scripts_though_others_make_steps():
+    seen = film()
+    for step in (20, 30, 40):
+        seen.exits(1, raised())
+        seen.later(70)
+        seen.obeys()
+        for slot in others(1):
+            if seen.agents[slot].ranks:
+                seen.ranks(slot, RankPhase.RUNNING, step)
+    assert seen.phase == "Failed"
+
+
+# ---- checkpoints
+
+
+def lineage(seen: Film) -> list[tuple[int, str]]:
+    return [(ref.step, str(ref.epoch)) for ref in seen.report.lineage]
+
+
+def test_the_first_server_alone_saves():
+    seen = film()
+    seen.saves(8, 0, 4)
+    assert seen.state.grant is None
+    seen.saves(8, 3)
+    assert [slot for slot in EVERYBODY if seen.told(slot).grant] == [3]
+    assert seen.told(3).grant.world_size == 5
+    assert [file.name for file in seen.told(3).grant.files] == ["rank-3.pt"]
+    seen.obeys()
+    assert lineage(seen) == [(8, "1.0.1")]
+
+
+def test_a_kept_chief_goes_on_saving_under_its_own_epoch():
+    seen = struck(1)
+    saves_as_born(seen, 11)
+    seen.obeys(3)
+    assert (seen.phase, lineage(seen)) == ("Forming", [(11, "1.0.1")])
+    seen.obeys()
+    assert seen.epoch.n == 2
+    saves_as_born(seen, 12)
+    seen.obeys()
+    assert lineage(seen) == [(12, "1.0.1"), (11, "1.0.1")]
+
+
+def test_a_grant_outlives_a_plan_that_keeps_the_chief():
+    seen = film()
+    saves_as_born(seen, 11)
+    seen.exits(1, SIGKILL)
+    seen.obeys(0, 1, 2, 4)
+    assert seen.epoch.n == 2
+    assert seen.told(3).grant.ref == CheckpointRef(11, seen.state.world.plan.line)
+    seen.obeys()
+    assert lineage(seen) == [(11, "1.0.1")]
+
+
+def test_a_chief_that_is_back_saves_under_its_new_epoch():
+    seen = struck(3)
+    seen.obeys()
+    saves_as_born(seen, 12)
+    seen.obeys()
+    assert lineage(seen) == [(12, "1.0.2")]
+
+
+def test_what_the_chief_went_on_from_is_told_by_its_agent_only():
+    seen = Film(workers=3, servers=2, rung=3)
+    before = CheckpointRef(5, replace(seen.state.next_epoch, n=9), "d")
+    seen.wish = replace(seen.wish, lineage=(before,))
+    seen.up(step=10)
+    seen.says(0, restored=before)
+    assert seen.state.world.restored is None
+    seen.says(3, restored=before)
+    assert seen.state.world.restored == before
+
+
+def saves_as_born(seen: Film, step: int) -> None:
+    """As the film's `saves`, but under the epoch that started the chief."""
+    seen.saves(step, 3)
+    report = seen.agents[3]
+    born = report.plan.born(3)
+    seen.says(3, shards=tuple(replace(shard, epoch=born) for shard in report.shards))
+
+
+# ---- a server leaves
+
+
+def test_when_a_server_leaves_all_stop_where_the_first_worker_waits():
+    seen = film()
+    seen.says(4, leaving=True)
+    seen.later(1.1)
+    assert seen.phase == "Draining"
+    assert all(seen.told(slot).pause == seen.epoch for slot in EVERYBODY)
+    for slot, step in zip(EVERYBODY, (12, 15, 11, 11, 11), strict=True):
+        assert seen.state.world.stop_at is None, "some have not said yet where they are"
+        seen.ranks(slot, RankPhase.PAUSED, step)
+    assert seen.told(0).stop_at == 15
+    seen.saves(15, 3)
+    for slot in EVERYBODY:
+        seen.ranks(slot, RankPhase.DRAINED, 15)
+    assert seen.phase == "Draining", "the checkpoint is not committed yet"
+    seen.obeys()
+    assert lineage(seen) == [(15, "1.0.1")]
+    assert all(seen.told(slot).plan is None for slot in EVERYBODY)
+
+
+def test_a_worker_that_waits_for_a_paused_one_is_set_free():
+    seen = film()
+    seen.says(4, leaving=True)
+    seen.later(1.1)
+    seen.ranks(0, RankPhase.PAUSED, 12)
+    seen.ranks(1, RankPhase.RUNNING, 14)
+    assert seen.told(0).stop_at is None
+    seen.later(1.1)
+    assert seen.told(0).stop_at == 15
+
+
+def test_a_worker_that_is_done_is_not_waited_for_in_a_drain():
+    seen = film()
+    seen.exits(0, CLEAN)
+    seen.desires(drain=True)
+    for slot in others(0):
+        seen.ranks(slot, RankPhase.PAUSED, 12)
+    assert seen.told(1).stop_at == 12
+    seen.saves(12, 3)
+    for slot in others(0):
+        seen.ranks(slot, RankPhase.DRAINED, 12)
+    assert seen.phase == "Draining"
+    seen.obeys()
+    assert (seen.phase, lineage(seen)) == ("Drained", [(12, "1.0.1")])
+
+
+# ---- a coordinator that was restarted
+
+
+def test_a_world_of_kept_ranks_is_adopted():
+    seen = struck(1)
+    seen.obeys()
+    plan = seen.state.world.plan
+    seen.reboots()
+    seen.desires()
+    for slot in EVERYBODY:
+        seen.says(slot)
+    assert (seen.phase, seen.state.world.plan) == ("Running", plan)
+
+
+def test_a_kept_agent_that_has_not_heard_of_the_plan_is_in_that_world_all_the_same():
+    seen = struck(1)
+    seen.obeys(1)
+    seen._obey(0)
+    seen.obeys(1)
+    plan = seen.state.world.plan
+    assert seen.agents[1].plan == plan != seen.agents[2].plan
+    seen.reboots()
+    seen.desires()
+    for slot in EVERYBODY:
+        seen.says(slot)
+    assert (seen.phase, seen.state.world.plan) == ("Running", plan)
+    seen.obeys()
+    assert {report.plan.epoch for report in seen.agents.values()} == {plan.epoch}
+
+
+def test_after_a_restart_while_a_world_forms_kept_ranks_are_kept_still():
+    seen = struck(1)
+    seen.obeys(1)
+    old = seen.state.world.plan
+    assert seen.phase == "Forming"
+    seen.reboots()
+    seen.desires()
+    for slot in EVERYBODY:
+        seen.says(slot)
+    seen.obeys()
+    plan = seen.told(0).plan
+    assert (plan.kept, plan.line) == (others(1), old.epoch)
+    assert all(exits(seen.agents[slot]) == [None] for slot in others(1)), "nobody was killed"
+
+
+def exits(report: AgentReport) -> list[object]:
+    return [rank.exit for rank in report.ranks]
+
+
+def test_a_plan_that_only_some_got_is_superseded_and_its_kept_ranks_live():
+    seen = struck(1)
+    seen.obeys(1)
+    seen._obey(0)
+    assert seen.phase == "Running"
+    seen.agents[0] = obeyed(seen.agents[0], seen.told(0))
+    assert seen.agents[1].plan.epoch.n == 1, "it has not got it"
+    seen.reboots()
+    seen.desires()
+    for slot in EVERYBODY:
+        seen.says(slot)
+    seen.obeys()
+    plan = seen.told(0).plan
+    assert plan.kept == others(1)
+    assert all(exits(seen.agents[slot]) == [None] for slot in others(1))
+
+
+def test_an_agent_without_the_ranks_that_were_kept_is_a_fault():
+    seen = struck(1)
+    seen.obeys()
+    dead = replace(seen.agents[2].ranks[0], phase=RankPhase.EXITED, exit=KILLED)
+    seen.says(2, ranks=(dead,), stopped=True)
+    assert recovered(seen).kept == others(2)
+
+
+def test_a_slot_beyond_the_servers_is_no_part_of_the_job():
+    seen = film()
+    assert membership.job_report(seen.state, seen.now).slots.keys() == set(map(str, EVERYBODY))
+    assert seen.report.world_size == 5

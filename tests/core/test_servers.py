@@ -1,0 +1,111 @@
+"""Parameter servers: pods beside the workers, in the slots after theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.builders import a_job
+from tests.core.fake_cluster import FakeCluster
+
+from ropeteam.api import rules
+from ropeteam.api.job import TrainingJobSpec
+from ropeteam.core.decide import decide
+from ropeteam.core.view import look
+from ropeteam.core.workerpod import worker_pod
+from ropeteam_trainer.contract import codec, config
+
+GPU = {"limits": {"cpu": "4", "nvidia.com/gpu": "2", "example.com/npu": 1}, "requests": {"memory": "1Gi"}}
+SMALL = {"limits": {"cpu": "2", "nvidia.com/gpu": "1"}, "claims": [{"name": "gpu"}]}
+
+
+def served(servers: int = 2, **more: Any) -> dict[str, Any]:
+    return {"sync": {"type": "ParameterServer", "parameterServer": {"servers": servers, **more}}}
+
+
+def pods(workers: int = 3, strategy: Any = None, **spec: Any) -> dict[int, dict[str, Any]]:
+    """What a new job makes, by slot."""
+    cluster = FakeCluster(a_job(workers=workers, strategy=strategy or served(), **spec))
+    for _ in range(6):
+        cluster.round()
+        cluster.kubelets()
+    seen = cluster.observe()
+    made = (worker_pod(seen, TrainingJobSpec.model_validate(seen.spec), slot) for slot in seen.status.slots)
+    assert len(cluster.made) == len(seen.status.slots) + 1, "and a coordinator"
+    return {int(each["metadata"]["labels"]["ropeteam.dev/slot"]): each for each in made}
+
+
+def trainer(pod: dict[str, Any]) -> dict[str, Any]:
+    return next(each for each in pod["spec"]["containers"] if each["name"] == "trainer")
+
+
+def settings(pod: dict[str, Any]) -> config.WorkerConfig:
+    value = next(each["value"] for each in trainer(pod)["env"] if each["name"] == config.CONFIG)
+    return codec.decode(config.WorkerConfig, value)
+
+
+def test_servers_have_the_slots_after_those_of_the_workers() -> None:
+    made = pods()
+    roles = [made[slot]["metadata"]["labels"]["ropeteam.dev/role"] for slot in sorted(made)]
+    assert roles == ["worker"] * 3 + ["server"] * 2
+    assert made[4]["metadata"]["name"] == "mnist-4-1"
+    assert trainer(made[4])["command"] == trainer(made[0])["command"]
+
+
+def test_both_sides_are_told_how_many_there_are() -> None:
+    told = settings(pods(processesPerWorker=2)[4])
+    assert (told.workers, told.servers, told.processes) == (3, 2, 2)
+    assert (told.slots, told.processes_of(2), told.processes_of(3)) == (5, 2, 1)
+
+
+def test_without_servers_nothing_changes() -> None:
+    made = pods(strategy={"sync": {"type": "Ring", "parameterServer": {"servers": 7}}})
+    assert sorted(made) == [0, 1, 2]
+    assert settings(made[0]).servers == 0
+
+
+def test_a_server_asks_for_no_device() -> None:
+    made = pods(gpusPerWorker=2, resources=GPU)
+    assert trainer(made[0])["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert trainer(made[3])["resources"] == {"limits": {"cpu": "4"}, "requests": {"memory": "1Gi"}}
+
+
+def test_a_server_may_have_resources_of_its_own() -> None:
+    made = pods(gpusPerWorker=2, resources=GPU, strategy=served(resources=SMALL))
+    assert trainer(made[3])["resources"] == {"limits": {"cpu": "2"}}
+    assert trainer(made[0])["resources"]["limits"]["cpu"] == "4"
+    assert settings(made[0]).strategy is not None
+
+
+@pytest.mark.parametrize(
+    ("wish", "volume"), [({}, {"medium": "Memory"}), ({"sharedMemory": "2Gi"}, {"sizeLimit": "2Gi"})]
+)
+def test_a_server_keeps_its_state_in_memory(wish: dict[str, str], volume: dict[str, str]) -> None:
+    pod = pods(3, None, **wish)[4]
+    mount = next(each for each in trainer(pod)["volumeMounts"] if each["mountPath"] == "/dev/shm")
+    (found,) = [each for each in pod["spec"]["volumes"] if each["name"] == mount["name"]]
+    assert found["emptyDir"] == {"medium": "Memory"} | volume
+
+
+def test_all_pods_are_waited_for_and_counted() -> None:
+    cluster = FakeCluster(a_job(workers=3, strategy=served()))
+    for _ in range(12):
+        cluster.round()
+        cluster.kubelets()
+    seen = cluster.observe()
+    assert seen.status.workers.desired == 5
+    assert look(seen).workers.keys() == {0, 1, 2, 3, 4}
+
+
+def test_a_strategy_is_judged_by_the_ranks_of_the_workers() -> None:
+    fits = a_job(workers=2, strategy=served(backupWorkers=1))
+    assert decide(fits).status.state != "Invalid"
+    bad = a_job(workers=2, strategy=served(backupWorkers=2))
+    assert decide(bad).status.state == "Invalid"
+
+
+@pytest.mark.parametrize(("servers", "fits"), [(1000, True), (1001, False)])
+def test_servers_count_among_the_ranks_of_a_job(servers: int, fits: bool) -> None:
+    spec = {"workers": 3596, "processesPerWorker": 2, "command": ["x"], "image": "i"}
+    told = rules.validate(spec | {"strategy": served(servers)})
+    assert (not told) == fits, told

@@ -1,0 +1,270 @@
+"""Ranks of a job with parameter servers: workers that step alone, and servers that remember their steps.
+
+A step of a worker is acknowledged by all servers in one moment, and each has it in its pod's memory. There is
+no collective: who misses a server, or is too far ahead of the slowest worker, waits. The first server chooses
+the checkpoint that a line of worlds begins with, and saves. A server serves only ranks of its own line, and
+of two pods in one slot the one that was started later. A worker that waits says so: it is not taken for hung.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.sim.ranks import Parent, Rank
+
+from ropeteam_trainer.agent.environment import rank_plan
+from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, choose
+from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+LOOK_SECONDS = 0.5
+
+
+@dataclass
+class Memory:
+    """A server's folder in /dev/shm."""
+
+    line: Epoch
+    steps: dict[int, int]
+    """Acknowledged, by worker rank."""
+    sessions: dict[int, Epoch] = field(default_factory=dict)
+    """The newest epoch that a worker rank came with."""
+    left: set[int] = field(default_factory=set)
+    """Workers whose script is over."""
+    stopped: set[int] = field(default_factory=set)
+    """Workers that wait where the drain said."""
+
+
+@dataclass
+class Line:
+    """The truth about a line of worlds: what servers acknowledged while it lasted."""
+
+    epoch: Epoch
+    begun: bool = False
+    restored: CheckpointRef | None = None
+    steps: dict[int, int] = field(default_factory=dict)
+    base: dict[int, int] = field(default_factory=dict)
+
+
+class Served(Rank):
+    """What workers and servers have in common."""
+
+    def __init__(self, world: World, parent: Parent, plan: Plan, number: int) -> None:
+        super().__init__(world, parent, plan, number)
+        self.line = world.line(plan)
+        config = parent.config
+        self._first_server = plan.first_rank(config.lead_slot)
+        self._server_pods = [m.pod_uid for m in plan.members if config.is_server(m.slot)]
+
+    def boot(self) -> None:
+        self.say(FromRank(hello_pid=1000 + self.number, rank=self.number, rung=self._world.script.rung))
+        self.when_awake(self.begin)
+
+    def begin(self) -> None:
+        raise NotImplementedError
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        self._world.clock.after(seconds, self.when_awake, call)
+
+
+class Worker(Served):
+    def __init__(self, world: World, parent: Parent, plan: Plan, number: int) -> None:
+        super().__init__(world, parent, plan, number)
+        self.blocked = False
+
+    def beat(self) -> Beat | None:
+        beat = super().beat()
+        if beat is None or not self.blocked:
+            return beat
+        return Beat(beat.step, beat.steps_here, beat.monotonic_ns, "paused", beat.samples, beat.reached_end)
+
+    def begin(self) -> None:
+        """Show the servers who comes; they tell how far this rank had come."""
+        memories = self._servers()
+        if memories is None or any(self._refuses(memory) for memory in memories):
+            self.later(LOOK_SECONDS, self.begin)
+            return
+        for memory in memories:
+            memory.sessions[self.number] = self.plan.epoch
+        self.go_on_from(min(memory.steps[self.number] for memory in memories))
+        self._world.checks.rejoined(self)
+        self._next()
+
+    def _refuses(self, memory: Memory) -> bool:
+        newest = memory.sessions.get(self.number)
+        return memory.line != self.plan.line or (newest is not None and newest > self.plan.epoch)
+
+    def _servers(self) -> list[Memory] | None:
+        """Of all servers; None if one of them does not answer."""
+        found = []
+        for offset, uid in enumerate(self._server_pods):
+            agent = self._world.agents[uid]
+            server = agent.ranks.get(self._first_server + offset)
+            reached = self._world.network.reaches(self.parent.site, agent.site)
+            if not isinstance(server, Server) or not server.serves or not reached:
+                return None
+            assert agent.memory is not None
+            found.append(agent.memory)
+        return found
+
+    def _next(self) -> None:
+        script = self._world.script
+        if self.step >= script.total_steps:
+            self._leave()
+            return
+        self.later(script.step_seconds * (0.8 + 0.4 * self._world.random.random()), self._push)
+
+    def _push(self) -> None:
+        """The gradient is there: have it applied, by all servers."""
+        memories, script = self._servers(), self._world.script
+        if memories is None or any(map(self._refuses, memories)) or self._is_ahead(memories[0]):
+            self._block(self._push)
+            return
+        if self.step + 1 == script.bug_at and self.number == self._first_server - 1:
+            self.raises("ValueError train.py:31", "ValueError: bad sample (train.py:31)")
+            return
+        self.blocked = False
+        self.step += 1
+        for memory in memories:
+            memory.steps[self.number] = max(memory.steps[self.number], self.step)
+        self._world.checks.acknowledged(self)
+        self.touch()
+        if self.step >= script.total_steps:
+            self._leave()
+        else:
+            self.report()
+
+    def _is_ahead(self, memory: Memory) -> bool:
+        others = [step for rank, step in memory.steps.items() if rank not in memory.left]
+        return self.step - min(others, default=self.step) > self._world.setup.seed % 4
+
+    def _block(self, call: Callable[[], None]) -> None:
+        self.blocked = True
+        self.later(LOOK_SECONDS, call)
+
+    def _leave(self) -> None:
+        memories = self._servers()
+        if memories is None or any(map(self._refuses, memories)):
+            self._block(self._leave)
+            return
+        for memory in memories:
+            memory.left.add(self.number)
+        self.end()
+
+    # ---- pauses
+
+    def report(self) -> None:
+        super().report()
+        if not self.waiting:
+            for memory in self._servers() or ():
+                memory.stopped.discard(self.number)
+            self._next()
+
+    def _drain(self) -> None:
+        self.waiting = self.drained = True
+        self._stop()
+
+    def _stop(self) -> None:
+        memories = self._servers()
+        if memories is None:
+            self.later(LOOK_SECONDS, self._stop)
+            return
+        for memory in memories:
+            memory.stopped.add(self.number)
+        self.say(FromRank(drained=self.step))
+
+
+class Server(Served):
+    def __init__(self, world: World, parent: Parent, plan: Plan, number: int) -> None:
+        super().__init__(world, parent, plan, number)
+        self.ready = False
+        self.saved = 0
+
+    @property
+    def serves(self) -> bool:
+        return self.alive and self.ready and not self.stuck
+
+    @property
+    def leads(self) -> bool:
+        return self.number == self._first_server
+
+    @property
+    def memory(self) -> Memory:
+        memory = self.parent.memory
+        assert memory is not None
+        return memory
+
+    def begin(self) -> None:
+        """Go on from what is in memory, or with the line's first state."""
+        if self.parent.memory is None and not self.line.begun:
+            if not self.leads:
+                self.later(LOOK_SECONDS, self.begin)
+                return
+            if not self._choose():
+                return
+        if self.parent.memory is None:
+            self.parent.memory = Memory(self.plan.line, dict(self.line.base))
+        self._world.checks.remembers(self)
+        self.ready = True
+        self.go_on_from(self._slowest())
+        self.saved = self.step
+        self._look()
+
+    def _choose(self) -> bool:
+        disk, workers = self._world.disk, range(self._first_server)
+        try:
+            chosen = choose(rank_plan(self.parent.config, self.plan), disk.found(), disk.look).manifest
+        except CheckpointNotFound as error:
+            self.raises("CheckpointNotFound", f"CheckpointNotFound: {error}")
+            return False
+        steps = dict.fromkeys(workers, 0)
+        if chosen is not None:
+            steps = dict(self._world.saved_steps[chosen.ref.step, chosen.ref.epoch])
+            self.say(FromRank(restored=chosen.ref))
+        self.line.begun, self.line.restored = True, chosen.ref if chosen else None
+        self.line.base, self.line.steps = dict(steps), dict(steps)
+        self._world.checks.line_began(self)
+        return True
+
+    def _slowest(self) -> int:
+        return min(self.memory.steps.values())
+
+    def _look(self) -> None:
+        """It lives, serves, and saves now and then."""
+        script, memory = self._world.script, self.memory
+        self.step = self._slowest()
+        self.touch()
+        if len(memory.left) == self._first_server:
+            self.end()
+            return
+        if self.leads and not self.writing and self.step >= self.saved + script.every_steps:
+            self.save()
+        if self.told.stop_at is not None and not self.drained:
+            self._stop_when_all_have(memory)
+        self.later(LOOK_SECONDS, self._look)
+
+    def _stop_when_all_have(self, memory: Memory) -> None:
+        if self.writing or len(memory.stopped | memory.left) < self._first_server:
+            return
+        self.drained = True
+        if self.leads and self.step > self.saved:
+            self.save(lambda: self.say(FromRank(drained=self.step)))
+        else:
+            self.say(FromRank(drained=self.step))
+
+    def save(self, then: Callable[[], None] = lambda: None) -> None:
+        self.saved = self.step
+        self._world.saved_steps[self.step, self.plan.epoch] = dict(self.memory.steps)
+        super().save(then)
+
+    def tell(self, message: ToRank) -> None:
+        """A pause does not keep it from serving."""
+        paused = message.pause and not self.told.pause
+        self.told = message
+        if paused and self.ready:
+            self.say(FromRank(paused=self.step))
