@@ -53,8 +53,8 @@ def test_an_answer_is_remembered() -> None:
 
 def test_who_has_left_is_not_waited_for() -> None:
     ledger, _ = asked(judging.opened(SYNCHRONOUS), (0, 0), (1, 0))
-    ledger, answers = judging.answers(judging.leave(ledger, 2))
-    assert [answer for _, answer in answers] == [Push(0, 2), Push(0, 2)]
+    ledger, released = judging.answers(judging.leave(ledger, 2))
+    assert [answer for _, answer in released] == [Push(0, 2), Push(0, 2)]
     assert not ledger.over
     assert judging.leave(judging.leave(ledger, 0), 1).over
     assert judging.join(ledger, 2).active == (0, 1, 2)
@@ -69,8 +69,8 @@ def test_a_bound_makes_fast_workers_wait() -> None:
     ledger, answers = asked(ledger, (0, 2))
     assert answers == []
     ledger, answers = asked(ledger, (1, 0))
-    ledger, answers = judging.answers(judging.done(ledger, 1, 1))
-    assert answers == ((Ask(0, 2), Push(2, 1)),)
+    ledger, released = judging.answers(judging.done(ledger, 1, 1))
+    assert released == ((Ask(0, 2), Push(2, 1)),)
     assert ledger.ahead == 1
 
 
@@ -87,8 +87,8 @@ def test_a_cut_comes_by_itself_and_waits_for_what_is_on_its_way() -> None:
     assert ledger.progress == 2
     ledger, answers = asked(ledger, (0, 2), (1, 2))
     assert answers == []
-    ledger, answers = judging.answers(judging.resume(ledger))
-    assert len(answers) == 2
+    _, released = judging.answers(judging.resume(ledger))
+    assert len(released) == 2
 
 
 def test_a_checkpoint_of_other_workers_makes_all_go_on_from_its_step() -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, FromRank, ToRank, read_beat, write_beat
@@ -120,6 +120,12 @@ class AgentLink:
         loss, self._loss = self._loss, None
         if loss is not None:
             self._socket.sendall(codec.encode(FromRank(loss=f"{float(loss):.6g}")) + b"\n")
+
+
+def wait_to_be_killed() -> NoReturn:
+    """A rank that has drained stays until its agent ends it."""
+    while True:
+        time.sleep(3600)
 
 
 def connect(environ: Mapping[str, str], rank: int) -> AgentLink | None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -83,7 +82,7 @@ def init(
             world = World.join(device, timeout_seconds)
             here = roles.Place(world.rank, world.size, 0)
         plan = plan or _plan_without_operator(world, checkpoint_dir, checkpoint_every_steps, strategy)
-        _job = Job(world, plan, here, os.environ)
+        _job = Job(world, plan, os.environ, here)
         sys.excepthook = partial(_job._note_failure, sys.excepthook)
         atexit.register(_job._at_exit)
     return _job
@@ -92,7 +91,10 @@ def init(
 class Job:
     """A training job as one of its ranks sees it. Made by init()."""
 
-    def __init__(self, world: World, plan: RankPlan, here: roles.Place, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, world: World, plan: RankPlan, environ: Mapping[str, str], here: roles.Place | None = None
+    ) -> None:
+        here = here or roles.Place(world.rank, world.size, 0)
         self.rank, self.world_size, self.device = here.rank, here.workers, world.device
         self.step = 0
         """Steps done, also in former worlds."""
@@ -107,8 +109,8 @@ class Job:
         self._strategy = plan.strategy
         self._here = here
         self._wrapped: Wrapped | None = None
-        self._training: Training | None = None  # with parameter servers: a worker
-        self._serving: Serving | None = None  # a parameter server
+        self._training: Training | None = None
+        self._serving: Serving | None = None
         self._save_owed = False  # it is due, and waits until all ranks have the same weights
         self._rung = 1
         self._total_steps: int | None = None
@@ -179,8 +181,7 @@ class Job:
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         """Scale gradients so that their norm is at most `max_norm`, and return the norm that they had.
 
-        Right under every strategy, as torch's clip_grad_norm_ is not (loss scales, pipelines). After
-        backward().
+        After backward(). Right under every strategy, as torch's is not (loss scales, pipelines).
         """
         if self._wrapped is None:
             raise StrategyError("clip_grad_norm() is for a model that went through wrap()")
@@ -358,7 +359,7 @@ class Job:
                 self._checkpoints.wait()
             link.send(FromRank(drained=self.step))
             with self.phase("paused"):
-                _wait_to_be_killed()
+                agentlink.wait_to_be_killed()
 
     def _note_failure(self, report: Callable[..., Any], *error: Any) -> None:
         """An excepthook: an uncaught exception is about to end the script."""
@@ -393,8 +394,3 @@ def _plan_without_operator(
         epoch = world.from_rank_0(lambda: next_epoch(path))
         checkpoint = CheckpointConfig(str(path), every_steps)
     return RankPlan(str(epoch), (), False, checkpoint, Resume.LATEST, None, "", "", strategy)
-
-
-def _wait_to_be_killed() -> None:
-    while True:
-        time.sleep(3600)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ def main() -> None:
     strategy = codec.from_plain(Strategy, request["strategy"])
     job = ropeteam_trainer.init(device="cpu", strategy=strategy)
     torch.manual_seed(job.rank)  # all take the weights of one
+    model: nn.Module
+    loss_of: Callable[..., torch.Tensor]
     if request["model"] == "gpt":
         model, optimizer = tiny.made(request["optimizer"])
         pairs = [tiny.batch(step, request["batch"]) for step in range(request["steps"])]
@@ -55,7 +58,8 @@ def main() -> None:
         loss_of = _mean
     model, optimizer = job.wrap(model, optimizer)
     job.restore(model=model, optimizer=optimizer)
-    losses, gradients = [], {}
+    losses: list[tuple[int, float]] = []
+    gradients: dict[str, torch.Tensor] = {}
     for inputs, target in job.batches(data, global_batch=request["batch"]):
         optimizer.zero_grad()
         loss = loss_of(model(inputs), target)

@@ -77,5 +77,5 @@ for parameter in model.parameters():
     for tensor in (parameter, *optimizer.state[parameter].values()):
         digest.update(getattr(tensor, "to_local", lambda t=tensor: t)().detach().numpy().tobytes())
 with job.phase("eval"):
-    total = summed(job, float(int(digest.hexdigest()[:12], 16)))
+    total = summed(float(int(digest.hexdigest()[:12], 16)))
 result(job, first=first, steps=job.step, digests=total[0].hex())

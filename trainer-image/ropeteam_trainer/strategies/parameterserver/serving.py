@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ropeteam_trainer.agentlink import AgentLink, Heartbeat
+from ropeteam_trainer.agentlink import AgentLink, Heartbeat, wait_to_be_killed
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.strategy import LearningRate, Strategy
@@ -235,8 +235,7 @@ class Serving:
     def _stay(self, step: int) -> NoReturn:
         assert self._link is not None
         self._link.send(FromRank(drained=step))
-        while True:
-            time.sleep(3600)
+        wait_to_be_killed()
 
     # ---- odds and ends
 

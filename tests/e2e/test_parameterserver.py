@@ -1,0 +1,61 @@
+"""A recipe trained by parameter servers, from the manifest, through one fault after the other."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.e2e.harness import Cluster
+from tests.e2e.test_servers import pod_of
+from tests.e2e.test_strategy import STEPS, recipe
+from tests.e2e.test_training import surviving, wait_step
+
+pytestmark = pytest.mark.timeout(400)
+WORKERS, SERVERS = 2, 2
+SERVED = {"sync": {"type": "ParameterServer", "parameterServer": {"servers": SERVERS}}}
+
+
+def test_workers_and_servers_come_back_with_nothing_lost(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(recipe(name, tmp_path, SERVED))
+    wait_step(tmp_path, 8)
+    ranks = range(WORKERS + SERVERS)
+    before = {rank: cluster.wait_rank(name, rank) for rank in ranks}
+    for number, rank in enumerate(
+        (1, WORKERS, WORKERS + 1), start=1
+    ):  # a worker, the chief, the other server
+        os.kill(before[rank], signal.SIGKILL)
+        cluster.wait_rank(name, rank, before[rank])
+        wait_step(tmp_path, 8 + 12 * number)
+        after = {each: cluster.wait_rank(name, each) for each in ranks}
+        assert {each for each in ranks if after[each] != before[each]} == {rank}
+        before = after
+    cluster.wait_condition(name, "Complete", 120)
+    incidents = cluster.status(name)["incidents"]
+    assert [(seen["rank"], seen["cause"], seen.get("stepsLost")) for seen in incidents] == [
+        (rank, "Signal", 0) for rank in (1, WORKERS, WORKERS + 1)
+    ]
+    zero, one = surviving(tmp_path, 0), surviving(tmp_path, 1)
+    assert list(zero) == list(one) == list(range(1, STEPS + 1))
+    for step in zero:
+        assert not set(zero[step]["samples"]) & set(one[step]["samples"]), step
+    begin, end = (float.fromhex(zero[step]["loss"]) for step in (1, STEPS))
+    assert end < 0.5 * begin, "it learned through all of it"
+
+
+def test_a_suspended_job_and_one_without_a_servers_pod_go_on_from_the_checkpoint(
+    cluster: Cluster, name: str, tmp_path: Path
+):
+    cluster.create(recipe(name, tmp_path, SERVED))
+    wait_step(tmp_path, 15)
+    cluster.patch(name, {"suspend": True})
+    cluster.wait_condition(name, "Suspended")
+    stopped = cluster.status(name)["checkpoint"]["step"]
+    assert stopped == max(surviving(tmp_path, 0)), "nothing was lost"
+    cluster.patch(name, {"suspend": False})
+    wait_step(tmp_path, stopped + 15, epoch_number=2)
+    cluster.delete_pod(pod_of(cluster, name, WORKERS)["metadata"]["name"])
+    cluster.wait_condition(name, "Complete", 120)
+    zero, one = surviving(tmp_path, 0), surviving(tmp_path, 1)
+    assert list(zero) == list(one) == list(range(1, STEPS + 1))
