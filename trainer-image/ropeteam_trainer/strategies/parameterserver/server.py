@@ -53,6 +53,7 @@ class Server:
         self._listener = listener
         self._connections: set[socket.socket] = set()
         self._idle, self._answering = threading.Condition(), 0
+        self._stepped = threading.Event()
         self._deeds: dict[str, Callable[[Head, bytearray], tuple[Head, bytes]]] = {
             "state": self._tell_state,
             "content": self._give_content,
@@ -61,7 +62,8 @@ class Server:
         }
 
     def start(self) -> None:
-        threading.Thread(target=self._accept, daemon=True, name="ropeteam-accept").start()
+        for job in (self._accept, self._rest):
+            threading.Thread(target=job, daemon=True, name=f"ropeteam{job.__name__}").start()
 
     def ready(self) -> None:
         with self.changed:
@@ -91,6 +93,14 @@ class Server:
                 return
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
+    def _rest(self) -> None:
+        """Get ready for the next step while workers compute and send."""
+        while True:
+            self._stepped.wait()
+            self._stepped.clear()
+            with self.changed:
+                self.share.rest()
+
     def _serve(self, connection: socket.socket) -> None:
         self._connections.add(connection)
         try:
@@ -102,7 +112,7 @@ class Server:
                     room = bytearray(size)
                 wire.fill(connection, memoryview(room))
                 with self._busy():
-                    room = self._answer(connection, head, room)
+                    self._answer(connection, head, room)
         except wire.WrongSecret as error:
             _say(str(error))
         except OSError:
@@ -126,12 +136,12 @@ class Server:
                 self._answering -= 1
                 self._idle.notify_all()
 
-    def _answer(self, connection: socket.socket, head: Head, room: bytearray) -> bytearray:
-        """Returns memory for the next payload: a gradient that waits for others keeps its own."""
+    def _answer(self, connection: socket.socket, head: Head, room: bytearray) -> None:
+        """`room` is free again afterwards: a gradient is applied by then."""
         if head["do"] in self._deeds:
             answer, payload = self._deeds[head["do"]](head, room)
             wire.send(connection, answer, [payload] if payload else [])
-            return room
+            return
         if head["do"] not in ("push", "pull"):
             raise ConnectionError(f"this server does not know how to {head['do']!r}")
         with ExitStack() as reading:
@@ -139,13 +149,10 @@ class Server:
                 self.changed.wait_for(lambda: self.is_ready)
                 if head["do"] == "push":
                     self._push(head, room)
-                    room = bytearray()
                 version = self.share.version
                 weights = reading.enter_context(self.share.weights())
+            self._stepped.set()
             wire.send(connection, {"version": version}, [weights])
-        with self.changed:
-            self.share.rest()
-        return room
 
     # ---- gradients
 
