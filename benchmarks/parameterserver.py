@@ -4,8 +4,8 @@
 
 Exchange: push and pull of 100 MB of gradients and weights, one worker, one server, against the same bytes
 over a bare TCP connection of the same machine, in turns; the server's step and its two copies of the state
-are in it. Backup workers: four workers of which one is slow by 100 ms in each step, with one backup worker, against
-four equal ones without; steps of 20 ms that are slept, because this machine has fewer cores than ranks.
+are in it. Backup workers: four workers of which one is slow by 100 ms in each step, with one backup worker,
+against four equal ones without; steps of 20 ms that are slept, because ranks are more than cores here.
 Bound: 10,000 updates of three workers, one of them slower, may be `staleness` apart and never more.
 """
 
