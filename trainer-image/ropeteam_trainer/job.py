@@ -69,6 +69,10 @@ def init(
     second call returns the same Job.
     """
     global _job
+    if _job is None and config.PLAN in os.environ:
+        from ropeteam_trainer.planning import rehearsal
+
+        _job = rehearsal.begin()
     if _job is None:
         world = World.join(device, timeout_seconds)
         if config.RANK_PLAN in os.environ:

@@ -35,6 +35,11 @@ RANK_PAGE = "ROPETEAM_RANK_PAGE"
 RANK_PLAN = "ROPETEAM_RANK_PLAN"
 """JSON of RankPlan."""
 EPOCH = "ROPETEAM_EPOCH"
+PLAN = "ROPETEAM_PLAN"
+"""`1`: the script is asked what it would train (`ropeteam plan`): init() joins no world, wrap() measures,
+writes the answer and ends the script."""
+PLAN_FILE = "ROPETEAM_PLAN_FILE"
+"""Where the answer goes: JSON of plan.Answer."""
 AGENT_STATE_DIR = "ROPETEAM_STATE_DIR"
 """Scratch folder of the agent (sockets, pages). Default: a fresh folder in the temporary directory."""
 
