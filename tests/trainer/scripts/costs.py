@@ -1,19 +1,21 @@
-"""Train the tiny GPT under each strategy of a file, in one world, and count what it holds and sends.
+"""Train under each strategy of a file, in one world, and count what each rank holds and sends.
 
     costs.py REQUESTS
 
-REQUESTS: JSON, a list of {name, optimizer, batch, strategy}; rank 0 prints RESULT {name: [figures of each
-rank]}.
+REQUESTS: JSON, a list of {name, model, batch, steps, counted, strategy}; rank 0 prints RESULT {name: [figures of
+each rank]}.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from tests.trainer import tiny
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,17 +38,30 @@ def main() -> None:
     world.leave(30)
 
 
-class Counting(TorchDispatchMode):
-    """Collectives of torch.distributed, and the bytes of their larger side."""
+class Calls(TorchDispatchMode):
+    """Collectives of torch.distributed: bytes of their larger side, and how many ranks take part."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls: dict[str, list[int]] = {}
+        self.seen: dict[str, list[tuple[int, int]]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace in ("c10d", "_c10d_functional"):
-            self.calls.setdefault(func._opname.strip("_"), []).append(largest(args))
+        if func.namespace == "c10d":
+            things = [each for each in args if isinstance(each, torch.ScriptObject)]
+            (group,) = (each for each in things if "ProcessGroup" in str(each._type()))
+            self.note(func._opname.strip("_"), largest(args), dist.ProcessGroup.unbox(group).size())
         return func(*args, **(kwargs or {}))
+
+    def note(self, name: str, size: int, ranks: int) -> None:
+        self.seen.setdefault(name, []).append((size, ranks))
+
+    def by_hand(self, tensor: torch.Tensor, *more: Any, **named: Any) -> Any:
+        """dist.all_reduce: hooks call it in threads, which a mode does not see."""
+        self.note("by hand", tensor.nbytes, dist.get_world_size())
+        return _all_reduce(tensor, *more, **named)
+
+
+_all_reduce = dist.all_reduce
 
 
 def largest(arguments: Any) -> int:
@@ -61,38 +76,47 @@ def largest(arguments: Any) -> int:
 
 
 def figures(request: dict[str, Any], world: World) -> dict[str, Any]:
-    model, optimizer = tiny.made(request["optimizer"])
+    """Bytes held after the last step; calls of the last `counted` steps."""
+    model, optimizer = tiny.made("AdamW", request["model"])
+    strategy = codec.from_plain(Strategy, request["strategy"])
     done = 0
-    wrapped = wrap(
-        model,
-        optimizer,
-        codec.from_plain(Strategy, request["strategy"]),
-        world,
-        Progress(lambda: 1.0, lambda: done),
-        loss=tiny.loss_of,
-    )
+    progress = Progress(lambda: 1.0, lambda: done)
+    wrapped = wrap(model, optimizer, strategy, world, progress, loss=tiny.LOSSES[request["model"]])
     ways, mine = wrapped.layout.data_ways, wrapped.layout.data_rank(world.rank)
-    totals: dict[str, list[float]] = {}
-    for done in range(request.get("steps", 3)):
-        inputs, target = tiny.batch(done, request["batch"])
+    calls = Calls()
+    for done in range(request["steps"]):
+        if done == request["steps"] - request["counted"]:
+            calls = Calls()
+            dist.all_reduce = calls.by_hand
+        inputs, target = tiny.batch_for(request["model"], done, request["batch"])
         begin, end = len(inputs) * mine // ways, len(inputs) * (mine + 1) // ways
-        with Counting() as counting:
+        with calls:
             wrapped.optimizer.zero_grad()
             wrapped.model(inputs[begin:end], target[begin:end]).backward()
             wrapped.optimizer.step()
+    dist.all_reduce = _all_reduce
     parameters = [p for part in wrapped.parts for p in part.parameters()]
+    outer = [wrapped.local.state_dict()] if wrapped.local else []
     return {
         "parameters": held(parameters),
-        "gradients": held(p.grad for p in parameters if p.grad is not None),
-        "optimizer": held(v for s in wrapped.optimizer.state.values() for v in s.values()),
-        "calls": counting.calls,
+        "gradients": held([p.grad for p in parameters]),
+        "optimizer": held([*wrapped.optimizer.state.values(), *outer]),
+        "calls": calls.seen,
     }
 
 
 def held(values: Any) -> int:
-    """Bytes on this rank."""
-    local = [v.to_local() if isinstance(v, DTensor) else v for v in values]
-    return sum(v.nbytes for v in local if isinstance(v, torch.Tensor))
+    """Bytes on this rank of all tensors in there."""
+    local = (v.to_local() if isinstance(v, DTensor) else v for v in tensors(values))
+    return sum(v.nbytes for v in local)
+
+
+def tensors(tree: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, dict | list | tuple):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from tensors(value)
 
 
 main()

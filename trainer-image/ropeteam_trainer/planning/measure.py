@@ -58,12 +58,12 @@ def measure(
 
 def _ranks_that_differ(optimizer: Optimizer, strategy: Strategy, grid: Layout) -> list[int]:
     """One of each stage of a pipeline: first ranks have the largest shards. Under ZeRO-1, who has most."""
-    if strategy.sharding is Sharding.OPTIMIZER_STATE and grid.shard > 1:
+    size = grid.world
+    if strategy.sharding is Sharding.OPTIMIZER_STATE and size > 1:
         sizes = [p.numel() for group in optimizer.param_groups for p in group["params"]]
-        load = [0] * grid.shard
-        for numbers, owner in zip(sizes, zero1.shared_out(sizes, grid.shard), strict=True):
-            load[owner] += numbers
-        return [load.index(max(load))]
+        owners = zero1.shared_out(sizes, size)
+        load = [[s for s, owner in zip(sizes, owners, strict=True) if owner == rank] for rank in range(size)]
+        return [max(range(size), key=lambda rank: (sum(load[rank]), len(load[rank])))]
     return [stage * (grid.world // grid.pipeline) for stage in range(grid.pipeline)]
 
 
