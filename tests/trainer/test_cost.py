@@ -1,4 +1,4 @@
-"""The arithmetic of plans: idle time against torch's own schedules, pieces of a batch, rates, rare settings."""
+"""The arithmetic of plans: idle time against torch's own schedules, pieces of a batch, rare settings."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_batch_is_computed_in_pieces(fields: dict[str, Any], world: int, piece
 
 
 def test_a_batch_that_a_schedule_cannot_cut_is_refused_with_the_next_that_it_can() -> None:
-    with pytest.raises(StrategyError, match="5 samples per step cannot .* 2 equal pieces.* 6 is next"):
+    with pytest.raises(StrategyError, match=r"5 samples per step cannot .* 2 equal pieces.* 6 is next"):
         cost.micro_batches(5, 8, 2)
 
 

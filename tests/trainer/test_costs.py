@@ -133,7 +133,7 @@ def agree(told: Traffic, counted: Traffic, where: Any) -> None:
 
 
 def counted_in(calls: dict[str, list[list[int]]], steps: int, strategy: Strategy) -> Traffic:
-    """The mean step of one rank, whose collectives are rings. What has 8 bytes is no gradient."""
+    """The mean step of one rank, whose collectives are rings. A loss or a count is no gradient."""
     if strategy.sync.type is SyncType.RING:  # really sent, by our own ring
         sizes = [size for size, _ in calls["send"]]
         return Traffic(sum(sizes), 0, len(sizes)) * (1 / steps)
@@ -145,5 +145,5 @@ def counted_in(calls: dict[str, list[list[int]]], steps: int, strategy: Strategy
         for size, ranks in calls[name]:
             part = (ranks - 1) / ranks * turns
             messages = part if name == "broadcast" else part * ranks
-            total += Traffic(part * size, 1, messages) if size > 8 else Traffic()
+            total += Traffic() if size in (4, 8) else Traffic(part * size, 1, messages)
     return total * (1 / steps)

@@ -121,11 +121,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-
-
 def wide() -> nn.Sequential:
-    """29 MB of layers, more than one bucket of gradients."""
-    return nn.Sequential(*(nn.Linear(768, 768) for _ in range(12)), nn.Linear(768, 768, bias=False))
+    """33 MB of layers, more than one bucket of gradients."""
+    return nn.Sequential(*(nn.Linear(768, 768) for _ in range(13)), nn.Linear(768, 768, bias=False))
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"tiny": Tiny, "wide": wide}

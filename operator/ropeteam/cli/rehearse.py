@@ -50,9 +50,10 @@ def rehearse(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> Ans
 
 
 def _container(spec: TrainingJobSpec) -> dict[str, Any]:
-    """What of the container `trainer` decides about its process. Values that live in a cluster are left out."""
+    """What decides about the process of the container `trainer`, but for values that live in a cluster."""
     containers = (spec.template or {}).get("spec", {}).get("containers", [])
-    given = next((each for each in containers if each.get("name") == config.TRAINER_CONTAINER), {})
+    ours = (each for each in containers if each.get("name") == config.TRAINER_CONTAINER)
+    given: dict[str, Any] = next(ours, {})
     command, args = spec.command or given.get("command", ()), spec.args or given.get("args", ())
     rows = [*given.get("env", ()), *(spec.env or ())]
     return {
@@ -94,4 +95,4 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 
 def _last_line(file: Path) -> str:
     lines = file.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1].removeprefix("[rank0]: ") if lines else "it said nothing"

@@ -2,8 +2,8 @@
 
     costs.py REQUESTS
 
-REQUESTS: JSON, a list of {name, model, batch, steps, counted, strategy}; rank 0 prints RESULT {name: [figures of
-each rank]}.
+REQUESTS: JSON, a list of {name, model, batch, steps, counted, strategy}; rank 0 prints RESULT {name:
+[figures of each rank]}.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import init_process_group  # scripts find a stand-in at torch.distributed
+from torch.distributed.distributed_c10d import (
+    init_process_group,
+)  # scripts find a stand-in at torch.distributed
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -41,7 +43,7 @@ def measure(
     loss: Callable[..., torch.Tensor] | None = None,
     tensor_plan: tensor.PlanMaker | None = None,
 ) -> Model:
-    """Raises StrategyError as wrap() does. size: ranks of the world. The model is not to be used afterwards."""
+    """Raises StrategyError as wrap() does. size: ranks of the world."""
     grid = layout(strategy, size)
     whole = sum(p.numel() for p in model.parameters())
     name, rates = type(optimizer).__name__, _rates(optimizer)

@@ -29,11 +29,13 @@ from ropeteam_trainer.world import World
 def begin() -> Job:
     """From here on models take no memory."""
     text = os.environ.get(config.RANK_PLAN)
-    plan = codec.decode(RankPlan, text) if text else RankPlan("", (), False, None, Resume.LATEST, None, "", "")
+    plan = (
+        codec.decode(RankPlan, text) if text else RankPlan("", (), False, None, Resume.LATEST, None, "", "")
+    )
     world = World(0, int(os.environ.get("WORLD_SIZE", "1")), torch.device("cpu"))
     join(world.rank, world.size)
     register_module_parameter_registration_hook(_to_meta)
-    _StayOnMeta().__enter__()
+    _StayOnMeta().__enter__()  # type: ignore[no-untyped-call]
     return Rehearsal(world, plan, {})
 
 
@@ -50,7 +52,9 @@ class Rehearsal(Job):
     ) -> NoReturn:
         del os.environ[config.PLAN]  # optimizers may step now
         try:
-            found = measure(model, optimizer, self._strategy or Strategy(), self.world_size, loss, tensor_plan)
+            found = measure(
+                model, optimizer, self._strategy or Strategy(), self.world_size, loss, tensor_plan
+            )
         except StrategyError as error:
             answers.end(Answer(refused=error.args))
         answers.end(Answer(model=found))

@@ -1,6 +1,6 @@
 """Around a script that is planned: no real process group, and not one step of training.
 
-    shim.py ROOT KIND SCRIPT [arguments]      as the agent's shim of ranks, which runs the script
+shim.py ROOT KIND SCRIPT [arguments]      as the agent's shim of ranks, which runs the script
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def prepare() -> None:
         join(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
     dist.init_process_group = stand_in
-    DistributedDataParallel.__init__ = _copies  # type: ignore[method-assign]
+    DistributedDataParallel.__init__ = _copies  # type: ignore[assignment,method-assign]
     register_optimizer_step_pre_hook(_steps)
 
 

@@ -1,13 +1,15 @@
 """Gradient accumulation: a rank computes its part of a batch in pieces, and sends gradients once.
 
 Use it when the batch that you want does not fit into memory.
-Cost: as many forward and backward passes as pieces; bytes and messages of one step, whatever the pieces.
+Cost: as many forward and backward passes as pieces; bytes and messages of one step, whatever the pieces. Not
+so where layers are sharded: they are gathered for each piece, and gradients are whole until the last one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -64,7 +66,7 @@ def split(inputs: tuple[Any, ...], count: int) -> list[tuple[tuple[Any, ...], fl
     """
     total = samples(inputs)
     ends = [total * number // count for number in range(count + 1)]
-    bounds = zip(ends, ends[1:], strict=False)
+    bounds = pairwise(ends)
     return [(_cut(inputs, total, begin, max(end, begin + 1)), (end - begin) / total) for begin, end in bounds]
 
 

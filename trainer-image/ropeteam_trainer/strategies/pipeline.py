@@ -2,7 +2,8 @@
 
 With one micro-batch it is plain layer-wise parallelism: ranks wait for each other. With m of them and p
 ranks, each rank computes m/(m+p-1) of the time (GPipe; OneForwardOneBackward holds fewer activations); v
-stages per rank (Interleaved) shrink the bubble to (p-1)/v, and ZeroBubble fills it with gradients of weights.
+stages per rank (Interleaved) shrink the bubble to (p-1)/v, and ZeroBubble fills two thirds of that with
+gradients of weights.
 Use it across nodes, where tensor parallelism would send too much.
 Cost per rank: the activations of one micro-batch, forward and backward, to one neighbour, m times; memory
 of the model 1/p.
