@@ -10,8 +10,10 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from ropeteam.api.job import TrainingJobSpec
 from ropeteam.cli import plan
 from ropeteam.cli.main import cli
+from ropeteam_trainer.contract.plan import Answer, Model, Part, Tensor
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """\
@@ -240,6 +242,26 @@ def test_an_optimizer_that_needs_data_is_said_to_be_unknown() -> None:
     )
     assert "optimizer unknown" in result.output
     assert "the state of LBFGS: it does not step without data" in result.output
+
+
+def test_what_depends_on_the_scripts_batch_is_said_to() -> None:
+    fields = {"workers": 2, "image": "none", "command": ["x"]}
+    micro = {"sharding": "Parameters", "batch": {"microSamples": 4}}
+    spec = TrainingJobSpec.model_validate({**fields, "strategy": micro})
+    part = Part(0, (Tensor((10,), 5, 4, True),), 1, 40)
+    model = Model(10, "Adam", (0.1, 0.01), (0.1, 0.01), (part,))
+    text = "\n".join(plan.plan_of(spec, Answer(model=model)))
+    assert "10 parameters, Adam in 2 groups" in text
+    assert "as the script says, in 2 parts, in pieces of at most 4" in text
+    assert "not counted     that sharded layers are gathered, and gradients kept whole, for each" in text
+
+
+def test_one_rank_alone_sends_nothing() -> None:
+    spec = TrainingJobSpec.model_validate({"workers": 1, "image": "none", "command": ["x"]})
+    model = Model(1, "SGD", (0.1,), (0.1,), (Part(0, (Tensor((1,), 1, 4, True),), 1, 0),))
+    lines = list(plan.plan_of(spec, Answer(model=model)))
+    assert "mesh            one rank alone" in lines
+    assert "traffic         nothing: gradients stay where they are" in lines
 
 
 def test_words() -> None:

@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from ropeteam_trainer.contract import codec, cost
 from ropeteam_trainer.contract.plan import Part, Tensor
-from ropeteam_trainer.contract.strategy import Schedule, Strategy, StrategyError, layout
+from ropeteam_trainer.contract.strategy import Schedule, Strategy, StrategyError, SyncType, layout
 from ropeteam_trainer.planning.measure import join
 from ropeteam_trainer.strategies import pipeline
 
@@ -169,6 +169,21 @@ def test_power_sgd_sends_small_gradients_as_they_are() -> None:
     shapes = [(100, 50), (7,), (2, 2), (), (0, 3)]
     sent = cost.traffic(part(*shapes), chosen, layout(chosen, 2), 1).sent
     assert sent == 4 * (4 * 150 + 7 + 4 + 1)
+
+
+def test_every_way_to_keep_copies_the_same_has_a_price() -> None:
+    for kind in SyncType:
+        chosen = strategy(sync={"type": kind.value})
+        assert cost.traffic(part((10,)), chosen, layout(chosen, 2), 1).sent > 0, kind
+
+
+def test_neighbours_average_often_and_all_of_them_seldom() -> None:
+    local = {"every_steps": 2, "groups_of": 2, "all_every_steps": 8}
+    chosen = strategy(sync={"type": "Local", "local": local})
+    sent = cost.traffic(part((100,)), chosen, layout(chosen, 4), 1)
+    in_pairs, of_all = 400, 600
+    assert sent.sent == (3 * in_pairs + of_all) / 8
+    assert sent.collectives == 1 / 2
 
 
 def test_one_rank_sends_nothing() -> None:

@@ -94,16 +94,13 @@ def traffic(part: Part, strategy: Strategy, grid: Layout, pieces: int) -> Traffi
     if grid.pipeline * grid.tensor > 1:
         return _many(_all_reduce(whole, grid.replicate), part.groups)
     buckets = list(buckets_of(trained))
-    match strategy.sync.type:
-        case SyncType.LOCAL:
-            return _local(sum(t.bytes for t in part.tensors), strategy.sync.local, grid.replicate)
-        case SyncType.RING:
-            return _many(_all_reduce(whole, grid.replicate), len(buckets))
-        case SyncType.ALL_REDUCE:
-            if strategy.gradient_compression is not None:
-                return _compressed(buckets, strategy.gradient_compression, grid.replicate)
-            averaged = _many(_all_reduce(whole, grid.data_ways), len(buckets))
-            return averaged + (_broadcasts(whole, grid.shard) if grid.shard > 1 else NOTHING)
+    if strategy.sync.type is SyncType.LOCAL:
+        return _local(sum(t.bytes for t in part.tensors), strategy.sync.local, grid.replicate)
+    assert strategy.sync.type in (SyncType.ALL_REDUCE, SyncType.RING), "another sync costs something else"
+    if strategy.gradient_compression is not None:
+        return _compressed(buckets, strategy.gradient_compression, grid.replicate)
+    averaged = _many(_all_reduce(whole, grid.data_ways), len(buckets))
+    return averaged + (_broadcasts(whole, grid.shard) if grid.shard > 1 else NOTHING)
 
 
 def bubble(strategy: Strategy, ranks: int, micro_batches: int) -> float:
