@@ -55,6 +55,10 @@ def planned(script: str | None, *options: str, **spec: Any) -> Result:
     return result
 
 
+def ways(pipeline: int = 1, tensor: int = 1, **more: Any) -> dict[str, Any]:
+    return {"strategy": {"parallelism": {"pipeline": pipeline, "tensor": tensor}, **more}}
+
+
 def rows(result: Result) -> dict[str, str]:
     """The first line of each row."""
     assert result.exit_code == 0, result.output
@@ -200,13 +204,12 @@ def test_a_script_that_never_comes_to_wrap_is_ended() -> None:
 @pytest.mark.parametrize(
     ("spec", "told"),
     [
-        ({"workers": 3, "strategy": {"parallelism": {"tensor": 2}}}, "use 4 ranks, or numbers whose product is 3"),
-        ({"strategy": {"parallelism": {"pipeline": 4}}}, "3 layers cannot make 4 stages; use at most 3 ranks"),
-        ({"strategy": {"parallelism": {"tensor": 2}}}, "nobody says how to split this model; give it a method"),
+        ({"workers": 3, **ways(tensor=2)}, "use 4 ranks, or numbers whose product is 3"),
+        (ways(pipeline=4), "3 layers cannot make 4 stages; use at most 3 ranks"),
+        (ways(tensor=2), "nobody says how to split this model; give it a method"),
         ({"strategy": {"learningRate": {"trustRatio": "LAMB"}}}, "LAMB goes with AdamW, the script has SGD"),
         (
-            {"strategy": {"parallelism": {"pipeline": 2}, "pipelining": {"schedule": "Interleaved"},
-             "batch": {"globalSamples": 10}}},
+            ways(pipeline=2, pipelining={"schedule": "Interleaved"}, batch={"globalSamples": 10}),
             "5 samples per step cannot be cut into 2 equal pieces, which the schedule needs; use a multiple of "
             "it: 6 is next",
         ),
@@ -221,7 +224,7 @@ def test_what_cannot_work_is_refused_with_the_nearest_that_can(spec: dict[str, A
     assert "spec." in result.output
 
 
-def test_environment_and_arguments_are_the_jobs(tmp_path: Path) -> None:
+def test_environment_and_arguments_are_the_jobs() -> None:
     script = "import os, sys\nprint(os.environ['WIDTH'], sys.argv[1:], os.environ['WORLD_SIZE'])\n" + SCRIPT
     script += "assert (os.environ['WIDTH'], sys.argv[1:]) == ('8', ['--wide', '8'])\n"
     script += "assert (job.rank, job.world_size, os.environ['LOCAL_WORLD_SIZE']) == (0, 4, '1')\n"
