@@ -91,7 +91,16 @@ def test_ranks_that_split_a_layer_are_neighbours() -> None:
             {"learning_rate": {"scaling": "Linear", "base_batch": 32}},
             "scaling needs batch.globalSamples",
         ),
-        (2, {"batch": {"global_samples": 4, "micro_samples": 5}}, "microSamples must not be above"),
+        (
+            2,
+            {"batch": {"global_samples": 4, "micro_samples": 5}},
+            "microSamples must not be above globalSamples; use at most 4",
+        ),
+        (
+            4,
+            {"parallelism": {"pipeline": 2, "shard": 2}, "pipelining": {"schedule": "ZeroBubble"}},
+            "ZeroBubble leaves the last stage without gradients where shard is above 1; use Interleaved",
+        ),
         (2, {"offload": "Parameters"}, "offload: goes with sharding Gradients or Parameters"),
         (
             4,
@@ -101,12 +110,12 @@ def test_ranks_that_split_a_layer_are_neighbours() -> None:
         (
             4,
             {"sync": {"type": "Local", "local": {"every_steps": 4, "groups_of": 2, "all_every_steps": 6}}},
-            "allEverySteps must be a multiple of everySteps",
+            "allEverySteps must be a multiple of everySteps; use 8",
         ),
         (
             4,
             {"sync": {"type": "Local", "local": {"groups_of": 3, "all_every_steps": 16}}},
-            "groupsOf 3 does not divide 4 ranks",
+            "groupsOf 3 does not divide 4 ranks; use 2",
         ),
     ],
 )
@@ -115,6 +124,23 @@ def test_what_cannot_work_is_refused_with_the_field_and_the_fix(
 ) -> None:
     with pytest.raises(StrategyError, match=told.replace(".", r"\.")):
         layout(strategy(**fields), world)
+
+
+def test_everything_that_cannot_work_is_told_at_once() -> None:
+    fields = {"offload": "Parameters", "batch": {"global_samples": 4, "micro_samples": 5}}
+    with pytest.raises(StrategyError) as told:
+        layout(strategy(**fields), 2)
+    assert [sentence.partition(":")[0] for sentence in told.value.args] == [
+        "strategy.offload",
+        "strategy.batch",
+    ]
+    assert str(told.value) == "; ".join(told.value.args)
+
+
+def test_a_group_that_fits_no_prime_number_of_ranks_is_all_of_them() -> None:
+    fields = {"sync": {"type": "Local", "local": {"groups_of": 2, "all_every_steps": 8}}}
+    with pytest.raises(StrategyError, match="groupsOf 2 does not divide 5 ranks; use 5"):
+        layout(strategy(**fields), 5)
 
 
 def test_a_strategy_survives_its_way_to_a_rank() -> None:

@@ -121,7 +121,20 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def made(optimizer: str) -> tuple[Tiny, torch.optim.Optimizer]:
+def wide() -> nn.Sequential:
+    """33 MB of layers, more than one bucket of gradients."""
+    return nn.Sequential(*(nn.Linear(768, 768) for _ in range(13)), nn.Linear(768, 768, bias=False))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"tiny": Tiny, "wide": wide}
+LOSSES: dict[str, Callable[..., torch.Tensor]] = {"tiny": loss_of, "wide": F.mse_loss}
+
+
+def batch_for(model: str, step: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return batch(step, size) if model == "tiny" else (torch.ones(size, 768), torch.zeros(size, 768))
+
+
+def made(optimizer: str, model: str = "tiny") -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = Tiny()
-    return model, OPTIMIZERS[optimizer](model.parameters())
+    chosen = MODELS[model]()
+    return chosen, OPTIMIZERS[optimizer](chosen.parameters())

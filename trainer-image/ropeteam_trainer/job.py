@@ -71,6 +71,10 @@ def init(
     second call returns the same Job.
     """
     global _job
+    if _job is None and config.PLAN in os.environ:
+        from ropeteam_trainer.planning import rehearsal
+
+        _job = rehearsal.begin()
     if _job is None:
         given = os.environ.get(config.RANK_PLAN)
         plan = codec.decode(RankPlan, given) if given else None

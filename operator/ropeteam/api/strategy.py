@@ -198,5 +198,5 @@ def problems(strategy: Strategy | None, ranks: int) -> tuple[str, ...]:
     try:
         contract.layout(of_contract(strategy), ranks)
     except contract.StrategyError as error:
-        return (f"spec.{error}",)
+        return tuple(f"spec.{sentence}" for sentence in error.args)
     return ()

@@ -42,12 +42,17 @@ class Manifest:
         return str(self.job["metadata"]["namespace"])
 
 
-def read(file: Path) -> Manifest:
-    """Exactly one TrainingJob, and what it needs. Raises BadInput with every fault of it."""
+def read(file: Path, workers: int | None = None) -> Manifest:
+    """Exactly one TrainingJob, and what it needs. Raises BadInput with every fault of it.
+
+    workers: instead of spec.workers.
+    """
     documents = [_with_names(document, file) for document in _load(file)]
     jobs = [document for document in documents if document["kind"] == KIND]
     if len(jobs) != 1:
         raise BadInput(f"{file}: {len(jobs)} documents of kind {KIND}; exactly one can be run")
+    if workers is not None and isinstance(jobs[0].get("spec"), dict):
+        jobs[0]["spec"]["workers"] = workers
     faults = list(problems(jobs[0]))
     if faults:
         raise BadInput("\n  ".join([f"{file} cannot work:", *faults]))

@@ -136,6 +136,32 @@ def validate(manifest: Path) -> None:
 
 
 @cli.command()
+@click.argument("manifest", type=_MANIFEST)
+@click.option("--workers", type=click.IntRange(min=1), help="Instead of spec.workers.")
+@click.option(
+    "--timeout-seconds",
+    type=click.IntRange(min=1),
+    default=120,
+    show_default=True,
+    help="For the script to come to job.wrap().",
+)
+def plan(manifest: Path, workers: int | None, timeout_seconds: int) -> None:
+    """Say what a job would cost: its ranks, memory, messages, batch and learning rate.
+
+    Runs the script on this machine up to job.wrap(), as one rank that talks to nobody and with a model that
+    takes no memory. Exit status 2: the job cannot work.
+    """
+    from ropeteam.api.job import TrainingJobSpec
+    from ropeteam.cli import documents, rehearse
+    from ropeteam.cli.plan import plan_of
+
+    read = documents.read(manifest, workers)
+    spec = TrainingJobSpec.model_validate(read.job["spec"])
+    for line in plan_of(spec, rehearse.rehearse(spec, Path.cwd(), timeout_seconds)):
+        click.echo(line)
+
+
+@cli.command()
 def crd() -> None:
     """Print the CustomResourceDefinition: ropeteam crd | kubectl apply -f -"""
     from ropeteam.api.crd import to_yaml

@@ -38,6 +38,11 @@ MEMORY = "ROPETEAM_MEMORY"
 """Folder in memory (/dev/shm) that outlives a rank's process, and ends with the pod's container. Set by the
 agent."""
 EPOCH = "ROPETEAM_EPOCH"
+PLAN = "ROPETEAM_PLAN"
+"""`1`: the script is asked what it would train (`ropeteam plan`): init() joins no world, wrap() measures,
+writes the answer and ends the script."""
+PLAN_FILE = "ROPETEAM_PLAN_FILE"
+"""Where the answer goes: JSON of plan.Answer."""
 AGENT_STATE_DIR = "ROPETEAM_STATE_DIR"
 """Scratch folder of the agent (sockets, pages). Default: a fresh folder in the temporary directory."""
 

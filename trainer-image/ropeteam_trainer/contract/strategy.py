@@ -107,6 +107,16 @@ class Pipelining:
     stages_per_rank: int | None = None
     """None: one, or two for the schedules that need more."""
 
+    @property
+    def several(self) -> bool:
+        """Whether the schedule needs several stages on each rank."""
+        return self.schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE)
+
+    @property
+    def per_rank(self) -> int:
+        """Stages on each rank."""
+        return self.stages_per_rank or (2 if self.several else 1)
+
 
 @dataclass(frozen=True)
 class Local:
@@ -202,7 +212,10 @@ class Strategy:
 
 
 class StrategyError(ValueError):
-    """The strategy cannot be used here. The text names the field, the reason, and what can."""
+    """The strategy cannot be used here. Each argument is a sentence: the field, the reason, and what can."""
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.args))
 
 
 @dataclass(frozen=True)
@@ -281,28 +294,38 @@ def layout(strategy: Strategy, world: int) -> Layout:
 
 
 def _nearest(product: int, world: int) -> str:
-    fits = math.ceil(world / product) * product
-    return f"use {fits} ranks, or numbers whose product is {world}"
+    return f"use {_multiple(world, product)} ranks, or numbers whose product is {world}"
+
+
+def _multiple(number: int, of: int) -> int:
+    """The next one from `number` on."""
+    return math.ceil(number / of) * of
+
+
+def _divisor(of: int, near: int) -> int:
+    """The one that is nearest to `near`, 1 and `of` itself left out where there are others."""
+    found = [d for d in range(1, of + 1) if of % d == 0]
+    return min(found[1:-1] or found[-1:], key=lambda d: abs(d - near))
 
 
 def _check(strategy: Strategy, grid: Layout) -> None:
-    """What does not go together. One sentence, the field first."""
-    for wrong, message in (
+    """What does not go together. A sentence for each, the field first."""
+    rules = (
         *_of_ways(strategy, grid),
         *_of_local(strategy.sync.local, grid),
         *_of_servers(strategy, grid),
         *_of_batch(strategy),
-    ):
-        if wrong:
-            raise StrategyError(f"strategy.{message}")
+    )
+    faults = [f"strategy.{message}" for wrong, message in rules if wrong]
+    if faults:
+        raise StrategyError(*faults)
 
 
 def _of_ways(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
     averages = strategy.sync.type is SyncType.ALL_REDUCE
     splits_model, shards = grid.pipeline * grid.tensor > 1, grid.shard > 1
     zero_1 = strategy.sharding is Sharding.OPTIMIZER_STATE
-    many = strategy.pipelining.schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE)
-    stages = strategy.pipelining.stages_per_rank or (2 if many else 1)
+    pipelining = strategy.pipelining
     return [
         (
             not averages and (splits_model or shards),
@@ -323,8 +346,13 @@ def _of_ways(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
             "sharding: there is nothing to share with shard 1; raise parallelism.shard or leave sharding out",
         ),
         (
-            grid.pipeline > 1 and many != (stages > 1),
+            grid.pipeline > 1 and pipelining.several != (pipelining.per_rank > 1),
             "pipelining: Interleaved and ZeroBubble need stagesPerRank above 1, the other schedules need 1",
+        ),
+        (
+            grid.pipeline > 1 and shards and pipelining.schedule is Schedule.ZERO_BUBBLE,
+            "pipelining: ZeroBubble leaves the last stage without gradients where shard is above 1; use "
+            "Interleaved, or replicate instead of shard",
         ),
         (
             strategy.offload is not Offload.NONE and (not shards or zero_1),
@@ -342,11 +370,13 @@ def _of_local(local: Local, grid: Layout) -> list[tuple[bool, str]]:
         ),
         (
             all_every is not None and all_every % local.every_steps > 0,
-            "sync.local: allEverySteps must be a multiple of everySteps",
+            f"sync.local: allEverySteps must be a multiple of everySteps; use "
+            f"{_multiple(all_every or 1, local.every_steps)}",
         ),
         (
             groups is not None and grid.world % groups > 0,
-            f"sync.local: groupsOf {groups} does not divide {grid.world} ranks",
+            f"sync.local: groupsOf {groups} does not divide {grid.world} ranks; use "
+            f"{_divisor(grid.world, groups or 1)}",
         ),
     ]
 
@@ -393,6 +423,6 @@ def _of_batch(strategy: Strategy) -> list[tuple[bool, str]]:
         ),
         (
             batch.global_samples is not None and (batch.micro_samples or 0) > batch.global_samples,
-            "batch: microSamples must not be above globalSamples",
+            f"batch: microSamples must not be above globalSamples; use at most {batch.global_samples}",
         ),
     ]

@@ -41,6 +41,7 @@ def hook_of(compression: Compression) -> Hook:
 
     def low_rank(_: Any, bucket: Any) -> Done:
         done: Done = powerSGD_hook.powerSGD_hook(state, bucket)
+        done.wait()  # gloo's threads would start the later sums of several buckets in any order
         return done
 
     return low_rank

@@ -2,7 +2,7 @@
 
 Use it when the model and its optimizer fit into one rank; it is the fastest then.
 Cost per step and rank, ring all-reduce of P parameters over n ranks: 2 (n-1)/n x 4P bytes sent, overlapped
-with the backward pass; memory: everything, n times.
+with the backward pass; memory: everything, n times, and gradients once more in buckets.
 Source: Li et al., "PyTorch Distributed", VLDB 2020 (torch's DistributedDataParallel).
 """
 

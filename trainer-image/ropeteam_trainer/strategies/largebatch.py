@@ -19,20 +19,11 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ropeteam_trainer.contract.strategy import LearningRate, Scaling, TrustRatio
+from ropeteam_trainer.contract.cost import rate_factor
+from ropeteam_trainer.contract.strategy import LearningRate, TrustRatio
 from ropeteam_trainer.strategies.stepping import Step, around_step
 
 LARS_COEFFICIENT = 0.001
-
-
-def factor(rate: LearningRate, global_batch: int | None) -> float:
-    """What the script's learning rate is multiplied with."""
-    if rate.scaling is Scaling.NONE:
-        return 1.0
-    assert rate.base_batch is not None
-    assert global_batch is not None
-    ratio = global_batch / rate.base_batch
-    return ratio if rate.scaling is Scaling.LINEAR else float(ratio**0.5)
 
 
 def warmup(rate: LearningRate, steps_done: int) -> float:
@@ -45,7 +36,7 @@ def apply(
 ) -> None:
     """In place. Make schedulers afterwards: they take the scaled rate for the base."""
     for group in optimizer.param_groups:
-        group["lr"] *= factor(rate, global_batch)
+        group["lr"] *= rate_factor(rate, global_batch)
     if rate.trust_ratio is TrustRatio.LARS:
         around_step(optimizer, lambda step: _lars(optimizer, step))
     if rate.trust_ratio is TrustRatio.LAMB:

@@ -1,7 +1,8 @@
 """Gradient accumulation: a rank computes its part of a batch in pieces, and sends gradients once.
 
 Use it when the batch that you want does not fit into memory.
-Cost: as many forward and backward passes as pieces; bytes and messages of one step, whatever the pieces.
+Cost: as many forward and backward passes as pieces; bytes and messages of one step, whatever the pieces. Not
+so where layers are sharded: they are gathered for each piece, and gradients are whole until the last one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 With one micro-batch it is plain layer-wise parallelism: ranks wait for each other. With m of them and p
 ranks, each rank computes m/(m+p-1) of the time (GPipe; OneForwardOneBackward holds fewer activations); v
-stages per rank (Interleaved) shrink the bubble to (p-1)/v, and ZeroBubble fills it with gradients of weights.
+stages per rank (Interleaved) shrink the bubble to (p-1)/v, and ZeroBubble fills two thirds of that with
+gradients of weights.
 Use it across nodes, where tensor parallelism would send too much.
 Cost per rank: the activations of one micro-batch, forward and backward, to one neighbour, m times; memory
 of the model 1/p.
@@ -22,6 +23,7 @@ from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
+from ropeteam_trainer.contract.cost import micro_batches
 from ropeteam_trainer.contract.strategy import Pipelining, Schedule, StrategyError
 from ropeteam_trainer.strategies.microbatch import check_loss, samples
 
@@ -59,21 +61,16 @@ def cut(model: nn.Module, settings: Pipelining, ranks: int, rank: int) -> list[t
             "strategy.parallelism.pipeline: the model must be an nn.Sequential of its layers (embedding, "
             f"blocks, head), this is a {type(model).__name__}; give the loss to wrap(..., loss=f)"
         )
-    stages = ranks * per_rank(settings)
+    stages = ranks * settings.per_rank
     layers = list(model.named_children())
     if len(layers) < stages:
         raise StrategyError(
-            f"strategy.parallelism.pipeline: {len(layers)} layers cannot make {stages} stages"
+            f"strategy.parallelism.pipeline: {len(layers)} layers cannot make {stages} stages; use at most "
+            f"{len(layers) // settings.per_rank} ranks with {settings.per_rank} each"
         )
     ends = [len(layers) * number // stages for number in range(stages + 1)]
     mine = range(rank, stages, ranks)
     return [(n, Stage(dict(layers[ends[n] : ends[n + 1]]))) for n in mine]
-
-
-def per_rank(settings: Pipelining) -> int:
-    """Stages on each rank."""
-    many = settings.schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE)
-    return settings.stages_per_rank or (2 if many else 1)
 
 
 class Pipeline:
@@ -90,7 +87,7 @@ class Pipeline:
         self._stages, self._settings, self._group, self._device = stages, settings, group, device
         self._loss = loss
         self._ranks = dist.get_world_size(group)
-        self._last = self._ranks * per_rank(settings) - 1
+        self._last = self._ranks * settings.per_rank - 1
         self._weight = 1.0
         self._losses: list[torch.Tensor] = []
         """Of the micro-batches of the last batch, on the rank with the last stage."""
@@ -139,14 +136,3 @@ class Pipeline:
             )
             self._schedules[key] = schedule, count
         return self._schedules[key]
-
-
-def micro_batches(batch: int, wanted: int, multiple_of: int) -> int:
-    """The largest number up to `wanted` that cuts `batch` into equal pieces. StrategyError if none does."""
-    for count in range(min(batch, wanted), 0, -1):
-        if batch % count == 0 and count % multiple_of == 0:
-            return count
-    raise StrategyError(
-        f"strategy.pipelining: {batch} samples per step cannot be cut into {multiple_of} equal pieces, which "
-        "the schedule needs; choose a batch that is a multiple of it"
-    )

@@ -208,6 +208,8 @@ def _spread(
         assert mesh is not None
         replicated.apply(part, mesh["replicate"])
         return part
+    if dist.get_backend() == "fake":  # ropeteam plan: DDP changes no sizes, and would look at values
+        return part
     if strategy.sync.type is SyncType.RING:
         return datapar.DataParallel(part, ring.hook)
     if strategy.gradient_compression:

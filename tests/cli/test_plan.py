@@ -1,0 +1,273 @@
+"""`ropeteam plan` with real scripts: what it prints, what it refuses, and that nothing is trained."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from ropeteam.api.job import TrainingJobSpec
+from ropeteam.cli import plan
+from ropeteam.cli.main import cli
+from ropeteam_trainer.contract.plan import Answer, Model, Part, Tensor
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """\
+import torch, ropeteam_trainer
+data = torch.randn(100, 8)
+scale = data.std().item()
+job = ropeteam_trainer.init()
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
+"""
+WRAP = """\
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+model, optimizer = job.wrap(model, optimizer, loss=torch.nn.functional.mse_loss)
+"""
+LOOP = """\
+for batch in data.split(10):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+open("trained", "w").close()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = [str(ROOT / "trainer-image"), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+def planned(script: str | None, *options: str, **spec: Any) -> Result:
+    """The script's plan. Whatever it is, nothing was trained."""
+    if script is not None:
+        Path("train.py").write_text(script)
+    fields = {"workers": 4, "image": "none", "command": ["python", "train.py"], **spec}
+    job = {"apiVersion": "ropeteam.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "job"}}
+    Path("job.yaml").write_text(yaml.safe_dump({**job, "spec": fields}))
+    result = CliRunner().invoke(cli, ["plan", "job.yaml", *options])
+    assert not Path("trained").exists()
+    return result
+
+
+def ways(pipeline: int = 1, tensor: int = 1, **more: Any) -> dict[str, Any]:
+    return {"strategy": {"parallelism": {"pipeline": pipeline, "tensor": tensor}, **more}}
+
+
+def rows(result: Result) -> dict[str, str]:
+    """The first line of each row."""
+    assert result.exit_code == 0, result.output
+    pairs = [(line[:16].strip(), line[16:]) for line in result.output.splitlines()]
+    return {name: text for name, text in reversed(pairs) if name}
+
+
+def test_a_script_is_planned_from_its_manifest_alone() -> None:
+    found = rows(
+        planned(
+            SCRIPT + WRAP + LOOP,
+            processesPerWorker=2,
+            strategy={
+                "parallelism": {"pipeline": 2, "shard": 2, "replicate": 2},
+                "batch": {"globalSamples": 512},
+                "learningRate": {"scaling": "Linear", "baseBatch": 128, "warmupSteps": 10},
+            },
+        )
+    )
+    assert found["ranks"] == "8 = 4 workers x 2"
+    assert found["mesh"] == "pipeline 2 x replicate 2 x shard 2"
+    assert found["model"] == "280 parameters, SGD"
+    assert found["memory"] == "1.15 kB on the fullest rank (0)", "72 numbers; whole gradients while adding up"
+    assert found["bubble"] == "20.0 % of a step (OneForwardOneBackward, 4 micro-batches, 2 ranks)"
+    assert found["batch"] == "512 samples a step, in 4 parts of 128, in 4 pieces"
+    assert found["learning rate"] == "0.1 x 4 (Linear) = 0.4, after 10 steps of warm-up"
+
+
+@pytest.mark.parametrize(
+    ("example", "strategy", "model", "memory", "traffic"),
+    [
+        ("digits", None, "8,970 parameters, AdamW", "144 kB on each rank", "35.9 kB sent"),
+        ("digits", {"sharding": "Parameters"}, "8,970 parameters, AdamW", "71.8 kB on each", "53.8 kB"),
+        ("char-gpt", None, "116,224 parameters, AdamW", "1.86 MB on each rank", "620 kB sent"),
+        (
+            "char-gpt",
+            {"sharding": "OptimizerState"},
+            "116,224 parameters, AdamW",
+            "1.24 MB on",
+            "930 kB sent",
+        ),
+    ],
+)
+def test_the_examples_are_planned(
+    example: str, strategy: Any, model: str, memory: str, traffic: str, tmp_path: Path
+) -> None:
+    documents = list(yaml.safe_load_all((ROOT / "examples" / f"{example}.yaml").read_text()))
+    if strategy is not None:
+        documents[0]["spec"]["strategy"] = strategy
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump_all(documents))
+    found = rows(CliRunner().invoke(cli, ["plan", "job.yaml"]))
+    assert found["model"] == model
+    assert found["memory"].startswith(memory)
+    assert found["traffic"].startswith(traffic)
+
+
+def test_a_model_that_would_fill_the_machine_takes_no_memory() -> None:
+    huge = SCRIPT + "model = torch.nn.Linear(1_000_000, 1_000_000).to('cuda').to(torch.bfloat16)\n" + WRAP
+    found = rows(planned(huge, "--workers", "2"))
+    assert found["ranks"] == "2 = 2 workers x 1"
+    assert found["model"] == "1,000,001,000,000 parameters, SGD"
+    assert found["memory"] == "6 TB on each rank"
+
+
+def test_shared_parameters_are_counted_once_and_frozen_ones_have_no_gradient() -> None:
+    tied = (
+        SCRIPT
+        + "model[0].weight = torch.nn.Parameter(torch.ones(16, 8))\nmodel.append(torch.nn.Linear(8, 16))\n"
+    )
+    tied += "model[3].weight = model[0].weight\nmodel[2].requires_grad_(False)\n"
+    result = planned(tied + WRAP)
+    numbers = 16 * 8 + 16 + (8 * 16 + 8) + 16
+    assert rows(result)["model"] == f"{numbers} parameters, SGD"
+    trained = 4 * (numbers - 8 * 16 - 8)
+    assert f"parameters {plan.amount(4 * numbers)}, gradients {plan.amount(trained)}" in result.output
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (SCRIPT + "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+         "job.restore(model=model, optimizer=optimizer)\n", "calls job.restore()"),
+        (SCRIPT + "for batch in job.batches(data, global_batch=10): pass\n", "calls job.batches()"),
+        (SCRIPT + "job.report()\n", "calls job.report()"),
+        ("import torch\ndata = torch.ones(20, 8)\nmodel = torch.nn.Linear(8, 8)\n"
+         "optimizer = torch.optim.Adam(model.parameters())\n" + LOOP, "trains 72 parameters with Adam"),
+        ("import torch.distributed as dist\nfrom torch import nn\ndist.init_process_group('nccl')\n"
+         "assert dist.get_world_size() == 4\nnn.parallel.DistributedDataParallel(nn.Linear(8, 8))\n",
+         "puts 72 parameters into DistributedDataParallel"),
+        ("print('nothing')\n", "ends"),
+    ],
+)  # fmt: skip
+def test_without_wrap_it_says_what_is_unknown(script: str, told: str) -> None:
+    found = rows(planned(script))
+    assert found["ranks"] == "4 = 4 workers x 1"
+    assert found["the rest"].startswith(f"unknown: the script {told} without job.wrap()")
+
+
+def test_a_strategy_that_the_script_does_not_apply_is_refused() -> None:
+    result = planned("print('nothing')", strategy={"sharding": "Parameters"})
+    assert result.exit_code == 2
+    assert (
+        "spec.strategy is given, but the script ends without job.wrap(): call model, optimizer"
+        in result.output
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (None, "No such file or directory"),
+        ("import nothing_like_this\n", "No module named 'nothing_like_this'"),
+        (
+            SCRIPT + "raise RuntimeError('no data here')\n",
+            "failed before job.wrap(): RuntimeError: no data here",
+        ),
+    ],
+)
+def test_a_script_that_cannot_run_here_leaves_what_the_manifest_knows(script: str | None, told: str) -> None:
+    result = planned(script, strategy={"parallelism": {"pipeline": 2}, "batch": {"globalSamples": 64}})
+    found = rows(result)
+    assert told in result.output
+    assert found["model"] == "unknown, and so memory and traffic"
+    assert found["mesh"] == "pipeline 2 x replicate 2"
+    assert found["bubble"].startswith("20.0 %")
+    assert found["batch"] == "64 samples a step, in 2 parts of 32, in 4 pieces"
+
+
+def test_a_command_that_is_not_here_is_said_so() -> None:
+    result = planned(None, command=["/opt/nowhere/python", "train.py"])
+    assert (
+        'the script was not run: exec: "/opt/nowhere/python": no such file on this machine' in result.output
+    )
+    assert rows(result)["mesh"] == "replicate 4"
+
+
+def test_a_script_that_never_comes_to_wrap_is_ended() -> None:
+    result = planned("import time\ntime.sleep(3600)\n", "--timeout-seconds", "1")
+    assert "did not come to job.wrap() within 1 s (--timeout-seconds)" in result.output
+    assert rows(result)["mesh"] == "replicate 4"
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"workers": 3, **ways(tensor=2)}, "use 4 ranks, or numbers whose product is 3"),
+        (ways(pipeline=4), "3 layers cannot make 4 stages; use at most 3 ranks"),
+        (ways(tensor=2), "nobody says how to split this model; give it a method"),
+        ({"strategy": {"learningRate": {"trustRatio": "LAMB"}}}, "LAMB goes with AdamW, the script has SGD"),
+        (
+            ways(pipeline=2, pipelining={"schedule": "Interleaved"}, batch={"globalSamples": 10}),
+            "5 samples per step cannot be cut into 2 equal pieces, which the schedule needs; use a multiple of "
+            "it: 6 is next",
+        ),
+        ({"command": ["torchrun", "--nproc-per-node", "2", "train.py"]}, "set spec.processesPerWorker to 2"),
+        ({"image": None, "comand": "x"}, "comand"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_with_the_nearest_that_can(spec: dict[str, Any], told: str) -> None:
+    result = planned(SCRIPT + WRAP, **spec)
+    assert result.exit_code == 2, result.output
+    assert told in result.output
+    assert "spec." in result.output
+
+
+def test_environment_and_arguments_are_the_jobs() -> None:
+    script = "import os, sys\nprint(os.environ['WIDTH'], sys.argv[1:], os.environ['WORLD_SIZE'])\n" + SCRIPT
+    script += "assert (os.environ['WIDTH'], sys.argv[1:]) == ('8', ['--wide', '8'])\n"
+    script += "assert (job.rank, job.world_size, os.environ['LOCAL_WORLD_SIZE']) == (0, 4, '1')\n"
+    template = {"spec": {"containers": [{"name": "trainer", "env": [{"name": "WIDTH", "value": "8"}]}]}}
+    secret = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
+    found = rows(planned(script + WRAP, args=["--wide", "$(WIDTH)"], template=template, env=[secret]))
+    assert found["model"] == "280 parameters, SGD"
+
+
+def test_a_script_started_once_per_pod_is_not_looked_into() -> None:
+    found = rows(planned(SCRIPT + WRAP, command=["sh", "-c", "python train.py"]))
+    assert "is started by" in found["the rest"]
+
+
+def test_an_optimizer_that_needs_data_is_said_to_be_unknown() -> None:
+    result = planned(
+        SCRIPT + WRAP.replace("SGD(model.parameters(), lr=0.1, momentum=0.9)", "LBFGS(model.parameters())")
+    )
+    assert "optimizer unknown" in result.output
+    assert "the state of LBFGS: it does not step without data" in result.output
+
+
+def test_what_depends_on_the_scripts_batch_is_said_to() -> None:
+    fields = {"workers": 2, "image": "none", "command": ["x"]}
+    micro = {"sharding": "Parameters", "batch": {"microSamples": 4}}
+    spec = TrainingJobSpec.model_validate({**fields, "strategy": micro})
+    part = Part(0, (Tensor((10,), 5, 4, True),), 1, 40)
+    model = Model(10, "Adam", (0.1, 0.01), (0.1, 0.01), (part,))
+    text = "\n".join(plan.plan_of(spec, Answer(model=model)))
+    assert "10 parameters, Adam in 2 groups" in text
+    assert "as the script says, in 2 parts, in pieces of at most 4" in text
+    assert "not counted     that sharded layers are gathered, and gradients kept whole, for each" in text
+
+
+def test_one_rank_alone_sends_nothing() -> None:
+    spec = TrainingJobSpec.model_validate({"workers": 1, "image": "none", "command": ["x"]})
+    model = Model(1, "SGD", (0.1,), (0.1,), (Part(0, (Tensor((1,), 1, 4, True),), 1, 0),))
+    lines = list(plan.plan_of(spec, Answer(model=model)))
+    assert "mesh            one rank alone" in lines
+    assert "traffic         nothing: gradients stay where they are" in lines
+
+
+def test_words() -> None:
+    assert [plan.amount(size) for size in (0, 999, 999_600, 1.5e12, 2e15)] == [
+        "0 B", "999 B", "1 MB", "1.5 TB", "2e+03 TB"
+    ]  # fmt: skip

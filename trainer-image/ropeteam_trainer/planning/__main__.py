@@ -1,0 +1,33 @@
+"""`python -m ropeteam_trainer.planning LAUNCHER PROCESSES command...`: run a job's command as one rank of it
+would, in place of this process. The answer goes to PLAN_FILE; what lies beside it goes with its folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from ropeteam_trainer.agent.launch import Run, analyse
+from ropeteam_trainer.agent.spawn import write_shims
+from ropeteam_trainer.contract.config import PLAN_FILE, Launcher
+from ropeteam_trainer.contract.messages import Problem
+from ropeteam_trainer.contract.plan import Answer
+from ropeteam_trainer.planning import answers, shim
+
+
+def main(launcher: str, processes: str, command: tuple[str, ...]) -> None:
+    found = analyse(command, Launcher(launcher), int(processes))
+    if isinstance(found, Problem):
+        answers.write(Answer(refused=(f"command: {found.message}",)))
+    elif found.run is Run.COMMAND:
+        answers.write(Answer(without_wrap=f"is started by `{command[0]}`, which is not looked into"))
+    else:
+        python = found.python or sys.executable
+        root = write_shims(Path(os.environ[PLAN_FILE]).parent).root
+        argv = [python, *found.flags, shim.__file__, root, found.run.value, *found.arguments(0)]
+        os.execvp(python, argv)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], tuple(sys.argv[3:]))

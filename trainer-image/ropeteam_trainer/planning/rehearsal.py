@@ -1,0 +1,91 @@
+"""The Job that init() gives a script that is planned.
+
+Parameters that the script makes from now on lie on the meta device, where they have a shape and no memory;
+everything else, its data for instance, is real and on the CPU. wrap() measures, answers, and ends the script.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch.nn import Module
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+
+from ropeteam_trainer.contract import codec, config
+from ropeteam_trainer.contract.config import RankPlan, Resume
+from ropeteam_trainer.contract.plan import Answer
+from ropeteam_trainer.contract.strategy import Strategy, StrategyError, TensorParallel
+from ropeteam_trainer.job import Job
+from ropeteam_trainer.planning import answers
+from ropeteam_trainer.planning.measure import join, measure
+from ropeteam_trainer.world import World
+
+
+def begin() -> Job:
+    """From here on models take no memory."""
+    text = os.environ.get(config.RANK_PLAN)
+    plan = (
+        codec.decode(RankPlan, text) if text else RankPlan("", (), False, None, Resume.LATEST, None, "", "")
+    )
+    world = World(0, int(os.environ.get("WORLD_SIZE", "1")), torch.device("cpu"))
+    join(world.rank, world.size)
+    register_module_parameter_registration_hook(_to_meta)
+    _StayOnMeta().__enter__()  # type: ignore[no-untyped-call]
+    return Rehearsal(world, plan, {})
+
+
+class Rehearsal(Job):
+    """Up to wrap(). What would begin to train without it says so and ends the script."""
+
+    def wrap(
+        self,
+        model: Module,
+        optimizer: Optimizer,
+        *,
+        loss: Callable[..., torch.Tensor] | None = None,
+        tensor_plan: Callable[[TensorParallel], Mapping[str, Any]] | None = None,
+    ) -> NoReturn:
+        del os.environ[config.PLAN]  # optimizers may step now
+        try:
+            found = measure(
+                model, optimizer, self._strategy or Strategy(), self.world_size, loss, tensor_plan
+            )
+        except StrategyError as error:
+            answers.end(Answer(refused=error.args))
+        answers.end(Answer(model=found))
+
+    def restore(self, **_: Any) -> NoReturn:
+        answers.end(Answer(without_wrap="calls job.restore()"))
+
+    def batches(self, *_: Any, **__: Any) -> Iterator[Any]:
+        answers.end(Answer(without_wrap="calls job.batches()"))
+
+    def report(self, **_: Any) -> NoReturn:
+        answers.end(Answer(without_wrap="calls job.report()"))
+
+
+def _to_meta(_: Module, __: str, parameter: torch.nn.Parameter | None) -> None:
+    """In place, so that layers which share a parameter go on sharing it."""
+    if parameter is not None and not parameter.is_meta and not _is_lazy(parameter):
+        shape = torch.nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+        torch.utils.swap_tensors(parameter, shape)
+
+
+def _is_lazy(parameter: Any) -> bool:
+    return isinstance(parameter, torch.nn.UninitializedParameter)
+
+
+class _StayOnMeta(TorchFunctionMode):
+    """`model.to("cuda")` moves nothing that has no memory; types change as asked."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if func in (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu) and args[0].is_meta:
+            wanted = (each for each in (*args[1:], *named.values()) if isinstance(each, torch.dtype))
+            return args[0].to(dtype=next(wanted, args[0].dtype))
+        return func(*args, **named)
