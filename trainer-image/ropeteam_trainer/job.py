@@ -218,12 +218,13 @@ class Job:
             return 0
         objects = {"model": model, "optimizer": optimizer, **extra}
         optional: Mapping[str, Any] = {}
+        own: Mapping[str, Any] = {}
         if self._wrapped is not None:
-            optional = self._wrapped.extra
+            optional, own = self._wrapped.extra, self._wrapped.own
             if model is self._wrapped.model:
                 objects["model"] = self._wrapped.parts
         given = {name: thing for name, thing in objects.items() if thing is not None}
-        self._checkpoints.keep(given, optional)
+        self._checkpoints.keep(given, optional, own)
         with self.phase("restore"):
             found = self._checkpoints.restore()
         if found is not None:
