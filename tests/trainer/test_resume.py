@@ -13,10 +13,11 @@ from tests.trainer.ranks import Crew, FakeAgent
 from ropeteam_trainer.contract.world import Epoch
 
 SAMPLES, EPOCHS = 37, 2
+REPLICATED = ("--strategy", '{"sync": {"type": "Replicate"}}')
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-@pytest.mark.parametrize("layout", [(), ("--shard",)], ids=["ddp", "shard"])
+@pytest.mark.parametrize("layout", [(), ("--shard",), REPLICATED], ids=["ddp", "shard", "replicate"])
 def test_a_resumed_run_repeats_every_loss_bit_for_bit(
     tmp_path: Path, world: int, layout: tuple[str, ...]
 ) -> None:

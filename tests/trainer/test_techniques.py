@@ -47,6 +47,8 @@ SEVERAL: dict[str, dict[str, Any]] = {
         "batch": {"micro_samples": 5},
         "activation_checkpointing": "Full",
     },
+    "composable replicate": {"sync": {"type": "Replicate"}},
+    "composable replicate, micro-batches": {"sync": {"type": "Replicate"}, "batch": {"micro_samples": 5}},
     "PowerSGD of full rank": compressed("PowerSGD", power_sgd={"rank": 64}),
     "TopK of all": compressed("TopK", top_k={"keep_per_mille": 1000}),
 }

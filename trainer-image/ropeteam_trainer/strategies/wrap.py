@@ -214,7 +214,7 @@ def _spread(
         return part
     if grid.data_ways == 1 or strategy.sync.type is SyncType.LOCAL:
         return part
-    if grid.pipeline * grid.tensor > 1:
+    if grid.pipeline * grid.tensor > 1 or strategy.sync.type is SyncType.REPLICATE:
         assert mesh is not None
         replicated.apply(part, mesh["replicate"])
         return part
