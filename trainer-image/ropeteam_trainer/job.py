@@ -129,7 +129,8 @@ class Job:
         Call it once, on the plain model, before restore(), batches() and learning-rate schedulers. All ranks
         get rank 0's weights. The loop stays as it is, with what is returned.
         loss: (output, target) -> mean loss, one number. With it, model(x, y) returns loss(output of x, y);
-        pipelines need it, and micro-batches where the model itself does not return its loss.
+        pipelines need it, and micro-batches where the model itself does not return its loss. Keywords go to
+        the model, except in pipelines.
         tensor_plan: which layers tensor parallelism splits how, {layer name: torch's ParallelStyle}; default
         the model's method of that name. Raises StrategyError: what cannot work, and what can.
         """

@@ -144,7 +144,7 @@ def wrap(
         assert mesh is not None
         group = mesh["pipeline"].get_group()
         front.flow(pipeline.Pipeline(stages, strategy.pipelining, group, world.device, front.finished_loss))
-    called = front if front.does_anything else parts[0]
+    called = front if front.does_anything or parts[0] is not model else model
     return Wrapped(called, optimizer, parts, extra, own, grid, steps, scale, mesh)
 
 
