@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.agent.harness import Coordinator, Pod
+
+from ropeteam_trainer.agent.spawn import write_shims
 
 
 @pytest.fixture
@@ -36,3 +40,24 @@ def make_pod(tmp_path: Path, coordinator: Coordinator) -> Iterator[Any]:
 def pod(make_pod: Any) -> Pod:
     found: Pod = make_pod()
     return found
+
+
+@pytest.fixture
+def shim(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the shim itself, as the agent would."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    rank = write_shims(folder).rank
+    environment = {"PATH": "/usr/bin:/bin"}
+
+    def run(*arguments: str, flags: tuple[str, ...] = (), **variables: str) -> Any:
+        return subprocess.run(
+            [sys.executable, *flags, rank, *arguments],
+            cwd=tmp_path,
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run

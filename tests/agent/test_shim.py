@@ -2,35 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from tests.agent.scripts import facts, under_python, write_scripts
 
 from ropeteam_trainer.agent.page import Page
-from ropeteam_trainer.agent.spawn import write_shims
-
-
-@pytest.fixture
-def shim(tmp_path):
-    """Run the shim itself, as the agent would."""
-    folder = tmp_path / "state"
-    folder.mkdir()
-    rank = write_shims(folder).rank
-    environment = {"PATH": "/usr/bin:/bin"}
-
-    def run(*arguments, flags=(), **variables):
-        return subprocess.run(
-            [sys.executable, *flags, rank, *arguments],
-            cwd=tmp_path,
-            env=environment | variables,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    return run
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,17 @@ def test_a_first_step_that_does_not_come():
     assert Life(timeouts=Timeouts(start=600)).running().wait(5000).did == (), "rung 0 makes no steps we see"
 
 
+def test_a_rank_that_beats_without_a_hello_is_an_unchanged_script_with_a_hang_clock():
+    life = Life(timeouts=Timeouts(start=10, hang=5)).running().said(0, total_steps=9).wait(11)
+    assert life.did_no(KillRanks), "nobody knows how long it prepares"
+    life.beats(0, 3).ordered(pause=epoch())
+    assert life.report.rung == 0
+    assert life.report.progress.total_steps == 9
+    assert life.did_no(TellRank), "it would not listen"
+    life.ordered(pause=None).wait(5.1)
+    assert life.did_a(KillRanks) == KillRanks(epoch(), (0,))
+
+
 def test_the_library_once_seen_is_expected_again():
     life = Life().running().said(0, rung=1).ordered(plan=None).died(0, 1).running(2).wait(601)
     assert life.did_a(KillRanks).ranks == (0, 1)

@@ -46,7 +46,15 @@ def test_readme_has_no_command_that_nobody_runs():
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, "docs/api.md", "docs/architecture.md", "docs/metrics.md", "CONTRIBUTING.md"]
+    "page",
+    [
+        *PAGES,
+        "docs/api.md",
+        "docs/architecture.md",
+        "docs/frameworks.md",
+        "docs/metrics.md",
+        "CONTRIBUTING.md",
+    ],
 )
 def test_links_lead_somewhere(page: str):
     text = (ROOT / page).read_text()

@@ -12,9 +12,12 @@ import psutil
 import pytest
 from tests.e2e.conftest import job
 from tests.e2e.harness import Cluster, environments, wait_for
+from tests.frameworks.conftest import SCRIPTS
 
-SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = "120"
+EVERYTHING = bool(os.environ.get("ROPETEAM_E2E"))
+"""`make e2e`. `make test` has one of each framework."""
+TORCHRUN = ["torchrun", "--nproc-per-node", "1"]
 
 
 def accelerated(folder: Path) -> dict[str, Any]:
@@ -28,8 +31,12 @@ def accelerated_per_rank(folder: Path) -> dict[str, Any]:
     return {"command": command, "launcher": "PerRank", "processesPerWorker": 2}
 
 
-def zero(folder: Path) -> dict[str, Any]:
-    script = [f"{SCRIPTS}/zero.py", "--folder", str(folder), "--steps", STEPS]
+def fabric(folder: Path) -> dict[str, Any]:
+    return {"command": [*TORCHRUN, f"{SCRIPTS}/fabric.py", str(folder), STEPS]}
+
+
+def zero(folder: Path, stage: int) -> dict[str, Any]:
+    script = [f"{SCRIPTS}/zero.py", "--folder", str(folder), "--steps", STEPS, "--stage", str(stage)]
     return {"command": ["deepspeed", "--num_nodes", "2", *script]}
 
 
@@ -50,30 +57,78 @@ def script(cluster: Cluster, name: str, rank: str) -> int:
     return max(found, key=lambda pid: len(psutil.Process(pid).parents()))
 
 
+class Killed:
+    """A job whose rank 1 is killed once it has saved; all ranks go on from there, in their pods."""
+
+    def __init__(
+        self, cluster: Cluster, name: str, spec: dict[str, Any], environment: dict[str, str]
+    ) -> None:
+        self.cluster, self.name = cluster, name
+        self.processes = spec.get("processesPerWorker", 1)
+        self.pods = [f"{name}-{slot}-1" for slot in range(2)]
+        whole = job(name, torch=True, **spec)
+        whole["spec"]["env"] += [{"name": key, "value": value} for key, value in environment.items()]
+        cluster.create(whole)
+        cluster.wait_condition(name, "Running")
+        self.uids = cluster.pod_uids(name)
+
+    def kill(self) -> None:
+        wait_for("a save", lambda: saved(self.cluster, self.pods[0]), 300)
+        os.kill(script(self.cluster, self.name, "1"), signal.SIGKILL)
+
+    def assert_it_goes_on(self) -> None:
+        self.cluster.wait_condition(self.name, "Complete", 300)
+        for pod in self.pods:
+            starts = begun(self.cluster, pod)
+            assert starts[: self.processes] == [(0, 2 * self.processes)] * self.processes
+            assert len(starts) == 2 * self.processes
+            assert {size for _, size in starts} == {2 * self.processes}
+            assert all(step >= 10 for step, _ in starts[self.processes :]), "from its own files"
+        assert len(self.cluster.status(self.name)["incidents"]) == 1
+        assert saved(self.cluster, self.pods[0]) == int(STEPS)
+        assert self.cluster.pod_uids(self.name) == self.uids, "no pod was replaced"
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("shape", [accelerated, accelerated_per_rank, zero])
+@pytest.mark.parametrize("shape", [accelerated, fabric, *[accelerated_per_rank] * EVERYTHING])
 def test_a_script_of_another_framework_goes_on_in_its_pods(
-    cluster: Cluster, name: str, tmp_path: Path, frameworks: Path, shape: Any
+    cluster: Cluster, name: str, tmp_path: Path, frameworks: dict[str, str], shape: Any
 ) -> None:
-    spec = shape(tmp_path)
-    processes = spec.get("processesPerWorker", 1)
-    whole = job(name, torch=True, **spec)
-    path = f"{frameworks}/bin:{os.environ['PATH']}"
-    for variable, value in (("PYTHONPATH", str(frameworks)), ("PATH", path), ("DS_ACCELERATOR", "cpu")):
-        whole["spec"]["env"].append({"name": variable, "value": value})
-    cluster.create(whole)
-    pods = [f"{name}-{slot}-1" for slot in range(2)]
-    cluster.wait_condition(name, "Running")
-    uids = cluster.pod_uids(name)
-    wait_for("a save", lambda: saved(cluster, pods[0]), 600)
-    os.kill(script(cluster, name, "1"), signal.SIGKILL)
-    cluster.wait_condition(name, "Complete", 300)
-    for pod in pods:
-        starts = begun(cluster, pod)
-        assert starts[:processes] == [(0, 2 * processes)] * processes
-        assert len(starts) == 2 * processes
-        assert {size for _, size in starts} == {2 * processes}
-        assert all(step >= 10 for step, _ in starts[processes:]), "from its own files"
-    assert len(cluster.status(name)["incidents"]) == 1
-    assert saved(cluster, pods[0]) == int(STEPS)
-    assert cluster.pod_uids(name) == uids, "no pod was replaced"
+    killed = Killed(cluster, name, shape(tmp_path), frameworks)
+    killed.kill()
+    killed.assert_it_goes_on()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("stage", [3, *[1, 2] * EVERYTHING])
+def test_zero_of_deepspeed_goes_on_in_its_pods(
+    cluster: Cluster, name: str, tmp_path: Path, deepspeed: dict[str, str], stage: int
+) -> None:
+    killed = Killed(cluster, name, zero(tmp_path, stage), deepspeed)
+    killed.kill()
+    killed.assert_it_goes_on()
+
+
+@pytest.mark.timeout(900)
+def test_the_trainer_of_transformers_tells_its_progress_and_goes_on(
+    cluster: Cluster, name: str, tmp_path: Path, frameworks: dict[str, str]
+) -> None:
+    spec = {"command": [*TORCHRUN, f"{SCRIPTS}/trainer.py", str(tmp_path), STEPS]}
+    killed = Killed(cluster, name, spec, frameworks)
+
+    def progress() -> dict[str, Any]:
+        return cluster.status(name).get("progress") or {}
+
+    wait_for("progress of the first world", progress, 300)
+    assert 0 < progress()["step"] <= 30
+    wait_for("step 30", lambda: "at step 30" in cluster.logs(killed.pods[1]))
+    killed.kill()
+    (tmp_path / "seen").touch()
+    killed.assert_it_goes_on()
+    told = progress()
+    assert told["step"] == told["totalSteps"] == int(STEPS)
+    assert float(told["loss"]) > 0
+    assert float(told["samplesPerSecond"]) > 0
+    status = cluster.status(name)
+    assert status["incidents"][0]["stepsLost"] == 10, "killed at step 30, saved at step 20"
+    assert status["rung"] == 0, "no more is expected of it than of any script"

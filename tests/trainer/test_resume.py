@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.trainer import traces
@@ -11,10 +13,11 @@ from tests.trainer.ranks import Crew, FakeAgent
 from ropeteam_trainer.contract.world import Epoch
 
 SAMPLES, EPOCHS = 37, 2
+REPLICATED = ("--strategy", '{"sync": {"type": "Replicate"}}')
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-@pytest.mark.parametrize("layout", [(), ("--shard",)], ids=["ddp", "shard"])
+@pytest.mark.parametrize("layout", [(), ("--shard",), REPLICATED], ids=["ddp", "shard", "replicate"])
 def test_a_resumed_run_repeats_every_loss_bit_for_bit(
     tmp_path: Path, world: int, layout: tuple[str, ...]
 ) -> None:
@@ -32,6 +35,56 @@ def test_a_resumed_run_repeats_every_loss_bit_for_bit(
     assert resumed.result == {**undisturbed.result, "first": 6}
     assert traces.losses(hit.trace, world) == traces.losses(calm.trace, world)
     assert traces.samples(hit.trace, world) == traces.samples(calm.trace, world)
+
+
+def compressed(kind: str, **settings: dict[str, int]) -> dict[str, Any]:
+    return {"gradient_compression": {"type": kind, **settings}}
+
+
+def locally(**local: int) -> dict[str, Any]:
+    return {"sync": {"type": "Local", "local": local}}
+
+
+TOP_K = compressed("TopK", top_k={"keep_per_mille": 100})
+WITH_MEMORY: dict[str, tuple[int, dict[str, Any]]] = {
+    "PowerSGD": (3, compressed("PowerSGD", power_sgd={"rank": 2})),
+    "TopK": (3, TOP_K),
+    "local": (2, locally(every_steps=3)),
+    "DiLoCo": (3, locally(every_steps=2, outer_learning_rate_per_mille=700)),
+    "hierarchical": (4, locally(every_steps=2, groups_of=2, all_every_steps=6)),
+}
+
+
+@pytest.mark.parametrize("technique", WITH_MEMORY)
+def test_what_each_rank_keeps_for_itself_is_resumed_bit_for_bit(tmp_path: Path, technique: str) -> None:
+    """Twelve steps are six, a save, new processes, and six: weights and optimizers of all ranks, too."""
+    world, strategy = WITH_MEMORY[technique]
+    options = ("--samples", "45", "--strategy", json.dumps(strategy))
+    calm = Crew(tmp_path / "calm", world)
+    undisturbed = calm.run("train.py", *options)
+    assert undisturbed.codes == [0] * world, undisturbed.output
+    assert undisturbed.result["steps"] == 12
+    hit = Crew(tmp_path / "hit", world)
+    saved = ("--folder", str(tmp_path / "saved"), "--every", "6", *options)
+    assert hit.run("train.py", *saved, "--die", "8:0").codes[0] == -9
+    resumed = hit.run("train.py", *saved)
+    assert resumed.result == {**undisturbed.result, "first": 6}
+    assert traces.losses(hit.trace, world) == traces.losses(calm.trace, world)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"), [(TOP_K, "TopK's memory"), (locally(every_steps=3), "the local optimizers' state")]
+)
+def test_another_number_of_ranks_begins_without_it_and_says_so(
+    tmp_path: Path, strategy: dict[str, Any], said: str
+) -> None:
+    saved = ("--strategy", json.dumps(strategy), "--folder", str(tmp_path / "saved"), "--every", "3")
+    assert Crew(tmp_path, 2).run("train.py", *saved, "--die", "5:1").codes[1] == -9
+    last = Crew(tmp_path, 3).run("train.py", *saved)
+    assert last.codes == [0, 0, 0], last.output
+    assert last.result["first"] == 3
+    sentence = f"ropeteam: {said} of 2 ranks cannot be used by 3: begins without it"
+    assert [text.count(sentence) for text in last.output] == [1, 0, 0]
 
 
 def test_each_sample_is_used_once_in_each_epoch_under_any_world(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def test_ranks_that_split_a_layer_are_neighbours() -> None:
         (4, {"parallelism": {"shard": 3}}, "shard 3 makes 3 ranks, but this world has 4; use 6 ranks"),
         (2, {"parallelism": {"replicate": 4}}, "replicate 4 makes 4 ranks, but this world has 2"),
         (4, {"sync": {"type": "Ring"}, "parallelism": {"shard": 2}}, "sync: Ring keeps whole copies"),
+        (4, {"sync": {"type": "Replicate"}, "sharding": "Parameters"}, "sync: Replicate keeps whole copies"),
         (
             4,
             {"gradient_compression": {"type": "TopK"}, "parallelism": {"tensor": 2}},

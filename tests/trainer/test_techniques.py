@@ -47,6 +47,8 @@ SEVERAL: dict[str, dict[str, Any]] = {
         "batch": {"micro_samples": 5},
         "activation_checkpointing": "Full",
     },
+    "composable replicate": {"sync": {"type": "Replicate"}},
+    "composable replicate, micro-batches": {"sync": {"type": "Replicate"}, "batch": {"micro_samples": 5}},
     "PowerSGD of full rank": compressed("PowerSGD", power_sgd={"rank": 64}),
     "TopK of all": compressed("TopK", top_k={"keep_per_mille": 1000}),
 }
@@ -127,6 +129,16 @@ def test_an_average_in_every_step_is_the_step_of_one_process(tmp_path: Path) -> 
     for name, found in trained(tmp_path, 2, requests, optimizer="SGD without momentum").items():
         assert found["loss"] <= 1e-5, (name, found)
         assert found["weight"] <= 1e-5, (name, found)
+
+
+def test_neighbours_average_often_and_all_of_them_seldom(tmp_path: Path) -> None:
+    """Groups of two after every second step, all four after every fourth."""
+    strategy = json.dumps(locally(every_steps=2, groups_of=2, all_every_steps=4))
+    ended = Crew(tmp_path, 4).run("averaging.py", strategy)
+    assert not any(ended.codes), ended.output
+    alone, pairs, everybody = [[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
+    assert ended.result["alike"] == [alone, pairs, alone, everybody] * 2
+    assert ended.result["together"] == [False, False, False, True] * 2, "only then a checkpoint is saved"
 
 
 def test_short_types_end_within_a_percent(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class Heartbeat:
 class AgentLink:
     """The socket. Each line from the agent is its whole will: `paused`, and where to stop then."""
 
-    def __init__(self, connection: socket.socket, rank: int) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._outbox: queue.SimpleQueue[FromRank | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -64,7 +64,6 @@ class AgentLink:
         self.servers: tuple[str, ...] = ()
         """Where the parameter servers are, if that has changed since this rank was started."""
         self._loss: Any = None
-        self.send(FromRank(hello_pid=os.getpid(), rank=rank, rung=1))
         threading.Thread(target=self._read, daemon=True, name="ropeteam-read").start()
         self._writer = threading.Thread(target=self._write, daemon=True, name="ropeteam-write")
         self._writer.start()
@@ -128,8 +127,11 @@ def wait_to_be_killed() -> NoReturn:
         time.sleep(3600)
 
 
-def connect(environ: Mapping[str, str], rank: int) -> AgentLink | None:
-    """None outside of a TrainingJob, or if the agent cannot be reached: then training goes on without it."""
+def connect(environ: Mapping[str, str], rank: int | None) -> AgentLink | None:
+    """None outside of a TrainingJob, or if the agent cannot be reached: then training goes on without it.
+
+    rank: it says hello: it is on rung 1, obeys pauses, and a first step is expected. None: it says none.
+    """
     path = environ.get(config.RANK_SOCKET)
     if path is None:
         return None
@@ -140,4 +142,7 @@ def connect(environ: Mapping[str, str], rank: int) -> AgentLink | None:
         connection.close()
         print(f"ropeteam: no connection to the agent at {path}: {error}. Training goes on.", file=sys.stderr)
         return None
-    return AgentLink(connection, rank)
+    link = AgentLink(connection)
+    if rank is not None:
+        link.send(FromRank(hello_pid=os.getpid(), rank=rank, rung=1))
+    return link

@@ -145,7 +145,8 @@ class Job:
         Call it once, on the plain model, before restore(), batches() and learning-rate schedulers. All ranks
         get rank 0's weights. The loop stays as it is, with what is returned.
         loss: (output, target) -> mean loss, one number. With it, model(x, y) returns loss(output of x, y);
-        pipelines need it, and micro-batches where the model itself does not return its loss.
+        pipelines need it, and micro-batches where the model itself does not return its loss. Keywords go to
+        the model, except in pipelines.
         tensor_plan: which layers tensor parallelism splits how, {layer name: torch's ParallelStyle}; default
         the model's method of that name. Raises StrategyError: what cannot work, and what can.
         """
@@ -262,12 +263,13 @@ class Job:
             return 0
         objects = {"model": model, "optimizer": optimizer, **extra}
         optional: Mapping[str, Any] = {}
+        own: Mapping[str, Any] = {}
         if self._wrapped is not None:
-            optional = self._wrapped.extra
+            optional, own = self._wrapped.extra, self._wrapped.own
             if model is self._wrapped.model:
                 objects["model"] = self._wrapped.parts
         given = {name: thing for name, thing in objects.items() if thing is not None}
-        self._checkpoints.keep(given, optional)
+        self._checkpoints.keep(given, optional, own)
         with self.phase("restore"):
             found = self._checkpoints.restore()
         return self._go_on_from(found.step, found.data) if found is not None else 0

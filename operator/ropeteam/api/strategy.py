@@ -96,7 +96,8 @@ class Sync(ApiModel):
     """How copies of the model are kept the same."""
 
     type: SyncType = SyncType.ALL_REDUCE
-    """AllReduce: the mean of gradients in every step; Ring: the same, by our own ring, to look at; Local:
+    """AllReduce: the mean of gradients in every step; Ring: the same, by our own ring, to look at;
+    Replicate: the same, layer by layer, by torch's composable replicate(), which wraps nothing; Local:
     weights now and then; ParameterServer: servers keep the weights."""
     local: Local = Local()
     """With type Local."""

@@ -1,4 +1,4 @@
-"""ZeRO stage 1 of DeepSpeed, its own checkpoints. Started by `deepspeed`, which tells --local_rank."""
+"""ZeRO of DeepSpeed, any stage, its own checkpoints. Started by `deepspeed`, which tells --local_rank."""
 
 import argparse
 import time
@@ -10,12 +10,13 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--local_rank", type=int, required=True)
 parser.add_argument("--folder")
 parser.add_argument("--steps", type=int)
+parser.add_argument("--stage", type=int)
 args = parser.parse_args()
 
 config = {
     "train_micro_batch_size_per_gpu": 4,
     "optimizer": {"type": "Adam", "params": {"lr": 1e-2, "torch_adam": True}},
-    "zero_optimization": {"stage": 1},
+    "zero_optimization": {"stage": args.stage},
 }
 deepspeed.init_distributed("gloo")
 torch.manual_seed(0)

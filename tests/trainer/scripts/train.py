@@ -1,13 +1,14 @@
 """A training in small: all rungs, all random generators, uneven batches; told by its options when to fail.
 
 train.py [--samples N] [--epochs N] [--folder DIR --every N] [--workers N] [--shard]
-         [--die STEP:RANK] [--error STEP:RANK] [--exit STEP:RANK]
+         [--strategy JSON] [--die STEP:RANK] [--error STEP:RANK] [--exit STEP:RANK]
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import random
 import signal
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 import ropeteam_trainer
+from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Sharding, Strategy
 from ropeteam_trainer.recipes.common import result, summed
 
@@ -27,6 +29,7 @@ parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--global-batch", type=int, default=8)
 parser.add_argument("--folder")
 parser.add_argument("--every", type=int)
+parser.add_argument("--strategy", help="JSON, as in a RankPlan")
 parser.add_argument("--die", default="", help="STEP:RANK: SIGKILL, when the step is done but not reported")
 parser.add_argument("--error", default="", help="STEP:RANK: raise an exception there")
 parser.add_argument("--exit", default="", help="STEP:RANK: sys.exit(3) there")
@@ -36,13 +39,15 @@ options = parser.parse_args()
 
 torch.manual_seed(1)
 data = torch.randn(options.samples, 9)
+strategy = codec.from_plain(Strategy, json.loads(options.strategy)) if options.strategy else None
 if options.shard:
+    strategy = Strategy(sharding=Sharding.PARAMETERS)
     dist.init_process_group("gloo")  # also in a world of one
 job = ropeteam_trainer.init(
     device="cpu",
     checkpoint_dir=options.folder,
     checkpoint_every_steps=options.every,
-    strategy=Strategy(sharding=Sharding.PARAMETERS) if options.shard else None,
+    strategy=strategy,
     timeout_seconds=60,
 )
 model: nn.Module = nn.Sequential(nn.Linear(8, 300), nn.Dropout(0.2), nn.ReLU(), nn.Linear(300, 1))

@@ -2,5 +2,6 @@
 
 Pure: state.py, learn.py, machine.py, report.py, hang.py (what to do), launch.py (what the command means).
 I/O: main.py (the loop) and what it drives: link, ranks, zygote, keeper, output, pages, preflight.
-In the job's interpreter: rankmain.py (runs the user's script), zygote.py (has torch imported, forks).
+In the job's interpreter: rankmain.py (runs the user's script), hooks.py (adds to what it imports), zygote.py
+(has torch imported, forks).
 """

@@ -1,8 +1,9 @@
 """Is a rank stuck? A pure clock over its heartbeat.
 
 It runs while the script says that it trains or waits for data, never while it evaluates, saves, restores or
-is paused. Limits: a script without our library has no heartbeat and is never judged. A first step that does
-not come is judged by startSeconds, and only if the script is known to use the library.
+is paused. Limits: a script without our library has no heartbeat and is never judged, unless its framework
+has one for it (huggingface.py). A first step that does not come is judged by startSeconds, and only if the
+script is known to use the library.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ import sys
 import types
 from typing import Any, NoReturn
 
+from ropeteam_trainer.agent import hooks
+
 _OURS = "ropeteam_trainer"
 
 
@@ -25,6 +27,7 @@ def main(root: str, kind: str, argv: list[str]) -> NoReturn:
     """`root`: the folder or zip that holds our package. Ends the interpreter with the script's exit code."""
     _leave_no_trace(root)
     _show_rank()
+    hooks.install()
     sys.argv = argv
     try:
         _run(kind, argv[0])

@@ -2,7 +2,7 @@
 
     tensors       of modules and optimizers, each rank its part; together in the format of DCP (dcp.py)
     state.pt      by rank 0: all other state that ranks share; the data position
-    rank-<r>.pt   by each rank: its random generators
+    rank-<r>.pt   by each rank: its random generators, and what a technique keeps on each rank for itself
 
 Any layout goes on from any other: what counts are the names of parameters. Under an agent the files are
 reported and the manifest is the agent's (after a grant). Without one, rank 0 writes the manifest itself as
@@ -53,22 +53,29 @@ class Checkpoints:
         self._cadence = Cadence(plan.checkpoint, world.number_of_rank_0)
         self._writer = ShardWriter(self._directory, self._epoch, world, self._written)
         self._kept = Kept({})
+        self._own: Mapping[str, Any] = {}
         self._last_saved = -1
         self._shard: tuple[ShardFile, ...] = ()
         self._lineage: list[CheckpointRef] = []
         self.due = self._cadence.due
         self.wait = self._writer.wait
 
-    def keep(self, objects: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> None:
+    def keep(
+        self,
+        objects: Mapping[str, Any],
+        optional: Mapping[str, Any] | None = None,
+        own: Mapping[str, Any] | None = None,
+    ) -> None:
         """Save and restore these from now on: modules (a list of them where a rank has several), optimizers,
-        and what has state_dict() and load_state_dict(). optional: those that a checkpoint may lack. Raises
-        TypeError or ValueError for what could not be loaded again."""
-        self._kept = Kept(objects, optional)
+        and what has state_dict() and load_state_dict(). optional: those that a checkpoint may lack. own: of
+        these every rank saves its own; only as many ranks can use them again. Raises TypeError or ValueError
+        for what could not be loaded again."""
+        self._kept, self._own = Kept(objects, optional), own or {}
 
     def close(self) -> None:
         """Finish, and let go of everything: the objects may hold the model, and with it the group."""
         self._writer.close()
-        self._kept = Kept({})
+        self._kept, self._own = Kept({}), {}
 
     def save(self, step: int, data: dict[str, int] | None) -> None:
         """Copy the state and write it in the background. A second save of the same step does nothing."""
@@ -76,7 +83,8 @@ class Checkpoints:
             return
         self._last_saved = step
         state = self._kept.state(with_others=self._world.rank == 0)
-        files: dict[str, Any] = {_rank_file(self._world.rank): {"rng": rng.capture()}}
+        own = {name: thing.state_dict() for name, thing in self._own.items()}
+        files: dict[str, Any] = {_rank_file(self._world.rank): {"rng": rng.capture(), "own": own}}
         if self._world.rank == 0:
             files[STATE] = {"step": step, "data": data, "others": state.others}
         self._shard = ()
@@ -95,10 +103,7 @@ class Checkpoints:
             return None
         ref = choice.manifest.ref
         state = self._load(ref)
-        if _rank_file(self._world.rank) in {file.name for file in choice.manifest.files}:
-            rng.put_back(reader.load(self._directory, ref, _rank_file(self._world.rank))["rng"])
-        else:
-            rng.reseed(ref.step, self._world.rank)
+        self._load_own(ref, choice.manifest)
         self._lineage = [ref]
         if self._world.rank == 0:
             _say(f"goes on from step {ref.step} (checkpoint {folder(ref)})")
@@ -117,6 +122,23 @@ class Checkpoints:
         reader.fill(self._directory, ref, saved, pieces)
         self._kept.settle(tensors, shared, state["others"])
         return state
+
+    def _load_own(self, ref: CheckpointRef, manifest: Manifest) -> None:
+        """What only this rank has saved. Residuals of other ranks would be added to the wrong gradients."""
+        ranks = manifest.world_size
+        if _rank_file(self._world.rank) not in {file.name for file in manifest.files}:
+            rng.reseed(ref.step, self._world.rank)
+            return
+        mine = reader.load(self._directory, ref, _rank_file(self._world.rank))
+        rng.put_back(mine["rng"])
+        found = {name: thing for name, thing in self._own.items() if name in mine.get("own", {})}
+        if ranks == self._world.size:
+            for name, thing in found.items():
+                thing.load_state_dict(mine["own"][name])
+        elif found and self._world.rank == 0:
+            _say(
+                f"{', '.join(found)} of {ranks} ranks cannot be used by {self._world.size}: begins without it"
+            )
 
     def _check_fit(self, ref: CheckpointRef, shared: Shared, others: dict[str, Any], saved: Saved) -> None:
         if lacking := self._kept.lacking(shared, others):

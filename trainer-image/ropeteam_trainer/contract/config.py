@@ -27,7 +27,9 @@ TRACE = "ROPETEAM_TRACE"
 hex."""
 STORE = "ROPETEAM_STORE"
 """`none`: the store of a world is a socket that nobody answers, for ranks that never use torch (tests)."""
-USER_ENV = (TRACE, STORE)
+HOOKS = "ROPETEAM_HOOKS"
+"""`none`: nothing is added to libraries that a script imports (agent/hooks.py)."""
+USER_ENV = (TRACE, STORE, HOOKS)
 """The only ROPETEAM_* names that a user may set."""
 RANK_SOCKET = "ROPETEAM_RANK_SOCKET"
 """Unix socket of the agent; unset outside of a TrainingJob. With it come RANK_PAGE and RANK_PLAN."""

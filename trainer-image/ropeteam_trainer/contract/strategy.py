@@ -32,6 +32,7 @@ class SyncType(str, enum.Enum):
 
     ALL_REDUCE = "AllReduce"
     RING = "Ring"
+    REPLICATE = "Replicate"
     LOCAL = "Local"
     PARAMETER_SERVER = "ParameterServer"
 

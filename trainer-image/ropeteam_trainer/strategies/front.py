@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from ropeteam_trainer.checkpoint.names import plain_name
 from ropeteam_trainer.strategies import eager, microbatch
 from ropeteam_trainer.strategies.pipeline import Pipeline
 from ropeteam_trainer.strategies.precision import LossScale
@@ -16,7 +18,10 @@ Loss = Callable[..., torch.Tensor]
 
 
 class Front(nn.Module):
-    """Calls the parts of the model. With a loss function, model(x, y) returns loss(output of x, y)."""
+    """Calls the parts of the model. With a loss function, model(x, y) returns loss(output of x, y).
+
+    Its state_dict() has the names of the plain model, in a pipeline those of this rank's stages.
+    """
 
     def __init__(
         self,
@@ -31,17 +36,20 @@ class Front(nn.Module):
         self._loss, self._micro, self._weight, self._scale = loss, micro, weight, scale
         self._pipeline: Pipeline | None = None
         self.does_anything = loss is not None or micro is not None or scale is not None
+        self.register_state_dict_post_hook(_with_plain_names)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_with_full_names)  # type: ignore[no-untyped-call]
 
     def flow(self, through: Pipeline) -> None:
         """From now on batches go through a pipeline."""
         self._pipeline, self.does_anything = through, True
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         if self._pipeline is None and (self._micro is None or not torch.is_grad_enabled()):
-            return self._compute(*inputs)
+            return self._compute(*inputs, **named)
         if not torch.is_grad_enabled():
-            return self._run(inputs)
-        return eager.loss_of(lambda: self._run(inputs), list(self.parts.parameters()), self._weight())
+            return self._run(inputs, named)
+        parameters = list(self.parts.parameters())
+        return eager.loss_of(lambda: self._run(inputs, named), parameters, self._weight())
 
     def finished_loss(self, output: Any, target: Any) -> torch.Tensor:
         """For the last stage of a pipeline."""
@@ -49,19 +57,25 @@ class Front(nn.Module):
         loss = self._loss(output, target)
         return self._scale.scaled(loss) if self._scale else loss
 
-    def _run(self, inputs: tuple[Any, ...]) -> torch.Tensor:
+    def _run(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> torch.Tensor:
         if self._pipeline is not None:
-            if len(inputs) != 2:
-                raise TypeError(f"with a pipeline call model(x, y), not model() with {len(inputs)} arguments")
+            if named or len(inputs) != 2:
+                raise TypeError(
+                    "with a pipeline call model(x, y): two positional arguments and no keywords, not "
+                    f"{len(inputs)} and {', '.join(named) or 'none'}"
+                )
             return self._pipeline.run(inputs[0], inputs[1], self._weight())
         assert self._micro is not None
-        return microbatch.accumulate(self.parts[0], self._compute, inputs, self._micro, self._weight())
+        batch = microbatch.Batch(inputs, named)
+        return microbatch.accumulate(self.parts[0], self._compute, batch, self._micro, self._weight())
 
-    def _compute(self, *inputs: Any) -> Any:
+    def _compute(self, *inputs: Any, **named: Any) -> Any:
         if self._loss is None:
-            output = self.parts[0](*inputs)
+            output = self.parts[0](*inputs, **named)
+        elif not inputs:
+            raise TypeError("with a loss function call model(x, y): it compares the output of x with y")
         else:
-            output = self._loss(self.parts[0](*inputs[:-1]), inputs[-1])
+            output = self._loss(self.parts[0](*inputs[:-1], **named), inputs[-1])
         return output if self._scale is None else _scaled(output, self._scale)
 
 
@@ -69,7 +83,28 @@ def _scaled(output: Any, scale: LossScale) -> Any:
     if isinstance(output, torch.Tensor):
         return scale.scaled(output) if output.requires_grad else output
     if isinstance(output, dict):
-        return {key: _scaled(value, scale) for key, value in output.items()}
+        result = copy.copy(output)  # of its own kind: transformers' outputs have attributes, too
+        for key, value in output.items():
+            result[key] = _scaled(value, scale)
+        return result
     if isinstance(output, list | tuple):
         return type(output)([_scaled(value, scale) for value in output])
     return output
+
+
+def _with_plain_names(front: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for full, plain in [*_names(front, prefix)]:
+        state[plain] = state.pop(full)
+
+
+def _with_full_names(front: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for full, plain in [*_names(front, prefix)]:
+        if plain in state:
+            state[full] = state.pop(plain)
+
+
+def _names(front: Front, prefix: str) -> Iterator[tuple[str, str]]:
+    """Of each value in the state of the parts: with the wrappers around it, and without."""
+    for number, part in enumerate(front.parts):
+        for name in part.state_dict():
+            yield f"{prefix}parts.{number}.{name}", f"{prefix}{plain_name(part, name)}"

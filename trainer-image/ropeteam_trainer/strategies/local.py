@@ -5,7 +5,8 @@ the average is taken for the gradient of an outer optimizer, SGD with Nesterov m
 weights that all ranks had in common last.
 Use it when the network is slow: between sites, or on Ethernet.
 Cost per rank: 2 (n-1)/n x 4P bytes every H steps instead of every step; DiLoCo 8P bytes of memory more.
-The optimizers' own state stays local.
+The optimizers' own state and buffers stay local. Each rank saves its own, so a resumed run is the undisturbed
+one; another number of ranks goes on with rank 0's.
 Sources: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; Lin et al., "Don't Use Large
 Mini-Batches, Use Local SGD", ICLR 2020 (hierarchical); Douillard et al., "DiLoCo", 2023.
 """
@@ -79,6 +80,26 @@ class LocalSteps:
             averager = HierarchicalModelAverager(period_group_size_dict=sizes, warmup_steps=0)
         averager.step = 1
         return averager.average_parameters
+
+
+class OwnState:
+    """What is not averaged: the optimizer's state of this rank, and the model's buffers."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "optimizer": self._optimizer.state_dict()["state"],
+            "buffers": {name: buffer.detach() for name, buffer in self._model.named_buffers()},
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """After the optimizer itself: its groups are the same on all ranks."""
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": saved["optimizer"]})
+        for name, buffer in self._model.named_buffers():
+            buffer.copy_(saved["buffers"][name])
 
 
 class _Outer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,26 +19,29 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 
-def accumulate(
-    model: nn.Module,
-    compute: Callable[..., torch.Tensor],
-    inputs: tuple[Any, ...],
-    micro: int,
-    weight: float,
-) -> torch.Tensor:
-    """The mean loss over the samples of `inputs`; gradients are those of weight x that mean.
+class Batch(NamedTuple):
+    """What model() was called with."""
 
-    compute: inputs -> mean loss. Raises TypeError if it returns anything but one number. Ranks whose parts
-    differ by a sample may differ by a piece; those of a sharded model gather weights together, so they agree
-    on the most: who has fewer samples than that computes some for nothing.
+    inputs: tuple[Any, ...]
+    named: dict[str, Any]
+
+
+def accumulate(
+    model: nn.Module, compute: Callable[..., torch.Tensor], batch: Batch, micro: int, weight: float
+) -> torch.Tensor:
+    """The mean loss over the samples of `batch`; gradients are those of weight x that mean.
+
+    compute: what model() is called with -> mean loss. Raises TypeError if it returns anything but one number.
+    Ranks whose parts differ by a sample may differ by a piece; those of a sharded model gather weights
+    together, so they agree on the most: who has fewer samples than that computes some for nothing.
     """
-    total = samples(inputs)
+    total = samples(batch)
     mean = torch.zeros(())
     count = -(-total // micro)
-    pieces = split(inputs, _most(count, inputs) if isinstance(model, FSDPModule) else count)
+    pieces = split(batch, _most(count, batch) if isinstance(model, FSDPModule) else count)
     for number, (piece, part) in enumerate(pieces):
         with _quiet(model) if number < len(pieces) - 1 else nullcontext():
-            loss = compute(*piece)
+            loss = compute(*piece.inputs, **piece.named)
             check_loss(loss)
             (loss * (part * weight)).backward()
         mean = mean.to(loss.device) + loss.detach() * part
@@ -60,14 +63,15 @@ def samples(inputs: Any) -> int:
     raise TypeError("model() was called without a tensor: a batch cannot be split")
 
 
-def split(inputs: tuple[Any, ...], count: int) -> list[tuple[tuple[Any, ...], float]]:
+def split(batch: Batch, count: int) -> list[tuple[Batch, float]]:
     """`count` pieces whose sizes differ by one at most, each with its part of the samples. With fewer samples
     than pieces some have a sample that counts for nothing.
     """
-    total = samples(inputs)
+    total = samples(batch)
     ends = [total * number // count for number in range(count + 1)]
     bounds = pairwise(ends)
-    return [(_cut(inputs, total, begin, max(end, begin + 1)), (end - begin) / total) for begin, end in bounds]
+    pieces = ((begin, max(end, begin + 1), (end - begin) / total) for begin, end in bounds)
+    return [(Batch(*_cut(tuple(batch), total, begin, end)), part) for begin, end, part in pieces]
 
 
 def _most(count: int, inputs: Any) -> int:

@@ -42,8 +42,9 @@ from ropeteam_trainer.strategies import (
     tensor,
     zero1,
 )
+from ropeteam_trainer.strategies.datapar import Hook
 from ropeteam_trainer.strategies.front import Front, Loss
-from ropeteam_trainer.strategies.local import LocalSteps
+from ropeteam_trainer.strategies.local import LocalSteps, OwnState
 from ropeteam_trainer.strategies.naming import named_parameters, rebind
 from ropeteam_trainer.world import World
 
@@ -64,10 +65,12 @@ class Wrapped:
     parts: tuple[nn.Module, ...]
     """What a checkpoint holds of the model on this rank."""
     extra: Mapping[str, Any]
-    """More to keep in a checkpoint: things with state_dict() and load_state_dict()."""
+    """More to keep in a checkpoint: things with state_dict() and load_state_dict(), the same on all ranks."""
+    own: Mapping[str, Any]
+    """The same, of which each rank has its own."""
     layout: Layout
     local: LocalSteps | None
-    unscale: Callable[[], None]
+    scale: precision.LossScale | None
     mesh: DeviceMesh | None
 
     def together(self) -> bool:
@@ -81,7 +84,8 @@ class Wrapped:
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         """Scale gradients so that their norm, over all ranks that share the model, is at most `max_norm`."""
-        self.unscale()
+        if self.scale is not None:
+            self.scale.unscale()
         grads = [p.grad for part in self.parts for p in part.parameters() if p.grad is not None]
         squares = torch.zeros(())
         for alike in _by_mesh(grads):
@@ -121,14 +125,17 @@ def wrap(
     if grid.pipeline > 1:
         stage_rank = grid.place(world.rank).pipeline
         stages = [*pipeline.cut(model, strategy.pipelining, grid.pipeline, stage_rank)]
-    stages = [(number, _spread(part, strategy, grid, mesh, world.device)) for number, part in stages]
+    hook = _hook(strategy)
+    stages = [(number, _spread(part, strategy, grid, mesh, world.device, hook)) for number, part in stages]
     parts = tuple(part for _, part in stages)
     rebind(optimizer, before, parts)
     _step_as(optimizer, strategy, grid, progress)
     extra: dict[str, Any] = {}
+    own: dict[str, Any] = {f"{type(hook).__name__}'s memory": hook} if hasattr(hook, "state_dict") else {}
     steps = None
     if strategy.sync.type is SyncType.LOCAL and world.size > 1:
         extra["local"] = steps = LocalSteps(list(model.parameters()), optimizer, strategy.sync.local)
+        own = {"the local optimizers' state": OwnState(model, optimizer)}
     scale = precision.LossScale(optimizer, world.device) if strategy.precision is Precision.FLOAT16 else None
     if scale is not None:
         extra["loss_scale"] = scale
@@ -137,16 +144,8 @@ def wrap(
         assert mesh is not None
         group = mesh["pipeline"].get_group()
         front.flow(pipeline.Pipeline(stages, strategy.pipelining, group, world.device, front.finished_loss))
-    return Wrapped(
-        front if front.does_anything else parts[0],
-        optimizer,
-        parts,
-        extra,
-        grid,
-        steps,
-        scale.unscale if scale else lambda: None,
-        mesh,
-    )
+    called = front if front.does_anything or parts[0] is not model else model
+    return Wrapped(called, optimizer, parts, extra, own, grid, steps, scale, mesh)
 
 
 def check(strategy: Strategy, optimizer: Optimizer, loss: Loss | None) -> None:
@@ -188,8 +187,20 @@ def _same_weights(model: nn.Module) -> None:
         dist.broadcast(value.detach(), src=0)
 
 
+def _hook(strategy: Strategy) -> Hook | None:
+    """What to do with a bucket of gradients instead of an all-reduce."""
+    if strategy.gradient_compression:
+        return compression.hook_of(strategy.gradient_compression)
+    return ring.hook if strategy.sync.type is SyncType.RING else None
+
+
 def _spread(
-    part: nn.Module, strategy: Strategy, grid: Layout, mesh: DeviceMesh | None, device: torch.device
+    part: nn.Module,
+    strategy: Strategy,
+    grid: Layout,
+    mesh: DeviceMesh | None,
+    device: torch.device,
+    hook: Hook | None,
 ) -> nn.Module:
     """Recompute, precision, copies and shards of one part of the model."""
     shards = grid.shard > 1 and strategy.sharding is not Sharding.OPTIMIZER_STATE
@@ -204,17 +215,13 @@ def _spread(
         return part
     if grid.data_ways == 1 or strategy.sync.type is SyncType.LOCAL:
         return part
-    if grid.pipeline * grid.tensor > 1:
+    if grid.pipeline * grid.tensor > 1 or strategy.sync.type is SyncType.REPLICATE:
         assert mesh is not None
         replicated.apply(part, mesh["replicate"])
         return part
     if dist.get_backend() == "fake":  # ropeteam plan: DDP changes no sizes, and would look at values
         return part
-    if strategy.sync.type is SyncType.RING:
-        return datapar.DataParallel(part, ring.hook)
-    if strategy.gradient_compression:
-        return datapar.DataParallel(part, compression.hook_of(strategy.gradient_compression))
-    return datapar.DataParallel(part)
+    return datapar.DataParallel(part, hook)
 
 
 def _step_as(optimizer: Optimizer, strategy: Strategy, grid: Layout, progress: Progress) -> None:

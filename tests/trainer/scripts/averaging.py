@@ -1,0 +1,41 @@
+"""Local SGD on data that differ from rank to rank: who has the same weights after each step?
+
+    averaging.py STRATEGY
+
+STRATEGY: JSON. Rank 0 prints RESULT {"alike": one list of groups of ranks per step, "together": one flag per
+step}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+import ropeteam_trainer
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.strategy import Strategy
+from ropeteam_trainer.recipes.common import result
+
+job = ropeteam_trainer.init(
+    device="cpu", strategy=codec.from_plain(Strategy, json.loads(sys.argv[1])), timeout_seconds=60
+)
+plain = torch.nn.Linear(4, 1)
+model, optimizer = job.wrap(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2))
+torch.manual_seed(job.rank)
+alike: list[list[list[int]]] = []
+together: list[bool] = []
+for _ in range(8):
+    loss = model(torch.randn(4, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    groups: dict[Any, list[int]] = {}
+    for rank, weights in enumerate(job._world.gather(plain.weight.detach().numpy().tobytes())):
+        groups.setdefault(weights, []).append(rank)
+    alike.append(list(groups.values()))
+    together.append(job._wrapped is not None and job._wrapped.together())
+    job.report(loss=loss)
+result(job, alike=alike, together=together)

@@ -1,0 +1,94 @@
+"""Two small additions to libraries of others, made when a script imports them; no line of it changes.
+
+    transformers.trainer             its Trainer tells the agent of steps, their total and the loss
+    torch.nn.parallel.data_parallel  a warning at the first DataParallel: it does not span ranks
+Promise: an addition that fails says so in one line on stderr, and the script goes on as without it. A script
+that imports neither pays one dictionary look-up per import. ROPETEAM_HOOKS=none switches both off. Limit: for
+scripts that rankmain.py runs; a launcher's or a shell's own children import what is there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+Hook = Callable[[Any], None]
+
+
+def install() -> None:
+    """Before the script runs. A module that is there already, because this rank was forked, is taken now."""
+    if os.environ.get("ROPETEAM_HOOKS") == "none":
+        return
+    waiting = dict(_HOOKS)
+    for name in [name for name in waiting if name in sys.modules]:
+        _attempt(waiting.pop(name), sys.modules[name])
+    sys.meta_path.insert(0, _AfterImport(waiting))
+
+
+class _AfterImport:
+    """Finds no module by itself: it lets the others find one, and has the hook run once it is executed."""
+
+    def __init__(self, waiting: dict[str, Hook]) -> None:
+        self._waiting = waiting
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        hook = self._waiting.pop(name, None)
+        if hook is None:
+            return None
+        spec = importlib.util.find_spec(name)  # asks us again, in vain
+        if spec is not None and spec.loader is not None:
+            # The loader stays what it is: others ask for its type, its file, its sources.
+            loader: Any = spec.loader
+            loader.exec_module = _followed_by(loader.exec_module, hook)
+        return spec
+
+
+def _followed_by(execute: Callable[[types.ModuleType], None], hook: Hook) -> Hook:
+    def both(module: types.ModuleType) -> None:
+        execute(module)
+        _attempt(hook, module)
+
+    return both
+
+
+def _attempt(hook: Hook, module: types.ModuleType) -> None:
+    try:
+        hook(module)
+    except Exception as error:
+        print(f"ropeteam: no hook in {module.__name__}: {error!r}. The script goes on.", file=sys.stderr)
+
+
+def _report_progress(trainer: Any) -> None:
+    from ropeteam_trainer.huggingface import ReportProgress
+
+    trainer.DEFAULT_CALLBACKS.append(ReportProgress)
+
+
+def _warn_of_data_parallel(data_parallel: Any) -> None:
+    kind = data_parallel.DataParallel
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def warn_once(self: Any, *args: Any, **kwargs: Any) -> None:
+        kind.__init__ = original
+        print(_DATA_PARALLEL, file=sys.stderr, flush=True)
+        original(self, *args, **kwargs)
+
+    kind.__init__ = warn_once
+
+
+_DATA_PARALLEL = (
+    "ropeteam: torch.nn.DataParallel splits a batch over the GPUs of one process only. Ranks exchange "
+    "nothing through it: each trains a model of its own. Use torch.nn.parallel.DistributedDataParallel, or "
+    "job.wrap(model, optimizer), with one process per GPU (spec.processesPerWorker)."
+)
+_HOOKS: dict[str, Hook] = {
+    "transformers.trainer": _report_progress,
+    "torch.nn.parallel.data_parallel": _warn_of_data_parallel,
+}
