@@ -210,8 +210,8 @@ def test_a_script_that_never_comes_to_wrap_is_ended() -> None:
         ({"strategy": {"learningRate": {"trustRatio": "LAMB"}}}, "LAMB goes with AdamW, the script has SGD"),
         (
             ways(pipeline=2, pipelining={"schedule": "Interleaved"}, batch={"globalSamples": 10}),
-            "5 samples per step cannot be cut into 2 equal pieces, which the schedule needs; use a multiple of "
-            "it: 6 is next",
+            "5 samples per step cannot be cut into 2 equal pieces, which the schedule needs; use a multiple "
+            "of it: 6 is next",
         ),
         ({"command": ["torchrun", "--nproc-per-node", "2", "train.py"]}, "set spec.processesPerWorker to 2"),
         ({"image": None, "comand": "x"}, "comand"),

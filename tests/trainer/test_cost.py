@@ -13,8 +13,9 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
 from ropeteam_trainer.contract import codec, cost
+from ropeteam_trainer.contract.layout import layout
 from ropeteam_trainer.contract.plan import Part, Tensor
-from ropeteam_trainer.contract.strategy import Schedule, Strategy, StrategyError, SyncType, layout
+from ropeteam_trainer.contract.strategy import Schedule, Strategy, StrategyError, SyncType
 from ropeteam_trainer.planning.measure import join
 from ropeteam_trainer.strategies import pipeline
 

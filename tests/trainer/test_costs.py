@@ -19,8 +19,9 @@ from tests.trainer.test_techniques import compressed, locally, pipelined, ways
 
 from ropeteam_trainer.contract import codec, cost
 from ropeteam_trainer.contract.cost import Memory, Traffic
+from ropeteam_trainer.contract.layout import Layout, layout
 from ropeteam_trainer.contract.plan import Model
-from ropeteam_trainer.contract.strategy import CompressionType, Layout, Strategy, SyncType, layout
+from ropeteam_trainer.contract.strategy import CompressionType, Strategy, SyncType
 from ropeteam_trainer.planning.measure import measure
 
 BATCH, COUNTED = 32, 3

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropeteam_trainer.contract import codec
-from ropeteam_trainer.contract.strategy import Layout, Place, Strategy, StrategyError, layout
+from ropeteam_trainer.contract.layout import Layout, Place, layout
+from ropeteam_trainer.contract.strategy import Strategy, StrategyError
 
 
 def strategy(**fields: Any) -> Strategy:

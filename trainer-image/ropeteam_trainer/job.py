@@ -29,13 +29,12 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from ropeteam_trainer import agentlink
-from ropeteam_trainer.checkpoint.saving import Checkpoints, next_epoch
-from ropeteam_trainer.contract import codec, config
-from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
+from ropeteam_trainer import agentlink, joining
+from ropeteam_trainer.checkpoint.saving import Checkpoints
+from ropeteam_trainer.contract import config
+from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan
 from ropeteam_trainer.contract.local import PHASES, FromRank
 from ropeteam_trainer.contract.strategy import Strategy, StrategyError, TensorParallel
-from ropeteam_trainer.contract.world import Epoch
 from ropeteam_trainer.data import batches as loading
 from ropeteam_trainer.data.feed import Feed, Wish
 from ropeteam_trainer.data.plan import DataPlan
@@ -76,16 +75,8 @@ def init(
 
         _job = rehearsal.begin()
     if _job is None:
-        given = os.environ.get(config.RANK_PLAN)
-        plan = codec.decode(RankPlan, given) if given else None
-        chosen = plan.strategy if plan else strategy
-        if chosen is not None and chosen.servers:  # no group: each rank is a world of its own
-            here = roles.place(os.environ, chosen.servers)
-            world = World.alone(device if here.server is None else "cpu")
-        else:
-            world = World.join(device, timeout_seconds)
-            here = roles.Place(world.rank, world.size, 0)
-        plan = plan or _plan_without_operator(world, checkpoint_dir, checkpoint_every_steps, strategy)
+        wish = CheckpointConfig(str(checkpoint_dir), checkpoint_every_steps) if checkpoint_dir else None
+        world, plan, here = joining.join(device, timeout_seconds, wish, strategy)
         _job = Job(world, plan, os.environ, here)
         sys.excepthook = partial(_job._note_failure, sys.excepthook)
         atexit.register(_job._at_exit)
@@ -389,14 +380,3 @@ class Job:
         else:
             seconds = 10.0
         self._world.leave(seconds)
-
-
-def _plan_without_operator(
-    world: World, directory: str | Path | None, every_steps: int | None, strategy: Strategy | None
-) -> RankPlan:
-    epoch, checkpoint = Epoch(0, 0, 0), None
-    if directory is not None:
-        path = Path(directory).absolute()
-        epoch = world.from_rank_0(lambda: next_epoch(path))
-        checkpoint = CheckpointConfig(str(path), every_steps)
-    return RankPlan(str(epoch), (), False, checkpoint, Resume.LATEST, None, "", "", strategy)

@@ -11,6 +11,7 @@ from ropeteam.api.model import ApiModel
 from ropeteam.api.podparts import Resources
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract import strategy as contract
+from ropeteam_trainer.contract.layout import layout
 from ropeteam_trainer.contract.strategy import (
     ActivationCheckpointing,
     CompressionType,
@@ -197,7 +198,7 @@ def problems(strategy: Strategy | None, ranks: int) -> tuple[str, ...]:
     if strategy is None:
         return ()
     try:
-        contract.layout(of_contract(strategy), ranks)
+        layout(of_contract(strategy), ranks)
     except contract.StrategyError as error:
         return tuple(f"spec.{sentence}" for sentence in error.args)
     return ()

@@ -9,16 +9,9 @@ from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.strategy import of_contract
 from ropeteam.cli.errors import BadInput
 from ropeteam_trainer.contract import cost
+from ropeteam_trainer.contract.layout import Layout, layout
 from ropeteam_trainer.contract.plan import Answer, Model, Part
-from ropeteam_trainer.contract.strategy import (
-    Layout,
-    Scaling,
-    Sharding,
-    Strategy,
-    StrategyError,
-    SyncType,
-    layout,
-)
+from ropeteam_trainer.contract.strategy import Scaling, Sharding, Strategy, StrategyError, SyncType
 
 _WIDTH = 16
 _WRAP = "model, optimizer = job.wrap(model, optimizer)"

@@ -14,11 +14,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ropeteam_trainer.contract.layout import Layout
 from ropeteam_trainer.contract.plan import Part, Tensor
 from ropeteam_trainer.contract.strategy import (
     Compression,
     CompressionType,
-    Layout,
     LearningRate,
     Local,
     Precision,

@@ -19,8 +19,9 @@ from torch.distributed.distributed_c10d import (
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from ropeteam_trainer.contract.layout import Layout, layout
 from ropeteam_trainer.contract.plan import Model, Part, Tensor
-from ropeteam_trainer.contract.strategy import Layout, Sharding, Strategy, layout
+from ropeteam_trainer.contract.strategy import Sharding, Strategy
 from ropeteam_trainer.strategies import tensor, zero1
 from ropeteam_trainer.strategies.units import units_of
 from ropeteam_trainer.strategies.wrap import Progress, Wrapped, wrap

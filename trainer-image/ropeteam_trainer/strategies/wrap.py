@@ -18,16 +18,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from ropeteam_trainer.contract.layout import Layout, layout
 from ropeteam_trainer.contract.strategy import (
     ActivationCheckpointing,
-    Layout,
     Precision,
     Sharding,
     Strategy,
     StrategyError,
     SyncType,
     TrustRatio,
-    layout,
 )
 from ropeteam_trainer.strategies import (
     activations,

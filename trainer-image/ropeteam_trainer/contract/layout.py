@@ -1,0 +1,233 @@
+"""Which part of the work each rank of a world does, or why a strategy cannot be used there. Pure.
+
+Ranks stand in a grid of pipeline x replicate x shard x tensor, the last one running fastest: ranks that talk
+most are neighbours, and so share a node.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ropeteam_trainer.contract.strategy import (
+    Local,
+    Offload,
+    Precision,
+    Scaling,
+    Schedule,
+    ServerMode,
+    Sharding,
+    Strategy,
+    StrategyError,
+    SyncType,
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Coordinates of one rank."""
+
+    pipeline: int
+    replicate: int
+    shard: int
+    tensor: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The grid of one world. All four numbers are at least 1."""
+
+    pipeline: int
+    replicate: int
+    shard: int
+    tensor: int
+
+    @property
+    def world(self) -> int:
+        return self.pipeline * self.replicate * self.shard * self.tensor
+
+    @property
+    def data_ways(self) -> int:
+        """Parts of a global batch."""
+        return self.replicate * self.shard
+
+    def place(self, rank: int) -> Place:
+        rest, tensor = divmod(rank, self.tensor)
+        rest, shard = divmod(rest, self.shard)
+        pipeline, replicate = divmod(rest, self.replicate)
+        return Place(pipeline, replicate, shard, tensor)
+
+    def data_rank(self, rank: int) -> int:
+        """Which part of a global batch a rank works on; ranks that split one model share a part."""
+        place = self.place(rank)
+        return place.replicate * self.shard + place.shard
+
+    def __str__(self) -> str:
+        named = {"pipeline": self.pipeline, "replicate": self.replicate, "shard": self.shard}
+        return (
+            " x ".join(f"{name} {n}" for name, n in (named | {"tensor": self.tensor}).items() if n > 1) or "1"
+        )
+
+
+def layout(strategy: Strategy, world: int) -> Layout:
+    """The grid for `world` ranks, without those of parameter servers. Raises StrategyError."""
+    asked = strategy.parallelism
+    fixed = asked.tensor * asked.pipeline
+    if world % fixed:
+        raise StrategyError(
+            f"strategy.parallelism: tensor {asked.tensor} x pipeline {asked.pipeline} does not divide "
+            f"{world} ranks; {_nearest(fixed, world)}"
+        )
+    left = world // fixed
+    replicate, shard = asked.replicate, asked.shard
+    if replicate is None and shard is None:
+        replicate, shard = (1, left) if strategy.sharding else (left, 1)
+    elif shard is None:
+        assert replicate is not None
+        shard = left // replicate or 1
+    elif replicate is None:
+        replicate = left // shard or 1
+    assert replicate is not None
+    grid = Layout(asked.pipeline, replicate, shard, asked.tensor)
+    if grid.world != world:
+        raise StrategyError(
+            f"strategy.parallelism: {grid} makes {grid.world} ranks, but this world has {world}; "
+            f"{_nearest(fixed * (asked.replicate or 1) * (asked.shard or 1), world)}"
+        )
+    _check(strategy, grid)
+    return grid
+
+
+def _nearest(product: int, world: int) -> str:
+    return f"use {_multiple(world, product)} ranks, or numbers whose product is {world}"
+
+
+def _multiple(number: int, of: int) -> int:
+    """The next one from `number` on."""
+    return math.ceil(number / of) * of
+
+
+def _divisor(of: int, near: int) -> int:
+    """The one that is nearest to `near`, 1 and `of` itself left out where there are others."""
+    found = [d for d in range(1, of + 1) if of % d == 0]
+    return min(found[1:-1] or found[-1:], key=lambda d: abs(d - near))
+
+
+def _check(strategy: Strategy, grid: Layout) -> None:
+    """What does not go together. A sentence for each, the field first."""
+    rules = (
+        *_of_ways(strategy, grid),
+        *_of_local(strategy.sync.local, grid),
+        *_of_servers(strategy, grid),
+        *_of_batch(strategy),
+    )
+    faults = [f"strategy.{message}" for wrong, message in rules if wrong]
+    if faults:
+        raise StrategyError(*faults)
+
+
+def _of_ways(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
+    averages = strategy.sync.type is SyncType.ALL_REDUCE
+    splits_model, shards = grid.pipeline * grid.tensor > 1, grid.shard > 1
+    zero_1 = strategy.sharding is Sharding.OPTIMIZER_STATE
+    pipelining = strategy.pipelining
+    return [
+        (
+            not averages and (splits_model or shards),
+            f"sync: {strategy.sync.type.value} keeps whole copies in step; use AllReduce with "
+            "shard, tensor or pipeline above 1",
+        ),
+        (
+            strategy.gradient_compression is not None and (splits_model or shards or not averages),
+            "gradientCompression: works on the all-reduce of whole copies; use it with sync AllReduce and "
+            "replicate alone",
+        ),
+        (
+            zero_1 and (splits_model or grid.replicate > 1),
+            "sharding: OptimizerState goes with shard alone; use Gradients or Parameters in a hybrid",
+        ),
+        (
+            strategy.sharding is not None and grid.shard == 1 and grid.world > 1,
+            "sharding: there is nothing to share with shard 1; raise parallelism.shard or leave sharding out",
+        ),
+        (
+            grid.pipeline > 1 and pipelining.several != (pipelining.per_rank > 1),
+            "pipelining: Interleaved and ZeroBubble need stagesPerRank above 1, the other schedules need 1",
+        ),
+        (
+            grid.pipeline > 1 and shards and pipelining.schedule is Schedule.ZERO_BUBBLE,
+            "pipelining: ZeroBubble leaves the last stage without gradients where shard is above 1; use "
+            "Interleaved, or replicate instead of shard",
+        ),
+        (
+            strategy.offload is not Offload.NONE and (not shards or zero_1),
+            "offload: goes with sharding Gradients or Parameters",
+        ),
+    ]
+
+
+def _of_local(local: Local, grid: Layout) -> list[tuple[bool, str]]:
+    groups, all_every = local.groups_of, local.all_every_steps
+    return [
+        (
+            (groups is None) != (all_every is None),
+            "sync.local: groupsOf and allEverySteps go together; give both or none",
+        ),
+        (
+            all_every is not None and all_every % local.every_steps > 0,
+            f"sync.local: allEverySteps must be a multiple of everySteps; use "
+            f"{_multiple(all_every or 1, local.every_steps)}",
+        ),
+        (
+            groups is not None and grid.world % groups > 0,
+            f"sync.local: groupsOf {groups} does not divide {grid.world} ranks; use "
+            f"{_divisor(grid.world, groups or 1)}",
+        ),
+    ]
+
+
+def _of_servers(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
+    if not strategy.servers:
+        return []
+    asked = strategy.sync.parameter_server
+    synchronous = asked.mode is ServerMode.SYNCHRONOUS
+    return [
+        (
+            asked.backup_workers > 0 and not synchronous,
+            f"sync.parameterServer: backupWorkers goes with mode Synchronous; {asked.mode.value} waits for "
+            "no slow worker",
+        ),
+        (
+            asked.backup_workers >= grid.world,
+            f"sync.parameterServer: backupWorkers {asked.backup_workers} leaves none of {grid.world} "
+            "workers; lower it",
+        ),
+        (
+            asked.scale_by_staleness and synchronous,
+            "sync.parameterServer: scaleByStaleness goes with Asynchronous and BoundedStaleness; in mode "
+            "Synchronous no gradient is stale",
+        ),
+        (
+            strategy.precision is Precision.FLOAT16,
+            "precision: Float16 scales its loss per rank, which parameter servers do not know; use BFloat16",
+        ),
+    ]
+
+
+def _of_batch(strategy: Strategy) -> list[tuple[bool, str]]:
+    rate, batch = strategy.learning_rate, strategy.batch
+    scales = rate.scaling is not Scaling.NONE
+    return [
+        (
+            scales and rate.base_batch is None,
+            "learningRate: scaling needs baseBatch, the global batch that the learning rate was chosen for",
+        ),
+        (
+            scales and batch.global_samples is None,
+            "learningRate: scaling needs batch.globalSamples, the batch to scale the learning rate to",
+        ),
+        (
+            batch.global_samples is not None and (batch.micro_samples or 0) > batch.global_samples,
+            f"batch: microSamples must not be above globalSamples; use at most {batch.global_samples}",
+        ),
+    ]

@@ -1,0 +1,47 @@
+"""Which world a rank is of, and what it is told: by its agent, or by torchrun and the script alone."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ropeteam_trainer.checkpoint.saving import next_epoch
+from ropeteam_trainer.contract import codec, config
+from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
+from ropeteam_trainer.contract.strategy import Strategy
+from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.strategies.parameterserver import roles
+from ropeteam_trainer.world import World
+
+
+def join(
+    device: str | torch.device | None,
+    timeout_seconds: int,
+    checkpoint: CheckpointConfig | None,
+    strategy: Strategy | None,
+) -> tuple[World, RankPlan, roles.Place]:
+    """The world, the plan (what the script wishes counts only without an agent), this rank's place."""
+    given = os.environ.get(config.RANK_PLAN)
+    plan = codec.decode(RankPlan, given) if given else None
+    chosen = plan.strategy if plan else strategy
+    if chosen is not None and chosen.servers:  # no group: each rank is a world of its own
+        here = roles.place(os.environ, chosen.servers)
+        world = World.alone(device if here.server is None else "cpu")
+    else:
+        world = World.join(device, timeout_seconds)
+        here = roles.Place(world.rank, world.size, 0)
+    return world, plan or _plan_of_the_script(world, checkpoint, strategy), here
+
+
+def _plan_of_the_script(
+    world: World, checkpoint: CheckpointConfig | None, strategy: Strategy | None
+) -> RankPlan:
+    epoch = Epoch(0, 0, 0)
+    if checkpoint is not None:
+        path = Path(checkpoint.directory).absolute()
+        checkpoint = replace(checkpoint, directory=str(path))
+        epoch = world.from_rank_0(lambda: next_epoch(path))
+    return RankPlan(str(epoch), (), False, checkpoint, Resume.LATEST, None, "", "", strategy)
