@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.builders import a_job
+from tests.builders import a_job, a_running_job
 from tests.core.fake_cluster import FakeCluster
 
 from ropeteam.api import rules
 from ropeteam.api.job import TrainingJobSpec
+from ropeteam.core.actions import DeletePod
 from ropeteam.core.decide import decide
+from ropeteam.core.observation import Role
 from ropeteam.core.view import look
 from ropeteam.core.workerpod import worker_pod
 from ropeteam_trainer.contract import codec, config
@@ -109,3 +111,17 @@ def test_servers_count_among_the_ranks_of_a_job(servers: int, fits: bool) -> Non
     spec = {"workers": 3596, "processesPerWorker": 2, "command": ["x"], "image": "i"}
     told = rules.validate(spec | {"strategy": served(servers)})
     assert (not told) == fits, told
+
+
+def test_a_server_that_was_replaced_is_deleted() -> None:
+    seen = a_running_job(3)
+    old = seen.worker(2).model_copy(update={"role": Role.SERVER})
+    slots = [
+        s.model_copy(update={"incarnation": 2, "pod_uid": ""}) if s.slot == 2 else s
+        for s in seen.status.slots
+    ]
+    status = seen.status.model_copy(update={"slots": tuple(slots)})
+    pods = tuple(old if pod.uid == old.uid else pod for pod in seen.pods)
+    saved = decide(seen.but(pods=pods, status=status)).status
+    decision = decide(seen.but(pods=pods, status=saved))
+    assert DeletePod(old.name, old.uid) in decision.actions
