@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.coordinator.film import CLEAN, KILLED, SIGKILL, Film, obeyed, raised
+from tests.coordinator.film import CLEAN, SIGKILL, Film, raised
 
-from ropeteam_trainer.contract.messages import AgentReport, RankPhase
+from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Plan
 from ropeteam_trainer.coordinator import membership
 
@@ -364,80 +364,6 @@ def test_a_worker_that_is_done_is_not_waited_for_in_a_drain():
     assert seen.phase == "Draining"
     seen.obeys()
     assert (seen.phase, lineage(seen)) == ("Drained", [(12, "1.0.1")])
-
-
-# ---- a coordinator that was restarted
-
-
-def test_a_world_of_kept_ranks_is_adopted():
-    seen = struck(1)
-    seen.obeys()
-    plan = seen.state.world.plan
-    seen.reboots()
-    seen.desires()
-    for slot in EVERYBODY:
-        seen.says(slot)
-    assert (seen.phase, seen.state.world.plan) == ("Running", plan)
-
-
-def test_a_kept_agent_that_has_not_heard_of_the_plan_is_in_that_world_all_the_same():
-    seen = struck(1)
-    seen.obeys(1)
-    seen._obey(0)
-    seen.obeys(1)
-    plan = seen.state.world.plan
-    assert seen.agents[1].plan == plan != seen.agents[2].plan
-    seen.reboots()
-    seen.desires()
-    for slot in EVERYBODY:
-        seen.says(slot)
-    assert (seen.phase, seen.state.world.plan) == ("Running", plan)
-    seen.obeys()
-    assert {report.plan.epoch for report in seen.agents.values()} == {plan.epoch}
-
-
-def test_after_a_restart_while_a_world_forms_kept_ranks_are_kept_still():
-    seen = struck(1)
-    seen.obeys(1)
-    old = seen.state.world.plan
-    assert seen.phase == "Forming"
-    seen.reboots()
-    seen.desires()
-    for slot in EVERYBODY:
-        seen.says(slot)
-    seen.obeys()
-    plan = seen.told(0).plan
-    assert (plan.kept, plan.line) == (others(1), old.epoch)
-    assert all(exits(seen.agents[slot]) == [None] for slot in others(1)), "nobody was killed"
-
-
-def exits(report: AgentReport) -> list[object]:
-    return [rank.exit for rank in report.ranks]
-
-
-def test_a_plan_that_only_some_got_is_superseded_and_its_kept_ranks_live():
-    seen = struck(1)
-    seen.obeys(1)
-    seen._obey(0)
-    assert seen.phase == "Running"
-    seen.agents[0] = obeyed(seen.agents[0], seen.told(0))
-    assert seen.agents[1].plan.epoch.n == 1, "it has not got it"
-    seen.reboots()
-    seen.desires()
-    for slot in EVERYBODY:
-        seen.says(slot)
-    seen.obeys()
-    plan = seen.told(0).plan
-    assert plan.kept == others(1)
-    assert all(exits(seen.agents[slot]) == [None] for slot in others(1))
-
-
-def test_an_agent_without_the_ranks_that_were_kept_is_a_fault():
-    seen = struck(1)
-    seen.obeys()
-    dead = replace(seen.agents[2].ranks[0], phase=RankPhase.EXITED, exit=KILLED)
-    seen.says(2, ranks=(dead,), stopped=True)
-    assert recovered(seen).kept == others(2)
 
 
 def test_a_slot_beyond_the_servers_is_no_part_of_the_job():

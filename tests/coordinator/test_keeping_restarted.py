@@ -1,0 +1,81 @@
+"""A restarted coordinator finds ranks that were kept, whatever of the plan has reached their agents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.coordinator.film import KILLED, obeyed
+from tests.coordinator.test_keeping import EVERYBODY, others, recovered, struck
+
+from ropeteam_trainer.contract.messages import AgentReport, RankPhase
+
+
+def test_a_world_of_kept_ranks_is_adopted():
+    seen = struck(1)
+    seen.obeys()
+    plan = seen.state.world.plan
+    seen.reboots()
+    seen.desires()
+    for slot in EVERYBODY:
+        seen.says(slot)
+    assert (seen.phase, seen.state.world.plan) == ("Running", plan)
+
+
+def test_a_kept_agent_that_has_not_heard_of_the_plan_is_in_that_world_all_the_same():
+    seen = struck(1)
+    seen.obeys(1)
+    seen._obey(0)
+    seen.obeys(1)
+    plan = seen.state.world.plan
+    assert seen.agents[1].plan == plan != seen.agents[2].plan
+    seen.reboots()
+    seen.desires()
+    for slot in EVERYBODY:
+        seen.says(slot)
+    assert (seen.phase, seen.state.world.plan) == ("Running", plan)
+    seen.obeys()
+    assert {report.plan.epoch for report in seen.agents.values()} == {plan.epoch}
+
+
+def test_after_a_restart_while_a_world_forms_kept_ranks_are_kept_still():
+    seen = struck(1)
+    seen.obeys(1)
+    old = seen.state.world.plan
+    assert seen.phase == "Forming"
+    seen.reboots()
+    seen.desires()
+    for slot in EVERYBODY:
+        seen.says(slot)
+    seen.obeys()
+    plan = seen.told(0).plan
+    assert (plan.kept, plan.line) == (others(1), old.epoch)
+    assert all(exits(seen.agents[slot]) == [None] for slot in others(1)), "nobody was killed"
+
+
+def exits(report: AgentReport) -> list[object]:
+    return [rank.exit for rank in report.ranks]
+
+
+def test_a_plan_that_only_some_got_is_superseded_and_its_kept_ranks_live():
+    seen = struck(1)
+    seen.obeys(1)
+    seen._obey(0)
+    assert seen.phase == "Running"
+    seen.agents[0] = obeyed(seen.agents[0], seen.told(0))
+    assert seen.agents[1].plan.epoch.n == 1, "it has not got it"
+    seen.reboots()
+    seen.desires()
+    for slot in EVERYBODY:
+        seen.says(slot)
+    seen.obeys()
+    plan = seen.told(0).plan
+    assert plan.kept == others(1)
+    assert all(exits(seen.agents[slot]) == [None] for slot in others(1))
+
+
+def test_an_agent_without_the_ranks_that_were_kept_is_a_fault():
+    seen = struck(1)
+    seen.obeys()
+    dead = replace(seen.agents[2].ranks[0], phase=RankPhase.EXITED, exit=KILLED)
+    seen.says(2, ranks=(dead,), stopped=True)
+    assert recovered(seen).kept == others(2)
