@@ -43,6 +43,9 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 
+SERVED = {"sync": {"type": "ParameterServer", "parameterServer": {"servers": 2}}}
+
+
 def planned(script: str | None, *options: str, **spec: Any) -> Result:
     """The script's plan. Whatever it is, nothing was trained."""
     if script is not None:
@@ -92,6 +95,7 @@ def test_a_script_is_planned_from_its_manifest_alone() -> None:
     [
         ("digits", None, "8,970 parameters, AdamW", "144 kB on each rank", "35.9 kB sent"),
         ("digits", {"sharding": "Parameters"}, "8,970 parameters, AdamW", "71.8 kB on each", "53.8 kB"),
+        ("digits", SERVED, "8,970 parameters, AdamW", "71.8 kB on each rank", "35.9 kB sent"),
         ("char-gpt", None, "116,224 parameters, AdamW", "1.86 MB on each rank", "620 kB sent"),
         (
             "char-gpt",
@@ -113,6 +117,7 @@ def test_the_examples_are_planned(
     assert found["model"] == model
     assert found["memory"].startswith(memory)
     assert found["traffic"].startswith(traffic)
+    assert found.get("servers", "").startswith("2 pods more; the fullest keeps ") == (strategy is SERVED)
 
 
 def test_a_model_that_would_fill_the_machine_takes_no_memory() -> None:
