@@ -81,6 +81,7 @@ def main() -> None:
     request = Request(**json.loads(Path(sys.argv[1]).read_text()))
     world = World.join("cpu", 60)
     text = char_gpt.windows_of(char_gpt.read_text(None))[0]
+    text = text[:, : request.size["length"] + 1]
     text = text[torch.randperm(len(text), generator=torch.Generator().manual_seed(0))]
     if request.memory:
         rehearse(request, world, text)

@@ -41,6 +41,7 @@ def hook_of(compression: Compression) -> Hook:
 
     def low_rank(_: Any, bucket: Any) -> Done:
         done: Done = powerSGD_hook.powerSGD_hook(state, bucket)
+        done.wait()  # gloo's threads begin its later sums; with two buckets under way, ranks mix these up
         return done
 
     return low_rank
