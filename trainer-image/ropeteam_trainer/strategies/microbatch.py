@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def split(inputs: tuple[Any, ...], count: int) -> list[tuple[tuple[Any, ...], fl
     """
     total = samples(inputs)
     ends = [total * number // count for number in range(count + 1)]
-    bounds = zip(ends, ends[1:], strict=False)
+    bounds = pairwise(ends)
     return [(_cut(inputs, total, begin, max(end, begin + 1)), (end - begin) / total) for begin, end in bounds]
 
 
