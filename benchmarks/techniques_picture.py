@@ -38,6 +38,7 @@ def draw(rows: list[Row], floors: tuple[str, ...]) -> None:
         axes.set_xlim(0, max(values) * 1.2 or 1)
         axes.tick_params(labelsize=8, colors=INK, length=0)
         axes.set_xticks([])
+        axes.margins(y=0.01)
         axes.spines[["top", "right", "bottom"]].set_visible(False)
     columns[0].set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     columns[0].invert_yaxis()
