@@ -28,7 +28,8 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from ropeteam_trainer.contract import codec
-from ropeteam_trainer.contract.strategy import Layout, Strategy
+from ropeteam_trainer.contract.layout import Layout
+from ropeteam_trainer.contract.strategy import Strategy
 from ropeteam_trainer.recipes import char_gpt
 from ropeteam_trainer.strategies.wrap import Progress, wrap
 from ropeteam_trainer.world import World
