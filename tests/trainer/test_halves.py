@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import time
 from pathlib import Path
 
@@ -124,3 +125,17 @@ def test_tensors_of_all_widths_lie_where_they_may() -> None:
     for name, view in layout.tensors(joined).items():
         assert torch.equal(view, tensors[name])
     assert flat.Layout.from_plain(layout.to_plain()) == layout
+
+
+def test_too_little_memory_is_told_before_anything_is_lost(tmp_path: Path) -> None:
+    halves = Halves(tmp_path / "memory")
+    halves.rebuild(numbered(1), b"1")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+    try:
+        with pytest.raises(OSError, match=r"raise spec\.sharedMemory"):
+            halves.rebuild({"a": torch.empty(1 << 20)}, b"2")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    found = Halves.found(tmp_path / "memory")
+    assert found is not None
+    assert found.record == b"1"

@@ -74,7 +74,7 @@ class Halves:
         else:
             new.unlink(missing_ok=True)
             with new.open("x+b") as file:
-                os.posix_fallocate(file.fileno(), 0, size)  # a full /dev/shm is told here, not by SIGBUS
+                _reserve(file.fileno(), size, new.parent)
                 view = mmap.mmap(file.fileno(), size)
         _LENGTH.pack_into(view, _SELECTOR.size, len(head))
         view[_SELECTOR.size + _LENGTH.size : _SELECTOR.size + _LENGTH.size + len(head)] = head
@@ -160,6 +160,18 @@ class Halves:
         begin = self._records[half]
         _LENGTH.pack_into(self._view, begin, len(record))
         self._view[begin + _LENGTH.size : begin + _LENGTH.size + len(record)] = record
+
+
+def _reserve(file: int, size: int, folder: Path) -> None:
+    """All of it now: later a lack of memory would be a SIGBUS."""
+    try:
+        os.posix_fallocate(file, 0, size)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{size} bytes for the state of a parameter server do not fit into {folder}: raise "
+            f"spec.sharedMemory, or use more servers ({os.strerror(error.errno)})",
+        ) from None
 
 
 def _begin_of_halves(head: int) -> int:

@@ -83,7 +83,8 @@ class Meeting:
         if not self._plan.servers:
             return socket.create_server(("", 0))
         host, _, port = self._plan.servers[server].rpartition(":")
-        return socket.create_server((host, int(port)))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, int(port)), family=family)
 
     def _meet_at_store(self, here: Place) -> None:
         host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "29500"))
