@@ -1,0 +1,72 @@
+"""The pages of docs/techniques: manifests that are valid, plans that are those of today, an index of all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tools import techniques
+
+from ropeteam.api.rules import validate
+from ropeteam.api.strategy import Strategy
+
+FOLDER = techniques.FOLDER
+PAGES = techniques.pages()
+EACH = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+NO_PLAN = {"backup-workers", "parameter-servers", "replicate"}
+"""What `ropeteam plan` has no costs for yet."""
+
+
+@EACH
+def test_the_manifest_is_whole_and_valid(page: Path):
+    [manifest] = techniques.manifests(page.read_text())
+    assert set(manifest) == {"apiVersion", "kind", "metadata", "spec"}
+    assert manifest["metadata"] == {"name": page.stem}
+    assert validate(manifest["spec"]) == ()
+
+
+@pytest.mark.timeout(330)
+@EACH
+def test_the_plan_is_that_of_the_manifest(page: Path):
+    text = page.read_text()
+    assert techniques.has_plan(text) == (page.stem not in NO_PLAN)
+    assert techniques.planned(text) == text, "run `python -m tools.techniques`"
+
+
+@EACH
+def test_a_page_says_what_it_must_in_few_lines(page: Path):
+    text = page.read_text()
+    missing = [
+        word
+        for word in ("Use it", "Not", "Cost.", "Limits.", "Sources.", "Figure:")
+        if not re.search(rf"\*\*{re.escape(word)}\*\*", text.replace("**Use** ", "**Use it** "))
+    ]
+    assert missing == []
+    picture = text.split("```")[1]
+    assert max(map(len, picture.splitlines())) <= 72
+    assert len(text.splitlines()) <= 68
+
+
+@pytest.mark.parametrize("page", [*PAGES, FOLDER / "README.md"], ids=lambda path: path.stem)
+def test_links_lead_somewhere(page: Path):
+    """But for figures, which a measurement writes."""
+    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    links = [each for each in targets if "://" not in each and "benchmarks/results/" not in each]
+    assert [each for each in links if not (FOLDER / each).exists()] == []
+
+
+def test_the_index_has_every_page():
+    linked = re.findall(r"^\| \[[^]]+\]\(([^)]+)\)", (FOLDER / "README.md").read_text(), re.MULTILINE)
+    assert sorted(linked) == [page.name for page in PAGES]
+
+
+def test_every_field_of_a_strategy_has_a_page():
+    fields = {field.alias or name for name, field in Strategy.model_fields.items()}
+    shown = {
+        name
+        for page in PAGES
+        for spec in techniques.manifests(page.read_text())
+        for name in spec["spec"]["strategy"]
+    }
+    assert fields - shown == set()
