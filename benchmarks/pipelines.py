@@ -1,11 +1,12 @@
 """How much of the time do the ranks of a pipeline compute, and is it what the formula says?
 
-    python -m benchmarks.pipelines [STEPS]        (8 by default; about four minutes)
+    python -m benchmarks.pipelines [STEPS]        (8 by default; about three minutes)
 
 m micro-batches through p ranks keep each of them busy for m/(m+p-1) of a step, and for m/(m+(p-1)/v) with v
-stages per rank (strategies/pipeline.py). Measured: what one process needs for the same micro-batches, in the
-same run, over p times what the pipeline needs. Two ranks compute, on a core each; more ranks than that, and
-two again, sleep instead of computing. gloo, loopback, job.wrap().
+stages per rank (strategies/pipeline.py). Measured: the work of all ranks over p times the pipeline's step.
+Two ranks compute, on a core each; their work is what one process needs for the same micro-batches, in the
+same run. More ranks than that, and two again, sleep instead of computing, for a known time. gloo, loopback,
+job.wrap().
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 from tests.trainer.ranks import Crew
 
 from benchmarks.report import Row, tell, write
-from benchmarks.train_pipeline import ROWS
+from benchmarks.train_pipeline import NAP, ROWS
 
 SCRIPT = Path(__file__).parent / "train_pipeline.py"
 GOAL = 0.85
@@ -79,9 +80,12 @@ class Bench:
 
     @cache  # noqa: B019  # one Bench per run
     def alone(self, layers: int, sleeps: bool, micro_batches: int) -> float:
-        """Seconds of one process for the same."""
-        pieces = {"batch": {"micro_samples": 1 if sleeps else ROWS}}
-        return statistics.median(self._train(1, layers, sleeps, micro_batches, pieces))
+        """Seconds of one process for the same work; of sleeping layers, what their sleeps add up to."""
+        if sleeps:
+            return layers * micro_batches * 3 * NAP
+        return statistics.median(
+            self._train(1, layers, sleeps, micro_batches, {"batch": {"micro_samples": ROWS}})
+        )
 
     def _train(
         self, ranks: int, layers: int, sleeps: bool, micro_batches: int, strategy: dict[str, Any]
