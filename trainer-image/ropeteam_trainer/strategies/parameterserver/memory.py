@@ -170,7 +170,7 @@ def _reserve(file: int, size: int, folder: Path) -> None:
         raise OSError(
             error.errno,
             f"{size} bytes for the state of a parameter server do not fit into {folder}: raise "
-            f"spec.sharedMemory, or use more servers ({os.strerror(error.errno)})",
+            f"spec.sharedMemory, or use more servers ({error.strerror})",
         ) from None
 
 
