@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -28,7 +29,7 @@ def pages() -> list[Path]:
     return sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
 
 
-def manifests(page: str) -> list[dict[str, object]]:
+def manifests(page: str) -> list[dict[str, Any]]:
     return [yaml.safe_load(block) for block in _MANIFEST.findall(page)]
 
 
