@@ -2,8 +2,8 @@
 
     train_pipeline.py REQUEST
 
-REQUEST: JSON {layers, sleeps, micro_batches, steps, strategy}. With `sleeps` a layer takes 10 ms forward,
-10 ms for the gradient of its input and 10 ms for that of its weight, in which it sleeps: as on a device of
+REQUEST: JSON {layers, sleeps, micro_batches, steps, strategy}. With `sleeps` a layer takes 20 ms forward,
+20 ms for the gradient of its input and 20 ms for that of its weight, in which it sleeps: as on a device of
 its own, so that more ranks than cores can be measured. Else it multiplies matrices. Rank 0 prints RESULT
 {seconds of each step}.
 """
@@ -24,7 +24,7 @@ from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy
 
 WIDTH, ROWS = 1024, 64
-NAP = 0.010
+NAP = 0.020
 WARM = 2
 
 
