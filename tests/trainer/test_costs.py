@@ -30,6 +30,7 @@ WHOLE: dict[str, dict[str, Any]] = {
     "all-reduce": {},
     "micro-batches": {"batch": PIECES},
     "ring": {"sync": {"type": "Ring"}},
+    "composable replicate": {"sync": {"type": "Replicate"}},
     "ZeRO-1": {"sharding": "OptimizerState"},
     "DiLoCo": locally(every_steps=3, outer_learning_rate_per_mille=700),
     "DiLoCo without momentum": locally(

@@ -62,6 +62,8 @@ EXACT: dict[int, dict[str, dict[str, Any]]] = {
         "tensor, sequence": {"tensor_parallel": {"sequence": True, "loss": True}, **ways(tensor=2)},
         "layer-wise": {**ways(pipeline=2), "pipelining": {"schedule": "GPipe", "micro_batches": 1}},
         **{name: pipelined(name) for name in ("GPipe", "OneForwardOneBackward", "Interleaved", "ZeroBubble")},
+        "pipeline, recompute": {**pipelined("OneForwardOneBackward"), "activation_checkpointing": "Full"},
+        "zero bubble, recompute": {**pipelined("ZeroBubble"), "activation_checkpointing": "Full"},
     },
     3: {**ANY_WORLD, **SEVERAL, "pipeline of 3": ways(pipeline=3)},
     4: {

@@ -94,7 +94,7 @@ def traffic(part: Part, strategy: Strategy, grid: Layout, pieces: int) -> Traffi
         return NOTHING
     if _is_sharded(strategy, grid):
         return _sharded(part, strategy, grid, pieces)
-    if grid.pipeline * grid.tensor > 1:
+    if grid.pipeline * grid.tensor > 1 or strategy.sync.type is SyncType.REPLICATE:
         return _many(_all_reduce(whole, grid.replicate), part.groups)
     buckets = list(buckets_of(trained))
     if strategy.sync.type is SyncType.LOCAL:

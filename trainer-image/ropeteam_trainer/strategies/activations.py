@@ -33,11 +33,13 @@ _PRODUCTS = frozenset(
 
 
 def apply(model: nn.Module, kind: ActivationCheckpointing) -> None:
-    """In place, for each unit of the model; its parameters keep their names."""
+    """In place, for each unit of the model, or, where it has no list of layers, as a stage of a pipeline, for
+    each of its parts; parameters keep their names.
+    """
     options: dict[str, Any] = {"use_reentrant": False}
     if kind is ActivationCheckpointing.SELECTIVE:
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
-    for unit in units_of(model):
+    for unit in units_of(model) or model.children():
         unit.forward = functools.partial(checkpoint, unit.forward, **options)
 
 
