@@ -41,9 +41,14 @@ def row(name: str, samples: list[float], *, unit: str = "s", beside: str = "") -
 
 
 def write(name: str, rows: list[Row], samples: dict[str, list[float]], unit: str) -> None:
+    save(name, rows)
+    draw(RESULTS / f"{name}.svg", samples, unit)
+
+
+def save(name: str, rows: list[Row]) -> None:
+    """The figures without a picture."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps([asdict(each) for each in rows], indent=1) + "\n")
-    draw(RESULTS / f"{name}.svg", samples, unit)
 
 
 def tell(rows: list[Row]) -> int:

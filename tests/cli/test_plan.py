@@ -43,6 +43,9 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 
+SERVED = {"sync": {"type": "ParameterServer", "parameterServer": {"servers": 2}}}
+
+
 def planned(script: str | None, *options: str, **spec: Any) -> Result:
     """The script's plan. Whatever it is, nothing was trained."""
     if script is not None:
@@ -92,6 +95,7 @@ def test_a_script_is_planned_from_its_manifest_alone() -> None:
     [
         ("digits", None, "8,970 parameters, AdamW", "144 kB on each rank", "35.9 kB sent"),
         ("digits", {"sharding": "Parameters"}, "8,970 parameters, AdamW", "71.8 kB on each", "53.8 kB"),
+        ("digits", SERVED, "8,970 parameters, AdamW", "71.8 kB on each rank", "35.9 kB sent"),
         ("char-gpt", None, "116,224 parameters, AdamW", "1.86 MB on each rank", "620 kB sent"),
         (
             "char-gpt",
@@ -113,6 +117,7 @@ def test_the_examples_are_planned(
     assert found["model"] == model
     assert found["memory"].startswith(memory)
     assert found["traffic"].startswith(traffic)
+    assert found.get("servers", "").startswith("2 pods more; the fullest keeps ") == (strategy is SERVED)
 
 
 def test_a_model_that_would_fill_the_machine_takes_no_memory() -> None:
@@ -124,11 +129,8 @@ def test_a_model_that_would_fill_the_machine_takes_no_memory() -> None:
 
 
 def test_shared_parameters_are_counted_once_and_frozen_ones_have_no_gradient() -> None:
-    tied = (
-        SCRIPT
-        + "model[0].weight = torch.nn.Parameter(torch.ones(16, 8))\nmodel.append(torch.nn.Linear(8, 16))\n"
-    )
-    tied += "model[3].weight = model[0].weight\nmodel[2].requires_grad_(False)\n"
+    tied = SCRIPT + "model.append(torch.nn.Linear(8, 16))\nweight = torch.nn.Parameter(torch.ones(16, 8))\n"
+    tied += "model[0].weight = model[3].weight = weight\nmodel[2].requires_grad_(False)\n"
     result = planned(tied + WRAP)
     numbers = 16 * 8 + 16 + (8 * 16 + 8) + 16
     assert rows(result)["model"] == f"{numbers} parameters, SGD"
@@ -210,8 +212,7 @@ def test_a_script_that_never_comes_to_wrap_is_ended() -> None:
         ({"strategy": {"learningRate": {"trustRatio": "LAMB"}}}, "LAMB goes with AdamW, the script has SGD"),
         (
             ways(pipeline=2, pipelining={"schedule": "Interleaved"}, batch={"globalSamples": 10}),
-            "5 samples per step cannot be cut into 2 equal pieces, which the schedule needs; use a multiple "
-            "of it: 6 is next",
+            "cannot be cut into 2 equal pieces, which the schedule needs; use a multiple of it: 6 is next",
         ),
         ({"command": ["torchrun", "--nproc-per-node", "2", "train.py"]}, "set spec.processesPerWorker to 2"),
         ({"image": None, "comand": "x"}, "comand"),

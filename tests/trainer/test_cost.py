@@ -195,3 +195,14 @@ def test_one_rank_sends_nothing() -> None:
 def test_the_rate_follows_the_batch(scaling: str, factor: float) -> None:
     chosen = strategy(learning_rate={"scaling": scaling, "base_batch": 32}).learning_rate
     assert cost.rate_factor(chosen, 512) == factor
+
+
+def test_servers_take_the_optimizer_and_send_what_they_are_sent() -> None:
+    chosen = strategy(sync={"type": "ParameterServer", "parameter_server": {"servers": 2}})
+    whole = part((100,), (60,), (50,), optimizer=2 * 4 * 210)
+    grid = layout(chosen, 3)
+    assert chosen.servers == 2
+    assert cost.memory(whole, chosen, grid, 1) == cost.Memory(840, 840, 0)
+    assert cost.traffic(whole, chosen, grid, 1) == cost.Traffic(840, 0, 4)
+    assert cost.fullest_server(whole, 2) == cost.Memory(440, 440, 880)
+    assert cost.fullest_server(part((3,), optimizer=None), 1).optimizer is None

@@ -5,11 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tests.trainer.ranks import Crew
+from tests.trainer.ranks import Crew, FakeAgent
 
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.strategy import Strategy
+from ropeteam_trainer.contract.world import Epoch
 from ropeteam_trainer.recipes import char_gpt, common
 
 RECIPES = Path(char_gpt.__file__).parent
@@ -31,6 +35,27 @@ def test_digits_reads_at_least_95_percent(tmp_path: Path) -> None:
     ended = Crew(tmp_path, 2).run(str(RECIPES / "digits.py"))
     assert ended.codes == [0, 0], ended.output
     assert ended.result["accuracy"] >= 0.95
+
+
+SIXTEEN_TIMES = {"batch": {"global_samples": 256}}
+SCALED = {"learning_rate": {"scaling": "Linear", "base_batch": 16, "warmup_steps": 15}}
+
+
+@pytest.mark.parametrize(("settings", "reads"), [(SCALED, True), ({}, False)], ids=["scaled", "not scaled"])
+def test_a_batch_of_sixteen_times_the_size_needs_a_rate_that_follows(
+    settings: dict[str, Any], reads: bool, tmp_path: Path
+) -> None:
+    """The rate is good for a batch of 16: that reads 0.97 of the pictures (benchmarks/large_batch.py)."""
+    strategy = codec.from_plain(Strategy, SIXTEEN_TIMES | settings)
+    options = ["--optimizer", "SGD", "--learning-rate", "0.02", "--epochs", "26", "--seed", "1"]
+    agent = FakeAgent(tmp_path, 2, None, Epoch(1, 0, 1))
+    ended = Crew(tmp_path / "crew", 2).run(
+        str(RECIPES / "digits.py"), *options, agent=agent, strategy=strategy
+    )
+    agent.close()
+    assert ended.codes == [0, 0], ended.output
+    accuracy = ended.result["accuracy"]
+    assert accuracy >= 0.965 if reads else accuracy < 0.93
 
 
 def test_the_default_text_is_cut_into_windows_that_cover_it() -> None:

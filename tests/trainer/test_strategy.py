@@ -58,6 +58,10 @@ def test_ranks_that_split_a_layer_are_neighbours() -> None:
     assert [made.place(rank) for rank in (0, 1)] == [Place(0, 0, 0, 0), Place(0, 0, 0, 1)]
 
 
+def served(**fields: Any) -> dict[str, Any]:
+    return {"sync": {"type": "ParameterServer", "parameter_server": fields}}
+
+
 @pytest.mark.parametrize(
     ("world", "fields", "told"),
     [
@@ -87,6 +91,11 @@ def test_ranks_that_split_a_layer_are_neighbours() -> None:
             {"parallelism": {"pipeline": 2}, "pipelining": {"stages_per_rank": 2}},
             "Interleaved and ZeroBubble need stagesPerRank above 1",
         ),
+        (2, served(mode="Asynchronous", backup_workers=1), "backupWorkers goes with mode Synchronous"),
+        (2, served(backup_workers=2), "backupWorkers 2 leaves none of 2 workers; lower it"),
+        (2, served(scale_by_staleness=True), "in mode Synchronous no gradient is stale"),
+        (2, {**served(), "precision": "Float16"}, "use BFloat16"),
+        (4, {**served(), "sharding": "Parameters"}, "sync: ParameterServer keeps whole copies"),
         (2, {"learning_rate": {"scaling": "Linear"}}, "scaling needs baseBatch"),
         (
             2,

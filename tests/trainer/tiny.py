@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,30 +19,46 @@ from torch.distributed.tensor.parallel import (
 
 from ropeteam_trainer.contract.strategy import TensorParallel
 
-SYMBOLS, LENGTH, WIDTH, HEADS, BLOCKS, BATCH = 32, 16, 32, 4, 4, 24
+BATCH = 24
+
+
+@dataclass(frozen=True)
+class Size:
+    symbols: int = 32
+    length: int = 16
+    """Letters of a sample."""
+    width: int = 32
+    heads: int = 4
+    blocks: int = 4
+
+
+SMALL = Size()
 
 
 class Embed(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.letters, self.places = nn.Embedding(SYMBOLS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.letters = nn.Embedding(size.symbols, size.width)
+        self.places = nn.Embedding(size.length, size.width)
 
     def forward(self, letters: torch.Tensor) -> torch.Tensor:
         return self.letters(letters) + self.places(torch.arange(letters.shape[1], device=letters.device))
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
-        self.mix = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+        width = size.width
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.mix = nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width, bias=False)
+        self.of_a_head = width // size.heads
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         normed = self.norm_1(x)
         query, key, value = (
-            layer(normed).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+            layer(normed).unflatten(-1, (-1, self.of_a_head)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -50,35 +67,37 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.norm, self.guess = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, SYMBOLS, bias=False)
+        self.norm = nn.LayerNorm(size.width)
+        self.guess = nn.Linear(size.width, size.symbols, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.guess(self.norm(x))
 
 
 class Tiny(nn.Sequential):
-    def __init__(self) -> None:
+    def __init__(self, size: Size = SMALL) -> None:
         super().__init__()
-        self.embed = Embed()
-        for number in range(BLOCKS):
-            self.add_module(f"block{number}", Block())
-        self.head = Head()
+        self.blocks = size.blocks
+        self.embed = Embed(size)
+        for number in range(size.blocks):
+            self.add_module(f"block{number}", Block(size))
+        self.head = Head(size)
 
     def tensor_plan(self, settings: TensorParallel) -> Mapping[str, ParallelStyle]:
         plan: dict[str, ParallelStyle] = {}
-        for number in range(BLOCKS):
+        for number in range(self.blocks):
             block = f"block{number}"
             plan |= {f"{block}.{name}": ColwiseParallel() for name in ("query", "key", "value", "up")}
             plan |= {f"{block}.{name}": RowwiseParallel() for name in ("mix", "down")}
         plan["head.guess"] = ColwiseParallel(
             output_layouts=Shard(-1) if settings.loss else Replicate(), use_local_output=not settings.loss
         )
-        return plan | (_sequence_parallel(settings) if settings.sequence else {})
+        return plan | (_sequence_parallel(settings, self.blocks) if settings.sequence else {})
 
 
-def _sequence_parallel(settings: TensorParallel) -> dict[str, ParallelStyle]:
+def _sequence_parallel(settings: TensorParallel, blocks: int) -> dict[str, ParallelStyle]:
     """Between the split layers, each rank has a part of the sequence."""
     plan: dict[str, ParallelStyle] = {
         "embed.letters": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
@@ -90,7 +109,7 @@ def _sequence_parallel(settings: TensorParallel) -> dict[str, ParallelStyle]:
             use_local_output=not settings.loss,
         ),
     }
-    for number in range(BLOCKS):
+    for number in range(blocks):
         block = f"block{number}"
         plan |= {f"{block}.norm_1": SequenceParallel(), f"{block}.norm_2": SequenceParallel()}
         plan |= {
@@ -108,9 +127,9 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def batch(step: int, size: int = BATCH) -> tuple[torch.Tensor, torch.Tensor]:
     """Letters, half of which follow from the one before."""
     letters = torch.randint(
-        0, SYMBOLS, (size, LENGTH + 1), generator=torch.Generator().manual_seed(1000 + step)
+        0, SMALL.symbols, (size, SMALL.length + 1), generator=torch.Generator().manual_seed(1000 + step)
     )
-    letters[:, 1::2] = (letters[:, 0:-1:2] * 3 + 1) % SYMBOLS
+    letters[:, 1::2] = (letters[:, 0:-1:2] * 3 + 1) % SMALL.symbols
     return letters[:, :-1].contiguous(), letters[:, 1:].contiguous()
 
 

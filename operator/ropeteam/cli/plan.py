@@ -67,7 +67,17 @@ def _measured(model: Model, strategy: Strategy, grid: Layout, pieces: int) -> It
     yield "memory", f"{amount(most.total)} on {where}"
     kinds = {"parameters": amount(most.parameters), "gradients": amount(most.gradients), "optimizer": state}
     yield "", ", ".join(f"{kind} {text}" for kind, text in kinds.items())
+    if strategy.servers:
+        yield "servers", _servers(cost.fullest_server(model.parts[0], strategy.servers), strategy.servers)
     yield "traffic", _traffic([cost.traffic(part, strategy, grid, pieces) for part in model.parts])
+
+
+def _servers(fullest: cost.Memory, count: int) -> str:
+    kept = amount(fullest.parameters + (fullest.optimizer or 0))
+    return (
+        f"{_count(count, 'pod')} more; the fullest keeps {kept} of parameters and optimizer, twice, in "
+        f"/dev/shm, and receives {amount(fullest.gradients)} from each worker and step"
+    )
 
 
 def _traffic(of_parts: list[cost.Traffic]) -> str:
@@ -112,7 +122,9 @@ def _rate(strategy: Strategy, model: Model | None) -> str:
 def _notes(model: Model, strategy: Strategy, grid: Layout, pieces: int | None) -> Iterator[str]:
     split = " and ".join(way for way in ("tensor", "pipeline") if getattr(grid, way) > 1)
     yield "activations" + (f", and what {split} parallelism sends of them" if split else "")
-    copies = strategy.sync.type is not SyncType.LOCAL and grid.pipeline * grid.tensor == 1
+    copies = (
+        not strategy.servers and strategy.sync.type is not SyncType.LOCAL and grid.pipeline * grid.tensor == 1
+    )
     if grid.data_ways > 1 and copies and (grid.shard == 1 or strategy.sharding is Sharding.OPTIMIZER_STATE):
         yield f"DDP's buckets: gradients once more, {amount(_gradients(model.parts[0]))}"
     if pieces is None:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ropeteam_trainer.contract.layout import Layout
+from ropeteam_trainer.contract.layout import Layout, shared_out
 from ropeteam_trainer.contract.plan import Part, Tensor
 from ropeteam_trainer.contract.strategy import (
     Compression,
@@ -77,7 +77,7 @@ def memory(part: Part, strategy: Strategy, grid: Layout, pieces: int) -> Memory:
     if _is_sharded(strategy, grid) and pieces > 1:
         gradients *= grid.shard
     parameters = sum(t.bytes for t in part.tensors)
-    optimizer = part.optimizer
+    optimizer = 0 if strategy.servers else part.optimizer
     if strategy.sync.type is SyncType.LOCAL and grid.world > 1 and optimizer is not None:
         optimizer += parameters * _outer_copies(strategy.sync.local)
     return Memory(parameters, gradients, optimizer)
@@ -87,6 +87,9 @@ def traffic(part: Part, strategy: Strategy, grid: Layout, pieces: int) -> Traffi
     """`pieces`: as for memory(). Sharded layers are gathered for each of them."""
     trained = [t for t in part.tensors if t.trained]
     whole = sum(t.bytes for t in trained)
+    if strategy.servers:
+        # A push to each server; before it the chief is asked, and after it told.
+        return Traffic(sum(t.bytes for t in part.tensors), 0, strategy.servers + 2)
     if grid.data_ways == 1:
         return NOTHING
     if _is_sharded(strategy, grid):
@@ -101,6 +104,18 @@ def traffic(part: Part, strategy: Strategy, grid: Layout, pieces: int) -> Traffi
         return _compressed(buckets, strategy.gradient_compression, grid.replicate)
     averaged = _many(_all_reduce(whole, grid.data_ways), len(buckets))
     return averaged + (_broadcasts(whole, grid.shard) if grid.shard > 1 else NOTHING)
+
+
+def fullest_server(part: Part, servers: int) -> Memory:
+    """What a parameter server keeps, twice; as gradients, what it receives from each worker in a step. part:
+    the whole model."""
+    owners = shared_out([t.bytes for t in part.tensors], servers)
+    kept = max(
+        sum(t.bytes for t, owner in zip(part.tensors, owners, strict=True) if owner == server)
+        for server in range(servers)
+    )
+    whole = sum(t.bytes for t in part.tensors)
+    return Memory(kept, kept, None if part.optimizer is None else round(part.optimizer * kept / whole))
 
 
 def bubble(strategy: Strategy, ranks: int, micro_batches: int) -> float:

@@ -7,6 +7,7 @@ most are neighbours, and so share a node.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ropeteam_trainer.contract.strategy import (
@@ -96,6 +97,16 @@ def layout(strategy: Strategy, world: int) -> Layout:
         )
     _check(strategy, grid)
     return grid
+
+
+def shared_out(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Which rank owns each: the largest first, each to the rank that has least."""
+    load = [0] * ranks
+    owners = [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        owners[index] = min(range(ranks), key=lambda rank: load[rank])
+        load[owners[index]] += sizes[index]
+    return owners
 
 
 def _nearest(product: int, world: int) -> str:

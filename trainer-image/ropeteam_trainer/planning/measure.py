@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,10 +20,10 @@ from torch.distributed.distributed_c10d import (
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ropeteam_trainer.contract.layout import Layout, layout
+from ropeteam_trainer.contract.layout import Layout, layout, shared_out
 from ropeteam_trainer.contract.plan import Model, Part, Tensor
-from ropeteam_trainer.contract.strategy import Sharding, Strategy
-from ropeteam_trainer.strategies import tensor, zero1
+from ropeteam_trainer.contract.strategy import Parallelism, Sharding, Strategy, Sync
+from ropeteam_trainer.strategies import tensor
 from ropeteam_trainer.strategies.units import units_of
 from ropeteam_trainer.strategies.wrap import Progress, Wrapped, wrap
 from ropeteam_trainer.world import World
@@ -45,6 +46,8 @@ def measure(
     tensor_plan: tensor.PlanMaker | None = None,
 ) -> Model:
     """Raises StrategyError as wrap() does. size: ranks of the world."""
+    if strategy.servers:  # each worker computes alone
+        strategy, size = replace(strategy, sync=Sync(), parallelism=Parallelism()), 1
     grid = layout(strategy, size)
     whole = sum(p.numel() for p in model.parameters())
     name, rates = type(optimizer).__name__, _rates(optimizer)
@@ -64,7 +67,7 @@ def _ranks_that_differ(optimizer: Optimizer, strategy: Strategy, grid: Layout) -
     size = grid.world
     if strategy.sharding is Sharding.OPTIMIZER_STATE and size > 1:
         sizes = [p.numel() for group in optimizer.param_groups for p in group["params"]]
-        owners = zero1.shared_out(sizes, size)
+        owners = shared_out(sizes, size)
         load = [[s for s, owner in zip(sizes, owners, strict=True) if owner == rank] for rank in range(size)]
         return [max(range(size), key=lambda rank: (sum(load[rank]), len(load[rank])))]
     return [stage * (grid.world // grid.pipeline) for stage in range(grid.pipeline)]

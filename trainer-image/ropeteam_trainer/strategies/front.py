@@ -39,6 +39,15 @@ class Front(nn.Module):
         self.register_state_dict_post_hook(_with_plain_names)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_with_full_names)  # type: ignore[no-untyped-call]
 
+    def __getattr__(self, name: str) -> Any:
+        """What the script asks its model, or DDP, for: no_sync(), a layer, a setting."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name != "parts" and len(self.parts) == 1:
+                return getattr(self.parts[0], name)
+            raise
+
     def flow(self, through: Pipeline) -> None:
         """From now on batches go through a pipeline."""
         self._pipeline, self.does_anything = through, True

@@ -9,6 +9,7 @@ Use it when the model or its optimizer do not fit into one rank.
 Cost per step and rank: Parameters 3 (n-1)/n x 4P bytes (two gathers, one reduce-scatter), Gradients 2
 (n-1)/n x 4P; memory of the model 16P/n bytes under Adam, and one gathered layer (Parameters) or all of them
 (Gradients).
+gloo has no reduce-scatter and sends an all-reduce for it, (n-1)/n x 4P bytes more.
 Sources: Rajbhandari et al., "ZeRO", SC 2020; Zhao et al., "PyTorch FSDP", VLDB 2023 (torch's fully_shard).
 """
 

@@ -11,7 +11,6 @@ optimizer than the script's (schedulers lose it), is called experimental, and do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from ropeteam_trainer.contract.layout import shared_out
 from ropeteam_trainer.strategies.stepping import Step, around_step
 
 
@@ -40,16 +40,6 @@ def apply(optimizer: Optimizer) -> None:
                 p.grad.zero_()
 
     optimizer.zero_grad = zero_grad  # type: ignore[method-assign]  # its own knows this rank's part only
-
-
-def shared_out(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Which rank owns each: the largest first, each to the rank that has least."""
-    load = [0] * ranks
-    owners = [0] * len(sizes)
-    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
-        owners[index] = min(range(ranks), key=lambda rank: load[rank])
-        load[owners[index]] += sizes[index]
-    return owners
 
 
 @torch.no_grad()

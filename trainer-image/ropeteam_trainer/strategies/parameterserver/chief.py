@@ -44,6 +44,8 @@ class Chief:
         self._whole, self._server, self._call, self._rules, self._path = whole, server, call, ruled, path
         self.changed: threading.Condition = server.changed
         self._answered: dict[Ask, rules.Answer] = {}
+        self._epochs: dict[int, list[int]] = {}
+        """Of each worker, that of its newest process."""
         self._kept = Halves.found(path)
         self.ledger = rules.opened(ruled)
         self.worker_states: dict[int, bytes] = {}
@@ -110,8 +112,18 @@ class Chief:
 
     # ---- what workers ask
 
+    def _worker(self, head: Head) -> int:
+        """Who asks. Raises ConnectionError for a process that another one has taken the place of: its pod may
+        be cut off from everybody but us.
+        """
+        worker, epoch = int(head["worker"]), head["epoch"]
+        if epoch < self._epochs.get(worker, []):
+            raise ConnectionError(f"worker {worker} has a newer process than that of epoch {epoch}")
+        self._epochs[worker] = epoch
+        return worker
+
     def _hello(self, head: Head, _: bytearray) -> tuple[Head, bytes]:
-        worker = head["worker"]
+        worker = self._worker(head)
         with self.changed:
             self.changed.wait_for(lambda: self._server.is_ready)
             self.judge(lambda ledger: rules.join(ledger, worker))
@@ -119,7 +131,7 @@ class Chief:
             return {"clock": clock, "generation": self._server.share.generation}, self.worker_states[worker]
 
     def _ask(self, head: Head, _: bytearray) -> tuple[Head, bytes]:
-        asked = Ask(head["worker"], head["n"])
+        asked = Ask(self._worker(head), int(head["n"]))
         with self.changed:
             self._answered = {a: answer for a, answer in self._answered.items() if a.worker != asked.worker}
             self.judge(lambda ledger: rules.ask(ledger, asked))
@@ -132,15 +144,16 @@ class Chief:
         raise ConnectionError("this worker has asked again on another connection")
 
     def _done(self, head: Head, payload: bytearray) -> tuple[Head, bytes]:
-        worker, clock = head["worker"], head["clock"]
+        worker, clock = self._worker(head), int(head["clock"])
         with self.changed:
             self._remember(worker, bytes(payload))
             self.judge(lambda ledger: rules.done(ledger, worker, clock))
         return {}, b""
 
     def _leave(self, head: Head, _: bytearray) -> tuple[Head, bytes]:
+        worker = self._worker(head)
         with self.changed:
-            self.judge(lambda ledger: rules.leave(ledger, head["worker"]))
+            self.judge(lambda ledger: rules.leave(ledger, worker))
         return {}, b""
 
     def _remember(self, worker: int, state: bytes) -> None:

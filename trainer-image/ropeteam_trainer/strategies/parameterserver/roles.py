@@ -22,6 +22,7 @@ from ropeteam_trainer.agentlink import AgentLink
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.strategy import StrategyError
+from ropeteam_trainer.contract.world import Epoch
 
 PHASE_WHILE_WAITING = "restore"
 Phase = Callable[[str], AbstractContextManager[None]]
@@ -66,7 +67,8 @@ class Meeting:
         self._plan, self._link = plan, link
         self.waiting = _Waiting(phase)
         self.listener: socket.socket | None = None
-        self.secret = plan.secret
+        self.secret = f"{plan.secret}/{plan.line}"  # ranks of another line are as strangers
+        self.epoch = Epoch.parse(plan.epoch)
         self._found: tuple[str, ...] = ()
         if here.server is not None:
             self.listener = self._listen(here.server)

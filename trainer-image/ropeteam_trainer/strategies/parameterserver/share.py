@@ -20,9 +20,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ropeteam_trainer.contract.layout import shared_out
 from ropeteam_trainer.strategies.parameterserver import flat
 from ropeteam_trainer.strategies.parameterserver.memory import Halves, Tensors
-from ropeteam_trainer.strategies.zero1 import shared_out
 
 Values = list[dict[str, Any]]
 """Hyperparameters of each group of the optimizer, without its parameters."""

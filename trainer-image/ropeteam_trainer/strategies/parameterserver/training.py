@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import torch
@@ -56,7 +56,8 @@ class Training:
             Line(index, self._meeting.addresses, self._meeting.secret, self._meeting.waiting)
             for index in (0, *servers)
         ]
-        self._worker = Worker(self._here.rank, named_parameters([model]), optimizer, lines)
+        me = {"worker": self._here.rank, "epoch": list(astuple(self._meeting.epoch))}
+        self._worker = Worker(me, named_parameters([model]), optimizer, lines)
         self._state = self._worker.join()
         self._load_buffers()
 

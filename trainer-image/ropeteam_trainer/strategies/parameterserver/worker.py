@@ -118,10 +118,12 @@ class _Part:
 
 
 class Worker:
-    """`clock`: gradients of this worker that are done. Joins when it is made: all servers must answer."""
+    """`clock`: gradients of this worker that are done. me: {worker: number, epoch: of this process}.
+    lines: one for requests to the chief, then one to each server.
+    """
 
     def __init__(
-        self, me: int, named: Mapping[str, nn.Parameter], optimizer: Optimizer, lines: Sequence[Line]
+        self, me: Head, named: Mapping[str, nn.Parameter], optimizer: Optimizer, lines: Sequence[Line]
     ) -> None:
         self.clock = 0
         self._me, self._optimizer, self._chief = me, optimizer, lines[0]
@@ -133,11 +135,11 @@ class Worker:
 
     def join(self) -> dict[str, Any]:
         """Take the weights. Returns this worker's own state, as it was when its last gradient was done."""
-        answer, payload = self._chief.call({"do": "hello", "worker": self._me})
+        answer, payload = self._chief.call({"do": "hello", **self._me})
         state: dict[str, Any] = unpacked(payload)
         self.clock = max(answer["clock"], state.get("clock", 0))
         if self.clock > answer["clock"]:  # the chief died between two lines of its memory
-            self._chief.call({"do": "done", "worker": self._me, "clock": self.clock}, [payload])
+            self._chief.call({"do": "done", **self._me, "clock": self.clock}, [payload])
         self._exchange({"do": "pull"})
         return state
 
@@ -146,14 +148,14 @@ class Worker:
         if not self._is_told:
             self.tell({})
         n = self.clock
-        answer, _ = self._chief.call({"do": "ask", "worker": self._me, "n": n})
+        answer, _ = self._chief.call({"do": "ask", **self._me, "n": n})
         self._is_told = False
         if "skip" in answer:
             self._exchange({"do": "pull"})
             self.clock = answer["skip"]
             return self.clock - n - 1
         values = values_of(self._optimizer)
-        self._exchange({"do": "push", "worker": self._me, "n": n, "of": answer["of"], "values": values})
+        self._exchange({"do": "push", **self._me, "n": n, "of": answer["of"], "values": values})
         self.clock = n + 1
         return 0
 
@@ -161,11 +163,11 @@ class Worker:
         """The last gradient is done, and this is what a successor of this process would go on from."""
         self._is_told = True
         payload = packed({**state, "clock": self.clock})
-        self._chief.call({"do": "done", "worker": self._me, "clock": self.clock}, [payload])
+        self._chief.call({"do": "done", **self._me, "clock": self.clock}, [payload])
 
     def leave(self) -> None:
         """The script has ended."""
-        self._chief.call({"do": "leave", "worker": self._me})
+        self._chief.call({"do": "leave", **self._me})
         self._pool.shutdown()
         for line in (self._chief, *(part.line for part in self._parts)):
             line.close()

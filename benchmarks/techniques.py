@@ -1,0 +1,256 @@
+"""All techniques train one model: how fast, over how many bytes, in how much memory, to which loss?
+
+    python -m benchmarks.techniques [ROUNDS]        (2 by default; about ten minutes)
+
+A GPT of 1.2 million parameters learns English text, 16 windows of 64 letters a step: the same batches, by 4
+ranks on one machine, gloo over loopback. In each round every technique trains once, beside one process and
+beside DistributedDataParallel written by hand; speeds are ratios to that within a round. Bytes are counted by
+the kernel, in a network namespace of the benchmark's own, and stand beside what the technique's formula says
+(strategies/*.py). Memory is the highest that the kernel saw during a step, above what the process had before
+it made the model. A new technique is a line of TECHNIQUES.
+
+Limits: on loopback bytes cost little and 4 ranks share 2 cores, so speeds here say what a technique costs to
+compute, not what it gains on a slow network. gloo has no reduce-scatter: it sends a whole all-reduce for one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.trainer import tiny, wire
+from tests.trainer.ranks import Crew
+
+from benchmarks.report import Row, save, tell
+from benchmarks.techniques_picture import draw
+
+RANKS, SAMPLES, WARM, STEPS = 4, 16, 4, 16
+SIZE = {"symbols": 128, "length": 64, "width": 128, "heads": 4, "blocks": 6}
+PEER = "ddp_by_hand"
+WITHIN = 0.05
+"""How far bytes on the wire may be from the formula, for headers and acknowledgements: these are 0.2 % of
+large messages, up to 4 % of small ones.
+"""
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What formulas are made of, in bytes per rank."""
+
+    ranks: int
+    model: int
+    """All gradients, or all weights."""
+    activations: int
+    """What goes from one layer to the next, for all samples."""
+    matrices: tuple[tuple[int, int], ...]
+    """Shapes of the weights, as matrices; a vector is (length, 1)."""
+
+    @property
+    def gather(self) -> float:
+        """Each rank's part of the model to all others."""
+        return (self.ranks - 1) / self.ranks * self.model
+
+    @property
+    def all_reduce(self) -> float:
+        return 2 * self.gather
+
+    def power_sgd(self, rank: int) -> float:
+        """All-reduce of two narrow matrices for each wide one, and of vectors as they are."""
+        short = sum(rank * (n + m) if m > 1 else n for n, m in self.matrices)
+        return 2 * (self.ranks - 1) / self.ranks * 4 * short
+
+    def top_k(self, per_mille: int) -> float:
+        """A place (8 bytes) and a value (4) for each value that is kept, to all others."""
+        return (self.ranks - 1) * 12 * (self.model // 4) * per_mille / 1000
+
+    def pipeline(self, stages: int) -> float:
+        """Activations forward and backward over each border between stages."""
+        return (stages - 1) * 2 * self.activations / self.ranks
+
+
+@dataclass(frozen=True)
+class Technique:
+    name: str
+    strategy: dict[str, Any] = field(default_factory=dict)
+    sent: Callable[[Costs], float] | None = None
+    """What the formula says of bytes per rank and step. None: there is no simple one."""
+    ranks: int = RANKS
+    by_hand: bool = False
+
+
+def ways(**parallelism: int) -> dict[str, Any]:
+    return {"parallelism": parallelism}
+
+
+def pipelined(schedule: str, **more: Any) -> dict[str, Any]:
+    return {"pipelining": {"schedule": schedule, **more}, **ways(pipeline=RANKS)}
+
+
+def locally(**local: int) -> dict[str, Any]:
+    return {"sync": {"type": "Local", "local": local}}
+
+
+def compressed(kind: str, **settings: Any) -> dict[str, Any]:
+    return {"gradient_compression": {"type": kind, **settings}}
+
+
+def whole(costs: Costs) -> float:
+    return costs.all_reduce
+
+
+TECHNIQUES = (
+    Technique("one_process", {}, lambda _: 0, ranks=1),
+    Technique(PEER, {}, whole, by_hand=True),
+    Technique("all_reduce", {}, whole),
+    Technique("ring", {"sync": {"type": "Ring"}}, whole),
+    Technique("zero1", {"sharding": "OptimizerState"}, lambda c: 3 * c.gather),
+    Technique("zero2", {"sharding": "Gradients"}, lambda c: c.gather + c.all_reduce),
+    Technique("zero3", {"sharding": "Parameters"}, lambda c: 2 * c.gather + c.all_reduce),
+    Technique("hybrid_shard", ways(replicate=2, shard=2), lambda c: 2.5 * c.model),
+    Technique("tensor", ways(tensor=RANKS)),
+    Technique("tensor_loss", ways(tensor=RANKS) | {"tensor_parallel": {"loss": True}}),
+    Technique(
+        "tensor_sequence_loss", ways(tensor=RANKS) | {"tensor_parallel": {"loss": True, "sequence": True}}
+    ),
+    Technique("replicate_tensor", ways(replicate=2, tensor=2)),
+    Technique("shard_tensor", ways(shard=2, tensor=2)),
+    Technique("layer_wise", pipelined("GPipe", micro_batches=1), lambda c: c.pipeline(RANKS)),
+    Technique("gpipe", pipelined("GPipe"), lambda c: c.pipeline(RANKS)),
+    Technique("one_forward_one_backward", pipelined("OneForwardOneBackward"), lambda c: c.pipeline(RANKS)),
+    Technique("interleaved", pipelined("Interleaved"), lambda c: c.pipeline(2 * RANKS)),
+    Technique("zero_bubble", pipelined("ZeroBubble"), lambda c: c.pipeline(2 * RANKS)),
+    Technique("replicate_pipeline", ways(replicate=2, pipeline=2)),
+    Technique("local_sgd", locally(every_steps=8), lambda c: c.all_reduce / 8),
+    Technique(
+        "hierarchical",
+        locally(every_steps=4, groups_of=2, all_every_steps=16),
+        lambda c: (3 * c.model + c.all_reduce) / 16,
+    ),
+    Technique(
+        "diloco", locally(every_steps=8, outer_learning_rate_per_mille=700), lambda c: c.all_reduce / 8
+    ),
+    Technique("gradients_float16", compressed("Float16"), lambda c: c.all_reduce / 2),
+    Technique("gradients_bfloat16", compressed("BFloat16"), lambda c: c.all_reduce / 2),
+    Technique("power_sgd", compressed("PowerSGD", power_sgd={"rank": 8}), lambda c: c.power_sgd(8)),
+    Technique("top_k", compressed("TopK", top_k={"keep_per_mille": 10}), lambda c: c.top_k(10)),
+    Technique("bfloat16", {"precision": "BFloat16"}, whole),
+    Technique("float16", {"precision": "Float16"}, whole),
+    Technique("recompute_full", {"activation_checkpointing": "Full"}, whole),
+    Technique("recompute_selective", {"activation_checkpointing": "Selective"}, whole),
+    Technique("micro_batches", {"batch": {"micro_samples": 1}}, whole),
+)
+
+
+def train(folder: Path, technique: Technique, **more: Any) -> Figures:
+    """What the ranks measured (tests/trainer/scripts/measured.py)."""
+    folder.mkdir(parents=True)
+    request = {
+        "strategy": technique.strategy, "by_hand": technique.by_hand, "size": SIZE, "batch": SAMPLES,
+        "warm": WARM, "steps": STEPS,
+    }  # fmt: skip
+    (folder / "request").write_text(json.dumps(request | more))
+    with Crew(folder, technique.ranks) as crew:
+        ended = crew.start("measured.py", str(folder / "request")).wait(seconds=300)
+    if any(ended.codes):
+        raise RuntimeError(f"{technique.name}\n" + "\n".join(ended.output))
+    return ended.result
+
+
+def costs(ranks: int) -> Costs:
+    shapes = [tuple(p.shape) for p in tiny.Tiny(tiny.Size(**SIZE)).parameters()]
+    matrices = tuple((n, m[0] if m else 1) for n, *m in shapes)
+    model = 4 * sum(n * m for n, m in matrices)
+    return Costs(ranks, model, 4 * SAMPLES * SIZE["length"] * SIZE["width"], matrices)
+
+
+def rows(technique: Technique, rounds: list[Figures], peer: list[Figures], memory: Figures) -> list[Row]:
+    def row(
+        what: str, values: list[float], unit: str, worst: Callable[[list[float]], float], **more: Any
+    ) -> Row:
+        figures = {"goal": "", "holds": None, "beside": ""} | more
+        middle, end = (round(each, 4) for each in (statistics.median(values), worst(values)))
+        return Row(f"techniques.{technique.name}.{what}", middle, unit, len(values), end, **figures)
+
+    pace = [STEPS / each["seconds"] for each in rounds]
+    speed = [other["seconds"] / each["seconds"] for each, other in zip(rounds, peer, strict=True)]
+    table = [
+        row("steps_per_second", pace, "1/s", min),
+        row("speed", speed, "x", min, beside=f"{PEER}, same round"),
+        row("loss", [each["loss"] for each in rounds], "", max, beside=f"after {WARM + STEPS} steps"),
+        row("peak_memory", [each / 1e6 for each in memory["peak"]], "MB", max, beside="per rank"),
+        row(
+            "held_memory",
+            [sum(each.values()) / 1e6 for each in memory["held"]],
+            "MB",
+            max,
+            beside="parameters, gradients, optimizer state; per rank",
+        ),
+    ]
+    sent = [each["sent"] for each in rounds]
+    if None in sent:
+        return table
+    table.append(row("bytes_per_step", sent, "B", max, beside="sent by a rank, mean of all"))
+    formula = technique.sent(costs(technique.ranks)) if technique.sent else 0
+    if formula:
+        ratios = [each / formula for each in sent]
+        holds = all(abs(each - 1) <= WITHIN for each in ratios)
+        far = max(ratios, key=lambda ratio: abs(ratio - 1))
+        goal = f"{1 - WITHIN}..{1 + WITHIN}"
+        table.append(
+            row(
+                "bytes_as_computed",
+                ratios,
+                "x",
+                lambda _: far,
+                goal=goal,
+                holds=holds,
+                beside=f"{formula:.0f} B",
+            )
+        )
+    return table
+
+
+def main() -> int:
+    if not wire.is_alone():
+        alone = wire.alone([sys.executable, "-m", "benchmarks.techniques", *sys.argv[1:]])
+        if alone is not None:
+            os.execvp(alone[0], alone)
+        print("no bytes on the wire: a network namespace needs root, unshare and ip", flush=True)
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 2
+    work = Path(tempfile.mkdtemp(prefix="techniques-"))
+    rounds: dict[str, list[Figures]] = {each.name: [] for each in TECHNIQUES}
+    memory: dict[str, Figures] = {}
+    try:
+        for each in TECHNIQUES:
+            memory[each.name] = train(work / f"memory-{each.name}", each, memory=True, warm=2, steps=2)
+            print(f"memory of {each.name}: {memory[each.name]['peak']}", flush=True)
+        for number in range(count):
+            for each in TECHNIQUES:
+                found = train(work / f"{number}-{each.name}", each)
+                rounds[each.name].append(found)
+                pace = STEPS / found["seconds"]
+                print(
+                    f"{number + 1}/{count} {each.name:26} {pace:6.2f} steps/s {found['sent']} B", flush=True
+                )
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    table = [
+        row for each in TECHNIQUES for row in rows(each, rounds[each.name], rounds[PEER], memory[each.name])
+    ]
+    save("techniques", table)
+    draw(table, ("one_process", PEER))
+    return tell(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""What the pipeline benchmark trains: layers of equal work, in a pipeline, or in one process.
+
+    train_pipeline.py REQUEST
+
+REQUEST: JSON {layers, sleeps, micro_batches, steps, strategy}. With `sleeps` a layer takes 10 ms forward,
+10 ms for the gradient of its input and 10 ms for that of its weight, in which it sleeps: as on a device of
+its own, so that more ranks than cores can be measured. Else it multiplies matrices. Rank 0 prints RESULT
+{seconds of each step}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import ropeteam_trainer
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.strategy import Strategy
+
+WIDTH, ROWS = 1024, 64
+NAP = 0.010
+WARM = 2
+
+
+class _Nap(torch.autograd.Function):
+    """The same value, some seconds later, in both directions."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, there: float, back: float) -> torch.Tensor:
+        ctx.back = back
+        time.sleep(there)
+        return value.clone()  # zero-bubble schedules cannot take a view for a stage's output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        time.sleep(ctx.back)
+        return grads[0], None, None
+
+
+class Sleeping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Nap.apply(F.linear(x, _Nap.apply(self.weight, 0, NAP)), NAP, NAP)
+
+
+class Computing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + F.relu(self.layer(x))
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    job = ropeteam_trainer.init(device="cpu", strategy=codec.from_plain(Strategy, request["strategy"]))
+    layer, width, rows = (Sleeping, 8, 1) if request["sleeps"] else (Computing, WIDTH, ROWS)
+    model: nn.Module = nn.Sequential(*(layer() for _ in range(request["layers"])))
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    model, optimizer = job.wrap(model, optimizer, loss=F.mse_loss)
+    data = torch.randn(rows * request["micro_batches"], width)
+    seconds = []
+    for _ in range(WARM + request["steps"]):
+        began = time.perf_counter()
+        loss = model(data, data)
+        optimizer.zero_grad()
+        (loss * job.batch_weight).backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - began)  # the loss of a step comes from the last stage: all wait
+        job.report(loss=loss)
+    if job.rank == 0:
+        print(f"RESULT {json.dumps({'seconds': seconds[WARM:]})}")
+
+
+if __name__ == "__main__":
+    main()

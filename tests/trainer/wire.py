@@ -1,0 +1,56 @@
+"""Bytes that ranks send each other, counted by the kernel.
+
+    python -m tests.trainer.wire FOLDER WORLD SCRIPT [ARGUMENT...]     a Crew; prints what rank 0 printed
+
+In a network namespace of their own nobody else talks, so the bytes of its loopback device are those of the
+ranks: payload, TCP headers, acknowledgements. A namespace needs root, or a kernel that gives users their own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_BEGIN = 'ip link set lo up && exec "$@"'
+
+
+def alone(command: Sequence[str]) -> list[str] | None:
+    """`command`, so that it runs in a network namespace of its own. None: this machine does not allow it."""
+    for options in ([], ["--map-root-user"]):
+        prefix = ["unshare", "--net", *options, "sh", "-c", _BEGIN, "sh"]
+        try:
+            if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0:
+                return [*prefix, *command]
+        except FileNotFoundError:
+            return None
+    return None
+
+
+def is_alone() -> bool:
+    """Whether this process is in such a namespace: it has no other device."""
+    return list(_sent_by_device()) == ["lo"]
+
+
+def sent() -> int:
+    """Bytes that all processes of this namespace have sent over its loopback device until now."""
+    return _sent_by_device()["lo"]
+
+
+def _sent_by_device() -> dict[str, int]:
+    lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]  # below its heading
+    return {name.strip(): int(counts.split()[8]) for name, counts in (line.split(":") for line in lines)}
+
+
+def main() -> None:
+    from tests.trainer.ranks import Crew
+
+    folder, world, script, *arguments = sys.argv[1:]
+    ended = Crew(Path(folder), int(world)).run(script, *arguments)
+    print("\n".join(ended.output) if any(ended.codes) else ended.output[0])
+    sys.exit(any(ended.codes))
+
+
+if __name__ == "__main__":
+    main()
