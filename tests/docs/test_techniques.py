@@ -14,7 +14,7 @@ from ropeteam.api.strategy import Strategy
 FOLDER = techniques.FOLDER
 PAGES = techniques.pages()
 EACH = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-NO_PLAN = {"backup-workers", "parameter-servers", "replicate"}
+NO_PLAN = {"replicate"}
 """What `ropeteam plan` has no costs for yet."""
 
 
