@@ -28,6 +28,7 @@ from typing import Any
 from tests.trainer.ranks import Crew
 
 from benchmarks.report import Row, row, tell, write
+from ropeteam_trainer.contract import config
 
 SCRIPT = Path(__file__).parent / "train_served.py"
 MEGABYTES, EXCHANGES, WARM = 100, 12, 2
@@ -42,7 +43,8 @@ def served(**fields: Any) -> dict[str, Any]:
 def run(folder: Path, kind: str, world: int, workers: int, request: dict[str, Any]) -> tuple[list[Any], str]:
     """What each worker wrote, and what the chief said."""
     folder.mkdir(parents=True)
-    with Crew(folder, world) as crew:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory, Crew(folder, world) as crew:
+        crew.environment[config.MEMORY] = memory
         ended = crew.start(str(SCRIPT), kind, str(folder), json.dumps(request)).wait(seconds=300)
     if any(ended.codes):
         raise RuntimeError("\n".join(ended.output))
