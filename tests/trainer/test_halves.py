@@ -132,7 +132,7 @@ def test_too_little_memory_is_told_before_anything_is_lost(tmp_path: Path) -> No
     halves.rebuild(numbered(1), b"1")
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
     try:
-        with pytest.raises(OSError, match=r"raise spec\.sharedMemory"):
+        with pytest.raises(MemoryError, match=r"raise spec\.sharedMemory"):
             halves.rebuild({"a": torch.empty(1 << 20)}, b"2")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

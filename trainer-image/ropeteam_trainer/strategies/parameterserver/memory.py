@@ -167,10 +167,9 @@ def _reserve(file: int, size: int, folder: Path) -> None:
     try:
         os.posix_fallocate(file, 0, size)
     except OSError as error:
-        raise OSError(
-            error.errno,
+        raise MemoryError(  # no OSError, which would pass for a lost connection
             f"{size} bytes for the state of a parameter server do not fit into {folder}: raise "
-            f"spec.sharedMemory, or use more servers ({error.strerror})",
+            f"spec.sharedMemory, or use more servers ({error.strerror})"
         ) from None
 
 
