@@ -202,7 +202,7 @@ def test_parts_that_may_be_left_out(value: str, kind: str) -> None:
 
 MONITORING = {
     "serviceMonitor": ["ropeteam"],
-    "podMonitor": ["ropeteam-coordinators", "ropeteam-workers"],
+    "podMonitor": ["ropeteam-coordinators", "ropeteam-servers", "ropeteam-workers"],
     "rules": ["ropeteam"],
     "dashboards": ["ropeteam-dashboard-jobs", "ropeteam-dashboard-operator"],
 }

@@ -290,6 +290,25 @@ def test_a_grant_outlives_a_plan_that_keeps_the_chief():
     assert lineage(seen) == [(11, "1.0.1")]
 
 
+def test_a_grant_that_is_being_written_is_not_overtaken_by_the_next():
+    seen = film()
+    saves_as_born(seen, 11)
+    seen.exits(1, SIGKILL)
+    seen.obeys(0, 1, 2, 4)
+    saves_as_born(seen, 12)
+    assert (seen.epoch.n, seen.told(3).grant.ref.step) == (2, 11)
+    seen.obeys()
+    assert lineage(seen) == [(12, "1.0.1"), (11, "1.0.1")]
+
+
+def test_what_was_being_written_when_the_chief_died_counts_for_a_line_that_goes_on():
+    seen = struck(3)
+    seen.obeys()
+    assert seen.epoch.n == 2
+    seen.says(3, committed=CheckpointRef(11, seen.state.world.plan.line, "d1"))
+    assert lineage(seen) == [(11, "1.0.1")]
+
+
 def test_a_chief_that_is_back_saves_under_its_new_epoch():
     seen = struck(3)
     seen.obeys()

@@ -43,6 +43,8 @@ def _is_news(state: State, report: AgentReport, ref: CheckpointRef) -> bool:
         return False
     if state.world is None or not state.lives(state.config.lead_slot):
         return report.plan is None or ref.epoch == report.plan.born(report.slot) or report.restored is None
+    if state.world.plan.origin is not None and ref.epoch >= state.world.plan.line:
+        return True  # parameter servers went on from memory: all that this line has written is its past
     return ref.epoch == lead_born(state) or (state.world.base is None and _same(ref, state.pending))
 
 

@@ -111,7 +111,7 @@ def publish(state: State, at: Moment) -> State:
         world=World(plan, at.now, seen=kept),
         n=state.n + 1,
         restarts=state.restarts + 1,
-        grant=None,
+        grant=state.grant if state.config.lead_slot in kept else None,  # who writes it lives on
     )
     if former and goes_on:
         state = incidents.count_lost_steps(state, former.step)
