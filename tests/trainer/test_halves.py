@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.trainer.ranks import _server
 
-from ropeteam_trainer.strategies.parameterserver import flat
+from ropeteam_trainer.strategies.parameterserver import flat, memory
 from ropeteam_trainer.strategies.parameterserver.memory import RECORD_BYTES, Halves
 
 SHAPES = {"a": (1000,), "b": (3, 7), "c": ()}
@@ -139,3 +139,11 @@ def test_too_little_memory_is_told_before_anything_is_lost(tmp_path: Path) -> No
     found = Halves.found(tmp_path / "memory")
     assert found is not None
     assert found.record == b"1"
+
+
+def test_a_small_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
+    memory.remember(tmp_path / "state", b"one")
+    memory.remember(tmp_path / "state", b"two")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("state", b"two")]
+    with pytest.raises(MemoryError, match=r"raise spec\.sharedMemory"):
+        memory.remember(tmp_path / "nowhere" / "state", b"three")

@@ -22,7 +22,7 @@ from ropeteam_trainer.checkpoint.pieces import is_sharded
 
 Part = dict[str, Any]
 Names = Mapping[torch.Tensor, str]
-_NOT_VALUES = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
+NOT_VALUES = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
 """Those that say how to compute, not what, are the script's: another layout may need others."""
 
 
@@ -43,7 +43,7 @@ def capture(name: str, optimizer: Optimizer, names: Names) -> tuple[dict[str, to
             else:
                 part["values"].setdefault(called, {})[key] = value
     for group in optimizer.param_groups:
-        values = {key: value for key, value in group.items() if key not in _NOT_VALUES}
+        values = {key: value for key, value in group.items() if key not in NOT_VALUES}
         part["groups"].append({"names": [names[p] for p in group["params"]], "values": values})
     return tensors, part
 

@@ -12,7 +12,6 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -20,9 +19,9 @@ from torch.optim import Optimizer
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.strategies.parameterserver import ledger as rules
 from ropeteam_trainer.strategies.parameterserver.ledger import Ask, Ledger, Push, Rules, Skip
-from ropeteam_trainer.strategies.parameterserver.memory import Halves
+from ropeteam_trainer.strategies.parameterserver.memory import Halves, remember
 from ropeteam_trainer.strategies.parameterserver.server import Server, packed, unpacked
-from ropeteam_trainer.strategies.parameterserver.share import shares
+from ropeteam_trainer.strategies.parameterserver.share import content_of, shares
 from ropeteam_trainer.strategies.parameterserver.wire import Head
 
 Call = Callable[[int, Head, bytes], tuple[Head, bytes]]
@@ -69,7 +68,7 @@ class Chief:
         for worker, state in enumerate(worker_states):
             self._remember(worker, state)
         generation = secrets.token_hex(8)
-        content = self._content()
+        content = content_of(self._whole.named, self._whole.optimizer)
         for index, part in enumerate(shares(self._whole.named, self._whole.servers)):
             mine = {name: content[name] for name in part}
             if index:
@@ -78,10 +77,6 @@ class Chief:
                 self._server.share.take(mine, generation)
         self._whole.optimizer.state.clear()
         self._keep()
-
-    def _content(self) -> dict[str, dict[str, Any]]:
-        state = self._whole.optimizer.state
-        return {name: {"": p.detach().clone(), **state.get(p, {})} for name, p in self._whole.named.items()}
 
     # ---- checkpoints
 
@@ -159,9 +154,7 @@ class Chief:
     def _remember(self, worker: int, state: bytes) -> None:
         self.worker_states[worker] = state
         if self._path is not None:
-            new = self._state_path(worker).with_suffix(".new")
-            new.write_bytes(state)
-            new.rename(self._state_path(worker))
+            remember(self._state_path(worker), state)
 
     def _state_path(self, worker: int) -> Path:
         assert self._path is not None

@@ -162,15 +162,30 @@ class Halves:
         self._view[begin + _LENGTH.size : begin + _LENGTH.size + len(record)] = record
 
 
+def remember(path: Path, content: bytes) -> None:
+    """A small file, whole or as it was before."""
+    new = path.with_suffix(".new")
+    try:
+        new.write_bytes(content)
+        new.rename(path)
+    except OSError as error:
+        raise _lacking(len(content), path.parent, error) from None
+
+
 def _reserve(file: int, size: int, folder: Path) -> None:
     """All of it now: later a lack of memory would be a SIGBUS."""
     try:
         os.posix_fallocate(file, 0, size)
     except OSError as error:
-        raise MemoryError(  # no OSError, which would pass for a lost connection
-            f"{size} bytes for the state of a parameter server do not fit into {folder}: raise "
-            f"spec.sharedMemory, or use more servers ({error.strerror})"
-        ) from None
+        raise _lacking(size, folder, error) from None
+
+
+def _lacking(size: int, folder: Path, error: OSError) -> MemoryError:
+    """Not an OSError any more, which would pass for a lost connection."""
+    return MemoryError(
+        f"{size} bytes for the state of a parameter server do not fit into {folder}: raise "
+        f"spec.sharedMemory, or use more servers ({error.strerror})"
+    )
 
 
 def _begin_of_halves(head: int) -> int:

@@ -12,9 +12,10 @@ import socket
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,19 +34,13 @@ class _Pushed:
     values: Values
 
 
-@dataclass
-class Counts:
-    """Since this process began."""
-
-    staleness: dict[int, int] = field(default_factory=dict)
-    """{steps of others between pull and push: how often}"""
-
-
 class Server:
     """Serves from its own threads until close(). `ready()` lets workers in."""
 
     def __init__(self, share: Share, listener: socket.socket, secret: str, asked: ParameterServer) -> None:
-        self.share, self.changed, self.counts = share, threading.Condition(), Counts()
+        self.share, self.changed = share, threading.Condition()
+        self.staleness = Counter[int]()
+        """Steps of others between pull and push: how often, since this process began."""
         self.is_over = False
         self._secret, self._scales = secret, asked.scale_by_staleness
         self.is_ready = share.generation is not None
@@ -167,7 +162,7 @@ class Server:
         pushed = _Pushed(gradients, head["values"])
         if of == 1:
             stale = self.share.version - head["version"]
-            self.counts.staleness[stale] = self.counts.staleness.get(stale, 0) + 1
+            self.staleness[stale] += 1
             self.share.step(gradients, pushed.values, {worker: n}, stale if self._scales else 0)
             return
         step = self._pending.setdefault(n, {})

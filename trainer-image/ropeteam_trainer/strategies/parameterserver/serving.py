@@ -33,7 +33,7 @@ from ropeteam_trainer.strategies.parameterserver.wire import Head
 from ropeteam_trainer.strategies.parameterserver.worker import Line
 
 LOOK_SECONDS = 0.1
-"""How often a server looks whether it is asked to pause."""
+"""How often the chief looks whether it is to save by the clock, or to drain."""
 
 
 class Kept:
@@ -96,18 +96,17 @@ class Serving:
         else:
             server.start()
             with server.changed:
-                while not server.is_over:
-                    server.changed.wait(LOOK_SECONDS)
-                    self._pause_if_asked()
+                server.changed.wait_for(lambda: server.is_over)
         server.close()
         self._say_counts(server)
         raise SystemExit(0)
 
     def _say_counts(self, server: Server) -> None:
-        stale = server.counts.staleness
+        stale = server.staleness
         figures: dict[str, Any] = {"server": self._index, "steps": server.share.version}
         if stale:
-            figures |= {"most_stale": max(stale), "mean_staleness": _mean(stale)}
+            mean = sum(stale.elements()) / stale.total()
+            figures |= {"most_stale": max(stale), "mean_staleness": round(mean, 3)}
         if self._index == 0:
             ledger = self._chief.ledger
             figures |= {"clocks": ledger.clocks, "dropped": ledger.dropped, "most_ahead": ledger.ahead}
@@ -136,7 +135,7 @@ class Serving:
                 chief.changed.wait_for(lambda: chief.ledger.quiet or chief.ledger.over, LOOK_SECONDS)
                 progress = chief.ledger.progress
             self._save_if_due(every_seconds=config.every_seconds if config else None)
-            self._pause_if_asked()
+            self._drain_if_asked()
             if progress != told:
                 told = progress
                 self._beat(progress)
@@ -191,26 +190,14 @@ class Serving:
         self._checkpoints.save(ledger.progress, state.get("data"))
         chief.scatter()
 
-    # ---- pause
+    # ---- drain
 
-    def _pause_if_asked(self) -> None:
-        link = self._link
-        if link is None or not link.paused:
-            self._said_paused = False
+    def _drain_if_asked(self) -> None:
+        """Once all workers have come to where they stop: save what they have done, and stay."""
+        chief, link = self._chief, self._link
+        stop_at = link.stop_at if link is not None and link.paused else None
+        if stop_at is None:
             return
-        if link.stop_at is None:
-            if not self._said_paused:
-                link.send(FromRank(paused=self._heart.step))
-                self._said_paused = True
-            return
-        if self._index == 0:
-            self._drain(link.stop_at)
-
-    _said_paused = False
-
-    def _drain(self, stop_at: int) -> None:
-        """All workers have come to where they stop: save what they have done, and stay."""
-        chief = self._chief
         with chief.changed:
             ledger = chief.ledger
             if min((ledger.clocks[worker] for worker in ledger.active), default=stop_at) < stop_at:
@@ -257,10 +244,6 @@ class Serving:
 
     def _path(self, name: str) -> Path | None:
         return self._folder / name if self._folder else None
-
-
-def _mean(counts: Mapping[int, int]) -> float:
-    return round(sum(value * count for value, count in counts.items()) / sum(counts.values()), 3)
 
 
 def _at_progress(ledger: Ledger) -> int:

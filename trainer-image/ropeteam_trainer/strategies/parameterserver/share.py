@@ -20,12 +20,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ropeteam_trainer.checkpoint.optimizers import NOT_VALUES
 from ropeteam_trainer.contract.layout import shared_out
 from ropeteam_trainer.strategies.parameterserver import flat
 from ropeteam_trainer.strategies.parameterserver.memory import Halves, Tensors
 
 Values = list[dict[str, Any]]
 """Hyperparameters of each group of the optimizer, without its parameters."""
+Content = Mapping[str, Mapping[str, Any]]
+"""{parameter: {"": its value, key: state of the optimizer}}."""
 _BETWEEN = "\n"
 """Between the names of a parameter and of a tensor of its state."""
 
@@ -53,7 +56,7 @@ def restricted(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> 
 def values_of(optimizer: Optimizer) -> Values:
     """What a message can hold of them: a scheduler changes numbers."""
     return [
-        {key: _plain(value) for key, value in group.items() if _is_number(value)}
+        {key: _plain(value) for key, value in group.items() if key not in NOT_VALUES and _is_number(value)}
         for group in optimizer.param_groups
     ]
 
@@ -62,6 +65,11 @@ def put_values(optimizer: Optimizer, values: Values | None) -> None:
     """The inverse of values_of(); None changes nothing."""
     for group, now in zip(optimizer.param_groups, values or (), strict=bool(values)):
         group |= {key: tuple(value) if isinstance(value, list) else value for key, value in now.items()}
+
+
+def content_of(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> Content:
+    """As it lives: copy what you keep."""
+    return {name: {"": p.detach(), **optimizer.state.get(p, {})} for name, p in parameters.items()}
 
 
 class Share:
@@ -118,8 +126,9 @@ class Share:
     ) -> None:
         """One step of the optimizer. applied: {worker: n} of the gradients that are in it."""
         put_values(self._optimizer, values)
-        for group in self._optimizer.param_groups:
-            group["lr"] = group["lr"] / max(staleness, 1)
+        if staleness > 1:
+            for group in self._optimizer.param_groups:
+                group["lr"] = group["lr"] / staleness
         self._bind(self._halves.draft())
         for parameter, gradient in zip(self._parameters.values(), gradients, strict=True):
             parameter.grad = gradient
@@ -135,14 +144,11 @@ class Share:
         """Nobody waits just now: get the other half ready."""
         self._halves.catch_up()
 
-    def content(self) -> dict[str, dict[str, Any]]:
-        """{parameter: {"": its value, key: state of the optimizer}}, as it lives: copy what you keep."""
-        return {
-            name: {"": p.detach(), **self._optimizer.state.get(p, {})} for name, p in self._parameters.items()
-        }
+    def content(self) -> Content:
+        return content_of(self._parameters, self._optimizer)
 
-    def take(self, content: Mapping[str, Mapping[str, Any]], generation: str) -> None:
-        """Begin anew from what content() gave elsewhere: no gradient of this life is in it yet."""
+    def take(self, content: Content, generation: str) -> None:
+        """Begin anew from this content: no gradient of this life is in it yet."""
         self._optimizer.state.clear()
         for name, p in self._parameters.items():
             p.data = content[name][""].detach().cpu().clone()
