@@ -180,6 +180,23 @@ def test_shared_memory_of_the_template_is_kept() -> None:
     assert "ropeteam-shm" not in volumes(manifest)
 
 
+def test_a_cache_of_shards_has_a_folder_and_tells_the_script_of_it() -> None:
+    manifest = pod(shardCache="200Gi")
+    assert mounts(trainer(manifest))["/shard-cache"] == "ropeteam-shard-cache"
+    assert volumes(manifest)["ropeteam-shard-cache"]["emptyDir"] == {"sizeLimit": "200Gi"}
+    told = env(trainer(manifest))
+    assert told[config.SHARD_CACHE] == "/shard-cache"
+    assert int(told[config.SHARD_CACHE_BYTES]) == 190 * 2**30, "the kubelet evicts who takes all of it"
+
+
+def test_a_disk_of_the_node_may_be_the_cache_of_shards() -> None:
+    mine = [{"name": "nvme", "mountPath": "/shard-cache"}]
+    manifest = pod(shardCache="200Gi", template=in_template(volumeMounts=mine))
+    assert mounts(trainer(manifest))["/shard-cache"] == "nvme"
+    assert "ropeteam-shard-cache" not in volumes(manifest)
+    assert config.SHARD_CACHE in env(trainer(manifest))
+
+
 def test_no_container_of_ours_is_in_a_worker_pod() -> None:
     template = in_template()
     template["spec"]["initContainers"] = [{"name": "download"}]

@@ -89,6 +89,12 @@ def test_a_server_keeps_its_state_in_memory(wish: dict[str, str], volume: dict[s
     assert found["emptyDir"] == {"medium": "Memory"} | volume
 
 
+def test_a_server_reads_no_data() -> None:
+    worker, server = (pods(3, None, shardCache="2Gi")[slot] for slot in (0, 3))
+    names = [{each["name"] for each in pod["spec"]["volumes"]} for pod in (worker, server)]
+    assert names[0] - names[1] == {"ropeteam-shard-cache"}
+
+
 def test_all_pods_are_waited_for_and_counted() -> None:
     cluster = FakeCluster(a_job(workers=3, strategy=served()))
     for _ in range(12):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,20 @@ def test_batches_that_were_loaded_ahead_keep_their_parts(tmp_path: Path, loading
     assert set(taken[: EVERY + ahead]) == {(4, 4, 4)}
     assert taken[EVERY + ahead][2] < 4
     assert_same_training(crew.trace, 3, one_process(tmp_path, *options))
+
+
+@pytest.mark.parametrize("sharding", [None, "Parameters"])
+def test_the_manifest_asks_for_balance_and_for_batches_ahead(tmp_path: Path, sharding: str | None) -> None:
+    options = ("--samples", "300", "--epochs", "1")
+    strategy = json.dumps({"sharding": sharding, "batch": {"balance": True, "prefetch": 3}})
+    crew = Crew(tmp_path, 2)
+    ended = crew.run("balance.py", *options, "--speeds", "1,10", "--manifest", strategy)
+    assert ended.codes == [0, 0], ended.output
+    taken = sizes(crew.trace, 2)
+    ahead = batches.most_ahead(workers=0, prefetch=3)
+    assert set(taken[: EVERY + ahead]) == {(4, 4)}
+    assert taken[EVERY + ahead][0] > taken[EVERY + ahead][1]
+    assert_same_training(crew.trace, 2, one_process(tmp_path, *options))
 
 
 def test_a_balanced_job_resumes_in_another_world(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -93,6 +93,25 @@ def test_what_is_cached_needs_its_source_no_more(tmp_path: Path) -> None:
         cache.open(path, version="8")
     assert len(kept(tmp_path)) == 1
     assert kept(tmp_path, "*.part") == []
+
+
+def test_a_training_job_says_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROPETEAM_SHARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ROPETEAM_SHARD_CACHE_BYTES", str(2 * SIZE))
+    cache = ShardCache()
+    for number in range(3):
+        cache.open(source(tmp_path, number)).close()
+    assert len(kept(tmp_path)) == 2
+    with ShardCache(tmp_path / "own").path(source(tmp_path, 1)) as name:
+        assert name.parent == tmp_path / "own", "what the script says counts"
+
+
+@pytest.mark.parametrize("given", [(), ("/tmp/shards",), (None, 100)])
+def test_a_cache_without_a_place_or_a_size_says_what_to_do(given: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"needs a directory and max_bytes; in a TrainingJob spec\.shardCache"
+    ):
+        ShardCache(*given)
 
 
 def test_a_source_that_has_changed_is_fetched_again(tmp_path: Path) -> None:

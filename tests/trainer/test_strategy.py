@@ -109,6 +109,16 @@ def served(**fields: Any) -> dict[str, Any]:
         ),
         (
             4,
+            {"batch": {"balance": True}, "parallelism": {"tensor": 2}},
+            "balance goes with replicate and shard; leave it out with tensor or pipeline",
+        ),
+        (
+            2,
+            {"batch": {"balance": True}, **served()},
+            "balance measures ranks that wait for each other; with sync ParameterServer use mode Asynch",
+        ),
+        (
+            4,
             {"parallelism": {"pipeline": 2, "shard": 2}, "pipelining": {"schedule": "ZeroBubble"}},
             "ZeroBubble leaves the last stage without gradients where shard is above 1; use Interleaved",
         ),

@@ -34,7 +34,7 @@ from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan
 from ropeteam_trainer.contract.local import PHASES, FromRank
-from ropeteam_trainer.contract.strategy import Strategy, StrategyError, TensorParallel
+from ropeteam_trainer.contract.strategy import Batch, Strategy, StrategyError, TensorParallel
 from ropeteam_trainer.data import batches as loading
 from ropeteam_trainer.data.feed import Feed, Wish
 from ropeteam_trainer.data.plan import DataPlan
@@ -289,7 +289,8 @@ class Job:
         dataset: a tensor, a sequence, or a map-style Dataset, the same on all ranks. global_batch: samples
         per step of all ranks together, whatever their number; the last batch of an epoch may be smaller.
         Parts may be unequal: use `batch_weight`. workers: processes that load ahead. prefetch: batches that a
-        thread loads ahead instead. collate: default torch's default_collate. balance: parts in proportion to
+        thread loads ahead instead. What spec.strategy.batch says of the batch, of prefetch and of balance
+        counts. collate: default torch's default_collate. balance: parts in proportion to
         measured speed, judged anew every 20 batches; the model must have gone through wrap() or restore(), in
         DistributedDataParallel or fully_shard. Each call, and so a resumed job, begins with equal parts. Goes
         on where the restored checkpoint was. Raises ValueError if data or seed are not those of the
@@ -298,8 +299,10 @@ class Job:
         self._check_strategy()
         self._climb(3)
         self._serve()
+        asked = self._strategy.batch if self._strategy else Batch()
+        prefetch, balance = asked.prefetch or prefetch, asked.balance or balance
         loading.most_ahead(workers, prefetch)
-        plan = DataPlan(len(dataset), self.global_batch or global_batch, seed)
+        plan = DataPlan(len(dataset), asked.global_samples or global_batch, seed)
         model = self._balanced_model() if balance else None
         wish = Wish(dataset, plan, epochs, workers, prefetch, balance, model, collate)
         return self._feed.batches(wish, self.data_rank, self.data_ways, self._loading)
@@ -310,9 +313,10 @@ class Job:
     def _balanced_model(self) -> Module | None:
         if self._wrapped is None:
             return self._model
-        if self._wrapped.layout.tensor * self._wrapped.layout.pipeline > 1:
+        if self._training or self._wrapped.layout.tensor * self._wrapped.layout.pipeline > 1:
             raise StrategyError(
-                "batches(balance=True) goes with replicate and shard, not with tensor or pipeline"
+                "batches(balance=True) goes with replicate and shard, not with tensor, pipeline or "
+                "parameter servers"
             )
         return self._wrapped.parts[0]
 

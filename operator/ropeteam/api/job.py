@@ -136,6 +136,10 @@ class TrainingJobSpec(ApiModel):
     """Interpreter for our agent, if the image's python3 is not the one. Needs Python 3.10."""
     shared_memory: str | None = Field(default=None, pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$", max_length=32)
     """Size of /dev/shm, for example 8Gi. Omitted: a memory volume without a limit of its own."""
+    shard_cache: str | None = Field(default=None, pattern=r"^[1-9][0-9]*(Ki|Mi|Gi|Ti)?$", max_length=32)
+    """Disk of each worker for copies of shards of the data set, for example 200Gi: `ShardCache()` in the
+    script uses it. Its folder is /shard-cache; if the template mounts a disk of the node there, that is used,
+    by all workers of the node."""
     template: PodTemplate | None = None
     """A whole pod template for what the short form cannot say. The trainer container is named `trainer`."""
     checkpoint: Checkpoint | None = None

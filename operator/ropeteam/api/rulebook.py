@@ -9,11 +9,9 @@ cost too much.
 
 from __future__ import annotations
 
-import re
-from contextlib import suppress
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from ropeteam.api.quantity import amount
 from ropeteam.api.rule import Change, Changes, Rule, Spec, at, trainer
 from ropeteam.api.schema import matches
 from ropeteam_trainer.contract import config
@@ -25,13 +23,6 @@ NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 """DNS-1035: also good for the Service."""
 OUTSIDE = "(^/)|((^|/)[.][.](/|$))"
 """A path that is absolute or climbs."""
-_SUFFIXES: dict[str, Decimal] = {
-    "": Decimal(1),
-    "m": Decimal("0.001"),
-    "k": Decimal(1000),
-    **{unit: Decimal(1000 ** (power + 2)) for power, unit in enumerate("MGTPE")},
-    **{f"{unit}i": Decimal(1024 ** (power + 1)) for power, unit in enumerate("KMGTPE")},
-}
 _SMALLEST: Spec = {"workers": 2, "command": ["python", "train.py"]}
 _VOLUME: Spec = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
 _STEP: Spec = {"policy": "Step", "step": 100}
@@ -97,21 +88,11 @@ def _ranks(spec: Spec) -> int:
     return workers + (int(at(spec, "strategy.sync.parameterServer.servers")) if serves else 0)
 
 
-def _amount(quantity: Any) -> Decimal | None:
-    """A Kubernetes quantity as a number. None: it is none. Source: apimachinery, resource.Quantity."""
-    found = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]*)", str(quantity))
-    if found is None or found[2] not in _SUFFIXES:
-        return None
-    with suppress(InvalidOperation):
-        return Decimal(found[1]) * _SUFFIXES[found[2]]
-    return None
-
-
 def _shared_memory_fits(spec: Spec) -> bool:
     limits = spec.get("resources", {}).get("limits", {})
     if "sharedMemory" not in spec or "memory" not in limits:
         return True
-    limit, wanted = _amount(limits["memory"]), _amount(spec["sharedMemory"])
+    limit, wanted = amount(limits["memory"]), amount(spec["sharedMemory"])
     return limit is not None and wanted is not None and wanted < limit
 
 
@@ -377,6 +358,7 @@ _SHAPE = (
     Change("launcher", ("Auto", "PerPod")),
     Change("agentPython", (None, "/opt/conda/bin/python3")),
     Change("sharedMemory", ("1Gi", "8Gi")),
+    Change("shardCache", (None, "8Gi")),
     Change("template", (_template(image="train:1"), _template(image="train:2"))),
     Change("checkpoint", ({"volume": _VOLUME}, {"volume": _VOLUME, "path": "other"})),
     Change("strategy", (None, {"parallelism": {"shard": 2}})),

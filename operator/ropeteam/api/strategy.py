@@ -138,6 +138,10 @@ class Batch(ApiModel):
     """Of all ranks together, whatever their number. Omitted: what the script says."""
     micro_samples: int | None = Field(default=None, ge=1, le=1_000_000_000)
     """A rank computes its part in pieces of at most so many and adds their gradients up."""
+    balance: bool = False
+    """Parts in proportion to the measured speed of each rank, judged anew every 20 batches."""
+    prefetch: int = Field(default=0, ge=0, le=1024)
+    """Batches that a thread of each rank loads ahead."""
 
 
 class LearningRate(ApiModel):

@@ -14,6 +14,7 @@ from typing import Any
 
 from ropeteam.api import strategy
 from ropeteam.api.job import Checkpoint, TrainingJobSpec
+from ropeteam.api.quantity import amount
 from ropeteam.api.status import SlotStatus
 from ropeteam.core import manifests, names, poddefaults
 from ropeteam.core.observation import Observation, Role
@@ -24,6 +25,8 @@ AGENT_VOLUME = "ropeteam-agent"
 CHECKPOINT_VOLUME = "ropeteam-checkpoint"
 CHECKPOINT_PATH = "/checkpoints"
 SHM_VOLUME = "ropeteam-shm"
+SHARD_CACHE_VOLUME = "ropeteam-shard-cache"
+SHARD_CACHE_PATH = "/shard-cache"
 GPU = "nvidia.com/gpu"
 METRICS_PORT = {"name": "metrics", "containerPort": contract.AGENT_METRICS_PORT, "protocol": "TCP"}
 
@@ -36,6 +39,8 @@ def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> di
     container = _trainer(spec, pod_spec)
     _resources(spec, container, is_server(spec, slot))
     container["env"] = [*_env_of_the_user(spec, container), *_env_of_ours(seen, spec, slot)]
+    if spec.shard_cache and not is_server(spec, slot):
+        _shard_cache(spec.shard_cache, container, pod_spec)
     _defaults(pod_spec, container)
     _declare_metrics(pod_spec, container)
     pod_spec["restartPolicy"] = "Never"
@@ -92,11 +97,31 @@ def _trainer(spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> dict[str, Any]:
     _list(container, "volumeMounts").append(manifests.token_mount())
     if spec.checkpoint:
         _mount(container, CHECKPOINT_VOLUME, CHECKPOINT_PATH)
-    if not any(each.get("mountPath") == "/dev/shm" for each in _dict_list(container, "volumeMounts")):
-        _mount(container, SHM_VOLUME, "/dev/shm")
-        size = {"sizeLimit": spec.shared_memory} if spec.shared_memory else {}
-        _list(pod_spec, "volumes").append({"name": SHM_VOLUME, "emptyDir": {"medium": "Memory"} | size})
+    limit = {"sizeLimit": spec.shared_memory} if spec.shared_memory else {}
+    _folder(container, pod_spec, SHM_VOLUME, "/dev/shm", {"medium": "Memory"} | limit)
     return container
+
+
+def _shard_cache(size: str, container: dict[str, Any], pod_spec: dict[str, Any]) -> None:
+    """A folder of this size, of which the files may take 95 %: the kubelet counts names and locks too, and
+    evicts a pod that takes more.
+    """
+    _folder(container, pod_spec, SHARD_CACHE_VOLUME, SHARD_CACHE_PATH, {"sizeLimit": size})
+    whole = amount(size)
+    assert whole is not None
+    container["env"] += [
+        {"name": contract.SHARD_CACHE, "value": SHARD_CACHE_PATH},
+        {"name": contract.SHARD_CACHE_BYTES, "value": str(int(whole * 95 // 100))},
+    ]
+
+
+def _folder(
+    container: dict[str, Any], pod_spec: dict[str, Any], volume: str, path: str, wish: dict[str, Any]
+) -> None:
+    """An emptyDir at `path`, unless the template mounts something there."""
+    if not any(each.get("mountPath") == path for each in _dict_list(container, "volumeMounts")):
+        _mount(container, volume, path)
+        _list(pod_spec, "volumes").append({"name": volume, "emptyDir": wish})
 
 
 def _resources(spec: TrainingJobSpec, container: dict[str, Any], serves: bool) -> None:

@@ -1,6 +1,7 @@
 """Ranks of unequal speed: each takes MILLISECONDS for a sample, at one place of its step.
 
 balance.py [--speeds MS,MS,...] [--place forward|backward|between|step] [--strategy ddp|fsdp] [--balance]
+           [--manifest STRATEGY]
            [--samples N] [--samples-of-rank-1 N] [--epochs N] [--global-batch N] [--workers N] [--prefetch N]
            [--folder DIR --every N]
 
@@ -19,6 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ropeteam_trainer
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.strategy import Strategy
 from ropeteam_trainer.recipes.common import result
 
 parser = argparse.ArgumentParser()
@@ -26,6 +29,7 @@ parser.add_argument("--speeds", default="0")
 parser.add_argument("--place", default="forward")
 parser.add_argument("--strategy", default="ddp")
 parser.add_argument("--balance", action="store_true")
+parser.add_argument("--manifest", help="spec.strategy, for job.wrap(): JSON")
 parser.add_argument("--samples", type=int, default=37)
 parser.add_argument("--samples-of-rank-1", type=int, help="a mistake")
 parser.add_argument("--epochs", type=int, default=2)
@@ -38,7 +42,11 @@ options = parser.parse_args()
 torch.manual_seed(1)
 data = torch.randn(options.samples, 9)
 job = ropeteam_trainer.init(
-    device="cpu", checkpoint_dir=options.folder, checkpoint_every_steps=options.every, timeout_seconds=60
+    device="cpu",
+    checkpoint_dir=options.folder,
+    checkpoint_every_steps=options.every,
+    timeout_seconds=60,
+    strategy=codec.decode(Strategy, options.manifest.encode()) if options.manifest else None,
 )
 if job.rank == 1 and options.samples_of_rank_1:
     data = data[: options.samples_of_rank_1]
@@ -66,12 +74,16 @@ def work(place: str, samples: int) -> None:
 
 
 model: Any = Network()
-if job.world_size > 1 and options.strategy == "ddp":
+if options.manifest:
+    pass
+elif job.world_size > 1 and options.strategy == "ddp":
     model = DistributedDataParallel(model, bucket_cap_mb=0.0001)
 elif job.world_size > 1:
     for layer in (model.first, model.last, model):
         fully_shard(layer)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+if options.manifest:
+    model, optimizer = job.wrap(model, optimizer)
 job.restore(model=model, optimizer=optimizer)
 for batch in job.batches(
     data,

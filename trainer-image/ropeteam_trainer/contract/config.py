@@ -39,6 +39,10 @@ RANK_PLAN = "ROPETEAM_RANK_PLAN"
 MEMORY = "ROPETEAM_MEMORY"
 """Folder in memory (/dev/shm) that outlives a rank's process, and ends with the pod's container. Set by the
 agent."""
+SHARD_CACHE = "ROPETEAM_SHARD_CACHE"
+"""Folder of spec.shardCache, for ShardCache(); with it comes SHARD_CACHE_BYTES."""
+SHARD_CACHE_BYTES = "ROPETEAM_SHARD_CACHE_BYTES"
+"""What all files in it may take together."""
 EPOCH = "ROPETEAM_EPOCH"
 PLAN = "ROPETEAM_PLAN"
 """`1`: the script is asked what it would train (`ropeteam plan`): init() joins no world, wrap() measures,

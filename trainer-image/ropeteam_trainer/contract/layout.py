@@ -130,7 +130,7 @@ def _check(strategy: Strategy, grid: Layout) -> None:
         *_of_ways(strategy, grid),
         *_of_local(strategy.sync.local, grid),
         *_of_servers(strategy, grid),
-        *_of_batch(strategy),
+        *_of_batch(strategy, grid),
     )
     faults = [f"strategy.{message}" for wrong, message in rules if wrong]
     if faults:
@@ -225,7 +225,7 @@ def _of_servers(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
     ]
 
 
-def _of_batch(strategy: Strategy) -> list[tuple[bool, str]]:
+def _of_batch(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
     rate, batch = strategy.learning_rate, strategy.batch
     scales = rate.scaling is not Scaling.NONE
     return [
@@ -240,5 +240,14 @@ def _of_batch(strategy: Strategy) -> list[tuple[bool, str]]:
         (
             batch.global_samples is not None and (batch.micro_samples or 0) > batch.global_samples,
             f"batch: microSamples must not be above globalSamples; use at most {batch.global_samples}",
+        ),
+        (
+            batch.balance and grid.tensor * grid.pipeline > 1,
+            "batch: balance goes with replicate and shard; leave it out with tensor or pipeline above 1",
+        ),
+        (
+            batch.balance and strategy.servers > 0,
+            "batch: balance measures ranks that wait for each other; with sync ParameterServer use mode "
+            "Asynchronous or backupWorkers against slow workers",
         ),
     ]

@@ -173,6 +173,10 @@ class Batch:
     global_samples: int | None = None
     micro_samples: int | None = None
     """A rank computes its part in pieces of at most so many."""
+    balance: bool = False
+    """Parts in proportion to the measured speed of each rank."""
+    prefetch: int = 0
+    """Batches that each rank loads ahead."""
 
 
 @dataclass(frozen=True)

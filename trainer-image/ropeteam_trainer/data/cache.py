@@ -1,6 +1,7 @@
 """Keep files of slow storage on a local disk, for all processes of a node.
 
-    cache = ShardCache("/scratch/shards", max_bytes=200 * 10**9)
+    cache = ShardCache()                                  # of the TrainingJob: spec.shardCache
+    cache = ShardCache("/scratch/shards", 200 * 10**9)    # anywhere
     with cache.open("/datasets/shard-0007.npy") as file:
         samples = numpy.load(file)
 
@@ -26,6 +27,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from ropeteam_trainer.contract import config
+
 _CHUNK_BYTES = 4 << 20
 _SHARD, _PART = ".shard", ".part"
 Source = str | os.PathLike[str]
@@ -38,8 +41,16 @@ class _CannotCache(Exception):
 class ShardCache:
     """A directory of copies. Make one in each process that reads; they find each other by the directory."""
 
-    def __init__(self, directory: Source, max_bytes: int) -> None:
-        """Makes the directory. All processes should give the same max_bytes: each keeps to its own."""
+    def __init__(self, directory: Source | None = None, max_bytes: int | None = None) -> None:
+        """Makes the directory. All processes should give the same max_bytes: each keeps to its own. What is
+        not given is that of spec.shardCache; ValueError where there is none.
+        """
+        directory = directory or os.environ.get(config.SHARD_CACHE)
+        max_bytes = max_bytes or int(os.environ.get(config.SHARD_CACHE_BYTES, 0))
+        if not directory or not max_bytes:
+            raise ValueError(
+                "ShardCache needs a directory and max_bytes; in a TrainingJob spec.shardCache gives both"
+            )
         self._directory, self._max_bytes = Path(directory), max_bytes
         self._directory.mkdir(parents=True, exist_ok=True)
         self._fetches = True
