@@ -7,7 +7,8 @@ ranks on one machine, gloo over loopback. In each round every technique trains o
 beside DistributedDataParallel written by hand; speeds are ratios to that within a round. Bytes are counted by
 the kernel, in a network namespace of the benchmark's own, and stand beside what the technique's formula says
 (strategies/*.py). Memory is the highest that the kernel saw during a step, above what the process had before
-it made the model. A new technique is a line of TECHNIQUES.
+it made the model. Parameter servers are ranks beyond the 4; bytes and memory are those of workers, with what
+servers send to them. A new technique is a line of TECHNIQUES.
 
 Limits: on loopback bytes cost little and 4 ranks share 2 cores, so speeds here say what a technique costs to
 compute, not what it gains on a slow network. gloo has no reduce-scatter: it sends a whole all-reduce for one.
@@ -31,6 +32,8 @@ from tests.trainer.ranks import Crew
 
 from benchmarks.report import Row, save, tell
 from benchmarks.techniques_picture import draw
+from ropeteam_trainer.contract import codec, config
+from ropeteam_trainer.contract.strategy import Strategy
 
 RANKS, SAMPLES, WARM, STEPS = 4, 16, 4, 16
 SIZE = {"symbols": 128, "length": 64, "width": 128, "heads": 4, "blocks": 6}
@@ -87,9 +90,18 @@ class Technique:
     ranks: int = RANKS
     by_hand: bool = False
 
+    @property
+    def servers(self) -> int:
+        """Ranks beyond `ranks`."""
+        return codec.from_plain(Strategy, self.strategy).servers
+
 
 def ways(**parallelism: int) -> dict[str, Any]:
     return {"parallelism": parallelism}
+
+
+def served(**fields: Any) -> dict[str, Any]:
+    return {"sync": {"type": "ParameterServer", "parameter_server": fields}}
 
 
 def pipelined(schedule: str, **more: Any) -> dict[str, Any]:
@@ -108,6 +120,11 @@ def whole(costs: Costs) -> float:
     return costs.all_reduce
 
 
+def both_ways(costs: Costs) -> float:
+    """Of parameter servers: each worker sends its gradient and is sent the weights."""
+    return 2 * costs.model
+
+
 TECHNIQUES = (
     Technique("one_process", {}, lambda _: 0, ranks=1),
     Technique(PEER, {}, whole, by_hand=True),
@@ -124,6 +141,11 @@ TECHNIQUES = (
     ),
     Technique("replicate_tensor", ways(replicate=2, tensor=2)),
     Technique("shard_tensor", ways(shard=2, tensor=2)),
+    Technique("parameter_server", served(), both_ways),
+    Technique("parameter_servers_2", served(servers=2), both_ways),
+    Technique("asynchronous", served(mode="Asynchronous"), both_ways),
+    Technique("bounded_staleness", served(mode="BoundedStaleness", staleness=2), both_ways),
+    Technique("backup_worker", served(backup_workers=1)),
     Technique("layer_wise", pipelined("GPipe", micro_batches=1), lambda c: c.pipeline(RANKS)),
     Technique("gpipe", pipelined("GPipe"), lambda c: c.pipeline(RANKS)),
     Technique("one_forward_one_backward", pipelined("OneForwardOneBackward"), lambda c: c.pipeline(RANKS)),
@@ -152,15 +174,20 @@ TECHNIQUES = (
 
 
 def train(folder: Path, technique: Technique, **more: Any) -> Figures:
-    """What the ranks measured (tests/trainer/scripts/measured.py)."""
+    """What the ranks measured (tests/trainer/scripts/measured.py, measured_served.py)."""
     folder.mkdir(parents=True)
+    script = "measured_served.py" if technique.servers else "measured.py"
     request = {
         "strategy": technique.strategy, "by_hand": technique.by_hand, "size": SIZE, "batch": SAMPLES,
         "warm": WARM, "steps": STEPS,
     }  # fmt: skip
     (folder / "request").write_text(json.dumps(request | more))
-    with Crew(folder, technique.ranks) as crew:
-        ended = crew.start("measured.py", str(folder / "request")).wait(seconds=300)
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm") as memory,
+        Crew(folder, technique.ranks + technique.servers) as crew,
+    ):
+        crew.environment[config.MEMORY] = memory
+        ended = crew.start(script, str(folder / "request")).wait(seconds=300)
     if any(ended.codes):
         raise RuntimeError(f"{technique.name}\n" + "\n".join(ended.output))
     return ended.result

@@ -170,6 +170,25 @@ RANKS = (
         {_RANK: _max("ropeteam_rank_starts_total", "rank")},
     ),
 )
+_STALE = "ropeteam_rank_gradient_staleness"
+SERVERS = (
+    Panel(
+        "Gradients applied",
+        "By each parameter server, in a second.",
+        {_RANK: _rate(f"{_STALE}_count", _BY_RANK)},
+        unit="ops",
+    ),
+    Panel(
+        "Staleness of a gradient",
+        "Steps of others between its pull of the weights and its push; synchronous ones have none.",
+        {_RANK: f"{_rate(f'{_STALE}_sum', _BY_RANK)} / {_rate(f'{_STALE}_count', _BY_RANK)}"},
+    ),
+    Panel(
+        "Gradients dropped",
+        "Steps went on without them, because of backup workers.",
+        {_JOB: _job("ropeteam_rank_gradients_dropped_total")},
+    ),
+)
 STATES = (
     Panel("Acting operators", "Must be 1.", {"acting": "sum(ropeteam_leader)"}, kind="stat"),
     Panel(
@@ -298,7 +317,7 @@ JOBS = Dashboard(
         "namespace": "label_values(ropeteam_job_step, namespace)",
         "job": 'label_values(ropeteam_job_step{namespace=~"$namespace"}, job)',
     },
-    {"Progress": PROGRESS, "Faults and checkpoints": FAULTS, "Ranks": RANKS},
+    {"Progress": PROGRESS, "Faults and checkpoints": FAULTS, "Ranks": RANKS, "Parameter servers": SERVERS},
 )
 OPERATOR = Dashboard(
     "operator",

@@ -15,6 +15,7 @@ from tests.agent.life import Life
 from ropeteam_trainer.agent import http, metrics
 from ropeteam_trainer.agent.http import Metrics
 from ropeteam_trainer.contract.config import AGENT_METRICS_PORT
+from ropeteam_trainer.contract.local import Served
 from ropeteam_trainer.contract.messages import AgentReport, RankPhase
 
 Samples = dict[tuple[str, str], float]
@@ -80,6 +81,16 @@ def test_the_number_of_series_is_bounded_by_the_ranks_of_the_pod():
     text = metrics.render(life.state, metrics.count({}, life.state), 0.0)
     series = [line for line in text.splitlines() if not line.startswith("#")]
     assert len(series) == 3 + 8 * (len(RankPhase) + 5)
+
+
+def test_what_a_parameter_server_has_done_with_gradients():
+    life = Life().running().said(1, served=Served(applied=7, staleness=9))
+    seen = told(life, {})
+    assert seen["ropeteam_rank_gradient_staleness_count", "1"] == 7
+    assert seen["ropeteam_rank_gradient_staleness_sum", "1"] == 9
+    assert not [name for name, _ in seen if "dropped" in name], "the first server alone knows"
+    life.said(1, served=Served(applied=8, staleness=9, dropped=3))
+    assert told(life, {})["ropeteam_rank_gradients_dropped_total", "1"] == 3
 
 
 # ---- the server

@@ -231,7 +231,8 @@ def test_the_monitor_of_the_operators_finds_their_service_and_the_policy_lets_it
 
 
 @pytest.mark.parametrize(
-    ("role", "other"), [("coordinator", {"any": True}), ("worker", {"matchNames": ["a"]})]
+    ("role", "other"),
+    [("coordinator", {"any": True}), ("worker", {"matchNames": ["a"]}), ("server", {"any": True})],
 )
 def test_the_monitors_of_pods_are_those_that_the_end_to_end_tests_use(role: str, other: Object) -> None:
     values = {"metrics": {"podMonitor": {"enabled": True}}, "namespaces": other.get("matchNames", [])}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from functools import partial
 from typing import Any
 
@@ -17,6 +19,13 @@ def tiny(site: Site, name: str, steps: int = 400, pause: float = 0.05, **spec: A
     """A job on rung 3 that saves every 10 steps."""
     command = ["python", "/shared/scripts/tiny.py", str(steps), str(pause)]
     return site.job(name, command, checkpoint=site.checkpoints(name), **spec)
+
+
+def served_job(site: Site, name: str) -> dict[str, Any]:
+    """Two workers and a parameter server, slot 2, that never end."""
+    command = ["python", "-m", "ropeteam_trainer.recipes.char_gpt", "--epochs", "1000000"]
+    strategy = {"sync": {"type": "ParameterServer", "parameterServer": {"mode": "Asynchronous"}}}
+    return site.job(name, command, checkpoint=site.checkpoints(name), strategy=strategy)
 
 
 def step(site: Site, name: str) -> int:
@@ -105,6 +114,31 @@ def test_a_node_that_loses_power_is_not_waited_for(site: Site, name: str) -> Non
     finally:
         node.power_on(len(site.lab.nodes))
         wait_for(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 60)
+
+
+def test_with_parameter_servers_each_comes_back_alone(site: Site, name: str) -> None:
+    site.apply(served_job(site, name))
+    site.wait(name, "Running")
+    ranks = {rank: site.rank(name, rank) for rank in range(3)}
+    for incidents, victim in enumerate((1, 2)):
+        wait_for_new_checkpoint(site, name)
+        os.kill(ranks[victim], signal.SIGKILL)
+        wait_for("an incident", partial(has_more_incidents, site, name, incidents), 60)
+        wait_for_new_checkpoint(site, name)
+        now = {rank: site.rank(name, rank) for rank in ranks}
+        assert {rank for rank in ranks if now[rank] != ranks[rank]} == {victim}
+        ranks = now
+    told = [(each["cause"], each["stepsLost"]) for each in site.status(name)["incidents"]]
+    assert told == [("Signal", 0)] * 2
+    workers = site.uids(name)
+    site.lab.kubectl("delete", "pod", f"{name}-2-1", "--wait=false")
+    again = f"{name}-2-2"
+    wait_for(
+        "its replacement", lambda: again in [p["metadata"]["name"] for p in site.pods(name, "server")], 60
+    )
+    wait_for("the incident", lambda: last_cause(site, name) == "PodDeleted", 60)
+    wait_for_new_checkpoint(site, name)
+    assert site.uids(name) == workers
 
 
 def test_training_goes_on_without_the_operator_that_led(site: Site, name: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.site import Site
-from tests.cluster.test_core import step, tiny
+from tests.cluster.test_core import served_job, step, tiny
 from tests.e2e.harness import wait_for
 from tests.metrics.prometheus import ENDPOINTS, META, Object, Prometheus, scrape, wait_for_data
 
@@ -52,12 +52,17 @@ def read(url: str) -> str:
 @pytest.mark.timeout(900)
 def test_prometheus_sees_a_job_while_it_lives(site: Site, name: str, prometheus: Prometheus) -> None:
     site.apply(tiny(site, name, steps=1_000_000))
+    served = f"{name}-served"
+    site.apply(served_job(site, served))
     site.wait(name, "Running")
+    site.wait(served, "Running")
     wait_for("a checkpoint", lambda: step(site, name) > 0)
 
     def all_up() -> bool:
         targets = prometheus.targets()
-        return len(targets) == len(site.operators()) + 1 + WORKERS and not any(targets.values())
+        pods = [site.pods(job, role) for job in (name, served) for role in ENDPOINTS]
+        assert sum(map(len, pods)) == 2 * (1 + WORKERS) + 1
+        return len(targets) == len(site.operators()) + sum(map(len, pods)) and not any(targets.values())
 
     wait_for("every target scraped", all_up)
     os.kill(site.rank(name, 1), 9)
@@ -65,6 +70,7 @@ def test_prometheus_sees_a_job_while_it_lives(site: Site, name: str, prometheus:
     before = sum(prometheus.query(signals).values())
     wait_for("the incident counted", lambda: sum(prometheus.query(signals).values()) > before)
     wait_for_data(prometheus)
+    site.delete(served)
 
     selector = f'{{namespace="default", job="{name}"}}'
     assert prometheus.query(f"ropeteam_job_step{selector}")

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 from tests.e2e.harness import Cluster, wait_for
+from tests.e2e.test_strategy import recipe
 from tests.e2e.test_training import tiny, wait_step
 from tests.metrics.prometheus import ENDPOINTS, META, Prometheus, scrape, wait_for_data
 
 WORKERS = 2
+SERVED = {"sync": {"type": "ParameterServer", "parameterServer": {"mode": "Asynchronous"}}}
 
 
 def discovered(pod: dict[str, Any], port: int) -> dict[str, Any]:
@@ -53,11 +55,11 @@ def operator_address(cluster: Cluster) -> str:
     return (cluster.home / "operator.address").read_text().strip()
 
 
-def scrape_all(cluster: Cluster, name: str, prometheus: Prometheus, folder: Path) -> None:
-    """Tell Prometheus of the operator and the job's pods, and wait until it has read each target."""
-    pods = {role: cluster.pods(name, role) for role in ENDPOINTS}
-    found = [discovered(pod, ENDPOINTS[role].number) for role, each in pods.items() for pod in each]
-    assert len(found) == WORKERS + 1
+def scrape_all(cluster: Cluster, names: list[str], prometheus: Prometheus, folder: Path) -> None:
+    """Tell Prometheus of the operator and the jobs' pods, and wait until it has read each target."""
+    pods = [(role, pod) for name in names for role in ENDPOINTS for pod in cluster.pods(name, role)]
+    found = [discovered(pod, ENDPOINTS[role].number) for role, pod in pods]
+    assert {role for role, _ in pods} == ENDPOINTS.keys()
     discovery(folder / "operator.json", [{"targets": [operator_address(cluster)]}])
     discovery(folder / "pods.json", found)
 
@@ -71,8 +73,12 @@ def scrape_all(cluster: Cluster, name: str, prometheus: Prometheus, folder: Path
 @pytest.mark.timeout(400)
 def test_every_panel_shows_something(cluster: Cluster, name: str, prometheus: Prometheus, tmp_path: Path):
     cluster.create(tiny(name, tmp_path, "1000000", "0.05", workers=WORKERS))
+    served = recipe(f"{name}-served", tmp_path / "served", SERVED)
+    served["spec"]["command"] += ["--epochs", "1000000"]
+    cluster.create(served)
     wait_step(tmp_path, 15)
-    scrape_all(cluster, name, prometheus, tmp_path)
+    wait_step(tmp_path / "served", 15)
+    scrape_all(cluster, [name, f"{name}-served"], prometheus, tmp_path)
     before = sum(prometheus.query('ropeteam_incidents_total{cause="Signal"}').values())
     os.kill(cluster.wait_rank(name, 1), signal.SIGKILL)
     wait_step(tmp_path, 40, epoch_number=2)

@@ -18,7 +18,7 @@ STEPS = 110
 
 def recipe(name: str, folder: Path, strategy: dict[str, Any]) -> dict[str, Any]:
     """The character model on a text of its own, on two workers."""
-    (folder / "volume").mkdir()
+    (folder / "volume").mkdir(parents=True)
     (folder / "fox.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
     words = ["--text", str(folder / "fox.txt"), "--epochs", "10", "--global-batch", "12"]
     made = job(

@@ -49,6 +49,7 @@ class Endpoint(NamedTuple):
 ENDPOINTS = {
     "coordinator": Endpoint("http", 29402, "(ropeteam_job|process)_.*"),
     "worker": Endpoint("metrics", 29403, "ropeteam_(agent|rank)_.*"),
+    "server": Endpoint("metrics", 29403, "ropeteam_(agent|rank)_.*"),
 }
 
 

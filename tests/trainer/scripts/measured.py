@@ -81,9 +81,7 @@ def stored(values: Iterable[Any]) -> int:
 def main() -> None:
     request = Request(**json.loads(Path(sys.argv[1]).read_text()))
     world = World.join("cpu", 60)
-    text = char_gpt.windows_of(char_gpt.read_text(None))[0]
-    text = text[:, : request.size["length"] + 1]
-    text = text[torch.randperm(len(text), generator=torch.Generator().manual_seed(0))]
+    text = english(request)
     if request.memory:
         rehearse(request, world, text)
     results = world.gather(measure(request, world, text))
@@ -93,6 +91,13 @@ def main() -> None:
 
 
 PER_RANK = ("held", "peak")
+
+
+def english(request: Request) -> torch.Tensor:
+    """Windows of text, a letter longer than what the model reads."""
+    text = char_gpt.windows_of(char_gpt.read_text(None))[0]
+    text = text[:, : request.size["length"] + 1]
+    return text[torch.randperm(len(text), generator=torch.Generator().manual_seed(0))]
 
 
 def measure(request: Request, world: World, text: torch.Tensor) -> dict[str, Any]:
@@ -213,4 +218,5 @@ def meet(world: World) -> None:
         dist.barrier()
 
 
-main()
+if __name__ == "__main__":
+    main()

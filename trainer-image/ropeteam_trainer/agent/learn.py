@@ -147,6 +147,8 @@ def _with_said(world: World, number: int, said: FromRank) -> World:
         rank = replace(rank, paused=said.paused)
     if said.drained is not None:
         rank = replace(rank, drained=said.drained)
+    if said.served is not None:
+        rank = replace(rank, served=said.served)
     if said.error_type is not None:
         rank = replace(rank, error=said)
     world = world.with_rank(rank)

@@ -62,17 +62,19 @@ def _count(past: Counted, rank: RankState, epoch: Epoch) -> Counted:
 
 Sample = tuple[str, Mapping[str, str], float]
 """What follows the family's name, labels beyond those of all, value."""
+Family = tuple[str, str, str, list[Sample]]
+"""Name, kind, help, samples."""
 
 
 def render(state: State, counts: Counts, unix_minus_monotonic: float) -> str:
     """The text of a scrape."""
     settings, slot = state.config, str(state.identity.slot)
     common = {"namespace": settings.namespace, "job": settings.job, "slot": slot}
-    families = (*_agent(state), *_ranks(state, counts, unix_minus_monotonic))
+    families = (*_agent(state), *_ranks(state, counts, unix_minus_monotonic), *_servers(state))
     return "".join(_family(*family, common) for family in families)
 
 
-def _agent(state: State) -> Iterator[tuple[str, str, str, list[Sample]]]:
+def _agent(state: State) -> Iterator[Family]:
     facts = {
         "ropeteam_agent_incarnation": ("Number of this pod in its slot.", state.identity.incarnation),
         "ropeteam_agent_linked": ("1 while a coordinator answers.", state.linked),
@@ -82,9 +84,7 @@ def _agent(state: State) -> Iterator[tuple[str, str, str, list[Sample]]]:
         yield name, "gauge", text, [("", {}, float(value))]
 
 
-def _ranks(
-    state: State, counts: Counts, unix_minus_monotonic: float
-) -> Iterator[tuple[str, str, str, list[Sample]]]:
+def _ranks(state: State, counts: Counts, unix_minus_monotonic: float) -> Iterator[Family]:
     ranks = {str(each.rank): (each, counts.get(each.rank, Counted())) for each in report(state).ranks}
     yield (
         *("ropeteam_rank_phase", "gauge", "1 for the phase that the rank is in."),
@@ -116,6 +116,29 @@ def _ranks(
             (suffix, {"rank": rank}, float(value))
             for rank, (_, past) in ranks.items()
             for suffix, value in (("_sum", past.seconds), ("_count", past.steps))
+        ],
+    )
+
+
+def _servers(state: State) -> Iterator[Family]:
+    """Nothing in a pod without a parameter server that has applied a gradient."""
+    told = {str(rank.rank): rank.served for rank in (state.world.ranks if state.world else ()) if rank.served}
+    if not told:
+        return
+    yield (
+        *("ropeteam_rank_gradient_staleness", "summary", "Steps of others between pull and push."),
+        [
+            (suffix, {"rank": rank}, float(value))
+            for rank, served in told.items()
+            for suffix, value in (("_sum", served.staleness), ("_count", served.applied))
+        ],
+    )
+    yield (
+        *("ropeteam_rank_gradients_dropped_total", "counter", "Gradients that steps went on without."),
+        [
+            ("", {"rank": rank}, float(served.dropped))
+            for rank, served in told.items()
+            if served.dropped is not None
         ],
     )
 

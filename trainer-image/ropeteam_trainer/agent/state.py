@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ropeteam_trainer.agent.launch import Launch
 from ropeteam_trainer.contract.config import PodIdentity, Start, WorkerConfig
-from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
+from ropeteam_trainer.contract.local import Beat, FromRank, Served, ToRank
 from ropeteam_trainer.contract.messages import Grant, Orders, Problem, Shard, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
 
@@ -238,6 +238,7 @@ class RankState:
     paces: tuple[Pace, ...] = ()
     paused: int | None = None
     drained: int | None = None
+    served: Served | None = None
     error: FromRank | None = None
     killed_for: ProcessExit | None = None
     """Why the agent killed it, when it was the rank's own fault: a template for its exit."""

@@ -51,6 +51,18 @@ def read_beat(page: memoryview) -> Beat | None:
 
 
 @dataclass(frozen=True)
+class Served:
+    """What a parameter server has done with gradients."""
+
+    applied: int = 0
+    """Since this process began."""
+    staleness: int = 0
+    """Summed over them: steps of others between the pull of the weights and the push."""
+    dropped: int | None = None
+    """Gradients that steps went on without, since the job began. Known to the chief alone."""
+
+
+@dataclass(frozen=True)
 class FromRank:
     """One line from a rank. Fields that say nothing are left out (None)."""
 
@@ -68,6 +80,7 @@ class FromRank:
     """Waits in report() after this step, for `stop_at`."""
     drained: int | None = None
     """Stopped after this step; its shard was sent before (rung >= 2)."""
+    served: Served | None = None
     error_type: str | None = None
     """With fingerprint and message: an uncaught exception is about to end the rank."""
     fingerprint: str = ""

@@ -40,7 +40,7 @@ class Server:
     def __init__(self, share: Share, listener: socket.socket, secret: str, asked: ParameterServer) -> None:
         self.share, self.changed = share, threading.Condition()
         self.staleness = Counter[int]()
-        """Steps of others between pull and push: how often, since this process began."""
+        """Steps of others between pull and push: of how many gradients, since this process began."""
         self.is_over = False
         self._secret, self._scales = secret, asked.scale_by_staleness
         self.is_ready = share.generation is not None
@@ -170,6 +170,7 @@ class Server:
         if len(step) == of:
             del self._pending[n]
             first = min(step)
+            self.staleness[0] += of
             self.share.step(mean(step), step[first].values, dict.fromkeys(step, n))
             self.changed.notify_all()
         self.changed.wait_for(lambda: self.share.has_applied(worker, n))

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from ropeteam_trainer.agentlink import AgentLink, Heartbeat, wait_to_be_killed
 from ropeteam_trainer.checkpoint.saving import Checkpoints
-from ropeteam_trainer.contract.local import FromRank
+from ropeteam_trainer.contract.local import FromRank, Served
 from ropeteam_trainer.contract.strategy import LearningRate, Strategy
 from ropeteam_trainer.strategies import largebatch, wrap
 from ropeteam_trainer.strategies.naming import named_parameters
@@ -32,6 +32,8 @@ from ropeteam_trainer.strategies.parameterserver.share import Share, put_values,
 from ropeteam_trainer.strategies.parameterserver.wire import Head
 from ropeteam_trainer.strategies.parameterserver.worker import Line
 
+TELL_SECONDS = 1.0
+"""How often the agent is told what metrics count, at most."""
 LOOK_SECONDS = 0.1
 """How often the chief looks whether it is to save by the clock, or to drain."""
 
@@ -66,6 +68,7 @@ class Serving:
         self._here, self._meeting, self._strategy = here, meeting, strategy
         self._index, self._folder = here.server, folder
         self._lines: dict[int, Line] = {}
+        self._tell_at = 0.0
         self._extra: dict[str, Any] = {}
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
@@ -87,7 +90,7 @@ class Serving:
         largebatch.apply(optimizer, ratio, None, lambda: 0)
         share = Share(own, optimizer, self._path(f"server-{self._index}"), self._here.workers)
         assert self._meeting.listener is not None
-        server = Server(share, self._meeting.listener, self._meeting.secret, asked)
+        self._server = server = Server(share, self._meeting.listener, self._meeting.secret, asked)
         server.also({"progress": self._hear_progress})
         heart.phase = "serve"
         heart.beat()
@@ -230,6 +233,14 @@ class Serving:
         self._heart.steps_here += max(step - self._heart.step, 0)
         self._heart.step = step
         self._heart.beat()
+        if self._link is not None and time.monotonic() >= self._tell_at:
+            self._tell_at = time.monotonic() + TELL_SECONDS
+            self._link.send(FromRank(served=self._served()))
+
+    def _served(self) -> Served:
+        stale = self._server.staleness
+        dropped = self._chief.ledger.dropped if self._index == 0 else None
+        return Served(stale.total(), sum(steps * often for steps, often in stale.items()), dropped)
 
     def _call(self, index: int, head: Head, payload: bytes) -> tuple[Head, bytes]:
         if index not in self._lines:
