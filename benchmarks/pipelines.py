@@ -1,12 +1,12 @@
 """How much of the time do the ranks of a pipeline compute, and is it what the formula says?
 
-    python -m benchmarks.pipelines [STEPS]        (8 by default; about three minutes)
+    python -m benchmarks.pipelines [STEPS]        (8 by default; about five minutes)
 
 m micro-batches through p ranks keep each of them busy for m/(m+p-1) of a step, and for m/(m+(p-1)/v) with v
-stages per rank (strategies/pipeline.py). Measured: the work of all ranks over p times the pipeline's step.
-Two ranks compute, on a core each; their work is what one process needs for the same micro-batches, in the
-same run. More ranks than that, and two again, sleep instead of computing, for a known time. gloo, loopback,
-job.wrap().
+stages per rank (strategies/pipeline.py). Measured: what a rank's own stages take for all micro-batches when
+it waits for nobody, over the time of a step, mean of all ranks; both in turns, in the same processes, because
+processors change their pace by a tenth within seconds. Two ranks compute, on a core each, in stages of 20 ms
+forward and more. More ranks than that, and two again, sleep instead of computing. gloo, loopback, job.wrap().
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ import statistics
 import sys
 import tempfile
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tests.trainer.ranks import Crew
 
 from benchmarks.report import Row, tell, write
-from benchmarks.train_pipeline import NAP, ROWS
 
 SCRIPT = Path(__file__).parent / "train_pipeline.py"
 GOAL = 0.85
@@ -70,42 +68,24 @@ CASES = [Case(schedule, 2, False) for schedule in SCHEDULES]
 CASES += [Case(schedule, ranks, True) for ranks in (2, 3, 4) for schedule in SCHEDULES]
 
 
-class Bench:
-    def __init__(self, work: Path, steps: int) -> None:
-        self._work, self._steps = work, steps
-
-    def pipeline(self, case: Case) -> list[float]:
-        """Seconds of each step."""
-        return self._train(case.ranks, case.layers, case.sleeps, case.micro_batches, case.strategy)
-
-    @cache  # noqa: B019  # one Bench per run
-    def alone(self, layers: int, sleeps: bool, micro_batches: int) -> float:
-        """Seconds of one process for the same work; of sleeping layers, what their sleeps add up to."""
-        if sleeps:
-            return layers * micro_batches * 3 * NAP
-        return statistics.median(
-            self._train(1, layers, sleeps, micro_batches, {"batch": {"micro_samples": ROWS}})
-        )
-
-    def _train(
-        self, ranks: int, layers: int, sleeps: bool, micro_batches: int, strategy: dict[str, Any]
-    ) -> list[float]:
-        request = {
-            "layers": layers, "sleeps": sleeps, "micro_batches": micro_batches, "strategy": strategy,
-            "steps": self._steps if ranks > 1 else max(2, self._steps // 3),
-        }  # fmt: skip
-        folder = Path(tempfile.mkdtemp(dir=self._work))
-        ended = Crew(folder, ranks).run(str(SCRIPT), json.dumps(request))
-        if any(ended.codes):
-            raise RuntimeError("\n".join(ended.output))
-        seconds: list[float] = ended.result["seconds"]
-        return seconds
+def efficiencies(work: Path, case: Case, steps: int) -> list[float]:
+    """Of each step."""
+    request = {
+        "layers": case.layers, "sleeps": case.sleeps, "micro_batches": case.micro_batches,
+        "strategy": case.strategy, "steps": steps,
+    }  # fmt: skip
+    with Crew(work / case.name, case.ranks) as crew:
+        ended = crew.start(str(SCRIPT), json.dumps(request)).wait(seconds=300)
+    if any(ended.codes):
+        raise RuntimeError("\n".join(ended.output))
+    found = ended.result
+    return [own / seconds for own, seconds in zip(found["work"], found["seconds"], strict=True)]
 
 
-def row(case: Case, efficiencies: list[float]) -> Row:
-    shares = [each / case.formula for each in efficiencies]
+def row(case: Case, found: list[float]) -> Row:
+    shares = [each / case.formula for each in found]
     middle = statistics.median(shares)
-    beside = f"formula {case.formula:.3f}, measured {statistics.median(efficiencies):.3f}"
+    beside = f"formula {case.formula:.3f}, measured {statistics.median(found):.3f}"
     return Row(
         f"{case.name}.share", round(middle, 3), "x", len(shares), round(min(shares), 3), f">= {GOAL}",
         middle >= GOAL, beside,
@@ -115,13 +95,11 @@ def row(case: Case, efficiencies: list[float]) -> Row:
 def main() -> int:
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 8
     work = Path(tempfile.mkdtemp(prefix="pipelines-"))
-    bench = Bench(work, steps)
     samples: dict[str, list[float]] = {}
     table: list[Row] = []
     try:
         for case in CASES:
-            alone = bench.alone(case.layers, case.sleeps, case.micro_batches)
-            found = [alone / (case.ranks * seconds) for seconds in bench.pipeline(case)]
+            found = efficiencies(work, case, steps)
             samples[case.name.removeprefix("pipelines.")] = found
             table.append(row(case, found))
             print(table[-1], flush=True)

@@ -129,6 +129,7 @@ TECHNIQUES = (
     Technique("one_process", {}, lambda _: 0, ranks=1),
     Technique(PEER, {}, whole, by_hand=True),
     Technique("all_reduce", {}, whole),
+    Technique("composable_replicate", {"sync": {"type": "Replicate"}}, whole),
     Technique("ring", {"sync": {"type": "Ring"}}, whole),
     Technique("zero1", {"sharding": "OptimizerState"}, lambda c: 3 * c.gather),
     Technique("zero2", {"sharding": "Gradients"}, lambda c: c.gather + c.all_reduce),

@@ -1,6 +1,6 @@
 """What does job.wrap() cost under DDP, beside DistributedDataParallel written by hand?
 
-    python -m benchmarks.wrap_overhead [PAIRS]        (60 by default; about three minutes)
+    python -m benchmarks.wrap_overhead [PAIRS]        (600 by default; about four minutes)
 
 Two ranks train three copies of a small GPT in turns of 4 steps: by hand, through wrap() and report(), and by
 hand again. A pair is a turn of one and the turn by hand that came nearest; its ratio is that of their times.
@@ -58,7 +58,7 @@ def row(name: str, samples: list[float]) -> Row:
 
 
 def main() -> int:
-    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 60
+    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 600
     work = Path(tempfile.mkdtemp(prefix="wrap-overhead-"))
     samples: dict[str, list[float]] = {"wrap": [], "again": []}
     try:

@@ -1,16 +1,19 @@
-"""The plans in docs/techniques, as `ropeteam plan` prints them.
+"""The plans in docs/techniques, as `ropeteam plan` prints them, and the figures, as in benchmarks/results.
 
 python -m tools.techniques            write them into the pages
 python -m tools.techniques --check    say which pages are old; exit status 1 if any
 
-A page has one manifest and may have one plan of it. Each takes a few seconds: the manifest's script is run up
-to job.wrap(). Limit: what a plan counts may change with the version of torch.
+A page has one manifest and may have one plan of it. Each takes a few seconds: the manifest's script is run
+up to job.wrap(). Limit: what a plan counts may change with the version of torch. The paragraph `Figure:`
+names the rows whose figures follow it, as in `techniques.gpipe.*`.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,23 @@ from ropeteam.api.job import TrainingJobSpec
 from ropeteam.cli.plan import plan_of
 from ropeteam.cli.rehearse import rehearse
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "techniques"
+_ROOT = Path(__file__).resolve().parent.parent
+FOLDER = _ROOT / "docs" / "techniques"
+RESULTS = _ROOT / "benchmarks" / "results"
 _MANIFEST = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PLAN = re.compile(r"(?<=^`ropeteam plan` says:\n\n```text\n)(.*?)(?=^```$)", re.MULTILINE | re.DOTALL)
+
+_FIGURE = re.compile(r"^\*\*Figure:\*\* .*$", re.MULTILINE)
+_FIGURES = re.compile(r"(?<=\n\n```text\n)(.*?)(?=^```$)", re.MULTILINE | re.DOTALL)
+_COLUMNS = {
+    "steps_per_second": ("steps/s", "{:.1f}"),
+    "speed": ("beside DDP", "{:.2f}"),
+    "bytes_per_step": ("MB sent", "{:.2f}"),
+    "peak_memory": ("MB at peak", "{:.1f}"),
+    "held_memory": ("MB held", "{:.1f}"),
+    "loss": ("loss", "{:.3f}"),
+}
+"""Of the comparison of all techniques."""
 
 
 def pages() -> list[Path]:
@@ -47,15 +64,77 @@ def planned(page: str) -> str:
     return _PLAN.sub(lambda _: lines, page)
 
 
+def named_rows(page: str) -> list[str]:
+    """Patterns of the rows that the page names for its figures."""
+    return re.findall(r"`([^`]+)`", _split(page)[1])
+
+
+def measured(page: str) -> str:
+    """The page with its figures as they are in the results."""
+    if not (patterns := named_rows(page)):
+        return page
+    found = [row for pattern in patterns for row in rows() if fnmatchcase(row["id"], pattern)]
+    lines = "".join(f"{line}\n" for line in (*_compared(found), *_plain(found)))
+    before, paragraph, after = _split(page)
+    return before + paragraph + _FIGURES.sub(lambda _: lines, after, count=1)
+
+
+def _split(page: str) -> tuple[str, str, str]:
+    """Before the paragraph with the figure, itself, and after it."""
+    [paragraph] = _FIGURE.findall(page)
+    before, after = _FIGURE.split(page)
+    return before, paragraph, after
+
+
+def rows() -> list[dict[str, Any]]:
+    """Of all benchmarks."""
+    return [
+        row
+        for path in sorted(RESULTS.glob("*.json"))
+        if isinstance(found := json.loads(path.read_text()), list)
+        for row in found
+    ]
+
+
+def _compared(found: list[dict[str, Any]]) -> list[str]:
+    """A line for each technique, with what all techniques are compared by."""
+    table: dict[str, dict[str, float]] = {}
+    for row in found:
+        if row["id"].startswith("techniques."):
+            _, name, what = row["id"].split(".")
+            table.setdefault(name, {})[what] = row["value"] / (1e6 if what == "bytes_per_step" else 1)
+    if not table:
+        return []
+    head = f"{'4 ranks':26}" + "".join(f"{title:>12}" for title, _ in _COLUMNS.values())
+    return [
+        head,
+        *(
+            f"{name:26}"
+            + "".join(
+                f"{form.format(of[what]) if what in of else '':>12}" for what, (_, form) in _COLUMNS.items()
+            )
+            for name, of in table.items()
+        ),
+    ]
+
+
+def _plain(found: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{row['id']}: {row['value']:g} {row['unit']}".rstrip() + f" (n={row['n']}, worst {row['worst']:g})"
+        for row in found
+        if not row["id"].startswith("techniques.")
+    ]
+
+
 def main(arguments: list[str]) -> int:
     old = 0
     for path in pages():
         text = path.read_text()
-        new = planned(text)
+        new = measured(planned(text))
         if new == text:
             continue
         old += 1
-        print(f"{path.name} has an old plan", flush=True)
+        print(f"{path.name} is old", flush=True)
         if arguments != ["--check"]:
             path.write_text(new)
     return 1 if old and arguments == ["--check"] else 0

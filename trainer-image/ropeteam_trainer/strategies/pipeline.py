@@ -14,6 +14,7 @@ Large-Scale Language Model Training" (SC 2021); Qi et al., "Zero Bubble Pipeline
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -36,22 +37,7 @@ _SCHEDULES: dict[Schedule, Any] = {
 Loss = Callable[..., torch.Tensor]
 
 
-class Stage(nn.Module):
-    """Some layers of a sequence, under the names that they had there."""
-
-    def __init__(self, layers: dict[str, nn.Module]) -> None:
-        super().__init__()
-        self._order = list(layers)
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def forward(self, x: Any) -> Any:
-        for name in self._order:
-            x = getattr(self, name)(x)
-        return x
-
-
-def cut(model: nn.Module, settings: Pipelining, ranks: int, rank: int) -> list[tuple[int, Stage]]:
+def cut(model: nn.Module, settings: Pipelining, ranks: int, rank: int) -> list[tuple[int, nn.Sequential]]:
     """This rank's stages and their numbers. Stages have equal numbers of layers, as far as that goes.
 
     Raises StrategyError for a model that is no nn.Sequential, or has too few layers.
@@ -70,7 +56,7 @@ def cut(model: nn.Module, settings: Pipelining, ranks: int, rank: int) -> list[t
         )
     ends = [len(layers) * number // stages for number in range(stages + 1)]
     mine = range(rank, stages, ranks)
-    return [(n, Stage(dict(layers[ends[n] : ends[n + 1]]))) for n in mine]
+    return [(n, nn.Sequential(OrderedDict(layers[ends[n] : ends[n + 1]]))) for n in mine]
 
 
 class Pipeline:

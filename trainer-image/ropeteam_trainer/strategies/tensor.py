@@ -3,8 +3,9 @@
 Which layer is split how is the model's knowledge: a plan maps names of layers (`blocks.*.up`) to torch's
 styles, ColwiseParallel, RowwiseParallel, SequenceParallel.
 Use it inside a node, for layers too large for one rank, and to shorten a step once the batch cannot shrink.
-Cost per rank and pair of split layers: one all-reduce of the activations forward and one backward, 2
-(n-1)/n x 4 x batch x length x width bytes each; memory of split layers 1/n. All ranks see the same batch.
+Cost per rank and pair of split layers: one all-reduce of the activations forward, and backward one for each
+layer that is split by columns (query, key and value apart: three), 2 (n-1)/n x 4 x batch x length x width
+bytes each; memory of split layers 1/n. All ranks see the same batch.
 Sources: Shoeybi et al., "Megatron-LM", 2019; Korthikanti et al., "Reducing Activation Recomputation"
 (sequence parallelism), 2022 (torch.distributed.tensor.parallel).
 """

@@ -238,9 +238,10 @@ class Serving:
             self._link.send(FromRank(served=self._served()))
 
     def _served(self) -> Served:
-        stale = self._server.staleness
         dropped = self._chief.ledger.dropped if self._index == 0 else None
-        return Served(stale.total(), sum(steps * often for steps, often in stale.items()), dropped)
+        with self._server.changed:  # gradients are counted in other threads
+            stale = dict(self._server.staleness)
+        return Served(sum(stale.values()), sum(steps * often for steps, often in stale.items()), dropped)
 
     def _call(self, index: int, head: Head, payload: bytes) -> tuple[Head, bytes]:
         if index not in self._lines:
