@@ -21,7 +21,8 @@ with ShardCache().path(sys.argv[1]) as path:
     data = torch.from_numpy(numpy.load(path))
 job = ropeteam_trainer.init(device="cpu")
 seconds = float(sys.argv[2]) / 1000 if job.rank == 1 else 0
-model, optimizer = (net := nn.Linear(4, 1)), torch.optim.SGD(net.parameters(), lr=0.01)
+model: nn.Module = nn.Linear(4, 1)
+optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 model, optimizer = job.wrap(model, optimizer)
 job.restore(model=model, optimizer=optimizer)
 for batch in job.batches(data, global_batch=12):
