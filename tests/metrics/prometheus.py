@@ -22,7 +22,7 @@ import pytest
 import yaml
 from tests.cluster import tools
 from tests.e2e.harness import wait_for
-from tools.dashboards import DASHBOARDS
+from tools.panels import DASHBOARDS
 
 Object = dict[str, Any]
 META = "__meta_kubernetes_"

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from tests.metrics.exporters import Family, all_families, texts
 from tests.metrics.prometheus import program, queries
-from tools.dashboards import DASHBOARDS, files
+from tools.dashboards import files
+from tools.panels import DASHBOARDS
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "helm" / "ropeteam" / "files" / "alerts.yaml"
