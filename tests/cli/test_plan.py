@@ -90,6 +90,11 @@ def test_a_script_is_planned_from_its_manifest_alone() -> None:
     assert found["learning rate"] == "0.1 x 4 (Linear) = 0.4, after 10 steps of warm-up"
 
 
+def test_parts_that_follow_speed_are_equal_at_first_only() -> None:
+    found = rows(planned(SCRIPT + WRAP + LOOP, strategy={"batch": {"globalSamples": 12, "balance": True}}))
+    assert found["batch"] == "12 samples a step, in 4 parts of 3 at first, then by speed"
+
+
 @pytest.mark.parametrize(
     ("example", "strategy", "model", "memory", "traffic"),
     [

@@ -105,7 +105,8 @@ def _batch(strategy: Strategy, grid: Layout, pieces: int | None) -> str:
     ways = _count(grid.data_ways, "part")
     if samples is None:
         return f"as the script says, in {ways}{cut} (strategy.batch.globalSamples decides it here)"
-    return f"{samples} samples a step, in {ways} of {math.ceil(samples / grid.data_ways)}{cut}"
+    later = " at first, then by speed" if strategy.batch.balance else ""
+    return f"{samples} samples a step, in {ways} of {math.ceil(samples / grid.data_ways)}{later}{cut}"
 
 
 def _rate(strategy: Strategy, model: Model | None) -> str:
