@@ -22,22 +22,14 @@ RING = 2 * (RANKS - 1) / RANKS
 """How often an all-reduce sends what it reduces."""
 
 
-def sent(path: Path, strategy: dict[str, Any]) -> float:
-    """Bytes per rank and step."""
+def sent(path: Path, strategy: dict[str, Any], servers: int = 0) -> float:
+    """Bytes per worker and step."""
     (path / "request").write_text(
         json.dumps({"strategy": strategy, "size": vars(SIZE), "batch": RANKS, "warm": 4, "steps": 8})
     )
-    command = wire.alone(
-        [
-            sys.executable,
-            "-m",
-            "tests.trainer.wire",
-            str(path),
-            str(RANKS),
-            "measured.py",
-            str(path / "request"),
-        ]
-    )
+    script = "measured_served.py" if servers else "measured.py"
+    words = ("tests.trainer.wire", str(path), str(RANKS + servers), script, str(path / "request"))
+    command = wire.alone([sys.executable, "-m", *words])
     if command is None:
         pytest.skip("BYTES ON THE WIRE ARE NOT TESTED: a network namespace needs root, unshare and ip")
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -72,3 +64,9 @@ def test_gradients_cost_the_bytes_that_the_formula_says(
     strategy: dict[str, Any], expected: float, tmp_path: Path
 ) -> None:
     assert sent(tmp_path, strategy) == pytest.approx(expected, rel=0.04)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_parameter_servers_cost_a_gradient_and_the_weights(servers: int, tmp_path: Path) -> None:
+    served = {"sync": {"type": "ParameterServer", "parameter_server": {"servers": servers}}}
+    assert sent(tmp_path, served, servers) == pytest.approx(2 * 4 * VALUES, rel=0.04)

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from ropeteam_trainer.contract import config
 
 _BEGIN = 'ip link set lo up && exec "$@"'
 
@@ -47,7 +50,10 @@ def main() -> None:
     from tests.trainer.ranks import Crew
 
     folder, world, script, *arguments = sys.argv[1:]
-    ended = Crew(Path(folder), int(world)).run(script, *arguments)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        crew = Crew(Path(folder), int(world))
+        crew.environment[config.MEMORY] = memory  # of parameter servers
+        ended = crew.run(script, *arguments)
     print("\n".join(ended.output) if any(ended.codes) else ended.output[0])
     sys.exit(any(ended.codes))
 
