@@ -15,6 +15,8 @@ import pytest
 import yaml
 from tests.local.client import CORE, JOBS, Client, alive, until
 
+from ropeteam.local.container import Container
+
 Object = dict[str, Any]
 
 
@@ -325,6 +327,34 @@ async def test_stop_leaves_no_process_no_file_and_no_lock(api: Client):
     assert os.listdir(cluster.home) == ["lock"]  # noqa: PTH208
     await cluster.start()
     await cluster.stop()
+
+
+@pytest.mark.parametrize("by", ["the cluster", "its grace"])
+async def test_a_kill_that_a_starting_shim_has_lost_comes_again(
+    api: Client, monkeypatch: pytest.MonkeyPatch, by: str
+):
+    lost: list[int] = []
+
+    def lossy(self: Container, number: int) -> None:
+        if number == signal.SIGINT and not lost:
+            lost.append(number)
+        else:
+            send(self, number)
+
+    send = Container.signal
+    monkeypatch.setattr(Container, "signal", lossy)
+    await api.run("p", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.05; done")
+    pod = await api.logged("p", "up")
+    if by == "the cluster":
+        await asyncio.wait_for(api.cluster.stop(), 60)
+    else:
+        await api.call("DELETE", f"{CORE}/pods/p", {"gracePeriodSeconds": 1})
+
+    async def is_dead() -> bool:
+        return not alive(pid_of(pod))
+
+    await until(is_dead)
+    assert lost == [signal.SIGINT]
 
 
 async def test_sigkill_of_the_cluster_leaves_no_pod_process(tmp_path: Path):

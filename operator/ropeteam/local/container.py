@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from ropeteam.local.podspec import Launch, StartError
 from ropeteam.local.resources import Object
 from ropeteam.local.verbs import timestamp
 from ropeteam_trainer.contract import config
+
+AGAIN_SECONDS = 1.0
+"""After which a container that is to be killed, and lives, is told again."""
 
 
 class Container:
@@ -73,9 +77,10 @@ class Container:
             code = await self._shim.wait()
             code = 128 - code if code < 0 else code
         finally:
-            if self._shim.returncode is None:  # cancelled
+            while self._shim.returncode is None:  # cancelled
                 self.signal(signal.SIGINT)
-                await self._shim.wait()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._shim.wait(), AGAIN_SECONDS)
         if verdict == "error":
             raise StartError(f"exec: {launch.command[0]}: {rest}")
         self.end(code, "Completed" if code == 0 else "Error", started)
@@ -89,7 +94,9 @@ class Container:
         self._become({"terminated": terminated | {"startedAt": started, "finishedAt": timestamp()}})
 
     def signal(self, number: int) -> None:
-        """SIGTERM goes to the command; SIGINT kills it and all that it started."""
+        """SIGTERM goes to the command; SIGINT kills it and all that it started. Send that one until it has
+        ended: a shim that is just being started may lose it.
+        """
         self._asked = number
         if self._shim and self._shim.returncode is None:
             self._shim.send_signal(number)

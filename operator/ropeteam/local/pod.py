@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from ropeteam.local import podspec, volumes
-from ropeteam.local.container import Container
+from ropeteam.local.container import AGAIN_SECONDS, Container
 from ropeteam.local.podspec import Lookup, NotReady, StartError
 from ropeteam.local.resources import Object
 from ropeteam.local.verbs import timestamp
@@ -94,8 +94,9 @@ class PodWorker:
             grace = pod["metadata"]["deletionGracePeriodSeconds"] if pod else 0
             left = begin + grace - asyncio.get_running_loop().time()
             if left <= 0:
-                self._signal(signal.SIGINT)
-                await asyncio.wait({life})
+                while not life.done():
+                    self._signal(signal.SIGINT)
+                    await asyncio.wait({life}, timeout=AGAIN_SECONDS)
                 return
             shorter = asyncio.create_task(self._change.wait())
             await asyncio.wait({life, shorter}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
