@@ -74,6 +74,14 @@ def test_a_rank_that_makes_no_step_is_killed_as_hung():
     assert exit.message == "no step for 5 s after step 3, in phase train (recovery.hangSeconds)"
 
 
+def test_a_rank_that_serves_makes_no_steps_but_its_heart_beats():
+    life = Life().running().beats(0, 3, phase="serve")
+    for _ in range(9):
+        life.wait(4).beats(0, 3, phase="serve")
+        assert life.did_no(KillRanks)
+    assert life.wait(5.1).did_a(KillRanks) == KillRanks(epoch(), (0,))
+
+
 @pytest.mark.parametrize("changes", [{"phase": "eval"}, {"phase": "paused"}, {"reached_end": True}])
 def test_the_hang_clock_stands_still_while_no_step_is_due(changes):
     assert Life().running().beats(0, 3).beats(0, 3, **changes).wait(1000).did == ()

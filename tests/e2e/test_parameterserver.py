@@ -14,6 +14,7 @@ from tests.e2e.test_training import surviving, wait_step
 
 pytestmark = pytest.mark.timeout(400)
 WORKERS, SERVERS = 2, 2
+HANGS = {"recovery": {"hangSeconds": 6}}
 SERVED = {"sync": {"type": "ParameterServer", "parameterServer": {"servers": SERVERS}}}
 
 
@@ -57,5 +58,26 @@ def test_a_suspended_job_and_one_without_a_servers_pod_go_on_from_the_checkpoint
     wait_step(tmp_path, stopped + 15, epoch_number=2)
     cluster.delete_pod(pod_of(cluster, name, WORKERS)["metadata"]["name"])
     cluster.wait_condition(name, "Complete", 120)
+    zero, one = surviving(tmp_path, 0), surviving(tmp_path, 1)
+    assert list(zero) == list(one) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("frozen", [WORKERS, WORKERS + 1, 1], ids=["chief", "server", "worker"])
+def test_who_hangs_is_found_and_nobody_else_is_blamed(
+    cluster: Cluster, name: str, tmp_path: Path, frozen: int
+):
+    """The others wait for it meanwhile, twice as long as a step may take."""
+    made = recipe(name, tmp_path, SERVED)
+    made["spec"] |= HANGS
+    cluster.create(made)
+    wait_step(tmp_path, 12)
+    before = {rank: cluster.wait_rank(name, rank) for rank in range(WORKERS + SERVERS)}
+    os.kill(before[frozen], signal.SIGSTOP)
+    cluster.wait_rank(name, frozen, before[frozen])
+    cluster.wait_condition(name, "Complete", 120)
+    incidents = cluster.status(name)["incidents"]
+    assert [(seen["rank"], seen["cause"], seen.get("stepsLost")) for seen in incidents] == [
+        (frozen, "Hang", 0)
+    ]
     zero, one = surviving(tmp_path, 0), surviving(tmp_path, 1)
     assert list(zero) == list(one) == list(range(1, STEPS + 1))

@@ -78,10 +78,13 @@ class Worker(Served):
         self.blocked = False
 
     def beat(self) -> Beat | None:
+        """While it waits for servers it beats as long as it lives."""
+        if self.blocked and not self.stuck:
+            self.touch()
         beat = super().beat()
         if beat is None or not self.blocked:
             return beat
-        return Beat(beat.step, beat.steps_here, beat.monotonic_ns, "paused", beat.samples, beat.reached_end)
+        return Beat(beat.step, beat.steps_here, beat.monotonic_ns, "serve", beat.samples, beat.reached_end)
 
     def begin(self) -> None:
         """Show the servers who comes; they tell how far this rank had come."""

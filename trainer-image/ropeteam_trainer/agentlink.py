@@ -33,17 +33,19 @@ class Heartbeat:
             with open(path, "r+b") as file:
                 self._page = memoryview(mmap.mmap(file.fileno(), PAGE_SIZE))
         self._sequence = 0
+        self._writing = threading.Lock()  # threads that serve beat too
         self.step = self.steps_here = 0
         self.samples = 0.0
         self.phase = ""
 
     def beat(self) -> None:
         # An unfinished write shows as begin != end, so the number only has to differ from the one before.
-        self._sequence += 1
-        now = time.monotonic_ns()
-        write_beat(
-            self._page, Beat(self.step, self.steps_here, now, self.phase, self.samples), self._sequence
-        )
+        with self._writing:
+            self._sequence += 1
+            now = time.monotonic_ns()
+            write_beat(
+                self._page, Beat(self.step, self.steps_here, now, self.phase, self.samples), self._sequence
+            )
 
     @property
     def script_has_ended(self) -> bool:

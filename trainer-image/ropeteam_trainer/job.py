@@ -160,7 +160,7 @@ class Job:
         from ropeteam_trainer.strategies.parameterserver.serving import Serving
         from ropeteam_trainer.strategies.parameterserver.training import Training
 
-        meeting = roles.Meeting(self._here, self._plan, self._link, self.phase)
+        meeting = roles.Meeting(self._here, self._plan, self._link, self.phase, self._heart.beat)
         if self._here.server is not None:
             self._serving = Serving(self._here, meeting, chosen, roles.memory(os.environ))
             model.register_forward_pre_hook(lambda *_: self._serve())

@@ -1,9 +1,10 @@
 """Is a rank stuck? A pure clock over its heartbeat.
 
 It runs while the script says that it trains or waits for data, never while it evaluates, saves, restores or
-is paused. Limits: a script without our library has no heartbeat and is never judged, unless its framework
-has one for it (huggingface.py). A first step that does not come is judged by startSeconds, and only if the
-script is known to use the library.
+is paused. A parameter server, and a worker that waits for one, make no steps of their own: their hearts beat
+as long as they live (phase "serve"), and the clock looks at that. Limits: a script without our library has no
+heartbeat and is never judged, unless its framework has one for it (huggingface.py). A first step that does
+not come is judged by startSeconds, and only if the script is known to use the library.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FLOOR_SECONDS = 60.0
 FACTOR = 10.0
 POINTS = 17
 """How many points of progress are remembered; step times are the gaps between them."""
-_CLOCKED = ("train", "data")
+_CLOCKED = ("train", "data", "serve")
 
 
 def with_beat(rank: RankState, beat: Beat) -> RankState:

@@ -16,7 +16,8 @@ from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
 _LAYOUT = struct.Struct("<QQQQB7xdQ")
 PAGE_SIZE = 4096
 PHASES = ("", "train", "eval", "restore", "checkpoint", "data", "paused", "serve")
-"""`Beat.phase`. The hang clock runs in "train" and "data" (and "" until the first beat: startSeconds)."""
+"""`Beat.phase`. The hang clock runs in "train" and "data" (and "" until the first beat: startSeconds), and in
+"serve", in which a parameter server, or a worker that waits for one, beats every second."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.strategy import StrategyError
 from ropeteam_trainer.contract.world import Epoch
 
-PHASE_WHILE_WAITING = "restore"
+BEAT_SECONDS = 1.0
+"""How often a rank that serves, or waits for a server, shows that it lives."""
 Phase = Callable[[str], AbstractContextManager[None]]
 
 
@@ -60,12 +62,14 @@ def place(environ: Mapping[str, str], servers: int) -> Place:
 
 class Meeting:
     """How the ranks of a job find its servers: `addresses()`, chief first, as of now; `secret`. `waiting()`
-    wraps the time in which one of them does not answer.
+    wraps the time in which one of them is to answer.
     """
 
-    def __init__(self, here: Place, plan: RankPlan, link: AgentLink | None, phase: Phase) -> None:
+    def __init__(
+        self, here: Place, plan: RankPlan, link: AgentLink | None, phase: Phase, beat: Callable[[], None]
+    ) -> None:
         self._plan, self._link = plan, link
-        self.waiting = _Waiting(phase)
+        self.waiting = _Waiting(phase, beat)
         self.listener: socket.socket | None = None
         self.secret = f"{plan.secret}/{plan.line}"  # ranks of another line are as strangers
         self.epoch = Epoch.parse(plan.epoch)
@@ -108,23 +112,36 @@ def memory(environ: Mapping[str, str]) -> Path | None:
 
 
 class _Waiting:
-    """A phase of the job while any of several threads waits for a server."""
+    """A phase of the job while any of several threads waits for a server: not a step that takes long, but
+    not hung either, as long as the process lives. So nobody is blamed for a server that hangs but that one.
+    """
 
-    def __init__(self, phase: Phase) -> None:
-        self._phase, self._lock, self._count = phase, threading.Lock(), 0
+    def __init__(self, phase: Phase, beat: Callable[[], None]) -> None:
+        self._phase, self._lock, self._count, self._beat = phase, threading.Lock(), 0, beat
         self._entered: Any = None
+        self._waits = threading.Event()
+        threading.Thread(target=self._pulse, daemon=True, name="ropeteam-pulse").start()
+
+    def _pulse(self) -> None:
+        while self._waits.wait():
+            with self._lock:
+                if self._count:
+                    self._beat()
+            time.sleep(BEAT_SECONDS)
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
         with self._lock:
             self._count += 1
             if self._count == 1:
-                self._entered = self._phase(PHASE_WHILE_WAITING)
+                self._entered = self._phase("serve")
                 self._entered.__enter__()
+                self._waits.set()
         try:
             yield
         finally:
             with self._lock:
                 self._count -= 1
                 if self._count == 0:
+                    self._waits.clear()
                     self._entered.__exit__(None, None, None)

@@ -26,7 +26,7 @@ from ropeteam_trainer.strategies.naming import named_parameters
 from ropeteam_trainer.strategies.parameterserver import ledger as rules
 from ropeteam_trainer.strategies.parameterserver.chief import Chief, Whole
 from ropeteam_trainer.strategies.parameterserver.ledger import Ledger
-from ropeteam_trainer.strategies.parameterserver.roles import Meeting, Place
+from ropeteam_trainer.strategies.parameterserver.roles import BEAT_SECONDS, Meeting, Place
 from ropeteam_trainer.strategies.parameterserver.server import Server, packed, unpacked
 from ropeteam_trainer.strategies.parameterserver.share import Share, put_values, restricted, shares, values_of
 from ropeteam_trainer.strategies.parameterserver.wire import Head
@@ -99,7 +99,8 @@ class Serving:
         else:
             server.start()
             with server.changed:
-                server.changed.wait_for(lambda: server.is_over)
+                while not server.changed.wait_for(lambda: server.is_over, BEAT_SECONDS):
+                    heart.beat()
         server.close()
         self._say_counts(server)
         raise SystemExit(0)
@@ -139,6 +140,7 @@ class Serving:
                 progress = chief.ledger.progress
             self._save_if_due(every_seconds=config.every_seconds if config else None)
             self._drain_if_asked()
+            self._heart.beat()
             if progress != told:
                 told = progress
                 self._beat(progress)
@@ -173,7 +175,13 @@ class Serving:
             self._chief.judge(rules.cut)
 
     def _save(self) -> None:
-        """While nothing is on its way. Under the condition."""
+        """While nothing is on its way. Under the condition. However long it takes: no hang."""
+        self._heart.phase = "checkpoint"
+        self._heart.beat()
+        self._save_now()
+        self._heart.phase = "serve"
+
+    def _save_now(self) -> None:
         self._saved_at = time.monotonic()
         if self._checkpoints is None:
             return
@@ -210,6 +218,7 @@ class Serving:
                 return
             self._save()
             progress = chief.ledger.progress
+        self._heart.phase = "checkpoint"
         if self._checkpoints is not None:
             self._checkpoints.wait()
         self._beat(progress)

@@ -45,10 +45,10 @@ class Line:
         self, head: Head, payload: Sequence[memoryview | bytes] = (), into: memoryview | None = None
     ) -> tuple[Head, bytes]:
         """The answer; its payload goes into `into` where that is given."""
-        with suppress(OSError):
-            return self._try(head, payload, into)
         wait = FIRST_WAIT
         with self._waiting():
+            with suppress(OSError):
+                return self._try(head, payload, into)
             while True:
                 self.close()
                 try:
