@@ -15,8 +15,6 @@ import pytest
 import yaml
 from tests.local.client import CORE, JOBS, Client, alive, until
 
-from ropeteam.local.container import Container
-
 Object = dict[str, Any]
 
 
@@ -316,45 +314,6 @@ async def test_a_log_is_followed_to_its_end(api: Client, tmp_path: Path):
     assert not follow.done()
     go.touch()
     assert await follow == "one\ntwo\n"
-
-
-async def test_stop_leaves_no_process_no_file_and_no_lock(api: Client):
-    cluster = api.cluster
-    await api.run("p", "sh", "-c", "trap '' TERM; setsid sleep 600 & sleep 600", restartPolicy="Always")
-    pod = await api.phase("p", "Running")
-    await cluster.stop()
-    assert not alive(pid_of(pod))
-    assert os.listdir(cluster.home) == ["lock"]  # noqa: PTH208
-    await cluster.start()
-    await cluster.stop()
-
-
-@pytest.mark.parametrize("by", ["the cluster", "its grace"])
-async def test_a_kill_that_a_starting_shim_has_lost_comes_again(
-    api: Client, monkeypatch: pytest.MonkeyPatch, by: str
-):
-    lost: list[int] = []
-
-    def lossy(self: Container, number: int) -> None:
-        if number == signal.SIGINT and not lost:
-            lost.append(number)
-        else:
-            send(self, number)
-
-    send = Container.signal
-    monkeypatch.setattr(Container, "signal", lossy)
-    await api.run("p", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.05; done")
-    pod = await api.logged("p", "up")
-    if by == "the cluster":
-        await asyncio.wait_for(api.cluster.stop(), 60)
-    else:
-        await api.call("DELETE", f"{CORE}/pods/p", {"gracePeriodSeconds": 1})
-
-    async def is_dead() -> bool:
-        return not alive(pid_of(pod))
-
-    await until(is_dead)
-    assert lost == [signal.SIGINT]
 
 
 async def test_sigkill_of_the_cluster_leaves_no_pod_process(tmp_path: Path):
