@@ -6,10 +6,10 @@ SEEDS ?= 20
 CHECKS := check-types check-format check-lint check-pure check-house check-crds check-chart check-imports check-python
 # What runs inside any image with Python 3.10.
 AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator agent checkpoint/__init__.py \
-	checkpoint/manifest.py __init__.py)
+	checkpoint/manifest.py background.py durable.py lines.py __init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sim seeded crds chart prometheus cluster cluster-down e2e e2e-core fmt bench clean
+.PHONY: help install demo test check sim sim-shipped seeded crds chart prometheus cluster cluster-down e2e e2e-core fmt bench clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -29,8 +29,11 @@ test: $(VENV)/bin/ropeteam  ## run all tests; the pure rooms must be covered to 
 check: $(VENV)/bin/ropeteam  ## format, lint, types, import contracts, house numbers, CRD drift (no tests)
 	@$(MAKE) --no-print-directory -k -j2 -Otarget $(CHECKS)
 
-sim: $(VENV)/bin/ropeteam  ## run campaigns of the simulator, 3,500 steps each: make sim SEEDS=200
+sim: $(VENV)/bin/ropeteam  ## run campaigns of the fast simulator, 3,500 steps each: make sim SEEDS=200
 	$(PYTHON) tools/sim.py --seeds $(SEEDS)
+
+sim-shipped: $(VENV)/bin/ropeteam  ## run histories of the shipped code in simulated time: make sim-shipped SEEDS=200
+	$(PYTHON) tools/sim.py --shipped --seeds $(SEEDS)
 
 seeded: $(VENV)/bin/ropeteam  ## apply each seeded bug in turn; the tests must catch every one
 	$(PYTHON) tools/seeded.py

@@ -16,7 +16,7 @@ from ropeteam.api.job import Metadata
 from ropeteam.api.status import JobStatus
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
-from ropeteam.core.observation import ContainerSeen, Observation, PodSeen, Refusal, Role
+from ropeteam.core.observation import ContainerSeen, HeldSeen, Observation, PodSeen, Refusal, Role
 from ropeteam_trainer.contract.desired import Incident, JobReport, ReplaceWish, SlotReport, WorldPhase
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import Cause, Epoch, FailReason
@@ -140,8 +140,23 @@ def unreachable(scene: Scene) -> Scene:
     return scene.but(report=None, report_error="10.0.0.1: no answer within 3 s")
 
 
+def held(scene: Scene, number: float) -> tuple[HeldSeen, ...]:
+    """What this operator's own clock tells `number` seconds later."""
+    before = {(each.slot, each.incarnation): each.seconds for each in scene.held}
+    slots = (slot for slot in scene.status.slots if not slot.old_pod_gone)
+    return tuple(
+        HeldSeen(
+            slot=slot.slot,
+            incarnation=slot.incarnation,
+            seconds=max(0.0, before.get((slot.slot, slot.incarnation), 0.0) + number),
+        )
+        for slot in slots
+    )
+
+
 def seconds(number: float) -> Change:
-    return lambda scene: scene.but(now=scene.now + timedelta(seconds=number))
+    """Time passes, by every clock."""
+    return lambda scene: scene.but(now=scene.now + timedelta(seconds=number), held=held(scene, number))
 
 
 def edited(**spec: Any) -> Change:
@@ -202,11 +217,11 @@ def a_problem(
 
 def a_report(scene: Observation, phase: WorldPhase = WorldPhase.RUNNING, **fields: Any) -> JobReport:
     """From a coordinator of the current term that hears every worker pod that runs."""
+    term = scene.status.coordinator.term
     slots = {
-        str(pod.slot): SlotReport(pod.incarnation, pod.uid, pod.node, registered=True)
+        str(pod.slot): SlotReport(pod.incarnation, pod.uid, pod.node, registered=True, term=term)
         for pod in scene.pods
         if pod.role is Role.WORKER and pod.container.running
     }
-    term = scene.status.coordinator.term
     known: dict[str, Any] = {"slots": slots, "why": f"the world is {phase.value}", "epoch": Epoch(term, 0, 1)}
     return JobReport(job_uid=scene.metadata.uid, term=term, boot=0, phase=phase, **{**known, **fields})

@@ -119,6 +119,15 @@ class Rbac(Values):
     """Make them: a ClusterRole, or a Role in each of `namespaces`."""
 
 
+class Nodes(Values):
+    """What is known of nodes."""
+
+    deletion_proves_end: bool = False
+    """A Node object is deleted only when its machine runs nothing any more, as cloud controllers do. Then a
+    coordinator that was on it counts as ended; else a person, or the taint node.kubernetes.io/out-of-service,
+    has to say so, for jobs whose scripts write their own checkpoints."""
+
+
 class ServiceAccount(Values):
     """Whom the operator is to the API server."""
 
@@ -148,6 +157,7 @@ class ChartValues(Values):
     """Another operator takes over after this silence of the one that acts."""
     job_defaults: JobDefaults = JobDefaults()
     crds: Crds = Crds()
+    nodes: Nodes = Nodes()
     rbac: Rbac = Rbac()
     service_account: ServiceAccount = ServiceAccount()
     admission_policy: Enabled = Field(

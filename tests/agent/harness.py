@@ -36,6 +36,12 @@ class Coordinator:
         self.connections = 0
         self.silent = False
         """Hears, and says nothing."""
+        self.cuts = False
+        """Ends each connection at its first report."""
+        self.older = False
+        """Of the release before: takes no nonce of the agent's."""
+        self.said = b""
+        """All bytes that the newest connection was sent."""
         self.explain: Callable[[], str] = str
         """What else to say when a wait is in vain."""
         self.port = 0
@@ -85,21 +91,37 @@ class Coordinator:
         if self._writer is None or self._sealer is None or self._orders is None or self.silent:
             return
         self._number += 1
-        self._writer.write(self._sealer.seal(codec.encode(replace(self._orders, number=self._number))))
+        self._write(replace(self._orders, number=self._number))
+
+    def _write(self, orders: Orders) -> None:
+        assert self._writer
+        assert self._sealer
+        answers = self.report.number if self.report else 0
+        frame = self._sealer.seal(codec.encode(replace(orders, answers=answers)))
+        self.said += frame
+        self._writer.write(frame)
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> wire.Opener:
+        chance = os.urandom(wire.NONCE_SIZE)
+        self.said = wire.HELLO + chance if self.older else wire.greeting(chance)
+        nonce, key = self.said[len(wire.HELLO) :], TOKEN
+        writer.write(self.said)
+        if not self.older:
+            answer = await reader.readexactly(len(wire.ANSWER) + wire.NONCE_SIZE)
+            key, _ = wire.answered(TOKEN, answer) or (b"", b"")
+        self._sealer, self._writer = wire.Sealer(key, nonce, wire.TO_AGENT), writer
+        return wire.Opener(key, nonce, wire.TO_COORDINATOR)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonce = os.urandom(wire.NONCE_SIZE)
-        writer.write(wire.HELLO + nonce)
-        opener = wire.Opener(TOKEN, nonce, wire.TO_COORDINATOR)
-        self._sealer, self._writer = wire.Sealer(TOKEN, nonce, wire.TO_AGENT), writer
-        self._number = 0
-        self.connections += 1
-        self._send()
         try:
+            opener = await self._greet(reader, writer)
+            self._number = 0
+            self.connections += 1
+            self._send()
             while data := await reader.read(1 << 16):
                 for body in opener.feed(data):
                     await self._take(codec.decode(AgentReport, body))
-        except (ConnectionError, asyncio.CancelledError):
+        except (ConnectionError, EOFError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
@@ -107,10 +129,15 @@ class Coordinator:
                 self._writer = None
 
     async def _take(self, report: AgentReport) -> None:
+        self.report = report
+        if self.cuts:
+            await self.cut()
+            return
         if report.orders_seen != self._number:
             self._send()
+        elif self._orders and self._writer and not self.silent:
+            self._write(Orders(self._orders.term, self._orders.boot, self._number, same=True))
         async with self._news:
-            self.report = report
             self.history.append(report)
             self._news.notify_all()
 
@@ -133,6 +160,8 @@ class Pod:
         self.settings = WorkerConfig(**values | settings)
         self.process: subprocess.Popen[bytes] | None = None
         self.output = folder / "output.txt"
+        self.sink: int | None = None
+        """Where its output goes instead."""
 
     def start(self, *command: str, agent: tuple[str, ...] = (), **environment: str) -> None:
         (self.folder / "token").write_text(TOKEN.hex())
@@ -154,7 +183,11 @@ class Pod:
         starter = agent or (sys.executable, "-m", "ropeteam_trainer.agent")
         with open(self.output, "ab") as output:
             self.process = subprocess.Popen(
-                [*starter, "--", *command], cwd=self.folder, env=env, stdout=output, stderr=output
+                [*starter, "--", *command],
+                cwd=self.folder,
+                env=env,
+                stdout=self.sink or output,
+                stderr=self.sink or output,
             )
 
     @property

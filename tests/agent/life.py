@@ -6,19 +6,21 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ropeteam_trainer.agent import machine
+from ropeteam_trainer.agent.effects import ClaimRun, Effect
 from ropeteam_trainer.agent.launch import Launch, Run
 from ropeteam_trainer.agent.report import report
 from ropeteam_trainer.agent.state import (
     BeatsRead,
-    Effect,
     Event,
     LinkUp,
     OrdersReceived,
     RankExited,
     RankSaid,
     RanksStarted,
+    RunClaimed,
     Tick,
 )
+from ropeteam_trainer.checkpoint.journal import Claim, Held
 from ropeteam_trainer.contract.config import CheckpointConfig, PodIdentity, Start, Timeouts, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank
 from ropeteam_trainer.contract.messages import AgentReport, Orders
@@ -74,6 +76,8 @@ class Life:
         config = WorkerConfig(**values | settings)
         self.now = 1000.0
         self.state = machine.initial(config, an_identity(slot), launch, self.now)
+        self.disk_answers = True
+        """A run is claimed in the instant in which that is asked for."""
         self.did: tuple[Effect, ...] = ()
         self.all: list[Effect] = []
         self._orders = Orders(term=1, boot=0, number=0)
@@ -82,11 +86,33 @@ class Life:
         for event in events:
             self.state, self.did = machine.step(self.state, event, self.now)
             self.all += self.did
+            if self.disk_answers and (claims := [each for each in self.did if isinstance(each, ClaimRun)]):
+                before = tuple(each for each in self.did if each not in claims)
+                self.claimed(claims[0].plan)
+                self.did = before + self.did
         return self
 
+    def claimed(self, plan: Plan, *restore: CheckpointRef) -> Life:
+        """The disk answers: the run is ours from this plan's epoch on."""
+        held = Held(Claim(plan.epoch, self.state.identity.pod_uid), frozenset())
+        return self.sees(RunClaimed(plan.epoch, held, restore or plan.restore))
+
     def wait(self, seconds: float) -> Life:
+        """On a link that is up, the coordinator answers meanwhile."""
+        self.now += seconds
+        did = self.answered(self.now).did if self.state.linked else ()
+        self.sees(Tick())
+        self.did = did + self.did
+        return self
+
+    def unanswered(self, seconds: float) -> Life:
         self.now += seconds
         return self.sees(Tick())
+
+    def answered(self, asked_at: float) -> Life:
+        """Nothing new, in answer to a report that was sent then."""
+        state = self.state
+        return self.sees(OrdersReceived(Orders(state.term, state.boot, 0, same=True), self.now - asked_at))
 
     def ordered(self, **changes: Any) -> Life:
         """Orders as before, but for `changes`."""

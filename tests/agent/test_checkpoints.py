@@ -1,54 +1,171 @@
-"""Manifests and pruning on a real disk."""
+"""Claims, manifests and pruning on a real disk."""
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import pytest
-from tests.agent.life import a_ref
+from tests.agent.life import a_plan, a_ref
 
-from ropeteam_trainer.agent.checkpoints import prune, write_manifest
+from ropeteam_trainer.agent.checkpoints import Claimed, claim, prune, write_manifest
+from ropeteam_trainer.checkpoint import journal, reader
+from ropeteam_trainer.checkpoint.journal import Claim, Entry, Held, Place, Superseded, place_of
 from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
-from ropeteam_trainer.contract.world import ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+
+FILES = (ShardFile("state.pt", 1, "s"),)
 
 
-def settings_in(path) -> WorkerConfig:
-    return WorkerConfig("j", "n", "uid", 1, 2, 2, "h:1", checkpoint=CheckpointConfig(str(path)))
+def settings_in(path, job_uid: str = "uid") -> WorkerConfig:
+    return WorkerConfig("j", "n", job_uid, 1, 2, 2, "h:1", checkpoint=CheckpointConfig(str(path)))
 
 
-def saved(path, *places: tuple[int, int]) -> None:
+def run_ref(step: int, n: int = 1, digest: str = "", run: str = "uid") -> CheckpointRef:
+    return replace(a_ref(step, n, digest), run=run)
+
+
+def claimed(path, n: int = 1, *restore: CheckpointRef, job_uid: str = "uid") -> Claimed:
+    return claim(settings_in(path, job_uid), f"pod-{n}", a_plan(n, restore=restore))
+
+
+def saved(path, *places: tuple[int, int], run: str = "uid") -> None:
     for step, n in places:
-        where = path / folder(a_ref(step, n))
+        where = path / folder(run_ref(step, n, run=run))
         where.mkdir(parents=True)
         (where / "state.pt").write_bytes(b"x")
 
 
+def committed(path, *steps: int, n: int = 1, parent: CheckpointRef | None = None) -> list[CheckpointRef]:
+    """A world that commits these; newest first."""
+    settings, held = settings_in(path), claimed(path, n).held
+    line = [parent] if parent else []
+    for step in steps:
+        saved(path, (step, n))
+        grant = Grant(run_ref(step, n), 4, FILES, line[0] if line else None)
+        line.insert(0, write_manifest(settings, held, grant))
+    return line
+
+
+def left(path) -> list[str]:
+    return sorted(str(place.relative_to(path / "run-uid")) for place in path.glob("run-uid/step-*/*"))
+
+
 def test_a_granted_manifest_is_written_and_named_by_its_digest(tmp_path):
+    held = claimed(tmp_path).held
     saved(tmp_path, (10, 1))
-    grant = Grant(a_ref(10, 1, ""), 4, (ShardFile("state.pt", 1, "s"),), a_ref(5))
-    ref = write_manifest(settings_in(tmp_path), grant)
-    data = (tmp_path / "step-10/1.0.1" / MANIFEST).read_bytes()
+    grant = Grant(run_ref(10), 4, FILES, a_ref(5))
+    ref = write_manifest(settings_in(tmp_path), held, grant)
+    data = (tmp_path / "run-uid/step-10/1.0.1" / MANIFEST).read_bytes()
     assert ref.digest == hashlib.sha256(data).hexdigest()
     assert codec.decode(Manifest, data).ref == ref
-    assert write_manifest(settings_in(tmp_path), grant) == ref, "twice is the same as once"
-    assert [path.name for path in (tmp_path / "step-10/1.0.1").iterdir() if path.name != "state.pt"] == [
-        MANIFEST
-    ]
+    assert write_manifest(settings_in(tmp_path), held, grant) == ref, "twice is the same as once"
+    names = {path.name for path in (tmp_path / "run-uid/step-10/1.0.1").iterdir()}
+    assert names == {"state.pt", MANIFEST}
 
 
 def test_a_manifest_without_its_folder_is_an_error_to_try_again(tmp_path):
     with pytest.raises(OSError, match="step-10"):
-        write_manifest(settings_in(tmp_path), Grant(a_ref(10, 1, ""), 4, (), None))
+        write_manifest(settings_in(tmp_path), claimed(tmp_path).held, Grant(run_ref(10), 4, (), None))
 
 
 def test_pruning_keeps_the_lineage_and_what_is_newer(tmp_path):
-    saved(tmp_path, (5, 1), (10, 1), (10, 2), (20, 2), (30, 2))
+    first = committed(tmp_path, 5, 10)
+    second = committed(tmp_path, 20, 30, n=2, parent=first[0])
+    saved(tmp_path, (15, 1), (7, 2))
     (tmp_path / "notes").mkdir()
-    deleted = prune(settings_in(tmp_path), (a_ref(20, 2), a_ref(10, 1)))
-    assert sorted(deleted) == ["step-10/1.0.2", "step-5/1.0.1"]
-    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*"))
-    assert left == ["step-10/1.0.1", "step-20/1.0.2", "step-30/1.0.2"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "step-10", "step-20", "step-30"]
+    held = Held(Claim(a_plan(2).epoch, "pod-2"), frozenset(map(place_of, first)))
+    deleted = prune(settings_in(tmp_path), held, (second[1], first[0]))
+    assert sorted(map(str, deleted)) == ["step-15.1.0.1", "step-5.1.0.1", "step-7.1.0.2"]
+    assert left(tmp_path) == ["step-10/1.0.1", "step-20/1.0.2", "step-30/1.0.2"]
+    assert (tmp_path / "notes").exists()
+    assert prune(settings_in(tmp_path), held, (second[1], first[0])) == ()
+
+
+def test_what_descends_from_a_named_checkpoint_is_restored_newest_first_also_when_those_between_are_pruned(
+    tmp_path,
+):
+    line = committed(tmp_path, 10, 20, 30, 40, 50)
+    held = claimed(tmp_path).held
+    prune(settings_in(tmp_path), held, (line[0], line[1], line[4]))
+    assert left(tmp_path) == ["step-10/1.0.1", "step-40/1.0.1", "step-50/1.0.1"]
+    named = replace(line[4], run="")
+    again = claimed(tmp_path, 2, named)
+    assert [ref.step for ref in again.restore] == [50, 40, 10]
+    assert again.restore[0].run == "uid"
+
+
+def test_what_does_not_descend_from_a_named_checkpoint_is_not_restored(tmp_path):
+    committed(tmp_path, 10, 20)
+    foreign = a_ref(100, 7, "another-job")
+    assert claimed(tmp_path, 2, foreign).restore == (foreign,)
+
+
+def test_a_run_whose_status_names_nothing_yet_goes_on_from_what_it_has_committed(tmp_path):
+    """The operator was away before it could save the first."""
+    committed(tmp_path, 10, 20)
+    assert [ref.step for ref in claimed(tmp_path, 2).restore] == [20, 10]
+
+
+def test_after_a_restore_of_etcd_pruned_ancestors_prove_the_descent(tmp_path):
+    line = committed(tmp_path, 10, 20, 30, 40)
+    prune(settings_in(tmp_path), claimed(tmp_path).held, (line[0],))
+    assert [ref.step for ref in claimed(tmp_path, 2, replace(line[3], run="")).restore] == [40, 10]
+
+
+def test_a_world_that_was_superseded_neither_claims_nor_commits_nor_prunes(tmp_path):
+    line = committed(tmp_path, 10, 20)
+    old = claimed(tmp_path).held
+    new = claim(settings_in(tmp_path), "new", a_plan(epoch=Epoch(2, 0, 1), restore=tuple(line)))
+    saved(tmp_path, (30, 1))
+    for attempt in (
+        lambda: claimed(tmp_path, 2),
+        lambda: write_manifest(settings_in(tmp_path), old, Grant(run_ref(30), 4, FILES, line[0])),
+        lambda: prune(settings_in(tmp_path), old, (line[0],)),
+    ):
+        with pytest.raises(Superseded, match="superseded by term 2"):
+            attempt()
+    assert left(tmp_path) == ["step-10/1.0.1", "step-20/1.0.1", "step-30/1.0.1"]
+    assert prune(settings_in(tmp_path), new.held, (line[0],))[0] == Place(Epoch(1, 0, 1), 10)
+
+
+def test_an_epoch_that_a_coordinator_counted_twice_is_claimed_once(tmp_path):
+    claimed(tmp_path)
+    with pytest.raises(Superseded):
+        claim(settings_in(tmp_path), "another-pod", a_plan(1))
+
+
+def test_two_jobs_in_one_folder_neither_overwrite_nor_prune_each_other(tmp_path):
+    committed(tmp_path, 10, 20)
+    other = claimed(tmp_path, job_uid="other")
+    saved(tmp_path, (10, 1), (20, 1), (30, 1), run="other")
+    grant = Grant(run_ref(30, run="other"), 4, FILES, None)
+    ref = write_manifest(settings_in(tmp_path, "other"), other.held, grant)
+    prune(settings_in(tmp_path, "other"), other.held, (ref,))
+    assert left(tmp_path) == ["step-10/1.0.1", "step-20/1.0.1"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["000001.uid", "000002.other"]
+    assert reader.find(tmp_path)[0].run == "other", "the newest run"
+
+
+def test_an_entry_that_cannot_be_read_or_names_another_digest_proves_nothing(tmp_path):
+    line = committed(tmp_path, 10, 20, 30)
+    journal_folder = tmp_path / "run-uid/journal"
+    (journal_folder / "notes.txt").touch()
+    (journal_folder / "step-20.1.0.1.commit").write_bytes(b"torn")
+    assert [ref.step for ref in claimed(tmp_path, 2, line[2]).restore] == [10]
+    another = codec.encode(Entry(replace(line[1], digest="another"), line[2]))
+    (journal_folder / "step-20.1.0.1.commit").write_bytes(another)
+    assert [ref.step for ref in claimed(tmp_path, 3, line[2]).restore] == [20, 10]
+
+
+def test_so_many_pruned_checkpoints_are_remembered(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "MOST_PRUNED", 2)
+    line = committed(tmp_path, 10, 20, 30, 40, 50)
+    held = claimed(tmp_path).held
+    for _ in range(2):
+        prune(settings_in(tmp_path), held, (line[0],))
+    pruned = sorted(path.name for path in (tmp_path / "run-uid/journal").glob("*.pruned"))
+    assert pruned == ["step-30.1.0.1.pruned", "step-40.1.0.1.pruned"]

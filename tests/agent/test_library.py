@@ -127,12 +127,12 @@ async def test_a_drain_loses_no_step_and_ends_in_a_manifest(make_pod, coordinato
     (shard,) = report.shards
     assert (shard.step, shard.files) == (4, (ShardFile("state.pt", 3, "abc"),))
     ref = CheckpointRef(4, a_plan().epoch)
-    (folder / "step-4/1.0.1").mkdir(parents=True)
+    (folder / "run-uid-j/step-4/1.0.1").mkdir(parents=True)
     coordinator.order(grant=Grant(ref, 1, shard.files, None))
     report = await coordinator.wait_for(lambda r: r.committed)
     assert report.committed.step == 4
     assert report.shards == ()
-    assert (folder / "step-4/1.0.1" / MANIFEST).exists()
+    assert (folder / "run-uid-j/step-4/1.0.1" / MANIFEST).exists()
     await pod.printed('"committed_step":4')
 
 
@@ -141,7 +141,7 @@ async def test_a_grant_waits_for_its_folder(make_pod, coordinator, tmp_path):
     await started(pod, coordinator, STEPS)
     coordinator.order(grant=Grant(CheckpointRef(4, a_plan().epoch), 1, (), None))
     await pod.printed("the manifest of step 4 cannot be written")
-    (tmp_path / "checkpoints/step-4/1.0.1").mkdir(parents=True)
+    (tmp_path / "checkpoints/run-uid-j/step-4/1.0.1").mkdir(parents=True)
     await coordinator.wait_for(lambda r: r.committed)
 
 

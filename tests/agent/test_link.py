@@ -85,3 +85,36 @@ async def test_a_coordinator_that_falls_silent_is_asked_and_then_left(make_pod, 
     await coordinator.wait_for(lambda r: r.orders_seen == 0 and coordinator.connections == 1)
     await until(lambda: coordinator.connections > 1, pod.text)
     assert "no answer for" in pod.text()
+
+
+async def test_a_recorded_coordinator_cannot_be_played_to_an_agent(pod, coordinator):
+    await running(pod, coordinator)
+    coordinator.order(plan=None, release=True)
+    assert await pod.exit_code() == 0
+    recorded, port = coordinator.said, coordinator.port
+    await coordinator.stop()
+
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(recorded)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(play, "127.0.0.1", port)
+    pod.start("python3", "x.py")
+    await pod.printed("wrong MAC")
+    assert pod.process.poll() is None
+    server.close()
+
+
+async def test_a_coordinator_of_the_release_before_is_obeyed_unless_it_may_be_a_recording(pod, coordinator):
+    coordinator.older = True
+    await running(pod, coordinator)
+    coordinator.older = False
+    await coordinator.cut()
+    coordinator.order(term=2)
+    await coordinator.wait_for(lambda r: r.term == 2)
+    coordinator.older = True
+    await coordinator.cut()
+    await pod.printed("orders of term 2 may be a recording")
+    coordinator.order(term=3)
+    await coordinator.wait_for(lambda r: r.term == 3)

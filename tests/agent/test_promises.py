@@ -9,16 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.strategies import booleans, integers, sampled_from
 from tests.agent.life import Life, a_plan
 
-from ropeteam_trainer.agent.state import (
-    Exit,
-    KillRanks,
-    LinkLost,
-    LinkUp,
-    OrdersReceived,
-    RankExited,
-    StartRanks,
-    Terminated,
-)
+from ropeteam_trainer.agent.effects import Exit, KillRanks, StartRanks
+from ropeteam_trainer.agent.state import LinkLost, LinkUp, OrdersReceived, RankExited, Terminated
 from ropeteam_trainer.contract.messages import Orders
 from ropeteam_trainer.contract.world import Epoch, ProcessExit
 
@@ -31,12 +23,12 @@ class AgentDay(RuleBasedStateMachine):
         self.life = Life()
         self.living: set[tuple[Epoch, int]] = set()
         self.released = False
-        self.alone_since: float | None = self.life.now
+        self.answered_at = self.life.now
 
     def carry_out(self) -> None:
         for effect in self.life.did:
             match effect:
-                case StartRanks(plan):
+                case StartRanks(plan=plan):
                     assert not self.living, "ranks that two epochs started would live together"
                     assert plan.born(0) == plan.epoch, "what is kept is not started again"
                     assert self.life.state.orders.plan == plan, (
@@ -59,7 +51,7 @@ class AgentDay(RuleBasedStateMachine):
             return
         self.life.sees(OrdersReceived(Orders(1, 0, 1, plan)))
         self.carry_out()
-        self.alone_since = None
+        self.answered_at = self.life.now
         world = self.life.state.world
         if self.living and not world.killing:
             assert {epoch for epoch, _ in self.living} == {kept.born}
@@ -76,23 +68,26 @@ class AgentDay(RuleBasedStateMachine):
         if is_stale:
             assert self.life.state.orders is before.orders, "a lower term is refused"
         else:
-            self.alone_since = None
+            self.answered_at = self.life.now
 
     @rule(event=sampled_from([LinkUp(), LinkLost(), LinkLost(), Terminated()]))
     def happens(self, event):
         self.life.sees(event)
         self.carry_out()
-        if isinstance(event, LinkLost) and self.alone_since is None:
-            self.alone_since = self.life.now
-        if isinstance(event, LinkUp):
-            self.alone_since = None
 
     @rule(seconds=sampled_from([0.1, 3.0, 50.0, 130.0]))
     def time_passes(self, seconds):
-        self.life.wait(seconds)
+        self.life.unanswered(seconds)
         self.carry_out()
-        if self.alone_since is not None and self.life.now - self.alone_since >= 120:
-            assert self.is_killing(), "no coordinator for fenceSeconds: ranks are killed"
+        if self.life.now - self.answered_at >= 120:
+            assert self.is_killing(), "no answer for fenceSeconds: ranks are killed"
+
+    @rule(ago=sampled_from([0.0, 1.0, 60.0, 119.0, 500.0]))
+    def an_answer_comes(self, ago):
+        """To a report that was sent so long ago, however long it was under way."""
+        self.life.answered(self.life.now - ago)
+        self.carry_out()
+        self.answered_at = max(self.answered_at, self.life.now - ago)
 
     @precondition(lambda self: self.living)
     @rule(signal=sampled_from([None, 9, 11]), data=integers(0, 9))

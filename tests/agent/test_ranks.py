@@ -199,6 +199,25 @@ async def test_ranks_live_on_while_the_coordinator_is_away_and_die_at_the_fence(
     assert exit.fingerprint == "fenced"
 
 
+@pytest.mark.parametrize("greets_only", [True, False])
+async def test_a_peer_that_greets_and_orders_nothing_keeps_no_rank_alive(make_pod, coordinator, greets_only):
+    """One that says nothing, and one that ends each connection after its greeting."""
+    pod = make_pod(timeouts=Timeouts(lost=2, fence=3))
+    await started(pod, coordinator, SLEEP)
+    await pids(pod)
+    coordinator.silent = True
+    greeted = coordinator.connections
+    if not greets_only:
+        coordinator.cuts = True
+        await coordinator.cut()
+    await until(lambda: set(pod.living()) == {pod.pid}, lambda: str(pod.living()))
+    if not greets_only:
+        assert coordinator.connections > greeted + 2, "it came again and again"
+    coordinator.silent = coordinator.cuts = False
+    exit = exit_of(await coordinator.wait_for(lambda r: r.stopped))
+    assert exit.fingerprint == "fenced"
+
+
 async def test_sigkill_of_the_agent_leaves_no_rank(make_pod, coordinator):
     pod = make_pod(processes=2)
     await started(pod, coordinator, SLEEP, processes=2)

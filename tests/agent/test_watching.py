@@ -5,21 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.agent.life import Life, a_plan, a_ref, epoch
 
+from ropeteam_trainer.agent.effects import CloseStore, HostStore, KillRanks, Prune, TellRank, WriteManifest
 from ropeteam_trainer.agent.report import news
-from ropeteam_trainer.agent.state import (
-    CloseStore,
-    HostStore,
-    KillRanks,
-    LinkLost,
-    LinkUp,
-    ManifestFailed,
-    ManifestWritten,
-    Prune,
-    StoreDown,
-    StoreUp,
-    TellRank,
-    WriteManifest,
-)
+from ropeteam_trainer.agent.state import LinkLost, LinkUp, ManifestFailed, ManifestWritten, StoreDown, StoreUp
 from ropeteam_trainer.contract.config import Timeouts
 from ropeteam_trainer.contract.local import ToRank
 from ropeteam_trainer.contract.messages import Grant, Progress, RankPhase, Shard, StoreOffer
@@ -123,6 +111,21 @@ def test_a_first_step_that_does_not_come():
     assert Life(timeouts=Timeouts(start=600)).running().wait(5000).did == (), "rung 0 makes no steps we see"
 
 
+def test_a_restore_may_take_as_long_as_bytes_are_read():
+    life = Life(timeouts=Timeouts(start=600)).running().said(0, hello_pid=1)
+    for _ in range(10):
+        life.wait(500).beats(0, 0, phase="restore")
+        assert life.did_no(KillRanks)
+    life.wait(600.1)
+    assert life.did_a(KillRanks).ranks == (0,), "no byte for startSeconds"
+
+
+def test_a_worker_that_waits_for_servers_is_judged_from_its_start():
+    life = Life(timeouts=Timeouts(start=600)).running().said(0, hello_pid=1)
+    life.wait(500).beats(0, 0, phase="serve").wait(100.1)
+    assert life.did_a(KillRanks).ranks == (0,)
+
+
 def test_a_rank_that_beats_without_a_hello_is_an_unchanged_script_with_a_hang_clock():
     life = Life(timeouts=Timeouts(start=10, hang=5)).running().said(0, total_steps=9).wait(11)
     assert life.did_no(KillRanks), "nobody knows how long it prepares"
@@ -220,7 +223,7 @@ def test_shards_are_reported_until_they_are_committed():
 
 def test_a_grant_is_written_once_and_its_step_told_to_the_ranks():
     life = Life().running().said(0, hello_pid=1).ordered(grant=a_grant())
-    assert life.did_a(WriteManifest) == WriteManifest(a_grant())
+    assert life.did_a(WriteManifest).grant == a_grant()
     assert life.report.granted == a_ref(10, digest="")
     assert life.ordered().did == (), "it is being written"
     life.sees(ManifestWritten(a_ref(10)))
@@ -246,7 +249,7 @@ def test_grants_of_another_epoch_or_for_another_pod_are_not_written():
 def test_only_the_agent_of_rank_zero_in_the_current_world_prunes_and_once_per_lineage():
     lineage = (a_ref(20), a_ref(10))
     life = Life().running().ordered(lineage=lineage)
-    assert life.did == (Prune(lineage),)
+    assert [effect.keep for effect in life.did] == [lineage]
     assert life.ordered().did == ()
     assert life.ordered(plan=None, lineage=(a_ref(30),)).did_no(Prune)
     assert Life(slot=1).running().ordered(lineage=lineage).did == ()

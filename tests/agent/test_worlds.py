@@ -5,22 +5,17 @@ from __future__ import annotations
 import pytest
 from tests.agent.life import Life, a_plan, epoch, killed
 
+from ropeteam_trainer.agent.effects import DropLink, Exit, KillRanks, StartRanks, TerminateRanks, WarmUp
 from ropeteam_trainer.agent.launch import Launch, Run
 from ropeteam_trainer.agent.state import (
-    DropLink,
-    Exit,
-    KillRanks,
     LinkLost,
     LinkUp,
     OrdersReceived,
     ProblemFound,
     RankDying,
     RankExited,
-    StartRanks,
     Terminated,
-    TerminateRanks,
     Tick,
-    WarmUp,
 )
 from ropeteam_trainer.contract.config import Start, Timeouts
 from ropeteam_trainer.contract.messages import Orders, Problem, RankPhase
@@ -107,17 +102,17 @@ def test_orders_of_a_lower_term_change_nothing_and_the_link_is_dropped():
 def test_a_stale_coordinator_is_no_sign_of_life():
     life = Life(timeouts=Timeouts(fence=20)).running().ordered(term=2).sees(LinkLost())
     for _ in range(9):
-        life.wait(2).sees(LinkUp(), OrdersReceived(Orders(term=1, boot=0, number=1)), LinkLost())
+        life.unanswered(2).sees(LinkUp(), OrdersReceived(Orders(term=1, boot=0, number=1)), LinkLost())
         assert not life.state.fenced
-    assert life.wait(2).did_a(KillRanks).ranks == (0, 1)
+    assert life.unanswered(2).did_a(KillRanks).ranks == (0, 1)
 
 
-def test_without_a_coordinator_for_fence_seconds_no_rank_lives():
+def test_without_an_answer_for_fence_seconds_no_rank_lives():
     life = Life().running().wait(500).sees(LinkLost()).wait(119)
     assert life.did_no(KillRanks)
     assert life.wait(1).did_a(KillRanks) == KillRanks(epoch(), (0, 1))
     life.died(0, 1)
-    assert life.report.ranks[0].exit.message == "no coordinator for fenceSeconds (120 s)"
+    assert life.report.ranks[0].exit.message == "no answer of a coordinator for fenceSeconds (120 s)"
     assert life.report.ranks[0].exit.killed
     life.sees(LinkUp()).ordered()
     assert life.did_no(StartRanks), "the coordinator hears that its world is dead"
@@ -143,8 +138,40 @@ def test_a_problem_is_reported_and_nothing_is_started():
 
 
 def test_a_missing_checkpoint_is_a_problem_that_no_restart_mends():
-    life = Life().running().said(0, error_type="CheckpointNotFound", fingerprint="f", message="no step 7")
+    life = (
+        Life()
+        .running()
+        .said(
+            0,
+            error_type="CheckpointNotFound",
+            error_class="ropeteam_trainer.checkpoint.restore.CheckpointNotFound",
+            fingerprint="f",
+            message="no step 7",
+        )
+    )
     assert life.report.problem == Problem(FailReason.CHECKPOINT_NOT_FOUND, "no step 7")
+
+
+def test_a_users_own_exception_of_that_name_is_an_error_like_any_other():
+    life = Life().running()
+    life.said(0, error_type="CheckpointNotFound", error_class="__main__.CheckpointNotFound", fingerprint="f")
+    assert life.report.problem is None
+
+
+@pytest.mark.parametrize(
+    ("name", "storage"),
+    [
+        ("ropeteam_trainer.checkpoint.restore.CheckpointUnavailable", "here"),
+        ("ropeteam_trainer.checkpoint.restore.UnavailableElsewhere", "elsewhere"),
+        ("ropeteam_trainer.checkpoint.restore.UnavailableEverywhere", "everywhere"),
+        ("__main__.CheckpointUnavailable", ""),
+    ],
+)
+def test_an_exit_tells_that_checkpoints_could_not_be_read(name: str, storage: str):
+    life = Life().running().said(0, error_type=name.split(".")[-1], error_class=name, message="stale")
+    exit = life.died(0, exit=ProcessExit(1, None)).report.ranks[0].exit
+    assert (exit.storage, exit.message) == (storage, "stale")
+    assert life.report.problem is None
 
 
 def test_exit_zero_comes_after_complete_and_release_only():

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tests.api.cel import as_job, cel_says, cel_tells
 
 from ropeteam.api.rule import Change, Changes, Rule, Spec, at
-from ropeteam.api.rulebook import CHANGES, RULES
+from ropeteam.api.rulebook import CHANGES, MAX_SLOTS, RULES
 from ropeteam.api.rules import validate, validate_name, validate_update
+from ropeteam.api.status import JobStatus
 
 SPEC_RULES = [rule for rule in RULES if rule.path]
 NAME_RULES = [rule for rule in RULES if not rule.path]
@@ -202,3 +203,10 @@ def test_every_field_of_spec_has_a_say_on_change() -> None:
 def test_shared_memory_is_compared_with_a_limit_in_any_unit(limit: str | int, fits: bool) -> None:
     said = validate({"workers": 1, "sharedMemory": "8Gi", "resources": {"limits": {"memory": limit}}})
     assert any("spec.sharedMemory" in each for each in said) is not fits
+
+
+def test_every_pod_that_a_job_may_have_finds_room_in_status() -> None:
+    (room,) = (
+        part.max_length for part in JobStatus.model_fields["slots"].metadata if hasattr(part, "max_length")
+    )
+    assert room == MAX_SLOTS

@@ -16,7 +16,7 @@ from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CoordinatorConfig, RankPlan, WorkerConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.local import FromRank, ToRank
-from ropeteam_trainer.contract.messages import AgentReport, Orders
+from ropeteam_trainer.contract.messages import AgentReport, Orders, answer, as_answer
 from ropeteam_trainer.contract.world import Epoch, Plan
 
 MESSAGES: list[type] = [
@@ -131,3 +131,18 @@ def test_what_json_cannot_say_is_not_sent() -> None:
 def test_the_same_message_has_the_same_bytes() -> None:
     assert codec.encode(Epoch(1, 0, 2)) == b'{"term":1,"boot":0,"n":2}'
     assert json.loads(codec.encode(Outer("ä", Colour.BLUE)))["colour"] == "Blue"
+
+
+@dataclass(frozen=True)
+class OneField:
+    number: int
+
+
+def test_a_message_of_one_field_comes_back():
+    assert codec.decode(OneField, codec.encode(OneField(3))) == OneField(3)
+
+
+def test_a_short_answer_comes_back_and_nothing_else_is_taken_for_one():
+    orders = Orders(2, 1, 0, answers=7, same=True)
+    assert as_answer(answer(orders)) == orders
+    assert as_answer(codec.encode(orders)) is None

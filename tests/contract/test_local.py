@@ -42,11 +42,32 @@ def test_an_empty_page_says_nothing() -> None:
     assert read_beat(a_page()) is None
 
 
-def test_a_beat_that_is_being_written_is_not_read() -> None:
+@pytest.mark.parametrize("copy", [0, 64])
+def test_one_whole_copy_is_enough(copy: int) -> None:
     page = a_page()
     write_beat(page, Beat(step=1), 1)
-    struct.pack_into("<Q", page, 0, 2)  # what a writer does first
+    for word in range(8):
+        torn = memoryview(bytearray(page))
+        torn[copy + 8 * word : copy + 8 * word + 8] = bytes(8)
+        assert read_beat(torn) == Beat(step=1)
+
+
+def test_two_torn_copies_are_no_beat() -> None:
+    page = a_page()
+    write_beat(page, Beat(step=1), 1)
+    page[8:16] = page[72:80] = bytes(8)
     assert read_beat(page) is None
+
+
+def test_a_writer_of_an_older_release_is_read_and_its_successor_too() -> None:
+    page = a_page()
+    struct.pack_into("<QQQQB7xdQ", page, 0, 1, 5, 4, 3, 1, 2.0, 1)
+    assert read_beat(page) == Beat(5, 4, 3, "train", 2.0)
+    write_beat(page, Beat(step=6), 2)
+    assert read_beat(page) == Beat(step=6)
+    begin, step, *_, end = struct.unpack_from("<QQQQB7xdQ", page, 0)  # as a reader of an older release does
+    assert begin == end != 0
+    assert step == 6
 
 
 @given(noise=st.binary(min_size=64, max_size=64))
@@ -54,7 +75,8 @@ def test_noise_on_the_page_never_raises(noise: bytes) -> None:
     """A script may write anywhere in its memory; the agent must live on."""
     page = a_page()
     page[:64] = noise
-    page[48:56] = page[0:8]  # as if it were whole
+    page[7] &= 0x7F  # as if no checksum followed,
+    page[48:56] = page[0:8]  # and it were whole
     beat = read_beat(page)
     assert beat is None or (beat.phase in PHASES and math.isfinite(beat.samples))
 

@@ -10,6 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ropeteam_trainer.contract.wire import (
+    ANSWER,
+    HELLO,
     MAX_BODY,
     NONCE_SIZE,
     TO_AGENT,
@@ -17,8 +19,12 @@ from ropeteam_trainer.contract.wire import (
     Opener,
     Sealer,
     WireError,
+    answered,
+    asks,
+    greeting,
     http_bearer,
     job_token,
+    session_key,
 )
 
 TOKEN, NONCE = b"t" * 32, b"n" * NONCE_SIZE
@@ -83,6 +89,37 @@ def test_a_frame_of_another_connection_is_refused() -> None:
     (frame,) = sealed([b"x"], nonce=b"m" * NONCE_SIZE)
     with pytest.raises(WireError, match="replayed"):
         opened(frame)
+
+
+@given(mine=st.binary(min_size=16, max_size=16), body=st.binary(max_size=40))
+def test_a_frame_for_another_nonce_of_the_agent_is_refused(mine: bytes, body: bytes) -> None:
+    assume(mine != b"a" * NONCE_SIZE)
+    (frame,) = sealed([body], token=session_key(TOKEN, b"a" * NONCE_SIZE))
+    for key in (session_key(TOKEN, mine), TOKEN):
+        with pytest.raises(WireError, match="replayed"):
+            opened(frame, token=key)
+
+
+def test_a_greeting_asks_for_an_answer_and_looks_to_older_agents_as_before() -> None:
+    ours, older = greeting(NONCE), HELLO + NONCE
+    assert len(ours) == len(older)
+    assert ours.startswith(HELLO)
+    assert asks(ours[len(HELLO) :])
+    assert not asks(older[len(HELLO) :])
+
+
+@given(frame=st.binary(max_size=60), cut=st.integers(0, 80))
+def test_an_answer_gives_the_key_as_soon_as_it_is_whole(frame: bytes, cut: int) -> None:
+    stream = ANSWER + NONCE + frame
+    expected = (session_key(TOKEN, NONCE), stream[len(ANSWER + NONCE) : cut])
+    assert answered(TOKEN, stream[:cut]) == (expected if cut >= len(ANSWER + NONCE) else None)
+
+
+def test_an_older_agent_begins_with_a_frame_under_the_token() -> None:
+    (frame,) = sealed([b"x"], direction=TO_COORDINATOR)
+    assert answered(TOKEN, frame) == (TOKEN, frame)
+    assert answered(TOKEN, frame[:1]) == (TOKEN, frame[:1])
+    assert int.from_bytes(ANSWER[:4], "big") > MAX_BODY, "no frame begins like an answer"
 
 
 def test_a_frame_sent_back_to_its_sender_is_refused() -> None:

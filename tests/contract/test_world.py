@@ -67,7 +67,7 @@ def test_plans_that_differ_have_different_hashes() -> None:
 
 def test_what_the_cluster_does_to_a_job_is_free_and_what_its_script_does_is_not() -> None:
     free = {cause.value for cause in Cause if not cause.charged}
-    assert free == {"PodDeleted", "Evicted", "NodeLost", "AgentLost", "RetriedFree"}
+    assert free == {"PodDeleted", "Evicted", "NodeLost", "AgentLost", "StorageUnavailable", "RetriedFree"}
 
 
 def test_only_exit_code_0_is_clean() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, cast
@@ -12,10 +13,12 @@ from aiohttp import web
 
 from ropeteam.api.status import IncidentStatus, JobStatus, ProgressStatus, StagesStatus
 from ropeteam.controller import metrics, probes
+from ropeteam.controller.caches import Caches
 from ropeteam.controller.coordinator import Coordinators, Unreachable
-from ropeteam.controller.informer import Key
+from ropeteam.controller.informer import Informer, Key, Lens, Spread
 from ropeteam.controller.observer import Observer
 from ropeteam.controller.pace import Pace
+from ropeteam.controller.reading import node, own_key
 from ropeteam.controller.reconcile import Reconciler
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.desired import Desired, JobReport, WorldPhase
@@ -36,6 +39,47 @@ def test_progress_alone_is_written_twenty_times_a_second_over_all_jobs() -> None
     assert sum(written) == 20
     later = NOW + timedelta(seconds=0.1)
     assert [pace.permits(at_step(1), at_step(2), later) for _ in range(3)] == [True, True, False]
+
+
+def test_a_clock_that_is_set_back_takes_no_writes_of_progress_away() -> None:
+    pace, back = Pace(), NOW - timedelta(hours=1)
+    written = [pace.permits(at_step(1), at_step(2), when) for when in (NOW, back)]
+    assert written == [True, True]
+    for _ in range(30):
+        pace.permits(at_step(1), at_step(2), back)
+    assert pace.permits(at_step(1), at_step(2), back + timedelta(seconds=0.1)), "it fills by the new clock"
+
+
+def test_a_look_at_one_node_does_not_touch_the_others() -> None:
+    class Counted(dict[Any, Any]):
+        walks = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            self.walks += 1
+            return super().__iter__()
+
+    nodes = Informer(cast(Any, None), Lens("Node", "", own_key, node), lambda _: None)
+    nothing = Spread[Any](())
+    caches = Caches(nothing, nothing, nothing, Spread((nodes,)))
+    nodes._by_key = counted = Counted()
+    assert not caches.node_is_lost("node-1"), "no node is seen: nothing is known"
+    assert not caches.node_has_ended("node-1", True)
+    for name, ready in (("node-1", "True"), ("node-2", "False")):
+        status = {"conditions": [{"type": "Ready", "status": ready}]}
+        nodes.learn({"metadata": {"name": name, "uid": name, "resourceVersion": "1"}, "status": status})
+    lost = [name for name in ("node-1", "node-2", "node-3") if caches.node_is_lost(name)]
+    assert lost == ["node-2", "node-3"]
+    taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
+    dead = {"metadata": {"name": "node-4", "uid": "4", "resourceVersion": "1"}, "spec": {"taints": [taint]}}
+    nodes.learn(dead)
+    ended = [name for name in ("node-2", "node-3", "node-4") if caches.node_has_ended(name, False)]
+    assert ended == ["node-4"]
+    assert caches.node_has_ended("node-3", True), "deleted, where that proves it"
+    assert not caches.node_has_ended("node-2", True)
+    nodes._by_key.pop(Key("", "node-4"))
+    assert counted.walks == 0
+    assert len(caches.nodes.known_keys()) == 2
+    assert counted.walks == 1, "the count counts"
 
 
 def test_anything_else_is_written_at_once() -> None:

@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+PATIENCE = 120.0
+"""Seconds. Far above anything seen, on a machine with eight times as much to do as it can, too."""
 
 
-async def until(probe: Callable[[], T | None], patience: float = 20.0) -> T:
+async def until(probe: Callable[[], T | None], patience: float = PATIENCE) -> T:
     """The first truthy answer. Raises TimeoutError after a generous while."""
     async with asyncio.timeout(patience):
         while not (answer := probe()):  # noqa: ASYNC110 - any condition, not only ours
@@ -17,7 +19,7 @@ async def until(probe: Callable[[], T | None], patience: float = 20.0) -> T:
     return answer
 
 
-async def until_async(probe: Callable[[], Awaitable[T | None]], patience: float = 20.0) -> T:
+async def until_async(probe: Callable[[], Awaitable[T | None]], patience: float = PATIENCE) -> T:
     """The same, for a question that has to be asked over a connection."""
     async with asyncio.timeout(patience):
         while not (answer := await probe()):  # noqa: ASYNC110 - as above

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -11,29 +12,34 @@ from typing import Any
 
 from tests.coordinator.film import obeyed
 
-from ropeteam_trainer.contract import codec, wire
+from ropeteam_trainer.contract import codec, parts, wire
 from ropeteam_trainer.contract.desired import Desired, JobReport
-from ropeteam_trainer.contract.messages import AgentReport, Orders
+from ropeteam_trainer.contract.messages import AgentReport, Orders, as_answer
 
 TOKEN = b"\x07" * 32
 PATIENCE = 30.0
 
 
 class Link:
-    """One connection. `orders` is the last that came."""
+    """One connection. `orders` is the last that came. `older`: of the release before, without a nonce."""
 
-    def __init__(self, token: bytes = TOKEN) -> None:
-        self._token = token
+    def __init__(self, token: bytes = TOKEN, older: bool = False) -> None:
+        self._token, self._older = token, older
         self.orders: Orders | None = None
-        self.count = 0
+        self.count = self.bytes = 0
+        self._files: parts.FilesOf | None = None
 
     async def connect(self, port: int, nonce: bytes | None = None) -> Link:
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", port)
         hello = await self.reader.readexactly(len(wire.HELLO) + wire.NONCE_SIZE)
         assert hello.startswith(wire.HELLO)
-        nonce = nonce or hello[len(wire.HELLO) :]
-        self.sealer = wire.Sealer(self._token, nonce, wire.TO_COORDINATOR)
-        self._opener = wire.Opener(self._token, nonce, wire.TO_AGENT)
+        self.nonce, key = nonce or hello[len(wire.HELLO) :], self._token
+        if not self._older:
+            mine = os.urandom(wire.NONCE_SIZE)
+            self.writer.write(wire.ANSWER + mine)
+            key = wire.session_key(self._token, mine)
+        self.sealer = wire.Sealer(key, self.nonce, wire.TO_COORDINATOR)
+        self._opener = wire.Opener(key, self.nonce, wire.TO_AGENT)
         return self
 
     def send(self, report: AgentReport) -> None:
@@ -49,8 +55,12 @@ class Link:
         except ConnectionError:
             return False
         for body in self._opener.feed(data):
-            self.orders = codec.decode(Orders, body)
             self.count += 1
+            self.bytes += len(body)
+            if part := parts.read(body):
+                self._files = parts.add(self._files, part)
+            else:
+                self.orders = parts.with_files(as_answer(body) or codec.decode(Orders, body), self._files)
         return bool(data)
 
     async def until(self, holds: Callable[[Orders], bool]) -> Orders:

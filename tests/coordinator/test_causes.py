@@ -213,7 +213,7 @@ def test_a_problem_ends_a_running_world_and_a_waiting_coordinator(boot: int):
     if boot:
         film.reboots()
         film.desires()
-    film.says(1, problem=Problem(FailReason.CHECKPOINT_NOT_WRITABLE, "/checkpoints"))
+    film.says(1, problem=Problem(FailReason.CHECKPOINT_NOT_FOUND, "/checkpoints"))
     assert film.phase == "Failed"
     assert film.report.incidents == ()
 

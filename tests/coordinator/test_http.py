@@ -113,6 +113,16 @@ async def test_more_connections_than_allowed_are_answered_503(served: Served, mo
     assert (await http(served.http, request("GET", "/healthz")))[0] == 503
 
 
+async def test_the_kubelet_is_answered_beside_others_that_have_taken_all_connections(
+    served: Served, monkeypatch
+):
+    monkeypatch.setattr(http_module, "MOST_CONNECTIONS", 1)
+    _, idle = await asyncio.open_connection("127.0.0.1", served.http)
+    assert (await http(served.http, request("GET", "/healthz")))[0] == 200
+    assert (await http(served.http, request("GET", "/metrics")))[0] == 503
+    await shut(idle)
+
+
 async def test_health_and_metrics_need_no_bearer(served: Served):
     assert await http(served.http, request("GET", "/healthz")) == (200, "ok\n")
     await put_desired(served.http, DESIRED)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from tests.agent.pipes import Pipe
 from tests.coordinator.film import agent, config
 from tests.coordinator.link import PATIENCE, TOKEN, FakeAgent, eventually, get_status, put_desired
 
@@ -40,7 +41,7 @@ class Process:
     async def ends(self, number: signal.Signals) -> int:
         self.child.send_signal(number)
         out, _ = await asyncio.wait_for(self.child.communicate(), PATIENCE)
-        self.lines += out.decode().splitlines()
+        self.lines += (out or b"").decode().splitlines()
         assert self.child.returncode is not None
         return self.child.returncode
 
@@ -57,7 +58,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., asyncio.Future[Pr
     }
     started: list[Process] = []
 
-    async def run(*ports: int, **changes: str) -> Process:
+    async def run(*ports: int, stdout: int = asyncio.subprocess.PIPE, **changes: str) -> Process:
         flags = [
             f"--{name}-port={port}" for name, port in zip(("agent", "http"), ports or (0, 0), strict=True)
         ]
@@ -67,7 +68,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., asyncio.Future[Pr
             "ropeteam_trainer.coordinator",
             *flags,
             env={**environ, **changes},
-            stdout=asyncio.subprocess.PIPE,
+            stdout=stdout,
             stderr=asyncio.subprocess.STDOUT,
         )
         started.append(Process(child))
@@ -102,6 +103,22 @@ async def test_a_killed_coordinator_adopts_the_world_that_went_on_without_it(sta
         await each.stop()
     assert await second.ends(signal.SIGTERM) == 0
     assert second.lines[-1].endswith("stopped")
+
+
+async def test_a_coordinator_whose_output_nobody_reads_answers_and_ends(start):
+    pipe = Pipe()
+    process = await start(stdout=pipe.w)
+    await pipe.says("listening")
+    found = re.search(r"http=(\d+)", pipe.text)
+    assert found
+    pipe.fill()
+    for _ in range(2):
+        await put_desired(int(found[1]), DESIRED)
+    assert pipe.is_full, "somebody reads"
+    await pipe.says(" decision ")
+    pipe.fill()
+    assert await process.ends(signal.SIGTERM) == 0
+    pipe.close()
 
 
 async def test_a_decision_is_logged_once(start):

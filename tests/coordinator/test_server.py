@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from tests.coordinator.conftest import Served
 from tests.coordinator.film import SIGKILL, agent
-from tests.coordinator.link import FakeAgent, Link, eventually, get_status, put_desired, shut
+from tests.coordinator.link import TOKEN, FakeAgent, Link, eventually, get_status, put_desired, shut
 
-from ropeteam_trainer.contract import codec, wire
+from ropeteam_trainer.contract import VERSION, codec, wire
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
-from ropeteam_trainer.contract.messages import RankPhase
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+from ropeteam_trainer.contract.messages import LEASE, RankPhase, Shard
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.coordinator import server
 
 DESIRED = Desired(1, 1, 1, {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in (0, 1)}, allowance=5)
@@ -77,6 +77,25 @@ async def test_a_replayed_or_moved_frame_is_cut_off(served: Served):
     other = await Link().connect(served.agents)
     other.write(frame)
     assert await other.is_closed()
+
+
+async def test_an_agent_of_the_release_before_is_heard(served: Served):
+    await put_desired(served.http, DESIRED)
+    link = await Link(older=True).connect(served.agents)
+    link.send(agent(0))
+    await link.until(lambda orders: orders.number == 1)
+    await link.close()
+
+
+async def test_an_answer_in_pieces_is_the_same_answer(served: Served):
+    link = await Link(older=True).connect(served.agents)
+    sealer = wire.Sealer(wire.session_key(TOKEN, b"n" * wire.NONCE_SIZE), link.nonce, wire.TO_COORDINATOR)
+    stream = wire.ANSWER + b"n" * wire.NONCE_SIZE + sealer.seal(codec.encode(agent(0)))
+    for byte in stream:
+        link.write(bytes([byte]))
+        await asyncio.sleep(0)
+    await eventually(lambda: bool(served.coordinator.state.agents))
+    await link.close()
 
 
 async def test_an_oversized_frame_is_cut_off_before_it_is_read(served: Served):
@@ -166,10 +185,8 @@ async def test_an_agent_that_reads_nothing_is_closed(served: Served, monkeypatch
     monkeypatch.setattr(server, "MOST_UNSENT", -1)
     await put_desired(served.http, DESIRED)
     link = await Link().connect(served.agents)
-    frames = [link.sealer.seal(codec.encode(agent(0))) for _ in range(2)]
-    link.write(b"".join(frames) + b"\x00" * 64)
+    link.send(agent(0))
     await eventually(lambda: served.logged("it reads nothing"))
-    assert not served.logged("wrong MAC"), "what follows is not worth a line"
     await link.close()
 
 
@@ -187,6 +204,83 @@ async def test_orders_that_do_not_fit_into_a_frame_end_the_connection(served: Se
     link.send(agent(0))
     assert await link.is_closed()
     assert served.logged("is over the limit of 2000")
+
+
+async def test_a_grant_of_more_files_than_a_frame_holds_reaches_the_leading_agent(served: Served):
+    """From 4,100 ranks on the leading agent was cut off for ever by its first checkpoint."""
+    agents = [FakeAgent(agent(slot, contract=VERSION), served.agents, rung=2) for slot in (0, 1)]
+    await put_desired(served.http, DESIRED)
+    await eventually(lambda: all(each.report.plan is not None for each in agents))
+    plan = agents[0].report.plan
+    assert plan is not None
+    for slot, each in enumerate(agents):
+        files = tuple(ShardFile(f"__{slot}_{n}.distcp", 1, "f" * 64) for n in range(5_000))
+        each.change(shards=(Shard(slot, plan.epoch, 10, files),))
+    await eventually(lambda: agents[0].report.committed is not None)
+    (granted,) = {orders.grant for orders in agents[0].seen if orders.grant}
+    assert len(granted.files) == 10_000
+    assert len(codec.encode(granted)) > wire.MAX_BODY
+    for each in agents:
+        await each.stop()
+
+
+async def test_a_lease_is_answered_now_and_then_also_before_the_operators_first_word(
+    served: Served, monkeypatch
+):
+    """fenceSeconds of an agent begin with the newest of its reports that was answered."""
+    monkeypatch.setattr(server, "answer_seconds", lambda _: 0.0)
+    link = await Link().connect(served.agents)
+    link.send(agent(0, number=1, contract=VERSION - 1))
+    waiting = await link.until(lambda orders: orders.same)
+    assert (waiting.answers, waiting.number, waiting.term) == (1, 0, 1)
+    await put_desired(served.http, DESIRED)
+    await link.until(lambda orders: not orders.same and orders.answers == 1)
+    link.send(agent(0, number=2, orders_seen=1, contract=VERSION - 1))
+    await link.until(lambda orders: orders.same and (orders.answers, orders.number) == (2, 1))
+    await link.close()
+
+
+async def test_an_empty_frame_is_a_lease_that_counts_and_is_answered_in_24_bytes(served: Served, monkeypatch):
+    monkeypatch.setattr(server, "answer_seconds", lambda _: 0.0)
+    await put_desired(served.http, DESIRED)
+    link = await Link().connect(served.agents)
+    link.send(agent(0, number=1))
+    await link.until(lambda orders: orders.answers == 1)
+    link.send(agent(0, number=2, orders_seen=1))
+    await link.until(lambda orders: orders.same and orders.answers == 2)
+    (known,) = served.coordinator.state.agents.values()
+    link.write(link.sealer.seal(LEASE))
+    await link.until(lambda orders: orders.answers == 3)
+    put = await put_desired(served.http, DESIRED)
+    assert put.slots["0"].registered
+    (again,) = served.coordinator.state.agents.values()
+    assert again.heard > known.heard
+    assert again.report is known.report, "nothing was decoded, judged or copied"
+    await link.close()
+
+
+async def test_a_lease_before_any_report_is_cut_off(served: Served):
+    link = await Link().connect(served.agents)
+    link.write(link.sealer.seal(LEASE))
+    assert await link.is_closed()
+    assert served.logged("a lease before any report")
+
+
+async def test_nobody_is_told_that_nothing_is_new_by_a_superseded_coordinator_or_who_does_not_count(
+    served: Served, monkeypatch
+):
+    monkeypatch.setattr(server, "answer_seconds", lambda _: 0.0)
+    await put_desired(served.http, DESIRED)
+    old, link = await Link().connect(served.agents), await Link().connect(served.agents)
+    old.send(agent(1))
+    assert not (await old.until(lambda _: True)).same
+    link.send(agent(0, number=1, term=2))
+    link.send(agent(0, number=2, term=2))
+    await eventually(lambda: bool(served.coordinator.state.superseded))
+    served.coordinator.stop()
+    assert await link.is_closed()
+    await old.is_closed()
+    assert old.count == 1
 
 
 async def test_small_writes_are_not_delayed(served: Served):

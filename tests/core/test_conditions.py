@@ -23,7 +23,8 @@ from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.core.decide import decide
 from ropeteam.core.observation import ContainerSeen, Observation, Role
 from ropeteam_trainer.contract.desired import WorldPhase
-from ropeteam_trainer.contract.world import Cause
+from ropeteam_trainer.contract.messages import Problem
+from ropeteam_trainer.contract.world import Cause, FailReason
 
 forming = reporting(phase=WorldPhase.FORMING, why="waits for slots 1 and 2")
 
@@ -111,6 +112,26 @@ def test_a_coordinator_out_of_reach_does_not_stop_a_running_job() -> None:
     back = later.but(report=a_running_job().report, report_error="")
     assert condition(back, ConditionType.RUNNING).reason == "WorldRunning"
     assert decide(back).status.coordinator_fault_since is None
+
+
+def test_status_never_says_that_training_goes_on_without_knowing_it() -> None:
+    seen = a_running_job().after(unreachable)
+    seen = seen.but(status=decide(seen).status)
+    told = condition(seen, ConditionType.RUNNING).message
+    assert "since 2026-11-20 12:00:03 UTC" in told
+    assert "Whether training goes on is not known meanwhile: workers go on for 120 s after" in told
+    assert condition(seen.after(seconds(129)), ConditionType.RUNNING).holds
+    late = seen.after(seconds(130))
+    running, stalled = condition(late, ConditionType.RUNNING), condition(late, ConditionType.STALLED)
+    assert (running.holds, running.reason) == (False, "CoordinatorUnreachable")
+    assert decide(late).status.state == "Recovering"
+    assert "every worker has ended its ranks by now" in stalled.message
+    assert stalled.message.endswith("kubectl delete pod -n lab mnist-coordinator-1")
+    assert decide(late).status.coordinator.term == 1, "it may be the operator that is cut off"
+    still = late.but(status=decide(late).status).after(seconds(600))
+    assert decide(still).status == still.status, "said once"
+    back = still.but(report=a_running_job().report, report_error="")
+    assert condition(back, ConditionType.RUNNING).reason == "WorldRunning"
 
 
 def test_a_coordinator_that_does_not_answer_yet_is_no_fault() -> None:
@@ -211,3 +232,12 @@ def test_an_event_always_has_words() -> None:
 def test_a_scene_is_an_observation_that_can_be_written_to_a_file() -> None:
     seen = a_running_job()
     assert decide(Observation.model_validate_json(seen.model_dump_json())) == decide(seen)
+
+
+def test_what_the_coordinator_tries_again_and_again_stalls_the_job_also_while_a_world_runs() -> None:
+    told = Problem(FailReason.CHECKPOINT_NOT_WRITABLE, "3 pods in a row of slot 1 could start no rank")
+    seen = a_running_job().after(reporting(stalled=told), written)
+    stalled = condition(seen, ConditionType.STALLED)
+    assert (stalled.holds, stalled.reason, stalled.message) == (True, told.reason.value, told.message)
+    better = seen.after(reporting(stalled=None), written)
+    assert not condition(better, ConditionType.STALLED).holds

@@ -263,3 +263,22 @@ def test_a_job_that_breaks_its_budget_fails() -> None:
     assert (decision.status.state, decision.status.reason) == ("Failed", "FailureBudgetSpent")
     assert "bad lr" in decision.why
     assert "spec.recovery.maxFailures" in decision.why
+
+
+def test_a_pod_that_was_replaced_does_not_complete_the_job() -> None:
+    """Its world was cut off as a whole, and came to its end after the next one had begun."""
+    seen = a_running_job(workers=2)
+    slots = tuple(
+        slot.model_copy(update={"incarnation": 2, "pod_uid": f"new-{slot.slot}", "old_pod_uid": slot.pod_uid})
+        for slot in seen.status.slots
+    )
+    replaced = seen.but(status=seen.status.model_copy(update={"slots": slots}))
+    assert decide(replaced.after(ended(0, code=0))).status.state != "Complete"
+    relieved = tuple(slot.model_copy(update={"relieves": True}) for slot in slots)
+    holding = seen.but(status=seen.status.model_copy(update={"slots": relieved}))
+    assert decide(holding.after(ended(0, code=0))).status.state == "Complete", "it still holds its slot"
+
+
+def test_a_coordinator_that_waits_for_our_word_is_asked_soon() -> None:
+    seen = a_running_job().after(reporting(phase=WorldPhase.COMPLETING), written)
+    assert decide(seen).look_again_seconds == 1

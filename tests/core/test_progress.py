@@ -59,6 +59,13 @@ def test_progress_that_stands_still_is_not_written_again() -> None:
     assert decide(seen).status == seen.status
 
 
+def test_a_clock_that_is_set_back_does_not_hold_progress_up() -> None:
+    seen = a_running_job().after(at(1), written, seconds(-3600), at(500))
+    progress = decide(seen).status.progress
+    assert progress is not None
+    assert progress.step == 500
+
+
 def test_the_time_left_follows_the_pace() -> None:
     seen = a_running_job().after(at(100), written, seconds(30), at(400), written)
     assert seen.status.progress is not None
@@ -117,7 +124,10 @@ def test_a_checkpoint_is_saved_at_once_and_told_to_every_coordinator() -> None:
     decision = decide(seen)
     checkpoint = decision.status.checkpoint
     assert checkpoint is not None
-    assert (checkpoint.step, checkpoint.location) == (20, "/checkpoints/run/1/step-20/1.0.1")
+    assert (checkpoint.step, checkpoint.location) == (
+        20,
+        f"/checkpoints/run/1/run-{seen.metadata.uid}/step-20/1.0.1",
+    )
     desired = decide(seen.after(saved(decision))).desired
     assert desired is not None
     assert [ref.step for ref in desired.lineage] == [20, 10]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.builders import (
     deleted,
     ended,
     evicted,
+    held,
     on_a_lost_node,
     reporting,
     seconds,
@@ -29,7 +31,7 @@ from ropeteam.api.status import SlotStatus
 from ropeteam.core.actions import CreatePod, CreateService, DeletePod, PointService
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
-from ropeteam.core.observation import ContainerSeen, PodSeen, Role, ServiceSeen
+from ropeteam.core.observation import ContainerSeen, HeldSeen, PodSeen, Role, ServiceSeen
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.world import Cause
@@ -131,6 +133,25 @@ def test_an_object_that_merely_vanished_is_no_proof() -> None:
     assert slot(decide(seen.after(seconds(130))), 2).old_pod_gone, "fenceSeconds and a margin have passed"
 
 
+@pytest.mark.parametrize(("wall", "own"), [(100_000, 129), (10, 100_000)])
+def test_a_step_of_the_wall_clock_and_another_machines_end_no_fence(wall: float, own: float) -> None:
+    seen = a_running_job().after(vanished(2))
+    seen = seen.after(written)
+    seen = seen.after(seconds(0)).but(now=seen.now + timedelta(seconds=wall), held=held(seen, own))
+    assert not slot(decide(seen), 2).old_pod_gone
+    ticks = decide(seen).look_again_seconds
+    assert ticks is not None
+
+
+def test_the_fence_is_counted_from_when_the_coordinator_knows_of_the_new_pod() -> None:
+    """Until then it keeps the former one alive, whatever status says."""
+    seen = a_running_job().after(vanished(2))
+    seen = seen.after(written, seconds(1000)).but(held=())
+    assert not slot(decide(seen), 2).old_pod_gone
+    other = HeldSeen(slot=2, incarnation=1, seconds=1000)
+    assert not slot(decide(seen.but(held=(other,))), 2).old_pod_gone, "that is what it knew before"
+
+
 def test_the_proof_may_come_later() -> None:
     seen = a_running_job().after(on_a_lost_node(2))
     seen = seen.after(written)
@@ -203,6 +224,17 @@ def test_an_answer_of_another_term_or_job_is_no_answer() -> None:
     seen = a_running_job()
     for stale in (reporting(term=0, replace_all=True), reporting(job_uid="other", replace_all=True)):
         assert decide(seen.after(stale)).status.attempt == 1
+
+
+def test_a_coordinator_that_its_kubelet_starts_anew_in_vain_gets_another_pod() -> None:
+    seen = a_running_job().after(unreachable, written, seconds(130))
+    for restarts, term in ((0, 1), (1, 1), (2, 2), (9, 2)):
+        tried = coordinator_with(seen, container=ContainerSeen(running=True, restarts=restarts))
+        assert decide(tried).status.coordinator.term == term
+    tried = coordinator_with(seen, container=ContainerSeen(running=True, restarts=2))
+    assert decide(tried.after(seconds(-10))).status.coordinator.term == 1, (
+        "not before its workers must have ended"
+    )
 
 
 def test_coordinators_lost_in_a_row_are_made_ever_slower() -> None:
@@ -329,3 +361,10 @@ def test_a_pod_that_is_not_seen_yet_is_made_again_under_the_same_name() -> None:
     _, action = decide(seen.after(written)).actions
     assert isinstance(action, CreatePod)
     assert action.manifest["metadata"]["name"] == "mnist-0-1"
+
+
+def test_a_term_is_above_all_that_have_claimed_the_checkpoints() -> None:
+    """Status may be from before a restore of etcd: then its term was used already."""
+    decision = decide(a_running_job().after(reporting(newer_term=5)))
+    assert decision.status.coordinator.term == 6
+    assert "a world of term 5, of which status does not know" in decision.why

@@ -114,7 +114,7 @@ def test_a_strategy_is_judged_by_the_ranks_of_the_workers() -> None:
 
 @pytest.mark.parametrize(("servers", "fits"), [(1000, True), (1001, False)])
 def test_servers_count_among_the_ranks_of_a_job(servers: int, fits: bool) -> None:
-    spec = {"workers": 3596, "processesPerWorker": 2, "command": ["x"], "image": "i"}
+    spec = {"workers": 1798, "processesPerWorker": 4, "command": ["x"], "image": "i"}
     told = rules.validate(spec | {"strategy": served(servers)})
     assert (not told) == fits, told
 

@@ -105,13 +105,15 @@ def test_resuming_opens_an_attempt_with_new_names_and_a_new_start_time() -> None
     assert not status.holds(ConditionType.SUSPENDED)
 
 
-def test_after_a_stop_that_nobody_confirmed_the_fence_counts_from_the_stop() -> None:
+def test_after_a_stop_that_nobody_confirmed_the_fence_counts_from_when_the_next_coordinator_knows() -> None:
     seen = a_running_job(workers=1).after(edited(suspend=True), written, unreachable, seconds(70), written)
     seen = seen.but(pods=()).after(written)
     assert seen.status.state == "Suspended"
     early = seen.after(seconds(5), edited(suspend=False), written)
     late = seen.after(seconds(600), edited(suspend=False), written)
-    assert (early.status.slots[0].old_pod_gone, late.status.slots[0].old_pod_gone) == (False, True)
+    assert (early.status.slots[0].old_pod_gone, late.status.slots[0].old_pod_gone) == (False, False)
+    assert not decide(late.after(seconds(129))).status.slots[0].old_pod_gone
+    assert decide(late.after(seconds(130))).status.slots[0].old_pod_gone
 
 
 def test_a_drain_that_has_begun_is_finished_even_if_the_user_changes_their_mind() -> None:

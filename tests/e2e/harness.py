@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import yaml
 
 T = TypeVar("T")
-PATIENCE = float(os.environ.get("PATIENCE", "60"))
+PATIENCE = float(os.environ.get("PATIENCE", "180"))
 """Seconds until a wait gives up. Far above anything seen; a test that needs it has found a bug."""
 JOBS = "/apis/ropeteam.dev/v1alpha1/namespaces/default/trainingjobs"
 PODS = "/api/v1/namespaces/default/pods"

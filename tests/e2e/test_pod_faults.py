@@ -60,6 +60,26 @@ def test_a_killed_coordinator_adopts_the_world(cluster: Cluster, name: str, tmp_
     assert cluster.status(name).get("incidents", []) == []
 
 
+def test_a_coordinator_that_hangs_is_started_anew_by_its_kubelet(cluster: Cluster, name: str, tmp_path: Path):
+    cluster.create(ticking(name, tmp_path))
+    wait_steps(tmp_path)
+    hung = cluster.coordinator_pid(name)
+    os.kill(hung, signal.SIGSTOP)
+    made = len(lines(tmp_path, 0))
+
+    def anew() -> bool:
+        (pod,) = cluster.pods(name, "coordinator")
+        (container,) = pod["status"]["containerStatuses"]
+        return bool(container["restartCount"] == 1 and _registered(cluster, name))
+
+    wait_for("another container, which its agents found", anew, patience=240)
+    assert not Path(f"/proc/{hung}").exists()
+    assert len(lines(tmp_path, 0)) > made, "its workers went on meanwhile"
+    made = len(lines(tmp_path, 0))
+    wait_for("steps after that", lambda: len(lines(tmp_path, 0)) > made + 20)
+    assert len(epochs(tmp_path)) == 1, "adopted, not replanned"
+
+
 def _registered(cluster: Cluster, name: str) -> bool:
     status = cluster.status(name)
     return status["coordinator"].get("boot", 0) >= 1 and status["workers"]["ready"] == 2

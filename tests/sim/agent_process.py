@@ -16,13 +16,15 @@ from tests.sim.kubelet import Pod
 from tests.sim.network import Connection
 from tests.sim.ranks import Rank
 
-from ropeteam_trainer.agent import machine, report, state
+from ropeteam_trainer.agent import effects, machine, report, state
 from ropeteam_trainer.agent.launch import Launch, Run
+from ropeteam_trainer.checkpoint import journal
+from ropeteam_trainer.checkpoint.journal import Claim, Held, Superseded
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import FromRank
-from ropeteam_trainer.contract.messages import AgentReport, Orders, StoreOffer
-from ropeteam_trainer.contract.world import Epoch, ProcessExit
+from ropeteam_trainer.contract.messages import AgentReport, Grant, Orders, StoreOffer
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
 
 if TYPE_CHECKING:
     from tests.sim.servers import Memory
@@ -48,12 +50,15 @@ class Agent:
         self.ranks: dict[int, Rank] = {}
         self.every_rank: list[Rank] = []
         self.stores: set[Epoch] = set()
+        self.restore: tuple[CheckpointRef, ...] = ()
         self.memory: Memory | None = None
         """Outlives ranks."""
         self._connection: Connection | None = None
         self._told: AgentReport | None = None
         self._told_at = self._reached_at = 0.0
-        self._heard_at: float | None = None
+        self._heard_at = 0.0
+        self._sent: list[float] = []
+        """When each report of this connection was sent."""
         self._backlog: deque[state.Event] = deque()
         """Seen by the process, not yet handled: it handles one event at a time."""
         self._busy = False
@@ -124,35 +129,38 @@ class Agent:
             self.see(state.BeatsRead(next(iter(self.ranks.values())).plan.epoch, beats))
         self.see(state.Tick())
 
-    def _carry_out(self, effect: state.Effect) -> None:
+    def _carry_out(self, effect: effects.Effect) -> None:
         world, clock, random = self._world, self._world.clock, self._world.random
         match effect:
-            case state.StartRanks(plan, fork):
+            case effects.ClaimRun(plan):
+                clock.after(world.disk.write_seconds(), self._claim, plan)
+            case effects.StartRanks(plan, fork, restore):
+                self.restore = restore
                 world.checks.ranks_start(self, plan)
                 clock.after(0.05 if fork else 0.3 + random.random(), self._start_ranks, plan)
-            case state.KillRanks(epoch, ranks):
+            case effects.KillRanks(epoch, ranks):
                 self._world.film.tell(self.pod.name, f"kills ranks {ranks} of {epoch}")
                 for number in ranks:
                     clock.after(0.01 + 0.2 * random.random(), self._signal, epoch, number, 9)
-            case state.TerminateRanks(epoch, ranks):
+            case effects.TerminateRanks(epoch, ranks):
                 for number in ranks:
                     self._signal(epoch, number, 15)
-            case state.TellRank(epoch, number, message):
+            case effects.TellRank(epoch, number, message):
                 if (rank := self.ranks.get(number)) and rank.plan.epoch == epoch:
                     rank.tell(message)
-            case state.HostStore(epoch):
+            case effects.HostStore(epoch):
                 clock.after(0.05 + 0.3 * random.random(), self._open_store, epoch)
-            case state.CloseStore(epoch):
+            case effects.CloseStore(epoch):
                 self.stores.discard(epoch)
-            case state.WriteManifest(grant):
-                clock.after(world.disk.write_seconds(), self._write_manifest, grant)
-            case state.Prune(keep):
-                world.disk.prune(keep)
-            case state.DropLink():
+            case effects.WriteManifest(held, grant):
+                clock.after(world.disk.write_seconds(), self._write_manifest, held, grant)
+            case effects.Prune(held, keep):
+                self._prune(held, keep)
+            case effects.DropLink():
                 self._drop()
-            case state.WarmUp():
+            case effects.WarmUp():
                 pass
-            case state.Exit(code):
+            case effects.Exit(code):
                 self._exit(code)
 
     def _exit(self, code: int) -> None:
@@ -215,22 +223,46 @@ class Agent:
         port = 30000 + self._world.next_number()
         self.see(state.StoreUp(StoreOffer(epoch, self.state.identity.pod_ip, port)))
 
-    def _write_manifest(self, grant: Any) -> None:
+    def _claim(self, plan: Plan) -> None:
         if not self.alive:
             return
         if self.frozen:
-            self._world.clock.after(0.5, self._write_manifest, grant)
+            self._world.clock.after(0.5, self._claim, plan)
             return
-        ref = self._world.disk.write_manifest(grant)
-        if ref is not None:
-            self._world.moments["manifest"] += 1
-            self._world.checks.manifest_written(self, grant)
-            self._world.film.tell(self.pod.name, f"writes the manifest of step {ref.step}, epoch {ref.epoch}")
-        lost = self._world.confirmations_lost and self._world.random.random() < 0.5
-        if ref is None or lost:
+        disk = self._world.disk
+        try:
+            held = disk.carry_out(journal.claim(Claim(plan.epoch, self.pod.uid)))
+        except Superseded as found:
+            self.see(state.RunSuperseded(found.by))
+            return
+        restore = disk.carry_out(journal.line(held, plan.restore))
+        self.see(state.RunClaimed(plan.epoch, held, restore))
+
+    def _write_manifest(self, held: Held, grant: Grant) -> None:
+        if not self.alive:
+            return
+        if self.frozen:
+            self._world.clock.after(0.5, self._write_manifest, held, grant)
+            return
+        try:
+            ref = self._world.disk.carry_out(journal.commit(held, grant))
+        except OSError:
             self.see(state.ManifestFailed(grant.ref))
-        else:
-            self.see(state.ManifestWritten(ref))
+            return
+        except Superseded as found:
+            self.see(state.RunSuperseded(found.by))
+            return
+        self._world.moments["manifest"] += 1
+        self._world.checks.manifest_written(self, grant)
+        self._world.film.tell(self.pod.name, f"writes the manifest of step {ref.step}, epoch {ref.epoch}")
+        lost = self._world.confirmations_lost and self._world.random.random() < 0.5
+        self.see(state.ManifestFailed(grant.ref) if lost else state.ManifestWritten(ref))
+
+    def _prune(self, held: Held, keep: tuple[CheckpointRef, ...]) -> None:
+        try:
+            self._world.disk.carry_out(journal.prune(held, keep))
+        except Superseded as found:
+            self.see(state.RunSuperseded(found.by))
 
     # ---- the link
 
@@ -240,7 +272,8 @@ class Agent:
         if server is None or self.frozen or not world.network.reaches(self.site, server.site):
             self._timer = world.clock.after(0.3 + 0.4 * world.random.random(), self._connect)
             return
-        self._connection, self._told, self._heard_at = world.network.connect(self, server), None, None
+        self._connection, self._told = world.network.connect(self, server), None
+        self._heard_at, self._sent = world.clock.now, []
         server.accepted(self._connection)
         self.see(state.LinkUp())
 
@@ -267,7 +300,8 @@ class Agent:
         if connection is self._connection:
             self._heard_at = self._world.clock.now
             orders = codec.decode(Orders, message) if isinstance(message, bytes) else message
-            self.see(state.OrdersReceived(orders))
+            assert orders.answers is not None
+            self.see(state.OrdersReceived(orders, self._world.clock.now - self._sent[orders.answers - 1]))
 
     def closed(self, connection: Connection) -> None:
         if connection is self._connection:
@@ -287,10 +321,12 @@ class Agent:
         ):
             return
         self._told, self._told_at = told, now
-        silent = 0.0 if self._heard_at is None else now - self._heard_at
+        silent = now - self._heard_at
         if silent > 3 * self.config.timeouts.lost:
             self._drop()
             return
         if silent >= self.config.timeouts.lost:
             told = replace(told, orders_seen=0)  # asks for an answer
+        self._sent.append(now)
+        told = replace(told, number=len(self._sent))
         connection.send(self, codec.encode(told) if self._world.codec else told)

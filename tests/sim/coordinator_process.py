@@ -19,6 +19,7 @@ from tests.sim.network import Connection
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport, WorldPhase
+from ropeteam_trainer.contract.fence import answer_seconds
 from ropeteam_trainer.contract.messages import AgentReport, Orders
 from ropeteam_trainer.coordinator import membership
 
@@ -37,6 +38,7 @@ class Line:
     sent: Orders | None = None
     """As projected: its number is 0."""
     sent_at: float = 0.0
+    spoke_at: float = float("-inf")
     number: int = 0
 
 
@@ -110,6 +112,9 @@ class Coordinator:
         if not applied and self._world.clock.now > line.sent_at + RESEND_SECONDS:
             line.sent = None
         self._step(membership.ReportReceived(report, applied))
+        settings, now = self.state.config, self._world.clock.now
+        if not self.state.superseded and now - line.spoke_at >= answer_seconds(settings.timeouts.lost):
+            self._write(connection, line, Orders(settings.term, self.state.boot, line.number, same=True))
 
     def _forget_older(self, newest: Connection, report: AgentReport) -> None:
         """The same pod came on a new connection."""
@@ -143,7 +148,12 @@ class Coordinator:
         if orders is None or orders == line.sent:
             return
         line.sent, line.sent_at, line.number = orders, self._world.clock.now, line.number + 1
-        numbered = replace(orders, number=line.number)
+        self._write(connection, line, replace(orders, number=line.number))
+
+    def _write(self, connection: Connection, line: Line, orders: Orders) -> None:
+        assert line.report is not None
+        line.spoke_at = self._world.clock.now
+        numbered = replace(orders, answers=line.report.number)
         connection.send(self, codec.encode(numbered) if self._world.codec else numbered)
 
     def _note_moments(self, before: membership.State) -> None:

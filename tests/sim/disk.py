@@ -7,14 +7,19 @@ The content of a shard is what the simulator needs to judge a restore: which ste
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any, TypeVar
 
+from ropeteam_trainer.checkpoint import journal
+from ropeteam_trainer.checkpoint.journal import Place, Steps
 from ropeteam_trainer.checkpoint.manifest import Manifest, folder
 from ropeteam_trainer.checkpoint.restore import Look
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.data.plan import Position
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -30,7 +35,12 @@ class Disk:
     def __init__(self, random: Random, job: str, job_uid: str, lead_rank: int = 0) -> None:
         self._random, self._job, self._job_uid, self._lead_rank = random, job, job_uid, lead_rank
         self.folders: dict[str, Folder] = {}
+        self.journal: dict[str, str] = {}
         self.slowness = 1.0
+        self.away = False
+        """Nothing of it can be read."""
+        self.missed = 0
+        """Looks while it was away."""
         self.saved_positions: dict[tuple[int, Epoch], Position] = {}
         """Of every shard ever written, pruned or not."""
         self._spoilt: set[tuple[int, Epoch]] = set()
@@ -42,16 +52,18 @@ class Disk:
         self.saved_positions[step, epoch] = position
         names = ["state.pt"] if rank == self._lead_rank else []
         names.append(f"rank-{rank}.pt")
-        place = self.folders.setdefault(folder(CheckpointRef(step, epoch)), Folder(step, epoch))
+        name = folder(CheckpointRef(step, epoch, run=self._job_uid))
+        place = self.folders.setdefault(name, Folder(step, epoch))
         for name in names:
             place.files[name] = position
         return tuple(ShardFile(name, 100, f"{step}/{epoch}/{name}") for name in names)
 
-    def write_manifest(self, grant: Grant) -> CheckpointRef | None:
-        """None: a file that the grant names is not there."""
+    def write_manifest(self, grant: Grant) -> CheckpointRef:
+        """Raises OSError: a file that the grant names is not there."""
         place = self.folders.get(folder(grant.ref))
+        assert grant.ref.run == self._job_uid
         if place is None or any(file.name not in place.files for file in grant.files):
-            return None
+            raise FileNotFoundError(folder(grant.ref))
         manifest = Manifest(
             grant.ref.step,
             grant.ref.epoch,
@@ -67,6 +79,10 @@ class Disk:
 
     def look(self, ref: CheckpointRef) -> Look:
         """As the reader of real files would find it."""
+        if self.away:
+            self.missed += 1
+            return Look(None, "its manifest cannot be read: [Errno 116] Stale file handle", unsure=True)
+        ref = replace(ref, run=ref.run or self._job_uid)
         place = self.folders.get(folder(ref))
         if place is None or place.manifest is None:
             return Look(None, "there is no manifest")
@@ -75,7 +91,7 @@ class Disk:
         missing = [file.name for file in place.manifest.files if file.name not in place.files]
         if place.damaged or missing:
             return Look(place.manifest, f"files are damaged or missing: {missing}")
-        return Look(place.manifest)
+        return Look(place.manifest, ref=place.manifest.ref)
 
     def position(self, ref: CheckpointRef) -> Position:
         return self.folders[folder(ref)].files["state.pt"]
@@ -84,11 +100,41 @@ class Disk:
         """What a listing of the directory gives: folders with a manifest."""
         return tuple(place.manifest.ref for place in self.folders.values() if place.manifest)
 
-    def prune(self, keep: tuple[CheckpointRef, ...]) -> None:
-        """Delete folders of steps up to the newest kept one that are not kept."""
-        kept = {folder(ref) for ref in keep}
-        for name in [n for n, f in self.folders.items() if n not in kept and f.step <= keep[0].step]:
-            del self.folders[name]
+    def carry_out(self, steps: Steps[T]) -> T:
+        """Do in one instant what the journal of checkpoints asks for. Which interleavings are harmless is
+        shown by tests/agent/test_claims.py."""
+        answer: Any = None
+        try:
+            while True:
+                answer = self._do(steps.send(answer))
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    def _do(self, operation: journal.Operation) -> Any:
+        match operation:
+            case journal.List():
+                return tuple(self.journal)
+            case journal.Create(name):
+                self.journal.setdefault(name, "")
+            case journal.Write(name, text):
+                self.journal[name] = text
+            case journal.Read(name):
+                return self.journal.get(name, "")
+            case journal.Rename(name, to):
+                there = name in self.journal
+                if there:
+                    self.journal[to] = self.journal.pop(name)
+                return there
+            case journal.Remove(name):
+                del self.journal[name]
+            case journal.Folders():
+                return tuple(Place(each.epoch, each.step) for each in self.folders.values())
+            case journal.Delete(place):
+                del self.folders[folder(CheckpointRef(place.step, place.epoch, run=self._job_uid))]
+            case journal.WriteManifest(grant):
+                return self.write_manifest(grant)
+        return None
 
     def damage_newest(self) -> bool:
         """Alter a file of the newest checkpoint, if there is an older one to fall back to."""
@@ -96,7 +142,7 @@ class Disk:
         if len(whole) < 2:
             return False
         epoch, step = whole[-1]
-        self.folders[folder(CheckpointRef(step, epoch))].damaged = True
+        self.folders[folder(CheckpointRef(step, epoch, run=self._job_uid))].damaged = True
         self._spoilt.add((step, epoch))
         return True
 

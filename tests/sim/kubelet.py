@@ -23,6 +23,8 @@ KILLED = 137
 class Container(Protocol):
     """The first process of a pod."""
 
+    frozen: bool
+
     def terminate(self) -> None:
         """SIGTERM."""
 
@@ -164,7 +166,20 @@ class Kubelet:
         pod.lives += 1
         pod.phase, pod.container = "Running", ContainerSeen(running=True, restarts=restarts)
         pod.process = self._kubernetes.start_process(pod, restarts)
+        if probe := pod.manifest["spec"]["containers"][0].get("livenessProbe"):
+            self._kubernetes.clock.after(probe["periodSeconds"], self._probe, pod, pod.lives, probe, 0)
         self._kubernetes.changed()
+
+    def _probe(self, pod: Pod, life: int, probe: dict[str, Any], failures: int) -> None:
+        """livenessProbe: it is the kubelet's own affair, also of one that is out of touch."""
+        if pod.process is None or pod.lives != life or not self.powered:
+            return
+        failures = failures + 1 if pod.process.frozen else 0
+        if failures >= probe["failureThreshold"]:
+            pod.process.kill()
+            self.exited(pod, KILLED, "Error")
+            return
+        self._kubernetes.clock.after(probe["periodSeconds"], self._probe, pod, life, probe, failures)
 
     def _delete(self, pod: Pod, grace: float) -> None:
         """The object is marked (or gone): end its processes, then say that they have ended."""

@@ -70,6 +70,7 @@ class Job:
     version: int = 1
     generation: int = 1
     exists: bool = True
+    annotations: dict[str, str] = field(default_factory=dict)
 
 
 class Kubernetes:
@@ -105,6 +106,7 @@ class Kubernetes:
             generation=job.generation,
             resource_version=str(job.version),
             creation_timestamp=BEGAN,
+            annotations=dict(job.annotations),
         )
         service = None
         if self.service is not None:
@@ -248,6 +250,13 @@ class Kubernetes:
         for pod in list(self.pods.values()):
             self.delete(pod)
         self.changed()
+
+    def annotate(self, name: str, value: str) -> None:
+        """kubectl annotate trainingjob."""
+        if self.job.annotations.get(name) != value:
+            self.job.annotations[name] = value
+            self.job.version += 1
+            self.changed()
 
     def edit(self, **changes: Any) -> None:
         """A person changes the spec."""

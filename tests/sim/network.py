@@ -29,14 +29,15 @@ class Network:
     def __init__(self, clock: Clock, random: Random) -> None:
         self.clock, self._random = clock, random
         self._cuts: set[frozenset[str]] = set()
-        self._isolated: set[str] = set()
+        self._islands: dict[str, int] = {}
+        """Sites that are cut off from all others but those of the same number."""
         self.slowness: dict[str, float] = {}
         self._held: list[tuple[str, str, Callable[[], None]]] = []
         self._opened: list[Connection] = []
 
     def reaches(self, one: str, other: str) -> bool:
-        if one in self._isolated or other in self._isolated:
-            return one == other
+        if self._islands and self._islands.get(one) != self._islands.get(other):
+            return False
         return not self._cuts or frozenset((one, other)) not in self._cuts
 
     def cut(self, one: str, other: str) -> None:
@@ -44,12 +45,17 @@ class Network:
 
     def isolate(self, site: str) -> None:
         """Cut this site off from all others."""
-        self._isolated.add(site)
+        self.island(site)
+
+    def island(self, *sites: str) -> None:
+        """Cut these sites off from all others, not from each other."""
+        number = max(self._islands.values(), default=0) + 1
+        self._islands.update(dict.fromkeys(sites, number))
 
     def heal(self) -> None:
         """Undo every cut and slowness; what was held arrives now, in order."""
         self._cuts.clear()
-        self._isolated.clear()
+        self._islands.clear()
         self.slowness.clear()
         held, self._held = self._held, []
         for _, _, deliver in held:
@@ -57,7 +63,7 @@ class Network:
 
     def join(self, site: str) -> None:
         """Undo the isolation of one site."""
-        self._isolated.discard(site)
+        self._islands.pop(site, None)
         held, self._held = self._held, []
         for one, other, deliver in held:
             self.carry(one, other, deliver)

@@ -15,6 +15,7 @@ from tests.sim.clock import Process, Task
 
 from ropeteam.api.defaults import Defaults
 from ropeteam.api.status import JobStatus
+from ropeteam.controller.holders import Holders
 from ropeteam.controller.pace import Pace
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
@@ -38,6 +39,7 @@ class Answers(Protocol):
 
     site: str
     running: bool
+    frozen: bool
 
     def put_desired(self, desired: Desired) -> JobReport: ...
 
@@ -63,6 +65,7 @@ class Operator:
         """A new process: it knows nothing but what the API server tells."""
         if self._task is None:
             self._desired: Desired | None = None
+            self._holders = Holders()
             self._secret = False
             self._written_at: datetime | None = None
             self._pace = Pace()
@@ -176,6 +179,7 @@ class Operator:
             written_at=self._written_at,
             report=report,
             report_error=error,
+            held=self._holders.of(job.status, self._world.clock.now),
             defaults=_DEFAULTS,
         )
         if self._world.codec:
@@ -202,6 +206,10 @@ class Operator:
         yield self._called()
         if not answers:
             return None, "no answer within 3 s"
+        if view.status.coordinator.former:
+            self._holders.forget()
+        elif isinstance(answers[0], JobReport):
+            self._holders.heard(self._desired, answers[0], self._world.clock.now)
         return (answers[0], "") if isinstance(answers[0], JobReport) else (None, str(answers[0]))
 
     def _put(self, desired: Desired, answer: Callable[[JobReport | str], None]) -> None:
@@ -215,7 +223,7 @@ class Operator:
             desired = codec.decode(Desired, codec.encode(desired))
 
         def arrive() -> None:
-            if not server.running:
+            if not server.running or server.frozen:
                 return
             report = server.put_desired(desired)
             if world.codec:

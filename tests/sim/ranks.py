@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from ropeteam_trainer.agent.environment import rank_plan
-from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, choose
+from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, CheckpointUnavailable, choose
 from ropeteam_trainer.contract.config import WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
 from ropeteam_trainer.contract.world import CheckpointRef, Plan, ProcessExit
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tests.sim.servers import Memory
     from tests.sim.world import World
 
+PATIENCE_SECONDS = 20.0
+"""As in together.py, shorter: how long ranks wait for the volume."""
 CONSEQUENCE = "torch.distributed.DistBackendError: Connection closed by peer [10.0.0.2]:34567"
 
 
@@ -48,6 +50,7 @@ class Parent(Protocol):
     config: WorkerConfig
     frozen: bool
     memory: Memory | None
+    restore: tuple[CheckpointRef, ...]
 
     def heard(self, rank: Rank, said: FromRank) -> None: ...
 
@@ -167,7 +170,9 @@ class Rank:
         self._world.clock.after(0.02 + 0.5 * random.random(), self.die, exit)
 
     def raises(self, fingerprint: str, message: str, code: int = 1) -> None:
-        self.say(FromRank(error_type=message.split(":")[0], fingerprint=fingerprint, message=message))
+        name = message.split(":")[0]
+        error_class = f"ropeteam_trainer.checkpoint.restore.{name}"
+        self.say(FromRank(error_type=name, error_class=error_class, fingerprint=fingerprint, message=message))
         self.die(ProcessExit(code, None))
 
     def signalled(self, number: int) -> None:
@@ -199,6 +204,7 @@ class Gang:
         self.position = Position()
         self.restored: CheckpointRef | None = None
         self.begun = self.broken = False
+        self._waited = 0.0
         self._stepping = False
 
     def join(self, rank: Rank) -> None:
@@ -225,6 +231,9 @@ class Gang:
         if script.rung >= 2:
             try:
                 step = self._restore(self.ranks[0])
+            except CheckpointUnavailable as error:
+                self._wait_for_the_volume(str(error))
+                return
             except CheckpointNotFound as error:
                 self.ranks[0].raises("CheckpointNotFound", f"CheckpointNotFound: {error}")
                 return
@@ -238,8 +247,18 @@ class Gang:
         else:
             self.willing()
 
+    def _wait_for_the_volume(self, why: str) -> None:
+        """As together.py does it, in the pods of a whole job."""
+        self._waited += 1.0
+        if self._waited < PATIENCE_SECONDS:
+            self._world.clock.after(1.0, self._begin)
+            return
+        for rank in tuple(self.ranks.values()):
+            rank.raises("UnavailableEverywhere", f"UnavailableEverywhere: {why}")
+
     def _restore(self, first: Rank) -> int:
-        disk, plan = self._world.disk, rank_plan(first.parent.config, self.plan)
+        told = replace(self.plan, restore=first.parent.restore)
+        disk, plan = self._world.disk, rank_plan(first.parent.config, told)
         chosen = choose(plan, disk.found(), disk.look).manifest
         if chosen is None:
             return 0

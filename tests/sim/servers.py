@@ -9,13 +9,13 @@ of two pods in one slot the one that was started later. A worker that waits says
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tests.sim.ranks import Parent, Rank
 
 from ropeteam_trainer.agent.environment import rank_plan
-from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, choose
+from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, CheckpointUnavailable, choose
 from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
 
@@ -58,7 +58,7 @@ class Served(Rank):
         super().__init__(world, parent, plan, number)
         self.line = world.line(plan)
         config = parent.config
-        self._first_server = plan.first_rank(config.lead_slot)
+        self._first_server = config.workers * config.processes
         self._server_pods = [m.pod_uid for m in plan.members if config.is_server(m.slot)]
 
     def boot(self) -> None:
@@ -221,7 +221,11 @@ class Server(Served):
     def _choose(self) -> bool:
         disk, workers = self._world.disk, range(self._first_server)
         try:
-            chosen = choose(rank_plan(self.parent.config, self.plan), disk.found(), disk.look).manifest
+            told = rank_plan(self.parent.config, replace(self.plan, restore=self.parent.restore))
+            chosen = choose(told, disk.found(), disk.look).manifest
+        except CheckpointUnavailable:
+            self.later(LOOK_SECONDS, self.begin)
+            return False
         except CheckpointNotFound as error:
             self.raises("CheckpointNotFound", f"CheckpointNotFound: {error}")
             return False

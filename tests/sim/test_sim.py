@@ -9,12 +9,18 @@ from tests.sim.histories import Campaign, History, play_history
 from tests.sim.moves import Move
 from tests.sim.world import Setup, World
 
+from ropeteam_trainer.contract.world import ProcessExit
+
 PARTS, STEPS, HISTORIES = 4, 5000, 40
 FAILED_ONCE = {
     "a coordinator that boots is told the lineage from before the last status write": (
         "seed=5428,workers=1,processes=1,rung=2,codec=True,total_steps=24,max_failures=20,"
         "window_seconds=3600 "
         "| long_wait(11,9) lagging_cache(14,14) node_down(6,0) kill_coordinator(2,8) wait(11,10)"
+    ),
+    "a worker that hangs while it waits for parameter servers": (
+        "seed=206,workers=2,processes=1,rung=3,codec=True,total_steps=60,max_failures=20,window_seconds=3600,"
+        "servers=2 | ambush(14,14) freeze_agent(4,11) wait(1,11) hang_rank(2,9)"
     ),
 }
 
@@ -71,3 +77,18 @@ def test_an_invalid_spec_is_said_once() -> None:
     world.run(30.0)
     assert world.kubernetes.job.status.state == "Invalid"
     assert world.checks.counts["writes"] == 1
+
+
+@pytest.mark.parametrize("seconds", [6.0, 45.0])
+def test_a_volume_that_is_away_while_a_world_restores_ends_no_job(seconds: float) -> None:
+    """45 s: longer than ranks wait, so that worlds end by it, uncharged."""
+    world = World(Setup(seed=1, workers=2, rung=3, total_steps=300, max_failures=1))
+    world.run(40.0)
+    world.disk.away = True
+    world.clock.after(seconds, lambda: setattr(world.disk, "away", False))
+    world.live_ranks()[0].die(ProcessExit(None, 9))
+    world.run(400.0)
+    assert world.disk.missed > 0
+    assert world.kubernetes.job.status.state == "Complete"
+    causes = [each.cause for each in world.kubernetes.job.status.incidents]
+    assert ("StorageUnavailable" in causes) == (seconds > 20)

@@ -51,6 +51,8 @@ class Setup:
     max_failures: int = 3
     window_seconds: int = 3600
     servers: int = 0
+    lost: int = 4
+    fence: int = 15
 
     @property
     def lead_rank(self) -> int:
@@ -67,8 +69,8 @@ class Setup:
             "windowSeconds": self.window_seconds,
             "startSeconds": 20,
             "hangSeconds": 6,
-            "lostSeconds": 4,
-            "fenceSeconds": 15,
+            "lostSeconds": self.lost,
+            "fenceSeconds": self.fence,
             "drainSeconds": 8,
             "exitCodes": [{"codes": [42], "action": "Fail"}, {"codes": [75], "action": "RetryFree"}],
         }
@@ -234,6 +236,15 @@ class World:
         self.operator.crash_after = None
         self.operator.start()
 
+    def vouch(self) -> None:
+        """A person does what status says, once it is true."""
+        former = self.kubernetes.job.status.coordinator.former
+        live = {coordinator.pod.uid for coordinator in self.live_coordinators()}
+        stalled = self.kubernetes.job.status.condition(ConditionType.STALLED)
+        asked = stalled is not None and stalled.reason == "FormerCoordinator"
+        if asked and not any(each.pod_uid in live for each in former):
+            self.kubernetes.annotate(*stalled.message.split()[-2].split("="))
+
     def settle(self) -> None:
         """The quiet end. Most people resume what they suspended."""
         self.stop_faults()
@@ -242,6 +253,7 @@ class World:
         limit = self.clock.now + QUIET_SECONDS
         while not self.over and self.clock.now < limit:
             self.run(5.0)
+            self.vouch()
         status = self.kubernetes.job.status
         require(self.over, "quiet end: it never came", status.state, [c.message for c in status.conditions])
         failed = status.condition(ConditionType.FAILED)

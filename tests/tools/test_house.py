@@ -50,6 +50,16 @@ def test_pure_rooms_have_fewer_parameters(tmp_path: Path, monkeypatch: pytest.Mo
     assert measured(tmp_path, text, monkeypatch, pure=True) == ["room.py:f: 6 parameters, the limit is 5"]
 
 
+def test_only_one_place_makes_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    for name, told in [("trainer-image/x.py", 2), (house.MAKES_TASKS, 0), ("tests/x.py", 0)]:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text('"""A."""\nasyncio.create_task(work())\nloop.create_task(work())\n')
+        found = house.measure(file, False).breaches
+        assert [breach.name for breach in found] == [name] * told
+
+
 def test_an_exception_counts_until_nothing_needs_it() -> None:
     breaches = [Breach("a.py", "401 lines"), Breach("b.py:f", "51 lines")]
     assert house.judge(breaches, {"b.py:f": "a table"}) == ["a.py: 401 lines"]

@@ -120,7 +120,7 @@ def test_a_flipped_byte_makes_the_world_go_on_from_the_parent(tmp_path: Path, ag
         for step in (3, 6, 9):
             agent.commit(step)
         assert crew.wait().codes == [0, 0]
-    saved = tmp_path / "saved"
+    saved = tmp_path / "saved" / "run-uid"
     state = saved / "step-9" / "1.0.1" / "state.pt"
     content = bytearray(state.read_bytes())
     content[len(content) // 2] ^= 1
@@ -133,7 +133,9 @@ def test_a_flipped_byte_makes_the_world_go_on_from_the_parent(tmp_path: Path, ag
     assert "step-9/1.0.1 is not used: state.pt was altered (wrong hash)" in ended.output[0]
     assert "step-6/1.0.1 is not used: rank-1.pt has 100 bytes instead of" in ended.output[0]
     assert "not used" not in ended.output[1]
-    assert [ref.step for ref in reader.find(saved) if ref.epoch == after.epoch] == [], "nobody granted"
+    assert [ref.step for ref in reader.find(tmp_path / "saved") if ref.epoch == after.epoch] == [], (
+        "nobody granted"
+    )
     after.close()
 
 

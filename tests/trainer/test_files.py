@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from tests.trainer.looking import seen
 
 from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.checkpoint.kept import State
@@ -37,7 +38,7 @@ def write(directory: Path, step: int = 7) -> Shards:
 
 
 def commit(directory: Path, step: int = 7) -> CheckpointRef:
-    manifest = Manifest(step, EPOCH, 1, "job", "uid", write(directory, step)[step], None)
+    manifest = Manifest(step, EPOCH, 1, "job", "", write(directory, step)[step], None)
     (directory / folder(manifest.ref) / MANIFEST).write_bytes(manifest.to_bytes())
     return manifest.ref
 
@@ -45,14 +46,14 @@ def commit(directory: Path, step: int = 7) -> CheckpointRef:
 def weights(directory: Path, ref: CheckpointRef) -> torch.Tensor:
     saved = reader.load_metadata(directory, ref)
     into = torch.empty(saved["model.w"].shape)
-    reader.fill(directory, ref, saved, {"model.w": Piece(into, tuple(into.shape), (0,))})
+    reader.fill(directory, ref, saved, {"model.w": Piece(into, tuple(into.shape), (0,))}, lambda: None)
     return into
 
 
 def test_what_was_written_verifies_and_loads(tmp_path: Path) -> None:
     ref = commit(tmp_path)
-    seen = reader.look(tmp_path, ref)
-    assert (seen.fault, seen.manifest is not None) == ("", True)
+    found = seen(tmp_path, ref)
+    assert (found.fault, found.manifest is not None) == ("", True)
     assert reader.load(tmp_path, ref, "state.pt") == {"step": 7, "models": {}, "optimizers": {}}
     assert torch.equal(weights(tmp_path, ref), WEIGHTS)
     assert reader.load(tmp_path, ref, "rank-0.pt") == CONTENTS["rank-0.pt"]
@@ -94,7 +95,7 @@ def test_every_damage_is_found_and_named(
 ) -> None:
     ref = commit(tmp_path)
     damage(tmp_path / folder(ref) / name)
-    assert re.search(fault, reader.look(tmp_path, ref).fault)
+    assert re.search(fault, seen(tmp_path, ref).fault)
 
 
 def test_a_torn_manifest_is_found_without_its_digest(tmp_path: Path) -> None:
@@ -102,20 +103,20 @@ def test_a_torn_manifest_is_found_without_its_digest(tmp_path: Path) -> None:
     half(tmp_path / folder(ref) / MANIFEST)
     found = reader.find(tmp_path)
     assert [(r.step, r.epoch, r.digest) for r in found] == [(7, EPOCH, "")]
-    assert "torn or altered" in reader.look(tmp_path, found[0]).fault
+    assert "torn or altered" in seen(tmp_path, found[0]).fault
 
 
 def test_a_checkpoint_that_was_moved_to_another_step_is_found_out(tmp_path: Path) -> None:
     commit(tmp_path)
     (tmp_path / "step-7").rename(tmp_path / "step-8")
-    assert "belongs to step 7" in reader.look(tmp_path, CheckpointRef(8, EPOCH)).fault
+    assert "belongs to step 7" in seen(tmp_path, CheckpointRef(8, EPOCH)).fault
 
 
 def test_a_file_that_cannot_be_read_is_a_fault_not_a_crash(tmp_path: Path) -> None:
     ref = commit(tmp_path)
     (tmp_path / folder(ref) / "state.pt").unlink()
     (tmp_path / folder(ref) / "state.pt").symlink_to("state.pt")
-    assert "state.pt cannot be read" in reader.look(tmp_path, ref).fault
+    assert "state.pt cannot be read" in seen(tmp_path, ref).fault
 
 
 def test_foreign_folders_are_not_checkpoints(tmp_path: Path) -> None:
@@ -151,8 +152,8 @@ def test_an_unwritable_folder_costs_a_message(tmp_path: Path, capfd: pytest.Capt
 def test_leftovers_of_another_job_are_replaced(tmp_path: Path) -> None:
     commit(tmp_path)
     write(tmp_path)
-    assert "never committed" in reader.look(tmp_path, CheckpointRef(7, EPOCH)).fault
-    assert not reader.look(tmp_path, commit(tmp_path)).fault
+    assert "never committed" in seen(tmp_path, CheckpointRef(7, EPOCH)).fault
+    assert not seen(tmp_path, commit(tmp_path)).fault
 
 
 def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:

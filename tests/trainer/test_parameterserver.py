@@ -183,7 +183,7 @@ def test_steps_are_scaled_by_staleness(tmp_path: Path) -> None:
 
 def test_backup_workers_take_the_place_of_a_slow_one(tmp_path: Path) -> None:
     path, steps = tmp_path / "crew", 40
-    asked = request(served(servers=2, backup_workers=1), steps=steps, slow={"1": 0.1})
+    asked = request(served(servers=2, backup_workers=1), steps=steps, slow={"1": 0.5})
     ended = Crew(path, 6).run("served.py", json.dumps(asked), str(path))
     assert not any(ended.codes), ended.output
     figures = told(ended, 4)

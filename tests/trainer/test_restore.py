@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ropeteam_trainer.checkpoint.manifest import Manifest, folder, ref_text
-from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, Look, candidates, choose
+from ropeteam_trainer.checkpoint.restore import (
+    CheckpointNotFound,
+    CheckpointUnavailable,
+    Look,
+    candidates,
+    choose,
+    shares,
+)
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
 STEPS = range(10, 60, 10)
 
 
 def manifest(step: int, parent: CheckpointRef | None = None) -> Manifest:
-    return Manifest(step, Epoch(1, 0, 1), 3, "job", "uid", (), parent)
+    return Manifest(step, Epoch(1, 0, 1), 3, "job", "", (), parent)
 
 
 def lineage(steps: range = STEPS) -> list[Manifest]:
@@ -79,8 +88,16 @@ def test_only_a_granted_checkpoint_and_it_was_never_written_means_a_start_from_n
 
 
 def test_a_committed_checkpoint_is_never_silently_replaced_by_nothing() -> None:
-    with pytest.raises(CheckpointNotFound, match=r"step-50.*step-10.*spec\.resume\.policy Never"):
+    with pytest.raises(CheckpointNotFound, match=r"step-50.*step-10.*policy Latest goes on"):
         choose(plan(CHAIN[4].ref), (), Disk(bad=set(STEPS)).look)
+
+
+def test_what_cannot_be_judged_is_not_passed_over_for_an_older_one() -> None:
+    def look(ref: CheckpointRef) -> Look:
+        return Look(None, "stale", unsure=True) if ref.step == 40 else Disk(bad={50}).look(ref)
+
+    with pytest.raises(CheckpointUnavailable, match=r"step-40/1\.0\.1 cannot be judged: stale"):
+        choose(plan(CHAIN[4].ref, CHAIN[3].ref, CHAIN[2].ref), (), look)
 
 
 def test_latest_takes_the_newest_in_the_folder_and_skips_what_is_torn() -> None:
@@ -141,3 +158,38 @@ def test_the_choice_verifies_and_nothing_is_looked_at_twice(bad: set[int], resto
         assert choice.manifest.step not in bad
         assert len(choice.skipped) == len(disk.looked) - 1
     assert len(disk.looked) == len(set(disk.looked))
+
+
+def test_latest_is_the_newest_run_not_the_highest_step() -> None:
+    """A run was left at step 1000; the user began again, and is at step 500."""
+    left = tuple(CheckpointRef(step, Epoch(1, 0, 1), run="left") for step in (1000, 900))
+    newer = tuple(CheckpointRef(step, Epoch(1, 0, 1), run="newer") for step in (400, 500))
+    old_layout = CheckpointRef(2000, Epoch(1, 0, 1))
+    wanted = candidates(plan(known=False), (*newer, *left, old_layout))
+    assert [(ref.run, ref.step) for ref in wanted[:3]] == [("newer", 500), ("newer", 400), ("left", 1000)]
+    assert wanted[-1] == old_layout
+
+
+def test_latest_within_a_run_is_the_newest_world() -> None:
+    """An older world had come further, but its checkpoint did not verify then."""
+    found = (CheckpointRef(60, Epoch(1, 0, 1), run="r"), CheckpointRef(55, Epoch(1, 0, 2), run="r"))
+    assert [ref.step for ref in candidates(plan(known=False), found)] == [55, 60]
+
+
+def test_what_its_own_run_has_committed_a_world_is_told_by_its_journal() -> None:
+    """Without an operator there is no journal: all that is in the folder counts."""
+    found = (CheckpointRef(60, Epoch(1, 0, 1), run="uid"), CheckpointRef(50, Epoch(1, 0, 1), run="other"))
+    assert [ref.step for ref in candidates(plan(known=False), found)] == [50]
+    alone = replace(plan(known=False), job_uid="")
+    assert [ref.step for ref in candidates(alone, found)] == [60, 50]
+
+
+def test_every_file_is_verified_by_one_rank_its_own_if_as_many_have_saved():
+    names = ("state.pt", "rank-1.pt", "__1_0.distcp", "__0_0.distcp")
+    files = tuple(ShardFile(name, size, "") for size, name in enumerate(names, start=1))
+    saved = Manifest(1, Epoch(1, 0, 1), 2, "job", "uid", files, None)
+    assert [[file.name for file in part] for part in shares(saved, 2)] == [
+        ["state.pt", "__0_0.distcp"],
+        ["rank-1.pt", "__1_0.distcp"],
+    ]
+    assert [sum(file.size for file in part) for part in shares(saved, 3)] == [4, 3, 3]

@@ -14,8 +14,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from ropeteam_trainer.contract import codec, config
@@ -39,13 +39,23 @@ class Heartbeat:
         self.phase = ""
 
     def beat(self) -> None:
-        # An unfinished write shows as begin != end, so the number only has to differ from the one before.
         with self._writing:
             self._sequence += 1
             now = time.monotonic_ns()
             write_beat(
                 self._page, Beat(self.step, self.steps_here, now, self.phase, self.samples), self._sequence
             )
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """One of PHASES for as long as this lasts."""
+        before, self.phase = self.phase, phase
+        self.beat()
+        try:
+            yield
+        finally:
+            self.phase = before
+            self.beat()
 
     @property
     def script_has_ended(self) -> bool:

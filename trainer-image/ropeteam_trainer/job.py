@@ -160,7 +160,7 @@ class Job:
         from ropeteam_trainer.strategies.parameterserver.serving import Serving
         from ropeteam_trainer.strategies.parameterserver.training import Training
 
-        meeting = roles.Meeting(self._here, self._plan, self._link, self.phase, self._heart.beat)
+        meeting = roles.Meeting(self._here, self._plan, self._link, self._heart)
         if self._here.server is not None:
             self._serving = Serving(self._here, meeting, chosen, roles.memory(os.environ))
             model.register_forward_pre_hook(lambda *_: self._serve())
@@ -224,13 +224,8 @@ class Job:
         """
         if name not in PHASES:
             raise ValueError(f"unknown phase {name!r}: choose one of {', '.join(PHASES[1:])}")
-        before, self._heart.phase = self._heart.phase, name
-        self._heart.beat()
-        try:
+        with self._heart.during(name):
             yield
-        finally:
-            self._heart.phase = before
-            self._heart.beat()
 
     def restore(self, *, model: Any = None, optimizer: Any = None, **extra: Any) -> int:
         """Go on from the newest good checkpoint: load it into the objects given, and save them from now on.
@@ -262,7 +257,7 @@ class Job:
         given = {name: thing for name, thing in objects.items() if thing is not None}
         self._checkpoints.keep(given, optional, own)
         with self.phase("restore"):
-            found = self._checkpoints.restore()
+            found = self._checkpoints.restore(self._heart.beat)
         return self._go_on_from(found.step, found.data) if found is not None else 0
 
     def _go_on_from(self, step: int, data: dict[str, int] | None) -> int:

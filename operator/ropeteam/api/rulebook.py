@@ -17,7 +17,7 @@ from ropeteam.api.schema import matches
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.strategy import SyncType
 
-MAX_NAME, MAX_RANKS = 40, 8192
+MAX_NAME, MAX_RANKS, MAX_SLOTS = 40, 8192, 4096
 GPU = "nvidia.com/gpu"
 NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 """DNS-1035: also good for the Service."""
@@ -26,6 +26,10 @@ OUTSIDE = "(^/)|((^|/)[.][.](/|$))"
 _SMALLEST: Spec = {"workers": 2, "command": ["python", "train.py"]}
 _VOLUME: Spec = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
 _STEP: Spec = {"policy": "Step", "step": 100}
+_CEL_SERVERS = (
+    "(has(self.strategy) && self.strategy.sync.type == 'ParameterServer' ? "
+    "self.strategy.sync.parameterServer.servers : 0)"
+)
 
 
 def _trainer(says: str) -> str:
@@ -41,6 +45,10 @@ def _template(**of_trainer: Any) -> Spec:
 
 def _job(**more: Any) -> Spec:
     return {**_SMALLEST, **more}
+
+
+def _served(servers: int) -> Spec:
+    return {"sync": {"type": "ParameterServer", "parameterServer": {"servers": servers}}}
 
 
 def _given_twice(field: str, value: Any, other: Any) -> Rule:
@@ -83,9 +91,14 @@ def _gpus_agree(spec: Spec) -> bool:
 
 
 def _ranks(spec: Spec) -> int:
-    workers = int(spec["workers"] * (spec.get("processesPerWorker") or spec["gpusPerWorker"] or 1))
+    return int(spec["workers"] * (spec.get("processesPerWorker") or spec["gpusPerWorker"] or 1)) + _servers(
+        spec
+    )
+
+
+def _servers(spec: Spec) -> int:
     serves = at(spec, "strategy.sync.type") == SyncType.PARAMETER_SERVER
-    return workers + (int(at(spec, "strategy.sync.parameterServer.servers")) if serves else 0)
+    return int(at(spec, "strategy.sync.parameterServer.servers")) if serves else 0
 
 
 def _shared_memory_fits(spec: Spec) -> bool:
@@ -237,9 +250,7 @@ RULES: tuple[Rule, ...] = (
         path="spec",
         cel=(
             "self.workers * (has(self.processesPerWorker) ? self.processesPerWorker : "
-            "(self.gpusPerWorker > 0 ? self.gpusPerWorker : 1)) + "
-            "(has(self.strategy) && self.strategy.sync.type == 'ParameterServer' ? "
-            f"self.strategy.sync.parameterServer.servers : 0) <= {MAX_RANKS}"
+            f"(self.gpusPerWorker > 0 ? self.gpusPerWorker : 1)) + {_CEL_SERVERS} <= {MAX_RANKS}"
         ),
         holds=lambda spec: _ranks(spec) <= MAX_RANKS,
         message=(
@@ -248,6 +259,14 @@ RULES: tuple[Rule, ...] = (
         ),
         good=_job(workers=1024, gpusPerWorker=8),
         bad=_job(workers=1024, processesPerWorker=9),
+    ),
+    Rule(
+        path="spec",
+        cel=f"self.workers + {_CEL_SERVERS} <= {MAX_SLOTS}",
+        holds=lambda spec: spec["workers"] + _servers(spec) <= MAX_SLOTS,
+        message=f"spec.workers: with servers above {MAX_SLOTS} pods, all that status holds; lower either",
+        good=_job(workers=3072, strategy=_served(servers=1024)),
+        bad=_job(workers=3073, strategy=_served(servers=1024)),
     ),
     Rule(
         path="spec",

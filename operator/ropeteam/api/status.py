@@ -10,6 +10,17 @@ from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.api.model import StatusModel
 
 
+class FormerCoordinatorStatus(StatusModel):
+    """A coordinator pod that was superseded and may still live."""
+
+    term: int = Field(ge=0)
+    """Its term."""
+    pod_uid: str = Field(default="", max_length=64)
+    """Its pod."""
+    node: str = Field(default="", max_length=253)
+    """Where that pod was."""
+
+
 class CoordinatorStatus(StatusModel):
     """The job's coordinator pod."""
 
@@ -21,6 +32,11 @@ class CoordinatorStatus(StatusModel):
     """The pod of this term, once seen; if that pod is gone, a new term begins."""
     address: str = Field(default="", max_length=64)
     """Numeric address of the job's Service, as handed to the workers."""
+    node: str = Field(default="", max_length=253)
+    """Node of the pod of this term."""
+    former: tuple[FormerCoordinatorStatus, ...] = Field(default=(), max_length=16)
+    """Those of earlier terms that nothing proves to have ended. While there is one, no replaced pod of a
+    script that writes its own checkpoints is taken to have ended by time."""
     since: AwareDatetime | None = None
     """When this term was decided on."""
     faults: int = Field(default=0, ge=0)
@@ -158,7 +174,7 @@ class IncidentStatus(StatusModel):
     """When it was seen."""
     cause: str = Field(max_length=64)
     """Error, Signal, OutOfMemory, Hang, StartTimeout, PodFailed, PodDeleted, Evicted, NodeLost, AgentLost,
-    RetriedFree, Unknown."""
+    StorageUnavailable, RetriedFree, Unknown."""
     charged: bool = False
     """Whether it spends the budget."""
     slot: int = Field(ge=0)

@@ -13,7 +13,6 @@ import base64
 import hashlib
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -48,12 +47,13 @@ class AgentSecret:
 
     async def ensure(self, client: ApiClient, namespace: str) -> None:
         """It is in `namespace` when this returns. Raises ApiError."""
+        clock = asyncio.get_running_loop().time
         async with self._turns[namespace]:
-            if time.monotonic() - self._made.get(namespace, float("-inf")) < _BELIEVED_SECONDS:
+            if clock() - self._made.get(namespace, float("-inf")) < _BELIEVED_SECONDS:
                 return
             with suppress(AlreadyOurs):
                 await client.create(self._manifest(namespace))
-            self._made[namespace] = time.monotonic()
+            self._made[namespace] = clock()
 
     def _manifest(self, namespace: str) -> dict[str, Any]:
         labels = {names.MANAGED_BY: "ropeteam", names.COMPONENT: "agent"}

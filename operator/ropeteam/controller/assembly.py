@@ -12,8 +12,8 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -26,14 +26,15 @@ from ropeteam.controller.agentsecret import AgentSecret, packed
 from ropeteam.controller.caches import Caches, make_caches
 from ropeteam.controller.cluster import ApiClient, NotFound, Place
 from ropeteam.controller.coordinator import Coordinators
-from ropeteam.controller.election import Elector, LeadershipLost, Timing
+from ropeteam.controller.election import Elector, LeadershipLost, Timing, utc_now
 from ropeteam.controller.executor import Executor
 from ropeteam.controller.informer import Key
 from ropeteam.controller.observer import Memories, Observer
 from ropeteam.controller.pace import Pace
 from ropeteam.controller.reconcile import Reconciler
-from ropeteam.controller.settings import Settings, load_key
+from ropeteam.controller.settings import OperatorKey, Settings, load_key
 from ropeteam.controller.workqueue import WorkQueue, serve
+from ropeteam_trainer.clocks import boot_seconds
 
 log = logging.getLogger(__name__)
 
@@ -101,13 +102,27 @@ async def assembled(settings: Settings, may_write: Callable[[], bool] = _always)
         Coordinators(may_write=may_write) as coordinators,
     ):
         await _require_crd(client, settings.namespaces)
-        queue = WorkQueue[Key]()
-        caches = make_caches(client, settings.namespaces, queue.add, with_nodes=not settings.namespaces)
         agent = AgentSecret(await asyncio.to_thread(packed))
-        defaults = settings.defaults.model_copy(update={"agent_secret": agent.name})
-        observer = Observer(caches, Memories(), client, coordinators, key, defaults, _utc_now)
-        reconciler = Reconciler(client, observer, Executor(client, caches, key, agent), Pace())
-        yield Operator(client, caches, queue, reconciler, settings.workers)
+        yield connected(settings, client, coordinators, key, agent)
+
+
+def connected(
+    settings: Settings,
+    client: ApiClient,
+    coordinators: Coordinators,
+    key: OperatorKey,
+    agent: AgentSecret,
+    clock: Callable[[], datetime] = utc_now,
+    own_clock: Callable[[], float] = boot_seconds,
+) -> Operator:
+    queue = WorkQueue[Key]()
+    caches = make_caches(client, settings.namespaces, queue.add, with_nodes=not settings.namespaces)
+    defaults = settings.defaults.model_copy(update={"agent_secret": agent.name})
+    observer = Observer(caches, Memories(), client, coordinators, key, defaults, clock)
+    proves = settings.deletion_proves_end
+    observer = replace(observer, own_clock=own_clock, deletion_proves_end=proves)
+    reconciler = Reconciler(client, observer, Executor(client, caches, key, agent), Pace())
+    return Operator(client, caches, queue, reconciler, settings.workers)
 
 
 @asynccontextmanager
@@ -191,7 +206,3 @@ async def _require_crd(client: ApiClient, namespaces: tuple[str, ...]) -> None:
             f"this cluster does not know {PLURAL} in version {VERSION}. "
             "Install the definition: ropeteam crd | kubectl apply -f -"
         ) from None
-
-
-def _utc_now() -> datetime:
-    return datetime.now(UTC)

@@ -22,7 +22,7 @@ class Caches:
     jobs: Spread[Object]
     pods: Spread[tuple[str, PodSeen]]
     services: Spread[tuple[str, ServiceSeen]]
-    nodes: Spread[bool]
+    nodes: Spread[reading.NodeSeen]
     """Empty without rights in the whole cluster."""
 
     @property
@@ -34,9 +34,16 @@ class Caches:
 
     def node_is_lost(self, name: str) -> bool:
         """NotReady, or gone. Without any node we may not see them: then nothing is known."""
-        if not name or not self.nodes.known_keys():
+        if not name or not self.nodes.knows_any():
             return False
-        return self.nodes.of(Key("", name)) != (True,)
+        return not any(node.ready for node in self.nodes.of(Key("", name)))
+
+    def node_has_ended(self, name: str, deletion_proves_it: bool) -> bool:
+        """Somebody vouches that nothing runs there."""
+        if not self.nodes.knows_any():
+            return False
+        seen = tuple(self.nodes.of(Key("", name)))
+        return any(node.out_of_service for node in seen) or (not seen and deletion_proves_it)
 
     def jobs_on(self, node: str) -> tuple[Key, ...]:
         keys = self.pods.known_keys()
@@ -55,7 +62,7 @@ def make_caches(
     def spread(lens: Lens[T]) -> Spread[T]:
         return Spread(Informer(client, lens, ring, namespace) for namespace in namespaces or ("",))
 
-    nodes = Lens("Node", "", reading.own_key, reading.node_is_ready)
+    nodes = Lens("Node", "", reading.own_key, reading.node)
     caches = Caches(
         jobs=spread(Lens(KIND, "", reading.own_key, reading.job)),
         pods=spread(Lens("Pod", reading.MANAGED, reading.job_key, reading.pod)),

@@ -10,10 +10,10 @@ Limits: objects are raw dicts; nothing is validated here, the server does that.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from random import Random, SystemRandom
 from typing import Any, Self
 
 import aiohttp
@@ -26,6 +26,7 @@ Object = dict[str, Any]
 
 _TRIES = 5
 _AT_ONCE = 100
+_CHANCE = SystemRandom()
 _PASSING = {429, 500, 502, 503, 504}
 _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
 CLUSTER_WIDE = frozenset({"Node", "Namespace", "CustomResourceDefinition"})
@@ -97,10 +98,14 @@ class Place:
         return cls(thing["kind"], meta.get("namespace", ""), meta["name"])
 
 
+def _connect(access: Access) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=access.tls or True))
+
+
 class ApiClient:
     """One connection pool. Use as `async with ApiClient(load) as client`, where `load` finds a way in
     (again). `may_write` is asked right before each write leaves; no: the write raises Fenced. `answered` is
-    told method and status of each answer.
+    told method and status of each answer. `connect` opens a pool of connections; `chance` is for jitter.
     """
 
     def __init__(
@@ -108,8 +113,11 @@ class ApiClient:
         load: Callable[[], Awaitable[Access]],
         may_write: Callable[[], bool] = lambda: True,
         answered: Callable[[str, int], None] = lambda *_: None,
+        connect: Callable[[Access], aiohttp.ClientSession] = _connect,
+        chance: Random = _CHANCE,
     ) -> None:
         self._load, self._may_write, self._answered = load, may_write, answered
+        self._connect, self.chance = connect, chance
         self._access: Access | None = None
         self._session: aiohttp.ClientSession | None = None
         self._connecting = asyncio.Lock()
@@ -130,8 +138,7 @@ class ApiClient:
             if self._access is not refused:
                 return
             old, self._access = self._session, await self._load()
-            connector = aiohttp.TCPConnector(limit=0, ssl=self._access.tls or True)
-            self._session = aiohttp.ClientSession(connector=connector)
+            self._session = self._connect(self._access)
             if old is not None:
                 await old.close()  # breaks its other calls: they are repeated with the new credentials
 
@@ -195,7 +202,7 @@ class ApiClient:
                 if not left:
                     raise
                 wait = 0.0
-            await asyncio.sleep(max(wait, 0.05 * 3 ** (_TRIES - 1 - left)) * random.uniform(0.7, 1.3))
+            await asyncio.sleep(max(wait, 0.05 * 3 ** (_TRIES - 1 - left)) * self.chance.uniform(0.7, 1.3))
         raise AssertionError("the last try returns or raises")
 
     @asynccontextmanager

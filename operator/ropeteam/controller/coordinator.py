@@ -24,19 +24,24 @@ class Unreachable(Exception):
     """There is no report. The text says why, in a few words."""
 
 
+def _connect() -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)  # a Service may lead to another pod by now
+    return aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT)
+
+
 class Coordinators:
-    """The coordinators of all jobs. Use as `async with`. `may_write`: as for ApiClient."""
+    """The coordinators of all jobs. Use as `async with`. `may_write`, `connect`: as for ApiClient."""
 
     def __init__(
-        self, port: int = COORDINATOR_HTTP_PORT, may_write: Callable[[], bool] = lambda: True
+        self,
+        port: int = COORDINATOR_HTTP_PORT,
+        may_write: Callable[[], bool] = lambda: True,
+        connect: Callable[[], aiohttp.ClientSession] = _connect,
     ) -> None:
-        self._port, self._may_write = port, may_write
+        self._port, self._may_write, self._connect = port, may_write, connect
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(
-            limit=0, force_close=True
-        )  # a Service may lead to another pod by now
-        self._session = aiohttp.ClientSession(connector=connector, timeout=_TIMEOUT)
+        self._session = self._connect()
         return self
 
     async def __aexit__(self, *_: object) -> None:

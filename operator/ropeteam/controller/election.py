@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +20,7 @@ from datetime import UTC, datetime
 import aiohttp
 
 from ropeteam.controller.cluster import AlreadyOurs, ApiClient, ApiError, Conflict, NotFound, Object, Place
+from ropeteam_trainer.clocks import boot_seconds
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +65,10 @@ def may_take(sight: Sight, me: str, now: float) -> bool:
     return holder in ("", me) or now - sight.since >= float(sight.record.get("leaseDurationSeconds") or 0)
 
 
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
 class Elector:
     """`place`: the Lease; `me`: unique to this process. `client` is used by nobody else."""
 
@@ -75,9 +78,11 @@ class Elector:
         place: Place,
         me: str,
         timing: Timing = Timing(),
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = boot_seconds,
+        wall: Callable[[], datetime] = utc_now,
     ) -> None:
-        self._client, self._place, self.me, self._timing, self._clock = client, place, me, timing, clock
+        self._client, self._place, self.me, self._timing = client, place, me, timing
+        self._clock, self._wall = clock, wall
         self._sight = Sight({}, clock())
         self._lease: Object = {}
         self._deadline = float("-inf")
@@ -93,13 +98,13 @@ class Elector:
             if holder != told:
                 log.info("stands by: %s leads", holder or "nobody yet")
                 told = holder
-            await _pause(self._timing.look)
+            await self._pause(self._timing.look)
         log.info("leads as %s", self.me)
 
     async def keep(self) -> None:
         """Renew until that fails for too long. Raises LeadershipLost; never returns."""
         while True:
-            await _pause(self._timing.retry)
+            await self._pause(self._timing.retry)
             renewed = await self._try()
             taken = not renewed and self._sight.record.get("holderIdentity") != self.me
             if taken or not self.may_write():
@@ -147,10 +152,8 @@ class Elector:
             self._sight = Sight(record, self._clock())
 
     def _record(self) -> Object:
-        old, now = (
-            self._sight.record,
-            datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
-        )
+        old = self._sight.record
+        now = self._wall().isoformat(timespec="microseconds").replace("+00:00", "Z")
         is_ours = old.get("holderIdentity") == self.me
         return {
             "holderIdentity": self.me,
@@ -168,9 +171,8 @@ class Elector:
             self._lease = await self._client.create({**_kind(), "metadata": metadata, "spec": record})
         self._see()
 
-
-async def _pause(seconds: float) -> None:
-    await asyncio.sleep(seconds * random.uniform(1.0, 1.2))
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds * self._client.chance.uniform(1.0, 1.2))
 
 
 def _kind() -> Object:

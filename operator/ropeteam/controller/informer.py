@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
@@ -99,6 +98,9 @@ class Informer(Generic[T]):
     def known_keys(self) -> tuple[Key, ...]:
         return tuple(self._by_key)
 
+    def knows_any(self) -> bool:
+        return bool(self._by_key)
+
     def learn(self, thing: Object) -> None:
         """The API server's answer to our own write. Ignored if the watch has already told something newer."""
         if int(thing["metadata"]["resourceVersion"]) > int(self._version or 0):
@@ -123,7 +125,7 @@ class Informer(Generic[T]):
                 log.debug("watch of %s broke: %s", self._lens.kind, error)
             lasted = loop.time() - began > _HEALTHY_SECONDS
             wait = _SHORTEST_WAIT if lasted else min(max(_SHORTEST_WAIT, wait * 2), _LONGEST_WAIT)
-            await asyncio.sleep(wait * random.uniform(0.5, 1.5))
+            await asyncio.sleep(wait * self._client.chance.uniform(0.5, 1.5))
 
     async def list(self) -> None:
         """Know what there is now, and tell of what has changed since the last time."""
@@ -153,7 +155,7 @@ class Informer(Generic[T]):
             **self._selector,
             "allowWatchBookmarks": "true",
             "resourceVersion": self._version or "",
-            "timeoutSeconds": str(random.randint(290, 580)),
+            "timeoutSeconds": str(self._client.chance.randint(290, 580)),
         }
         async with self._client.watch(self._path, params) as stream:
             rest = b""
@@ -216,6 +218,9 @@ class Spread(Generic[T]):
 
     def known_keys(self) -> tuple[Key, ...]:
         return tuple(key for part in self.parts for key in part.known_keys())
+
+    def knows_any(self) -> bool:
+        return any(part.knows_any() for part in self.parts)
 
     def learn(self, thing: Object) -> None:
         for part in self.parts:

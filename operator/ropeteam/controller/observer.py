@@ -19,10 +19,12 @@ from ropeteam.api.status import JobStatus
 from ropeteam.controller.caches import Caches
 from ropeteam.controller.cluster import AlreadyOurs, ApiClient, ApiError, Object
 from ropeteam.controller.coordinator import Coordinators, Unreachable
+from ropeteam.controller.holders import Holders
 from ropeteam.controller.informer import Key
 from ropeteam.controller.settings import OperatorKey
 from ropeteam.core import workerpod
 from ropeteam.core.observation import Observation, PodSeen, Refusal, ServiceSeen
+from ropeteam_trainer.clocks import boot_seconds
 from ropeteam_trainer.contract.desired import Desired, JobReport
 
 _REFUSALS = {400, 403, 422}
@@ -40,6 +42,7 @@ class Memory:
     secret: bool = False
     written_at: datetime | None = None
     why: str = ""
+    holders: Holders = field(default_factory=Holders)
 
 
 @dataclass
@@ -67,6 +70,9 @@ class Observer:
     key: OperatorKey
     defaults: Defaults
     clock: Callable[[], datetime]
+    own_clock: Callable[[], float] = boot_seconds
+    deletion_proves_end: bool = False
+    """Of a node whose object is gone: nothing runs on it any more."""
 
     async def observe(self, key: Key) -> Observation | None:
         """None: there is no such job (any more)."""
@@ -90,9 +96,16 @@ class Observer:
             written_at=memory.written_at,
             report=report,
             report_error=error,
+            dead_nodes=self._dead_nodes(status),
+            held=memory.holders.of(status, self.own_clock()),
             defaults=self.defaults,
         )
         return seen.model_copy(update={"refusal": await self._refusal(memory, seen)})
+
+    def _dead_nodes(self, status: JobStatus) -> tuple[str, ...]:
+        names = {each.node for each in status.coordinator.former if each.node}
+        ended = (name for name in sorted(names) if self.caches.node_has_ended(name, self.deletion_proves_end))
+        return tuple(ended)
 
     def _pods(self, key: Key, job_uid: str) -> tuple[PodSeen, ...]:
         pods = (pod for uid, pod in self.caches.pods.of(key) if uid == job_uid)
@@ -112,6 +125,10 @@ class Observer:
             report = await self.coordinators.tell(address, bearer, memory.desired)
         except Unreachable as error:
             return None, str(error)
+        if status.coordinator.former:
+            memory.holders.forget()
+        else:
+            memory.holders.heard(memory.desired, report, self.own_clock())
         return report, ""
 
     async def _refusal(self, memory: Memory, seen: Observation) -> Refusal | None:

@@ -28,6 +28,7 @@ class Pace:
         if not only_progress(old, new):
             return True
         passed = (now - self._filled).total_seconds() if self._filled else 0.0
+        passed = max(0.0, passed)  # a clock that is set back takes no tokens away
         self._tokens = min(self.per_second, self._tokens + passed * self.per_second)
         self._filled = now
         if self._tokens < 1:

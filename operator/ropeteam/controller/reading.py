@@ -6,7 +6,7 @@ Limits: only what `core` may know is kept; an Observation is small enough to be 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ropeteam.controller.informer import Key
 from ropeteam.core.observation import ContainerSeen, PodSeen, Role, ServiceSeen
@@ -15,6 +15,7 @@ from ropeteam_trainer.contract.config import TRAINER_CONTAINER
 Object = dict[str, Any]
 
 LABEL = "ropeteam.dev/"
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 MANAGED = "app.kubernetes.io/managed-by=ropeteam"
 
 
@@ -75,8 +76,16 @@ def service(thing: Object) -> tuple[str, ServiceSeen]:
     return label(thing, "job-uid"), seen
 
 
-def node_is_ready(thing: Object) -> bool:
-    return bool(_condition(thing.get("status") or {}, "Ready").get("status") == "True")
+class NodeSeen(NamedTuple):
+    ready: bool
+    out_of_service: bool
+    """A person vouches by a taint that nothing runs there."""
+
+
+def node(thing: Object) -> NodeSeen:
+    taints = (thing.get("spec") or {}).get("taints") or ()
+    ready = _condition(thing.get("status") or {}, "Ready").get("status") == "True"
+    return NodeSeen(ready, any(taint.get("key") == OUT_OF_SERVICE for taint in taints))
 
 
 def _number(thing: Object, name: str, default: int) -> int:

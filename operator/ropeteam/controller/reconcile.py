@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -49,13 +48,14 @@ class Reconciler:
         """Seconds after which to look again; None: when something changes. Raises ApiError, connection
         errors.
         """
-        began, result = time.monotonic(), "error"
+        clock, result = asyncio.get_running_loop().time, "error"
+        began = clock()
         try:
             again = await self._round(key)
             result = "success" if again is None else "requeue_after" if again > 0 else "requeue"
             return again
         finally:
-            metrics.count_round(result, time.monotonic() - began)
+            metrics.count_round(result, clock() - began)
 
     async def _round(self, key: Key) -> float | None:
         seen = await self.observer.observe(key)

@@ -64,6 +64,8 @@ class Settings:
     """How long a leader may be silent."""
     workers: int
     """Jobs handled at the same time."""
+    deletion_proves_end: bool
+    """Of a node whose object is gone: nothing runs on it any more."""
     probe_address: str
     """host:port of /healthz, /readyz and /metrics; port 0: any free one, written to
     `<home>/operator.address`.
@@ -110,7 +112,10 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     setting("workers", "32", "jobs handled at the same time")
     setting("probe-address", "127.0.0.1:0", "where to serve /healthz, /readyz and /metrics")
     setting("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
+    setting("deleted-nodes", "unknown", "`ended`: nothing runs on a node whose object is deleted")
     given = parser.parse_args(arguments)
+    if given.deleted_nodes not in ("unknown", "ended"):
+        parser.error(f"--deleted-nodes {given.deleted_nodes}: unknown or ended is needed")
     for name in ("workers", "lease-seconds"):
         value = getattr(given, name.replace("-", "_"))
         if not value.isdigit() or int(value) < 1:
@@ -128,6 +133,7 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         lease=given.lease,
         lease_seconds=int(given.lease_seconds),
         workers=int(given.workers),
+        deletion_proves_end=given.deleted_nodes == "ended",
         probe_address=given.probe_address,
         log_level=given.log_level.upper(),
     )

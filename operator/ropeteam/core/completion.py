@@ -1,8 +1,9 @@
 """Has the job ended, and what is left to do then? Terminal is final: from then on status stays, and only
 cleaning is done.
 
-Complete: an agent exited 0 (they do on RELEASE only), or the coordinator says so. Failed: the coordinator
-gives a reason, the budget is spent, a slot's pods fail again and again outside any world, or the deadline has
+Complete: the agent of a pod that holds its slot exited 0 (they do on RELEASE only), or the coordinator says
+so. A pod that was replaced does not count: its world may have been left behind. Failed: the coordinator gives
+a reason, the budget is spent, a slot's pods fail again and again outside any world, or the deadline has
 passed.
 """
 
@@ -16,6 +17,7 @@ from ropeteam.core.answer import Answer
 from ropeteam.core.classify import finished_cleanly
 from ropeteam.core.conditions import ended
 from ropeteam.core.gang import active
+from ropeteam.core.handover import holder
 from ropeteam.core.observation import PodSeen
 from ropeteam.core.view import View, changed
 from ropeteam_trainer.contract.desired import WorldPhase
@@ -26,7 +28,9 @@ RELEASE_SECONDS = 10
 
 
 def complete(view: View, status: JobStatus) -> Answer | None:
-    released = next((pod for pod in view.all_workers if finished_cleanly(pod)), None)
+    holders = {uid for slot in status.slots for uid in (slot.pod_uid, holder(slot).pod_uid)}
+    pods = (pod for pod in view.all_workers if pod.uid in holders)
+    released = next((pod for pod in pods if finished_cleanly(pod)), None)
     told = view.report is not None and view.report.phase is WorldPhase.COMPLETE
     if released is None and not told:
         return None

@@ -10,9 +10,10 @@ from datetime import datetime, timedelta
 from ropeteam.api.status import JobStatus
 from ropeteam.core import backoff, incidents, release
 from ropeteam.core.completion import RELEASE_SECONDS
-from ropeteam.core.fold import FENCE_MARGIN_SECONDS
 from ropeteam.core.handover import DELETE_MARGIN_SECONDS
 from ropeteam.core.view import View
+from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.fence import longest_life
 
 ASK_SELDOM_SECONDS, ASK_SECONDS, ASK_SOON_SECONDS, ASK_AT_ONCE_SECONDS = 15.0, 5.0, 1.0, 0.2
 """How often the coordinator is told and asked."""
@@ -24,6 +25,8 @@ def next_question(view: View, status: JobStatus) -> float:
     """
     if any(slot.relieves for slot in status.slots):
         return ASK_AT_ONCE_SECONDS
+    if view.report is not None and view.report.phase is WorldPhase.COMPLETING:
+        return ASK_SOON_SECONDS  # it waits for our word that the last checkpoint is saved
     if status.state == "Running":
         return ASK_SECONDS
     all_run = sum(pod.container.running for pod in view.workers.values()) == len(status.slots)
@@ -48,6 +51,9 @@ def _moments(view: View, status: JobStatus) -> Iterator[datetime]:
         yield status.start_time + timedelta(seconds=spec.active_deadline_seconds)
     if (moment := release.due(view, status)) is not None:
         yield moment
+    if status.coordinator_fault_since is not None:
+        life = longest_life(spec.recovery.fence_seconds)
+        yield status.coordinator_fault_since + timedelta(seconds=life)
     yield from _accounting(view, status)
     yield from _pods(view, status)
 
@@ -63,10 +69,11 @@ def _accounting(view: View, status: JobStatus) -> Iterator[datetime]:
 
 
 def _pods(view: View, status: JobStatus) -> Iterator[datetime]:
-    fence = timedelta(seconds=view.spec.recovery.fence_seconds + FENCE_MARGIN_SECONDS)
+    fence = timedelta(seconds=longest_life(view.spec.recovery.fence_seconds))
     for slot in status.slots:
         if slot.replaced_at is not None and not slot.old_pod_gone:
             yield slot.replaced_at + fence
+            yield view.now + fence - timedelta(seconds=view.held(slot))
     paced = [(status.coordinator.since, status.coordinator.faults)]
     paced += [(slot.replaced_at, slot.faults) for slot in status.slots]
     for since, faults in paced:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus, WorkersStatus
-from ropeteam.core import incidents, progress
+from ropeteam.core import former, incidents, progress
 from ropeteam.core.classify import cannot_write, strong_evidence
 from ropeteam.core.observation import PodSeen
 from ropeteam.core.view import View, changed
 from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.fence import longest_life
 from ropeteam_trainer.contract.world import Cause
-
-FENCE_MARGIN_SECONDS = 10
 
 
 def fold(view: View) -> JobStatus:
@@ -52,6 +52,8 @@ def _coordinator(view: View) -> CoordinatorStatus:
     return changed(
         coordinator,
         pod_uid=coordinator.pod_uid or (pod.uid if pod else ""),
+        node=coordinator.node or (pod.node if pod else ""),
+        former=former.remaining(view),
         address=coordinator.address or (service.cluster_ip if service else ""),
         boot=max(0, report.boot) if report else coordinator.boot,
         faults=0 if report else coordinator.faults,
@@ -62,12 +64,15 @@ def _silent_since(view: View) -> datetime | None:
     since = view.status.coordinator_fault_since
     if view.report is not None:
         return None
-    return since or (view.now if view.seen.report_error else None)
+    pod = view.coordinator
+    away = view.status.holds(ConditionType.RUNNING) and (pod is None or not pod.container.running)
+    return since or (view.now if view.seen.report_error or away else None)
 
 
 def _slot(view: View, slot: SlotStatus, old: PodSeen | None) -> SlotStatus:
     pod = view.workers.get(slot.slot)
-    fenced = view.passed(slot.replaced_at, view.spec.recovery.fence_seconds + FENCE_MARGIN_SECONDS)
+    life = longest_life(view.spec.recovery.fence_seconds)
+    fenced = view.passed(slot.replaced_at, life) and view.held(slot) >= life  # the first alone: a clock steps
     proven = old is not None and cannot_write(old)
     trains = view.report is not None and view.report.phase is WorldPhase.RUNNING and view.registered(slot)
     return changed(

@@ -14,6 +14,7 @@ from typing import Any
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus
+from ropeteam.core import former
 from ropeteam.core.actions import Action, DeletePod
 from ropeteam.core.answer import Answer
 from ropeteam.core.classify import cannot_write
@@ -79,7 +80,12 @@ def open_attempt(view: View, status: JobStatus, stopped_at: datetime | None = No
     return changed(
         status,
         attempt=status.attempt + 1,
-        coordinator=CoordinatorStatus(term=coordinator.term + 1, address=_address(view), since=view.now),
+        coordinator=CoordinatorStatus(
+            term=coordinator.term + 1,
+            address=_address(view),
+            former=former.retired(view, coordinator),
+            since=view.now,
+        ),
         slots=tuple(slots),
         avoided_nodes=(),
         shape=shape(view.spec),
@@ -137,9 +143,9 @@ def _at_rest(view: View, status: JobStatus) -> Answer:
         Fact(ConditionType.RUNNING, False, "Suspended"),
         Fact(ConditionType.RECOVERING, False, "Suspended"),
     )
-    resting = changed(
-        status, drain_since=None, rests_until=None, coordinator=changed(status.coordinator, pod_uid="")
-    )
+    left = former.retired(view, status.coordinator)
+    coordinator = changed(status.coordinator, pod_uid="", node="", former=left)
+    resting = changed(status, drain_since=None, rests_until=None, coordinator=coordinator)
     pods = (*view.all_workers, *view.all_coordinators)
     return Answer("the job is suspended", resting, "Suspended", facts, remove(pods))
 

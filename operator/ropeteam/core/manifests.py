@@ -24,6 +24,14 @@ RESTRICTED: dict[str, Any] = {
     "runAsUser": 65532,
 }
 """For containers of our own image; satisfies the Pod Security level `restricted`."""
+LIVENESS: dict[str, Any] = {
+    "httpGet": {"path": "/healthz", "port": "http"},
+    "periodSeconds": 10,
+    "timeoutSeconds": 5,
+    "failureThreshold": 6,
+}
+"""The coordinator's loop turns and its folder answers. A minute: a busy one is not killed, and one that hangs
+is started anew before fenceSeconds (120) have passed, so that its agents go on."""
 TOKEN_VOLUME = "ropeteam-token"
 STATE_PATH = "/ropeteam-state"
 DRAIN_MARGIN_SECONDS = 10
@@ -82,6 +90,7 @@ def coordinator_pod(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
             {"name": "agents", "containerPort": contract.COORDINATOR_AGENT_PORT},
             {"name": "http", "containerPort": contract.COORDINATOR_HTTP_PORT},
         ],
+        "livenessProbe": LIVENESS,
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
         "securityContext": RESTRICTED,
         "volumeMounts": [token_mount(), {"name": "ropeteam-state", "mountPath": STATE_PATH}],

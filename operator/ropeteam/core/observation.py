@@ -74,6 +74,16 @@ class PodSeen(Seen):
         return self.container.exit_code is not None or self.phase in ("Succeeded", "Failed")
 
 
+class HeldSeen(Seen):
+    """By the clock of this operator process: no step of a wall clock moves it, no other machine shares it."""
+
+    slot: int
+    incarnation: int
+    seconds: float
+    """Since when the coordinator is known to know that this incarnation holds the slot: it answers no older
+    pod."""
+
+
 class ServiceSeen(Seen):
     name: str
     uid: str
@@ -109,4 +119,9 @@ class Observation(Seen):
     """The coordinator's answer; None: not asked, or not reached."""
     report_error: str = ""
     """Why there is none, if it was asked."""
+    held: tuple[HeldSeen, ...] = ()
+    """Of slots whose former pod may still write. Counted anew when coordinator or operator restart."""
+    dead_nodes: tuple[str, ...] = ()
+    """Of nodes of former coordinators: those on which nothing runs any more, as somebody vouches: tainted
+    out-of-service, or deleted where the installation says that this proves it."""
     defaults: Defaults = Defaults()

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
+from ropeteam.core import former, names
 from ropeteam.core.actions import Action
 from ropeteam.core.answer import Answer
 from ropeteam.core.conditions import NOT_SUSPENDED, Fact
 from ropeteam.core.observation import ContainerSeen, PodSeen, Role
 from ropeteam.core.view import View
 from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.fence import longest_life
 
 _RUNNING = frozenset({WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE})
 _IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
@@ -32,11 +34,18 @@ class Reason:
 
 
 def runs(view: View) -> bool:
-    """As far as is known. While the coordinator is silent, or has just booted, the world is as it was."""
+    """As far as is known. While the coordinator is silent, or has just booted, the world is as it was: for as
+    long as workers can be without it."""
     report = view.report
     if report is None or report.phase is WorldPhase.WAITING:
-        return view.status.holds(ConditionType.RUNNING)
+        return view.status.holds(ConditionType.RUNNING) and not is_unknown(view)
     return report.phase in _RUNNING
+
+
+def is_unknown(view: View) -> bool:
+    """The coordinator has not answered for so long that without it every worker has ended its ranks."""
+    limit = longest_life(view.spec.recovery.fence_seconds)
+    return view.report is None and view.passed(view.status.coordinator_fault_since, limit)
 
 
 def recovers(view: View, status: JobStatus) -> bool:
@@ -73,16 +82,17 @@ def live_facts(view: View, status: JobStatus) -> tuple[Fact, ...]:
         running,
         Fact(ConditionType.RECOVERING, recovering, cause, last.message if last and recovering else ""),
     )
-    obstacle = None if runs(view) else obstacles(view)
+    obstacle = _told(view) or (None if runs(view) else obstacles(view))
     if obstacle is not None and obstacle.stalled:
         return (*facts, Fact(ConditionType.STALLED, True, obstacle.word, obstacle.message))
     return facts
 
 
 def _running_fact(view: View) -> Fact:
-    if view.seen.report_error and view.report is None and view.status.holds(ConditionType.RUNNING):
-        message = "The operator cannot reach the job's coordinator; training goes on without it."
-        return Fact(ConditionType.RUNNING, True, "CoordinatorUnreachable", message)
+    pod = view.coordinator
+    away = bool(view.seen.report_error) or pod is None or not pod.container.running
+    if away and view.report is None and runs(view):
+        return Fact(ConditionType.RUNNING, True, "CoordinatorUnreachable", _silence(view))
     if runs(view):
         return Fact(ConditionType.RUNNING, True, "WorldRunning", "All workers train together.")
     obstacle = obstacles(view)
@@ -93,10 +103,41 @@ def _running_fact(view: View) -> Fact:
     return Fact(ConditionType.RUNNING, False, "PodsStarting", "Pods are being made and started.")
 
 
+def _silence(view: View) -> str:
+    """What is known, what is not, and what can be done."""
+    since, fence = view.status.coordinator_fault_since or view.now, view.spec.recovery.fence_seconds
+    told = f"The operator has not reached the job's coordinator since {since:%Y-%m-%d %H:%M:%S} UTC."
+    if not is_unknown(view):
+        return (
+            f"{told} Whether training goes on is not known meanwhile: workers go on for {fence} s after "
+            "their coordinator's last answer."
+        )
+    name = names.coordinator(view.job.name, view.status.coordinator.term)
+    return (
+        f"{told} If it answers nobody, every worker has ended its ranks by now, and the kubelet starts it "
+        "anew; if the operator alone is cut off from it (network policy?), training may go on. To give it "
+        f"another pod: kubectl delete pod -n {view.job.namespace} {name}"
+    )
+
+
+def _told(view: View) -> Reason | None:
+    """By the coordinator: what it tries again and again."""
+    stalled = view.report.stalled if view.report else None
+    return Reason(stalled.reason.value, stalled.message, stalled=True) if stalled else None
+
+
 def obstacles(view: View) -> Reason | None:
     """What keeps pods from running, worst first. The same words for all pods are said once."""
     pods = [pod for pod in (*view.workers.values(), view.coordinator) if pod is not None and not pod.deleting]
-    return _unscheduled(view, pods) or _stuck(pods) or _unreachable(view)
+    return _unscheduled(view, pods) or _stuck(pods) or _unreachable(view) or _unproven(view)
+
+
+def _unproven(view: View) -> Reason | None:
+    """All that a world lacks is the proof that a former one has ended."""
+    report, words = view.report, former.message(view)
+    if not words or report is None or report.phase is not WorldPhase.FORMING:
+        return None
+    return Reason("FormerCoordinator", words, stalled=True)
 
 
 def _unscheduled(view: View, pods: list[PodSeen]) -> Reason | None:
@@ -155,5 +196,7 @@ def _unreachable(view: View) -> Reason | None:
     pod = view.coordinator
     if view.report is not None or not view.seen.report_error or pod is None or not pod.container.running:
         return None
+    if is_unknown(view):
+        return Reason("CoordinatorUnreachable", _silence(view), stalled=True)
     message = "The coordinator's pod runs but does not answer the operator yet."
     return Reason("CoordinatorUnreachable", message)

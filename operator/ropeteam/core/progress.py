@@ -61,7 +61,8 @@ def throttle(old: JobStatus, new: JobStatus, now: datetime) -> JobStatus:
     """Progress alone is worth a write only now and then: etcd keeps every revision."""
     if old.progress is None or old.progress.time is None or changed(new, progress=old.progress) != old:
         return new
-    return new if now >= old.progress.time + timedelta(seconds=EVERY_SECONDS) else old
+    left = (old.progress.time + timedelta(seconds=EVERY_SECONDS) - now).total_seconds()
+    return old if 0 < left <= EVERY_SECONDS else new  # a clock that was set back holds nothing up
 
 
 def details_wait(old: JobStatus, new: JobStatus, now: datetime, written_at: datetime | None) -> float | None:
@@ -94,7 +95,8 @@ def checkpoint(view: View, report: JobReport) -> CheckpointStatus | None:
     )
     wish = view.spec.checkpoint
     folder = checkpoint_directory(view.job.name, wish) if wish else ""
-    location = f"{folder}/step-{lineage[0].step}/{lineage[0].epoch}" if wish else ""
+    run = report.lineage[0].run or view.job.uid
+    location = f"{folder}/run-{run}/step-{lineage[0].step}/{lineage[0].epoch}" if wish else ""
     if old is not None and old.lineage == lineage:
         return old
     return CheckpointStatus(

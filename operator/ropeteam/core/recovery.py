@@ -8,7 +8,7 @@ files of its own is told to the coordinator (`old_pod_gone`).
 from __future__ import annotations
 
 from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus
-from ropeteam.core import gang, handover, incidents
+from ropeteam.core import former, gang, handover, incidents, pending
 from ropeteam.core.answer import Answer
 from ropeteam.core.classify import cause_of
 from ropeteam.core.observation import PodSeen
@@ -18,17 +18,28 @@ from ropeteam_trainer.contract.desired import ReplaceWish
 from ropeteam_trainer.contract.world import Cause
 
 _MOST_AVOIDED = 16
+VAIN_RESTARTS = 2
 
 
 def new_term(view: View, status: JobStatus) -> Answer | None:
-    """The coordinator's pod is gone for good. Its container's restarts are its own affair."""
+    """The coordinator's pod is gone for good, or of no use. Its container's restarts are its own affair."""
     old = view.status.coordinator
-    why = _coordinator_lost(view, old)
+    claimed = view.report.newer_term if view.report else 0
+    why = _claimed_by_another(old, claimed) or _coordinator_lost(view, old)
     if why is None:
         return None
     faults = old.faults + 1
-    new = CoordinatorStatus(term=old.term + 1, address=old.address, since=view.now, faults=faults)
+    left = former.retired(view, status.coordinator)
+    term = max(old.term, claimed) + 1
+    new = CoordinatorStatus(term=term, address=old.address, former=left, since=view.now, faults=faults)
     return live(view, changed(status, coordinator=new), f"{why}: term {new.term}")
+
+
+def _claimed_by_another(old: CoordinatorStatus, claimed: int) -> str | None:
+    """We are the ones who say which term is the newest; status may be from before a restore of etcd."""
+    if claimed < old.term:
+        return None
+    return f"a world of term {claimed}, of which status does not know, has claimed the folder of checkpoints"
 
 
 def _coordinator_lost(view: View, old: CoordinatorStatus) -> str | None:
@@ -43,7 +54,17 @@ def _coordinator_lost(view: View, old: CoordinatorStatus) -> str | None:
         return "the coordinator's pod is being deleted"
     if pod.node_lost and view.report is None:
         return f"the coordinator's node {pod.node} is lost"
+    if _in_vain(view, pod):
+        return f"the coordinator does not answer after {pod.container.restarts} restarts of its container"
     return None
+
+
+def _in_vain(view: View, pod: PodSeen) -> bool:
+    """Not reached for as long as agents wait, and not by the kubelet either, which started it anew more than
+    once since it last spoke. That *we* do not reach it is no reason: it may be us who are cut off.
+    """
+    again = pod.container.restarts - view.status.coordinator.boot
+    return view.report is None and again >= VAIN_RESTARTS and pending.is_unknown(view)
 
 
 def new_address(view: View, status: JobStatus) -> Answer | None:

@@ -88,6 +88,11 @@ class View:
         told = self.report.slots.get(str(slot.slot)) if self.report else None
         return told is not None and told.registered and told.incarnation == slot.incarnation
 
+    def held(self, slot: SlotStatus) -> float:
+        """For how many seconds of our own clock the former pods of this slot have had no answer for sure."""
+        found = (each for each in self.seen.held if each.slot == slot.slot)
+        return next((each.seconds for each in found if each.incarnation == slot.incarnation), 0.0)
+
     def passed(self, since: datetime | None, seconds: float) -> bool:
         """Whether `seconds` have gone by since then. Never, if there was no `then`."""
         return since is not None and self.now >= since + timedelta(seconds=seconds)

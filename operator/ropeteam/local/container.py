@@ -44,6 +44,11 @@ class Container:
     def ever_ran(self) -> bool:
         return self.running or self.restarts > 0 or "terminated" in (self.state | self.last_state)
 
+    def begin_anew(self) -> None:
+        """The next run is another one: what was asked of the last does not concern it."""
+        self.restarts += 1
+        self._asked = None
+
     def wait(self, reason: str, message: str = "") -> None:
         waiting = {"reason": reason} | ({"message": message} if message else {})
         if "terminated" in self.state:

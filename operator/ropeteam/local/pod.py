@@ -1,7 +1,8 @@
 """The life of one pod: scheduled, mounted, init containers one by one, containers together, until deleted.
 
 A pod is never moved and never revived. Its object goes once it was deleted and all its processes are gone.
-Limits: a running container is a ready one; probes, resources, node selection and deadlines are not looked at.
+Limits: a running container is a ready one; of probes only livenessProbe is asked; resources, node selection
+and deadlines are not looked at.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from ropeteam.local import podspec, volumes
+from ropeteam.local import liveness, podspec, volumes
 from ropeteam.local.container import AGAIN_SECONDS, Container
 from ropeteam.local.podspec import Lookup, NotReady, StartError
 from ropeteam.local.resources import Object
@@ -181,18 +182,40 @@ class PodWorker:
             self.node.record(self.pod, "Warning", "BackOff", f"{text} in pod {self.pod['metadata']['name']}")
             await self._pause(back_off)
             back_off = min(2 * back_off, _LONGEST_BACK_OFF)
-            container.restarts += 1
+            container.begin_anew()
 
     async def _run_once(self, container: Container) -> int:
         started = timestamp()
         try:
             launch = await self._when_ready(lambda: self._launch(container), container)
             self.node.record(self.pod, "Normal", "Started", f"Started container {container.name}")
-            return await container.run(launch)
+            return await self._while_alive(container, launch)
         except StartError as error:
             container.end(127, "StartError", started, str(error))
             self.node.record(self.pod, "Warning", "Failed", f"Error: {error}")
             return 127
+
+    async def _while_alive(self, container: Container, launch: podspec.Launch) -> int:
+        """One run, which a livenessProbe may end."""
+        probed = "httpGet" in (container.spec.get("livenessProbe") or {})
+        watch = asyncio.create_task(self._kill_when_dead(container)) if probed else None
+        try:
+            return await container.run(launch)
+        finally:
+            if watch:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+
+    async def _kill_when_dead(self, container: Container) -> None:
+        why = await liveness.failed(container.spec, self._fixed["podIP"])
+        self.node.record(self.pod, "Warning", "Unhealthy", f"Liveness probe failed: {why}")
+        text = f"Container {container.name} failed liveness probe, will be restarted"
+        self.node.record(self.pod, "Normal", "Killing", text)
+        container.signal(signal.SIGTERM)
+        await asyncio.sleep(self.pod["spec"].get("terminationGracePeriodSeconds", 30))
+        while True:
+            container.signal(signal.SIGINT)
+            await asyncio.sleep(AGAIN_SECONDS)
 
     def _mount(self) -> dict[str, Path]:
         for container in self.init:

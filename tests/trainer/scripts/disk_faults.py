@@ -80,7 +80,13 @@ ref = CheckpointRef(6, EPOCH)
 saved = reader.load_metadata(root, ref)
 into = {"model.weight": torch.zeros_like(model.weight)}
 into |= {f"model.{name}": torch.ones(()) for name in ("one", "two")}
-reader.fill(root, ref, saved, {name: piece for name, tensor in into.items() if (piece := piece_of(tensor))})
+reader.fill(
+    root,
+    ref,
+    saved,
+    {name: piece for name, tensor in into.items() if (piece := piece_of(tensor))},
+    lambda: None,
+)
 same = torch.equal(into["model.weight"].full_tensor(), whole)  # type: ignore[attr-defined]
 buffers = [into["model.one"].item(), into["model.two"].item()]
 left = sorted(str(path.relative_to(root)) for path in root.glob("step-[2345]/*/*"))

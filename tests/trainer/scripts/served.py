@@ -2,14 +2,16 @@
 
     served.py REQUEST FOLDER
 
-REQUEST: JSON, {strategy, model, optimizer, steps, batch, slow}. model: "gpt", the tiny one, or "count": every
-gradient is -1 and the learning rate 1, so weights count the gradients that were applied. slow: {rank: seconds
-of sleep in each step}.
+REQUEST: JSON, {strategy, model, optimizer, steps, batch, slow, dies}. model: "gpt", the tiny one, or "count":
+every gradient is -1 and the learning rate 1, so weights count the gradients that were applied. slow: {rank:
+seconds of sleep in each step}. dies: {rank: batches after which it kills itself, once, before it reports}.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -68,11 +70,19 @@ def main() -> None:
             gradients = {name: p.grad.clone() for name, p in named_parameters([model]).items()}
         time.sleep(request.get("slow", {}).get(str(job.rank), 0))
         optimizer.step()
+        if len(losses) == request.get("dies", {}).get(str(job.rank)):
+            die_once(Path(sys.argv[2]) / f"died-{job.rank}")
         losses.append((job.step, float(loss.detach()) * job.batch_weight))
         job.report(loss=loss)
     weights = {name: p.detach() for name, p in named_parameters([model]).items()}
     out = {"losses": losses, "gradients": gradients, "weights": weights, "step": job.step}
     torch.save(out, Path(sys.argv[2]) / f"out-{job.rank}.pt")
+
+
+def die_once(mark: Path) -> None:
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _mean(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:

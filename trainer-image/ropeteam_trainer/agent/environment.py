@@ -29,14 +29,13 @@ def rank_environment(
     slot = identity.slot
     member, first = plan.member(slot), plan.first_rank(slot)
     assert member is not None
-    group = plan.members.index(member)
     own = {
         "RANK": rank,
         "WORLD_SIZE": plan.world_size,
         "LOCAL_RANK": rank - first,
         "LOCAL_WORLD_SIZE": member.processes,
-        "GROUP_RANK": group,
-        "GROUP_WORLD_SIZE": len(plan.members),
+        "GROUP_RANK": slot,
+        "GROUP_WORLD_SIZE": plan.slots,
         "MASTER_ADDR": plan.store_host,
         "MASTER_PORT": plan.store_port,
         "TORCHELASTIC_RESTART_COUNT": plan.restart_count,
@@ -52,7 +51,7 @@ def rank_environment(
 def _role(settings: WorkerConfig, plan: Plan, rank: int) -> dict[str, object]:
     if not settings.servers:
         return {"ROLE_NAME": "default", "ROLE_RANK": rank, "ROLE_WORLD_SIZE": plan.world_size}
-    workers = plan.first_rank(settings.lead_slot)
+    workers = settings.workers * settings.processes
     if rank < workers:
         return {"ROLE_NAME": "worker", "ROLE_RANK": rank, "ROLE_WORLD_SIZE": workers}
     return {"ROLE_NAME": "server", "ROLE_RANK": rank - workers, "ROLE_WORLD_SIZE": plan.world_size - workers}
@@ -77,8 +76,8 @@ def launcher_environment(base: Mapping[str, str], plan: Plan, slot: int) -> dict
     member = plan.member(slot)
     assert member is not None
     own = {
-        "NNODES": len(plan.members),
-        "NODE_RANK": plan.members.index(member),
+        "NNODES": plan.slots,
+        "NODE_RANK": slot,
         "NPROC_PER_NODE": member.processes,
         "WORLD_SIZE": plan.world_size,
         "MASTER_ADDR": plan.members[0].address,

@@ -69,7 +69,9 @@ def verdict(rank: RankState, timeouts: Timeouts, uses_library: bool, clock: Cloc
     if rank.exit or rank.killed_for or rank.started_at is None or rank.waits:
         return None
     if rank.beat.steps_here == 0:
-        if uses_library and now - rank.started_at > timeouts.start:
+        # While it restores, its heart beats as long as bytes are read: a large checkpoint takes its time.
+        at_work = rank.beat.monotonic_ns / 1e9 if rank.beat.phase != "serve" else 0.0
+        if uses_library and now - max(rank.started_at, at_work) > timeouts.start:
             message = f"no first step within recovery.startSeconds ({timeouts.start} s)"
             return ProcessExit(None, None, late_start=True, fingerprint="start timeout", message=message)
         return None

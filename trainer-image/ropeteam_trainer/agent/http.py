@@ -8,7 +8,6 @@ and more than 16 peers at a time are turned away unheard.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 from ropeteam_trainer.agent.log import log
@@ -68,7 +67,7 @@ class Metrics:
             return _answer("404 Not Found", b"there is /metrics\n")
         if method != b"GET":
             return _answer("405 Method Not Allowed", b"/metrics takes GET\n")
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         if now - self._made_at >= FRESH_SECONDS:
             self._text, self._made_at = self._render().encode(), now
         return _answer("200 OK", self._text)

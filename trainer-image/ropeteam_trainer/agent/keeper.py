@@ -8,7 +8,6 @@ ROPETEAM_STORE=none, for ranks that never use torch (tests): the socket listens 
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from ropeteam_trainer.agent.proc import kill
 from ropeteam_trainer.agent.reaper import Reaper
 from ropeteam_trainer.agent.state import Event, StoreDown, StoreUp
 from ropeteam_trainer.agent.zygoteclient import ZygoteClient
+from ropeteam_trainer.background import background
 from ropeteam_trainer.contract.messages import StoreOffer
 from ropeteam_trainer.contract.world import Epoch
 
@@ -26,8 +26,6 @@ from ropeteam_trainer.contract.world import Epoch
 class _Store:
     listener: socket.socket
     pid: int | None = None
-    task: asyncio.Task[None] | None = None
-    """Kept, because the loop holds tasks only weakly."""
 
 
 class Keeper:
@@ -49,7 +47,7 @@ class Keeper:
             return
         store = self._stores[epoch] = _Store(listener)
         if self._zygote:
-            store.task = asyncio.ensure_future(self._open(self._zygote, epoch, store))
+            background(self._open(self._zygote, epoch, store))
         self._post(StoreUp(StoreOffer(epoch, *listener.getsockname()[:2])))
 
     def close(self, epoch: Epoch) -> None:

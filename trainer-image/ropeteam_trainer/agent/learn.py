@@ -6,10 +6,10 @@ import signal
 from dataclasses import replace
 
 from ropeteam_trainer.agent import hang
+from ropeteam_trainer.agent.effects import DropLink, Effect
 from ropeteam_trainer.agent.state import (
     BeatsRead,
-    DropLink,
-    Effect,
+    ClaimFailed,
     Event,
     LinkLost,
     LinkUp,
@@ -22,10 +22,14 @@ from ropeteam_trainer.agent.state import (
     RankSaid,
     RanksStarted,
     RankState,
+    RankUnburied,
+    RunClaimed,
+    RunSuperseded,
     State,
     StoreDown,
     StoreUp,
     Terminated,
+    Tick,
     World,
 )
 from ropeteam_trainer.contract.local import FromRank
@@ -35,24 +39,30 @@ from ropeteam_trainer.contract.world import FailReason, ProcessExit
 RETRY_SECONDS = 1.0
 """Between two tries to open a store or to write a manifest."""
 
-_PROBLEMS: dict[str | None, FailReason] = {"CheckpointNotFound": FailReason.CHECKPOINT_NOT_FOUND}
+_RESTORE = "ropeteam_trainer.checkpoint.restore."
+_PROBLEMS = {f"{_RESTORE}CheckpointNotFound": FailReason.CHECKPOINT_NOT_FOUND}
 """Exceptions of our library that no restart mends."""
+_STORAGE = {
+    f"{_RESTORE}CheckpointUnavailable": "here",
+    f"{_RESTORE}UnavailableElsewhere": "elsewhere",
+    f"{_RESTORE}UnavailableEverywhere": "everywhere",
+}
+"""Exceptions of our library that say nothing against the script: ProcessExit.storage."""
 
 Stepped = tuple[State, tuple[Effect, ...]]
 
 
 def learn(state: State, event: Event) -> Stepped:
     match event:
-        case OrdersReceived(orders):
-            return _ordered(state, orders)
+        case OrdersReceived(orders, age):
+            return _ordered(state, orders, age)
         case Terminated():
             leave_by = state.leave_by or state.now + state.config.timeouts.drain + 5
             return replace(state, leave_by=leave_by), ()
         case LinkUp():
             return replace(state, linked=True, orders_seen=0), ()
         case LinkLost():
-            silent_since = state.now if state.linked else state.silent_since
-            return replace(state, linked=False, orders_seen=0, silent_since=silent_since), ()
+            return replace(state, linked=False, orders_seen=0), ()
         case StoreUp(offer):
             stores = (*state.stores, offer) if offer.epoch in state.asked else state.stores
             return replace(state, stores=stores), ()
@@ -64,25 +74,44 @@ def learn(state: State, event: Event) -> Stepped:
             return replace(state, committed=ref, writing=None), ()
         case ManifestFailed(_):
             return replace(state, writing=None, write_retry_at=state.now + RETRY_SECONDS), ()
+        case RunClaimed(_, held, restore):
+            return replace(state, held=held, restore=restore, claiming=None), ()
+        case ClaimFailed(_):
+            return replace(state, claiming=None, claim_retry_at=state.now + RETRY_SECONDS), ()
+        case RunSuperseded(by) if by in (state.claiming, state.held and state.held.claim.epoch):
+            return replace(state, writing=None), ()  # by our own next world
+        case RunSuperseded(by):
+            return replace(state, superseded=by, claiming=None, writing=None), ()
         case ProblemFound(problem):
             return replace(state, problem=problem), ()
-        case RanksStarted() | RankDying() | RankExited() | RankSaid() | BeatsRead():
+        case Tick(asleep):
+            return replace(state, asleep=asleep), ()
+        case _:
             return _about_ranks(state, event), ()
-        case _:  # Tick
-            return state, ()
 
 
-def _ordered(state: State, orders: Orders) -> Stepped:
+def _ordered(state: State, orders: Orders, age: float) -> Stepped:
+    """Any answer of a coordinator that is not superseded is a sign of life, also of one that has nothing to
+    order because it waits for the operator: it will know of every replaced pod before it makes a plan.
+    """
     if (orders.term, orders.boot) < (state.term, state.boot):
         # Not a sign of life of *our* coordinator: the fence clock goes on from where it was.
         why = f"orders of term {orders.term}.{orders.boot}, have seen {state.term}.{state.boot}"
         return replace(state, linked=False), (DropLink(why),)
+    heard_at = max(state.heard_at, state.awake_or_not - age)
+    state = replace(state, term=orders.term, boot=orders.boot, linked=True, heard_at=heard_at)
+    if orders.same:
+        return state, ()
     completed = orders.complete or state.completed
-    state = replace(state, term=orders.term, boot=orders.boot, orders=orders, orders_seen=orders.number)
-    return replace(state, linked=True, fenced=False, completed=completed), ()
+    if state.superseded and orders.term > state.superseded.term:
+        state = replace(state, superseded=None)
+    state = replace(state, orders=orders, orders_seen=orders.number)
+    return replace(state, fenced=False, completed=completed), ()
 
 
-def _about_ranks(state: State, event: RanksStarted | RankDying | RankExited | RankSaid | BeatsRead) -> State:
+def _about_ranks(
+    state: State, event: RanksStarted | RankDying | RankExited | RankUnburied | RankSaid | BeatsRead
+) -> State:
     world = state.world
     if world is None or event.epoch != world.born:
         return state  # late news of a world that is gone
@@ -97,13 +126,16 @@ def _about_ranks(state: State, event: RanksStarted | RankDying | RankExited | Ra
             return replace(state, world=replace(world, ranks=ranks))
         case RankDying(_, number, exit):
             return replace(state, world=_with_exit(world, number, exit, state.launch.per_pod, alive=True))
+        case RankUnburied(_, number, exit, left):
+            world = _with_exit(world, number, exit, state.launch.per_pod, alive=True)
+            return replace(state, world=_unburied(world, number, left, state.launch.per_pod))
         case RankExited(_, number, exit):
             return replace(state, world=_with_exit(world, number, exit, state.launch.per_pod, alive=False))
         case _:
             said = event.said
             problem = state.problem
-            if said.error_type in _PROBLEMS:
-                problem = Problem(_PROBLEMS[said.error_type], said.message)
+            if said.error_class in _PROBLEMS:
+                problem = Problem(_PROBLEMS[said.error_class], said.message)
             rung = max(state.rung, said.rung or 0)
             return replace(state, rung=rung, problem=problem, world=_with_said(world, event.rank, said))
 
@@ -122,6 +154,14 @@ def _with_exit(world: World, number: int, exit: ProcessExit, per_pod: bool, aliv
     return world
 
 
+def _unburied(world: World, number: int, left: str, per_pod: bool) -> World:
+    for rank in world.ranks:
+        if rank.exit and (rank.rank == number or per_pod):
+            message = "; ".join(word for word in (rank.exit.message, left) if word)
+            world = world.with_rank(replace(rank, unburied=True, exit=replace(rank.exit, message=message)))
+    return world
+
+
 def _explained(exit: ProcessExit, rank: RankState) -> ProcessExit:
     """Add why: the agent's own verdict, else what the rank said before it died, else nothing but how."""
     exit = replace(exit, reached_end=exit.reached_end or rank.beat.reached_end)
@@ -133,7 +173,8 @@ def _explained(exit: ProcessExit, rank: RankState) -> ProcessExit:
     if exit.fingerprint or exit.clean:
         return exit
     if rank.error and not exit.oom:
-        return replace(exit, fingerprint=rank.error.fingerprint, message=rank.error.message)
+        storage = _STORAGE.get(rank.error.error_class, "")
+        return replace(exit, fingerprint=rank.error.fingerprint, message=rank.error.message, storage=storage)
     return replace(exit, fingerprint=exit.how)
 
 

@@ -1,38 +1,61 @@
 """The connection to the coordinator: one at a time, for ever. Reports go out, orders come in.
 
 After a loss it is tried again after 50 ms, then ever longer up to 0.4 s, with jitter. A peer that does not
-greet is left, and one that falls silent though asked (a report that claims to have seen no orders is always
-answered).
+greet is left, and one that stays or falls silent. One of an older release, whose words could be a recording,
+is heard only if its term is higher than that of every coordinator which took a nonce of ours. Reports are
+numbered, and what comes is handed over with the time at which the report was sent that it answers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 import socket
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from random import Random
 
 from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.state import Event, LinkLost, LinkUp, OrdersReceived
 from ropeteam_trainer.agent.waiting import within
-from ropeteam_trainer.contract import codec, wire
-from ropeteam_trainer.contract.messages import AgentReport, Orders
+from ropeteam_trainer.clocks import boot_seconds
+from ropeteam_trainer.contract import VERSION, codec, parts, wire
+from ropeteam_trainer.contract.messages import LEASE, AgentReport, Orders, as_answer
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 0.4
+_REMEMBERED = 1024
+"""Reports of one connection, unanswered: as many as come in the time in which it is given up."""
 
 
 class Link:
-    """`address`: `host:port`, numeric. `lost`: lostSeconds."""
+    """`address`: `host:port`, numeric. `lost`: lostSeconds. `chance`: for jitter and nonces."""
 
-    def __init__(self, address: str, token: bytes, lost: float, post: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: bytes,
+        lost: float,
+        post: Callable[[Event], None],
+        chance: Random,
+        clock: Callable[[], float] = boot_seconds,
+    ) -> None:
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
-        self._token, self._lost, self._post = token, lost, post
+        self._token, self._lost, self._post, self._chance = token, lost, post, chance
+        self._clock = clock
         self._writer: asyncio.StreamWriter | None = None
         self._sealer: wire.Sealer | None = None
         self._delay = _FIRST_DELAY
-        self._heard_at: float | None = None
-        """When the last frame of this connection came; None before the first."""
+        self._heard_at = 0.0
+        """When the last frame of this connection came, or its greeting."""
+        self._fresh = False
+        """This coordinator is of our release, and not of one before."""
+        self._number = 0
+        """Of the newest report on this connection."""
+        self._sent: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
+        """Numbers of reports, and when they were sent."""
+        self._term = 0
+        """The highest of a coordinator whose words cannot be a recording."""
 
     async def run(self) -> None:
         last_error = ""
@@ -44,15 +67,27 @@ class Link:
                 if text != last_error:
                     log(f"no coordinator at {self._host}:{self._port}: {text}")
                 last_error = text
-            await asyncio.sleep(self._delay * random.uniform(0.5, 1.0))
+            await asyncio.sleep(self._delay * self._chance.uniform(0.5, 1.0))
             self._delay = min(self._delay * 2, _LONGEST_DELAY)
 
     def send(self, report: AgentReport) -> None:
         """Without a connection nothing happens: the next one begins with a report."""
+        contract = VERSION if self._fresh else VERSION - 1
+        self._write(codec.encode(replace(report, number=self._number + 1, contract=contract)))
+
+    def renew(self) -> bool:
+        """Say that nothing has changed since the last report. False: this coordinator wants a report."""
+        if self._fresh and self._number:
+            self._write(LEASE)
+        return self._fresh and self._number > 0
+
+    def _write(self, body: bytes) -> None:
         if self._writer is None or self._sealer is None:
             return
+        self._number += 1
+        self._sent.append((self._number, self._clock()))
         try:
-            self._writer.write(self._sealer.seal(codec.encode(report)))
+            self._writer.write(self._sealer.seal(body))
         except wire.WireError as error:
             log(f"report not sent: {error}")
 
@@ -62,10 +97,20 @@ class Link:
             self._writer.transport.abort()
 
     def silent_seconds(self) -> float:
-        """How long a coordinator that has given orders on this connection has been silent."""
-        if self._writer is None or self._heard_at is None:
+        """How long the coordinator of this connection has been silent."""
+        if self._writer is None:
             return 0.0
         return asyncio.get_running_loop().time() - self._heard_at
+
+    def _age(self, answered: int | None) -> float:
+        """Seconds since the report of this number was sent. 0: none is named. One that is not remembered: for
+        ever."""
+        if answered is None:
+            return 0.0
+        while self._sent and self._sent[0][0] < answered:
+            self._sent.popleft()
+        known = bool(self._sent) and self._sent[0][0] == answered
+        return self._clock() - self._sent[0][1] if known else float("inf")
 
     async def _connect(self) -> None:
         """One connection from greeting to end; returns or raises when it is over."""
@@ -83,16 +128,37 @@ class Link:
     async def _converse(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, nonce: bytes
     ) -> None:
-        opener = wire.Opener(self._token, nonce, wire.TO_AGENT)
-        self._writer, self._sealer = writer, wire.Sealer(self._token, nonce, wire.TO_COORDINATOR)
-        self._heard_at, self._delay = None, _FIRST_DELAY
+        self._fresh = fresh = wire.asks(nonce)
+        key = self._token
+        if fresh:
+            mine = self._chance.randbytes(wire.NONCE_SIZE)
+            writer.write(wire.ANSWER + mine)
+            key = wire.session_key(self._token, mine)
+        opener = wire.Opener(key, nonce, wire.TO_AGENT)
+        self._writer, self._sealer = writer, wire.Sealer(key, nonce, wire.TO_COORDINATOR)
+        self._heard_at, self._delay = asyncio.get_running_loop().time(), _FIRST_DELAY
+        self._number = 0
+        self._sent.clear()
         self._post(LinkUp())
+        files: parts.FilesOf | None = None
         try:
             while data := await reader.read(1 << 16):
                 for body in opener.feed(data):
+                    if part := parts.read(body):
+                        files = parts.add(files, part)
+                        continue
+                    orders = as_answer(body) or codec.decode(Orders, body)
+                    orders = parts.with_files(orders, files)
+                    self._distrust(orders.term, fresh)
                     self._heard_at = asyncio.get_running_loop().time()
-                    self._post(OrdersReceived(codec.decode(Orders, body)))
+                    self._post(OrdersReceived(orders, self._age(orders.answers)))
             raise EOFError("closed by the coordinator")
         finally:
             self._writer = self._sealer = None
             self._post(LinkLost())
+
+    def _distrust(self, term: int, fresh: bool) -> None:
+        if fresh:
+            self._term = max(self._term, term)
+        elif term <= self._term:
+            raise wire.WireError(f"orders of term {term} may be a recording: it takes no nonce of ours")

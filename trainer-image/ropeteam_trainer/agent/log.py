@@ -1,4 +1,5 @@
-"""The agent's own words: one line each on stderr, beside the ranks' lines."""
+"""The agent's own words: one line each on stderr, beside the ranks' lines. Nobody waits for a reader: in the
+agent's process sys.stderr is one of lines.py."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ each brings one thing nearer to what the orders say, so a lost, doubled or early
   start a world         once nothing of the former one lives
   stores, ranks, checkpoints
 Promises: ranks that two epochs started never live together; orders of a lower (term, boot) change nothing; a
-rank's fault never ends the agent; exit 0 only on `release`; without a coordinator for fenceSeconds no rank
-lives.
+rank's fault never ends the agent (but what cannot be killed, except by the container's end, does: 3); exit 0
+only on `release`; without an answer for fenceSeconds no rank lives.
 """
 
 from __future__ import annotations
@@ -18,38 +18,37 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ropeteam_trainer.agent import hang
-from ropeteam_trainer.agent.environment import server_addresses
-from ropeteam_trainer.agent.launch import Launch
-from ropeteam_trainer.agent.learn import Stepped, learn
-from ropeteam_trainer.agent.state import (
+from ropeteam_trainer.agent.effects import (
+    ClaimRun,
     CloseStore,
     Effect,
-    Event,
     Exit,
     HostStore,
     KillRanks,
     Prune,
-    RankState,
     StartRanks,
-    State,
     TellRank,
     TerminateRanks,
     WarmUp,
-    World,
     WriteManifest,
 )
+from ropeteam_trainer.agent.environment import server_addresses
+from ropeteam_trainer.agent.launch import Launch
+from ropeteam_trainer.agent.learn import Stepped, learn
+from ropeteam_trainer.agent.state import Event, RankState, State, World
+from ropeteam_trainer.checkpoint.journal import Held
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import ToRank
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
 
-EXIT_DONE, EXIT_LEFT = 0, 143
+EXIT_DONE, EXIT_UNBURIED, EXIT_LEFT = 0, 3, 143
 
 _NONE_YET = Epoch(0, 0, 0)
 _NOT_HERE = ProcessExit(None, None, killed=True, message="it does not live in this pod any more")
 
 
 def initial(config: WorkerConfig, identity: PodIdentity, launch: Launch, now: float) -> State:
-    return State(config, identity, launch, now=now, silent_since=now, rung=config.rung)
+    return State(config, identity, launch, now=now, heard_at=now, rung=config.rung)
 
 
 def step(state: State, event: Event, now: float) -> Stepped:
@@ -67,9 +66,11 @@ def step(state: State, event: Event, now: float) -> Stepped:
 
 
 def _fence(state: State) -> Stepped:
-    """Alone for too long: somebody else may be given our place."""
-    alone = not state.linked and state.now - state.silent_since >= state.config.timeouts.fence
-    return replace(state, fenced=state.fenced or alone), ()
+    """Unanswered for too long: somebody else may be given our place. Only orders that are asked for anew end
+    it."""
+    if state.awake_or_not - state.heard_at < state.config.timeouts.fence:
+        return state, ()
+    return replace(state, fenced=True, orders_seen=0), ()
 
 
 def _leave(state: State) -> Stepped:
@@ -82,7 +83,7 @@ def _leave(state: State) -> Stepped:
     if state.leave_by is None:
         return state, ()
     told = orders is not None and orders.leave
-    alone = not state.linked and state.now - state.silent_since >= state.config.timeouts.lost
+    alone = not state.linked and state.awake_or_not - state.heard_at >= state.config.timeouts.lost
     idle = not state.linked and state.stopped
     if told or alone or idle or state.now >= state.leave_by:
         return replace(state, exit_code=EXIT_LEFT), ()
@@ -148,12 +149,35 @@ def _end_world(state: State) -> Stepped:
     if world is None or world.killing or not world.alive or _is(world, state.wanted):
         return state, ()
     ranks = world.ranks
-    if state.fenced:
-        message = f"no coordinator for fenceSeconds ({state.config.timeouts.fence} s)"
-        why = ProcessExit(None, None, fingerprint="fenced", message=message)
+    why = _why_none_may_live(state)
+    if why is not None:
         ranks = tuple(rank if rank.killed_for else replace(rank, killed_for=why) for rank in ranks)
     killed = replace(world, killing=True, ranks=ranks)
     return replace(state, world=killed), (KillRanks(world.born, world.alive),)
+
+
+def _give_up(state: State) -> Stepped:
+    """What cannot be killed ends with this container, and another pod takes the slot. Not if a rank was done:
+    then the release ends it.
+    """
+    world = state.world
+    if world is None or state.exit_code is not None:
+        return state, ()
+    left = [rank.exit for rank in world.ranks if rank.alive and rank.unburied and rank.exit]
+    if not left or (not world.killing and all(exit.clean for exit in left)):
+        return state, ()
+    return replace(state, exit_code=EXIT_UNBURIED), ()
+
+
+def _why_none_may_live(state: State) -> ProcessExit | None:
+    if state.superseded:
+        by = state.superseded
+        message = f"superseded by term {by.term}: epoch {by} has claimed the folder of checkpoints"
+        return ProcessExit(None, None, fingerprint="superseded", message=message)
+    if state.fenced:
+        message = f"no answer of a coordinator for fenceSeconds ({state.config.timeouts.fence} s)"
+        return ProcessExit(None, None, fingerprint="fenced", message=message)
+    return None
 
 
 def _start_world(state: State) -> Stepped:
@@ -166,7 +190,17 @@ def _start_world(state: State) -> Stepped:
     if born != plan.epoch:  # it keeps ranks that are not here, as it will learn from this
         ranks = tuple(replace(rank, alive=False, exit=_NOT_HERE) for rank in ranks)
         return replace(state, world=World(plan, born, ranks)), ()
-    return replace(state, world=World(plan, born, ranks)), (StartRanks(plan, fork=state.may_fork),)
+    if _leads(state) and not (state.held and state.held.claim.epoch == plan.epoch):
+        return _claim(state, plan)
+    restore = state.restore if _leads(state) else plan.restore
+    return replace(state, world=World(plan, born, ranks)), (StartRanks(plan, state.may_fork, restore),)
+
+
+def _claim(state: State, plan: Plan) -> Stepped:
+    """The storage decides between two worlds that do not know of each other."""
+    if state.claiming or state.now < state.claim_retry_at:
+        return state, ()
+    return replace(state, claiming=plan.epoch), (ClaimRun(plan),)
 
 
 def _is(world: World | None, plan: Plan | None) -> bool:
@@ -174,7 +208,7 @@ def _is(world: World | None, plan: Plan | None) -> bool:
 
 
 def _exit(state: State) -> Stepped:
-    if state.exit_code is None or not state.stopped:
+    if state.exit_code is None or not state.may_end:
         return state, ()
     return replace(state, exited=True), (Exit(state.exit_code),)
 
@@ -201,7 +235,13 @@ def _hold_stores(state: State) -> Stepped:
 
 def _may_serve(state: State) -> bool:
     refused = state.orders is not None and bool(state.orders.refused)
-    return not refused and not state.fenced and state.exit_code is None and state.problem is None
+    return (
+        not refused
+        and not state.fenced
+        and state.exit_code is None
+        and state.problem is None
+        and not state.superseded
+    )
 
 
 def _warm_up(state: State) -> Stepped:
@@ -253,11 +293,13 @@ def _commit(state: State) -> Stepped:
     committed = _committed_step(state, world) or 0
     shards = tuple(shard for shard in world.shards if shard.step > committed)
     state = replace(state, world=replace(world, shards=shards))
-    if grant is None or not _leads(state) or grant.ref.epoch != world.born:
+    if grant is None or grant.ref.epoch != world.born:
         return state, ()
-    if state.writing or state.now < state.write_retry_at or _same(grant.ref, state.committed):
+    held = _held(state, world)
+    if held is None or state.writing or state.now < state.write_retry_at or _same(grant.ref, state.committed):
         return state, ()
-    return replace(state, writing=grant.ref, granted=replace(grant.ref, digest="")), (WriteManifest(grant),)
+    granted = replace(grant.ref, digest="")
+    return replace(state, writing=grant.ref, granted=granted), (WriteManifest(held, grant),)
 
 
 def _prune(state: State) -> Stepped:
@@ -265,9 +307,16 @@ def _prune(state: State) -> Stepped:
     lineage = state.orders.lineage if state.orders else ()
     if not lineage or lineage == state.pruned or not _is(state.world, state.wanted):
         return state, ()
-    if not _leads(state):
+    held = _held(state, state.world)
+    if held is None:
         return state, ()
-    return replace(state, pruned=lineage), (Prune(lineage),)
+    return replace(state, pruned=lineage), (Prune(held, lineage),)
+
+
+def _held(state: State, world: World | None) -> Held | None:
+    """Our claim, if it is that of this world."""
+    held = state.held if _leads(state) and not state.superseded else None
+    return held if held and world and held.claim.epoch == world.born else None
 
 
 def _leads(state: State) -> bool:
@@ -285,6 +334,7 @@ _RULES: tuple[Callable[[State], Stepped], ...] = (
     _judge,
     _terminate,
     _keep_ranks,
+    _give_up,
     _end_world,
     _start_world,
     _hold_stores,

@@ -2,14 +2,14 @@
 
 One loop. Whatever happens becomes an event of the machine; what the machine wants is carried out here, in
 order. Promises: exit code 0 only when the coordinator released the job, 143 when asked to leave, 2 for an
-environment that is not ours; nothing that was started lives on. Limits: SIGKILL of the agent kills ranks,
-zygote and stores by their parent-death signal; what those have started dies with the container.
+environment that is not ours, 3 when something of a rank cannot be killed; else nothing that was started lives
+on. Limits: SIGKILL of the agent kills ranks, zygote and stores by their parent-death signal; what those have
+started dies with the container.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import os
 import shutil
 import signal
@@ -17,120 +17,113 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from random import Random, SystemRandom
+from typing import TypeVar
 
 from ropeteam_trainer.agent import checkpoints, machine, metrics, preflight, proc
-from ropeteam_trainer.agent.environment import interface_names
-from ropeteam_trainer.agent.http import Metrics
-from ropeteam_trainer.agent.keeper import Keeper
-from ropeteam_trainer.agent.launch import Run
-from ropeteam_trainer.agent.link import Link
-from ropeteam_trainer.agent.log import log
-from ropeteam_trainer.agent.memory import make as make_memory
-from ropeteam_trainer.agent.ranks import How, Ranks
-from ropeteam_trainer.agent.reaper import Reaper
-from ropeteam_trainer.agent.report import news, report
-from ropeteam_trainer.agent.spawn import write_shims
-from ropeteam_trainer.agent.state import (
+from ropeteam_trainer.agent.effects import (
+    ClaimRun,
     CloseStore,
     DropLink,
     Effect,
-    Event,
     Exit,
     HostStore,
     KillRanks,
-    ManifestFailed,
-    ManifestWritten,
-    ProblemFound,
     Prune,
     StartRanks,
     TellRank,
-    Terminated,
     TerminateRanks,
-    Tick,
     WarmUp,
     WriteManifest,
 )
-from ropeteam_trainer.agent.zygoteclient import ZygoteClient
+from ropeteam_trainer.agent.environment import interface_names
+from ropeteam_trainer.agent.http import Metrics
+from ropeteam_trainer.agent.lane import Lane
+from ropeteam_trainer.agent.launch import Launch
+from ropeteam_trainer.agent.link import Link
+from ropeteam_trainer.agent.log import log
+from ropeteam_trainer.agent.memory import make as make_memory
+from ropeteam_trainer.agent.pod import Pod, Processes
+from ropeteam_trainer.agent.ranks import How
+from ropeteam_trainer.agent.report import news, report, steps_matter
+from ropeteam_trainer.agent.spawn import write_shims
+from ropeteam_trainer.agent.state import (
+    ClaimFailed,
+    Event,
+    ManifestFailed,
+    ManifestWritten,
+    RunClaimed,
+    RunSuperseded,
+    Terminated,
+    Tick,
+)
+from ropeteam_trainer.background import background, end_loudly
+from ropeteam_trainer.checkpoint.journal import Held, Superseded
+from ropeteam_trainer.clocks import asleep_seconds
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
+from ropeteam_trainer.contract.fence import TICK_SECONDS
 from ropeteam_trainer.contract.messages import Grant, Problem
-from ropeteam_trainer.contract.world import CheckpointRef, FailReason
+from ropeteam_trainer.contract.world import Plan
+from ropeteam_trainer.lines import take_over
 
-TICK_SECONDS = 0.2
-DYING_SECONDS = 0.01
-"""Between two looks at whether a rank is dying: 15 microseconds per rank."""
 EXIT_NOT_OURS = 2
+T = TypeVar("T")
+_CHANCE = SystemRandom()
 
 
 class Agent:
-    """`folder`: scratch, ours alone. `memory`: MEMORY of the ranks, where there are parameter servers."""
+    """`make_pod` is given where events go. `clock` is that of the ranks' heartbeats; `asleep` tells what it
+    leaves out: for how long the machine has been suspended."""
 
     def __init__(
         self,
         settings: WorkerConfig,
         identity: PodIdentity,
-        command: tuple[str, ...],
-        folder: Path,
-        memory: Path | None,
+        launch: Launch,
+        make_pod: Callable[[Callable[[Event], None]], Pod],
+        clock: Callable[[], float] = time.monotonic,
+        chance: Random = _CHANCE,
+        asleep: Callable[[], float] = asleep_seconds,
     ) -> None:
-        launch, python, problem = preflight.plan_launch(command, settings, os.environ)
-        self._settings, self._python, self._problem = settings, python, problem
-        self._torch = os.environ.get(config.STORE) != "none" and problem is None
-        self._state = machine.initial(settings, identity, launch, time.monotonic())
+        self._settings, self._now = settings, clock
+        self._asleep, self._asleep_before = asleep, asleep()
+        self._state = machine.initial(settings, identity, launch, clock())
         self._counts: metrics.Counts = {}
         self._metrics = Metrics(self._numbers)
         self._events: deque[Event] = deque()
         self._busy = False
         self._orders: asyncio.Queue[StartRanks | KillRanks | TerminateRanks | TellRank] = asyncio.Queue()
         self._done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._disk = concurrent.futures.ThreadPoolExecutor(1, "disk")
-        self._tasks: set[asyncio.Future[None]] = set()
         self._news = news(report(self._state))
         self._sent_at = 0.0
-
-        self._reaper = Reaper()
-        shims = write_shims(folder)
-        flags = launch.flags if launch.run is not Run.COMMAND else ()
-        self._zygote = ZygoteClient(
-            self._reaper, (python, *flags, shims.zygote), os.environ, self._zygote_is_broken
+        self._pod = make_pod(self.post)
+        self._pruning, self._to_prune = Lane("prune"), deque[Prune](maxlen=1)
+        """Of the wishes that come while one is carried out, the newest."""
+        self._pruner: asyncio.Task[None] | None = None
+        lost = settings.timeouts.lost
+        self._link = Link(
+            settings.coordinator, identity.token, lost, self.post, chance, lambda: clock() + asleep()
         )
-        self._keeper = Keeper(identity.pod_ip, self._reaper, self._zygote if self._torch else None, self.post)
-        interfaces = interface_names(identity.pod_ip, proc.interface_of(identity.pod_ip))
-        base = interfaces | os.environ | ({config.MEMORY: str(memory)} if memory else {})
-        how = How(settings, identity, launch, python, base, shims, folder, memory)
-        self._ranks = Ranks(how, self._reaper, self._zygote, self._services, self.post)
-        self._link = Link(settings.coordinator, identity.token, settings.timeouts.lost, self.post)
-        self._imports_early = self._torch and (identity.slot == 0 or self._state.may_fork)
 
     async def run(self) -> int:
         """The exit code."""
-        loop = asyncio.get_running_loop()
-        self._reaper.install()
-        loop.add_signal_handler(signal.SIGTERM, self.post, Terminated())
-        if self._problem:
-            log(f"{self._problem.reason.value}: {self._problem.message}")
-            self.post(ProblemFound(self._problem))
-        if self._imports_early:
-            self._zygote.start()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.post, Terminated())
+        self._pod.begin(self._state.may_fork)
         await self._metrics.listen(self._state.identity.pod_ip)
-        tasks = [
-            asyncio.ensure_future(job())
-            for job in (self._link.run, self._clock, self._watch, self._world_worker)
-        ]
+        jobs = (self._link.run, self._clock, self._pod.watch, self._world_worker)
+        tasks = [self._background(job()) for job in jobs]
         try:
-            for task in tasks:
-                task.add_done_callback(self._fail)
             return await self._done
         finally:
             for task in tasks:
                 task.cancel()
             self._metrics.close()
-            self._keeper.close_all()
-            self._zygote.stop()
-            self._disk.shutdown(wait=False)
+            self._pod.end()
 
     # ---- events in
 
@@ -142,7 +135,7 @@ class Agent:
         self._busy = True
         try:
             while self._events:
-                self._state, effects = machine.step(self._state, self._events.popleft(), time.monotonic())
+                self._state, effects = machine.step(self._state, self._events.popleft(), self._now())
                 for effect in effects:
                     self._carry_out(effect)
         finally:
@@ -153,112 +146,130 @@ class Agent:
     async def _clock(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            if beats := self._ranks.read_beats():
+            if beats := self._pod.ranks.read_beats():
                 self.post(beats)
-            self.post(Tick())
-
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(DYING_SECONDS)
-            self._ranks.look_for_dying()
+            self.post(Tick(self._asleep() - self._asleep_before))
 
     def _tell_coordinator(self) -> None:
         """At once what cannot wait, all else with the lease. Long silence: ask for an answer."""
-        now, lost = time.monotonic(), self._settings.timeouts.lost
+        now, lost = self._now(), self._settings.timeouts.lost
         current = report(self._state)
         if not self._state.linked:
             self._sent_at = 0.0
             return
         fresh = news(current)
-        if fresh == self._news and now - self._sent_at < lost / 5:
+        same = fresh == self._news
+        if same and now - self._sent_at < lost / 5:
             return
         self._news, self._sent_at = fresh, now
         silent = self._link.silent_seconds()
         if silent > 3 * lost:
             self._link.drop(f"no answer for {silent:.0f} s")
+        if same and silent < lost and not steps_matter(self._state) and self._link.renew():
+            return
         self._link.send(current if silent < lost else replace(current, orders_seen=0))
 
     # ---- effects out
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case StartRanks() | KillRanks() | TerminateRanks() | TellRank():
+            case StartRanks() | TerminateRanks() | TellRank():
+                self._orders.put_nowait(effect)
+            case KillRanks(epoch, ranks):
+                self._pod.ranks.kill(epoch, ranks)  # what has started: a start can take a minute
                 self._orders.put_nowait(effect)
             case HostStore(epoch):
-                self._keeper.host(epoch)
+                self._pod.stores.host(epoch)
             case CloseStore(epoch):
-                self._keeper.close(epoch)
+                self._pod.stores.close(epoch)
             case WarmUp():
-                self._background(self._warm_up())
-            case WriteManifest(grant):
-                self._background(self._write_manifest(grant))
-            case Prune(keep):
-                self._background(self._prune(keep))
+                self._background(self._pod.warm_up())
+            case ClaimRun(plan):
+                self._background(self._claim(plan))
+            case WriteManifest(held, grant):
+                self._background(self._write_manifest(held, grant))
+            case Prune():
+                self._to_prune.append(effect)
+                if self._pruner is None or self._pruner.done():
+                    self._pruner = self._background(self._prune())
             case DropLink(why):
                 self._link.drop(why)
             case Exit(code):
                 self._done.set_result(code)
 
     async def _world_worker(self) -> None:
-        """What concerns ranks happens strictly one after the other: a kill never overtakes a start."""
+        """What concerns ranks happens strictly one after the other: what starts late is killed, too."""
         while True:
             match await self._orders.get():
-                case StartRanks(plan, fork):
-                    await self._ranks.start(plan, fork)
+                case StartRanks(plan, fork, restore):
+                    await self._pod.ranks.start(replace(plan, restore=restore), fork)
                 case KillRanks(epoch, ranks):
-                    self._ranks.kill(epoch, ranks)
+                    self._pod.ranks.kill(epoch, ranks)
                 case TerminateRanks(epoch, ranks):
-                    self._ranks.terminate(epoch, ranks)
+                    self._pod.ranks.terminate(epoch, ranks)
                 case TellRank(epoch, rank, message):
-                    self._ranks.tell(epoch, rank, message)
+                    self._pod.ranks.tell(epoch, rank, message)
 
-    async def _warm_up(self) -> None:
+    async def _claim(self, plan: Plan) -> None:
+        pod_uid = self._state.identity.pod_uid
         try:
-            if self._torch and not self._zygote.is_warm:
-                await self._zygote.warm_up()
-                log("ranks can be forked from now on")
+            claimed = await self._on_disk(checkpoints.claim, self._settings, pod_uid, plan)
         except OSError as error:
-            log(f"ranks cannot be forked: {error}")
+            log(f"the folder of checkpoints cannot be claimed for epoch {plan.epoch}, trying again: {error}")
+            self.post(ClaimFailed(plan.epoch))
+        except Superseded as found:
+            self._stop_for(found)
+        else:
+            self.post(RunClaimed(plan.epoch, claimed.held, claimed.restore))
 
-    async def _write_manifest(self, grant: Grant) -> None:
-        loop = asyncio.get_running_loop()
+    async def _write_manifest(self, held: Held, grant: Grant) -> None:
         try:
-            ref = await loop.run_in_executor(self._disk, checkpoints.write_manifest, self._settings, grant)
+            ref = await self._on_disk(checkpoints.write_manifest, self._settings, held, grant)
         except OSError as error:
             log(f"the manifest of step {grant.ref.step} cannot be written, trying again: {error}")
             self.post(ManifestFailed(grant.ref))
+        except Superseded as found:
+            self._stop_for(found)
         else:
             self.post(ManifestWritten(ref))
 
-    async def _prune(self, keep: tuple[CheckpointRef, ...]) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(self._disk, checkpoints.prune, self._settings, keep)
-        except OSError as error:
-            log(f"old checkpoints cannot be pruned: {error}")
+    async def _prune(self) -> None:
+        """In a lane of its own: to delete terabytes takes a while, and the next manifest does not wait."""
+        run = asyncio.get_running_loop().run_in_executor
+        while self._to_prune:
+            wanted = self._to_prune.pop()
+            try:
+                await run(self._pruning, checkpoints.prune, self._settings, wanted.held, wanted.keep)
+            except OSError as error:
+                log(f"old checkpoints cannot be pruned: {error}")
+            except Superseded as found:
+                self._stop_for(found)
+
+    def _stop_for(self, found: Superseded) -> None:
+        log(f"no rank may live here any more: {found}")
+        self.post(RunSuperseded(found.by))
+
+    async def _on_disk(self, work: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pod.disk, work, *arguments)
 
     # ---- odds and ends
 
     def _numbers(self) -> str:
-        return metrics.render(self._state, self._counts, time.time() - time.monotonic())
+        return metrics.render(self._state, self._counts, time.time() - self._now())
 
-    def _services(self) -> set[int]:
-        return self._keeper.pids() | ({self._zygote.pid} if self._zygote.pid else set())
+    def _background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = background(work)
+        task.add_done_callback(self._look)
+        return task
 
-    def _zygote_is_broken(self) -> None:
-        text = f"{self._python} cannot import torch.distributed: see the traceback in the pod's log"
-        self.post(ProblemFound(Problem(FailReason.INTERPRETER_WITHOUT_TORCH, text)))
+    def _look(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self.fail(error)
 
-    def _background(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(self._fail)
-
-    def _fail(self, task: asyncio.Future[None]) -> None:
-        """An exception that nobody expected ends the agent, loudly, instead of a part of it."""
-        if not task.cancelled() and task.exception() and not self._done.done():
-            self._done.set_exception(task.exception() or AssertionError)
+    def fail(self, error: BaseException) -> None:
+        """What nobody expected ends the agent, loudly, instead of a part of it."""
+        if not self._done.done():
+            self._done.set_exception(error)
 
 
 def _scratch() -> str:
@@ -272,17 +283,28 @@ def _scratch() -> str:
         return tempfile.mkdtemp(prefix="ropeteam-")
 
 
-async def _run(
+def _prepare(
     settings: WorkerConfig,
     identity: PodIdentity,
     command: tuple[str, ...],
     folder: Path,
     memory: Path | None,
-) -> int:
-    return await Agent(settings, identity, command, folder, memory).run()
+) -> tuple[How, Problem | None]:
+    """How ranks are started in this pod, and why they cannot, if they cannot."""
+    launch, python, problem = preflight.plan_launch(command, settings, os.environ)
+    interfaces = interface_names(identity.pod_ip, proc.interface_of(identity.pod_ip))
+    base = interfaces | os.environ | ({config.MEMORY: str(memory)} if memory else {})
+    return How(settings, identity, launch, python, base, write_shims(folder), folder, memory), problem
+
+
+async def _run(how: How, problem: Problem | None) -> int:
+    agent = Agent(how.settings, how.identity, how.launch, partial(Processes, how, problem))
+    end_loudly(log, agent.fail)
+    return await agent.run()
 
 
 def main() -> int:
+    take_over("the agent")
     arguments = sys.argv[1:]
     command = tuple(arguments[1:] if arguments[:1] == ["--"] else arguments)
     try:
@@ -297,7 +319,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     memory = make_memory(identity.pod_uid, folder) if settings.servers else None
     try:
-        return asyncio.run(_run(settings, identity, command, folder, memory))
+        return asyncio.run(_run(*_prepare(settings, identity, command, folder, memory)))
     finally:
         for each in (memory, folder):
             if each:

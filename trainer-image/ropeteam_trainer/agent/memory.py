@@ -27,8 +27,9 @@ def make(pod_uid: str, scratch: Path) -> Path:
 
 
 def empty(folder: Path) -> None:
+    """Raises OSError: what is left there would be taken for the state of the ranks to come."""
     for each in folder.iterdir():
         if each.is_dir() and not each.is_symlink():
-            shutil.rmtree(each, ignore_errors=True)
+            shutil.rmtree(each)
         else:
             each.unlink(missing_ok=True)

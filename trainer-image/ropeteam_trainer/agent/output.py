@@ -1,48 +1,49 @@
 """What a rank prints: each line goes on to the agent's own output after `[rank N] `; the last are kept.
 
+A rank that prints faster than its container's output is read waits, as without us. One whose output is not
+read at all does not: its lines are dropped (lines.py), and the last of them travel in reports all the same.
 Limits: the last 20 lines, at most 4 KiB in all, travel in reports. Bytes that are not UTF-8 are replaced
 there, never in what is forwarded. A line without end is cut every 64 KiB.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import deque
+
+from ropeteam_trainer.lines import STDOUT, Lines
 
 LAST_LINES = 20
 LAST_BYTES = 4096
 _LONGEST_LINE = 1 << 16
+_READS_AT_END = 256
+"""Of what a dead rank left in its pipe. Only somebody who still writes there could leave more."""
+_PAUSE_SECONDS = 0.02
 
 
 class Output:
-    """The read end of a rank's stdout and stderr. Non-blocking: read() takes what is there."""
+    """The read end of a rank's stdout and stderr, for the running loop to read."""
 
-    def __init__(self, fd: int, prefix: str, sink: int = 1) -> None:
-        self.fd, self._prefix, self._sink = fd, prefix.encode(), sink
+    def __init__(self, fd: int, name: str, sink: Lines = STDOUT) -> None:
+        self._fd, self._name, self._sink = fd, name, sink
+        self._prefix = f"[{name}] ".encode()
         self._partial = b""
         self._last: deque[bytes] = deque(maxlen=LAST_LINES)
+        self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
         os.set_blocking(fd, False)
-
-    def read(self) -> bool:
-        """Forward what has come. False: nothing more will."""
-        while True:
-            try:
-                data = os.read(self.fd, _LONGEST_LINE)
-            except BlockingIOError:
-                return True
-            if not data:
-                return False
-            *lines, self._partial = (self._partial + data).split(b"\n")
-            if len(self._partial) >= _LONGEST_LINE:
-                lines, self._partial = [*lines, self._partial], b""
-            self._forward(lines)
+        self._listen()
 
     def close(self) -> None:
         """Read what is left and let go."""
-        self.read()
+        if self._pause:
+            self._pause.cancel()
+        self._loop.remove_reader(self._fd)
+        self._read(_READS_AT_END)
         if self._partial:
             self._forward([self._partial])
-        os.close(self.fd)
+        os.close(self._fd)
 
     def last_lines(self) -> tuple[str, ...]:
         """Newest last."""
@@ -56,11 +57,33 @@ class Output:
             lines.appendleft(text)
         return tuple(lines)
 
+    def _listen(self) -> None:
+        self._loop.add_reader(self._fd, self._come)
+
+    def _come(self) -> None:
+        """One read at a time, so that a loud rank does not keep the loop for itself."""
+        if self._sink.crowded:
+            self._loop.remove_reader(self._fd)
+            self._pause = self._loop.call_later(_PAUSE_SECONDS, self._listen)
+        elif not self._read(1):
+            self._loop.remove_reader(self._fd)
+
+    def _read(self, times: int) -> bool:
+        """Forward what has come. False: nothing more will."""
+        for _ in range(times):
+            try:
+                data = os.read(self._fd, _LONGEST_LINE)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            *lines, self._partial = (self._partial + data).split(b"\n")
+            if len(self._partial) >= _LONGEST_LINE:
+                lines, self._partial = [*lines, self._partial], b""
+            self._forward(lines)
+        return True
+
     def _forward(self, lines: list[bytes]) -> None:
         self._last.extend(lines)
-        data = memoryview(b"".join(self._prefix + line + b"\n" for line in lines))
-        while data:
-            try:
-                data = data[os.write(self._sink, data) :]
-            except OSError:
-                return  # nobody reads our output any more; the ranks go on
+        if lines:
+            self._sink.add(self._name, [self._prefix + line for line in lines])

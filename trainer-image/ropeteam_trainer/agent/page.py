@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from pathlib import Path
 
@@ -13,12 +14,13 @@ _LOOKS = 3
 class Page:
     def __init__(self, path: Path) -> None:
         self.path = path
+        """Raises OSError."""
         path.write_bytes(bytes(PAGE_SIZE))
         with open(path, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), PAGE_SIZE)
 
     def read(self) -> Beat | None:
-        """None: nothing written yet, or torn by a writer that was killed inside a write."""
+        """None: nothing written yet, or no look gave a whole beat. Then nothing new is known of the rank."""
         with memoryview(self._map) as view:
             for _ in range(_LOOKS):
                 if beat := read_beat(view):
@@ -27,4 +29,5 @@ class Page:
 
     def close(self) -> None:
         self._map.close()
-        self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a disk that takes no changes any more keeps a file, nothing else
+            self.path.unlink()

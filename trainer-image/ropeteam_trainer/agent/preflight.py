@@ -1,13 +1,19 @@
-"""What can be known to fail before anything is started: Problems that name what to change."""
+"""What can be known to fail before anything is started: Problems that name what to change.
+
+What may pass by itself (a stale mount, a slow node) is tried again for half a minute; if it lasts, the
+Problem says so (`passing`), and another pod is asked for. Limit: SIGTERM is not heard meanwhile.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ropeteam_trainer.agent.launch import Launch, Run, analyse
@@ -16,7 +22,12 @@ from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import FailReason
 
 _FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
-_SECONDS = 60
+_PATIENCES = (60, 120)
+"""Seconds for an interpreter to look for torch: a cold or busy node is slow, not wrong."""
+_PAUSES = (0.5, 1, 2, 4, 8, 15)
+"""Seconds between tries of what may pass by itself."""
+_FINAL = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENOEXEC, errno.EISDIR}
+"""What the next try will say, too."""
 
 
 def plan_launch(
@@ -70,32 +81,57 @@ def _checkpoint(settings: WorkerConfig) -> Problem | None:
     if settings.checkpoint is None:
         return None
     folder = settings.checkpoint.directory
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return None
-    except OSError as error:
-        why = f"{folder} cannot be written: {error.strerror or error}"
-        text = (
-            f"{why}. Give spec.checkpoint.volume to the user that the container runs as (uid {os.getuid()})"
-        )
-        return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, text)
+    error = _tried(lambda: _write_in(folder))
+    if error is None:
+        return None
+    why = f"{folder} cannot be written: {error.strerror or error}"
+    if error.errno not in _FINAL:
+        fix = "See to spec.checkpoint.volume, and to its mount on this node"
+        return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, f"{why}. {fix}", passing=True)
+    text = f"{why}. Give spec.checkpoint.volume to the user that the container runs as (uid {os.getuid()})"
+    return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, text)
+
+
+def _write_in(folder: str) -> None:
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def _tried(action: Callable[[], None]) -> OSError | None:
+    """The error that stays; None: it went well in the end."""
+    for pause in (*_PAUSES, None):
+        try:
+            action()
+        except OSError as error:
+            if error.errno in _FINAL or pause is None:
+                return error
+            time.sleep(pause)
+        else:
+            break
+    return None
 
 
 def _torch(python: str, environ: Mapping[str, str]) -> Problem | None:
-    try:
-        done = subprocess.run(
-            [python, "-c", _FIND_TORCH],
-            env=environ,
-            timeout=_SECONDS,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-        )
-        why = "" if done.returncode == 0 else "cannot import torch"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        why = f"cannot be started: {error}"
+    why, passing = "", False
+    for seconds in _PATIENCES:
+        try:
+            done = subprocess.run(
+                [python, "-c", _FIND_TORCH],
+                env=environ,
+                timeout=seconds,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            why, passing = f"cannot be started: {error}", getattr(error, "errno", None) not in _FINAL
+            if passing:
+                continue
+        else:
+            why, passing = "" if done.returncode == 0 else "cannot import torch", False
+        break
     if not why:
         return None
     text = f"{python} {why}: use an image or a command whose Python has torch, or set spec.agentPython"
-    return Problem(FailReason.INTERPRETER_WITHOUT_TORCH, text)
+    return Problem(FailReason.INTERPRETER_WITHOUT_TORCH, text, passing)

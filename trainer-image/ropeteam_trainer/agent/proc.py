@@ -52,7 +52,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def processes() -> dict[int, Process]:
-    """All that live now; zombies are dead."""
+    """All that live now; zombies are dead. Raises OSError, for want of a descriptor."""
     table = {}
     for name in os.listdir("/proc"):  # noqa: PTH208  a Path per process would double the time of a scan
         if name.isdigit() and (found := _read(int(name))):
@@ -64,7 +64,7 @@ def _read(pid: int) -> Process | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):  # any other fault says nothing about the process
         return None
     state, parent, _, session = stat[stat.rindex(b")") + 2 :].split(None, 4)[:4]
     if state in (b"Z", b"X"):
@@ -105,16 +105,25 @@ def below(roots: Iterable[int], table: dict[int, Process]) -> set[int]:
 
 
 def has_variable(pid: int, assignment: str) -> bool:
-    """Was this process started with `NAME=value` in its environment?"""
+    """Was this process started with `NAME=value` in its environment? One that is not ours to read was not.
+
+    Raises OSError, for want of a descriptor.
+    """
     try:
         return assignment.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return False
 
 
-def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    with contextlib.suppress(ProcessLookupError):
+def kill(pid: int, number: int = signal.SIGKILL) -> str:
+    """Why it cannot be; "": it was, or is gone."""
+    try:
         os.kill(pid, number)
+    except ProcessLookupError:
+        return ""
+    except OSError as error:  # it runs as root and we do not
+        return str(error)
+    return ""
 
 
 def interface_of(address: str) -> str | None:

@@ -144,6 +144,7 @@ def _tell(error: BaseException, root: str) -> None:
     first_line = (str(error).strip().splitlines() or [""])[0][:300]
     message = f"{name}: {first_line} ({where})" if first_line else f"{name} ({where})"
     line = {"error_type": name, "fingerprint": f"{name} at {where}", "message": message}
+    line["error_class"] = f"{type(error).__module__}.{type(error).__qualname__}"
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(5)

@@ -4,7 +4,8 @@ A rank is a session of its own. When it dies, everything that descends from it i
 told: a left-over DataLoader worker would hold the dead rank's sockets open. Found are: its session, its
 process tree, and whatever has its page in its environment, wherever it was re-parented to (always to this
 agent, a subreaper). Limits: a process that left session, tree and environment behind is known as "of some
-rank" only; it is killed with the last rank, and with the first that does not end cleanly.
+rank" only; it is killed with the last rank, and with the first that does not end cleanly. What cannot be
+killed (it became root, or hangs in the kernel) is told as RankUnburied after BURIAL_SECONDS.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ropeteam_trainer.agent import proc
 from ropeteam_trainer.agent.environment import launcher_environment, rank_environment
+from ropeteam_trainer.agent.lane import Lane
 from ropeteam_trainer.agent.launch import Launch, Run
 from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.memory import empty
@@ -27,16 +31,29 @@ from ropeteam_trainer.agent.page import Page
 from ropeteam_trainer.agent.ranksocket import RankSocket
 from ropeteam_trainer.agent.reaper import Reaper
 from ropeteam_trainer.agent.spawn import Shims, spawn
-from ropeteam_trainer.agent.state import BeatsRead, Event, RankDying, RankExited, RankSaid, RanksStarted
+from ropeteam_trainer.agent.state import (
+    BeatsRead,
+    Event,
+    RankDying,
+    RankExited,
+    RankSaid,
+    RanksStarted,
+    RankUnburied,
+)
 from ropeteam_trainer.agent.waiting import within
 from ropeteam_trainer.agent.zygoteclient import ZygoteClient
+from ropeteam_trainer.background import background
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
 from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
 
-RESCAN_SECONDS = 0.01
-"""A dying process is looked at again after this, if no SIGCHLD comes before."""
+RESCAN_SECONDS, SELDOM_SECONDS = 0.01, 0.5
+"""A dying process is looked at again after the first, if no SIGCHLD comes before; then ever more seldom."""
+BURIAL_SECONDS = 30.0
+"""From the signal that ends a rank until nothing of it lives. Giving back hundreds of GiB takes seconds."""
+_CANNOT_START = (OSError, ValueError, subprocess.SubprocessError)
+"""No file, process or memory; a NUL in an argument; what happens between fork and exec."""
 
 
 @dataclass
@@ -50,8 +67,13 @@ class _Rank:
     output: Output
     write_end: int
     pid: int | None = None
-    dying: bool = False
+    dying_since: float | None = None
     """Told already, or our own doing."""
+    exit: ProcessExit = ProcessExit(None, signal.SIGKILL)
+    """As soon as it is known."""
+    left: str = "it does not end"
+    """Why something of it still lives, if so."""
+    given_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,8 +109,8 @@ class Ranks:
         self._how, self._reaper, self._zygote = how, reaper, zygote
         self._services, self._post = services, post
         self._ranks: dict[int, _Rank] = {}
-        self._burials: set[asyncio.Task[None]] = set()
         self._oom_kills = proc.oom_kills()
+        self._lane = Lane("memory")
 
     async def start(self, plan: Plan, fork: bool) -> None:
         """All ranks of `plan` on this pod. Each ends in a RankExited, also if it cannot be started."""
@@ -96,20 +118,15 @@ class Ranks:
         numbers = plan.ranks(self._how.slot)
         if self._how.launch.per_pod:
             numbers = numbers[:1]
-        if self._how.memory and plan.origin is None:
-            empty(self._how.memory)
         fork = fork and await self._zygote.may_fork_ranks()
         for number in numbers:
-            rank = self._ranks[number] = self._prepare(plan.epoch, number)
             try:
+                if self._how.memory and plan.origin is None and number == numbers[0]:
+                    await asyncio.get_running_loop().run_in_executor(self._lane, empty, self._how.memory)
+                rank = self._ranks[number] = self._prepare(plan.epoch, number)
                 await self._start_one(rank, plan, fork)
-            except OSError as error:
-                log(f"rank {number} cannot be started: {error}")
-                self._forget(rank)
-                text = f"cannot start: {error}"
-                self._post(
-                    RankExited(plan.epoch, number, ProcessExit(127, None, fingerprint=text, message=text))
-                )
+            except _CANNOT_START as error:
+                self._cannot_start(plan.epoch, number, error)
         self._post(RanksStarted(plan.epoch))
 
     def kill(self, epoch: Epoch, numbers: Iterable[int]) -> None:
@@ -131,31 +148,42 @@ class Ranks:
         return BeatsRead(epoch, beats) if epoch and beats else None
 
     def look_for_dying(self) -> None:
-        """Tell of ranks that a signal kills: their peers are stopped while the kernel takes them apart."""
-        for rank in self._ranks.values():
-            if rank.pid and not rank.dying and (number := proc.deadly_signal(rank.pid)):
+        """Tell of ranks that a signal kills: their peers are stopped while the kernel takes them apart. And
+        of those of which something does not die.
+        """
+        for rank in tuple(self._ranks.values()):
+            if rank.pid and rank.dying_since is None and (number := proc.deadly_signal(rank.pid)):
                 self._tell_dying(rank, number)
+            is_late = rank.dying_since is not None and time.monotonic() > rank.dying_since + BURIAL_SECONDS
+            if is_late and not rank.given_up:
+                rank.given_up = True
+                log(f"rank {rank.number} has not ended after {BURIAL_SECONDS:g} s: {rank.left}")
+                self._post(RankUnburied(rank.epoch, rank.number, rank.exit, rank.left))
 
     # ---- starting
 
     def _prepare(self, epoch: Epoch, number: int) -> _Rank:
         folder = self._how.folder / str(epoch)
         folder.mkdir(exist_ok=True)
-        read_end, write_end = os.pipe()
 
         def heard(said: FromRank) -> None:
             self._post(RankSaid(epoch, number, said))
 
-        rank = _Rank(
-            epoch,
-            number,
-            Page(folder / f"page-{number}"),
-            RankSocket(folder / f"rank-{number}.sock", heard),
-            Output(read_end, f"[rank {number}] "),
-            write_end,
-        )
-        asyncio.get_running_loop().add_reader(read_end, self._read_output, rank)
-        return rank
+        with contextlib.ExitStack() as made:  # all of it, or nothing
+            page = Page(folder / f"page-{number}")
+            made.callback(page.close)
+            socket = RankSocket(folder / f"rank-{number}.sock", heard)
+            made.callback(socket.close)
+            read_end, write_end = os.pipe()
+            made.pop_all()
+        return _Rank(epoch, number, page, socket, Output(read_end, f"rank {number}"), write_end)
+
+    def _cannot_start(self, epoch: Epoch, number: int, error: Exception) -> None:
+        log(f"rank {number} cannot be started: {error}")
+        if rank := self._ranks.get(number):
+            self._forget(rank)
+        text = f"cannot start: {error}"
+        self._post(RankExited(epoch, number, ProcessExit(127, None, fingerprint=text, message=text)))
 
     async def _start_one(self, rank: _Rank, plan: Plan, fork: bool) -> None:
         environment = self._environment(rank, plan)
@@ -197,22 +225,20 @@ class Ranks:
         environment[config.RANK_SOCKET] = str(rank.socket.path)
         return environment
 
-    def _read_output(self, rank: _Rank) -> None:
-        if not rank.output.read():
-            asyncio.get_running_loop().remove_reader(rank.output.fd)
-
     # ---- ending
 
     def _signal(self, epoch: Epoch, numbers: Iterable[int], number: int) -> None:
         for rank in [self._ranks[n] for n in numbers if n in self._ranks]:
             if rank.epoch == epoch and rank.pid is not None:
                 is_group = number == signal.SIGTERM and self._how.launch.per_pod
-                rank.dying |= number == signal.SIGKILL
-                proc.kill(-rank.pid if is_group else rank.pid, number)
+                if number == signal.SIGKILL:
+                    rank.dying_since = rank.dying_since or time.monotonic()
+                if refused := proc.kill(-rank.pid if is_group else rank.pid, number):
+                    rank.left = f"its process {rank.pid} cannot be killed: {refused}"
 
     def _tell_dying(self, rank: _Rank, number: int) -> None:
         """Once, and not of one that its script's end may have made a good end: that is judged in the end."""
-        rank.dying = True
+        rank.dying_since = time.monotonic()
         beat = rank.page.read() or Beat()
         if not beat.reached_end:
             self._post(BeatsRead(rank.epoch, {rank.number: beat}))
@@ -222,24 +248,24 @@ class Ranks:
         """Called by the reaper, once."""
         pid, rank.pid = rank.pid, None
         oom_kills = proc.oom_kills()
-        was_oom, self._oom_kills = oom_kills > self._oom_kills, oom_kills
+        was_oom, self._oom_kills = oom_kills > self._oom_kills, max(oom_kills, self._oom_kills)
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         code = os.WEXITSTATUS(status) if number is None else None
         oom = was_oom and number == signal.SIGKILL
-        if number and not rank.dying:
+        if number and rank.dying_since is None:
             self._tell_dying(rank, number)
-        task = asyncio.ensure_future(self._bury(rank, pid or 0, ProcessExit(code, number, oom=oom)))
-        self._burials.add(task)
-        task.add_done_callback(self._burials.discard)
+        rank.dying_since = rank.dying_since or time.monotonic()
+        rank.exit = ProcessExit(code, number, oom=oom)
+        background(self._bury(rank, pid or 0, rank.exit))
 
     async def _bury(self, rank: _Rank, session: int, exit: ProcessExit) -> None:
         """Nothing of the rank lives when its exit is told."""
-        while strays := self._strays(rank, session, exit.clean):
-            for pid in strays:
-                proc.kill(pid)
+        pause = RESCAN_SECONDS
+        while self._kill_strays(rank, session):
             with contextlib.suppress(TimeoutError):
                 self._reaper.changed.clear()
-                await within(RESCAN_SECONDS, self._reaper.changed.wait())
+                await within(pause, self._reaper.changed.wait())
+            pause = min(1.1 * pause, SELDOM_SECONDS)
         rank.socket.drain()
         beat = rank.page.read() or Beat()
         self._forget(rank)
@@ -252,6 +278,18 @@ class Ranks:
             last_lines=rank.output.last_lines(),
         )
         self._post(RankExited(rank.epoch, rank.number, told))
+
+    def _kill_strays(self, dead: _Rank, session: int) -> bool:
+        """False: there are none any more."""
+        try:
+            strays = self._strays(dead, session, dead.exit.clean)
+        except OSError as error:
+            dead.left = f"what is left of it cannot be found: {error}"
+            return True
+        refused = {pid: why for pid in strays if (why := proc.kill(pid))}
+        words = [f"process {pid} that it started cannot be killed: {why}" for pid, why in refused.items()]
+        dead.left = "; ".join(words) or f"processes that it started do not end: {sorted(strays)}"
+        return bool(strays)
 
     def _strays(self, dead: _Rank, session: int, was_clean: bool) -> set[int]:
         """What the dead rank left alive, and what nobody claims if it must go too."""
@@ -276,7 +314,6 @@ class Ranks:
         )
 
     def _forget(self, rank: _Rank) -> None:
-        asyncio.get_running_loop().remove_reader(rank.output.fd)
         if rank.write_end >= 0:
             os.close(rank.write_end)
         rank.output.close()

@@ -1,12 +1,14 @@
 """The Unix socket of one rank: JSON lines in (FromRank), JSON lines out (ToRank).
 
 One socket per rank and epoch, so that who speaks is known by where it speaks. A line that is not a FromRank
-closes the connection that sent it, with a word in the log.
+closes the connection that sent it, with a word in the log. A message to a rank is its whole truth: of those
+that wait because the rank does not read, only the newest is sent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -16,27 +18,35 @@ from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.local import FromRank, ToRank
 
 _LONGEST_LINE = 1 << 20
+_ACCEPT_AGAIN_SECONDS = 0.5
+"""When this process, or its node, has no descriptor or memory left."""
 
 
 class RankSocket:
     def __init__(self, path: Path, heard: Callable[[FromRank], None]) -> None:
+        """Raises OSError, and holds nothing then."""
         self.path, self._heard = path, heard
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen()
+        try:
+            self._listener.bind(str(path))
+            self._listener.listen()
+        except OSError:
+            self._listener.close()
+            raise
         self._listener.setblocking(False)
         self._buffers: dict[socket.socket, bytes] = {}
         self._library: socket.socket | None = None
-        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+        self._told = self._waiting = self._unsent = b""
+        """The newest message; the same while it is not begun; what is left of the one that was begun."""
+        self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
+        self._listen()
 
     def tell(self, message: ToRank) -> None:
-        """To the library of this rank, if it still listens."""
-        if self._library is None:
-            return
-        try:
-            self._library.send(codec.encode(message) + b"\n")
-        except OSError as error:
-            log(f"{self.path.name}: cannot tell {message}: {error}")
+        """To the library of this rank, as soon as it says hello and reads."""
+        self._told = self._waiting = codec.encode(message) + b"\n"
+        if self._library is not None:
+            self._send(self._library)
 
     def drain(self) -> None:
         """Take everything that was sent before the rank ended."""
@@ -47,9 +57,15 @@ class RankSocket:
     def close(self) -> None:
         for connection in tuple(self._buffers):
             self._drop(connection)
-        asyncio.get_running_loop().remove_reader(self._listener)
+        if self._pause:
+            self._pause.cancel()
+        self._loop.remove_reader(self._listener)
         self._listener.close()
-        self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # as for the page
+            self.path.unlink()
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
         while True:
@@ -57,9 +73,14 @@ class RankSocket:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
                 return
+            except OSError as error:
+                log(f"{self.path.name}: cannot accept, trying again: {error}")
+                self._loop.remove_reader(self._listener)
+                self._pause = self._loop.call_later(_ACCEPT_AGAIN_SECONDS, self._listen)
+                return
             connection.setblocking(False)
             self._buffers[connection] = b""
-            asyncio.get_running_loop().add_reader(connection, self._receive, connection)
+            self._loop.add_reader(connection, self._receive, connection)
 
     def _receive(self, connection: socket.socket) -> None:
         while connection in self._buffers:
@@ -84,12 +105,27 @@ class RankSocket:
             log(f"{self.path.name}: not understood, connection closed: {error}")
             return False
         if said.hello_pid is not None:
-            self._library = connection
+            self._library, self._waiting, self._unsent = connection, self._told, b""
+            self._send(connection)
         self._heard(said)
         return True
 
+    def _send(self, library: socket.socket) -> None:
+        """As much as it takes now; the rest when it reads."""
+        self._loop.remove_writer(library)
+        try:
+            while self._unsent or self._waiting:
+                if not self._unsent:
+                    self._unsent, self._waiting = self._waiting, b""
+                self._unsent = self._unsent[library.send(self._unsent) :]
+        except BlockingIOError:
+            self._loop.add_writer(library, self._send, library)
+        except OSError as error:  # its end is read, too, and closes the connection
+            log(f"{self.path.name}: cannot tell {self._told!r}: {error}")
+
     def _drop(self, connection: socket.socket) -> None:
-        asyncio.get_running_loop().remove_reader(connection)
+        self._loop.remove_reader(connection)
+        self._loop.remove_writer(connection)
         del self._buffers[connection]
         if self._library is connection:
             self._library = None

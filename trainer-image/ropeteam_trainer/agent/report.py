@@ -7,6 +7,7 @@ from dataclasses import replace
 from ropeteam_trainer.agent import hang
 from ropeteam_trainer.agent.state import RankState, State
 from ropeteam_trainer.contract.messages import AgentReport, Progress, RankPhase, RankReport
+from ropeteam_trainer.contract.world import Plan
 
 
 def report(state: State) -> AgentReport:
@@ -22,7 +23,7 @@ def report(state: State) -> AgentReport:
         orders_seen=state.orders_seen,
         rung=state.rung,
         launcher=state.launch.text,
-        plan=world.plan if world else None,
+        plan=_told(world.plan, me.slot) if world else None,
         stopped=state.stopped,
         ranks=tuple(_rank(rank, state.rung) for rank in world.ranks) if world else (),
         store=max(state.stores, key=lambda offer: offer.epoch, default=None),
@@ -34,6 +35,7 @@ def report(state: State) -> AgentReport:
         leaving=state.leave_by is not None,
         completed=state.completed,
         problem=state.problem,
+        superseded=state.superseded,
     )
 
 
@@ -44,6 +46,17 @@ def news(report: AgentReport) -> AgentReport:
     """
     ranks = tuple(replace(rank, step=0, steps_here=min(rank.steps_here, 1)) for rank in report.ranks)
     return replace(report, ranks=ranks, progress=Progress())
+
+
+def steps_matter(state: State) -> bool:
+    """Each lease tells how far the ranks are: those of slot 0 for all, and all where they are to stop."""
+    pausing = state.orders is not None and state.orders.pause is not None
+    return state.identity.slot == 0 or pausing
+
+
+def _told(plan: Plan, slot: int) -> Plan:
+    """Each agent tells of its own slot; a coordinator of the release before wants back what it gave."""
+    return plan.part(slot) if plan.whole else plan
 
 
 def _rank(rank: RankState, rung: int) -> RankReport:

@@ -1,6 +1,6 @@
-"""What an agent knows, what can happen to it, and what it can do: frozen data for machine.py.
+"""What an agent knows, and what can happen to it: frozen data for machine.py.
 
-Events come from outside in the order in which they were seen; effects are carried out in the order given.
+Events come from outside in the order in which they were seen. What it can do is in effects.py.
 Times are seconds of the monotonic clock that `Beat.monotonic_ns` uses.
 """
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ropeteam_trainer.agent.launch import Launch
+from ropeteam_trainer.checkpoint.journal import Held
 from ropeteam_trainer.contract.config import PodIdentity, Start, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, Served, ToRank
-from ropeteam_trainer.contract.messages import Grant, Orders, Problem, Shard, StoreOffer
+from ropeteam_trainer.contract.messages import Orders, Problem, Shard, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
 
 # ---- events
@@ -19,7 +20,11 @@ from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessE
 
 @dataclass(frozen=True)
 class OrdersReceived:
+    """`age`: seconds since the report was sent that these orders answer, also those for which the machine was
+    suspended. 0 if their sender does not tell."""
+
     orders: Orders
+    age: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,17 @@ class RankDying:
     epoch: Epoch
     rank: int
     exit: ProcessExit
+
+
+@dataclass(frozen=True)
+class RankUnburied:
+    """This rank should be gone long since, and something of it lives. RankExited may still follow."""
+
+    epoch: Epoch
+    rank: int
+    exit: ProcessExit
+    left: str
+    """What, and why, for people."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +104,30 @@ class ManifestFailed:
 
 
 @dataclass(frozen=True)
+class RunClaimed:
+    """A world of `epoch` may begin: nobody of an older one can save or prune any more."""
+
+    epoch: Epoch
+    held: Held
+    restore: tuple[CheckpointRef, ...]
+    """What it may go on from, best first."""
+
+
+@dataclass(frozen=True)
+class ClaimFailed:
+    """The disk did not answer as it should."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True)
+class RunSuperseded:
+    """A newer world has claimed the run."""
+
+    by: Epoch
+
+
+@dataclass(frozen=True)
 class LinkUp:
     """A coordinator answered on a new connection."""
 
@@ -104,7 +144,10 @@ class ProblemFound:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed. Needed a few times a second for the clocks of fence, hang, drain and leave."""
+    """Time has passed. Needed a few times a second for the clocks of fence, hang, drain and leave. `asleep`:
+    seconds for which the machine has been suspended since the agent began."""
+
+    asleep: float = 0.0
 
 
 Event = (
@@ -113,104 +156,20 @@ Event = (
     | RanksStarted
     | RankDying
     | RankExited
+    | RankUnburied
     | RankSaid
     | BeatsRead
     | StoreUp
     | StoreDown
     | ManifestWritten
     | ManifestFailed
+    | RunClaimed
+    | ClaimFailed
+    | RunSuperseded
     | LinkUp
     | LinkLost
     | ProblemFound
     | Tick
-)
-
-# ---- effects
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """Ranks may be forked from now on: have a zygote ready."""
-
-
-@dataclass(frozen=True)
-class StartRanks:
-    plan: Plan
-    fork: bool
-    """From the zygote if one is ready, else by exec."""
-
-
-@dataclass(frozen=True)
-class KillRanks:
-    """SIGKILL these ranks and everything that descends from them; each answers with RankExited."""
-
-    epoch: Epoch
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TerminateRanks:
-    """SIGTERM, so that a script which saves by itself may do so."""
-
-    epoch: Epoch
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class TellRank:
-    epoch: Epoch
-    rank: int
-    message: ToRank
-
-
-@dataclass(frozen=True)
-class HostStore:
-    epoch: Epoch
-
-
-@dataclass(frozen=True)
-class CloseStore:
-    epoch: Epoch
-
-
-@dataclass(frozen=True)
-class WriteManifest:
-    grant: Grant
-
-
-@dataclass(frozen=True)
-class Prune:
-    """Delete checkpoint folders that are not in `keep` and not newer than its first."""
-
-    keep: tuple[CheckpointRef, ...]
-
-
-@dataclass(frozen=True)
-class DropLink:
-    """This coordinator is not ours any more: look for another."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Exit:
-    """Always the last effect: nothing of ours lives any more."""
-
-    code: int
-
-
-Effect = (
-    WarmUp
-    | StartRanks
-    | KillRanks
-    | TerminateRanks
-    | TellRank
-    | HostStore
-    | CloseStore
-    | WriteManifest
-    | Prune
-    | DropLink
-    | Exit
 )
 
 # ---- state
@@ -245,6 +204,8 @@ class RankState:
     told: ToRank = field(default_factory=ToRank)
     exit: ProcessExit | None = None
     """Known before the end of `alive` if it is dying."""
+    unburied: bool = False
+    """Something of it cannot be killed but by the end of this container."""
 
     @property
     def waits(self) -> bool:
@@ -285,11 +246,13 @@ class State:
     identity: PodIdentity = field(repr=False)
     launch: Launch
     now: float
-    silent_since: float
-    """When the last connection was lost; counts while not `linked`."""
+    heard_at: float
+    """By `awake_or_not`: when the newest report was sent that a coordinator of our term, or a higher one, has
+    answered. Neither connections nor greetings move it, nor answers that were long under way."""
+    asleep: float = 0.0
     linked: bool = False
     fenced: bool = False
-    """Ranks were killed because no coordinator was reached; ends with the next orders."""
+    """Ranks were killed because no coordinator answered; ends with the next orders."""
     term: int = 0
     boot: int = 0
     orders: Orders | None = None
@@ -304,6 +267,14 @@ class State:
     excused_at: float = 0.0
     """When a coordinator last said that ranks may have to wait for others."""
     store_retry_at: float = 0.0
+    held: Held | None = None
+    """Our claim to the folder of the run: that of the newest world whose leading rank was started here."""
+    restore: tuple[CheckpointRef, ...] = ()
+    """What that world may go on from."""
+    claiming: Epoch | None = None
+    claim_retry_at: float = 0.0
+    superseded: Epoch | None = None
+    """A newer world has claimed that folder: no rank may live here any more."""
     writing: CheckpointRef | None = None
     write_retry_at: float = 0.0
     granted: CheckpointRef | None = None
@@ -318,9 +289,19 @@ class State:
     exited: bool = False
 
     @property
+    def awake_or_not(self) -> float:
+        """As `now`, and goes on while the machine is suspended: for what others count too."""
+        return self.now + self.asleep
+
+    @property
     def stopped(self) -> bool:
         """No rank, nor descendant of one, lives."""
         return self.world is None or not self.world.alive
+
+    @property
+    def may_end(self) -> bool:
+        """Nothing lives that this agent could still end by itself."""
+        return self.world is None or all(rank.unburied or not rank.alive for rank in self.world.ranks)
 
     @property
     def may_fork(self) -> bool:
@@ -331,7 +312,7 @@ class State:
     def wanted(self) -> Plan | None:
         """The plan whose ranks, and no others, may live here now."""
         plan = self.orders.plan if self.orders and not self.orders.refused else None
-        if plan is None or self.fenced or self.problem or self.exit_code is not None:
+        if plan is None or self.fenced or self.problem or self.superseded or self.exit_code is not None:
             return None
         me = plan.member(self.identity.slot)
         is_me = me is not None and (me.incarnation, me.pod_uid) == (

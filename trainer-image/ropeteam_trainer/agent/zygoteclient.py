@@ -1,6 +1,7 @@
 """The agent's end of the zygote: start it when it is needed, ask it to fork, notice its death.
 
 A zygote that is not ready is no error: ranks are exec'ed then. A store has no other way and waits for it.
+What it and its stores print goes through us, so that none of them waits for a reader.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from typing import Any
 
 from ropeteam_trainer.agent import zygote
 from ropeteam_trainer.agent.log import log
+from ropeteam_trainer.agent.output import Output
 from ropeteam_trainer.agent.proc import kill
 from ropeteam_trainer.agent.reaper import Reaper
 from ropeteam_trainer.agent.spawn import spawn
 from ropeteam_trainer.agent.waiting import within
+from ropeteam_trainer.background import background
 
 _ANSWER_SECONDS = 30.0
 _IMPORT_SECONDS = 600.0
@@ -55,19 +58,27 @@ class ZygoteClient:
         if self.pid is not None:
             return
         ours, theirs = socket.socketpair()
-        with theirs:
-            self.pid = spawn(
-                (*self._command, str(theirs.fileno())), self._environment, None, (theirs.fileno(),)
-            )
+        read_end, write_end = os.pipe()
+        self._output = Output(read_end, "zygote")
+        try:
+            with theirs:
+                command = (*self._command, str(theirs.fileno()))
+                self.pid = spawn(command, self._environment, write_end, (theirs.fileno(),))
+        except OSError:
+            ours.close()
+            self._output.close()
+            raise
+        finally:
+            os.close(write_end)
         ours.setblocking(False)
         self._socket, self._turn, self.is_warm = ours, asyncio.Lock(), False
         self._reaper.watch(self.pid, self._ended)
-        self._ready = asyncio.ensure_future(self._first_answer(ours))
+        self._ready = background(self._first_answer(ours))
 
     async def warm_up(self) -> None:
         """Import the rest, so that ranks may be forked. Raises OSError."""
         if self._warming is None or self._warming.done():
-            self._warming = asyncio.ensure_future(self._warm_up())
+            self._warming = background(self._warm_up())
         await asyncio.shield(self._warming)
 
     async def _warm_up(self) -> None:
@@ -128,6 +139,7 @@ class ZygoteClient:
     def _ended(self, status: int) -> None:
         log(f"the zygote has ended (status {status})")
         self.pid, self.is_warm = None, False
+        self._output.close()
         self._failed_imports += 1
         if self._failed_imports == _MOST_FAILED_IMPORTS:
             self._broken()

@@ -40,10 +40,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ropeteam_trainer.checkpoint import kept
-from ropeteam_trainer.checkpoint.files import HashedStream, new_file, sync_folder, write_tree
+from ropeteam_trainer.checkpoint.files import HashedStream, new_file, write_tree
 from ropeteam_trainer.checkpoint.manifest import MANIFEST, METADATA, STATE
 from ropeteam_trainer.checkpoint.pieces import Piece
 from ropeteam_trainer.contract.world import ShardFile
+from ropeteam_trainer.durable import sync_folder
 
 
 @dataclass(frozen=True)

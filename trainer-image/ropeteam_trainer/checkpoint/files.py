@@ -65,12 +65,3 @@ def write_tree(path: Path, tree: Any) -> ShardFile:
     with new_file(path) as stream:
         torch.save(tree, stream)  # type: ignore[arg-type]  # all it uses is write and flush
     return stream.described_as(path.name)
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

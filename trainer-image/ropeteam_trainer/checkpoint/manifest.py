@@ -1,12 +1,16 @@
 """The file that makes a folder a checkpoint.
 
-    <directory>/step-<step>/<epoch>/__<rank>_0.distcp   tensors, or blocks of them: each is in one file
-    <directory>/step-<step>/<epoch>/.metadata           which tensor is where, written by rank 0
-    <directory>/step-<step>/<epoch>/state.pt            plain values that all ranks share, written by rank 0
-    <directory>/step-<step>/<epoch>/rank-<rank>.pt      what differs per rank: RNG
-    <directory>/step-<step>/<epoch>/manifest.json       written last, by the agent of rank 0, after a grant
+    <directory>/runs/<number>.<UID>     in which order runs began; a TrainingJob object is a run
+    <directory>/run-<UID>/journal/      which of its checkpoints count (journal.py)
+    <directory>/run-<UID>/step-<step>/<epoch>/
+        __<rank>_0.distcp   tensors, or blocks of them: each is in one file
+        .metadata           which tensor is where, written by rank 0
+        state.pt            plain values that all ranks share, written by rank 0
+        rank-<rank>.pt      what differs per rank: RNG
+        manifest.json       written last, by the agent of rank 0, after a grant
 
-The first two are the format of torch.distributed.checkpoint. Files are write-once. Without a
+Without an operator, and before runs had folders of their own, it is <directory>/step-<step>/<epoch>/. The
+first two are the format of torch.distributed.checkpoint. Files are write-once. Without a
 manifest that verifies, a folder is not a checkpoint. Standard library only: the agent writes manifests and
 never imports torch.
 """
@@ -22,6 +26,8 @@ from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 MANIFEST = "manifest.json"
 METADATA = ".metadata"
 STATE = "state.pt"
+JOURNAL = "journal"
+RUNS = "runs"
 FORMAT = 1
 
 
@@ -41,21 +47,30 @@ class Manifest:
 
     @property
     def ref(self) -> CheckpointRef:
-        return CheckpointRef(self.step, self.epoch, hashlib.sha256(self.to_bytes()).hexdigest())
+        """Of a manifest that was just made: one that was read may have had other fields."""
+        digest = hashlib.sha256(self.to_bytes()).hexdigest()
+        return CheckpointRef(self.step, self.epoch, digest, self.job_uid)
+
+
+def run_folder(run: str) -> str:
+    """Of the job with this UID, relative to the checkpoint directory."""
+    return f"run-{run}" if run else ""
 
 
 def folder(ref: CheckpointRef) -> str:
     """Relative to the checkpoint directory."""
-    return f"step-{ref.step}/{ref.epoch}"
+    place = f"step-{ref.step}/{ref.epoch}"
+    return f"{run_folder(ref.run)}/{place}" if ref.run else place
 
 
 def ref_text(ref: CheckpointRef) -> str:
-    """`step-12/1.0.3#<digest>`: how a reference travels in RankPlan."""
+    """`run-<UID>/step-12/1.0.3#<digest>`: how a reference travels in RankPlan."""
     return f"{folder(ref)}#{ref.digest}"
 
 
 def parse_ref(text: str) -> CheckpointRef:
     """The inverse of ref_text. Raises ValueError."""
     path, _, digest = text.partition("#")
-    step, epoch = path.removeprefix("step-").split("/")
-    return CheckpointRef(int(step), Epoch.parse(epoch), digest)
+    *run, step, epoch = path.split("/")
+    number = int(step.removeprefix("step-"))
+    return CheckpointRef(number, Epoch.parse(epoch), digest, "/".join(run).removeprefix("run-"))

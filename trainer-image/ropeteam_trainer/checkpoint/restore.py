@@ -2,7 +2,7 @@
 
     candidates()   where to look, best first: the lineage that the plan names, or, in a job's first world,
                    what is in the folder and `resume` allows
-    choose()       the first that verifies; after the candidates come their parents (a step that was asked for
+    choose()       the first that is good; after the candidates come their parents (a step that was asked for
                    by number has no substitute)
 
 Promise: a checkpoint that was once committed is never silently replaced by a start from nothing.
@@ -10,12 +10,14 @@ Promise: a checkpoint that was once committed is never silently replaced by a st
 
 from __future__ import annotations
 
+import heapq
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ropeteam_trainer.checkpoint.manifest import Manifest, folder, parse_ref
 from ropeteam_trainer.contract.config import RankPlan, Resume
-from ropeteam_trainer.contract.world import CheckpointRef
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,18 @@ class Look:
     manifest: Manifest | None
     """None: not there, or not to be trusted."""
     fault: str = ""
-    """Why it cannot be used, for a person. Empty: every file is there and unaltered."""
+    """Why it cannot be used, for a person. Empty: nothing is known against it."""
+    unsure: bool = False
+    """The fault is proof of nothing: the volume may be away, or this node's mount of it stale."""
+    ref: CheckpointRef | None = None
+    """Which one it is: with its digest, and the run that it is of."""
 
 
 @dataclass(frozen=True)
 class Choice:
     manifest: Manifest | None
     """None: start from nothing."""
+    ref: CheckpointRef | None = None
     skipped: tuple[str, ...] = ()
     """One sentence for each checkpoint that was passed over."""
 
@@ -40,11 +47,27 @@ class CheckpointNotFound(ValueError):  # FailReason's name
     """`resume.policy: Step` names a step that is not there, or not one committed checkpoint verifies."""
 
 
+class CheckpointUnavailable(OSError):
+    """Checkpoints could not be read for minutes, here, while other pods could, or may. Nothing says that they
+    are bad: another node may read them."""
+
+
+class UnavailableElsewhere(CheckpointUnavailable):
+    """The same in other pods; this one can read them."""
+
+
+class UnavailableEverywhere(CheckpointUnavailable):
+    """The same in every pod: it is the volume."""
+
+
 def candidates(plan: RankPlan, found: Sequence[CheckpointRef]) -> tuple[CheckpointRef, ...]:
-    """Where to look. `found`: what is in the folder. Raises CheckpointNotFound for a missing step."""
+    """Where to look. `found`: what is in the folder, the newest run first. Raises CheckpointNotFound for a
+    missing step."""
     if plan.lineage_known:
         return tuple(parse_ref(text) for text in plan.restore)
-    newest_first = tuple(sorted(found, key=lambda ref: (ref.step, ref.epoch), reverse=True))
+    if plan.job_uid:  # what our own run has committed, its journal tells
+        found = tuple(ref for ref in found if ref.run != plan.job_uid)
+    newest_first = _newest_first(found)
     if plan.resume is Resume.LATEST:
         return newest_first
     if plan.resume is Resume.NEVER:
@@ -55,26 +78,63 @@ def candidates(plan: RankPlan, found: Sequence[CheckpointRef]) -> tuple[Checkpoi
     return wanted
 
 
+def _newest_first(found: Sequence[CheckpointRef]) -> tuple[CheckpointRef, ...]:
+    """The newest world of the newest run, not the highest step: an abandoned run may have come further. What
+    is in no run has epochs that do not compare."""
+    runs = {run: -number for number, run in enumerate(dict.fromkeys(ref.run for ref in found))}
+
+    def age(ref: CheckpointRef) -> tuple[int, Epoch, int, Epoch]:
+        return runs[ref.run], ref.epoch if ref.run else Epoch(0, 0, 0), ref.step, ref.epoch
+
+    return tuple(sorted(found, key=age, reverse=True))
+
+
 def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[CheckpointRef], Look]) -> Choice:
-    """What to go on from. Raises CheckpointNotFound where a start from nothing would hide a loss."""
+    """What to go on from. Raises CheckpointNotFound where a start from nothing would hide a loss, and
+    CheckpointUnavailable for the first that cannot be judged: it may be whole, so no older one is taken."""
     queue = list(candidates(plan, found))
     exactly = not plan.lineage_known and plan.resume is Resume.STEP
     must_exist = exactly or any(ref.digest for ref in queue)
     skipped: list[str] = []
     for ref in queue:  # grows at its end while parents are found
         seen = look(ref)
+        if seen.unsure:
+            raise CheckpointUnavailable(f"checkpoint {folder(ref)} cannot be judged: {seen.fault}")
         if seen.manifest is not None and not seen.fault:
-            return Choice(seen.manifest, tuple(skipped))
+            return Choice(seen.manifest, seen.ref, tuple(skipped))
         skipped.append(f"checkpoint {folder(ref)} is not used: {seen.fault}")
         parent = seen.manifest.parent if seen.manifest else None
         if parent is not None and not exactly and all(folder(parent) != folder(known) for known in queue):
             queue.append(parent)
     if must_exist:
         raise CheckpointNotFound(
-            f"no checkpoint can be used. {'. '.join(skipped)}. "
-            "Bring the files back, or start a new job with spec.resume.policy Never to begin at step 0."
+            f"no checkpoint can be used. {'. '.join(skipped)}. Bring the files back, or make the job anew: "
+            "spec.resume.policy Latest goes on from the newest whole checkpoint that is left in its folder, "
+            "Never begins at step 0."
         )
-    return Choice(None, tuple(skipped))
+    return Choice(None, None, tuple(skipped))
+
+
+def shares(manifest: Manifest, ranks: int) -> list[list[ShardFile]]:
+    """Which files each of so many ranks verifies: every file is one rank's. As many ranks as have saved: each
+    its own, which it will read. Else by bytes, the largest first, each to who has least."""
+    parts: list[list[ShardFile]] = [[] for _ in range(ranks)]
+    if ranks == manifest.world_size:
+        for file in manifest.files:
+            parts[_writer(file.name) % ranks].append(file)
+        return parts
+    loads = [(0, rank) for rank in range(ranks)]
+    for file in sorted(manifest.files, key=lambda file: (-file.size, file.name)):
+        load, rank = heapq.heappop(loads)
+        parts[rank].append(file)
+        heapq.heappush(loads, (load + file.size, rank))
+    return parts
+
+
+def _writer(name: str) -> int:
+    """`rank-3.pt` and `__3_0.distcp` are rank 3's; what has no number is rank 0's."""
+    found = re.match(r"(?:rank-|__)(\d+)", name)
+    return int(found[1]) if found else 0
 
 
 def _no_such_step(plan: RankPlan, saved: Sequence[int]) -> str:

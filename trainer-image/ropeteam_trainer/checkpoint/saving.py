@@ -11,29 +11,30 @@ soon as all ranks have written; those saves are synchronous.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from ropeteam_trainer import durable
 from ropeteam_trainer.agentlink import AgentLink
 from ropeteam_trainer.checkpoint import reader, rng
 from ropeteam_trainer.checkpoint.cadence import Cadence
-from ropeteam_trainer.checkpoint.files import sync_folder
 from ropeteam_trainer.checkpoint.kept import Kept, Shared, State
 from ropeteam_trainer.checkpoint.manifest import MANIFEST, STATE, Manifest, folder
 from ropeteam_trainer.checkpoint.metadata import Saved
 from ropeteam_trainer.checkpoint.names import misfit
 from ropeteam_trainer.checkpoint.pieces import piece_of
-from ropeteam_trainer.checkpoint.restore import Choice, choose
+from ropeteam_trainer.checkpoint.together import Together, patiently
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.world import World
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Checkpoints:
         self._directory = Path(plan.checkpoint.directory)
         self._epoch = Epoch.parse(plan.epoch)
         self._cadence = Cadence(plan.checkpoint, world.number_of_rank_0)
-        self._writer = ShardWriter(self._directory, self._epoch, world, self._written)
+        self._writer = ShardWriter(self._directory, self._epoch, world, self._written, plan.job_uid)
         self._kept = Kept({})
         self._own: Mapping[str, Any] = {}
         self._last_saved = -1
@@ -93,17 +94,18 @@ class Checkpoints:
             self._writer.wait()
             self._commit(step)
 
-    def restore(self) -> Restored | None:
-        """Load the best checkpoint into the kept objects. None: there is nothing to go on from."""
-        choice = self._world.from_rank_0(self._choose)
+    def restore(self, beat: Callable[[], None]) -> Restored | None:
+        """Load the best checkpoint into the kept objects. None: there is nothing to go on from. `beat` is
+        called as long as bytes come."""
+        choice = Together(self._plan, self._world, self._directory, beat).choose()
         if self._world.rank == 0:
             for sentence in choice.skipped:
                 _say(sentence)
-        if choice.manifest is None:
+        if choice.manifest is None or choice.ref is None:
             return None
-        ref = choice.manifest.ref
-        state = self._load(ref)
-        self._load_own(ref, choice.manifest)
+        ref = choice.ref
+        state = self._load(ref, beat)
+        self._load_own(ref, choice.manifest, beat)
         self._lineage = [ref]
         if self._world.rank == 0:
             _say(f"goes on from step {ref.step} (checkpoint {folder(ref)})")
@@ -111,25 +113,29 @@ class Checkpoints:
                 self._link.send(FromRank(restored=ref))
         return Restored(ref.step, state["data"])
 
-    def _load(self, ref: CheckpointRef) -> dict[str, Any]:
+    def _load(self, ref: CheckpointRef, beat: Callable[[], None]) -> dict[str, Any]:
         """Into the kept objects. Raises KeyError, on all ranks, if they do not fit."""
-        state: dict[str, Any] = reader.load(self._directory, ref, STATE)
+        state: dict[str, Any] = self._read(lambda: reader.load(self._directory, ref, STATE), beat)
         shared = {kind: state[kind] for kind in State().shared}
-        saved = reader.load_metadata(self._directory, ref)
+        saved = self._read(lambda: reader.load_metadata(self._directory, ref), beat)
         self._check_fit(ref, shared, state["others"], saved)
         tensors = self._kept.room(shared, saved)
         pieces = {name: piece for name, tensor in tensors.items() if (piece := piece_of(tensor)) is not None}
-        reader.fill(self._directory, ref, saved, pieces)
+        self._read(lambda: reader.fill(self._directory, ref, saved, pieces, beat), beat)
         self._kept.settle(tensors, shared, state["others"])
         return state
 
-    def _load_own(self, ref: CheckpointRef, manifest: Manifest) -> None:
+    def _read(self, action: Callable[[], T], beat: Callable[[], None]) -> T:
+        return patiently(action, self._directory, beat)
+
+    def _load_own(self, ref: CheckpointRef, manifest: Manifest, beat: Callable[[], None]) -> None:
         """What only this rank has saved. Residuals of other ranks would be added to the wrong gradients."""
         ranks = manifest.world_size
         if _rank_file(self._world.rank) not in {file.name for file in manifest.files}:
             rng.reseed(ref.step, self._world.rank)
             return
-        mine = reader.load(self._directory, ref, _rank_file(self._world.rank))
+        name = _rank_file(self._world.rank)
+        mine = self._read(lambda: reader.load(self._directory, ref, name), beat)
         rng.put_back(mine["rng"])
         found = {name: thing for name, thing in self._own.items() if name in mine.get("own", {})}
         if ranks == self._world.size:
@@ -150,10 +156,6 @@ class Checkpoints:
         if fault:
             raise KeyError(f"checkpoint {folder(ref)} does not fit: {fault}")
 
-    def _choose(self) -> Choice:
-        found = () if self._plan.lineage_known else reader.find(self._directory)
-        return choose(self._plan, found, lambda ref: reader.look(self._directory, ref))
-
     def _written(self, step: int, files: tuple[ShardFile, ...]) -> None:
         self._shard = files
         if self._link is not None:
@@ -170,14 +172,11 @@ class Checkpoints:
             step, self._epoch, self._world.size, self._plan.job, self._plan.job_uid, files, parent
         )
         place = self._directory / folder(manifest.ref)
-        with (place / f"{MANIFEST}.part").open("wb") as stream:
-            stream.write(manifest.to_bytes())
-            stream.flush()
-            os.fsync(stream.fileno())
-        (place / f"{MANIFEST}.part").rename(place / MANIFEST)
-        sync_folder(place)
+        durable.write(place / MANIFEST, manifest.to_bytes())
         self._lineage.insert(0, manifest.ref)
         for old in self._lineage[self.config.keep :]:
+            if old.run != self._plan.job_uid:
+                continue  # of another run
             shutil.rmtree((self._directory / folder(old)).parent, ignore_errors=True)
         del self._lineage[self.config.keep :]
 

@@ -35,9 +35,11 @@ _PATIENCE = timedelta(hours=1)
 
 
 class ShardWriter:
-    def __init__(self, directory: Path, epoch: Epoch, world: World, written: Written) -> None:
-        """`written` is called in the writer thread, only when all files of all ranks are synced."""
+    def __init__(self, directory: Path, epoch: Epoch, world: World, written: Written, run: str = "") -> None:
+        """`run`: UID of the job. `written` is called in the writer thread, only when all files of all ranks
+        are synced."""
         self._directory, self._epoch, self._world, self._written = directory, epoch, world, written
+        self._run = run
         self._snapshot = Snapshot()
         self._group: dist.ProcessGroup | None = None
         self._thread: threading.Thread | None = None
@@ -72,7 +74,7 @@ class ShardWriter:
 
     def _write(self, step: int, state: State, copy: dict[str, Any]) -> None:
         """`state` tells how the tensors of `copy` are sharded; its own have changed since."""
-        place = self._directory / folder(CheckpointRef(step, self._epoch))
+        place = self._directory / folder(CheckpointRef(step, self._epoch, run=self._run))
         try:
             from ropeteam_trainer.checkpoint import dcp
 

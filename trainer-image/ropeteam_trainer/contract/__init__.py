@@ -14,4 +14,6 @@ the sender's whole truth, so a lost, doubled or late one costs nothing and a rec
 accepts VERSION and VERSION - 1.
 """
 
-VERSION = 1
+VERSION = 2
+"""2: a lease is an empty frame, its answer 24 bytes (messages.py). Peers of version 1 refuse what claims to
+be of a later one, so a message claims no more than its receiver is known to take."""

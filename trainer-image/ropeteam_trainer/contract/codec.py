@@ -3,7 +3,7 @@
 A message from the network is decoded into frozen dataclasses or refused with a sentence that names the field.
 Supported: str, int, float, bool, None, str-Enums, dataclasses, `tuple[X, ...]`, `dict[str, X]`, `X | None`.
 Field names stay as they are. Unknown fields are ignored (a newer peer may send more), missing ones take their
-default.
+default. What a type asks for is found out once: a coordinator reads thousands of messages per second.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ import dataclasses
 import enum
 import functools
 import json
+import operator
 import types
 import typing
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_Reader = Callable[[Any], Any]
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+_write = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class DecodeError(ValueError):
@@ -25,20 +30,30 @@ class DecodeError(ValueError):
 
 def encode(message: Any) -> bytes:
     """A dataclass as compact JSON."""
-    return json.dumps(to_plain(message), separators=(",", ":"), allow_nan=False).encode()
+    return _write(to_plain(message)).encode()
 
 
 def to_plain(value: Any) -> Any:
     """A dataclass as dicts, lists and scalars, ready for json."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    kind: Any = type(value)
+    if kind is tuple or kind is list:
+        return [item if type(item) in _SCALARS else to_plain(item) for item in value]
+    if kind is dict:
+        return {key: item if type(item) in _SCALARS else to_plain(item) for key, item in value.items()}
     if isinstance(value, enum.Enum):
         return value.value
-    if isinstance(value, tuple | list):
-        return [to_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: to_plain(item) for key, item in value.items()}
-    return value
+    fields = _fields(kind)
+    return {name: item if type(item) in _SCALARS else to_plain(item) for name, item in fields(value)}
+
+
+@functools.cache
+def _fields(kind: Any) -> Callable[[Any], Any]:
+    """Name and value of each field of a dataclass."""
+    names = tuple(f.name for f in dataclasses.fields(kind))
+    if len(names) < 2:
+        return lambda value: [(name, getattr(value, name)) for name in names]
+    values = operator.attrgetter(*names)
+    return lambda value: zip(names, values(value), strict=True)
 
 
 def decode(cls: type[T], data: bytes | str) -> T:
@@ -56,62 +71,125 @@ def _refuse(constant: str) -> None:
 
 def from_plain(cls: type[T], plain: Any) -> T:
     """Dicts and lists as `cls`. Raises DecodeError."""
-    value = _build(cls, plain, cls.__name__)
-    return typing.cast(T, value)
-
-
-def _build(kind: Any, value: Any, where: str) -> Any:
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in args:
-            return None
-        (kind,) = (arg for arg in args if arg is not type(None))
-        return _build(kind, value, where)
-    if origin is tuple:
-        _expect(isinstance(value, list), where, "a list", value)
-        return tuple(_build(args[0], item, f"{where}[{index}]") for index, item in enumerate(value))
-    if origin is dict:
-        _expect(isinstance(value, dict), where, "an object", value)
-        return {key: _build(args[1], item, f"{where}.{key}") for key, item in value.items()}
-    if dataclasses.is_dataclass(kind):
-        return _build_dataclass(kind, value, where)
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        try:
-            return kind(value)
-        except ValueError:
-            _expect(False, where, f"one of {', '.join(str(member.value) for member in kind)}", value)
-    return _scalar(kind, value, where)
-
-
-def _build_dataclass(kind: Any, value: Any, where: str) -> Any:
-    _expect(isinstance(value, dict), where, "an object", value)
-    hints, fields = _shape(kind)
-    known = {name: _build(hints[name], value[name], f"{where}.{name}") for name in fields if name in value}
-    missing = [name for name, required in fields.items() if required and name not in known]
-    if missing:
-        raise DecodeError(f"{where}: missing {', '.join(missing)}")
+    kind: Any = cls
     try:
-        return kind(**known)
-    except ValueError as error:  # a __post_init__ that refuses
-        raise DecodeError(f"{where}: {error}") from None
+        return typing.cast(T, _reader(kind)(plain))
+    except _Wrong as wrong:
+        raise DecodeError(f"{cls.__name__}{wrong.where}: {wrong}") from None
+
+
+class _Wrong(ValueError):
+    """What is wrong, and where: each reader on the way out adds its part."""
+
+    where = ""
+
+    def inside(self, part: str) -> _Wrong:
+        self.where = part + self.where
+        return self
+
+
+def _expected(wanted: str, value: Any) -> _Wrong:
+    return _Wrong(f"expected {wanted}, got {json.dumps(value)[:80]}")
 
 
 @functools.cache
-def _shape(kind: Any) -> tuple[dict[str, Any], dict[str, bool]]:
-    required = {
-        f.name: f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+def _reader(kind: Any) -> _Reader:
+    """How values of this type are read."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return _read_optional(_reader(next(arg for arg in args if arg is not type(None))))
+    if origin is tuple:
+        return _read_list(_reader(args[0]))
+    if origin is dict:
+        return _read_dict(_reader(args[1]))
+    if dataclasses.is_dataclass(kind):
+        return _read_dataclass(kind)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return _read_enum(kind)
+    return _read_scalar(kind)
+
+
+def _read_optional(inner: _Reader) -> _Reader:
+    return lambda value: None if value is None else inner(value)
+
+
+def _read_list(inner: _Reader) -> _Reader:
+    def read(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise _expected("a list", value)
+        found: list[Any] = []
+        try:
+            for item in value:
+                found.append(inner(item))  # noqa: PERF401 (where it stopped is told)
+        except _Wrong as wrong:
+            raise wrong.inside(f"[{len(found)}]") from None
+        return tuple(found)
+
+    return read
+
+
+def _read_dict(inner: _Reader) -> _Reader:
+    def read(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise _expected("an object", value)
+        found, key = {}, ""
+        try:
+            for key, item in value.items():
+                found[key] = inner(item)
+        except _Wrong as wrong:
+            raise wrong.inside(f".{key}") from None
+        return found
+
+    return read
+
+
+def _read_dataclass(kind: Any) -> _Reader:
+    hints = typing.get_type_hints(kind)
+    readers = tuple((f.name, _reader(hints[f.name])) for f in dataclasses.fields(kind))
+    required = tuple(
+        f.name
         for f in dataclasses.fields(kind)
-    }
-    return typing.get_type_hints(kind), required
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    )
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _expected("an object", value)
+        known, name = {}, ""
+        try:
+            for name, inner in readers:
+                if name in value:
+                    known[name] = inner(value[name])
+        except _Wrong as wrong:
+            raise wrong.inside(f".{name}") from None
+        if missing := [name for name in required if name not in known]:
+            raise _Wrong(f"missing {', '.join(missing)}")
+        try:
+            return kind(**known)
+        except ValueError as error:  # a __post_init__ that refuses
+            raise _Wrong(str(error)) from None
+
+    return read
 
 
-def _scalar(kind: Any, value: Any, where: str) -> Any:
-    if kind is float and type(value) is int:
-        return float(value)
-    _expect(type(value) is kind, where, kind.__name__, value)
-    return value
+def _read_enum(kind: Any) -> _Reader:
+    members = {member.value: member for member in kind}
+
+    def read(value: Any) -> Any:
+        member = members.get(value) if type(value) is str else None
+        if member is None:
+            raise _expected(f"one of {', '.join(members)}", value)
+        return member
+
+    return read
 
 
-def _expect(holds: bool, where: str, wanted: str, value: Any) -> None:
-    if not holds:
-        raise DecodeError(f"{where}: expected {wanted}, got {json.dumps(value)[:80]}")
+def _read_scalar(kind: Any) -> _Reader:
+    def read(value: Any) -> Any:
+        if type(value) is kind:
+            return value
+        if kind is float and type(value) is int:
+            return float(value)
+        raise _expected(kind.__name__, value)
+
+    return read

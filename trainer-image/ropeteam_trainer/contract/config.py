@@ -211,7 +211,8 @@ class RankPlan:
 
     epoch: str
     restore: tuple[str, ...]
-    """`step-<N>/<epoch>#<digest>` relative to the checkpoint directory, best first (digest may be empty)."""
+    """`run-<UID>/step-<N>/<epoch>#<digest>` relative to the checkpoint directory, best first (run and digest
+    may be missing)."""
     lineage_known: bool
     """False only in the first world of a job: then `resume` decides."""
     checkpoint: CheckpointConfig | None

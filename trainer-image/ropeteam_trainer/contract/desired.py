@@ -38,7 +38,9 @@ class Desired:
     charged_incidents: tuple[str, ...] = ()
     """Ids that `allowance` already accounts for; the coordinator subtracts its own others."""
     lineage: tuple[CheckpointRef, ...] = ()
-    contract: int = VERSION
+    """As saved in status: the operator's acknowledgement. None of these is pruned."""
+    contract: int = VERSION - 1
+    """The coordinator may be one of the release before, made by the operator before this one."""
 
 
 class WorldPhase(str, enum.Enum):
@@ -62,6 +64,8 @@ class SlotReport:
     """Its lease holds."""
     leaving: bool = False
     silent_seconds: float = 0.0
+    term: int = 0
+    """Highest term of a coordinator that its agent has heard: it refuses those below."""
 
 
 @dataclass(frozen=True)
@@ -137,5 +141,10 @@ class JobReport:
     replace_all: bool = False
     """Two gang starts in a row without a first step: start a new attempt with new pods."""
     failure: Problem | None = None
+    stalled: Problem | None = None
+    """What keeps it from training although it tries again and again; it will not end by that."""
+    newer_term: int = 0
+    """A world of this term has claimed the folder of checkpoints, so this coordinator is silent. Status went
+    back (a backup of etcd), or it was cut off. 0: none has."""
     generation_seen: int = 0
     contract: int = VERSION

@@ -2,7 +2,8 @@
 
 An agent sends its report at once when anything in it changes, and at least every `lostSeconds / 5` (the
 lease). The coordinator sends orders at once when they change, and again whenever a report's `orders_seen` is
-not the latest.
+not the latest; a report that finds nothing new is answered now and then (fence.py): without answers an agent
+kills its ranks.
 
 The one rule of orders: **only ranks of `orders.plan` may live**. A newer plan replaces the world, no plan
 ends it. A coordinator that has just booted therefore sends no orders before it has adopted a world or waited
@@ -12,10 +13,16 @@ one lease.
 from __future__ import annotations
 
 import enum
+import struct
 from dataclasses import dataclass
 
 from ropeteam_trainer.contract import VERSION
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Plan, ProcessExit, ShardFile
+
+LEASE = b""
+"""Instead of a report: nothing has changed since the last one of this connection. It counts as the report of
+the next number. Only for a coordinator that is known to be of VERSION."""
+_ANSWER = struct.Struct(">QQQ")
 
 
 class RankPhase(str, enum.Enum):
@@ -77,10 +84,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that no restart will mend; the job fails with this reason at once."""
+    """Why no rank can start in this pod. What any pod would have ends the job at once; for what may be this
+    pod's node, or its mounts, another pod is asked for (coordinator/unfit.py)."""
 
     reason: FailReason
     message: str
+    passing: bool = False
+    """It may be the node or the moment: nothing that a user wrote is known to be wrong."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,9 @@ class AgentReport:
     job_uid: str
     term: int
     """Highest coordinator term this agent has ever seen; orders of a lower one are refused."""
+    number: int = 0
+    """Counts the reports of this connection, from 1. 0: this agent does not count them, and understands no
+    `Orders.same`."""
     contract: int = VERSION
     node: str = ""
     orders_seen: int = 0
@@ -122,6 +135,8 @@ class AgentReport:
     completed: Epoch | None = None
     """COMPLETE of this epoch was received. It is only ever sent when all ranks of all agents are done."""
     problem: Problem | None = None
+    superseded: Epoch | None = None
+    """A world of this epoch has claimed the folder of checkpoints after ours: ours may not go on."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +148,8 @@ class Grant:
     world_size: int
     files: tuple[ShardFile, ...]
     parent: CheckpointRef | None
+    files_before: int = 0
+    """So many came before these orders (parts.py)."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +165,8 @@ class Orders:
     grant: Grant | None = None
     """Only to the agent of the leading rank."""
     lineage: tuple[CheckpointRef, ...] = ()
-    """Committed checkpoints, newest first: what may not be pruned. The agent of the current epoch's leading
-    rank prunes the rest."""
+    """What may not be pruned: the committed checkpoints of this world and its past, newest first, then all
+    else that the job's status may name. The agent of the current epoch's leading rank prunes the rest."""
     incomplete: bool = False
     """With parameter servers: some ranks of the world are missing or have not made a step yet. The others may
     wait for them, so no hang is judged."""
@@ -167,3 +184,22 @@ class Orders:
     refused: str = ""
     """Not one of us: an older incarnation, a pod being deleted, an unknown contract. Kill ranks, stay
     quiet."""
+    answers: int | None = None
+    """`AgentReport.number` of the newest report of this connection that the sender knew. None: it does not
+    tell. See fence.py."""
+    same: bool = False
+    """Nothing new: all but `term`, `boot` and `answers` is to be taken from the orders before, if there were
+    any. The answer to a lease."""
+
+
+def answer(orders: Orders) -> bytes:
+    """The short form of `Orders.same`, for an agent of VERSION."""
+    return _ANSWER.pack(orders.term, orders.boot, orders.answers or 0)
+
+
+def as_answer(body: bytes) -> Orders | None:
+    """The inverse of `answer`. None: this is something else."""
+    if len(body) != _ANSWER.size or body.startswith(b"{"):
+        return None
+    term, boot, answers = _ANSWER.unpack(body)
+    return Orders(term, boot, 0, answers=answers, same=True)

@@ -2,10 +2,17 @@
 
     4-byte big-endian length | 32-byte HMAC-SHA256 | body (JSON, at most 1 MiB)
 
-The MAC covers the connection's nonce, the direction, the frame's number and the body, keyed by the job's
-token: a frame cannot be forged, altered, reflected, replayed or moved to another connection. The coordinator
-speaks first: 16 bytes of nonce in clear (`HELLO` + nonce). A frame that fails is answered by closing the
-connection with a reason in the log. Pure: bytes in, bytes out; sockets are the caller's.
+The MAC covers the coordinator's nonce, the direction, the frame's number and the body, keyed by the job's
+token and the agent's nonce: a frame cannot be forged, altered, reflected, replayed or moved to another
+connection. A frame that fails is answered by closing the connection with a reason in the log.
+
+The coordinator speaks first, in clear: `HELLO` + nonce. The agent answers with `ANSWER` + a nonce of its own;
+without that, what a coordinator once said could be played to an agent again. Limits: releases before this
+one know no answer. Their agents take our greeting for theirs, whose nonces were all random; their
+coordinators are known by the want of `ASKS`. Such a pair has a connection that only the coordinator can be
+sure of, so whoever can record and redirect the traffic of a job could repeat old orders of the same term.
+
+Pure: bytes in, bytes out; sockets and chance are the caller's.
 """
 
 from __future__ import annotations
@@ -16,8 +23,12 @@ import struct
 from collections.abc import Iterator
 
 MAX_BODY = 1 << 20
-HELLO = b"ROPE\x01"
+HELLO, ANSWER = b"ROPE\x01", b"ROPE\x02"
+"""Neither can be the length of a frame."""
 NONCE_SIZE = 16
+ASKS = b"ASKS"
+"""How the nonce of a coordinator begins that takes an answer. By chance: once in 4 billion connections to an
+older one, which closes such a connection; the next one works."""
 TO_COORDINATOR, TO_AGENT = b"C", b"A"
 PROXY_HEADER = "X-Ropeteam-Bearer"
 """Holds `http_bearer`; accepted beside `Authorization: Bearer`, which an API server's proxy does not pass
@@ -38,17 +49,43 @@ def job_token(operator_key: bytes, job_uid: str) -> bytes:
     return hmac.new(operator_key, b"job:" + job_uid.encode(), hashlib.sha256).digest()
 
 
-class Sealer:
-    """Frames for one direction of one connection."""
+def greeting(chance: bytes) -> bytes:
+    """A coordinator's first bytes. `chance`: NONCE_SIZE of them; the first few are not used."""
+    return HELLO + ASKS + chance[len(ASKS) :]
 
-    def __init__(self, token: bytes, nonce: bytes, direction: bytes) -> None:
-        self._token, self._context, self._number = token, nonce + direction, 0
+
+def asks(nonce: bytes) -> bool:
+    """Does this coordinator take an answer? False: it is of an older release."""
+    return nonce.startswith(ASKS)
+
+
+def answered(token: bytes, received: bytes) -> tuple[bytes, bytes] | None:
+    """What an agent's first bytes mean: the key of its connection, and the bytes that follow.
+
+    None: too few of them yet. An agent of an older release begins with a frame; its key is the token.
+    """
+    if not (received.startswith(ANSWER) or ANSWER.startswith(received)):
+        return token, received
+    end = len(ANSWER) + NONCE_SIZE
+    return (session_key(token, received[len(ANSWER) : end]), received[end:]) if len(received) >= end else None
+
+
+def session_key(token: bytes, agent_nonce: bytes) -> bytes:
+    """Instead of the token on a connection to which the agent has given a nonce too."""
+    return hmac.new(token, b"session:" + agent_nonce, hashlib.sha256).digest()
+
+
+class Sealer:
+    """Frames for one direction of one connection. `nonce`: the coordinator's."""
+
+    def __init__(self, key: bytes, nonce: bytes, direction: bytes) -> None:
+        self._key, self._context, self._number = key, nonce + direction, 0
 
     def seal(self, body: bytes) -> bytes:
         """Raises WireError for a body over MAX_BODY."""
         if len(body) > MAX_BODY:
             raise WireError(f"message of {len(body)} bytes is over the limit of {MAX_BODY}")
-        mac = _mac(self._token, self._context, self._number, body)
+        mac = _mac(self._key, self._context, self._number, body)
         self._number += 1
         return struct.pack(">I", len(body)) + mac + body
 
@@ -56,8 +93,8 @@ class Sealer:
 class Opener:
     """The other end: feed it what the socket gave, take the bodies that are whole and genuine."""
 
-    def __init__(self, token: bytes, nonce: bytes, direction: bytes) -> None:
-        self._token, self._context, self._number = token, nonce + direction, 0
+    def __init__(self, key: bytes, nonce: bytes, direction: bytes) -> None:
+        self._key, self._context, self._number = key, nonce + direction, 0
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
@@ -72,11 +109,11 @@ class Opener:
                 return
             mac, body = bytes(self._buffer[4 : 4 + _MAC_SIZE]), bytes(self._buffer[4 + _MAC_SIZE : end])
             del self._buffer[:end]
-            if not hmac.compare_digest(mac, _mac(self._token, self._context, self._number, body)):
+            if not hmac.compare_digest(mac, _mac(self._key, self._context, self._number, body)):
                 raise WireError("wrong MAC: another job's token, or an altered or replayed frame")
             self._number += 1
             yield body
 
 
-def _mac(token: bytes, context: bytes, number: int, body: bytes) -> bytes:
-    return hmac.new(token, context + struct.pack(">Q", number) + body, hashlib.sha256).digest()
+def _mac(key: bytes, context: bytes, number: int, body: bytes) -> bytes:
+    return hmac.new(key, context + struct.pack(">Q", number) + body, hashlib.sha256).digest()

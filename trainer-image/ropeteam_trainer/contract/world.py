@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
+import itertools
 import signal
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from ropeteam_trainer.contract import codec
 
@@ -32,18 +34,21 @@ class Epoch:
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """A committed checkpoint: `<path>/step-<step>/<epoch>/manifest.json`, and the digest of that manifest."""
+    """A committed checkpoint: `<path>/run-<run>/step-<step>/<epoch>/manifest.json`, and the digest of that
+    manifest."""
 
     step: int
     epoch: Epoch
     digest: str = ""
     """sha256 of the manifest's bytes, hex. Empty while the commit is granted but not yet confirmed as
     written."""
+    run: str = field(default="", compare=False)
+    """UID of the job that saved it, as far as is known: the digest tells, too."""
 
 
 @dataclass(frozen=True)
 class ShardFile:
-    """One file of a checkpoint. `name` is relative to `step-<step>/<epoch>/`."""
+    """One file of a checkpoint. `name` is relative to the checkpoint's folder."""
 
     name: str
     size: int
@@ -68,8 +73,27 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Whole:
+    """What a part of a plan tells of all of it."""
+
+    hash: str
+    slot: int
+    """For which it was cut; -1: it is no part, but was put together from parts."""
+    first_rank: int
+    """Of that slot."""
+    slots: int
+    ranks: int
+    incarnations: tuple[int, ...]
+    """Of all members, in slot order: how many, which, how many, which ... So every agent can tell a
+    coordinator that was restarted who the members are."""
+
+
+@dataclass(frozen=True)
 class Plan:
-    """What one epoch looks like. Immutable: agents compare hashes, never contents."""
+    """What one epoch looks like. Immutable: agents compare hashes, never contents.
+
+    An agent gets its part: all but the members that it has nothing to do with.
+    """
 
     epoch: Epoch
     attempt: int
@@ -84,10 +108,29 @@ class Plan:
     """With parameter servers: the first epoch of the line that this one goes on with. A server that has been
     in each of its epochs still has its state in memory. None: a line begins, everybody goes on from
     `restore`."""
+    whole: Whole | None = None
+    """None: these are all members."""
+
+    def part(self, slot: int, others: Iterable[int] = ()) -> Plan:
+        """What the agent of `slot` needs: itself, and `others`."""
+        members = tuple(self._by_slot[each] for each in sorted({slot, *others}))
+        first = self.first_rank(slot)
+        known = self.whole.incarnations if self.whole else self._incarnations
+        whole = Whole(self.hash, slot, first, self.slots, self.world_size, known)
+        return replace(self, members=members, whole=whole)
+
+    @functools.cached_property
+    def _incarnations(self) -> tuple[int, ...]:
+        runs = itertools.groupby(self.members, key=lambda member: member.incarnation)
+        return tuple(number for value, run in runs for number in (len(tuple(run)), value))
 
     @property
+    def slots(self) -> int:
+        return self.whole.slots if self.whole else len(self.members)
+
+    @functools.cached_property
     def world_size(self) -> int:
-        return sum(member.processes for member in self.members)
+        return self.whole.ranks if self.whole else sum(member.processes for member in self.members)
 
     @property
     def line(self) -> Epoch:
@@ -105,24 +148,30 @@ class Plan:
         return (member and member.born) or self.epoch
 
     def first_rank(self, slot: int) -> int:
-        """The lowest rank of `slot`. Raises KeyError if the slot is not a member."""
-        rank = 0
-        for member in self.members:
-            if member.slot == slot:
-                return rank
-            rank += member.processes
-        raise KeyError(slot)
+        """The lowest rank of `slot`. Raises KeyError if it is not a member, or a part was cut for another."""
+        if self.whole and self.whole.slot >= 0:
+            return {self.whole.slot: self.whole.first_rank}[slot]
+        return self._first_ranks[slot]
 
     def ranks(self, slot: int) -> range:
         first = self.first_rank(slot)
-        return range(first, first + next(m.processes for m in self.members if m.slot == slot))
+        return range(first, first + self._by_slot[slot].processes)
 
     def member(self, slot: int) -> Member | None:
-        return next((member for member in self.members if member.slot == slot), None)
+        return self._by_slot.get(slot)
+
+    @functools.cached_property
+    def _by_slot(self) -> dict[int, Member]:
+        return {member.slot: member for member in reversed(self.members)}
+
+    @functools.cached_property
+    def _first_ranks(self) -> dict[int, int]:
+        sums = itertools.accumulate((member.processes for member in self.members), initial=0)
+        return dict(reversed([*zip((member.slot for member in self.members), sums, strict=False)]))
 
     @functools.cached_property
     def hash(self) -> str:
-        return hashlib.sha256(codec.encode(self)).hexdigest()[:16]
+        return self.whole.hash if self.whole else hashlib.sha256(codec.encode(self)).hexdigest()[:16]
 
 
 class Cause(str, enum.Enum):
@@ -138,6 +187,7 @@ class Cause(str, enum.Enum):
     EVICTED = "Evicted"  # free
     NODE_LOST = "NodeLost"  # free
     AGENT_LOST = "AgentLost"  # free; silent for lostSeconds and no better evidence
+    STORAGE_UNAVAILABLE = "StorageUnavailable"  # free; a checkpoint could not be read, nothing says it is bad
     RETRIED_FREE = "RetriedFree"  # free; an exit code that recovery.exitCodes declares free
     UNKNOWN = "Unknown"
 
@@ -146,7 +196,8 @@ class Cause(str, enum.Enum):
         return self not in _FREE
 
 
-_FREE = {Cause.POD_DELETED, Cause.EVICTED, Cause.NODE_LOST, Cause.AGENT_LOST, Cause.RETRIED_FREE}
+_FREE = {Cause.POD_DELETED, Cause.EVICTED, Cause.NODE_LOST, Cause.AGENT_LOST}
+_FREE |= {Cause.STORAGE_UNAVAILABLE, Cause.RETRIED_FREE}
 
 
 class FailReason(str, enum.Enum):
@@ -160,6 +211,7 @@ class FailReason(str, enum.Enum):
     INTERPRETER_WITHOUT_TORCH = "InterpreterWithoutTorch"
     CHECKPOINT_NOT_WRITABLE = "CheckpointNotWritable"
     CHECKPOINT_NOT_FOUND = "CheckpointNotFound"  # resume.policy Step
+    CHECKPOINT_UNAVAILABLE = "CheckpointUnavailable"  # never an end: why a job is stalled
     NO_PROGRESS = "NoProgress"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     INVALID_SPEC = "InvalidSpec"
@@ -180,6 +232,9 @@ class ProcessExit:
     killed: bool = False
     """The agent killed it on orders, when leaving or when fenced: a consequence, never the cause of an
     incident. Not set for hung, late_start and oom."""
+    storage: str = ""
+    """It gave up to read checkpoints, of which nothing says that they are bad: "here", in this pod only;
+    "elsewhere", because of other pods; "everywhere"."""
     reached_end: bool = False
     """The script had run to its end before the process died (finished gloo processes sometimes SIGABRT)."""
     fingerprint: str = ""

@@ -13,15 +13,20 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from ropeteam_trainer import durable
+from ropeteam_trainer.background import end_loudly
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract import config as contract
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.coordinator.http import MOST_HEAD, Http
 from ropeteam_trainer.coordinator.log import Log
+from ropeteam_trainer.coordinator.pulse import Pulse
 from ropeteam_trainer.coordinator.server import AgentLine, Coordinator, listen
+from ropeteam_trainer.lines import take_over
 
 STATE_DIR = "/ropeteam-state"
 
@@ -35,6 +40,7 @@ class Ports(NamedTuple):
 
 
 def main() -> int:
+    take_over("the coordinator")
     parser = argparse.ArgumentParser(prog="ropeteam_trainer.coordinator", description=__doc__)
     parser.add_argument("--agent-port", type=int, default=contract.COORDINATOR_AGENT_PORT)
     parser.add_argument("--http-port", type=int, default=contract.COORDINATOR_HTTP_PORT)
@@ -43,9 +49,13 @@ def main() -> int:
     try:
         settings = codec.decode(CoordinatorConfig, os.environ[contract.CONFIG])
         token = contract.read_token(os.environ)
-        boot = count_boot(Path(os.environ.get(contract.AGENT_STATE_DIR, STATE_DIR)), int(time.time()))
+        folder = Path(os.environ.get(contract.AGENT_STATE_DIR, STATE_DIR))
+        boot = count_boot(folder, int(time.time()))
         host = os.environ.get(contract.POD_IP, "0.0.0.0")
-        asyncio.run(serve(settings, boot, token, log, Ports(host, flags.agent_port, flags.http_port)))
+        ports = Ports(host, flags.agent_port, flags.http_port)
+        pulse = Pulse(folder)
+        pulse.start()
+        asyncio.run(_run(lambda: Coordinator(settings, boot, token, log), ports, pulse))
     except (KeyError, ValueError, OSError) as error:
         log.say("cannot-start", error=f"{type(error).__name__}: {error}")
         return 1
@@ -53,8 +63,8 @@ def main() -> int:
 
 
 def count_boot(folder: Path, unix: int) -> int:
-    """0 for the first boot of this pod, then one more each time. A damaged count goes on from the clock: it
-    must grow."""
+    """0 for the first boot of this pod, then one more each time, after a power cut too. A damaged count goes
+    on from the clock: it must grow."""
     file = folder / "boot"
     try:
         boot = int(file.read_text(encoding="ascii")) + 1
@@ -63,29 +73,36 @@ def count_boot(folder: Path, unix: int) -> int:
     except ValueError:
         boot = unix
     folder.mkdir(parents=True, exist_ok=True)
-    new = folder / "boot.new"
-    with open(new, "w", encoding="ascii") as out:
-        out.write(str(boot))
-        out.flush()
-        os.fsync(out.fileno())
-    new.replace(file)
+    durable.write(file, str(boot).encode())
     return boot
 
 
-async def serve(config: CoordinatorConfig, boot: int, token: bytes, log: Log, ports: Ports) -> None:
-    """Until SIGTERM or SIGINT."""
+async def _run(make: Callable[[], Coordinator], ports: Ports, pulse: Pulse) -> None:
+    await serve(make(), ports, pulse.trouble)
+
+
+async def serve(coordinator: Coordinator, ports: Ports, trouble: Callable[[], str] = str) -> None:
+    """Until SIGTERM or SIGINT. `trouble`: as for Http."""
+    config, log = coordinator.state.config, coordinator.log
     over = asyncio.Event()
+    faults: list[BaseException] = []
+
+    def fail(error: BaseException) -> None:
+        faults.append(error)
+        over.set()
+
+    end_loudly(lambda text: log.say("fault", error=text), fail)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
-    coordinator = Coordinator(config, boot, token, log)
     agents, agent_port = await listen(lambda: AgentLine(coordinator), ports.host, ports.agents)
-    http = await asyncio.start_server(Http(coordinator).serve, ports.host, ports.http, limit=MOST_HEAD)
+    answers = Http(coordinator, trouble).serve
+    http = await asyncio.start_server(answers, ports.host, ports.http, limit=MOST_HEAD)
     http_port = http.sockets[0].getsockname()[1]
     log.say(
         "listening",
         job=config.job,
         term=config.term,
-        boot=boot,
+        boot=coordinator.state.boot,
         host=ports.host,
         agents=agent_port,
         http=http_port,
@@ -95,6 +112,8 @@ async def serve(config: CoordinatorConfig, boot: int, token: bytes, log: Log, po
     http.close()
     coordinator.stop()
     log.say("stopped")
+    if faults:
+        raise RuntimeError("a fault of ours has ended this boot") from faults[0]
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ of one step -> grant (the commit point) to the agent of the leading rank -> it r
 world; what that one restored from settles whether it was written.
 A checkpoint is filed under the epoch that started the leading rank, which may live on in later ones.
 Promise: the lineage grows only by grants of the current epoch, and what a world goes on from is never lost
-from it. After a restart of the coordinator the agents' `granted` and `committed` rebuild all this.
+from it; what the job's status names is kept, however long the operator is away. After a restart of the
+coordinator the agents' `granted` and `committed` rebuild all this.
 """
 
 from __future__ import annotations
@@ -15,12 +16,31 @@ from dataclasses import replace
 
 from ropeteam_trainer.contract.messages import AgentReport, Grant, Shard
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
-from ropeteam_trainer.coordinator.state import Crew, Moment, State, crews, lead_born, with_world
+from ropeteam_trainer.coordinator import slots
+from ropeteam_trainer.coordinator.state import Moment, State, crews, lead_born, present, with_world
+
+LAST_WORD_SECONDS = 600
+"""For how long pods whose training is done wait for the last checkpoint to be committed and known. An
+operator that is upgraded, or elected anew, is back by then; and finished pods hold GPUs."""
 
 
 def restore_candidates(state: State) -> tuple[CheckpointRef, ...]:
     """Where the next world goes on from, best first."""
     return ((state.pending,) if state.pending else ()) + state.lineage
+
+
+def kept(state: State) -> tuple[CheckpointRef, ...]:
+    """What may not be pruned: our lineage, newest first, then all else that status may name. Nothing is
+    pruned by a world that has not committed or restored anything."""
+    if not state.lineage:
+        return ()
+    named = (ref for answer in state.answered for ref in answer)
+    return tuple(dict.fromkeys((*state.lineage, *state.acknowledged, *named)))
+
+
+def answer(state: State) -> State:
+    """The operator hears of our lineage, and may save it."""
+    return replace(state, answered=(*state.answered, state.lineage)[-2:])
 
 
 def absorb(state: State, report: AgentReport, at: Moment) -> State:
@@ -103,10 +123,23 @@ def grant_next(state: State) -> State:
         return state
     if state.lineage and step <= state.lineage[0].step:
         return state
-    ref = CheckpointRef(step, epoch)
+    ref = CheckpointRef(step, epoch, run=state.config.job_uid)
     parent = state.lineage[0] if state.lineage else None
     grant = Grant(ref, state.world.plan.world_size, _files(state, step), parent)
     return replace(state, grant=grant, pending=ref)
+
+
+def last_word(state: State, now: float) -> str:
+    """All ranks are done: what is still to happen to the last checkpoint; "": nothing, or it was waited for
+    long enough."""
+    if now - state.phase_since > LAST_WORD_SECONDS:
+        return ""
+    if state.pending and present(state, state.config.lead_slot, now):
+        return f"the manifest of step {state.pending.step} to be written"
+    newest = state.lineage[0] if state.lineage else None
+    if newest and not any(_same(newest, ref) for ref in state.acknowledged):
+        return f"the operator to save that step {newest.step} is committed"
+    return ""
 
 
 def shards(state: State, step: int) -> dict[int, Shard]:
@@ -119,28 +152,22 @@ def _shards(state: State) -> list[Shard]:
     epoch = lead_born(state)
     return [
         shard
-        for crew in savers(state)
+        for crew in crews(state, savers(state))
         if crew.known and crew.agent
         for shard in crew.agent.report.shards
         if shard.epoch == epoch and shard.rank in crew.ranks
     ]
 
 
-def savers(state: State) -> tuple[Crew, ...]:
+def savers(state: State) -> slots.Slots:
     """Whose ranks save: all; with parameter servers the first of these."""
-    everybody = crews(state)
-    if not state.config.servers:
-        return everybody
-    return tuple(crew for crew in everybody if crew.member.slot == state.config.lead_slot)
+    return slots.one(state.config.lead_slot) if state.config.servers else state.everybody
 
 
 def _complete_step(state: State) -> int | None:
     """The newest step of which every rank has written its shard."""
-    ranks: dict[int, set[int]] = {}
-    for shard in _shards(state):
-        ranks.setdefault(shard.step, set()).add(shard.rank)
-    size = sum(len(crew.ranks) for crew in savers(state))
-    return max((step for step, have in ranks.items() if len(have) == size), default=None)
+    size = state.world.plan.world_size if state.world and not state.config.servers else 1
+    return max((step for step, ranks in state.saved.items() if ranks == size), default=None)
 
 
 def _files(state: State, step: int) -> tuple[ShardFile, ...]:

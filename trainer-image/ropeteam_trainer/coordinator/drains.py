@@ -18,18 +18,10 @@ from __future__ import annotations
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Cause
-from ropeteam_trainer.coordinator.commits import savers, shards
-from ropeteam_trainer.coordinator.evidence import LEFT, LOST, Evidence, crew_done, is_done
-from ropeteam_trainer.coordinator.state import (
-    Moment,
-    State,
-    all_ranks,
-    crews,
-    enter,
-    lead_born,
-    leaving,
-    with_world,
-)
+from ropeteam_trainer.coordinator import roll, slots
+from ropeteam_trainer.coordinator.commits import savers
+from ropeteam_trainer.coordinator.evidence import LEFT, LOST, Evidence
+from ropeteam_trainer.coordinator.state import Moment, State, crews, enter, lead_born, with_world
 
 GATHER_SECONDS = 1.0
 SAVES_THROUGH_US = 2
@@ -40,13 +32,8 @@ def note_leavers(state: State, at: Moment) -> State:
     """Remember who is leaving and since when."""
     world = state.world
     assert world is not None
-    everybody = all_ranks(state)
-    found = tuple(
-        crew.member.slot
-        for crew in crews(state)
-        if leaving(state, crew.member.slot) and not crew_done(crew, everybody)
-    )
-    new = tuple(slot for slot in found if slot not in world.leavers)
+    asked = roll.departing(state) & state.everybody & ~roll.done(state)
+    new = tuple(slot for slot in slots.each(asked) if slot not in world.leavers)
     if not new:
         return state
     return with_world(
@@ -59,7 +46,7 @@ def begin(state: State, at: Moment) -> State:
     world = state.world
     assert world is not None
     gathered = world.leave_at is not None and at.now >= world.leave_at + GATHER_SECONDS
-    begun = any(rank and rank.phase is RankPhase.DRAINED for rank in all_ranks(state))  # by one before us
+    begun = state.roll.drained  # by one before us
     if not (state.draining or gathered or begun):
         return state
     return enter(with_world(state, paused_at=at.now), WorldPhase.DRAINING, at)
@@ -102,49 +89,46 @@ def fix_stop(state: State, at: Moment) -> State:
     With parameter servers: where the first worker is, once all workers wait. If ranks have stopped already (a
     coordinator before us had fixed it), it is where they are.
     """
-    ranks = [rank for rank in all_ranks(state) if rank]
-    assert state.world is not None
-    if state.world.stop_at is not None:
+    world, servers = state.world, state.config.servers
+    assert world is not None
+    if world.stop_at is not None:
         return state
-    drained = [rank.step for rank in ranks if rank.phase is RankPhase.DRAINED]
-    if drained:
-        return with_world(state, stop_at=max(drained))
-    if state.config.servers:
-        ranks = [rank for rank in ranks if rank.rank < state.world.plan.first_rank(state.config.lead_slot)]
-    waiting = [rank for rank in ranks if rank.phase is RankPhase.PAUSED]
-    if not waiting:
+    if state.roll.drained:
+        return with_world(state, stop_at=_highest(state, state.roll.drained, (RankPhase.DRAINED,)))
+    who = slots.up_to(state.config.workers) if servers else state.everybody
+    if not state.roll.paused & who:
         return state
-    highest = max(rank.step for rank in ranks)
-    if not state.config.servers:
-        return with_world(state, stop_at=highest + 1)
-    alive = [rank for rank in ranks if rank.phase is not RankPhase.EXITED]
-    if len(waiting) == len(alive):
-        return with_world(state, stop_at=highest)
-    assert state.world.paused_at is not None
-    patient = at.now < state.world.paused_at + GATHER_SECONDS
-    return state if patient else with_world(state, stop_at=highest + 1)
+    if servers and not state.roll.restless & who:
+        return with_world(state, stop_at=_highest(state, who))
+    assert world.paused_at is not None
+    if servers and at.now < world.paused_at + GATHER_SECONDS:
+        return state  # patient
+    return with_world(state, stop_at=_highest(state, who) + 1)
+
+
+def _highest(state: State, among: slots.Slots, phases: tuple[RankPhase, ...] = tuple(RankPhase)) -> int:
+    """The highest step of ranks in these phases."""
+    ranks = (rank for crew in crews(state, among) for rank in crew.known.values())
+    return max(rank.step for rank in ranks if rank.phase in phases)
 
 
 def finished(state: State, at: Moment) -> str:
     """Why the drain is over, or ""."""
-    world, everybody = state.world, all_ranks(state)
+    world, roll_ = state.world, state.roll
     assert world is not None
     assert world.paused_at is not None
     if at.now >= world.paused_at + state.config.timeouts.drain:
         return "drainSeconds have passed"
     if terminating(state):
-        ended = all(rank is not None and rank.phase is RankPhase.EXITED for rank in everybody)
-        return "its ranks have ended" if ended else ""
-    if all(rank is None or (rank.phase is RankPhase.STARTING and not rank.steps_here) for rank in everybody):
+        return "its ranks have ended" if roll.all_are(state, roll_.exited) else ""
+    if not roll_.moved:
         return "no rank has made a step yet"
-    arrived = (RankPhase.DRAINED, RankPhase.EXITED)
-    if world.stop_at is None or not all(rank is not None and rank.phase in arrived for rank in everybody):
+    if world.stop_at is None or not roll.all_are(state, roll_.arrived):
         return ""
     if _committed(state, world.stop_at):
         return f"step {world.stop_at} is committed"
-    partial = shards(state, world.stop_at)
-    saving = (rank for crew in savers(state) for rank in crew.reports)
-    can_commit = bool(partial) and not any(is_done(rank, everybody) for rank in saving)
+    some_are_done = (roll_.clean | (roll_.aborted if roll_.clean else slots.NONE)) & savers(state)
+    can_commit = world.stop_at in state.saved and not some_are_done
     return "" if can_commit else "there is nothing to commit"
 
 

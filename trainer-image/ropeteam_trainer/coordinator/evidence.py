@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from ropeteam_trainer.contract.config import ExitAction
 from ropeteam_trainer.contract.messages import RankPhase, RankReport
 from ropeteam_trainer.contract.world import Cause, ProcessExit
-from ropeteam_trainer.coordinator.state import Crew, Pod, State, all_ranks, crews, holds_slot, lost
+from ropeteam_trainer.coordinator import roll
+from ropeteam_trainer.coordinator.slots import ALL, Slots, has
+from ropeteam_trainer.coordinator.state import Crew, Pod, State, crews, holds_slot, lost
 
 LEFT, LOST, TOLD, SIGNAL, ERROR, CONSEQUENCE, OURS = 6, 5, 4, 3, 2, 1, 0
 
@@ -39,47 +41,29 @@ class Evidence:
     exit: ProcessExit | None = None
 
 
-def collect(state: State, now: float) -> tuple[Evidence, ...]:
+def collect(state: State, now: float, among: Slots = ALL) -> tuple[Evidence, ...]:
     """All signs, in rank order. Empty: nothing is wrong, as far as we know."""
-    ranks = all_ranks(state)
-    return tuple(sign for crew in crews(state) for sign in _of_member(state, crew, ranks, now))
+    suspects = roll.suspects(state) & among
+    return tuple(sign for crew in crews(state, suspects) for sign in _of_member(state, crew, now))
 
 
 def world_done(state: State) -> bool:
     """All ranks of all members are done."""
-    ranks = all_ranks(state)
-    return bool(ranks) and all(is_done(rank, ranks) for rank in ranks)
+    return roll.all_are(state, roll.done(state))
 
 
-def crew_done(crew: Crew, everybody: tuple[RankReport | None, ...]) -> bool:
-    return all(is_done(rank, everybody) for rank in crew.reports)
+def is_done(state: State, rank: RankReport) -> bool:
+    """Its script, which has exited, ended well: exit code 0, or a signal after the end where a sibling exited
+    cleanly."""
+    return roll.is_clean(rank) or (roll.is_aborted_at_end(rank) and state.roll.clean != 0)
 
 
-def is_done(rank: RankReport | None, everybody: tuple[RankReport | None, ...]) -> bool:
-    """Its script ended well: exit code 0, or a signal after the end where a sibling exited cleanly."""
-    if rank is None or rank.exit is None or rank.phase is not RankPhase.EXITED:
-        return False
-    return _clean(rank) or (_aborted_at_end(rank.exit) and any(_clean(other) for other in everybody))
-
-
-def _clean(rank: RankReport | None) -> bool:
-    """A script that was asked to end (SIGTERM) and exits 0 is not done."""
-    return rank is not None and rank.exit is not None and rank.exit.clean and not rank.exit.killed
-
-
-def _aborted_at_end(exit: ProcessExit) -> bool:
-    return exit.signal is not None and exit.reached_end and not (exit.hung or exit.oom or exit.killed)
-
-
-def _of_member(
-    state: State, crew: Crew, everybody: tuple[RankReport | None, ...], now: float
-) -> tuple[Evidence, ...]:
-    if crew_done(crew, everybody):
-        return ()  # whatever happens to its pod now: its part is played
+def _of_member(state: State, crew: Crew, now: float) -> tuple[Evidence, ...]:
+    """Of one that is not done: whatever happens to its pod afterwards, its part is played."""
     gone = _gone(state, crew, now)
     if gone:
         return (Evidence(LOST, Cause.AGENT_LOST, crew.member.slot, gone),)
-    signs = (_of_rank(state, crew, rank, everybody) for rank in crew.known.values())
+    signs = (_of_rank(state, crew, rank) for rank in crew.known.values())
     return tuple(sign for sign in signs if sign)
 
 
@@ -91,22 +75,18 @@ def _gone(state: State, crew: Crew, now: float) -> str:
         return f"slot {slot} was given to another pod"
     if crew.agent is None or lost(state, crew.agent, now):
         return f"the agent of slot {slot} fell silent"
-    if slot in state.world.seen and not state.world.has(crew.agent.report):
+    if has(state.world.seen, slot) and not state.world.has(crew.agent.report):
         return f"the agent of slot {slot} came back without its ranks"
     return ""
 
 
-def _of_rank(
-    state: State, crew: Crew, rank: RankReport, everybody: tuple[RankReport | None, ...]
-) -> Evidence | None:
-    if rank.phase is not RankPhase.EXITED or is_done(rank, everybody):
+def _of_rank(state: State, crew: Crew, rank: RankReport) -> Evidence | None:
+    if rank.phase is not RankPhase.EXITED or is_done(state, rank):
         return None
     slot, exit = crew.member.slot, rank.exit
     if exit is None:
         return Evidence(OURS, Cause.UNKNOWN, slot, f"rank {rank.rank} is gone, nobody saw how", rank.rank)
-    if _aborted_at_end(exit) and any(
-        other is None or other.phase is not RankPhase.EXITED for other in everybody
-    ):
+    if roll.is_aborted_at_end(rank) and not roll.all_are(state, state.roll.exited):
         return None  # a sibling's end decides
     weight, cause = _weigh(state, exit)
     return Evidence(weight, cause, slot, describe(rank.rank, exit, cause), rank.rank, exit)
@@ -119,6 +99,8 @@ def _weigh(state: State, exit: ProcessExit) -> tuple[int, Cause]:
         return TOLD, Cause.HANG
     if exit.late_start:
         return TOLD, Cause.START_TIMEOUT
+    if exit.storage:
+        return CONSEQUENCE if exit.storage == "elsewhere" else TOLD, Cause.STORAGE_UNAVAILABLE
     if exit.killed:
         return OURS, Cause.AGENT_LOST
     if exit_rule(state, exit) is ExitAction.RETRY_FREE:
@@ -132,7 +114,7 @@ def _weigh(state: State, exit: ProcessExit) -> tuple[int, Cause]:
 
 def exit_rule(state: State, exit: ProcessExit | None) -> ExitAction | None:
     """What `recovery.exitCodes` says about this exit."""
-    if exit is None or exit.killed:
+    if exit is None or exit.killed or exit.storage:
         return None
     return next((rule.action for rule in state.config.exit_codes if exit.code in rule.codes), None)
 
@@ -152,6 +134,7 @@ def describe(rank: int, exit: ProcessExit, cause: Cause) -> str:
         Cause.OUT_OF_MEMORY: "was killed for want of memory",
         Cause.HANG: "made no progress and was killed",
         Cause.START_TIMEOUT: "made no first step in time and was killed",
+        Cause.STORAGE_UNAVAILABLE: "could not read its checkpoint",
         Cause.AGENT_LOST: "was killed by its agent, which had no coordinator for too long",
     }.get(cause, f"was ended by {exit.how}" if exit.signal is not None else f"exited {exit.code}")
     why = exit.message or (_last_words(exit) if exit.code else "")

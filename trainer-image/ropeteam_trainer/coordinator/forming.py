@@ -11,7 +11,7 @@ from dataclasses import replace
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import StoreOffer
 from ropeteam_trainer.contract.world import Member, Plan
-from ropeteam_trainer.coordinator import commits, incidents, keeping
+from ropeteam_trainer.coordinator import commits, incidents, keeping, roll, slots, unfit
 from ropeteam_trainer.coordinator.drains import GATHER_SECONDS, SAVES_THROUGH_US
 from ropeteam_trainer.coordinator.state import (
     Moment,
@@ -20,9 +20,6 @@ from ropeteam_trainer.coordinator.state import (
     enter,
     leaving,
     lost,
-    member_pod,
-    pod_of,
-    present_agents,
     seat,
     wanted,
 )
@@ -35,16 +32,22 @@ STORE_SLOT = 0
 
 def obstacle(state: State, now: float) -> str:
     """What the next plan waits for; "": nothing."""
-    kept = state.world.kept if state.world else ()
-    for slot in range(state.config.slots):
-        missing = "" if slot in kept else _slot_lacks(state, slot, now)
-        if missing:
-            return missing
+    kept = state.world.kept if state.world else slots.NONE
+    lacking = state.everybody & ~kept & ~_ready(state)
+    if lacking:
+        return _slot_lacks(state, slots.first(lacking), now)
     if now < state.ledger.not_before:
         return "a pause before the next start, because the last world made no step"
     if offered_store(state) is None:
         return f"the store of epoch {state.next_epoch} in slot {STORE_SLOT}"
     return ""
+
+
+def _ready(state: State) -> slots.Slots:
+    """Slots that lack nothing."""
+    ready = roll.present(state) & ~roll.departing(state) & ~unfinished(state) & ~state.roll.troubled
+    silenced = state.world.quiet if state.world else slots.NONE
+    return ready if state.rung >= SAVES_THROUGH_US else ready & ~(state.roll.unproven & ~silenced)
 
 
 def _slot_lacks(state: State, slot: int, now: float) -> str:
@@ -57,29 +60,21 @@ def _slot_lacks(state: State, slot: int, now: float) -> str:
         return f"the agent of slot {slot}, which fell silent"
     if leaving(state, slot):
         return f"another pod in slot {slot}, because this one is leaving"
-    if slot in unfinished(state, now):
+    if slots.has(unfinished(state), slot):
         return f"the ranks of slot {slot} to end"
-    # Its own word is proof too: the ranks are dead, and it takes no orders of a world any more.
-    silenced = state.world is not None and slot in state.world.quiet
-    if not word.old_pod_gone and not silenced and state.rung < SAVES_THROUGH_US:
-        return f"proof that the former pod of slot {slot} has ended"
-    return ""
+    if agent.report.problem:
+        return unfit.lack(state, slot)
+    # Its agent's own word would be proof too: the ranks are dead, and it takes no orders of a world any more.
+    return f"proof that the former pod of slot {slot} has ended"
 
 
-def unfinished(state: State, now: float) -> frozenset[int]:
+def unfinished(state: State) -> slots.Slots:
     """Slots whose ranks of a former world may still live although their agent can be asked to end them; but
     for those that are kept."""
-    world = state.world
-    slots = {
-        slot
-        for slot, agent in present_agents(state, now).items()
-        if not (world and slot in world.kept)
-        and (
-            not agent.report.stopped
-            or (world and member_pod(world, slot) == pod_of(agent.report) and slot not in world.quiet)
-        )
-    }
-    return frozenset(slots)
+    world, here = state.world, roll.present(state)
+    if world is None:
+        return here & state.roll.busy
+    return here & ~world.kept & (state.roll.busy | (state.roll.member & ~world.quiet))
 
 
 def offered_store(state: State) -> StoreOffer | None:
@@ -94,8 +89,8 @@ def publish(state: State, at: Moment) -> State:
     offer, desired, former = offered_store(state), state.desired, state.world
     assert offer is not None
     assert desired is not None
-    kept = former.kept if former else frozenset()
-    goes_on = former is not None and keeping.goes_on(state, at.now)
+    kept = former.kept if former else slots.NONE
+    goes_on = former is not None and keeping.goes_on(state)
     plan = Plan(
         epoch=state.next_epoch,
         attempt=desired.attempt,
@@ -108,11 +103,11 @@ def publish(state: State, at: Moment) -> State:
     )
     state = replace(
         state,
-        world=World(plan, at.now, seen=kept),
         n=state.n + 1,
         restarts=state.restarts + 1,
-        grant=state.grant if state.config.lead_slot in kept else None,  # who writes it lives on
+        grant=state.grant if slots.has(kept, state.config.lead_slot) else None,  # who writes it lives on
     )
+    state = roll.enter_world(state, World(plan, at.now, seen=kept), at.now)
     if former and goes_on:
         state = incidents.count_lost_steps(state, former.step)
     return enter(incidents.reach(state, "planned", at), WorldPhase.RUNNING, at)
@@ -122,7 +117,7 @@ def _member(state: State, slot: int) -> Member:
     world, agent = state.world, seat(state, slot)
     assert agent is not None
     report = agent.report
-    born = world.plan.born(slot) if world and slot in world.kept else None
+    born = world.plan.born(slot) if world and slots.has(world.kept, slot) else None
     processes = state.config.processes_of(slot)
     return Member(slot, report.incarnation, report.pod_uid, report.address, processes, born)
 
@@ -137,8 +132,8 @@ def wake_at(state: State, now: float) -> float | None:
         state.ledger.not_before,
         state.desired_at + lease,
         state.phase_since + lease + 0.001,
+        state.leases_until + 0.001,
     ]
-    times += [agent.heard + lease + 0.001 for agent in state.agents.values()]
     if state.waited_from is not None:
         times.append(state.waited_from + lease)
     if world and world.leave_at is not None:

@@ -4,6 +4,8 @@ connection.
 `/desired` and `/status` need the job's bearer (wire.http_bearer), in Authorization or in X-Ropeteam-Bearer
 (an API server's proxy removes the former). What is malformed is answered 4xx with a sentence, and the
 connection ends.
+`/healthz` is the kubelet's liveness probe: that it is answered means that the loop turns, 200 that the state
+folder answers too. It is answered also when others have taken all connections.
 Limits: a request line and headers of 16 KiB, a body of 1 MiB with Content-Length, 10 seconds, 64 connections.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ropeteam_trainer.contract import VERSION, codec, wire
@@ -71,8 +74,9 @@ class Answer:
 class Http:
     """The handler of one coordinator's second port."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
+    def __init__(self, coordinator: Coordinator, trouble: Callable[[], str] = str) -> None:
+        """`trouble`: why this process had better be started anew, or ""."""
+        self._coordinator, self._trouble = coordinator, trouble
         self._bearer = wire.http_bearer(coordinator.token)
         self._open = 0
 
@@ -91,9 +95,13 @@ class Http:
 
     async def _answer(self, reader: asyncio.StreamReader) -> Answer:
         try:
-            if self._open > MOST_CONNECTIONS:
+            full = self._open > MOST_CONNECTIONS
+            if self._open > 2 * MOST_CONNECTIONS:
+                raise Refused(503, f"more than {2 * MOST_CONNECTIONS} connections")
+            request = await read_request(reader)
+            if full and request.path != "/healthz":
                 raise Refused(503, f"more than {MOST_CONNECTIONS} connections")
-            return self._route(await read_request(reader))
+            return self._route(request)
         except Refused as refused:
             return Answer(refused.status, f"{refused}\n".encode())
 
@@ -104,6 +112,8 @@ class Http:
         if request.method != method:
             raise Refused(405, f"{request.path} takes {method}")
         if request.path == "/healthz":
+            if trouble := self._trouble():
+                raise Refused(503, trouble)
             return Answer(200, b"ok\n")
         if request.path == "/metrics":
             body, content_type = render(self._coordinator.report(), self._coordinator.state.config)

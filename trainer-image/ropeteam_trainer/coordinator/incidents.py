@@ -16,7 +16,8 @@ from ropeteam_trainer.contract.desired import Incident, ReplaceWish, Stages
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import Cause, FailReason
 from ropeteam_trainer.coordinator.evidence import LEFT, LOST, Evidence, collect, exit_rule, fingerprint
-from ropeteam_trainer.coordinator.state import Fault, Ledger, Moment, State, crews, wanted
+from ropeteam_trainer.coordinator.slots import Slots
+from ropeteam_trainer.coordinator.state import Fault, Ledger, Moment, State, crew_of, wanted
 
 KEPT = 10
 BACKOFF_FIRST, BACKOFF_MOST = 1.0, 60.0
@@ -44,16 +45,17 @@ def open_incident(state: State, sign: Evidence, at: Moment) -> State:
 
 
 def _node(state: State, slot: int) -> str:
-    nodes = (crew.agent.report.node for crew in crews(state) if crew.agent and crew.member.slot == slot)
-    return next(nodes, "")
+    crew = crew_of(state, slot)
+    return crew.agent.report.node if crew and crew.agent else ""
 
 
-def weigh_again(state: State, at: Moment) -> State:
-    """Ranks are being stopped; a report that was on its way may name a better cause."""
+def weigh_again(state: State, at: Moment, among: Slots) -> State:
+    """Ranks are being stopped; a report that was on its way may name a better cause. `among`: what has not
+    been weighed yet."""
     fault = state.fault
     if fault is None or fault.incident.settled:
         return state
-    signs = tuple(sign for sign in collect(state, at.now) if _was_before(state, sign, fault))
+    signs = tuple(sign for sign in collect(state, at.now, among) if _was_before(state, sign, fault))
     best = heaviest(signs)
     if best is None or best.weight <= fault.weight:
         best = next((sign for sign in signs if _is_same(sign, fault)), None)
@@ -76,11 +78,8 @@ def _was_before(state: State, sign: Evidence, fault: Fault) -> bool:
     """An agent that spoke after the fault and fell silent then did not cause it."""
     if sign.weight < LOST:
         return True
-    return all(
-        crew.agent is None or crew.agent.heard < fault.at
-        for crew in crews(state)
-        if crew.member.slot == sign.slot
-    )
+    crew = crew_of(state, sign.slot)
+    return crew is None or crew.agent is None or crew.agent.heard < fault.at
 
 
 def _is_same(sign: Evidence, fault: Fault) -> bool:
@@ -93,12 +92,12 @@ def heaviest(signs: tuple[Evidence, ...]) -> Evidence | None:
     return max(signs, key=lambda sign: sign.weight, default=None)  # the first one among equals
 
 
-def forbid(state: State, at: Moment) -> State:
+def forbid(state: State, at: Moment, among: Slots) -> State:
     """An exit code that `recovery.exitCodes` calls final ends the job. Not where ranks were asked to end."""
     fault = state.fault
     if state.failure or fault is None or fault.weight >= LEFT:
         return state
-    signs = (sign for sign in collect(state, at.now) if exit_rule(state, sign.exit) is ExitAction.FAIL)
+    signs = (sign for sign in collect(state, at.now, among) if exit_rule(state, sign.exit) is ExitAction.FAIL)
     sign = next(signs, None)
     if sign is None or sign.exit is None:
         return state
@@ -165,7 +164,8 @@ def _escalate(state: State, incident: Incident, progress: bool, ledger: Ledger) 
     times = ledger.culprit_times + 1 if culprit and culprit == ledger.culprit else int(culprit is not None)
     ledger = replace(ledger, culprit=culprit, culprit_times=times)
     is_script = incident.cause is Cause.ERROR and ledger.repeats >= 2
-    if culprit and times >= 2 and not is_script:
+    is_node = incident.exit is not None and incident.exit.storage == "here"
+    if culprit and (times >= 2 or is_node) and not is_script:
         where = f"slot {incident.slot} ended {times} worlds in a row without a new step"
         message = f"{where}; last: {incident.message}"
         wish = ReplaceWish(*culprit, incident.cause, message, avoid_node=True)

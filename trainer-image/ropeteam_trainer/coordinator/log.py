@@ -1,5 +1,5 @@
 """Lines for people and grep: `<time> <event> key=value ...` on stdout. No spam: a decision once, a nuisance
-seldom."""
+seldom. Nobody waits for a reader: in the coordinator's process sys.stdout is one of lines.py."""
 
 from __future__ import annotations
 

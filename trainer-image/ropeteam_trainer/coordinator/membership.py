@@ -28,42 +28,58 @@ from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport
 from ropeteam_trainer.contract.world import CheckpointRef
-from ropeteam_trainer.coordinator import commits, drains, forming, incidents, keeping, progress, recall
+from ropeteam_trainer.coordinator import (
+    commits,
+    drains,
+    forming,
+    incidents,
+    keeping,
+    progress,
+    recall,
+    roll,
+    slots,
+    unfit,
+)
 from ropeteam_trainer.coordinator.evidence import Evidence, collect, world_done
 from ropeteam_trainer.coordinator.forming import wake_at
-from ropeteam_trainer.coordinator.orders import orders, reply
-from ropeteam_trainer.coordinator.report import job_report
+from ropeteam_trainer.coordinator.orders import affected, orders, reply
+from ropeteam_trainer.coordinator.report import job_report, why
 from ropeteam_trainer.coordinator.state import (
     Agent,
     DesiredReceived,
     Event,
+    LeasesRenewed,
     Moment,
     ReportReceived,
+    ReportsReceived,
     State,
     Tick,
     accepted,
+    crews,
     enter,
     is_member,
     lost,
-    member_agent,
     new_attempt,
-    pod_of,
     refusal,
-    seat,
+    wanted,
 )
 
 __all__ = [
     "DesiredReceived",
     "Event",
+    "LeasesRenewed",
     "ReportReceived",
+    "ReportsReceived",
     "State",
     "Tick",
+    "affected",
     "initial",
     "job_report",
     "orders",
     "reply",
     "step",
     "wake_at",
+    "why",
 ]
 
 PAUSE_SECONDS = 1.0
@@ -80,12 +96,21 @@ def step(state: State, event: Event, now: float, unix_ms: int) -> State:
     """What is true after `event`. Total: any sequence of decodable messages, in any order, is taken."""
     at = Moment(now, unix_ms)
     state = _forgive_pause(state, now)
+    if isinstance(event, LeasesRenewed):
+        return roll.renew(state, event.heard)
     if isinstance(event, ReportReceived):
-        state = _take_report(state, event, at)
-    elif isinstance(event, DesiredReceived):
+        event = ReportsReceived((event,))
+    if isinstance(event, ReportsReceived):
+        state = _take_reports(state, event.reports, at)
+    else:
+        state = replace(state, touched=slots.ALL)
+    if isinstance(event, DesiredReceived):
         state = _take_desired(state, event.desired, at)
+    state = roll.call(state, now)
     if state.desired and not state.superseded:
         state = _advance(state, at)
+    if isinstance(event, DesiredReceived):
+        state = commits.answer(state)
     return replace(state, due=wake_at(state, now))
 
 
@@ -95,22 +120,30 @@ def _forgive_pause(state: State, now: float) -> State:
         return state
     agents = {pod: replace(agent, heard=agent.heard + late) for pod, agent in state.agents.items()}
     waited_from = state.waited_from + late if state.waited_from is not None else None
-    return replace(state, agents=agents, waited_from=waited_from)
+    return replace(
+        state, agents=agents, waited_from=waited_from, leases_until=state.leases_until + late, due=None
+    )
 
 
-def _take_report(state: State, event: ReportReceived, at: Moment) -> State:
-    report = event.report
-    if refusal(state, report):
-        return state
-    state = replace(state, agents={**state.agents, pod_of(report): Agent(report, at.now)})
-    state = replace(state, superseded=state.superseded or _superseded(state, report))
-    if not accepted(state, report) or state.superseded:
-        return state
-    return progress.absorb(state, report, event.applied, at)
+def _take_reports(state: State, told: tuple[ReportReceived, ...], at: Moment) -> State:
+    told = tuple(each for each in told if not refusal(state, each.report))
+    reports = tuple(each.report for each in told)
+    state = roll.know(state, (Agent(report, at.now) for report in reports), at.now)
+    for report in reports:
+        newer = report.superseded.term if report.superseded and accepted(state, report) else 0
+        superseded = state.superseded or _superseded(state, report, newer)
+        state = replace(state, superseded=superseded, newer_term=max(newer, state.newer_term))
+    for each in told:
+        if accepted(state, each.report) and not state.superseded:
+            state = progress.absorb(state, each.report, each.applied, at)
+    return replace(state, touched=slots.of(report.slot for report in reports))
 
 
-def _superseded(state: State, report: AgentReport) -> str:
-    """An agent that has seen a newer coordinator refuses our orders: there must not be two of us."""
+def _superseded(state: State, report: AgentReport, newer: int) -> str:
+    """An agent that has seen a newer coordinator refuses our orders: there must not be two of us. One that
+    has found the folder of checkpoints claimed by a world of term `newer` may not go on."""
+    if newer:
+        return f"a world of term {newer} has claimed the folder of checkpoints"
     term, boot = state.config.term, state.boot
     seen = (report.plan.epoch.term, report.plan.epoch.boot) if report.plan else (term, boot)
     if report.term <= term and seen <= (term, boot):
@@ -119,10 +152,11 @@ def _superseded(state: State, report: AgentReport) -> str:
 
 
 def _take_desired(state: State, desired: Desired, at: Moment) -> State:
-    old = state.desired
+    old, before = state.desired, state
     if desired.term != state.config.term or (old and _older(desired, old)):
         return state  # of another coordinator, or overtaken by what we know
-    state = replace(state, desired=_with_known_uids(desired, old) if old else desired)
+    known_uids = _with_known_uids(desired, old) if old else desired
+    state = replace(state, desired=known_uids, acknowledged=desired.lineage)
     if old is None:
         state = replace(state, desired_at=at.now)
     if state.phase is WorldPhase.WAITING and _longer(desired.lineage, state.lineage):
@@ -134,10 +168,18 @@ def _take_desired(state: State, desired: Desired, at: Moment) -> State:
         if is_member(state, pod) or not refusal(state, agent.report)
     }
     state = replace(state, agents=known)
+    state = roll.refresh(before, state, _changed(state, before), at.now)
     for agent in known.values():
         if accepted(state, agent.report):
             state = progress.absorb(state, agent.report, False, at)
     return state
+
+
+def _changed(state: State, before: State) -> slots.Slots:
+    """Slots of which the operator says something new, or whose agents were forgotten."""
+    others = slots.of(pod.slot for pod in before.agents.keys() - state.agents.keys())
+    words = (slot for slot in range(state.config.slots) if wanted(state, slot) != wanted(before, slot))
+    return others | slots.of(words)
 
 
 def _with_known_uids(desired: Desired, known: Desired) -> Desired:
@@ -168,17 +210,14 @@ def _older(desired: Desired, known: Desired) -> bool:
 
 def _advance(state: State, at: Moment, rounds: int = len(WorldPhase)) -> State:
     """Through the phases until nothing more follows. A world that ends as it begins needs a few rounds."""
-    after = _PHASES[state.phase](_note_problem(state), at)
+    after = _PHASES[state.phase](_note_problems(state, at), at)
     return after if after.phase is state.phase or rounds == 0 else _advance(after, at, rounds - 1)
 
 
-def _note_problem(state: State) -> State:
-    """Something that no restart will mend."""
+def _note_problems(state: State, at: Moment) -> State:
     if state.failure or state.phase in _FINAL:
         return state
-    agents = (seat(state, slot) for slot in range(state.config.slots))
-    found = next((agent.report.problem for agent in agents if agent and agent.report.problem), None)
-    return replace(state, failure=found)
+    return unfit.note(state, at)
 
 
 def _waiting(state: State, at: Moment) -> State:
@@ -188,11 +227,11 @@ def _waiting(state: State, at: Moment) -> State:
 
 
 def _forming(state: State, at: Moment) -> State:
-    state = commits.grant_next(keeping.shrink(state, at))
+    state = commits.grant_next(keeping.shrink(state))
     if state.failure:
         return enter(state, WorldPhase.FAILED, at)
     if state.draining:
-        quiet = not forming.unfinished(state, at.now)
+        quiet = not forming.unfinished(state)
         return enter(state, WorldPhase.DRAINED, at) if quiet else state
     return state if forming.obstacle(state, at.now) else forming.publish(state, at)
 
@@ -227,30 +266,32 @@ def _fault(state: State, signs: tuple[Evidence, ...], at: Moment) -> State:
     sign = incidents.heaviest(signs)
     if sign and not new_attempt(state):
         state = incidents.open_incident(state, drains.left(state) or sign, at)
-    return keeping.stop(incidents.forbid(state, at), at)
+    return keeping.stop(incidents.forbid(state, at, slots.ALL), at)
 
 
 def _stopping(state: State, at: Moment) -> State:
-    state = incidents.forbid(incidents.weigh_again(state, at), at)
+    news = state.touched if forming.unfinished(state) else slots.ALL  # at the end all is weighed once more
+    state = incidents.forbid(incidents.weigh_again(state, at, news), at, news)
     if state.failure:
         return enter(state, WorldPhase.FAILED, at)
-    state = commits.grant_next(keeping.shrink(state, at))
-    if forming.unfinished(state, at.now):
+    state = commits.grant_next(keeping.shrink(state))
+    if forming.unfinished(state):
         return state
     return enter(incidents.close(state, at), WorldPhase.FORMING, at)
 
 
 def _completing(state: State, at: Moment) -> State:
-    """COMPLETE was sent to everybody: release them once all who still can have acknowledged it."""
+    """COMPLETE was sent to everybody: release them once all who still can have acknowledged it, and the last
+    checkpoint is committed and known to the operator."""
+    state = commits.grant_next(state)
     assert state.world is not None
-    epoch = state.world.plan.epoch
-    for member in state.world.plan.members:
-        agent = member_agent(state, member)
+    for crew in crews(state, state.everybody & ~state.roll.completed):
+        agent = crew.agent
         waited = at.now - state.phase_since > state.config.timeouts.lost
         gone = waited if agent is None else lost(state, agent, at.now) or bool(refusal(state, agent.report))
-        if not gone and (agent is None or agent.report.completed != epoch):
+        if not gone:
             return state
-    return enter(state, WorldPhase.COMPLETE, at)
+    return state if commits.last_word(state, at.now) else enter(state, WorldPhase.COMPLETE, at)
 
 
 def _drained(state: State, at: Moment) -> State:
@@ -260,8 +301,9 @@ def _drained(state: State, at: Moment) -> State:
 
 
 def _failed(state: State, at: Moment) -> State:
-    state = incidents.weigh_again(state, at)
-    return state if forming.unfinished(state, at.now) else incidents.close(state, at)
+    unfinished = forming.unfinished(state)
+    state = incidents.weigh_again(state, at, state.touched if unfinished else slots.ALL)
+    return state if unfinished else incidents.close(state, at)
 
 
 def _final(state: State, _: Moment) -> State:

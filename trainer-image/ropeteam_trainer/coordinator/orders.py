@@ -6,17 +6,18 @@ Limits: `number` counts per connection and is the server's.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from ropeteam_trainer.contract import VERSION
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport, Orders
+from ropeteam_trainer.coordinator import commits, roll, slots
 from ropeteam_trainer.coordinator.drains import terminating
-from ropeteam_trainer.coordinator.evidence import is_done
 from ropeteam_trainer.coordinator.forming import STORE_SLOT
 from ropeteam_trainer.coordinator.state import (
     Agent,
     State,
     accepted,
-    all_ranks,
-    crews,
     lead_born,
     member_pod,
     pod_of,
@@ -31,11 +32,21 @@ def reply(state: State, report: AgentReport, now: float) -> Orders | None:
     if why_not:
         return Orders(state.config.term, state.boot, 0, refused=why_not, leave=report.leaving)
     if accepted(state, report):
-        return orders(state, report.slot, now)
+        found = orders(state, report.slot, now)
+        return _part(state, found, report.slot) if found and report.contract >= VERSION else found
     never_joined = state.desired is not None and report.leaving and report.stopped
     if never_joined and not state.superseded:
         return Orders(state.config.term, state.boot, 0, leave=True)  # the job ended before its turn came
     return None
+
+
+def _part(state: State, orders: Orders, slot: int) -> Orders:
+    """The plan without members that this agent has nothing to do with: needed are the first, the leading one,
+    and parameter servers."""
+    if orders.plan is None:
+        return orders
+    others = (STORE_SLOT, state.config.lead_slot, *range(state.config.workers, state.config.slots))
+    return replace(orders, plan=orders.plan.part(slot, others))
 
 
 def orders(state: State, slot: int, now: float) -> Orders | None:  # noqa: ARG001 (one shape for all)
@@ -56,7 +67,7 @@ def orders(state: State, slot: int, now: float) -> Orders | None:  # noqa: ARG00
         plan=world.plan if world and lives else None,
         host_store=state.next_epoch if _hosts(state, slot, agent) else None,
         grant=state.grant if _grantee(state, agent) else None,
-        lineage=state.lineage,
+        lineage=commits.kept(state),
         incomplete=lives and _is_incomplete(state),
         pause=world.plan.epoch if world and pausing else None,
         stop_at=world.stop_at if world and pausing else None,
@@ -91,10 +102,28 @@ def _may_leave(state: State, agent: Agent, lives: bool) -> bool:
     """It asked to go, and none of its ranks is needed any more."""
     if not agent.report.leaving or not agent.report.stopped:
         return False
-    return not lives or (state.phase in (WorldPhase.RUNNING, WorldPhase.DRAINING) and _done(state, agent))
+    done = slots.has(roll.done(state), agent.report.slot)
+    return not lives or (state.phase in (WorldPhase.RUNNING, WorldPhase.DRAINING) and done)
 
 
-def _done(state: State, agent: Agent) -> bool:
-    everybody = all_ranks(state)
-    mine = (crew for crew in crews(state) if crew.member.slot == agent.report.slot)
-    return all(is_done(rank, everybody) for crew in mine for rank in crew.reports)
+def affected(before: State, after: State) -> slots.Slots:
+    """Whose orders a step from `before` to `after` may have changed."""
+    if _common(before) != _common(after):
+        return slots.ALL
+    return after.touched | slots.one(STORE_SLOT) | slots.one(after.config.lead_slot)
+
+
+def _common(state: State) -> tuple[object, ...]:
+    """All that the orders of an agent depend on, but for what it says itself."""
+    world = state.world
+    return (
+        state.superseded,
+        state.phase,
+        state.desired,
+        state.n,
+        world and (world.plan.epoch, world.kept, world.stop_at, world.stepped),
+        commits.kept(state),
+        state.grant,
+        terminating(state),
+        state.roll.clean != 0,
+    )

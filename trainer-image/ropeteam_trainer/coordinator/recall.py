@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ropeteam_trainer.contract.desired import WorldPhase
-from ropeteam_trainer.contract.world import Plan
-from ropeteam_trainer.coordinator import keeping, progress
+from ropeteam_trainer.contract.world import Member, Plan
+from ropeteam_trainer.coordinator import keeping, progress, roll, slots
 from ropeteam_trainer.coordinator.evidence import OURS, collect
 from ropeteam_trainer.coordinator.state import (
     Agent,
@@ -22,44 +22,62 @@ from ropeteam_trainer.coordinator.state import (
     enter,
     member_pod,
     pod_of,
-    present_agents,
+    seat,
+    wanted,
     with_world,
 )
 
 
 def judge(state: State, at: Moment) -> State:
     """Adopt, supersede, begin, or go on waiting."""
-    agents = present_agents(state, at.now)
-    if agents and state.waited_from is None:
+    here = roll.present(state)
+    if here and state.waited_from is None:
         state = replace(state, waited_from=at.now)
-    plans = {slot: agent.report.plan for slot, agent in agents.items() if agent.report.plan}
-    plans = {slot: plan for slot, plan in plans.items() if _shaped(state, plan)}
-    for slot, plan in plans.items():
-        if agents[slot].report.completed == plan.epoch:
-            return enter(_with_former(state, plan, at), WorldPhase.COMPLETING, at)
-    if not _told_enough(state, agents, at.now):
+    for plan in _plans(state, _agents(state, here & state.touched), completed=True):
+        return enter(_with_former(state, plan, at), WorldPhase.COMPLETING, at)
+    if not _told_enough(state, here, at.now):
         return state
-    former = max(plans.values(), key=lambda plan: plan.epoch, default=None)
+    agents = _agents(state, here)
+    plans = _plans(state, agents)
+    former = max(plans, key=lambda plan: plan.epoch, default=None)
     if former is None:
         return enter(state, WorldPhase.FORMING, at)
     state = _with_former(state, former, at)
-    if _unanimous(former, agents) and _by_itself(state, at.now):
+    if _unanimous(state, agents) and _by_itself(state, at.now):
         moved = any(rank.steps_here for agent in agents.values() for rank in agent.report.ranks)
         return _absorb_all(with_world(enter(state, WorldPhase.RUNNING, at), stepped=moved), agents, at)
     return keeping.stop(_absorb_all(state, agents, at), at)
 
 
+def _agents(state: State, among: slots.Slots) -> dict[int, Agent]:
+    """By slot."""
+    return {slot: agent for slot in slots.each(among) if (agent := seat(state, slot))}
+
+
+def _plans(state: State, agents: dict[int, Agent], completed: bool = False) -> list[Plan]:
+    """The plans of this job that these agents tell of."""
+    reports = [agent.report for agent in agents.values()]
+    plans = [
+        each.plan for each in reports if each.plan and (each.completed == each.plan.epoch or not completed)
+    ]
+    return [plan for plan in plans if _shaped(state, plan)]
+
+
 def _shaped(state: State, plan: Plan) -> bool:
     """A plan of this job: all of its slots, with as many ranks as we give them."""
+    if plan.whole:
+        counts = plan.whole.incarnations[::2]
+        ranks = sum(state.config.processes_of(slot) for slot in range(state.config.slots))
+        return (sum(counts), plan.whole.slots, plan.whole.ranks) == (state.config.slots,) * 2 + (ranks,)
     shape = tuple((slot, state.config.processes_of(slot)) for slot in range(state.config.slots))
     return tuple((member.slot, member.processes) for member in plan.members) == shape
 
 
-def _told_enough(state: State, agents: dict[int, Agent], now: float) -> bool:
+def _told_enough(state: State, here: slots.Slots, now: float) -> bool:
     lease = state.config.timeouts.lost
-    if len(agents) == state.config.slots:
+    if here == state.everybody:
         return True
-    if state.config.term == 1 and state.boot == 0 and not any(each.report.plan for each in agents.values()):
+    if state.config.term == 1 and state.boot == 0 and not here & state.roll.planned:
         return True  # nothing was before us
     if state.waited_from is not None:
         return now >= state.waited_from + lease
@@ -67,7 +85,32 @@ def _told_enough(state: State, agents: dict[int, Agent], now: float) -> bool:
 
 
 def _with_former(state: State, plan: Plan, at: Moment) -> State:
-    return replace(state, world=World(plan, at.now), restarts=plan.restart_count + 1)
+    state = replace(state, restarts=plan.restart_count + 1)
+    return roll.enter_world(state, World(_put_together(state, plan), at.now), at.now)
+
+
+def _put_together(state: State, plan: Plan) -> Plan:
+    """The whole plan of which this is a part. Members that have not told are known by their incarnation: the
+    pod that has it now, or one that was replaced since."""
+    if plan.whole is None:
+        return plan
+    told = {
+        agent.report.slot: agent.report.plan.member(agent.report.slot)
+        for agent in state.agents.values()
+        if agent.report.plan and (agent.report.plan.epoch, agent.report.plan.hash) == (plan.epoch, plan.hash)
+    }
+    runs = zip(plan.whole.incarnations[::2], plan.whole.incarnations[1::2], strict=False)
+    incarnations = [incarnation for count, incarnation in runs for _ in range(count)]
+    members = tuple(
+        told.get(slot) or _unheard(state, slot, incarnation) for slot, incarnation in enumerate(incarnations)
+    )
+    return replace(plan, members=members, whole=replace(plan.whole, slot=-1))
+
+
+def _unheard(state: State, slot: int, incarnation: int) -> Member:
+    word = wanted(state, slot)
+    uid = word.pod_uid if word and word.incarnation == incarnation else ""
+    return Member(slot, incarnation, uid, "", state.config.processes_of(slot))
 
 
 def _absorb_all(state: State, agents: dict[int, Agent], at: Moment) -> State:
@@ -76,11 +119,11 @@ def _absorb_all(state: State, agents: dict[int, Agent], at: Moment) -> State:
     return state
 
 
-def _unanimous(plan: Plan, agents: dict[int, Agent]) -> bool:
+def _unanimous(state: State, agents: dict[int, Agent]) -> bool:
     """Every member that is here lives in this world. Other pods in its slots are a fault of it, not a
     doubt."""
-    world = World(plan, 0.0)
-    return all(
+    world = state.world
+    return world is not None and all(
         world.has(agent.report)
         for slot, agent in agents.items()
         if member_pod(world, slot) == pod_of(agent.report)

@@ -6,11 +6,22 @@ from collections.abc import Callable
 
 from ropeteam_trainer.contract.desired import JobReport, ReplaceWish, SlotReport, WorldPhase
 from ropeteam_trainer.contract.world import Cause
+from ropeteam_trainer.coordinator import slots, unfit
+from ropeteam_trainer.coordinator.commits import last_word
 from ropeteam_trainer.coordinator.drains import terminating
-from ropeteam_trainer.coordinator.forming import obstacle
-from ropeteam_trainer.coordinator.state import State, holds_slot, leaving, lost, member_pod, seat
+from ropeteam_trainer.coordinator.forming import obstacle, unfinished
+from ropeteam_trainer.coordinator.state import (
+    State,
+    holds_slot,
+    leaving,
+    lost,
+    member_pod,
+    seat,
+)
 
 _LINEAGE_SHOWN = 10
+UNENDING_SECONDS = 60.0
+"""SIGKILL takes milliseconds; a rank that it does not end hangs in the kernel, or its agent does."""
 
 
 def job_report(state: State, now: float) -> JobReport:
@@ -34,6 +45,8 @@ def job_report(state: State, now: float) -> JobReport:
         replace=_wishes(state, now),
         replace_all=state.ledger.replace_all_of is not None and not _over(state),
         failure=state.failure if state.phase is WorldPhase.FAILED else None,
+        stalled=None if _over(state) else unfit.stalled(state),
+        newer_term=state.newer_term,
         generation_seen=state.desired.generation if state.desired else 0,
     )
 
@@ -53,6 +66,7 @@ def _slots(state: State, now: float) -> dict[str, SlotReport]:
                 node=agent.report.node,
                 registered=not lost(state, agent, now),
                 leaving=leaving(state, slot),
+                term=agent.report.term,
                 silent_seconds=round(max(0.0, now - agent.heard), 1),
             )
     return found
@@ -64,8 +78,21 @@ def _wishes(state: State, now: float) -> tuple[ReplaceWish, ...]:
     if _over(state) or state.phase is WorldPhase.WAITING:
         return ()
     silent = {slot: wish for slot in range(state.config.slots) for wish in _silent(state, slot, now)}
-    failing = {wish.slot: wish for wish in state.ledger.wishes}
-    return tuple(wish for _, wish in sorted({**failing, **silent}.items()))
+    failing = {wish.slot: wish for wish in (*state.ledger.wishes, *unfit.wishes(state, now))}
+    return tuple(wish for _, wish in sorted({**failing, **_unending(state, now), **silent}.items()))
+
+
+def _unending(state: State, now: float) -> dict[int, ReplaceWish]:
+    """Slots whose ranks were to end long ago, and do not: only another pod helps."""
+    if state.phase is not WorldPhase.STOPPING or now - state.phase_since < UNENDING_SECONDS:
+        return {}
+    found = {}
+    for slot in slots.each(unfinished(state)):
+        message = f"the ranks of slot {slot} were to end, and have not for {UNENDING_SECONDS:.0f} s"
+        agent = seat(state, slot)
+        assert agent is not None
+        found[slot] = ReplaceWish(slot, agent.report.incarnation, Cause.AGENT_LOST, message)
+    return found
 
 
 def _silent(state: State, slot: int, now: float) -> tuple[ReplaceWish, ...]:
@@ -118,16 +145,29 @@ def _draining(state: State, _: float) -> str:
     return f"{reason}; epoch {world.plan.epoch} waits for {goal}"
 
 
-def _stopping(state: State, _: float) -> str:
+def _stopping(state: State, now: float) -> str:
     fault, world = state.fault, state.world
     assert world is not None
     reason = f"{fault.incident.cause.value}: {fault.incident.message}" if fault else "its plan was withdrawn"
-    return f"ending the ranks of epoch {world.plan.epoch}, because {reason}{_meanwhile(state)}"
+    more = f"{_stuck(state, now)}{_meanwhile(state)}"
+    return f"ending the ranks of epoch {world.plan.epoch}, because {reason}{more}"
+
+
+def _stuck(state: State, now: float) -> str:
+    slots = sorted(_unending(state, now))
+    some = ", ".join(map(str, slots[:5])) + (" and more" if len(slots) > 5 else "")
+    late = f"those of slots {some} have not ended for {UNENDING_SECONDS:.0f} s: other pods are asked for"
+    return f"; {late}" if slots else ""
 
 
 def _meanwhile(state: State) -> str:
-    kept = len(state.world.kept) if state.world else 0
+    kept = state.world.kept.bit_count() if state.world else 0
     return f"; the ranks of {kept} {'slot' if kept == 1 else 'slots'} go on" if kept else ""
+
+
+def _completing(state: State, now: float) -> str:
+    rest = last_word(state, now) or "every agent to acknowledge it"
+    return f"all ranks are done; waiting for {rest}"
 
 
 def _failed(state: State, _: float) -> str:
@@ -150,7 +190,7 @@ _SENTENCES: dict[WorldPhase, Callable[[State, float], str] | str] = {
     WorldPhase.DRAINING: _draining,
     WorldPhase.STOPPING: _stopping,
     WorldPhase.DRAINED: "drained: all ranks have ended, as asked",
-    WorldPhase.COMPLETING: "all ranks are done; waiting for every agent to acknowledge it",
+    WorldPhase.COMPLETING: _completing,
     WorldPhase.COMPLETE: "complete: all ranks are done and every agent knows it",
     WorldPhase.FAILED: _failed,
 }

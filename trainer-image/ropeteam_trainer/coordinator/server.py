@@ -1,8 +1,10 @@
 """The coordinator around its judgement: the state, the clock, and one TCP connection per agent.
 
-Order: bytes -> frames (authentic or the connection ends) -> AgentReport -> `membership.step` -> every agent
-whose orders changed gets them in the same instant. What is malformed ends its own connection with a line in
-the log, nothing more.
+Order: bytes -> frames (authentic or the connection ends) -> reports and leases are gathered from all
+connections that had something to read -> one `membership.step` for all of them -> every agent whose orders
+changed gets them in the same instant. So no lease is judged while words of its agent lie unread, and the more
+there is to do, the less each of them costs. What is malformed ends its own connection with a line in the log,
+nothing more.
 Limits: nothing is decided here. One connection speaks for one pod, and the newest one wins. asyncio sets
 TCP_NODELAY.
 """
@@ -10,58 +12,110 @@ TCP_NODELAY.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from random import Random, SystemRandom
 from typing import cast
 
-from ropeteam_trainer.contract import codec, wire
+from ropeteam_trainer.contract import VERSION, codec, parts, wire
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport
-from ropeteam_trainer.contract.messages import AgentReport, Orders
-from ropeteam_trainer.coordinator import membership
+from ropeteam_trainer.contract.fence import answer_seconds
+from ropeteam_trainer.contract.messages import LEASE, AgentReport, Grant, Orders, answer
+from ropeteam_trainer.contract.world import CheckpointRef
+from ropeteam_trainer.coordinator import membership, roll, slots
 from ropeteam_trainer.coordinator.log import Log
 from ropeteam_trainer.coordinator.state import Pod, pod_of
 
 FIRST_REPORT_SECONDS = 10.0
 """A connection that has not shown the job's token by then is closed."""
 RESEND_SECONDS = 1.0
+_CHANCE = SystemRandom()
 MOST_UNSENT = 4 << 20
 """Bytes that an agent may leave unread."""
 
 
 class Coordinator:
-    """The state of one job, and whoever is connected."""
+    """The state of one job, and whoever is connected. `wall`: unix time; `chance`: for nonces."""
 
-    def __init__(self, config: CoordinatorConfig, boot: int, token: bytes, log: Log) -> None:
-        self.token, self.log = token, log
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        boot: int,
+        token: bytes,
+        log: Log,
+        wall: Callable[[], float] = time.time,
+        chance: Random = _CHANCE,
+    ) -> None:
+        self.token, self.log, self._wall, self.chance = token, log, wall, chance
         self.most_connections = 4 * config.slots + 64
         self._loop = asyncio.get_running_loop()
         self.state = membership.initial(config, boot, self._loop.time())
-        self._lines: set[AgentLine] = set()
+        self._lines: dict[AgentLine, None] = {}
+        """In the order in which they came."""
+        self._by_slot: dict[int, dict[AgentLine, None]] = {}
+        """Those that have reported."""
+        self._told: dict[AgentLine, bool] = {}
+        """Who has something new, and has it applied its newest orders."""
+        self._leases: dict[Pod, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def report(self) -> JobReport:
         return membership.job_report(self.state, self._loop.time())
 
     def desire(self, desired: Desired) -> JobReport:
+        self._take_turn()
         self._apply(membership.DesiredReceived(desired))
         return self.report()
 
     def heard(self, line: AgentLine, report: AgentReport) -> None:
         """A report came on a connection; the first one on it displaces older connections of that pod."""
-        for other in [each for each in self._lines if each is not line and each.pod == line.pod]:
+        others = self._by_slot.setdefault(report.slot, {})
+        for other in [each for each in others if each is not line and each.pod == line.pod]:
             other.end("the same pod came on a newer connection")
-        self._apply(membership.ReportReceived(report, line.note_seen(report.orders_seen, self._loop.time())))
+        others[line] = None
+        self._gather(line, line.note_seen(report.orders_seen, self._loop.time()))
+
+    def renewed(self, line: AgentLine, report: AgentReport) -> None:
+        """The agent says that nothing has changed. It may matter to us all the same."""
+        now, pod = self._loop.time(), pod_of(report)
+        applied = line.note_seen(report.orders_seen, now)
+        if not applied or not roll.lease_is_enough(self.state, pod):
+            self._gather(line, applied)
+            return
+        self._leases[pod] = now
+        line.answer(self.state, now)
+
+    def _gather(self, line: AgentLine, applied: bool) -> None:
+        if not self._told:
+            self._loop.call_soon(self._take_turn)
+        self._told[line] = applied
+
+    def _take_turn(self) -> None:
+        """Judge all that has been read."""
+        told, self._told = self._told, {}
+        reports = tuple(
+            membership.ReportReceived(line.report, applied) for line, applied in told.items() if line.report
+        )
+        if reports:
+            self._apply(membership.ReportsReceived(reports), told)
+        for line in told:
+            line.answer(self.state, self._loop.time())
+
+    def _tick(self) -> None:
+        self._take_turn()
+        self._apply(membership.Tick())
 
     def opened(self, line: AgentLine) -> bool:
         """False: there are too many already."""
-        self._lines.add(line)
+        self._lines[line] = None
         return len(self._lines) <= self.most_connections
 
     def closed(self, line: AgentLine) -> None:
-        self._lines.discard(line)
+        self._lines.pop(line, None)
+        if line.report:
+            self._by_slot.get(line.report.slot, {}).pop(line, None)
 
     def stop(self) -> None:
         if self._timer:
@@ -69,21 +123,34 @@ class Coordinator:
         for line in list(self._lines):
             line.end("the coordinator stops")
 
-    def _apply(self, event: membership.Event) -> None:
-        now = self._loop.time()
-        self.state = membership.step(self.state, event, now, int(time.time() * 1000))
-        for line in list(self._lines):
+    def _apply(self, event: membership.Event, told: Iterable[AgentLine] = ()) -> None:
+        now, unix_ms = self._loop.time(), int(self._wall() * 1000)
+        if self._leases:
+            leases, self._leases = self._leases, {}
+            self.state = membership.step(self.state, membership.LeasesRenewed(leases), now, unix_ms)
+        before, self.state = self.state, membership.step(self.state, event, now, unix_ms)
+        for line in self._concerned(membership.affected(before, self.state), told):
             if line.report:
                 line.send(membership.reply(self.state, line.report, now), now)
         self._tell_why(now)
         if self._timer:
             self._timer.cancel()
         wake = membership.wake_at(self.state, now)
-        self._timer = self._loop.call_at(wake, self._apply, membership.Tick()) if wake is not None else None
+        self._timer = self._loop.call_at(wake, self._tick) if wake is not None else None
+
+    def _concerned(self, whose: slots.Slots, told: Iterable[AgentLine]) -> list[AgentLine]:
+        """The connections whose orders may have changed."""
+        if whose == slots.ALL:
+            return list(self._lines)
+        lines = dict.fromkeys(told)
+        for slot in slots.each(whose):
+            lines.update(self._by_slot.get(slot, {}))
+        return list(lines)
 
     def _tell_why(self, now: float) -> None:
-        told = membership.job_report(self.state, now)
-        self.log.when_new("decision", phase=told.phase.value, epoch=told.epoch, why=told.why)
+        epoch = self.state.world.plan.epoch if self.state.world else None
+        why = membership.why(self.state, now)
+        self.log.when_new("decision", phase=self.state.phase.value, epoch=epoch, why=why)
 
 
 class AgentLine(asyncio.Protocol):
@@ -97,26 +164,44 @@ class AgentLine(asyncio.Protocol):
         self._over = False
         self._sent: Orders | None = None
         self._sent_at = 0.0
+        self._spoke_at = float("-inf")
+        """When the last frame of any kind was sent."""
         self._number = 0
+        self._granted: CheckpointRef | None = None
+        self._large = 0
+        """The grant whose files were sent on this connection, and their bytes."""
+        self._told = 0
+        """Number of its last report, or lease."""
+        self._received = b""
+        """Before its nonce, or the want of one, was known."""
+        self._opener: wire.Opener | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._peer = "{}:{}".format(*transport.get_extra_info("peername")[:2])
-        nonce, token = os.urandom(wire.NONCE_SIZE), self._coordinator.token
-        self._opener = wire.Opener(token, nonce, wire.TO_COORDINATOR)
-        self._sealer = wire.Sealer(token, nonce, wire.TO_AGENT)
+        greeting = wire.greeting(self._coordinator.chance.randbytes(wire.NONCE_SIZE))
+        self._nonce = greeting[len(wire.HELLO) :]
         loop = asyncio.get_running_loop()
         self._patience = loop.call_later(FIRST_REPORT_SECONDS, self.end, "no report came")
         if self._coordinator.opened(self):
-            self._transport.write(wire.HELLO + nonce)
+            self._transport.write(greeting)
         else:
             self.end("too many connections")
 
     def data_received(self, data: bytes) -> None:
+        if self._opener is None:
+            self._received += data
+            if (answer := wire.answered(self._coordinator.token, self._received)) is None:
+                return
+            key, data = answer
+            self._opener = wire.Opener(key, self._nonce, wire.TO_COORDINATOR)
+            self._sealer = wire.Sealer(key, self._nonce, wire.TO_AGENT)
         try:
             for body in self._opener.feed(data):
-                if not self._over:
+                if not self._over and body != LEASE:
                     self._heard(codec.decode(AgentReport, body))
+                elif not self._over:
+                    self._renewed()
         except (wire.WireError, codec.DecodeError) as error:
             self.end(str(error))
 
@@ -124,8 +209,14 @@ class AgentLine(asyncio.Protocol):
         self._patience.cancel()
         if self.pod not in (None, pod_of(report)):
             raise wire.WireError(f"a connection of {self.pod} reported as {pod_of(report)}")
-        self.report, self.pod = report, pod_of(report)
+        self.report, self.pod, self._told = report, pod_of(report), report.number
         self._coordinator.heard(self, report)
+
+    def _renewed(self) -> None:
+        if self.report is None:
+            raise wire.WireError("a lease before any report")
+        self._told += 1
+        self._coordinator.renewed(self, self.report)
 
     def note_seen(self, number: int, now: float) -> bool:
         """Has this agent applied the newest orders? If it should have long ago, they are sent again."""
@@ -134,6 +225,14 @@ class AgentLine(asyncio.Protocol):
             self._sent = None
         return applied
 
+    def answer(self, state: membership.State, now: float) -> None:
+        """A sign of life for an agent that has heard nothing for a while."""
+        patience = answer_seconds(state.config.timeouts.lost)
+        if not self._told or now - self._spoke_at < patience or self._over or state.superseded:
+            return
+        orders = Orders(state.config.term, state.boot, self._number, answers=self._told, same=True)
+        self._write(answer(orders) if self._modern else codec.encode(orders), now)
+
     def send(self, orders: Orders | None, now: float) -> None:
         """Orders, if they say something new. None: nothing to say."""
         if orders is None or orders == self._sent or self._over:
@@ -141,13 +240,33 @@ class AgentLine(asyncio.Protocol):
         if orders.refused and (self._sent is None or not self._sent.refused):
             self._coordinator.log.say("refused", peer=self._peer, agent=self.pod, reason=orders.refused)
         self._sent, self._sent_at, self._number = orders, now, self._number + 1
+        if self._modern:
+            self._send_files(orders.grant, now)
+            orders = parts.without_files(orders)
+        self._write(codec.encode(replace(orders, number=self._number, answers=self._told or None)), now)
+
+    def _send_files(self, grant: Grant | None, now: float) -> None:
+        """Those of a new grant, before it."""
+        if grant is None or grant.ref == self._granted:
+            return
+        self._granted, self._large = grant.ref, 0
+        for body in parts.cut(grant):
+            self._large += len(body)
+            self._write(body, now)
+
+    @property
+    def _modern(self) -> bool:
+        return self.report is not None and self.report.contract >= VERSION
+
+    def _write(self, body: bytes, now: float) -> None:
+        self._spoke_at = now
         try:
-            frame = self._sealer.seal(codec.encode(replace(orders, number=self._number)))
+            frame = self._sealer.seal(body)
         except wire.WireError as error:
             self.end(str(error))
             return
         self._transport.write(frame)
-        if self._transport.get_write_buffer_size() > MOST_UNSENT:
+        if self._transport.get_write_buffer_size() > MOST_UNSENT + 2 * self._large:
             self.end("it reads nothing")
 
     def end(self, reason: str) -> None:

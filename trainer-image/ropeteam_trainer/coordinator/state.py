@@ -6,6 +6,8 @@ Limits: times are monotonic seconds of this process (`now`), or wall clock where
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -14,6 +16,9 @@ from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, Incident, ReplaceWish, SlotDesired, WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport, Grant, Problem, Progress, RankReport
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Member, Plan
+from ropeteam_trainer.coordinator import slots
+from ropeteam_trainer.coordinator.facts import NOBODY, Facts
+from ropeteam_trainer.coordinator.slots import Slots
 
 
 class Pod(NamedTuple):
@@ -42,6 +47,21 @@ class ReportReceived:
 
 
 @dataclass(frozen=True)
+class ReportsReceived:
+    """Several agents spoke before we came to it: one judgement for all of them."""
+
+    reports: tuple[ReportReceived, ...]
+
+
+@dataclass(frozen=True)
+class LeasesRenewed:
+    """These agents have nothing new to tell (`roll.lease_is_enough`)."""
+
+    heard: dict[Pod, float]
+    """When their last words came."""
+
+
+@dataclass(frozen=True)
 class DesiredReceived:
     desired: Desired
 
@@ -51,7 +71,7 @@ class Tick:
     """Time passed: `wake_at` has come."""
 
 
-Event = ReportReceived | DesiredReceived | Tick
+Event = ReportReceived | ReportsReceived | LeasesRenewed | DesiredReceived | Tick
 
 
 @dataclass(frozen=True)
@@ -68,9 +88,9 @@ class World:
 
     plan: Plan
     since: float
-    seen: frozenset[int] = frozenset()
+    seen: Slots = slots.NONE
     """Slots whose agent has confirmed the plan."""
-    quiet: frozenset[int] = frozenset()
+    quiet: Slots = slots.NONE
     """Slots where no rank of this plan lives nor will ever start again (only known after the plan was
     withdrawn)."""
     started_at: float | None = None
@@ -90,13 +110,13 @@ class World:
     """When the drain began."""
     stop_at: int | None = None
     """The step at which all ranks stop and save."""
-    kept: frozenset[int] = frozenset()
+    kept: Slots = slots.NONE
     """Slots whose ranks live on although the world ended; only ever shrinks."""
 
     def has(self, report: AgentReport) -> bool:
         """The ranks that this agent tells of are those of this world, whether or not it has heard yet that
         they were kept for it."""
-        if report.plan == self.plan:
+        if report.plan and report.plan.epoch == self.plan.epoch and report.plan.hash == self.plan.hash:
             return True
         now, then = self.plan.member(report.slot), report.plan and report.plan.member(report.slot)
         same_pod = now and then and (now.incarnation, now.pod_uid) == (then.incarnation, then.pod_uid)
@@ -138,6 +158,18 @@ class Ledger:
     """The attempt that should be replaced as a whole."""
 
 
+class Unfit(NamedTuple):
+    """A slot in whose newest pods no rank can start."""
+
+    slot: int
+    incarnation: int
+    pods: int
+    """So many in a row."""
+    since: float
+    node: str
+    problem: Problem
+
+
 @dataclass(frozen=True)
 class State:
     config: CoordinatorConfig
@@ -147,6 +179,14 @@ class State:
     desired_at: float = 0.0
     """When the first Desired came."""
     agents: dict[Pod, Agent] = field(default_factory=dict)
+    roll: Facts[Slots] = NOBODY
+    """What is true of which slots, so that one report does not ask about all others."""
+    saved: dict[int, int] = field(default_factory=dict)
+    """Ranks that have written their shard, by step."""
+    leases_until: float = math.inf
+    """No lease that holds runs out before."""
+    touched: Slots = slots.ALL
+    """Of which something may be new in this step."""
     due: float | None = None
     """When the next Tick is due: a later one means that our own loop paused."""
     waited_from: float | None = None
@@ -161,6 +201,10 @@ class State:
     rung: int = 0
     launcher: str = ""
     lineage: tuple[CheckpointRef, ...] = ()
+    acknowledged: tuple[CheckpointRef, ...] = ()
+    """What the operator last said that it has saved."""
+    answered: tuple[tuple[CheckpointRef, ...], ...] = ()
+    """The lineage in our last two answers to it: it may be saving one of these."""
     pending: CheckpointRef | None = None
     """Granted, not yet known to be written."""
     grant: Grant | None = None
@@ -170,9 +214,17 @@ class State:
     """The last 10, oldest first."""
     ledger: Ledger = Ledger()
     failure: Problem | None = None
+    unfit: tuple[Unfit, ...] = ()
+    """In slot order."""
     progress: Progress = Progress()
+    newer_term: int = 0
+    """Of the world that has claimed the folder of checkpoints after ours."""
     superseded: str = ""
     """Why we are silent for ever: a newer coordinator exists."""
+
+    @property
+    def everybody(self) -> Slots:
+        return slots.up_to(self.config.slots)
 
     @property
     def next_epoch(self) -> Epoch:
@@ -196,9 +248,9 @@ class State:
 
     def lives(self, slot: int) -> bool:
         """The pod of this slot may run its ranks of `world`."""
-        kept = self.world.kept if self.world else ()
+        kept = self.world.kept if self.world else slots.NONE
         ends = self.phase in (WorldPhase.STOPPING, WorldPhase.FORMING)
-        return self.running or (ends and slot in kept)
+        return self.running or (ends and slots.has(kept, slot))
 
 
 _RUNNING = (WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE)
@@ -278,12 +330,6 @@ def present(state: State, slot: int, now: float) -> Agent | None:
     return agent if agent and not lost(state, agent, now) else None
 
 
-def present_agents(state: State, now: float) -> dict[int, Agent]:
-    """By slot."""
-    found = {slot: present(state, slot, now) for slot in range(state.config.slots)}
-    return {slot: agent for slot, agent in found.items() if agent}
-
-
 def leaving(state: State, slot: int) -> bool:
     """Its pod is about to go: SIGTERM came, or Kubernetes has been told to delete it."""
     agent, word = seat(state, slot), wanted(state, slot)
@@ -310,16 +356,21 @@ class Crew(NamedTuple):
         return tuple(self.known.get(rank) for rank in self.ranks)
 
 
-def crews(state: State) -> tuple[Crew, ...]:
-    """All members of the current world, in slot order."""
-    world, found, first = state.world, [], 0
-    for member in world.plan.members if world else ():
-        ranks = range(first, first + member.processes)
-        agent, first = member_agent(state, member), ranks.stop
-        confirmed = agent is not None and world is not None and world.has(agent.report)
-        reports = agent.report.ranks if agent and confirmed else ()
-        found.append(Crew(member, ranks, agent, {each.rank: each for each in reports if each.rank in ranks}))
-    return tuple(found)
+def crews(state: State, among: Slots) -> Iterator[Crew]:
+    """These members of the current world, in slot order."""
+    return (crew for slot in slots.each(among & state.everybody) if (crew := crew_of(state, slot)))
+
+
+def crew_of(state: State, slot: int) -> Crew | None:
+    member = state.world.plan.member(slot) if state.world else None
+    return _crew(state, member) if member else None
+
+
+def _crew(state: State, member: Member) -> Crew:
+    assert state.world is not None
+    ranks, agent = state.world.plan.ranks(member.slot), member_agent(state, member)
+    reports = agent.report.ranks if agent and state.world.has(agent.report) else ()
+    return Crew(member, ranks, agent, {each.rank: each for each in reports if each.rank in ranks})
 
 
 def new_attempt(state: State) -> bool:
@@ -334,11 +385,6 @@ def new_attempt(state: State) -> bool:
 def lead_born(state: State) -> Epoch | None:
     """The epoch under which the leading rank of the current world saves checkpoints; None: no world."""
     return state.world.plan.born(state.config.lead_slot) if state.world else None
-
-
-def all_ranks(state: State) -> tuple[RankReport | None, ...]:
-    """Every rank of the world, in order; None: nothing known of it yet."""
-    return tuple(report for crew in crews(state) for report in crew.reports)
 
 
 def with_world(state: State, **changes: object) -> State:

@@ -62,10 +62,13 @@ class Feed:
         self._saved = saved
 
     def state(self) -> dict[str, int] | None:
-        """For a checkpoint. None: batches() was not used."""
+        """For a checkpoint, and for a process that takes this one's place: after the batches that are still
+        to be skipped. None: batches() was not used."""
         if self._plan is None:
             return None
         at = self._position
+        for _ in range(self._to_skip):
+            at = self._plan.after(at)
         return {
             "epoch": at.epoch,
             "offset": at.offset,

@@ -11,15 +11,15 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ropeteam_trainer.agentlink import AgentLink
+from ropeteam_trainer.agentlink import AgentLink, Heartbeat
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.strategy import StrategyError
@@ -27,7 +27,6 @@ from ropeteam_trainer.contract.world import Epoch
 
 BEAT_SECONDS = 1.0
 """How often a rank that serves, or waits for a server, shows that it lives."""
-Phase = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,9 @@ class Meeting:
     wraps the time in which one of them is to answer.
     """
 
-    def __init__(
-        self, here: Place, plan: RankPlan, link: AgentLink | None, phase: Phase, beat: Callable[[], None]
-    ) -> None:
+    def __init__(self, here: Place, plan: RankPlan, link: AgentLink | None, heart: Heartbeat) -> None:
         self._plan, self._link = plan, link
-        self.waiting = _Waiting(phase, beat)
+        self.waiting = _Waiting(heart)
         self.listener: socket.socket | None = None
         self.secret = f"{plan.secret}/{plan.line}"  # ranks of another line are as strangers
         self.epoch = Epoch.parse(plan.epoch)
@@ -116,8 +113,8 @@ class _Waiting:
     not hung either, as long as the process lives. So nobody is blamed for a server that hangs but that one.
     """
 
-    def __init__(self, phase: Phase, beat: Callable[[], None]) -> None:
-        self._phase, self._lock, self._count, self._beat = phase, threading.Lock(), 0, beat
+    def __init__(self, heart: Heartbeat) -> None:
+        self._heart, self._lock, self._count = heart, threading.Lock(), 0
         self._entered: Any = None
         self._waits = threading.Event()
         threading.Thread(target=self._pulse, daemon=True, name="ropeteam-pulse").start()
@@ -126,7 +123,7 @@ class _Waiting:
         while self._waits.wait():
             with self._lock:
                 if self._count:
-                    self._beat()
+                    self._heart.beat()
             time.sleep(BEAT_SECONDS)
 
     @contextmanager
@@ -134,7 +131,7 @@ class _Waiting:
         with self._lock:
             self._count += 1
             if self._count == 1:
-                self._entered = self._phase("serve")
+                self._entered = self._heart.during("serve")
                 self._entered.__enter__()
                 self._waits.set()
         try:

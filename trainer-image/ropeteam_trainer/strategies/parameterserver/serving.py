@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -148,13 +148,17 @@ class Serving:
         self._tell_all({"do": "end"})
 
     def _begin(self) -> None:
-        restored = self._checkpoints.restore() if self._checkpoints else None
+        restored = None
+        if self._checkpoints is not None:
+            with self._heart.during("restore"):
+                restored = self._checkpoints.restore(self._heart.beat)
         ruled = self._chief.ledger.rules
-        first: dict[str, Any] = {"buffers": dict(self._model.named_buffers())}
+        first: dict[str, Any] = {"buffers": dict(self._model.named_buffers()), "clock": 0}
         ledger = rules.opened(ruled)
         if restored is not None:
             others = {name: thing.state_dict() for name, thing in self._extra.items()}
             first |= {"data": restored.data, "values": values_of(self._optimizer), "others": others}
+            first["clock"] = restored.step
             ledger = rules.opened(ruled, tuple(self._kept.clocks), restored.step)
         same_workers = len(self._kept.workers) == ruled.workers
         states = self._kept.workers if same_workers else [packed(first)] * ruled.workers
@@ -167,7 +171,8 @@ class Serving:
         with chief.changed:
             if not chief.ledger.quiet:
                 return
-            self._save()
+            with self._heart.during("checkpoint"):
+                self._save()
             chief.judge(rules.resume)
 
     def _cut(self) -> None:
@@ -175,20 +180,14 @@ class Serving:
             self._chief.judge(rules.cut)
 
     def _save(self) -> None:
-        """While nothing is on its way. Under the condition. However long it takes: no hang."""
-        self._heart.phase = "checkpoint"
-        self._heart.beat()
-        self._save_now()
-        self._heart.phase = "serve"
-
-    def _save_now(self) -> None:
+        """While nothing is on its way. Under the condition."""
         self._saved_at = time.monotonic()
         if self._checkpoints is None:
             return
         chief, ledger = self._chief, self._chief.ledger
         chief.gather()
-        worker = _at_progress(ledger)
-        state = unpacked(chief.worker_states[worker])
+        told = (unpacked(chief.worker_states[worker]) for worker in _by_progress(ledger))
+        state = _nearest(told, ledger.progress)
         put_values(self._optimizer, state.get("values"))
         for name, thing in self._extra.items():
             if name in state.get("others", {}):
@@ -216,11 +215,12 @@ class Serving:
             chief.judge(rules.cut)
             if not chief.ledger.quiet:
                 return
-            self._save()
+            with self._heart.during("checkpoint"):
+                self._save()
             progress = chief.ledger.progress
-        self._heart.phase = "checkpoint"
         if self._checkpoints is not None:
-            self._checkpoints.wait()
+            with self._heart.during("checkpoint"):
+                self._checkpoints.wait()
         self._beat(progress)
         self._tell_all({"do": "progress", "step": progress, "drained": True})
         self._stay(progress)
@@ -267,6 +267,17 @@ class Serving:
         return self._folder / name if self._folder else None
 
 
-def _at_progress(ledger: Ledger) -> int:
-    """A worker that is as far as the job: what a checkpoint says of the data is its."""
-    return max(range(ledger.rules.workers), key=lambda worker: -abs(ledger.clocks[worker] - ledger.progress))
+def _by_progress(ledger: Ledger) -> list[int]:
+    """Those first that are as far as the job: what a checkpoint says of the data is one's of them."""
+    far = [abs(clock - ledger.progress) for clock in ledger.clocks]
+    return sorted(range(ledger.rules.workers), key=far.__getitem__)
+
+
+def _nearest(told: Iterator[dict[str, Any]], progress: int) -> dict[str, Any]:
+    """What was told when the job was there. One that was just answered to skip has told nothing since."""
+    states = []
+    for state in told:
+        if state.get("clock", progress) == progress:
+            return state
+        states.append(state)
+    return min(states, key=lambda state: abs(state["clock"] - progress))

@@ -79,6 +79,9 @@ class Training:
             rng.put_back(state["rng"])
         elif self.clock:
             rng.reseed(self.clock, self._here.rank)
+        # The process before this one may have died between an answer to skip and its next word.
+        if untold := self.clock - state.get("clock", self.clock):
+            self._skipped(untold)
         return self.clock, state.get("data")
 
     def tell(self, data: Data) -> None:

@@ -1,0 +1,84 @@
+"""Coordinators of earlier terms that may still live, and what proves that they do not.
+
+Such a one, cut off together with its agents, keeps them and their world alive: nothing there is fenced. Below
+rung 2, where the script writes its own checkpoints, no fence of a replaced pod is therefore counted before
+each former coordinator is proven to have ended: by the kubelet's word, by a node that somebody vouches for
+(Observation.dead_nodes), by a person (ENDED), or because all agents obey the present one and are not with it.
+From rung 2 on the storage decides whose checkpoints count.
+Limits: one whose pod was never seen on a node is not remembered.
+"""
+
+from __future__ import annotations
+
+from ropeteam.api.status import CoordinatorStatus, FormerCoordinatorStatus
+from ropeteam.core.classify import LOST_NODES
+from ropeteam.core.observation import PodSeen
+from ropeteam.core.view import View
+
+ENDED = "ropeteam.dev/coordinators-ended"
+"""Annotation of a job: coordinators up to this term have ended, a person says."""
+MOST = 16
+_SAVES_THROUGH_US = 2
+
+Former = tuple[FormerCoordinatorStatus, ...]
+
+
+def retired(view: View, old: CoordinatorStatus) -> Former:
+    """Of the next term, or of none for a while: those before it that may still live, `old` among them."""
+    this = FormerCoordinatorStatus(term=old.term, pod_uid=old.pod_uid, node=old.node)
+    known = old.former
+    is_known = any(each.pod_uid == old.pod_uid for each in known)
+    if old.pod_uid and old.node and not is_known and not _ended(view, this):
+        known = (*known, this)
+    if len(known) <= MOST:
+        return known
+    return (FormerCoordinatorStatus(term=known[1].term), *known[2:])  # of these two only a person knows
+
+
+def remaining(view: View) -> Former:
+    """Those that may still live, as far as is known now."""
+    former = view.status.coordinator.former
+    if not former or view.status.rung >= _SAVES_THROUGH_US or _all_obey(view):
+        return ()
+    return tuple(each for each in former if not _ended(view, each))
+
+
+def message(view: View) -> str:
+    """What is waited for, why, and which command ends it. "": nothing."""
+    former, open_slots = remaining(view), [slot for slot in view.status.slots if not slot.old_pod_gone]
+    if not former or not open_slots:
+        return ""
+    some = ", ".join(f"term {each.term} on node {each.node or 'unknown'}" for each in former)
+    return (
+        f"A former coordinator may still live ({some}), and with it a former pod of slot "
+        f"{open_slots[0].slot} that writes checkpoints of its own. The job waits until the kubelet says that "
+        "it has ended. If you know that it has: taint that node with node.kubernetes.io/out-of-service, or "
+        f"kubectl annotate trainingjob -n {view.job.namespace} {view.job.name} {ENDED}={former[-1].term} "
+        "--overwrite"
+    )
+
+
+def _all_obey(view: View) -> bool:
+    """Every pod that may write is heard by the present coordinator and refuses those before it."""
+    told = view.report.slots if view.report else {}
+    term = view.status.coordinator.term
+    return bool(view.status.slots) and all(
+        slot.old_pod_gone and view.registered(slot) and told[str(slot.slot)].term >= term
+        for slot in view.status.slots
+    )
+
+
+def _ended(view: View, former: FormerCoordinatorStatus) -> bool:
+    said = view.job.annotations.get(ENDED, "")
+    if said.isascii() and said.isdigit() and int(said[:18]) >= former.term:
+        return True
+    if former.node in view.seen.dead_nodes:
+        return True
+    pods = (pod for pod in view.all_coordinators if pod.uid == former.pod_uid)
+    return any(_saw_its_end(pod) for pod in pods)
+
+
+def _saw_its_end(pod: PodSeen) -> bool:
+    """Only the kubelet tells of an exit, and of a phase that no restart follows."""
+    over = pod.phase in ("Succeeded", "Failed") and pod.reason not in LOST_NODES
+    return over and pod.container.exit_code is not None

@@ -1,0 +1,47 @@
+"""The livenessProbe of a container, as a kubelet asks it. Limits: httpGet only, no headers or host."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+
+from ropeteam.local.resources import Object
+
+
+async def failed(container: Object, address: str) -> str:
+    """Returns, with the last reason, once the probe has failed as often in a row as it says. `address`: the
+    pod's."""
+    probe = container["livenessProbe"]
+    limit, period = probe.get("failureThreshold", 3), probe.get("periodSeconds", 10)
+    url = f"http://{address}:{_port(container)}{probe['httpGet'].get('path', '/')}"
+    await asyncio.sleep(probe.get("initialDelaySeconds", 0))
+    failures, why = 0, ""
+    clock = asyncio.get_running_loop().time
+    due = clock()
+    while failures < limit:
+        due += period
+        await asyncio.sleep(max(0.0, due - clock()))
+        why = await _ask(url, probe.get("timeoutSeconds", 1))
+        failures = failures + 1 if why else 0
+    return why
+
+
+def _port(container: Object) -> int:
+    wanted = container["livenessProbe"]["httpGet"]["port"]
+    ports = (port["containerPort"] for port in container.get("ports", ()) if port.get("name") == wanted)
+    return int(next(ports, wanted))
+
+
+async def _ask(url: str, seconds: float) -> str:
+    """Why it failed; "": it is well."""
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=seconds)) as session,
+            session.get(url) as answer,
+        ):
+            return "" if 200 <= answer.status < 400 else f"HTTP probe failed with statuscode: {answer.status}"
+    except TimeoutError:
+        return f"no answer from {url} within {seconds} s"
+    except (aiohttp.ClientError, OSError) as error:
+        return str(error)

@@ -1,0 +1,51 @@
+"""A container's output as a pipe whose reader can stop reading."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+from collections.abc import Callable
+
+from tests.agent.harness import until
+
+SMALL = 4096
+
+
+class Pipe:
+    """`w` is for whoever prints. It is small, so it is full soon."""
+
+    def __init__(self) -> None:
+        self.r, self.w = os.pipe()
+        fcntl.fcntl(self.w, fcntl.F_SETPIPE_SZ, SMALL)
+        os.set_blocking(self.r, False)
+        self.text = ""
+
+    def fill(self) -> None:
+        """To the brim, without waiting."""
+        poll = select.poll()
+        poll.register(self.w, select.POLLOUT)
+        while poll.poll(0):
+            os.write(self.w, b"-" * (SMALL - 1) + b"\n")
+
+    @property
+    def is_full(self) -> bool:
+        poll = select.poll()
+        poll.register(self.w, select.POLLOUT)
+        return not poll.poll(0)
+
+    def read(self) -> str:
+        """All that has been read so far, with what is there now."""
+        try:
+            while data := os.read(self.r, 1 << 16):
+                self.text += data.decode()
+        except BlockingIOError:
+            pass
+        return self.text
+
+    async def says(self, text: str, why: Callable[[], str] = str) -> None:
+        await until(lambda: text in self.read(), lambda: f"{text!r} is not in:\n{self.text[-4000:]}{why()}")
+
+    def close(self) -> None:
+        os.close(self.r)
+        os.close(self.w)

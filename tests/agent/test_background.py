@@ -1,0 +1,85 @@
+"""Work that nobody awaits: nothing that goes wrong in it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+from tests.agent.harness import until
+
+from ropeteam_trainer.background import background, end_loudly
+
+
+class Process:
+    """What a process hears of its own faults."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.ended: list[BaseException] = []
+        end_loudly(self.said.append, self.ended.append)
+
+
+async def fails(error: Exception) -> None:
+    await asyncio.sleep(0)
+    raise error
+
+
+async def test_a_fault_in_work_that_nobody_awaits_ends_the_process():
+    process = Process()
+    background(fails(KeyError("x")))
+    await until(lambda: process.ended, lambda: "nobody heard of it")
+    assert isinstance(process.ended[0], KeyError)
+    assert "KeyError: 'x'" in process.said[0]
+
+
+async def test_trouble_with_a_file_is_said_and_ends_nothing():
+    process = Process()
+    background(fails(OSError(24, "Too many open files")))
+    await until(lambda: process.said, lambda: "nobody heard of it")
+    assert "Too many open files" in process.said[0]
+    assert process.ended == []
+
+
+async def test_a_fault_in_a_callback_ends_the_process():
+    process = Process()
+    asyncio.get_running_loop().call_soon(lambda: 1 // 0)
+    await until(lambda: process.ended, lambda: "nobody heard of it")
+    assert isinstance(process.ended[0], ZeroDivisionError)
+
+
+async def test_a_fault_over_one_connection_ends_that_alone():
+    process = Process()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:  # noqa: ARG001
+        raise KeyError("y")
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    assert await reader.read() == b""
+    await until(lambda: process.said, lambda: "nobody heard of it")
+    assert process.ended == []
+    writer.close()
+    server.close()
+
+
+async def test_work_that_only_waits_is_not_thrown_away():
+    gate = asyncio.get_running_loop().create_future()
+    done: list[str] = []
+
+    async def waits() -> None:
+        done.append(await gate)
+
+    background(waits())
+    await asyncio.sleep(0)
+    gc.collect()
+    gate.set_result("done")
+    await until(lambda: done, lambda: "it is gone")
+
+
+async def test_what_was_cancelled_is_no_fault():
+    process = Process()
+    task = background(asyncio.sleep(1000))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert (process.said, process.ended) == ([], [])

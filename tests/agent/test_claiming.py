@@ -1,0 +1,72 @@
+"""Before a world begins, the agent of its leading rank claims the folder of checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.agent.life import Life, a_plan, a_ref, epoch
+
+from ropeteam_trainer.agent.effects import ClaimRun, KillRanks, Prune, StartRanks, WriteManifest
+from ropeteam_trainer.agent.state import ClaimFailed, LinkUp, RunSuperseded
+from ropeteam_trainer.contract.messages import Grant
+from ropeteam_trainer.contract.world import Epoch
+
+
+def a_life(slot: int = 0, **settings: Any) -> Life:
+    """Linked, on a disk that answers when a test says so."""
+    life = Life(slot, **settings)
+    life.disk_answers = False
+    return life.sees(LinkUp())
+
+
+def test_ranks_start_when_the_run_is_claimed_and_restore_what_was_found_then():
+    life = a_life().ordered(plan=a_plan(restore=(a_ref(10),)))
+    assert life.did_a(ClaimRun).plan.epoch == epoch(1)
+    assert life.wait(1).did == (), "the disk takes its time"
+    assert life.claimed(a_plan(), a_ref(20), a_ref(10)).did_a(StartRanks).restore == (a_ref(20), a_ref(10))
+
+
+def test_only_who_writes_manifests_claims():
+    plan = a_plan(restore=(a_ref(10),))
+    for life in (a_life(1), a_life(checkpoint=None)):
+        assert life.ordered(plan=plan).did_a(StartRanks).restore == (a_ref(10),)
+
+
+def test_a_claim_that_fails_is_tried_again():
+    life = a_life().ordered(plan=a_plan()).sees(ClaimFailed(epoch(1)))
+    assert life.did == ()
+    assert life.wait(1.1).did_a(ClaimRun)
+
+
+def test_a_claim_for_a_plan_that_was_withdrawn_starts_nothing():
+    life = a_life().ordered(plan=a_plan()).ordered(plan=None)
+    assert life.claimed(a_plan()).did == ()
+    assert life.ordered(plan=a_plan(2)).did_a(ClaimRun).plan.epoch == epoch(2)
+
+
+def test_a_world_that_is_superseded_ends_with_that_reason_and_touches_no_checkpoint():
+    life = Life().running().sees(RunSuperseded(Epoch(2, 0, 1)))
+    assert life.did_a(KillRanks).ranks == (0, 1)
+    life.died(0, 1)
+    exits = {(rank.exit.fingerprint, rank.exit.message) for rank in life.report.ranks if rank.exit}
+    why = "superseded by term 2: epoch 2.0.1 has claimed the folder of checkpoints"
+    assert exits == {("superseded", why)}
+    assert life.report.superseded == Epoch(2, 0, 1)
+    life.ordered(grant=Grant(a_ref(10, digest=""), 4, (), None), lineage=(a_ref(5),))
+    assert life.did_no(WriteManifest)
+    assert life.did_no(Prune)
+    assert life.ordered(plan=a_plan(2)).did == ()
+
+
+def test_a_coordinator_of_a_still_newer_term_may_begin_again():
+    life = Life().running().sees(RunSuperseded(Epoch(2, 0, 1))).died(0, 1)
+    life._orders = replace(life._orders, term=3)
+    assert life.ordered(plan=a_plan(epoch=Epoch(3, 0, 1))).did_a(StartRanks).plan.epoch == Epoch(3, 0, 1)
+    assert life.report.superseded is None
+
+
+def test_a_world_that_meets_the_claim_of_its_own_successor_is_not_superseded():
+    life = a_life().ordered(plan=a_plan()).claimed(a_plan())
+    life.sees(RunSuperseded(epoch(1)))
+    assert life.state.superseded is None

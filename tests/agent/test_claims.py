@@ -1,0 +1,95 @@
+"""The storage decides between worlds that do not know of each other: in all interleavings (model.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from tests.agent.model import Begins, Model, State, a_start, held
+
+from ropeteam_trainer.checkpoint import journal
+from ropeteam_trainer.checkpoint.journal import Claim, Place, place_of
+from ropeteam_trainer.contract.messages import Grant
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+
+ISLAND, NEW, NEWEST = Claim(Epoch(1, 0, 1), "a"), Claim(Epoch(2, 0, 1), "b"), Claim(Epoch(3, 0, 1), "c")
+WORLDS = (ISLAND, NEW, NEWEST)
+OLD = Place(ISLAND.epoch, 10)
+
+
+def ref(step: int, world: Claim = ISLAND) -> CheckpointRef:
+    return CheckpointRef(step, world.epoch, f"digest-{step}-{world.epoch}")
+
+
+def grant(step: int, world: Claim) -> Grant:
+    return Grant(CheckpointRef(step, world.epoch), 1, (), None)
+
+
+def trains(world: Claim, *saves: int, keep: int = 1) -> Generator[Any, Any, None]:
+    """Claim, then commit and prune, again and again. The island had begun before, and saved 10 and 20."""
+    run = held(ISLAND) if world == ISLAND else (yield from journal.claim(world))
+    yield Begins(run.adopted)
+    line = [ref(20)] if world == ISLAND else [ref(each.step) for each in sorted(run.adopted, reverse=True)]
+    for step in saves:
+        line.insert(0, (yield from journal.commit(run, grant(step, world))))
+        yield from journal.prune(run, tuple(line[:keep]))
+
+
+def faults(_model: Model, state: State) -> str:
+    """Why the promises do not hold in this state; "": they do."""
+    for number, counts in enumerate(state.counts):
+        lost = [place for who, place in state.deleted if who < number and place in (counts or ())]
+        if lost:
+            return f"what {WORLDS[number].epoch} counts was deleted by an older world: {lost}"
+        own = {place for place in state.folders if place.epoch == WORLDS[number].epoch}
+        newest = max({*(counts or ()), *own}, default=None)
+        if (number, newest) in state.deleted:
+            return f"{WORLDS[number].epoch} deleted its newest checkpoint"
+    first, second = (*state.counts, None, None)[1:3]
+    late = {place for place in second or () if place.epoch == ISLAND.epoch} - (first or second or set())
+    return f"{late} came after the claim of {NEW.epoch}, and count" if late else ""
+
+
+def explored(*lives: tuple[Claim, tuple[int, ...]]) -> Model:
+    start = a_start(len(lives), ref(20), ref(10), claims=(ISLAND,))
+    each = tuple(lambda world=world, saves=saves: trains(world, *saves) for world, saves in lives)
+    return Model(each, start, check=faults).explore()
+
+
+def test_an_island_that_commits_and_prunes_harms_no_newer_world() -> None:
+    model = explored((ISLAND, (30,)), (NEW, (40,)))
+    assert model.wrong == []
+    assert model.superseded, "the island met the claim"
+    assert model.states > 5000
+
+
+def test_what_an_island_commits_after_a_claim_never_counts_later() -> None:
+    model = explored((ISLAND, (30,)), (NEW, ()), (NEWEST, ()))
+    assert model.wrong == []
+    assert model.superseded
+
+
+def test_the_model_finds_a_pruner_that_looks_before_it_renames() -> None:
+    def island() -> Generator[Any, Any, None]:
+        names = yield journal.List()
+        if NEW.name not in names and (yield journal.Rename(f"{OLD}.commit", ISLAND.pruning(OLD))):
+            yield journal.Delete(OLD)
+
+    start = a_start(2, ref(20), ref(10), claims=(ISLAND,))
+    model = Model((island, lambda: trains(NEW, 40)), start, check=faults).explore()
+    assert "what 2.0.1 counts was deleted by an older world" in model.wrong[0]
+
+
+def test_the_model_finds_a_world_that_lists_before_it_claims() -> None:
+    def hasty() -> Generator[Any, Any, None]:
+        names = yield journal.List()
+        yield journal.Create(NEW.name)
+        places = sorted(name.removesuffix(".commit") for name in names if name.endswith(".commit"))
+        yield journal.Write(NEW.adopts, "\n".join(places))
+        yield Begins(
+            frozenset(place for place in (place_of(ref(10)), place_of(ref(20))) if str(place) in places)
+        )
+
+    start = a_start(2, ref(20), ref(10), claims=(ISLAND,))
+    model = Model((lambda: trains(ISLAND, 30), hasty), start, check=faults).explore()
+    assert "what 2.0.1 counts was deleted by an older world" in model.wrong[0]

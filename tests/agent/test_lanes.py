@@ -1,0 +1,165 @@
+"""What takes long in an agent holds up nothing else: to delete old checkpoints, to start ranks, a disk that
+hangs. The agent is real; its pod is a fake that takes as long as a test wants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import pytest
+from tests.agent import audit
+from tests.agent.harness import a_plan as harness_plan
+from tests.agent.harness import until
+from tests.agent.life import SCRIPT, a_plan, a_ref, an_identity, epoch
+from tests.agent.test_checkpoints import saved, settings_in
+
+from ropeteam_trainer.agent import checkpoints
+from ropeteam_trainer.agent.lane import Lane
+from ropeteam_trainer.agent.main import Agent
+from ropeteam_trainer.agent.state import LinkUp, OrdersReceived, RanksStarted
+from ropeteam_trainer.contract.config import CheckpointConfig
+from ropeteam_trainer.contract.messages import Grant, Orders
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
+
+
+class SlowPod:
+    """A fake: its ranks never finish to start."""
+
+    def __init__(self) -> None:
+        self.ranks, self.stores, self.disk = self, self, Lane("disk")
+        self.killed: list[tuple[int, ...]] = []
+
+    async def start(self, plan: Plan, fork: bool) -> None:  # noqa: ARG002
+        await asyncio.Event().wait()
+
+    def kill(self, epoch: Epoch, numbers: Iterable[int]) -> None:  # noqa: ARG002
+        self.killed.append(tuple(numbers))
+
+    def begin(self, may_fork: bool) -> None: ...
+
+    def end(self) -> None: ...
+
+    def read_beats(self) -> None: ...
+
+    async def watch(self) -> None:
+        await asyncio.Event().wait()
+
+
+class Run:
+    """An agent that runs in this process."""
+
+    def __init__(self, folder: Any) -> None:
+        self.pod = SlowPod()
+        settings = settings_in(folder)
+        self.agent = Agent(settings, an_identity(), SCRIPT, lambda _: self.pod)  # type: ignore[arg-type, return-value]
+        self.task = asyncio.ensure_future(self.agent.run())
+        self.orders = 0
+
+    def ordered(self, **changes: Any) -> None:
+        self.orders += 1
+        self.agent.post(OrdersReceived(Orders(term=1, boot=0, number=self.orders, **changes)))
+
+
+@pytest.fixture
+async def run(tmp_path: Any) -> AsyncIterator[Run]:
+    found = Run(tmp_path)
+    await asyncio.sleep(0)
+    found.agent.post(LinkUp())
+    found.ordered(plan=a_plan())
+    found.agent.post(RanksStarted(epoch()))
+    yield found
+    found.task.cancel()
+    await asyncio.gather(found.task, return_exceptions=True)
+
+
+async def test_a_manifest_is_written_while_old_checkpoints_are_deleted_and_the_newest_wish_wins(
+    run: Run, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+):
+    pruned: list[tuple[CheckpointRef, ...]] = []
+    gate = threading.Event()
+
+    def delete_terabytes(_: Any, keep: tuple[CheckpointRef, ...]) -> None:
+        pruned.append(keep)
+        gate.wait(60)
+
+    monkeypatch.setattr(checkpoints, "prune", delete_terabytes)
+    lineages = [(a_ref(step),) for step in (10, 20, 30)]
+    for lineage in lineages:
+        run.ordered(plan=a_plan(), lineage=lineage)
+        await until(lambda: pruned, lambda: "nothing is pruned")
+    saved(tmp_path, (40, 1))
+    run.ordered(plan=a_plan(), lineage=lineages[-1], grant=Grant(a_ref(40), 4, (), None))
+    await until(lambda: list(tmp_path.glob("step-40/*/manifest.json")), lambda: "the manifest waits")
+    assert pruned == lineages[:1], "one at a time"
+    gate.set()
+    await until(lambda: len(pruned) > 1, lambda: "the newest wish is lost")
+    assert pruned == [lineages[0], lineages[2]]
+
+
+async def test_ranks_that_have_started_die_before_a_long_start_is_over(run: Run):
+    run.ordered()
+    assert run.pod.killed == [(0, 1)]
+
+
+async def test_the_loop_of_an_agent_never_waits_for_the_volume(
+    make_pod: Any, coordinator: Any, tmp_path: Any
+):
+    volume, record = tmp_path / "checkpoints", tmp_path / "record"
+    pod = make_pod(checkpoint=CheckpointConfig(str(volume)))
+    (tmp_path / "x.py").write_text("import time; time.sleep(1000)")
+    audited = (sys.executable, audit.__file__, str(record), str(tmp_path), "ropeteam_trainer.agent")
+    pod.start("python3", "x.py", agent=audited)
+    coordinator.order(plan=harness_plan())
+    await coordinator.wait_for(lambda r: r.ranks and not r.stopped)
+    saved(volume, (4, 1), (8, 1))
+    coordinator.order(grant=Grant(a_ref(8), 1, (), None))
+    await coordinator.wait_for(lambda r: r.committed)
+    coordinator.order(lineage=(a_ref(8),))
+    await until(lambda: not (volume / "step-4").exists(), lambda: "it is not pruned")
+    touched = record.read_text()
+    assert str(tmp_path / "state") in touched, "the audit sees nothing"
+    assert str(volume) not in touched
+
+
+HANGS = """
+import asyncio, sys, threading
+from ropeteam_trainer.agent.lane import Lane
+
+async def main():
+    begun = threading.Event()
+    def hang():
+        begun.set()
+        threading.Event().wait()
+    asyncio.get_running_loop().run_in_executor(Lane("disk"), hang)
+    while not begun.is_set():
+        await asyncio.sleep(0.01)
+    print("hangs", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_disk_that_hangs_keeps_no_process_from_ending():
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == "hangs\n"
+    assert done.stderr == ""
+
+
+async def test_a_lane_keeps_the_order_and_hands_back_what_was_raised():
+    lane = Lane("disk")
+    order: list[int] = []
+    work = asyncio.get_running_loop().run_in_executor
+    calls = [work(lane, order.append, number) for number in range(100)]
+    cancelled = work(lane, order.append, -1)
+    cancelled.cancel()
+    with pytest.raises(ZeroDivisionError):
+        await work(lane, lambda: 1 // 0)
+    await asyncio.gather(*calls)
+    assert [number for number in order if number >= 0] == list(range(100))

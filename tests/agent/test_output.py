@@ -1,0 +1,154 @@
+"""What ranks print, and an output that nobody reads: real pipes, and a real agent with its stdout full."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agent.harness import a_plan, exit_of, until
+from tests.agent.pipes import Pipe
+
+from ropeteam_trainer import lines
+from ropeteam_trainer.agent.output import Output
+from ropeteam_trainer.contract.config import Start, Timeouts
+from ropeteam_trainer.lines import MOST_BYTES, Lines
+
+LOUD = """
+import sys, time
+for number in range(4000):
+    print(f'line {number:04}', 'x' * 1000, flush=True)
+for step in range(10**9):
+    open(sys.argv[1], 'w').write(str(step))
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    found = Pipe()
+    yield found
+    found.close()
+
+
+def many(source: str, count: int, sink: Lines) -> None:
+    for number in range(count):
+        sink.add(source, [f"{source} {number} {'x' * 1000}".encode()])
+
+
+async def test_all_lines_go_out_in_order_to_one_who_reads(pipe: Pipe):
+    sink = Lines(pipe.w)
+    many("rank 0", 500, sink)
+    await pipe.says("rank 0 499 ")
+    assert [line.split()[2] for line in pipe.text.splitlines() if line] == [str(n) for n in range(500)]
+
+
+async def test_what_nobody_reads_is_dropped_by_whole_lines_and_told_when_it_flows_again(pipe: Pipe):
+    sink = Lines(pipe.w)
+    many("rank 0", 3000, sink)
+    sink.add("the agent", [b"one", b"two"])
+    assert not sink.flush(0.1)
+    await pipe.says("nobody read this container's output")
+    await until(lambda: sink.flush(0) and pipe.read(), lambda: "it does not flow")
+    got = pipe.read().splitlines()
+    whole = [line for line in got if line.startswith("rank 0 ") and line.endswith(" " + "x" * 1000)]
+    dropped = 3000 - len(whole)
+    assert got[: len(whole)] == whole
+    assert got[len(whole) :] == [
+        f"ropeteam: {dropped} lines of rank 0 were dropped, nobody read this container's output",
+        "ropeteam: 2 lines of the agent were dropped, nobody read this container's output",
+    ]
+    assert len(whole) * 1000 <= MOST_BYTES + 3000
+    many("rank 0", 1, sink)
+    await pipe.says("nobody read this container's output\nrank 0 0 ")
+
+
+async def test_a_pipe_that_somebody_made_nonblocking_loses_nothing(pipe: Pipe):
+    os.set_blocking(pipe.w, False)
+    sink = Lines(pipe.w)
+    many("rank 0", 100, sink)
+    await pipe.says("rank 0 99 ")
+    assert pipe.text.count("\n") == 100
+
+
+async def test_a_closed_output_stops_nobody(pipe: Pipe):
+    sink = Lines(pipe.w)
+    os.close(pipe.r)
+    many("rank 0", 10, sink)
+    assert sink.flush(30)
+    pipe.r = os.dup(pipe.w)
+
+
+async def test_a_rank_waits_for_a_slow_reader_and_not_for_one_who_is_gone(pipe: Pipe, monkeypatch):
+    ranks = Pipe()
+    output = Output(os.dup(ranks.r), "rank 3", Lines(pipe.w))
+    say = os.fdopen(os.dup(ranks.w), "w")
+
+    def print_much() -> None:
+        for number in range(6000):
+            print("line", number, "y" * 1000, file=say, flush=True)
+
+    printing = asyncio.ensure_future(asyncio.to_thread(print_much))
+    await until(lambda: ranks.is_full and pipe.is_full, lambda: "the rank does not wait")
+    await pipe.says("line 2500 ")
+    assert "were dropped" not in pipe.text
+    monkeypatch.setattr(lines, "PATIENCE_SECONDS", 0.0)
+    await asyncio.wait_for(printing, 60)
+    say.close()
+    output.close()
+    assert output.last_lines()[-1].startswith("line 5999 y")
+    await pipe.says("lines of rank 3 were dropped, nobody read this container's output")
+    ranks.close()
+
+
+async def test_an_agent_whose_output_is_full_reports_and_fences(make_pod: Any, coordinator: Any, pipe: Pipe):
+    pod = make_pod(timeouts=Timeouts(lost=2, fence=4))
+    pod.sink = pipe.w
+    (pod.folder / "x.py").write_text(LOUD)
+    steps = pod.folder / "steps"
+    pod.start("python3", "x.py", str(steps))
+    coordinator.order(plan=a_plan())
+    await until(lambda: Path(steps).exists() and pipe.is_full, lambda: "the rank waits for its output")
+    heard = len(coordinator.history)
+    await coordinator.wait_for(lambda _: len(coordinator.history) > heard + 2)
+    port = coordinator.port
+    await coordinator.stop()
+    await until(lambda: set(pod.living()) == {pod.pid}, lambda: f"still alive: {pod.living()}")
+    assert pipe.is_full
+    await coordinator.start(port)
+    exit = exit_of(await coordinator.wait_for(lambda r: r.ranks and r.stopped))
+    assert exit.fingerprint == "fenced"
+    assert exit.last_lines[-1].startswith("line 3999 ")
+    await pipe.says("lines of rank 0 were dropped, nobody read this container's output")
+
+
+async def test_an_agent_that_nobody_reads_ends_when_it_is_told_to(pod: Any, coordinator: Any, pipe: Pipe):
+    pipe.fill()
+    pod.sink = pipe.w
+    pod.start("sh", "-c", "echo much; exec sleep 1000")
+    coordinator.order(plan=a_plan())
+    await coordinator.wait_for(lambda r: r.ranks and not r.stopped)
+    coordinator.order(plan=None, release=True)
+    assert await pod.exit_code() == 0
+
+
+async def test_a_zygote_whose_output_nobody_reads_offers_a_store(make_pod: Any, coordinator: Any, pipe: Pipe):
+    pipe.fill()
+    pod = make_pod(start=Start.FORK)
+    pod.sink = pipe.w
+    (pod.folder / "x.py").write_text("import time; time.sleep(1000)")
+    pod.start("python3", "-v", "x.py", ROPETEAM_STORE="")  # each import is a line
+    coordinator.order(host_store=a_plan().epoch)
+    report = await coordinator.wait_for(lambda r: r.store)
+    with socket.create_connection((report.store.host, report.store.port)):
+        await until(lambda: len(zygotes(pod)) == 2, lambda: f"no store is forked: {pod.living()}")
+    assert pipe.is_full
+
+
+def zygotes(pod: Any) -> list[int]:
+    """The zygote and its stores: a fork has its command line."""
+    return [pid for pid, line in pod.living().items() if "zygote.py" in line]

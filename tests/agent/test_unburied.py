@@ -1,0 +1,192 @@
+"""What of a rank cannot be killed, started or heard is told all the same, and holds up nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from tests.agent.harness import a_plan, exit_of, until
+from tests.agent.life import Life, killed
+from tests.agent.life import a_plan as world
+
+from ropeteam_trainer.agent.effects import Exit, KillRanks
+from ropeteam_trainer.agent.ranksocket import RankSocket
+from ropeteam_trainer.agent.state import RankUnburied
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.local import FromRank, ToRank
+from ropeteam_trainer.contract.messages import RankPhase
+from ropeteam_trainer.contract.world import ProcessExit
+
+ERROR = ProcessExit(1, None, message="ValueError")
+LEFT = "process 7 that it started cannot be killed"
+# Root without CAP_KILL may kill its own processes only, as an agent that is not root.
+WITHOUT_CAP_KILL = """
+import ctypes, os, sys
+PR_CAPBSET_DROP, CAP_KILL = 24, 5
+assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_KILL) == 0
+code = 'from ropeteam_trainer.agent import main, ranks; ranks.BURIAL_SECONDS = 1; exit(main.main())'
+os.execv(sys.executable, [sys.executable, '-c', code, *sys.argv[1:]])
+"""
+STRAY = """
+import os, time
+if os.fork() == 0:
+    os.setuid(65534)
+    print('pid', os.getpid(), flush=True)
+    time.sleep(1000)
+time.sleep(1)
+raise SystemExit(5)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a process of somebody else's takes root")
+async def test_a_stray_that_cannot_be_killed_is_told_and_ends_the_container(pod, coordinator):
+    (pod.folder / "x.py").write_text(STRAY)
+    pod.start("python3", "x.py", agent=(sys.executable, "-c", WITHOUT_CAP_KILL))
+    coordinator.order(plan=a_plan())
+    report = await coordinator.wait_for(lambda r: r.ranks and r.ranks[0].phase is RankPhase.EXITED)
+    assert exit_of(report).code == 5
+    assert "that it started cannot be killed: " in exit_of(report).message
+    assert not report.stopped
+    assert await pod.exit_code() == 3
+    assert "rank 0 has not ended after 1 s: process" in pod.text()
+
+
+def test_a_rank_that_cannot_be_buried_ends_the_agent_once_the_others_are_dead():
+    life = Life().running().sees(RankUnburied(world().epoch, 0, ERROR, LEFT))
+    assert life.did_a(KillRanks).ranks == (0, 1)
+    assert life.did_no(Exit)
+    assert not life.report.stopped
+    assert life.report.ranks[0].exit.message == f"ValueError; {LEFT}"
+    life.died(1)
+    assert life.did_a(Exit).code == 3
+    assert not life.report.stopped
+
+
+def test_what_is_left_of_a_rank_that_was_done_ends_with_the_release():
+    life = Life().running()
+    for rank in (0, 1):
+        life.sees(RankUnburied(world().epoch, rank, ProcessExit(0, None), LEFT))
+    assert life.did_no(Exit)
+    assert all(each.phase is RankPhase.EXITED and each.exit.clean for each in life.report.ranks)
+    life.ordered(complete=world().epoch).ordered(release=True)
+    assert life.did_a(Exit).code == 0
+
+
+def test_what_is_left_of_a_rank_that_was_done_keeps_no_next_world_waiting():
+    life = Life().running().sees(RankUnburied(world().epoch, 0, ProcessExit(0, None), LEFT))
+    life.ordered(plan=world(2)).died(1)
+    assert life.did_a(Exit).code == 3
+
+
+def test_a_rank_that_is_buried_late_was_not_given_up_in_vain():
+    life = Life().running().sees(RankUnburied(world().epoch, 0, killed(), LEFT))
+    life.died(0)
+    assert life.did_no(Exit)
+    assert life.died(1).did_a(Exit).code == 3
+
+
+@pytest.mark.parametrize("obstacle", ["1.0.1", "1.0.1/page-0/x", "1.0.1/rank-0.sock/x"])
+async def test_a_rank_that_cannot_be_prepared_is_an_exit_and_leaves_nothing(pod, coordinator, obstacle):
+    (pod.folder / "x.py").write_text("import time; time.sleep(1000)")
+    pod.start("python3", "x.py")
+    await coordinator.wait_for(lambda _: True)
+    inside = pod.folder / "state" / obstacle
+    inside.parent.mkdir(parents=True, exist_ok=True)
+    inside.write_text("")
+    before = descriptors(pod.pid)
+    coordinator.order(plan=a_plan())
+    exit = exit_of(await coordinator.wait_for(lambda r: r.plan and r.stopped))
+    assert exit.code == 127
+    assert exit.message.startswith("cannot start: ")
+    assert descriptors(pod.pid) == before
+    coordinator.order(plan=a_plan(2))
+    await coordinator.wait_for(lambda r: r.ranks and r.ranks[0].phase is RankPhase.RUNNING)
+
+
+async def test_a_rank_whose_files_cannot_be_removed_is_buried_all_the_same(pod, coordinator):
+    (pod.folder / "x.py").write_text("import time; time.sleep(1000)")
+    pod.start("python3", "x.py")
+    coordinator.order(plan=a_plan())
+    await coordinator.wait_for(lambda r: r.ranks and r.ranks[0].phase is RankPhase.RUNNING)
+    for name in ("page-0", "rank-0.sock"):
+        path = pod.folder / "state/1.0.1" / name
+        path.unlink()
+        path.mkdir()
+    coordinator.order(plan=None)
+    await coordinator.wait_for(lambda r: r.stopped)
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
+
+
+# ---- the rank's socket
+
+
+class Library:
+    """A rank's end of its socket."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(str(path))
+        self.socket.sendall(codec.encode(FromRank(hello_pid=1)) + b"\n")
+        self.socket.setblocking(False)
+        self.lines = b""
+
+    def heard(self) -> list[ToRank]:
+        """All whole messages so far."""
+        try:
+            while data := self.socket.recv(1 << 16):
+                self.lines += data
+        except BlockingIOError:
+            pass
+        return [codec.decode(ToRank, line) for line in self.lines.split(b"\n")[:-1]]
+
+
+async def test_of_what_a_rank_did_not_read_it_gets_the_newest_when_it_reads_again(tmp_path):
+    heard: list[FromRank] = []
+    peer = RankSocket(tmp_path / "s", heard.append)
+    library = Library(peer.path)
+    await until(lambda: heard, lambda: "no hello")
+    servers = tuple("x" * 100 for _ in range(100))
+    for step in range(200):  # 2 MB: the socket's buffer is full long before
+        peer.tell(ToRank(stop_at=step, servers=servers))
+    peer.tell(ToRank(pause=True, stop_at=1000))
+    await until(lambda: ToRank(pause=True, stop_at=1000) in library.heard(), lambda: "the pause is lost")
+    steps = [message.stop_at or 0 for message in library.heard()]
+    assert steps == sorted(steps)
+    assert len(steps) < 200, "its buffer was never full"
+    peer.close()
+    library.socket.close()
+
+
+async def test_a_library_that_comes_again_is_told_again(tmp_path):
+    peer = RankSocket(tmp_path / "s", lambda _: None)
+    peer.tell(ToRank(pause=True))
+    for _ in range(2):
+        library = Library(peer.path)
+        await until(lambda: library.heard() == [ToRank(pause=True)], lambda: "it is not told")  # noqa: B023
+        library.socket.close()
+    peer.close()
+
+
+async def test_a_rank_is_heard_once_there_is_a_descriptor_for_it(tmp_path, capfd):
+    heard: list[FromRank] = []
+    peer = RankSocket(tmp_path / "s", heard.append)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    library = Library(peer.path)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        await asyncio.sleep(0.1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not heard
+    assert "cannot accept, trying again" in capfd.readouterr().err
+    await until(lambda: heard, lambda: "it is never heard")
+    peer.close()
+    library.socket.close()

@@ -1,0 +1,89 @@
+"""What one report, one lease, one look at the clock costs does not grow with the number of agents: counted in
+calls, which a busy machine does not change."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tests.coordinator.film import SIGKILL, Film, agent
+
+from ropeteam_trainer.contract import VERSION
+from ropeteam_trainer.contract.messages import Progress, RankPhase, Shard
+from ropeteam_trainer.contract.world import ShardFile
+from ropeteam_trainer.coordinator import membership
+from ropeteam_trainer.coordinator.state import Pod
+
+FEW, MANY = 32, 512
+MORE = 1.1
+"""Small differences come from rounding: a digit more, a branch."""
+
+
+def calls(act: Callable[[], Any]) -> int:
+    """Python functions and built-in ones that were called."""
+    count = 0
+
+    def note(_frame: object, event: str, _what: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def costs(workers: int) -> dict[str, int]:
+    """Of a world's life, what one event of each kind costs, with the orders of its sender."""
+    film, found, slot = Film(workers, rung=2), {}, workers // 2
+    film.agents = {each: agent(each, contract=VERSION) for each in range(workers)}
+
+    def note(name: str, event: membership.Event) -> None:
+        def act() -> None:
+            film.event(event)
+            membership.orders(film.state, slot, film.now)
+            membership.why(film.state, film.now)
+
+        found[name] = calls(act)
+
+    def told(**changes: Any) -> membership.Event:
+        film.agents[slot] = replace(film.agents[slot], **changes)
+        return membership.ReportReceived(film.agents[slot], True)
+
+    film.desires()
+    for each in range(slot):
+        film.says(each)
+    note("registration", told())
+    film.up(step=3)
+    rank = film.agents[slot].ranks[0]
+    note("progress", told(progress=Progress(step=4), ranks=(replace(rank, step=4),)))
+    note("clock", membership.Tick())
+    plan = film.agents[slot].plan
+    assert plan is not None
+    shard = Shard(rank.rank, plan.epoch, 4, (ShardFile("x", 1, "00"),))
+    note("shard", told(shards=(shard,)))
+    note("asked to leave", told(leaving=True))
+    film.says(slot, leaving=False)
+    film.exits(1, SIGKILL)
+    assert film.phase == "Stopping"
+    film.obeys(*range(2, slot))
+    dead = replace(rank, phase=RankPhase.EXITED, exit=SIGKILL)
+    note("rank ended", told(ranks=(dead,), stopped=True))
+    return found
+
+
+def test_an_event_costs_the_same_among_many_agents_as_among_few():
+    few, many = costs(FEW), costs(MANY)
+    assert {name: cost for name, cost in many.items() if cost > MORE * few[name]} == {}, few
+
+
+def test_a_lease_costs_next_to_nothing():
+    film = Film(MANY).up(step=3)
+    pods = [Pod(slot, 1, f"pod-{slot}-1") for slot in range(MANY)]
+    each = calls(lambda: film.event(membership.LeasesRenewed(dict.fromkeys(pods, film.now)))) / MANY
+    assert each < 10
+    assert film.phase == "Running"

@@ -1,0 +1,106 @@
+"""The last checkpoint of a job is committed, and known to the operator, before its pods are released."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.coordinator.film import CLEAN, Film
+
+from ropeteam_trainer.contract.messages import RankPhase
+from ropeteam_trainer.coordinator.commits import LAST_WORD_SECONDS
+
+
+def ends(film: Film) -> None:
+    """All ranks come to their end."""
+    for slot in sorted(film.agents):
+        film.exits(slot, CLEAN)
+
+
+def completes(film: Film) -> None:
+    for slot in sorted(film.agents):
+        film.says(slot, completed=film.told(slot).complete)
+
+
+def writes(film: Film) -> None:
+    """The agent of slot 0 has written the manifest of the grant that it has seen."""
+    granted = film.agents[0].granted
+    assert granted is not None
+    film.says(0, committed=replace(granted, digest="d"))
+
+
+def waits_for_a_manifest() -> Film:
+    """Step 100, the last, is saved and granted; its manifest is being written."""
+    film = Film(rung=3).up(step=100)
+    film.saves(100)
+    film.says(0, granted=film.told(0).grant.ref)
+    ends(film)
+    completes(film)
+    return film
+
+
+def test_the_last_step_is_granted_although_an_earlier_manifest_is_slow():
+    film = Film(rung=3).up(step=50)
+    film.saves(50)
+    film.says(0, granted=film.told(0).grant.ref)
+    film.reaches(100)
+    film.saves(100)
+    ends(film)
+    assert film.phase == "Completing"
+    writes(film)
+    film.obeys()
+    film.desires(lineage=film.report.lineage)
+    assert (film.phase, film.lineage[0]) == ("Complete", (100, "digest-100"))
+
+
+def test_a_last_shard_that_is_told_together_with_the_end_is_granted():
+    film = Film(rung=3).up(step=100)
+    film.saves(100, 0)
+    last = replace(film.agents[0].shards[0], rank=1)
+    ranks = tuple(replace(rank, phase=RankPhase.EXITED, exit=CLEAN) for rank in film.agents[1].ranks)
+    film.exits(0, CLEAN)
+    film.says(1, shards=(last,), ranks=ranks, stopped=True)
+    film.obeys()
+    assert (film.phase, film.lineage) == ("Completing", [(100, "digest-100")])
+    film.desires(lineage=film.report.lineage)
+    assert film.phase == "Complete"
+
+
+def test_pods_are_released_once_the_last_manifest_is_written_and_saved_in_status():
+    film = waits_for_a_manifest()
+    assert film.report.why == "all ranks are done; waiting for the manifest of step 100 to be written"
+    assert not film.told(0).release
+    writes(film)
+    sentence = "all ranks are done; waiting for the operator to save that step 100 is committed"
+    assert (film.report.why, film.told(0).release) == (sentence, False)
+    film.desires()
+    assert film.phase == "Completing", "it has spoken, but not of this checkpoint"
+    film.desires(lineage=film.report.lineage)
+    assert film.told(0).release
+    assert film.told(1).release
+
+
+def test_a_last_manifest_whose_agent_is_lost_is_not_waited_for():
+    film = waits_for_a_manifest()
+    film.falls_silent(0)
+    film.later(4)
+    assert film.phase == "Completing"
+    film.later(2)
+    assert film.phase == "Complete"
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_finished_pods_hold_their_gpus_for_so_long_at_most(written: bool):
+    film = waits_for_a_manifest()
+    if written:
+        writes(film)
+    film.later(LAST_WORD_SECONDS - 2)
+    assert film.phase == "Completing"
+    film.later(3)
+    assert film.phase == "Complete"
+
+
+def test_agents_that_have_not_acknowledged_are_waited_for_first():
+    film = Film(rung=3).up(step=7)
+    ends(film)
+    assert film.report.why == "all ranks are done; waiting for every agent to acknowledge it"

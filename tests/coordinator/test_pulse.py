@@ -1,0 +1,59 @@
+"""What the kubelet's liveness probe means: the loop turns, and the state folder answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.coordinator.conftest import Served
+from tests.coordinator.film import SIGKILL, Film
+from tests.coordinator.link import eventually
+
+from ropeteam_trainer.contract.messages import RankPhase
+from ropeteam_trainer.coordinator.http import Http, Refused, Request
+from ropeteam_trainer.coordinator.pulse import Pulse
+
+HEALTH = Request("GET", "/healthz", {})
+
+
+def test_a_folder_that_does_not_answer_for_half_a_minute_is_told(tmp_path: Path):
+    now, folder = [0.0], tmp_path / "state"
+    pulse = Pulse(folder, lambda: now[0])
+    assert pulse.trouble() == ""
+    now[0] = 31.0
+    assert pulse.trouble() == f"{folder} has not answered for 31 s"
+    pulse.touch()
+    assert pulse.trouble().endswith(f"No such file or directory: '{folder}/alive'")
+    folder.mkdir()
+    pulse.touch()
+    assert pulse.trouble() == ""
+
+
+async def test_the_folder_is_touched_by_a_thread(tmp_path: Path):
+    Pulse(tmp_path).start()
+    await eventually(lambda: (tmp_path / "alive").exists())
+
+
+async def test_the_probe_fails_while_there_is_trouble(served: Served):
+    assert Http(served.coordinator)._route(HEALTH).status == 200
+    with pytest.raises(Refused, match="it hangs") as refused:
+        Http(served.coordinator, lambda: "it hangs")._route(HEALTH)
+    assert refused.value.status == 503
+
+
+def test_ranks_that_do_not_end_are_told_and_get_another_pod():
+    film = Film().up(step=3)
+    film.exits(1, SIGKILL)
+    film.obeys(1)
+    assert film.phase == "Stopping"
+    film.ranks(0, RankPhase.RUNNING, 3)
+    film.later(59)
+    assert not film.report.replace
+    film.later(1)
+    assert film.phase == "Stopping"
+    assert film.report.why.endswith("those of slots 0 have not ended for 60 s: other pods are asked for")
+    (wish,) = film.report.replace
+    assert (wish.slot, wish.incarnation) == (0, 1)
+    assert wish.message == "the ranks of slot 0 were to end, and have not for 60 s"
+    film.replaces(0)
+    assert film.phase == "Forming"

@@ -1,0 +1,51 @@
+"""The roll is what asking everybody would give, and pods of several ranks are judged rank by rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.coordinator.film import CLEAN, Film, raised
+
+from ropeteam_trainer.contract.messages import RankPhase
+from ropeteam_trainer.contract.world import Cause, ProcessExit
+from ropeteam_trainer.coordinator import facts, membership, roll
+from ropeteam_trainer.coordinator.state import Pod
+
+ABORTED = ProcessExit(None, 6, reached_end=True)
+
+
+def ends(film: Film, slot: int, *exits: ProcessExit | None) -> None:
+    """Ranks of this slot end so; None: it lives on."""
+    ranks = film.agents[slot].ranks
+    pairs = zip(ranks, exits, strict=True)
+    gone = (replace(rank, phase=RankPhase.EXITED, exit=how) if how else rank for rank, how in pairs)
+    film.says(slot, ranks=tuple(gone))
+
+
+def test_of_a_pod_with_a_failed_rank_only_that_rank_is_the_cause():
+    film = Film(processes=3).up(step=3)
+    ends(film, 1, None, ABORTED, raised())
+    assert (film.incident.cause, film.incident.rank) == (Cause.ERROR, 5)
+
+
+def test_the_roll_is_what_asking_everybody_gives():
+    film = Film(processes=2).up(step=3)
+    ends(film, 0, CLEAN, ABORTED)
+    film.falls_silent(1)
+    film.later(6)
+    state = film.state
+    blank = replace(state, roll=facts.NOBODY, saved={})
+    asked = roll.refresh(None, blank, state.everybody, film.now)
+    assert (asked.roll, asked.saved) == (state.roll, state.saved)
+
+
+def test_a_lease_of_a_stranger_or_of_one_who_was_lost_is_not_enough():
+    film = Film().up(step=3)
+    assert roll.lease_is_enough(film.state, Pod(1, 1, "pod-1-1"))
+    assert not roll.lease_is_enough(film.state, Pod(1, 1, "stranger"))
+    before = film.state
+    film.event(membership.LeasesRenewed({Pod(1, 1, "stranger"): film.now}))
+    assert film.state.agents == before.agents
+    film.falls_silent(1)
+    film.later(6)
+    assert not roll.lease_is_enough(film.state, Pod(1, 1, "pod-1-1"))

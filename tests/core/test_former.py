@@ -1,0 +1,144 @@
+"""A coordinator that may still live keeps its agents alive: below rung 2 its end is proven, not assumed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.builders import (
+    Scene,
+    a_report,
+    a_running_job,
+    edited,
+    seconds,
+    unreachable,
+    vanished,
+    without_coordinator_pod,
+    written,
+)
+
+from ropeteam.api.conditions import ConditionType
+from ropeteam.api.status import FormerCoordinatorStatus
+from ropeteam.core.decide import decide
+from ropeteam.core.former import ENDED, MOST
+from ropeteam.core.observation import ContainerSeen, PodSeen, Role
+from ropeteam_trainer.contract.desired import WorldPhase
+
+NODE = "node-0"
+
+
+def an_island(rung: int = 0) -> Scene:
+    """Coordinator and slot 1 are gone without a proof; their successors run and wait for one another."""
+    seen = a_running_job(workers=2)
+    seen = seen.but(status=seen.status.model_copy(update={"rung": rung}))
+    seen = seen.after(without_coordinator_pod, vanished(1), written, written)
+    fresh = (
+        PodSeen(name="mnist-coordinator-2", uid="c2", role=Role.COORDINATOR, term=2, node="node-8"),
+        PodSeen(name="mnist-1-2", uid="w2", role=Role.WORKER, slot=1, incarnation=2, node="node-8"),
+    )
+    up = {"phase": "Running", "container": ContainerSeen(running=True)}
+    seen = seen.but(pods=(*seen.pods, *(pod.model_copy(update=up) for pod in fresh))).after(written)
+    told = a_report(seen, WorldPhase.FORMING, why="waiting for proof", rung=rung)
+    return seen.but(report=replace(told, slots={"1": told.slots["1"]})).after(written)
+
+
+def former(seen: Scene) -> tuple[int, ...]:
+    return tuple(each.term for each in decide(seen).status.coordinator.former)
+
+
+def gone(seen: Scene) -> bool:
+    return decide(seen).status.slots[1].old_pod_gone
+
+
+def test_a_coordinator_without_a_proof_of_its_end_is_remembered_and_status_says_what_is_awaited() -> None:
+    seen = an_island()
+    (left,) = seen.status.coordinator.former
+    assert (left.term, left.node) == (1, NODE)
+    assert former(seen) == (1,)
+    stalled = decide(seen).status.condition(ConditionType.STALLED)
+    assert stalled
+    assert (stalled.holds, stalled.reason) == (True, "FormerCoordinator")
+    assert f"term 1 on node {NODE}), and with it a former pod of slot 1" in stalled.message
+    assert stalled.message.endswith(f"kubectl annotate trainingjob -n lab mnist {ENDED}=1 --overwrite")
+
+
+@pytest.mark.parametrize(
+    "proof",
+    [
+        {"dead_nodes": (NODE,)},
+        {"annotation": "1"},
+        {"annotation": "7"},
+        {"pod": {"phase": "Failed", "container": ContainerSeen(exit_code=143)}},
+    ],
+)
+def test_what_proves_its_end(proof: dict[str, Any]) -> None:
+    assert former(with_proof(an_island(), **proof)) == ()
+
+
+@pytest.mark.parametrize(
+    "proof",
+    [
+        {"dead_nodes": ("node-9",)},
+        {"annotation": "0"},
+        {"annotation": "yes"},
+        {"pod": {"phase": "Running", "container": ContainerSeen(exit_code=143), "deleting": True}},
+        {"pod": {"phase": "Failed", "container": ContainerSeen(running=True)}},
+        {"pod": {"phase": "Failed", "reason": "DeletionByPodGC", "container": ContainerSeen(exit_code=1)}},
+    ],
+)
+def test_what_does_not(proof: dict[str, Any]) -> None:
+    assert former(with_proof(an_island(), **proof)) == (1,)
+
+
+def with_proof(
+    seen: Scene, dead_nodes: tuple[str, ...] = (), annotation: str = "", pod: dict[str, Any] | None = None
+) -> Scene:
+    seen = seen.but(dead_nodes=dead_nodes)
+    if annotation:
+        seen = seen.but(metadata=seen.metadata.model_copy(update={"annotations": {ENDED: annotation}}))
+    if pod is not None:
+        uid = seen.status.coordinator.former[0].pod_uid
+        old = PodSeen(name="mnist-coordinator-1", uid=uid, role=Role.COORDINATOR, term=1, node=NODE, **pod)
+        seen = seen.but(pods=(*seen.pods, old))
+    return seen
+
+
+def test_after_the_proof_the_fence_is_counted_from_there() -> None:
+    seen = with_proof(an_island(), annotation="1").after(written)
+    assert not gone(seen.but(held=()).after(seconds(129)))
+    assert gone(seen.but(held=()).after(seconds(130)))
+
+
+def test_who_is_heard_by_the_present_coordinator_is_not_with_a_former_one() -> None:
+    seen = a_running_job(workers=2)
+    seen = seen.after(without_coordinator_pod, written)
+    assert former(seen) == (1,)
+    obeying = a_report(seen)
+    mute = {slot: replace(each, term=1) for slot, each in obeying.slots.items()}
+    assert former(seen.but(report=replace(obeying, slots=mute))) == (1,), "it has not heard the new term yet"
+    assert former(seen.but(report=obeying)) == ()
+
+
+def test_from_rung_2_on_the_storage_decides() -> None:
+    seen = an_island(rung=2)
+    assert former(seen) == ()
+    assert decide(seen).status.condition(ConditionType.STALLED).reason != "FormerCoordinator"
+
+
+def test_a_suspended_job_remembers_it_too() -> None:
+    seen = a_running_job(workers=1)
+    seen = seen.after(edited(suspend=True), written, unreachable, seconds(80), written)
+    seen = seen.but(pods=()).after(written)
+    assert seen.status.state == "Suspended"
+    assert [each.term for each in seen.status.coordinator.former] == [1]
+
+
+def test_of_too_many_the_oldest_two_become_one_that_only_a_person_knows() -> None:
+    seen = a_running_job(workers=1)
+    many = tuple(FormerCoordinatorStatus(term=n, pod_uid=f"u{n}", node="n") for n in range(MOST))
+    old = seen.status.coordinator.model_copy(update={"term": MOST, "former": many, "node": NODE})
+    seen = seen.but(status=seen.status.model_copy(update={"coordinator": old}), pods=(), report=None)
+    left = decide(seen).status.coordinator.former
+    assert [each.term for each in left] == [*range(1, MOST + 1)]
+    assert (left[0].pod_uid, left[0].node) == ("", "")

@@ -1,0 +1,172 @@
+"""Ranks agree on a checkpoint: each verifies its part, a hiccup is waited out, and only proof is believed."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.trainer.ranks import Crew, Ended, FakeAgent
+
+from ropeteam_trainer.checkpoint import reader
+from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder
+from ropeteam_trainer.checkpoint.restore import Look, shares
+from ropeteam_trainer.contract.config import CheckpointConfig
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+
+FIRED = "FIRED"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Iterator[FakeAgent]:
+    """Two ranks have made steps 3 and 6, and committed both."""
+    agent = FakeAgent(tmp_path, 2, CheckpointConfig(str(tmp_path / "saved"), every_steps=3), Epoch(1, 0, 1))
+    with Crew(tmp_path, 2) as crew:
+        crew.start("train.py", "--epochs", "100000", agent=agent)
+        for step in (3, 6):
+            agent.commit(step)
+    yield agent
+    agent.close()
+
+
+def newest(agent: FakeAgent) -> Path:
+    assert agent.checkpoint is not None
+    return Path(agent.checkpoint.directory) / folder(agent.lineage[0])
+
+
+def again(agent: FakeAgent, *fault: str, world: int = 2, during: Callable[[Crew], None] = bool) -> Ended:  # type: ignore[assignment]
+    """The next world, to its end."""
+    path = agent.path / "next"
+    path.mkdir()
+    other = FakeAgent(path, world, agent.checkpoint, Epoch(1, 0, 2))
+    script = ("hiccup.py", *fault) if fault else ("train.py",)
+    with Crew(path, world) as crew:
+        crew.start(*script, "--epochs", "3", agent=other, restore=agent.lineage)
+        during(crew)
+        ended = crew.wait()
+    other.close()
+    return ended
+
+
+def goes_on_from(step: int, ended: Ended) -> bool:
+    assert ended.codes == [0] * len(ended.codes), ended.output
+    return f"goes on from step {step} " in ended.output[0]
+
+
+def test_a_file_that_only_rank_1_verifies_makes_all_ranks_go_on_from_the_parent(saved: FakeAgent) -> None:
+    torn = newest(saved) / "rank-1.pt"
+    content = bytearray(torn.read_bytes())
+    content[len(content) // 2] ^= 1
+    torn.write_bytes(content)
+    ended = again(saved)
+    assert goes_on_from(3, ended)
+    assert "step-6/1.0.1 is not used: rank-1.pt was altered (wrong hash) (rank 1)" in ended.output[0]
+
+
+@pytest.mark.parametrize(
+    ("number", "pattern", "rank"),
+    [
+        (errno.EIO, "rank-1.pt", 1),
+        (errno.ESTALE, "manifest.json", 0),
+        (errno.ENOTCONN, "*", -1),
+        (errno.ETIMEDOUT, "__0_0.distcp", 0),
+        (errno.EACCES, "*", 1),
+    ],
+)
+def test_a_hiccup_of_the_volume_is_waited_out(pattern: str, rank: int, number: int, saved: FakeAgent) -> None:
+    ended = again(saved, f"{number}:{pattern}", str(rank), "3", "60")
+    assert goes_on_from(6, ended)
+    fired = [output.count(FIRED) for output in ended.output]
+    assert fired == [3 if rank in (n, -1) else 0 for n in range(2)]
+    assert "tries again in" in "".join(ended.output)
+
+
+def test_a_volume_that_is_mounted_late_is_waited_for(saved: FakeAgent) -> None:
+    assert saved.checkpoint is not None
+    place = Path(saved.checkpoint.directory)
+    place.rename(place.with_name("elsewhere"))
+    place.mkdir()
+
+    def mounted(crew: Crew) -> None:
+        output = crew.path / "output.0"
+        saved.wait(lambda: output.exists() and "is its volume mounted? (seen by 2 of 2" in output.read_text())
+        place.rmdir()
+        place.with_name("elsewhere").rename(place)
+
+    assert goes_on_from(6, again(saved, "0:none", "0", "0", "60", during=mounted))
+
+
+@pytest.mark.parametrize(
+    ("rank", "classes"),
+    [
+        (0, ("CheckpointUnavailable", "UnavailableElsewhere")),
+        (1, ("UnavailableElsewhere", "CheckpointUnavailable")),
+        (-1, ("UnavailableEverywhere", "UnavailableEverywhere")),
+    ],
+)
+def test_one_that_stays_away_is_told_as_such_and_by_whom(
+    rank: int, classes: tuple[str, str], saved: FakeAgent
+) -> None:
+    pattern = "*" if rank < 1 else "rank-1.pt"
+    ended = again(saved, f"{errno.ESTALE}:{pattern}", str(rank), "-1", "0.3")
+    assert ended.codes == [1, 1]
+    for expected, output in zip(classes, ended.output, strict=True):
+        assert f"ropeteam_trainer.checkpoint.restore.{expected}: " in output
+        assert "Stale file handle" in output
+        assert "See to the volume of" in output
+    assert "".join(ended.output).count(FIRED) > 1
+
+
+def test_a_folder_that_somebody_deleted_is_done_without(saved: FakeAgent) -> None:
+    for file in newest(saved).iterdir():
+        file.unlink()
+    assert goes_on_from(3, again(saved))
+
+
+def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = CheckpointRef(6, Epoch(1, 0, 1), "ab")
+    assert reader.find(tmp_path / "none") == ()
+    assert reader.look(tmp_path / "none", ref).unsure, "its volume is not there"
+    asked: list[Path] = []
+
+    def stale(path: Path) -> Iterator[Path]:
+        asked.append(path)
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Path, "iterdir", stale)
+    with pytest.raises(OSError, match="Stale"):
+        reader.find(tmp_path)
+    assert reader.look(tmp_path, ref).unsure
+    assert asked == [tmp_path / "runs", tmp_path]
+
+
+def test_a_file_that_is_gone_is_proof_only_beside_its_manifest(tmp_path: Path) -> None:
+    file = ShardFile("state.pt", 3, "00")
+    assert reader.check(tmp_path, file, print).unsure
+    (tmp_path / MANIFEST).touch()
+    assert reader.check(tmp_path, file, print) == Look(None, "state.pt is missing")
+
+
+names = st.integers(0, 9).flatmap(
+    lambda n: st.sampled_from((f"rank-{n}.pt", f"__{n}_0.distcp", "state.pt", ".metadata"))
+)
+
+
+@given(st.dictionaries(names, st.integers(0, 1 << 40)), st.integers(1, 9), st.integers(1, 9))
+def test_every_file_is_verified_by_one_rank_and_no_rank_has_much_more(
+    sizes: dict[str, int], saved_by: int, ranks: int
+) -> None:
+    files = tuple(ShardFile(name, size, "") for name, size in sizes.items())
+    parts = shares(Manifest(1, Epoch(1, 0, 1), saved_by, "", "", files, None), ranks)
+    assert sorted(file.name for part in parts for file in part) == sorted(sizes)
+    if ranks == saved_by:
+        own = [file.name for file in parts[ranks - 1]]
+        assert f"rank-{ranks - 1}.pt" in own or f"rank-{ranks - 1}.pt" not in sizes, "what it will read, too"
+    else:
+        loads = [sum(file.size for file in part) for part in parts]
+        assert max(loads) - min(loads) <= max(sizes.values(), default=0)

@@ -1,0 +1,209 @@
+"""All ranks agree on the checkpoint to go on from.
+
+    rank 0      chooses by manifests (restore.py)
+    all ranks   verify its files, each its part (restore.shares), on several threads
+    any rank    finds a file that is proved bad -> all fall back together, to the next choice
+                cannot tell                     -> all wait and try again, for PATIENCE_SECONDS
+
+Promise: no time limit grows too short for a large checkpoint: ranks meet every two seconds, and hearts beat
+as long as bytes are read anywhere. What could not be read is never called bad. Limits: one file is one
+thread's; a rank whose read never returns makes no bytes, and its world is ended by recovery.startSeconds.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from ropeteam_trainer.checkpoint import reader
+from ropeteam_trainer.checkpoint.manifest import Manifest, folder
+from ropeteam_trainer.checkpoint.restore import (
+    CheckpointUnavailable,
+    Choice,
+    Look,
+    UnavailableElsewhere,
+    UnavailableEverywhere,
+    choose,
+    shares,
+)
+from ropeteam_trainer.contract.config import RankPlan
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
+from ropeteam_trainer.world import World
+
+T = TypeVar("T")
+PATIENCE_SECONDS = 300.0
+"""How long a volume may be away before another node is tried."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
+MEET_SECONDS = 2.0
+THREADS = 4
+
+
+class _Said(NamedTuple):
+    """By one rank, in a meeting."""
+
+    done: bool
+    read: int
+    proved: str
+    unsure: str
+
+
+class Together:
+    """`beat` is called when something has moved on any rank."""
+
+    def __init__(self, plan: RankPlan, world: World, directory: Path, beat: Callable[[], None]) -> None:
+        self._plan, self._world, self._directory, self._beat = plan, world, directory, beat
+        self._bad: dict[str, str] = {}
+        """Folders of checkpoints with a file that is proved bad."""
+        self._waited_from: float | None = None
+        self._pause = FIRST_PAUSE
+
+    def choose(self) -> Choice:
+        """The same on all ranks. Raises CheckpointNotFound, or CheckpointUnavailable, on all ranks."""
+        while True:
+            choice, trouble = self._world.from_rank_0(self._chosen)
+            if choice is None:
+                self._wait(trouble if self._world.rank == 0 else self._own_trouble())
+            elif choice.manifest is None or choice.ref is None:
+                return choice
+            elif fault := self._verify(choice.manifest, choice.ref):
+                self._bad[folder(choice.ref)] = fault
+            else:
+                return choice
+
+    def _chosen(self) -> tuple[Choice | None, str]:
+        """By this rank's own reading, and what hinders it."""
+        try:
+            found = () if self._plan.lineage_known else reader.find(self._directory)
+            return choose(self._plan, found, self._look), ""
+        except CheckpointUnavailable as error:
+            return None, str(error)
+        except OSError as error:
+            return None, f"{self._directory} cannot be listed: {error}"
+
+    def _own_trouble(self) -> str:
+        try:
+            return self._chosen()[1]
+        except ValueError:
+            return ""  # this rank can read
+
+    def _look(self, ref: CheckpointRef) -> Look:
+        seen = reader.look(self._directory, ref)
+        bad = self._bad.get(folder(seen.ref or ref))
+        return Look(seen.manifest, bad) if bad and not seen.fault else seen
+
+    def _verify(self, manifest: Manifest, ref: CheckpointRef) -> str:
+        """Why this checkpoint is proved bad; "": it is whole."""
+        left = shares(manifest, self._world.size)[self._world.rank]
+        while True:
+            with _Reading(self._directory / folder(ref), left) as reading:
+                said = self._meet(reading)
+            if proved := next((f"{one.proved} (rank {n})" for n, one in enumerate(said) if one.proved), ""):
+                return proved
+            if not any(one.unsure for one in said):
+                return ""
+            left = reading.left
+            self._wait(said[self._world.rank].unsure)
+
+    def _meet(self, reading: _Reading) -> list[_Said]:
+        """Until all have read their part, or one has found a fault."""
+        seconds, total = 0.01, 0
+        while True:
+            said = self._world.gather(reading.after(seconds))
+            if (read := sum(one.read for one in said)) > total:
+                total = read
+                self._beat()
+            if all(one.done for one in said) or any(one.proved for one in said):
+                return said
+            seconds = min(2 * seconds, MEET_SECONDS)
+
+    def _wait(self, trouble: str) -> None:
+        """Together, for what hinders any rank. Raises CheckpointUnavailable when that has lasted."""
+        now = time.monotonic()
+        self._waited_from = now if self._waited_from is None else self._waited_from
+        over = self._world.number_of_rank_0(int(now - self._waited_from >= PATIENCE_SECONDS))
+        troubles = self._world.gather(trouble)
+        hindered = [rank for rank, text in enumerate(troubles) if text]
+        if not hindered:
+            return  # it has just passed
+        text = f"{troubles[hindered[0]]} (seen by {len(hindered)} of {len(troubles)} ranks)"
+        if over:
+            raise self._given_up(bool(trouble), len(hindered))(
+                f"{text} for {PATIENCE_SECONDS:.0f} s. {_fix(self._directory)}"
+            )
+        if self._world.rank == 0:
+            _say(f"{text}: tries again in {self._pause:.0f} s")
+        self._beat()
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def _given_up(self, here: bool, hindered: int) -> type[CheckpointUnavailable]:
+        in_one_pod = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == self._world.size
+        if hindered == self._world.size and not in_one_pod:
+            return UnavailableEverywhere
+        return CheckpointUnavailable if here else UnavailableElsewhere
+
+
+def patiently(action: Callable[[], T], directory: Path, beat: Callable[[], None]) -> T:
+    """What `action()` gives, as soon as the volume lets it. Raises CheckpointUnavailable when it does not."""
+    began, pause = time.monotonic(), FIRST_PAUSE
+    while True:
+        try:
+            return action()
+        except OSError as error:
+            if time.monotonic() - began >= PATIENCE_SECONDS:
+                text = f"{error} for {PATIENCE_SECONDS:.0f} s. {_fix(directory)}"
+                raise CheckpointUnavailable(text) from error
+            _say(f"{error}: tries again in {pause:.0f} s")
+        beat()
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
+
+
+def _fix(directory: Path) -> str:
+    return f"See to the volume of {directory} and to its mount; to do without a checkpoint, delete its folder"
+
+
+def _say(sentence: str) -> None:
+    print(f"ropeteam: {sentence}", file=sys.stderr, flush=True)
+
+
+class _Reading:
+    """One rank's part is read and hashed in the background."""
+
+    def __init__(self, place: Path, files: list[ShardFile]) -> None:
+        self._place, self._read, self._lock = place, 0, threading.Lock()
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(THREADS, "ropeteam-verify")
+        self._files = {self._pool.submit(reader.check, place, file, self._count): file for file in files}
+
+    def after(self, seconds: float) -> _Said:
+        """What is known, after so long or when all is."""
+        done, running = wait(self._files, seconds)
+        looks = [future.result() for future in done]
+        proved = (look.fault for look in looks if look.fault and not look.unsure)
+        unsure = (look.fault for look in looks if look.unsure)
+        return _Said(not running, self._read, next(proved, ""), next(unsure, ""))
+
+    @property
+    def left(self) -> list[ShardFile]:
+        """Files that could not be judged. Once all is done."""
+        return [file for future, file in self._files.items() if future.result().fault]
+
+    def _count(self, size: int) -> None:
+        if self._stop.is_set():
+            raise InterruptedError("another rank has found a fault")
+        with self._lock:
+            self._read += size
+
+    def __enter__(self) -> _Reading:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)

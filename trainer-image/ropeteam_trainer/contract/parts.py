@@ -1,0 +1,63 @@
+"""A grant names every file of a checkpoint: too many for one frame from about 4,000 ranks on. So its files go
+before it, in parts, once per connection; the orders then say only how many files there were.
+
+Only for agents of VERSION. Limit: a part has FILES files, whose names may have 400 bytes on average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.messages import Grant, Orders
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
+
+FILES = 1024
+_MARK = b"F"
+"""Other messages are objects, answers or leases."""
+
+
+@dataclass(frozen=True)
+class FilesOf:
+    """Some files of a grant, in their order."""
+
+    ref: CheckpointRef
+    files: tuple[ShardFile, ...]
+
+
+def cut(grant: Grant) -> Iterator[bytes]:
+    """The bodies of its parts."""
+    for first in range(0, len(grant.files), FILES):
+        yield _MARK + codec.encode(FilesOf(grant.ref, grant.files[first : first + FILES]))
+
+
+def without_files(orders: Orders) -> Orders:
+    """The orders that follow the parts."""
+    grant = orders.grant
+    if grant is None:
+        return orders
+    return replace(orders, grant=replace(grant, files=(), files_before=len(grant.files)))
+
+
+def read(body: bytes) -> FilesOf | None:
+    """None: it is something else. Raises DecodeError."""
+    return codec.decode(FilesOf, body[len(_MARK) :]) if body.startswith(_MARK) else None
+
+
+def add(known: FilesOf | None, new: FilesOf) -> FilesOf:
+    """All files of the newest grant that have come."""
+    if known is None or known.ref != new.ref:
+        return new
+    return replace(known, files=known.files + new.files)
+
+
+def with_files(orders: Orders, came: FilesOf | None) -> Orders:
+    """The inverse of `without_files`. Raises DecodeError if parts are missing."""
+    grant = orders.grant
+    if grant is None or not grant.files_before:
+        return orders
+    files = came.files if came and came.ref == grant.ref else ()
+    if len(files) != grant.files_before:
+        raise codec.DecodeError(f"{len(files)} of {grant.files_before} files of step {grant.ref.step} came")
+    return replace(orders, grant=replace(grant, files=files, files_before=0))

@@ -1,0 +1,46 @@
+"""Whether the coordinator's folder answers. A thread of its own touches it: a disk that hangs stops no loop.
+
+Limits: a disk that is merely slow is well.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+EVERY_SECONDS = 5.0
+PATIENCE_SECONDS = 30.0
+
+
+class Pulse:
+    """`folder`: where boots are counted. Nothing is touched before `start`."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file, self._clock = folder / "alive", clock
+        self._at, self._trouble = clock(), ""
+
+    def start(self) -> None:
+        threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+
+    def trouble(self) -> str:
+        """What is wrong, in a sentence; "": nothing."""
+        silent = self._clock() - self._at
+        if silent <= PATIENCE_SECONDS:
+            return ""
+        return f"{self._file.parent} has not answered for {silent:.0f} s{self._trouble}"
+
+    def _beat(self) -> None:
+        while True:
+            self.touch()
+            time.sleep(EVERY_SECONDS)
+
+    def touch(self) -> None:
+        """Once, however long it takes."""
+        try:
+            self._file.touch()
+        except OSError as error:
+            self._trouble = f": {error}"
+        else:
+            self._at, self._trouble = self._clock(), ""

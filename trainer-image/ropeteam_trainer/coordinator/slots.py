@@ -1,0 +1,44 @@
+"""Sets of slots as whole numbers, bit n for slot n: joined, cut and counted 64 slots at a time, and frozen.
+
+ALL holds every slot there can be; a complement (`~`) does so too, so cut it with `up_to(n)` before you count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+Slots = int
+NONE: Slots = 0
+ALL: Slots = -1
+
+
+def one(slot: int) -> Slots:
+    return 1 << slot
+
+
+def up_to(count: int) -> Slots:
+    """Slots 0 to count - 1."""
+    return (1 << count) - 1
+
+
+def of(members: Iterable[int]) -> Slots:
+    found = NONE
+    for slot in members:
+        found |= 1 << slot
+    return found
+
+
+def has(slots: Slots, slot: int) -> bool:
+    return slots >> slot & 1 == 1
+
+
+def first(slots: Slots) -> int:
+    """The lowest one. Not of an empty set, nor of a complement."""
+    return (slots & -slots).bit_length() - 1
+
+
+def each(slots: Slots) -> Iterator[int]:
+    """In ascending order. Not of a complement."""
+    while slots:
+        yield first(slots)
+        slots &= slots - 1
