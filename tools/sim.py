@@ -1,8 +1,10 @@
-"""Run campaigns of the simulator, or play one history again as a film strip.
+"""Run campaigns of a simulator, or play one history again as a film strip.
 
     python tools/sim.py --seeds 200            200 campaigns; stops at the first broken promise, shrunk
     python tools/sim.py --seeds 50 --first 10  campaigns 10 .. 59
     python tools/sim.py --replay "seed=5,... | wait(0,9) kill_rank(0,0)"
+    python tools/sim.py --shipped --seeds 200  200 histories of the shipped code (tests/shipped)
+    python tools/sim.py --shipped --replay 57  the history of a seed, or a history
 Exit status 1: a promise was broken. The film strip ends with the history, which is what --replay takes.
 """
 
@@ -16,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tests.shipped import histories as shipped
 from tests.sim.histories import Campaign, History, play_history
 
 
@@ -27,18 +30,51 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1000, help="seed of the first campaign")
     parser.add_argument("--histories", type=int, default=100, help="per campaign; about 55 rule steps each")
     parser.add_argument("--no-shrink", action="store_true", help="stop at the first broken promise as it is")
+    parser.add_argument("--shipped", action="store_true", help="the shipped code; a seed is one history")
+    parser.add_argument("--go-on", action="store_true", help="--shipped: tell of every broken promise")
     parser.add_argument("--replay", metavar="HISTORY", help="play this one history and print its film strip")
     arguments = parser.parse_args()
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
     try:
-        if arguments.replay:
+        if arguments.shipped and arguments.replay:
+            print(shipped.play_history(_history(arguments.replay), film=True).film)
+        elif arguments.shipped:
+            return shipped_campaign(seeds, not arguments.no_shrink, arguments.go_on)
+        elif arguments.replay:
             print(play_history(History.parse(arguments.replay), film=True).film.text())
         else:
-            seeds = range(arguments.first, arguments.first + arguments.seeds)
             campaigns(seeds, arguments.histories, not arguments.no_shrink)
     except Exception as error:
         print("\n".join((*getattr(error, "__notes__", ()), f"{type(error).__name__}: {error}")))
         return 1
     return 0
+
+
+def _history(text: str) -> shipped.History:
+    return shipped.draw(int(text)) if text.isdigit() else shipped.History.parse(text)
+
+
+def shipped_campaign(seeds: range, shrink: bool, go_on: bool) -> int:
+    """0 if every history kept every promise."""
+    began, total, broken = time.process_time(), Counter[str](), 0
+    for seed in seeds:
+        history = shipped.draw(seed)
+        total["histories"] += 1
+        try:
+            played = shipped.play_history(history)
+        except Exception as error:
+            broken += 1
+            print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)
+            if not go_on:
+                history = shipped.shortest(history) if shrink else history
+                print(f"history: {history.show()}")
+                shipped.play_history(history, film=True)
+        else:
+            total += played.counts
+            total[f"ended {played.state}"] += 1
+    seconds = time.process_time() - began
+    print(f"{seconds:.0f} s; {', '.join(f'{count} {name}' for name, count in sorted(total.items()))}")
+    return 1 if broken else 0
 
 
 def campaigns(seeds: range, histories: int, shrink: bool) -> None:

@@ -1,0 +1,135 @@
+"""What must hold after every step in a world of shipped code: the promises of tests/sim/checks.py, and more.
+
+Stricter than there: two worlds that step are no exemption where they share a file or a completion; no job
+fails while a whole checkpoint of its line is on disk and its budget is not spent; nothing that status names
+is pruned; every wait ends, or is told in status.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from tests.shipped.loop import Process
+from tests.sim.checks import Checks, require
+from tests.sim.ranks import Gang
+
+from ropeteam.api.conditions import ConditionType
+from ropeteam.api.status import JobStatus
+from ropeteam_trainer.agent.main import Agent
+from ropeteam_trainer.checkpoint.journal import Place, place_of
+from ropeteam_trainer.contract.messages import Grant
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+
+if TYPE_CHECKING:
+    from tests.shipped.kubernetes import Object
+    from tests.shipped.site import Site
+
+_LOOK_SECONDS, _TOLD_SECONDS = 10.0, 180.0
+__all__ = ["ShippedChecks", "require"]
+
+
+class ShippedChecks(Checks):
+    def __init__(self, site: Site) -> None:
+        super().__init__(cast(Any, site))
+        self._site = site
+        self.agents: dict[str, Agent] = {}
+        self._lived_at = 0.0
+        """When a world stepped last, or the operator could not know better."""
+        site.loop.after(_LOOK_SECONDS, self._look)
+
+    # ---- every wait is told
+
+    def _look(self) -> None:
+        """Status says that ranks run only if one made a step not long ago, or the operator cannot know."""
+        site = self._site
+        site.loop.after(_LOOK_SECONDS, self._look)
+        told = site.status.holds(ConditionType.RUNNING) and not site.status.finished
+        if not told or not site.operator_is_well() or any(rank.hung for rank in site.live_ranks()):
+            self._lived_at = site.loop.now
+        setup = site.setup
+        limit = _TOLD_SECONDS + 3 * setup.lost + setup.fence + setup.start
+        silent = site.loop.now - self._lived_at
+        require(silent < limit, "status says Running only of ranks that run", f"no step for {silent:.0f} s")
+
+    def stepped(self, gang: Gang, step: int) -> None:
+        self._lived_at = self._site.loop.now
+        super().stepped(gang, step)
+
+    # ---- two worlds
+
+    def _older_steps(self, gang: Gang, newer: Gang, step: int) -> None:
+        """At rungs 0 and 1 never; above, an island may live on, and then what it writes must not count."""
+        text = (gang.plan.epoch, "made step", step, "after", newer.plan.epoch, "had stepped")
+        require(self._site.setup.rung >= 2, "one world advances", *text)
+        require(not self.pods(gang.plan) & self.pods(newer.plan), "one world advances", *text)
+        self.counts["steps of an island"] += 1
+
+    # ---- hooks of this world
+
+    def wrote(self, process: Process, grant: Grant) -> None:
+        pod = next(pod for pod in self._site.pods.values() if pod.process is process)
+        self._site.film.tell(process.name, f"writes the manifest of {place_of(grant.ref)}")
+        self.manifest_written(cast(Any, pod), grant)
+
+    def pruned(self, places: tuple[Place, ...]) -> None:
+        """Nothing that status names."""
+        lineage = self._site.status.checkpoint.lineage if self._site.status.checkpoint else ()
+        named = {Place(Epoch.parse(ref.epoch), ref.step) for ref in lineage}
+        self.counts["folders pruned"] += len(places)
+        lost = named & set(places)
+        require(not lost or self._site.status.finished, "what status names is not pruned", sorted(lost))
+
+    def pod_created(self, pod: Object) -> None:
+        """What is saved now must already want this."""
+        labels, status = pod["metadata"]["labels"], self._site.status
+        require(not status.finished, "a finished job gets no pods", pod["metadata"]["name"])
+        if labels["ropeteam.dev/role"] == "coordinator":
+            wanted, named = status.coordinator.term, int(labels["ropeteam.dev/term"])
+        else:
+            slot = int(labels["ropeteam.dev/slot"])
+            wanted = next((each.incarnation for each in status.slots if each.slot == slot), 0)
+            named = int(labels["ropeteam.dev/incarnation"])
+        require(named <= wanted, "intent before effect", pod["metadata"]["name"], "but status says", wanted)
+
+    def saving(self, before: Object, after: Object) -> None:
+        old = JobStatus.model_validate(before.get("status") or {})
+        new = JobStatus.model_validate(after["status"])
+        self._site.film.wrote_status(old, new, "")
+        self.saved(old, new)
+        if new.holds(ConditionType.COMPLETE) and not old.holds(ConditionType.COMPLETE):
+            self._completes()
+        if new.holds(ConditionType.FAILED) and not old.holds(ConditionType.FAILED):
+            self._fails(new)
+
+    def _completes(self) -> None:
+        """By the newest world that has stepped: what an island ends is not the job's end."""
+        over = [epoch for epoch, ends in self._ends.items() if ends and all(ends.values())]
+        newest = self._highest.plan.epoch if self._highest else None
+        require(newest is None or newest in over, "the newest world completes", newest, over)
+
+    def final(self) -> None:
+        super().final()
+        status, newest = self._site.status, self._highest
+        if not status.holds(ConditionType.COMPLETE) or self._site.setup.rung < 2 or newest is None:
+            return
+        saved = self._site.disk.saved_by_all(newest.plan.epoch, self._site.setup.world_size)
+        known = status.checkpoint.lineage[0].step if status.checkpoint and status.checkpoint.lineage else 0
+        require(saved <= known, "the last checkpoint is committed and known", saved, known)
+
+    def _fails(self, status: JobStatus) -> None:
+        """Not while a whole checkpoint of its line is on disk, and its budget is not spent."""
+        failed = status.condition(ConditionType.FAILED)
+        reason = failed.reason if failed else ""
+        self.counts[f"failed: {reason}"] += 1
+        if not reason.startswith("Checkpoint"):
+            return
+        lineage = status.checkpoint.lineage if status.checkpoint else ()
+        whole = [ref for ref in self._site.disk.whole() if self._of_line(ref, lineage)]
+        text = failed.message if failed else ""
+        require(not whole, "no job fails beside a whole checkpoint of its line", reason, text, whole)
+
+    def _of_line(self, ref: CheckpointRef, lineage: Any) -> bool:
+        if not lineage:
+            return True
+        saved = {(each.step, Epoch.parse(each.epoch)) for each in lineage}
+        return bool(saved & set(self._past((ref.step, ref.epoch)))) or (ref.step, ref.epoch) in saved

@@ -1,0 +1,171 @@
+"""The shared checkpoint volume: a real folder, written by the shipped checkpoints.py, with faults in between.
+
+Agents' disk work (`run_in_executor`) takes simulated time, one job at a time per process, and then runs for
+real. A broken volume raises (EIO, ESTALE, ENOSPC), a hung one answers when it is mended. Ranks are simulated
+(ranks.py of tests/sim): their shards are small real files that hold which step and sample came next.
+Limits: a job of the disk happens at one instant; its system calls are tests/ of crash consistency's.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.shipped.loop import OWNER, Loop, Process
+
+from ropeteam_trainer.agent import checkpoints
+from ropeteam_trainer.checkpoint.journal import Superseded
+from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder
+from ropeteam_trainer.checkpoint.restore import Look
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.data.plan import Position
+
+ERRORS = (errno.EIO, errno.ESTALE, errno.ENOSPC)
+
+
+class Disk:
+    """`wrote(process, grant)` is told of each manifest."""
+
+    def __init__(self, loop: Loop, root: Path, lead_rank: int = 0) -> None:
+        self._loop, self.root, self._lead_rank = loop, root, lead_rank
+        self.run = ""
+        """UID of the job."""
+        self.slowness = 1.0
+        self.error: int | None = None
+        """errno of everything, meanwhile."""
+        self.hung = False
+        self.saved_positions: dict[tuple[int, Epoch], Position] = {}
+        self.wrote: Callable[[Process, Any], None] = lambda *_: None
+        self.pruned: Callable[[Any], None] = lambda _: None
+        self.counts: Counter[str] = Counter()
+        self._spoilt: set[tuple[int, Epoch]] = set()
+        self._savers: dict[tuple[int, Epoch], set[int]] = {}
+        self._busy: dict[int, float] = {}
+        loop.work = self._work
+
+    # ---- agents' work
+
+    def write_seconds(self) -> float:
+        return (0.05 + 0.3 * self._loop.random.random()) * self.slowness
+
+    def _work(self, future: Any, executor: Any, function: Callable[..., Any], arguments: Any) -> None:
+        owner = OWNER.get()
+        assert owner is not None
+        begins = max(self._loop.now, self._busy.get(id(executor), 0.0))
+        ends = self._busy[id(executor)] = begins + self.write_seconds()
+        self._loop.after(ends - self._loop.now, self._do, owner, future, function, arguments)
+
+    def _do(self, owner: Process, future: Any, function: Callable[..., Any], arguments: Any) -> None:
+        if not owner.alive:
+            return
+        if self.hung:
+            self._loop.after(0.5, self._do, owner, future, function, arguments)
+            return
+        answer: Any
+        try:
+            self.check()
+            answer = function(*arguments)
+        except (OSError, Superseded) as error:
+            answer = error
+        else:
+            self._loop.note(owner.name, getattr(function, "__name__", ""), answer)
+            if function is checkpoints.write_manifest:
+                self.counts["manifests"] += 1
+                self.wrote(owner, arguments[2])
+            elif function is checkpoints.prune:
+                self.counts["prunes"] += 1
+                self.pruned(answer)
+
+        def settle() -> None:
+            if future.done():
+                return
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+        owner.call(settle)
+
+    def check(self) -> None:
+        """Raises what the volume raises now."""
+        if self.error is not None:
+            self.counts[errno.errorcode[self.error]] += 1
+            raise OSError(self.error, os.strerror(self.error))
+
+    # ---- ranks' work, as tests/sim/disk.py
+
+    def write_shard(self, step: int, epoch: Epoch, rank: int, position: Position) -> tuple[ShardFile, ...]:
+        self.check()
+        self.saved_positions[step, epoch] = position
+        names = ["state.pt"] if rank == self._lead_rank else []
+        names.append(f"rank-{rank}.pt")
+        place = self.root / folder(CheckpointRef(step, epoch, run=self.run))
+        place.mkdir(parents=True, exist_ok=True)
+        content = json.dumps([position.epoch, position.offset, step, str(epoch)]).encode()
+        for name in names:
+            (place / name).write_bytes(content)
+        self._savers.setdefault((step, epoch), set()).add(rank)
+        digest = hashlib.sha256(content).hexdigest()
+        return tuple(ShardFile(name, len(content), digest) for name in names)
+
+    def look(self, ref: CheckpointRef) -> Look:
+        """As checkpoint/reader.py finds it, which imports torch."""
+        ref = replace(ref, run=ref.run or self.run)
+        place = self.root / folder(ref)
+        try:
+            self.check()
+            text = (place / MANIFEST).read_bytes()
+        except FileNotFoundError:
+            return Look(None, "it has no manifest, so it was never committed")
+        except OSError as error:
+            return Look(None, f"its manifest cannot be read: {error}", unsure=True)
+        if ref.digest and hashlib.sha256(text).hexdigest() != ref.digest:
+            return Look(None, "its manifest was altered")
+        manifest = codec.decode(Manifest, text)
+        for file in manifest.files:
+            path = place / file.name
+            if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != file.sha256:
+                return Look(manifest, f"{file.name} is missing or altered")
+        return Look(manifest, ref=manifest.ref)
+
+    def found(self) -> tuple[CheckpointRef, ...]:
+        places = [path.parts[-3:-1] for path in sorted(self.root.glob(f"run-{self.run}/step-*/*/{MANIFEST}"))]
+        return tuple(
+            CheckpointRef(int(step.removeprefix("step-")), Epoch.parse(e), run=self.run) for step, e in places
+        )
+
+    def whole(self) -> tuple[CheckpointRef, ...]:
+        """All committed checkpoints that verify."""
+        error, self.error = self.error, None
+        looks = [self.look(ref) for ref in self.found()]
+        self.error = error
+        return tuple(look.manifest.ref for look in looks if look.manifest and not look.fault)
+
+    def saved_by_all(self, epoch: Epoch, ranks: int) -> int:
+        """The newest step of which every rank of `epoch` has saved its part."""
+        steps = [step for (step, of), who in self._savers.items() if of == epoch and len(who) == ranks]
+        return max(steps, default=0)
+
+    def position(self, ref: CheckpointRef) -> Position:
+        return self.saved_positions[ref.step, ref.epoch]
+
+    def damage_newest(self) -> bool:
+        """Alter a file of the newest checkpoint, if there is an older one to fall back to."""
+        whole = sorted((ref.epoch, ref.step) for ref in self.whole())
+        if len(whole) < 2:
+            return False
+        epoch, step = whole[-1]
+        (self.root / folder(CheckpointRef(step, epoch, run=self.run)) / "state.pt").write_bytes(b"damaged")
+        self._spoilt.add((step, epoch))
+        return True
+
+    def spoilt(self, step: int, epoch: Epoch) -> bool:
+        return (step, epoch) in self._spoilt

@@ -1,0 +1,134 @@
+"""Histories of the shipped code: drawn by seed, printed as one line, played again, made shorter.
+
+seed=7,workers=2,... | wait(0,5) kill_rank(1,0)        what `show` prints and `parse` reads
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+from tests.shipped.moves import FAULTS, OFTEN, play
+from tests.shipped.site import Setup, Site
+from tests.sim.checks import Broken
+from tests.sim.moves import MOST, Move
+
+LONGEST = 40
+
+
+@dataclass(frozen=True)
+class History:
+    setup: Setup
+    moves: tuple[Move, ...]
+
+    def show(self) -> str:
+        setup = ",".join(f"{name}={value}" for name, value in asdict(self.setup).items())
+        return f"{setup} | {' '.join(map(str, self.moves))}"
+
+    @classmethod
+    def parse(cls, text: str) -> History:
+        setup, _, moves = text.partition("|")
+        pairs = (pair.strip().split("=") for pair in setup.split(",") if pair.strip())
+        numbers = {name: int(value) for name, value in pairs}
+        return cls(Setup(**numbers), tuple(map(Move.parse, moves.split())))
+
+
+def draw(seed: int) -> History:
+    """One of all: any legal timeouts, most worlds small, about half of the moves faults."""
+    random = Random(seed)
+    lost = random.choice((2, 4, 4, 5, 8, 12, 20, 30))
+    setup = Setup(
+        seed=seed,
+        workers=random.choice((1, 1, 2, 2, 3, 3, 4, 6)),
+        processes=random.choice((1, 1, 1, 2)),
+        rung=random.choice((3, 3, 2, 1, 0)),
+        total_steps=random.choice((40, 100, 200)),
+        max_failures=random.choice((20, 20, 20, 3, 0)),
+        lost=lost,
+        fence=max(10, lost + random.choice((1, 5, 15, 60))),
+        keep=random.choice((3, 3, 1, 2)),
+        operators=random.choice((1, 1, 2)),
+        spread=random.choice((0, 1)),
+        evict=random.choice((20, 60)),
+    )
+    moves = []
+    for _ in range(random.randint(1, LONGEST)):
+        name = random.choice(OFTEN if random.random() < 0.6 else FAULTS)
+        moves.append(Move(name, random.randint(0, MOST), random.randint(0, MOST)))
+    return History(setup, tuple(moves))
+
+
+@contextmanager
+def world(setup: Setup, film: bool = False) -> Iterator[Site]:
+    with tempfile.TemporaryDirectory(prefix="ropeteam-sim-", dir=_memory()) as folder:
+        site = Site(setup, Path(folder), film)
+        try:
+            yield site
+        except Exception as error:
+            if film:
+                error.add_note(site.film.text())
+            raise
+        finally:
+            site.end()
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+@dataclass
+class Played:
+    """What is left of a world."""
+
+    counts: Counter[str]
+    fingerprint: str
+    state: str
+    seconds: float
+    film: str = ""
+
+
+def play_history(history: History, film: bool = False) -> Played:
+    """After the quiet end. Raises what the checks or the system raised."""
+    with world(history.setup, film) as site:
+        for move in history.moves:
+            play(site, move)
+            site.counts["rule steps"] += 1
+            if site.over:
+                break
+        site.film.tell("-- move", "quiet: faults stop")
+        site.settle()
+        counts = site.counts + site.checks.counts + site.disk.counts
+        return Played(counts, site.loop.fingerprint, site.status.state, site.loop.now, site.film.text())
+
+
+def fault(history: History) -> str:
+    """What is wrong with it. "" if nothing is."""
+    try:
+        play_history(history)
+    except Broken as error:
+        return str(error).split(":")[0]
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def shortest(history: History, most: int = 60) -> History:
+    """The same fault from fewer moves, after `most` tries at most."""
+    wrong, moves = fault(history), list(history.moves)
+    size, tries = max(len(moves) // 2, 1), 0
+    while size and tries < most:
+        start = 0
+        while start < len(moves) and tries < most:
+            tries += 1
+            fewer = moves[:start] + moves[start + size :]
+            if fault(History(history.setup, tuple(fewer))) == wrong:
+                moves = fewer
+            else:
+                start += size
+        size //= 2
+    return History(history.setup, tuple(moves))

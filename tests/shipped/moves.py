@@ -1,0 +1,176 @@
+"""What can go wrong in a world of shipped code, and time passing. As in tests/sim/moves.py a move means
+something in every world, so any of them can be left out; `place` and `size` choose. A fault that fires is
+counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.shipped.nodes import Pod
+from tests.shipped.site import Site
+from tests.shipped.surroundings import (
+    SURROUNDINGS,
+    coordinators,
+    freeze,
+    heal,
+    node_back,
+    pick,
+    resume_pod,
+    workers,
+)
+from tests.sim.moves import MOST, Move
+
+from ropeteam_trainer.contract.world import ProcessExit
+
+
+def play(site: Site, move: Move) -> None:
+    site.film.tell("-- move", str(move))
+    if MOVES[move.name](site, move) is not False:
+        site.counts[f"fault {move.name}"] += 1
+
+
+# ---- time
+
+
+def _wait(site: Site, move: Move) -> bool:
+    site.run(0.1 + 0.25 * move.size)
+    return False
+
+
+def _events(site: Site, move: Move) -> bool:
+    site.run_events(1 + move.size * 2 + move.place)
+    return False
+
+
+def _long_wait(site: Site, move: Move) -> bool:
+    site.run(3.0 + move.size + 2 * move.place)
+    return False
+
+
+# ---- ranks
+
+_EXITS = [ProcessExit(None, 9), ProcessExit(None, 11), ProcessExit(3, None), ProcessExit(None, 9, oom=True)]
+_EXITS += [ProcessExit(75, None), ProcessExit(0, None), ProcessExit(None, 6)]
+
+
+def _kill_rank(site: Site, move: Move) -> bool:
+    if rank := pick(site.live_ranks(), move):
+        rank.die(_EXITS[move.size % len(_EXITS)])
+    return rank is not None
+
+
+def _raise(site: Site, move: Move) -> bool:
+    if rank := pick(site.live_ranks(), move):
+        rank.raises(f"ValueError train.py:{move.size}", f"ValueError: bad loss (train.py:{move.size})")
+    return rank is not None
+
+
+def _hang_rank(site: Site, move: Move) -> bool:
+    if rank := pick(site.live_ranks(), move):
+        rank.hung = True
+    return rank is not None
+
+
+# ---- processes
+
+
+def _kill(which: Callable[[Site], list[Pod]]) -> Callable[[Site, Move], bool]:
+    def play_it(site: Site, move: Move) -> bool:
+        pod = pick(which(site), move)
+        if pod and pod.process:
+            pod.process.die()
+            pod.node.exited(pod, 137, "OOMKilled" if move.size == 1 else "Error")
+        return pod is not None
+
+    return play_it
+
+
+def _stall_agent(site: Site, move: Move) -> bool:
+    """Its loop does not turn, its ranks live: a blocked write, a debugger, a starved core."""
+    pod = pick(workers(site), move)
+    if pod and pod.process:
+        freeze(pod.process, 0.5 + 1.5 * move.size)
+    return pod is not None
+
+
+def _freeze_pod(site: Site, move: Move) -> bool:
+    """The whole container."""
+    pod = pick(site.live_pods(), move)
+    if pod:
+        pod.stopped = True
+        freeze(pod.process, 1.0 + 2.5 * move.size)
+        site.loop.after(1.0 + 2.5 * move.size, resume_pod, pod)
+    return pod is not None
+
+
+def _freeze_coordinator(site: Site, move: Move) -> bool:
+    pod = pick(coordinators(site), move)
+    if pod and pod.process:
+        freeze(pod.process, 0.5 + 1.5 * move.size)
+    return pod is not None
+
+
+def _hang_coordinator(site: Site, move: Move) -> bool:
+    """For good."""
+    pod = pick(coordinators(site), move)
+    if pod and pod.process:
+        pod.process.freeze()
+        site.hung.append(pod.process)
+    return pod is not None
+
+
+def _block_stdout(site: Site, move: Move) -> bool:
+    """Nobody reads the containers' output: who waits for a reader stands still."""
+    pods = [*workers(site), *coordinators(site)]
+    pod = pick(pods, move)
+    if pod and pod.process:
+        site.block_stdout(pod.process)
+        site.loop.after(20.0 + 10.0 * move.size, site.read_stdout, pod.process)
+    return pod is not None
+
+
+# ---- people
+
+
+def _suspend(site: Site, _: Move) -> bool:
+    site.edit(suspend=True)
+    return True
+
+
+def _resume(site: Site, _: Move) -> bool:
+    site.edit(suspend=False)
+    return False
+
+
+def _restart(site: Site, _: Move) -> bool:
+    site.restart_job()
+    return True
+
+
+MOVES: dict[str, Callable[[Site, Move], bool]] = {
+    "wait": _wait,
+    "events": _events,
+    "long_wait": _long_wait,
+    "heal": heal,
+    "node_back": node_back,
+    "resume": _resume,
+    "kill_rank": _kill_rank,
+    "raise": _raise,
+    "hang_rank": _hang_rank,
+    "kill_agent": _kill(workers),
+    "kill_coordinator": _kill(coordinators),
+    "stall_agent": _stall_agent,
+    "freeze_pod": _freeze_pod,
+    "freeze_coordinator": _freeze_coordinator,
+    "hang_coordinator": _hang_coordinator,
+    "block_stdout": _block_stdout,
+    **SURROUNDINGS,
+    "suspend": _suspend,
+    "restart": _restart,
+}
+FAULTS = tuple(MOVES)[6:]
+OFTEN = (
+    ("wait",) * 8 + ("events",) * 5 + ("long_wait",) * 4 + ("heal",) * 4 + ("node_back", "resume", "resume")
+)
+assert len(MOVES) < 64 > MOST

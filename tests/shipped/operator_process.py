@@ -1,0 +1,74 @@
+"""The shipped operator as a process: assembly.connected and the election, without kopf and without probes.
+
+kopf only rings the bell that the informer rings, too (tests/controller/test_handlers.py); probes and
+signals are tests/controller/test_process.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import aiohttp
+from tests.shipped.loop import Process
+from tests.shipped.session import ApiSession, CoordinatorSession
+
+from ropeteam.controller.access import Access
+from ropeteam.controller.agentsecret import AgentSecret
+from ropeteam.controller.assembly import connected
+from ropeteam.controller.cluster import ApiClient, ApiError, Place
+from ropeteam.controller.coordinator import Coordinators
+from ropeteam.controller.election import Elector, LeadershipLost, Timing
+from ropeteam.controller.settings import OperatorKey, read
+
+if TYPE_CHECKING:
+    from tests.shipped.site import Site
+
+KEY = OperatorKey(b"k" * 32)
+_LEASE = Place("Lease", "default", "ropeteam")
+_SETTINGS = read(["--image", "ropeteam:sim"], {})
+
+
+async def _load() -> Access:
+    async def token() -> str:
+        return ""
+
+    return Access("http://api", None, token)
+
+
+def _client(site: Site, process: Process, **settings: Any) -> ApiClient:
+    return ApiClient(
+        _load, connect=lambda _: cast(Any, ApiSession(site, process)), chance=site.random, **settings
+    )
+
+
+async def main(site: Site, process: Process) -> None:
+    """Ends the process when it may not lead any more; its Deployment starts another."""
+    try:
+        await _lead(site, process)
+    except* (LeadershipLost, ApiError, aiohttp.ClientError, OSError) as group:
+        site.film.tell(process.name, f"ends: {group.exceptions[0]}")
+    process.die()
+    site.operator_ended(process)
+
+
+async def _lead(site: Site, process: Process) -> None:
+    def clock() -> datetime:
+        return site.kubernetes.time() + timedelta(seconds=process.wall_ahead)
+
+    elector = Elector(_client(site, process), _LEASE, process.name, Timing(), lambda: site.loop.now, clock)
+    coordinators = Coordinators(
+        may_write=elector.may_write, connect=lambda: cast(Any, CoordinatorSession(process))
+    )
+    client = _client(site, process, may_write=elector.may_write)
+    async with elector._client, client, coordinators:
+        agent, now = AgentSecret(b"agent"), site.loop.time
+        operator = connected(_SETTINGS, client, coordinators, KEY, agent, clock, now)
+        ready = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(operator.watch(ready))
+            await ready.wait()
+            await elector.win()
+            group.create_task(elector.keep())
+            group.create_task(operator.act())

@@ -1,0 +1,122 @@
+"""The shipped agent, coordinator and operator keep their promises in simulated time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.shipped.histories import History, draw, play_history, world
+from tests.shipped.moves import FAULTS, MOVES, play
+from tests.shipped.site import Setup
+from tests.sim.moves import Move
+
+ROOT = Path(__file__).resolve().parents[2]
+_PRINT = (
+    "import sys; from tests.shipped.histories import draw, play_history;"
+    "print(play_history(draw(int(sys.argv[1]))).fingerprint)"
+)
+
+
+def history(moves: str, **setup: int) -> History:
+    return History(Setup(**setup), tuple(map(Move.parse, moves.split())))
+
+
+@pytest.mark.parametrize("rung", range(4))
+def test_an_undisturbed_job_completes_in_one_world(rung: int) -> None:
+    played = play_history(history("", seed=rung, rung=rung))
+    assert played.state == "Complete"
+    assert (played.counts["worlds"], played.counts["steps"]) == (1, 24)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["kill_rank(1,0)", "kill_agent(1,0)", "kill_coordinator(0,0)", "kill_operator(0,1)", "hang_rank(0,0)"],
+)
+def test_a_job_survives(fault: str) -> None:
+    played = play_history(
+        history(f"long_wait(2,5) {fault} long_wait(0,9)", seed=3, workers=3, total_steps=40)
+    )
+    assert played.state == "Complete"
+    assert played.counts[f"fault {fault.partition('(')[0]}"] == 1
+
+
+_LONG = "long_wait(15,15) long_wait(15,15)"
+FAILED_ONCE = {
+    "an island of coordinator and agents below rung 2": (
+        f"long_wait(3,9) island(0,1) {_LONG}",
+        {"rung": 1, "workers": 2, "total_steps": 200, "spread": 1},
+    ),
+    "an island whose world prunes a folder that is shared": (
+        "long_wait(3,9) island(0,1) long_wait(15,15) long_wait(15,15)",
+        {"rung": 3, "workers": 2, "total_steps": 200, "spread": 1},
+    ),
+    "a coordinator that hangs for good": (
+        "long_wait(3,9) hang_coordinator(0,1) long_wait(15,15)",
+        {"rung": 3, "workers": 2, "total_steps": 60},
+    ),
+    "a volume that fails while a world restores": (
+        "long_wait(3,9) break_disk(0,3) kill_rank(0,0) long_wait(15,15)",
+        {"rung": 3, "workers": 2, "total_steps": 60, "max_failures": 50},
+    ),
+    "a fence beside a long lostSeconds": (
+        f"long_wait(3,9) remove_node(0,1) isolate(3,1) {_LONG}",
+        {"rung": 1, "workers": 1, "total_steps": 90, "lost": 20, "fence": 30, "spread": 1},
+    ),
+    "an agent whose output nobody reads": (
+        f"long_wait(3,9) block_stdout(0,15) remove_node(0,1) isolate(3,1) {_LONG}",
+        {"rung": 1, "workers": 1, "total_steps": 80, "spread": 1},
+    ),
+    "a last checkpoint whose manifest is slow": (
+        "slow_disk(0,11) long_wait(15,5)",
+        {"rung": 3, "workers": 1, "total_steps": 24},
+    ),
+}
+
+
+@pytest.mark.parametrize(("moves", "setup"), FAILED_ONCE.values(), ids=FAILED_ONCE)
+def test_what_failed_once(moves: str, setup: dict[str, int]) -> None:
+    assert play_history(history(moves, seed=1, **setup)).state == "Complete"
+
+
+def test_a_history_is_the_same_each_time() -> None:
+    again = history("long_wait(1,1) kill_rank(0,0) slow_node(2,3) long_wait(1,1) delete_pod(1,1)", seed=5)
+    first, second = play_history(again, film=True), play_history(again)
+    assert first.fingerprint == second.fingerprint
+    assert History.parse(again.show()) == again
+    assert first.counts["worlds"] >= 2, "the faults were felt"
+    assert "kill_rank" in first.film
+
+
+def test_a_history_is_the_same_in_another_interpreter() -> None:
+    """Nothing depends on how an interpreter hashes."""
+    path = os.pathsep.join(str(ROOT / part) for part in ("operator", "trainer-image", "."))
+    prints = [
+        subprocess.run(
+            [sys.executable, "-c", _PRINT, "6"],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert prints[0] == prints[1] != b""
+
+
+def test_every_kind_of_fault_fires() -> None:
+    """Each in a running job; what it does to the job is the campaigns' affair."""
+    counts = Counter[str]()
+    for name in FAULTS:
+        with world(Setup(seed=11, workers=2, total_steps=60)) as site:
+            for move in (Move("long_wait", 3, 4), Move(name, 1, 3), Move("wait", 0, 2)):
+                play(site, move)
+            counts += site.counts
+    assert {name for name in FAULTS if not counts[f"fault {name}"]} == set()
+
+
+def test_drawn_histories_use_every_move() -> None:
+    drawn = {move.name for seed in range(200) for move in draw(seed).moves}
+    assert drawn == set(MOVES)
