@@ -1,0 +1,48 @@
+"""Whenever the power goes: what was committed is there whole, and nothing torn is taken for a checkpoint.
+
+Exhaustive: every prefix of three checkpoints and two prunings, without any three of what was not synced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.crash.recording import Named, Synced
+from tests.crash.restoring import STEPS, Story, alone, faults, under_an_agent
+
+STORIES = {"under an agent": under_an_agent, "alone": alone}
+OTHER_MACHINES = {"durable.sync_folder for dcp.write_data", "durable.sync_folder for dcp.finish"}
+"""Needed where a rank writes on another machine than the one that writes the manifest, and syncs again."""
+OTHER_WORLDS = {
+    f"durable.sync_folder for checkpoints.{each}" for each in ("_do", "_rename", "_write_manifest")
+}
+"""A claim, and the mark on what is to be pruned, are for worlds that do not know of each other; here is one.
+The folder of a step was made durable by its ranks, on whichever machine."""
+
+
+@pytest.fixture(scope="module", params=list(STORIES.values()), ids=list(STORIES))
+def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    tell: Callable[[Path], Story] = request.param
+    return tell(tmp_path_factory.mktemp("checkpoints"))
+
+
+def test_a_power_cut_loses_nothing_that_was_committed(story: Story, tmp_path: Path) -> None:
+    assert list(story.truth) == list(STEPS)
+    assert any(isinstance(each, Named) and None in dict(each.changes).values() for each in story.operations)
+    assert next(faults(story, tmp_path, most=3), "") == ""
+
+
+def needless(story: Story, scratch: Path) -> set[str]:
+    """Syncs that could all be left out, as far as a power cut of one machine can tell."""
+    found = set()
+    for caller in {each.caller for each in story.operations if isinstance(each, Synced)}:
+        kept = [each for each in story.operations if not (isinstance(each, Synced) and each.caller == caller)]
+        if not next(faults(story._replace(operations=kept), scratch / caller, most=1), ""):
+            found.add(caller)
+    return found
+
+
+def test_this_sees_when_a_sync_is_left_out(story: Story, tmp_path: Path) -> None:
+    assert needless(story, tmp_path) <= OTHER_MACHINES | OTHER_WORLDS
