@@ -1,4 +1,4 @@
-"""The lab's addresses, and its one bridge.
+"""The lab's addresses, and its one bridge; a second one for nodes that are cut off together.
 
     10.77.0.1        this machine: the control plane
     10.77.0.(10+N)   node N
@@ -10,8 +10,9 @@ Nothing is ever sent outside of these.
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Collection
 
-BRIDGE = "ropeteam-lab"
+BRIDGE, ISLAND = "ropeteam-lab", "ropeteam-isle"
 CONTROL_PLANE = "10.77.0.1"
 PODS, SERVICES, FIRST_SERVICE = "10.88.0.0/16", "10.96.0.0/16", "10.96.0.1"
 
@@ -36,7 +37,8 @@ def create() -> None:
 
 
 def delete() -> None:
-    subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True)
+    for bridge in (BRIDGE, ISLAND):
+        subprocess.run(["ip", "link", "delete", bridge], capture_output=True)
 
 
 def connect(number: int, init: int, numbers: int) -> None:
@@ -67,6 +69,15 @@ def connect(number: int, init: int, numbers: int) -> None:
 def cut(number: int) -> None:
     """The cable is pulled out of the bridge: whatever is sent vanishes, and nobody is told."""
     ip("link", "set", link(number), "nomaster")
+
+
+def isolate(numbers: Collection[int]) -> None:
+    """These nodes still reach one another, and nothing else: neither the control plane nor other nodes."""
+    subprocess.run(["ip", "link", "delete", ISLAND], capture_output=True)
+    ip("link", "add", ISLAND, "type", "bridge")
+    ip("link", "set", ISLAND, "up")
+    for number in numbers:
+        ip("link", "set", link(number), "master", ISLAND)
 
 
 def heal(number: int) -> None:

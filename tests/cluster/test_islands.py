@@ -1,0 +1,134 @@
+"""All nodes of a job are cut off together, its coordinator among them, while the storage is still shared.
+
+The job trains on there. Who saves decides what happens next: where checkpoints commit through us a successor
+begins at once, and the storage tells the two worlds apart; a script that writes by itself gets no successor
+before somebody has proved that the former coordinator has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.cluster import network
+from tests.cluster.node import Node
+from tests.cluster.site import Site
+from tests.cluster.test_core import UNCHANGED, tiny, wait_for_new_checkpoint
+from tests.cluster.test_faults import FOREVER, coordinators_node
+from tests.e2e.harness import wait_for
+
+pytestmark = pytest.mark.nodes
+TAINT = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+
+
+@pytest.fixture
+def island(site: Site) -> Iterator[list[Node]]:
+    """Two nodes without an operator. Only they take pods, until they are cut off."""
+    taken = {pod["spec"]["nodeName"] for pod in site.operators()}
+    free = [node for node in site.lab.nodes if node.name not in taken][:2]
+    others = [node for node in site.lab.nodes if node not in free]
+    for node in others:
+        site.lab.kubectl("cordon", node.name)
+    yield free
+    for node in (*others, *free):
+        site.lab.kubectl("uncordon", node.name)
+        site.lab.kubectl("taint", "node", node.name, f"{TAINT}-", check=False)
+        node.heal()
+        wait_for(f"{node.name} is Ready", partial(site.lab.is_ready, node), 120)
+
+
+def cut_off(site: Site, name: str, island: list[Node]) -> list[int]:
+    """Its coordinator and its ranks are on the island. The processes of the ranks."""
+    places = {site.node_of(name, slot) for slot in (0, 1)} | {coordinators_node(site, name)}
+    assert places <= {node.number for node in island}
+    ranks = [site.rank(name, rank) for rank in (0, 1)]
+    network.isolate({node.number for node in island})
+    for node in site.lab.nodes:
+        if node not in island:
+            site.lab.kubectl("uncordon", node.name)
+    return ranks
+
+
+def whole(folder: Path, ref: dict[str, Any]) -> bool:
+    """The manifest and every file that it names are there."""
+    found = [path for path in folder.rglob("manifest.json") if f"step-{ref['step']}" in path.parts]
+    mine = [path for path in found if ref["epoch"] in path.parts]
+    names = [file["name"] for path in mine for file in json.loads(path.read_text())["files"]]
+    return bool(names) and all((mine[0].parent / name).exists() for name in names)
+
+
+def lineage(site: Site, name: str) -> list[dict[str, Any]]:
+    return list(site.status(name)["checkpoint"]["lineage"])
+
+
+def test_where_checkpoints_are_commits_the_storage_tells_worlds_apart(
+    site: Site, name: str, island: list[Node]
+) -> None:
+    site.apply(tiny(site, name, steps=FOREVER))
+    site.wait(name, "Running")
+    wait_for_new_checkpoint(site, name)
+    ranks, folder = cut_off(site, name, island), site.shared / name
+    wait_for("another coordinator", lambda: site.status(name)["coordinator"]["term"] > 1, 180)
+    wait_for("it saves", lambda: lineage(site, name)[0]["epoch"].startswith("2."), 180)
+    for _ in range(5):  # more than are kept
+        wait_for_new_checkpoint(site, name)
+        assert all(whole(folder, ref) for ref in lineage(site, name)[:2])
+    for node in island:
+        node.heal()
+    wait_for("the old ranks are gone", lambda: not any(map(psutil.pid_exists, ranks)), 180)
+    known = lineage(site, name)
+    wait_for_new_checkpoint(site, name)
+    assert [ref["epoch"] for ref in lineage(site, name)] == [known[0]["epoch"]] * len(known)
+    assert site.status(name)["attempt"] == 1
+    assert site.status(name)["coordinator"]["term"] == 2
+
+
+def starts(site: Site, name: str) -> int:
+    """How often rank 0 of train_ddp.py has been started."""
+    return (site.shared / name / "rank-0.jsonl").read_text().count('"start"')
+
+
+def test_a_script_that_saves_by_itself_gets_no_second_world(
+    site: Site, name: str, island: list[Node]
+) -> None:
+    site.apply(site.job(name, [*UNCHANGED, f"/shared/{name}"], recovery={"fenceSeconds": 20}))
+    site.wait(name, "Running")
+    wait_for("a save", lambda: site.has_just_saved(name), 60)
+    ranks = cut_off(site, name, island)
+
+    def is_told() -> bool:
+        return "coordinators-ended" in str(site.status(name)["conditions"])
+
+    wait_for("what is awaited, and the command that gives it", is_told, 240)
+    time.sleep(60)  # longer than fenceSeconds and its margin: nothing else may begin meanwhile
+    assert all(map(psutil.pid_exists, ranks)), "the world on the island goes on"
+    assert starts(site, name) == 1
+    for node in island:
+        node.heal()
+    wait_for("the old ranks are gone, or are the world", lambda: not is_told(), 240)
+    site.wait(name, "Running", 180)
+    wait_for("a save", lambda: site.has_just_saved(name), 60)
+
+
+def test_with_proof_that_the_nodes_are_off_a_successor_begins(
+    site: Site, name: str, island: list[Node]
+) -> None:
+    site.apply(site.job(name, [*UNCHANGED, f"/shared/{name}"], recovery={"fenceSeconds": 20}))
+    site.wait(name, "Running")
+    wait_for("a save", lambda: site.has_just_saved(name), 60)
+    cut_off(site, name, island)
+    for node in island:
+        node.power_off()
+        site.lab.kubectl("taint", "node", node.name, TAINT)
+    try:
+        wait_for("another coordinator", lambda: site.status(name)["coordinator"]["term"] > 1, 180)
+        wait_for("a save", lambda: site.has_just_saved(name), 180)
+    finally:
+        for node in island:
+            node.power_on(len(site.lab.nodes))
