@@ -24,6 +24,7 @@ from ropeteam_trainer.contract.world import Epoch, Member, Plan, ProcessExit
 
 TOKEN = bytes(range(32))
 DEADLINE_SECONDS = 60.0
+JOB_UID = "uid-j"
 MARKER = "ROPETEAM_TEST_POD"
 
 
@@ -150,7 +151,7 @@ class Pod:
         values: dict[str, Any] = {
             "job": "j",
             "namespace": "n",
-            "job_uid": "uid-j",
+            "job_uid": JOB_UID,
             "attempt": 1,
             "workers": 1,
             "processes": 1,

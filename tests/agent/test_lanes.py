@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 from tests.agent import audit
+from tests.agent.harness import DEADLINE_SECONDS, JOB_UID, until
 from tests.agent.harness import a_plan as harness_plan
-from tests.agent.harness import until
-from tests.agent.life import SCRIPT, a_plan, a_ref, an_identity, epoch
-from tests.agent.test_checkpoints import saved, settings_in
+from tests.agent.life import SCRIPT, a_plan, an_identity, epoch
+from tests.agent.test_checkpoints import run_ref, saved, settings_in
 
 from ropeteam_trainer.agent import checkpoints
 from ropeteam_trainer.agent.lane import Lane
 from ropeteam_trainer.agent.main import Agent
 from ropeteam_trainer.agent.state import LinkUp, OrdersReceived, RanksStarted
+from ropeteam_trainer.checkpoint.journal import Held
+from ropeteam_trainer.checkpoint.manifest import folder
 from ropeteam_trainer.contract.config import CheckpointConfig
 from ropeteam_trainer.contract.messages import Grant, Orders
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
@@ -32,9 +34,11 @@ class SlowPod:
 
     def __init__(self) -> None:
         self.ranks, self.stores, self.disk = self, self, Lane("disk")
+        self.starting = asyncio.Event()
         self.killed: list[tuple[int, ...]] = []
 
     async def start(self, plan: Plan, fork: bool) -> None:  # noqa: ARG002
+        self.starting.set()
         await asyncio.Event().wait()
 
     def kill(self, epoch: Epoch, numbers: Iterable[int]) -> None:  # noqa: ARG002
@@ -71,6 +75,7 @@ async def run(tmp_path: Any) -> AsyncIterator[Run]:
     await asyncio.sleep(0)
     found.agent.post(LinkUp())
     found.ordered(plan=a_plan())
+    await asyncio.wait_for(found.pod.starting.wait(), DEADLINE_SECONDS)  # the run is claimed
     found.agent.post(RanksStarted(epoch()))
     yield found
     found.task.cancel()
@@ -83,18 +88,18 @@ async def test_a_manifest_is_written_while_old_checkpoints_are_deleted_and_the_n
     pruned: list[tuple[CheckpointRef, ...]] = []
     gate = threading.Event()
 
-    def delete_terabytes(_: Any, keep: tuple[CheckpointRef, ...]) -> None:
+    def delete_terabytes(_: Any, __: Held, keep: tuple[CheckpointRef, ...]) -> None:
         pruned.append(keep)
         gate.wait(60)
 
     monkeypatch.setattr(checkpoints, "prune", delete_terabytes)
-    lineages = [(a_ref(step),) for step in (10, 20, 30)]
+    lineages = [(run_ref(step),) for step in (10, 20, 30)]
     for lineage in lineages:
         run.ordered(plan=a_plan(), lineage=lineage)
         await until(lambda: pruned, lambda: "nothing is pruned")
     saved(tmp_path, (40, 1))
-    run.ordered(plan=a_plan(), lineage=lineages[-1], grant=Grant(a_ref(40), 4, (), None))
-    await until(lambda: list(tmp_path.glob("step-40/*/manifest.json")), lambda: "the manifest waits")
+    run.ordered(plan=a_plan(), lineage=lineages[-1], grant=Grant(run_ref(40), 4, (), None))
+    await until(lambda: list(tmp_path.glob("run-uid/step-40/*/manifest.json")), lambda: "the manifest waits")
     assert pruned == lineages[:1], "one at a time"
     gate.set()
     await until(lambda: len(pruned) > 1, lambda: "the newest wish is lost")
@@ -116,11 +121,12 @@ async def test_the_loop_of_an_agent_never_waits_for_the_volume(
     pod.start("python3", "x.py", agent=audited)
     coordinator.order(plan=harness_plan())
     await coordinator.wait_for(lambda r: r.ranks and not r.stopped)
-    saved(volume, (4, 1), (8, 1))
-    coordinator.order(grant=Grant(a_ref(8), 1, (), None))
-    await coordinator.wait_for(lambda r: r.committed)
-    coordinator.order(lineage=(a_ref(8),))
-    await until(lambda: not (volume / "step-4").exists(), lambda: "it is not pruned")
+    saved(volume, (4, 1), (8, 1), run=JOB_UID)
+    coordinator.order(grant=Grant(run_ref(8, run=JOB_UID), 1, (), None))
+    report = await coordinator.wait_for(lambda r: r.committed)
+    coordinator.order(lineage=(report.committed,))
+    old = volume / folder(run_ref(4, run=JOB_UID))
+    await until(lambda: not old.exists(), lambda: "it is not pruned")
     touched = record.read_text()
     assert str(tmp_path / "state") in touched, "the audit sees nothing"
     assert str(volume) not in touched

@@ -135,12 +135,9 @@ class Disk:
             files=grant.files,
             parent=grant.parent,
         )
-        ref = content.ref
-        folder = self._directory / manifest.folder(ref)
+        folder = self._directory / manifest.folder(content.ref)  # made durable by the ranks that wrote into it
         durable.write(folder / manifest.MANIFEST, content.to_bytes())
-        for parent in (folder.parent, self._root):
-            durable.sync_folder(parent)
-        return ref
+        return content.ref
 
 
 def _names(folder: Path) -> tuple[str, ...]:
