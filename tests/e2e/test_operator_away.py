@@ -1,0 +1,45 @@
+"""The operator is away for a while: training goes on, and what `status` names is there when it comes back."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+from tests.e2e.conftest import SCRIPTS, job
+from tests.e2e.harness import Cluster, wait_for
+from tests.e2e.test_pod_faults import operator_pid
+
+EVERY, KEEP = 10, 3
+
+
+def test_all_pods_are_lost_while_the_operator_is_away(cluster: Cluster, name: str, tmp_path: Path):
+    command = [sys.executable, str(SCRIPTS / "tiny.py"), "100000", "0.05"]
+    checkpoint = {"volume": {"hostPath": {"path": str(tmp_path)}}, "everySteps": EVERY, "keep": KEEP}
+    cluster.create(job(name, command, workers=1, torch=True, checkpoint=checkpoint))
+    wait_for("a checkpoint in status", lambda: cluster.status(name).get("checkpoint"))
+    operator = operator_pid()
+    os.kill(operator, signal.SIGSTOP)
+    try:
+        named = {ref["step"] for ref in cluster.status(name)["checkpoint"]["lineage"]}
+        enough = max(named) + 2 * KEEP * EVERY
+        wait_for("twice as many commits as are kept", lambda: max(committed(tmp_path)) >= enough)
+        for pod in cluster.pods(name, role=None):
+            cluster.delete_pod(pod["metadata"]["name"], grace=0)
+        wait_for("nothing is left", lambda: not cluster.leftovers(cluster.uid(name)))
+        before = committed(tmp_path)
+        assert named <= before, "what status names was pruned"
+    finally:
+        os.kill(operator, signal.SIGCONT)
+    wait_for("a commit of the next term", lambda: committed(tmp_path, term=2))
+    assert min(committed(tmp_path, term=2)) == max(before) + EVERY, "nothing that was on disk was done again"
+    assert cluster.condition(name, "Failed").get("status") != "True"
+
+
+def committed(volume: Path, term: int = 1) -> set[int]:
+    """Steps whose checkpoints of this term are whole."""
+    folders = (folder for folder, _, files in os.walk(volume) if "manifest.json" in files)
+    found = (re.search(r"step-(\d+)/(\d+)\.", folder) for folder in folders)
+    return {int(each[1]) for each in found if each and int(each[2]) == term}
