@@ -23,7 +23,7 @@ from tests.cluster.test_core import UNCHANGED, tiny, wait_for_new_checkpoint
 from tests.cluster.test_faults import FOREVER, coordinators_node
 from tests.e2e.harness import wait_for
 
-pytestmark = pytest.mark.nodes
+pytestmark = [pytest.mark.nodes, pytest.mark.timeout(900)]
 TAINT = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 
 
