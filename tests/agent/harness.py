@@ -28,6 +28,14 @@ JOB_UID = "uid-j"
 MARKER = "ROPETEAM_TEST_POD"
 
 
+class _Reader(asyncio.StreamReader):
+    """What came before a reset counts, as it does for the coordinator's own protocol: an agent that ends with
+    orders unread resets the connection, and the last report may still wait here."""
+
+    def set_exception(self, exc: Exception) -> None:  # noqa: ARG002
+        self.feed_eof()
+
+
 class Coordinator:
     """Listens, remembers the newest report, sends what the test orders."""
 
@@ -54,7 +62,10 @@ class Coordinator:
         self._news = asyncio.Condition()
 
     async def start(self, port: int = 0) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: asyncio.StreamReaderProtocol(_Reader(), self._serve), "127.0.0.1", port
+        )
         self.port = int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:

@@ -39,3 +39,15 @@ def test_another_coordinator_or_boot_may_have_answered_anybody_before():
     assert seconds(holders, 25.0) == [(0, 1, 5.0), (1, 2, 5.0)]
     holders.heard(DESIRED, replace(REPORT, term=2), 24.0)
     assert seconds(holders, 25.0) == [(0, 1, 1.0), (1, 2, 1.0)]
+
+
+def test_how_long_a_coordinator_has_answered_is_counted_anew_for_each_boot():
+    holders = Holders()
+    assert holders.answered_for(5.0) == 0.0
+    holders.heard(DESIRED, REPORT, 10.0)
+    holders.heard(DESIRED, REPORT, 20.0)
+    assert holders.answered_for(25.0) == 15.0
+    holders.heard(DESIRED, replace(REPORT, boot=1), 30.0)
+    assert holders.answered_for(35.0) == 5.0
+    holders.forget()
+    assert holders.answered_for(40.0) == 0.0

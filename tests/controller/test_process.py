@@ -164,7 +164,9 @@ async def test_it_serves_its_numbers(cluster: LocalCluster, client: ApiClient) -
 
             async def counted() -> bool:
                 async with session.get("/metrics") as answer:
-                    found = re.findall(r'ropeteam_jobs\{state="(Starting|Running)"\} 1\.0', await answer.text())
+                    found = re.findall(
+                        r'ropeteam_jobs\{state="(Starting|Running)"\} 1\.0', await answer.text()
+                    )
                     return len(found) == 1
 
             await until_async(counted)

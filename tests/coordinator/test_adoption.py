@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tests.coordinator.film import CLEAN, KILLED, SIGKILL, Film
 
+from ropeteam_trainer.contract.fence import longest_life
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, Plan
 
@@ -147,6 +148,19 @@ def test_nobody_reports_and_the_job_is_to_be_drained():
     assert film.phase == "Waiting"
     film.later(2)
     assert film.phase == "Drained"
+
+
+def test_nobody_reports_for_as_long_as_ranks_live_without_an_answer():
+    film = Film(boot=1)
+    film.desires()
+    film.later(longest_life(film.config.timeouts.fence) - 0.1)
+    assert film.phase == "Waiting"
+    film.later(0.1)
+    assert film.phase == "Forming", "nothing is left that could be adopted"
+    film.says(0)
+    film.says(1)
+    film.obeys()
+    assert film.phase == "Running"
 
 
 def test_a_completion_that_one_agent_knows_of_is_completed_for_all():

@@ -99,6 +99,22 @@ def test_a_node_that_is_not_ready_is_no_loss_while_nobody_knows(unknown: Change)
     assert slot(decide(a_running_job().after(on_a_lost_node(1), unknown)), 1).incarnation == 1
 
 
+def test_a_node_that_died_with_the_coordinator_and_all_workers_is_a_loss_once_agents_had_time_to_report() -> (
+    None
+):
+    waiting = reporting(phase=WorldPhase.WAITING, why="waiting for the agents to tell what they run")
+    seen = a_running_job(workers=2, recovery={"lostSeconds": 5}).after(
+        on_a_lost_node(0), on_a_lost_node(1), waiting
+    )
+    early, late = (decide(seen.but(answered_for=after)) for after in (14.9, 15.0))
+    assert [each.incarnation for each in early.status.slots] == [1, 1]
+    (running,) = [each for each in early.status.conditions if each.type == "Running"]
+    assert (running.status, running.reason) == ("True", "CoordinatorRestarted")
+    assert running.message.endswith("Whether training goes on is not known meanwhile.")
+    assert [each.incarnation for each in late.status.slots] == [2, 2]
+    assert {each.cause for each in late.status.incidents} == {Cause.NODE_LOST}
+
+
 def test_the_coordinators_wish_replaces_a_silent_pod_once() -> None:
     seen = a_running_job().after(reporting(replace=(a_wish(3),)), forming, silent(3))
     decision = decide(seen)

@@ -16,7 +16,7 @@ STORIES = {"under an agent": under_an_agent, "alone": alone}
 OTHER_MACHINES = {"durable.sync_folder for dcp.write_data", "durable.sync_folder for dcp.finish"}
 """Needed where a rank writes on another machine than the one that writes the manifest, and syncs again."""
 OTHER_WORLDS = {f"durable.sync_folder for checkpoints.{each}" for each in ("_do", "_rename")}
-"""A claim, and the mark on what is to be pruned, are for worlds that do not know of each other; here is one."""
+"""A claim, and the mark on what is pruned, are for worlds that do not know of each other; here is one."""
 
 
 @pytest.fixture(scope="module", params=list(STORIES.values()), ids=list(STORIES))

@@ -179,6 +179,7 @@ class Operator:
             written_at=self._written_at,
             report=report,
             report_error=error,
+            answered_for=self._holders.answered_for(self._world.clock.now),
             held=self._holders.of(job.status, self._world.clock.now),
             defaults=_DEFAULTS,
         )

@@ -1,4 +1,4 @@
-"""Since when a job's coordinator answers no older pod of a slot, by the clock of this process.
+"""Since when a job's coordinator answers, and no older pod of a slot, by the clock of this process.
 
 A fence that is counted by the wall clock of status ends early when that clock steps, or when an operator with
 another clock takes over; and while a coordinator has not been told that a pod was replaced, it keeps that pod
@@ -23,6 +23,8 @@ class Holders:
 
     who: tuple[int, int] = (0, 0)
     """Term and boot."""
+    began: float = 0.0
+    """Its first answer."""
     since: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def forget(self) -> None:
@@ -32,10 +34,14 @@ class Holders:
     def heard(self, desired: Desired, report: JobReport, now: float) -> None:
         """`report` is the answer to `desired`."""
         if self.who != (report.term, report.boot):
-            self.who, self.since = (report.term, report.boot), {}
+            self.who, self.began, self.since = (report.term, report.boot), now, {}
         for slot, word in desired.slots.items():
             if self.since.get(slot, (-1, 0.0))[0] != word.incarnation:
                 self.since[slot] = word.incarnation, now
+
+    def answered_for(self, now: float) -> float:
+        """Seconds. 0: nobody answers, or for the first time."""
+        return now - self.began if self.who != (0, 0) else 0.0
 
     def of(self, status: JobStatus, now: float) -> tuple[HeldSeen, ...]:
         """Of slots whose former pod may still write."""

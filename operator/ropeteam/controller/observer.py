@@ -97,6 +97,7 @@ class Observer:
             report=report,
             report_error=error,
             dead_nodes=self._dead_nodes(status),
+            answered_for=memory.holders.answered_for(self.own_clock()),
             held=memory.holders.of(status, self.own_clock()),
             defaults=self.defaults,
         )

@@ -46,9 +46,14 @@ def may_save(view: View, slot: SlotStatus, pod: PodSeen) -> bool:
 
 
 def unheard(view: View, slot: SlotStatus) -> bool:
-    """The coordinator is there, had time to hear everybody, and does not hear this agent."""
+    """The coordinator is there, had time to hear everybody, and does not hear this agent. One to which nobody
+    reports goes on waiting: agents that can reach it do so within a few seconds."""
     told = view.report
-    return told is not None and told.phase is not WorldPhase.WAITING and not view.registered(slot)
+    if told is None or view.registered(slot):
+        return False
+    return (
+        told.phase is not WorldPhase.WAITING or view.seen.answered_for >= 3 * view.spec.recovery.lost_seconds
+    )
 
 
 def take_over(view: View, status: JobStatus) -> Answer | None:

@@ -119,6 +119,8 @@ class Observation(Seen):
     """The coordinator's answer; None: not asked, or not reached."""
     report_error: str = ""
     """Why there is none, if it was asked."""
+    answered_for: float = 0.0
+    """Seconds since the first answer of this boot of the coordinator, by the clock of this process."""
     held: tuple[HeldSeen, ...] = ()
     """Of slots whose former pod may still write. Counted anew when coordinator or operator restart."""
     dead_nodes: tuple[str, ...] = ()

@@ -93,6 +93,8 @@ def _running_fact(view: View) -> Fact:
     away = bool(view.seen.report_error) or pod is None or not pod.container.running
     if away and view.report is None and runs(view):
         return Fact(ConditionType.RUNNING, True, "CoordinatorUnreachable", _silence(view))
+    if runs(view) and view.report is not None and view.report.phase is WorldPhase.WAITING:
+        return Fact(ConditionType.RUNNING, True, "CoordinatorRestarted", _adopting(view.report.why))
     if runs(view):
         return Fact(ConditionType.RUNNING, True, "WorldRunning", "All workers train together.")
     obstacle = obstacles(view)
@@ -118,6 +120,10 @@ def _silence(view: View) -> str:
         "anew; if the operator alone is cut off from it (network policy?), training may go on. To give it "
         f"another pod: kubectl delete pod -n {view.job.namespace} {name}"
     )
+
+
+def _adopting(why: str) -> str:
+    return f"The coordinator has started anew and is {why}. Whether training goes on is not known meanwhile."
 
 
 def _told(view: View) -> Reason | None:

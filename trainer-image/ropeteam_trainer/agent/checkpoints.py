@@ -135,7 +135,9 @@ class Disk:
             files=grant.files,
             parent=grant.parent,
         )
-        folder = self._directory / manifest.folder(content.ref)  # made durable by the ranks that wrote into it
+        folder = self._directory / manifest.folder(
+            content.ref
+        )  # made durable by the ranks that wrote into it
         durable.write(folder / manifest.MANIFEST, content.to_bytes())
         return content.ref
 

@@ -3,7 +3,8 @@
 Order: somebody has completed -> everybody has told, or a lease has passed since the first did -> the world of
 the highest epoch is adopted untouched if all who are here live in it (members that are missing are a fault of
 that world, found at once by the usual rules); a plan that only some have got is superseded, never completed.
-Limits: while nobody reports we wait; an order given too early would end a world that is well.
+While nobody reports we wait: an order given too early would end a world that is well. Not for longer than
+ranks live without an answer: after that there is none.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.fence import longest_life
 from ropeteam_trainer.contract.world import Member, Plan
 from ropeteam_trainer.coordinator import keeping, progress, roll, slots
 from ropeteam_trainer.coordinator.evidence import OURS, collect
@@ -79,6 +81,8 @@ def _told_enough(state: State, here: slots.Slots, now: float) -> bool:
         return True
     if state.config.term == 1 and state.boot == 0 and not here & state.roll.planned:
         return True  # nothing was before us
+    if now >= state.phase_since + longest_life(state.config.timeouts.fence):
+        return True
     if state.waited_from is not None:
         return now >= state.waited_from + lease
     return state.draining and now >= state.desired_at + lease
