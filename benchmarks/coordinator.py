@@ -1,22 +1,27 @@
 """How many agents does one coordinator on one core hold?
 
-    python -m benchmarks.coordinator [AGENTS ...]        (16 64 256 1024 4096 by default; ten minutes)
+    python -m benchmarks.coordinator [AGENTS ...]                      (16 to 4096 by default; five minutes)
+    python -m benchmarks.coordinator 4096 --hold 600 --busy 2          (no figures but of leases)
 
-The shipped process, pinned to core 0; the agents are fakes on real sockets, in CLIENTS processes on the other
-cores, that obey at once and renew their lease as real ones do. For each number of agents:
-    registered   from the first connection until the operator is told that all are there
-    idle         processor time of the coordinator per second in which all only renew their lease
+The shipped process, pinned to one core; the agents are fakes on real sockets (crowd.py), in CLIENTS processes
+on the other cores, that obey at once and renew their lease as real ones do. For each number of agents:
+    registered   from the first connection until the last agent has its first orders
+    planned      from the first connection until the last agent has its part of the first plan
+    idle         processor time of the coordinator per second in which all only renew their lease, and the
+                 operator asks every 5 s
     recovered    from the death of one rank until every agent has its part of the next plan
-    committed    from the last shard of a checkpoint until status names it
+    committed    from the first shard of a checkpoint until status names it
     memory       the highest resident memory
     lost         leases that ran out although every agent lived
+`registering`, `recovering` and `committing` are processor time of the coordinator, which does not depend on
+how fast the agents are.
 Limits: fakes start ranks and end them in no time, so `recovered` is the coordinator's part of a recovery. On
-a machine with two cores the agents share one, and seconds are theirs as much as the coordinator's: processor
-time is what compares.
+a machine with two cores all agents share one, and seconds are theirs as much as the coordinator's.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import multiprocessing
 import os
@@ -30,111 +35,33 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from tests.coordinator import link as wires
-from tests.coordinator.film import SIGKILL, agent, obeyed
-from tests.coordinator.link import TOKEN, Link, put_desired
+from tests.coordinator.film import agent
+from tests.coordinator.link import TOKEN, put_desired
 
+from benchmarks import crowd
 from benchmarks.report import Row, row, tell, write
-from ropeteam_trainer.contract import VERSION, codec
-from ropeteam_trainer.contract.config import CoordinatorConfig
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.config import CoordinatorConfig, Timeouts
 from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired
-from ropeteam_trainer.contract.messages import LEASE, RankPhase, Shard
-from ropeteam_trainer.contract.world import ShardFile
 
-SIZES = (16, 64, 256, 1024, 4096)
+SIZES = (16, 64, 256, 1024, 2048, 4096)
 CLIENTS = 2
-IDLE_SECONDS, PATIENCE = 20.0, 300.0
+IDLE_SECONDS, PATIENCE, ASK_SECONDS = 10.0, 60.0, 5.0
 GOALS = {"registered": 5.0, "idle": 0.15, "recovered": 1.0, "memory": 200.0, "lost": 0.0}
 """At the largest number."""
 UNITS = {"idle": "cores", "memory": "MiB", "lost": "leases"}
-LEASES_PER_SECOND = 5 / CoordinatorConfig.__dataclass_fields__["timeouts"].default.lost
-
-
-class Fake:
-    """An agent without processes."""
-
-    def __init__(self, slot: int, port: int) -> None:
-        self.slot, self._port = slot, port
-        self.report = agent(slot, contract=VERSION)
-        self.number = 0
-
-    async def live(self) -> None:
-        self.link = await Link().connect(self._port)
-        self.tell()
-        renewing = asyncio.create_task(self._renew())
-        try:
-            while await self.link.take():
-                orders = self.link.orders
-                if orders and not orders.same and orders.number != self.report.orders_seen:
-                    self.report = replace(obeyed(self.report, orders, 2), orders_seen=orders.number)
-                    self.tell()
-        finally:
-            renewing.cancel()
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(1 / LEASES_PER_SECOND)
-            self.number += 1
-            self.link.write(self.link.sealer.seal(LEASE))
-
-    def tell(self) -> None:
-        self.number += 1
-        self.link.send(replace(self.report, number=self.number))
-
-    def steps(self) -> None:
-        self.report = replace(
-            self.report,
-            ranks=tuple(
-                replace(r, phase=RankPhase.RUNNING, step=10, steps_here=10) for r in self.report.ranks
-            ),
-        )
-        self.tell()
-
-    def saves(self) -> None:
-        plan = self.report.plan
-        assert plan is not None
-        files = tuple(ShardFile(f"__{self.slot}_{n}.distcp", 10**9, "f" * 64) for n in range(4))
-        self.report = replace(self.report, shards=(Shard(self.slot, plan.epoch, 10, files),))
-        self.tell()
-
-    def dies(self) -> None:
-        ranks = tuple(replace(r, phase=RankPhase.EXITED, exit=SIGKILL) for r in self.report.ranks)
-        self.report = replace(self.report, ranks=ranks, stopped=True)
-        self.tell()
-
-
-def clients(pipe: Connection, slots: range, port: int) -> None:
-    """One process of agents: takes words from the benchmark, answers with the epoch of each plan."""
-    others = os.sched_getaffinity(0) - {0}
-    os.sched_setaffinity(0, others or {0})
-    asyncio.run(_clients(pipe, slots, port))
-
-
-async def _clients(pipe: Connection, slots: range, port: int) -> None:
-    fakes = [Fake(slot, port) for slot in slots]
-    tasks = [asyncio.create_task(fake.live()) for fake in fakes]
-    while True:
-        await asyncio.sleep(0.01)
-        if not pipe.poll():
-            continue
-        word = pipe.recv()
-        if word == "end":
-            break
-        if word in ("steps", "saves"):
-            for fake in fakes:
-                getattr(fake, word)()
-        if word == "dies":
-            fakes[-1].dies()
-        pipe.send([str(fake.report.plan.epoch) for fake in fakes if fake.report.plan])
-    for task in tasks:
-        task.cancel()
+LEASE_SECONDS = Timeouts().lost / 5
+Seen = tuple[dict[str, float], dict[str, tuple[int, float]]]
 
 
 @dataclass
 class Stage:
     """A coordinator and its agents."""
 
+    size: int
     process: subprocess.Popen[bytes]
     http: int
     desired: Desired
@@ -143,10 +70,12 @@ class Stage:
     async def report(self) -> JobReport:
         return await asyncio.wait_for(put_desired(self.http, self.desired), PATIENCE)
 
-    def ask(self, word: str) -> list[str]:
-        for pipe in self.pipes:
+    def ask(self, word: str, last: bool = False) -> list[Seen]:
+        """Said to all agents, or to those of the last process."""
+        pipes = self.pipes[-1:] if last else self.pipes
+        for pipe in pipes:
             pipe.send(word)
-        return [epoch for pipe in self.pipes for epoch in pipe.recv()]
+        return [pipe.recv() for pipe in pipes]
 
     def cpu(self) -> float:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -157,20 +86,25 @@ class Stage:
         found = re.search(r"VmHWM:\s+(\d+)", status)
         return int(found[1]) / 1024 if found else 0.0
 
-    async def until(self, holds: Callable[[JobReport], bool]) -> float:
-        """Seconds until the operator would see it."""
+    async def until(self, holds: Callable[[JobReport], Any]) -> float:
+        """Seconds until the operator sees it."""
         began = time.monotonic()
         while not holds(await self.report()):
             assert time.monotonic() < began + PATIENCE
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)
         return time.monotonic() - began
 
-    def until_epoch(self, epoch: str, size: int) -> float:
+    async def until_all(self, mark: str, since: str) -> float:
+        """Seconds from the first that heard the word until the last agent has reached this mark."""
         began = time.monotonic()
-        while self.ask("look").count(epoch) < size:
-            assert time.monotonic() < began + PATIENCE
-            time.sleep(0.01)
-        return time.monotonic() - began
+        while True:
+            told = self.ask("look")
+            counts = [seen.get(mark, (0, 0.0)) for _, seen in told]
+            if sum(count for count, _ in counts) >= self.size:
+                first = min(said[since] for said, _ in told if since in said)
+                return max(at for _, at in counts) - first
+            assert time.monotonic() < began + PATIENCE, f"{mark}: {counts}"
+            await asyncio.sleep(0.05)
 
 
 def start(folder: Path, size: int) -> tuple[subprocess.Popen[bytes], int, int]:
@@ -178,8 +112,12 @@ def start(folder: Path, size: int) -> tuple[subprocess.Popen[bytes], int, int]:
     settings = CoordinatorConfig("big", "default", agent(0).job_uid, 1, size, 1)
     (folder / "token").write_text(TOKEN.hex())
     log = folder / "log"
+    profile = ["-m", "cProfile", "-o", os.environ["PROFILE"]] if "PROFILE" in os.environ else []
     process = subprocess.Popen(
-        [sys.executable, "-m", "ropeteam_trainer.coordinator", "--agent-port", "0", "--http-port", "0"],
+        [
+            *(sys.executable, *profile, "-m", "ropeteam_trainer.coordinator"),
+            *("--agent-port", "0", "--http-port", "0"),
+        ],
         env={
             **os.environ,
             "ROPETEAM_CONFIG": codec.encode(settings).decode(),
@@ -190,57 +128,102 @@ def start(folder: Path, size: int) -> tuple[subprocess.Popen[bytes], int, int]:
         stdout=log.open("w"),
         stderr=subprocess.STDOUT,
     )
-    os.sched_setaffinity(process.pid, {0})
+    os.sched_setaffinity(process.pid, {cores()[0]})
     while not (found := re.search(r"agents=(\d+) http=(\d+)", log.read_text())):
         assert process.poll() is None, log.read_text()
         time.sleep(0.05)
     return process, int(found[1]), int(found[2])
 
 
-async def play(stage: Stage, size: int) -> dict[str, float]:
-    found = {}
-    began, used = time.monotonic(), stage.cpu()
-    await stage.until(lambda report: sum(slot.registered for slot in report.slots.values()) == size)
-    found["registered"], found["registering"] = time.monotonic() - began, stage.cpu() - used
-    stage.until_epoch("1.0.1", size)
+def cores() -> list[int]:
+    """The coordinator's, then all others (its own, if there are none)."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    return [first, *(others or [first])]
+
+
+async def play(stage: Stage) -> dict[str, float]:
+    found, used = {}, stage.cpu()
+    found["registered"] = await stage.until_all("registered", "connect")
+    found["planned"] = await stage.until_all("1.0.1", "connect")
+    found["registering"] = stage.cpu() - used
     stage.ask("steps")
     await stage.until(lambda report: "runs with" in report.why)
     await asyncio.sleep(2)
-    began, used = time.monotonic(), stage.cpu()
-    await asyncio.sleep(IDLE_SECONDS)
-    found["idle"] = (stage.cpu() - used) / (time.monotonic() - began)
+    found["idle"] = await idle(stage, IDLE_SECONDS)
     used = stage.cpu()
     stage.ask("saves")
-    found["committed"] = await stage.until(lambda report: bool(report.lineage))
+    found["committed"] = await stage.until(lambda report: report.lineage)
     found["committing"] = stage.cpu() - used
+    await asyncio.sleep(1)
     used = stage.cpu()
-    stage.ask("dies")
-    found["recovered"] = stage.until_epoch("1.0.2", size)
+    stage.ask("dies", last=True)
+    found["recovered"] = await stage.until_all("1.0.2", "dies")
     found["recovering"] = stage.cpu() - used
     found["memory"] = stage.memory()
-    found["lost"] = sum(each.cause.value == "AgentLost" for each in (await stage.report()).incidents)
+    found["lost"] = lost(await stage.report())
     return found
 
 
-def measure(size: int) -> dict[str, float]:
+def lost(report: JobReport) -> int:
+    return sum(each.cause.value == "AgentLost" for each in report.incidents)
+
+
+async def idle(stage: Stage, seconds: float) -> float:
+    """Cores used while nothing happens."""
+    began, used = time.monotonic(), stage.cpu()
+    while time.monotonic() < began + seconds:
+        await stage.report()
+        await asyncio.sleep(ASK_SECONDS)
+    return (stage.cpu() - used) / (time.monotonic() - began)
+
+
+async def hold(stage: Stage, seconds: float, busy: int) -> dict[str, float]:
+    """Does everybody keep its lease beside `busy` loops on the same core?"""
+    await stage.until_all("1.0.1", "connect")
+    stage.ask("steps")
+    await stage.until(lambda report: "runs with" in report.why)
+    loops = [multiprocessing.Process(target=_burn, args=(cores()[0],), daemon=True) for _ in range(busy)]
+    for loop in loops:
+        loop.start()
+    used = await idle(stage, seconds)
+    report = await stage.report()
+    for loop in loops:
+        loop.terminate()
+    registered = sum(slot.registered for slot in report.slots.values())
+    cut = sum(seen.get("cut off", (0, 0.0))[0] for _, seen in stage.ask("look"))
+    return {"idle": used, "registered": registered, "cut off": cut, "lost": lost(report)}
+
+
+def _burn(core: int) -> None:
+    os.sched_setaffinity(0, {core})
+    while True:
+        pass
+
+
+def measure(size: int, script: Callable[[Stage], Any]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         process, port, http = start(Path(folder), size)
         words = {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in range(size)}
-        stage = Stage(process, http, Desired(1, 1, 1, words, allowance=10), [])
+        stage = Stage(size, process, http, Desired(1, 1, 1, words, allowance=10), [])
         asyncio.run(stage.report())
         share = -(-size // CLIENTS)
         for first in range(0, size, share):
             ours, theirs = multiprocessing.Pipe()
             slots = range(first, min(first + share, size))
-            multiprocessing.Process(target=clients, args=(theirs, slots, port), daemon=True).start()
+            settings = (theirs, slots, port, LEASE_SECONDS, set(cores()[1:]))
+            multiprocessing.Process(target=crowd.live, args=settings, daemon=True).start()
             stage.pipes.append(ours)
         try:
-            return asyncio.run(play(stage, size))
+            found: dict[str, float] = asyncio.run(script(stage))
+        except BaseException:
+            print((Path(folder) / "log").read_text()[-3000:])
+            raise
         finally:
             for pipe in stage.pipes:
                 pipe.send("end")
             process.terminate()
-            process.wait(30)
+            process.wait(60)
+        return found
 
 
 def rows(size: int, found: dict[str, float], largest: int) -> list[Row]:
@@ -255,13 +238,22 @@ def rows(size: int, found: dict[str, float], largest: int) -> list[Row]:
 
 
 def main() -> int:
-    sizes = tuple(map(int, sys.argv[1:])) or SIZES
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sizes", nargs="*", type=int, default=SIZES)
+    parser.add_argument("--hold", type=float, default=0.0)
+    parser.add_argument("--busy", type=int, default=0)
+    flags = parser.parse_args()
+    sizes: tuple[int, ...] = tuple(flags.sizes)
     wires.PATIENCE = PATIENCE
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(sizes) + 1024,) * 2)
+    if flags.hold:
+        for size in sizes:
+            print(size, measure(size, lambda stage: hold(stage, flags.hold, flags.busy)))
+        return 0
     table: list[Row] = []
     curve: dict[str, list[float]] = {}
     for size in sizes:
-        found = measure(size)
+        found = measure(size, play)
         table += rows(size, found, max(sizes))
         for name in ("registering", "idle", "recovering", "committing"):
             curve.setdefault(f"{name}, per agent", []).append(1000 * found[name] / size)

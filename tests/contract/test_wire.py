@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from contextlib import suppress
 from itertools import pairwise
 
@@ -169,3 +171,11 @@ def test_tokens_differ_by_job_and_key_and_a_bearer_does_not_tell_its_token() -> 
     bearers = {http_bearer(token) for token in tokens}
     assert len(bearers) == 4
     assert not bearers & {token.hex() for token in tokens}
+
+
+@given(st.binary(max_size=200), st.binary(max_size=40))
+def test_a_mac_is_that_of_rfc_2104(key: bytes, body: bytes):
+    sealer = Sealer(key, NONCE, TO_AGENT)
+    for number in range(2):
+        text = NONCE + TO_AGENT + number.to_bytes(8, "big") + body
+        assert sealer.seal(body)[4:HEAD] == hmac.new(key, text, hashlib.sha256).digest()

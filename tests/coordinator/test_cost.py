@@ -87,3 +87,22 @@ def test_a_lease_costs_next_to_nothing():
     each = calls(lambda: film.event(membership.LeasesRenewed(dict.fromkeys(pods, film.now)))) / MANY
     assert each < 10
     assert film.phase == "Running"
+
+
+def test_a_look_at_the_clock_and_a_word_that_says_nothing_new_concern_next_to_nobody():
+    """Orders were made anew for every agent, each second."""
+    film = Film(MANY).up(step=3)
+    for event in (membership.Tick(), membership.DesiredReceived(film.wish)):
+        before = film.state
+        film.event(event)
+        concerned = membership.affected(before, film.state) & film.state.everybody
+        assert concerned.bit_count() <= 2
+
+
+def test_while_leases_are_renewed_the_roll_is_not_called_anew():
+    film = Film(MANY).up(step=3)
+    film.now += film.config.timeouts.lost / 2
+    film.event(membership.LeasesRenewed({pod: film.now for pod in film.state.agents}))
+    film.now = film.state.leases_until + 0.01
+    assert calls(lambda: film.event(membership.Tick())) / MANY < 3
+    assert film.phase == "Running"

@@ -311,7 +311,10 @@ class End(asyncio.Transport):
 
     def _data(self, data: bytes) -> None:
         if not self.is_closing():
-            self._protocol.data_received(data)
+            if isinstance(self._protocol, asyncio.BufferedProtocol):
+                asyncio.protocols._feed_data_to_buffered_proto(self._protocol, data)  # type: ignore[attr-defined]
+            else:
+                self._protocol.data_received(data)
 
     def _eof(self, _: None) -> None:
         if not self.over and not self._protocol.eof_received():

@@ -103,10 +103,11 @@ def step(state: State, event: Event, now: float, unix_ms: int) -> State:
     if isinstance(event, ReportsReceived):
         state = _take_reports(state, event.reports, at)
     else:
-        state = replace(state, touched=slots.ALL)
+        state = replace(state, touched=slots.NONE)
     if isinstance(event, DesiredReceived):
         state = _take_desired(state, event.desired, at)
-    state = roll.call(state, now)
+    called = roll.call(state, now)
+    state = replace(called, touched=called.touched | roll.differing(state.roll, called.roll))
     if state.desired and not state.superseded:
         state = _advance(state, at)
     if isinstance(event, DesiredReceived):
@@ -131,8 +132,9 @@ def _take_reports(state: State, told: tuple[ReportReceived, ...], at: Moment) ->
     state = roll.know(state, (Agent(report, at.now) for report in reports), at.now)
     for report in reports:
         newer = report.superseded.term if report.superseded and accepted(state, report) else 0
-        superseded = state.superseded or _superseded(state, report, newer)
-        state = replace(state, superseded=superseded, newer_term=max(newer, state.newer_term))
+        if superseded := _superseded(state, report, newer):
+            newer_term = max(newer, state.newer_term)
+            state = replace(state, superseded=state.superseded or superseded, newer_term=newer_term)
     for each in told:
         if accepted(state, each.report) and not state.superseded:
             state = progress.absorb(state, each.report, each.applied, at)
@@ -168,9 +170,11 @@ def _take_desired(state: State, desired: Desired, at: Moment) -> State:
         if is_member(state, pod) or not refusal(state, agent.report)
     }
     state = replace(state, agents=known)
-    state = roll.refresh(before, state, _changed(state, before), at.now)
-    for agent in known.values():
-        if accepted(state, agent.report):
+    changed = _changed(state, before)
+    state = roll.refresh(before, replace(state, touched=changed), changed, at.now)
+    news = changed | slots.one(state.config.lead_slot)
+    for pod, agent in known.items():
+        if slots.has(news, pod.slot) and accepted(state, agent.report):
             state = progress.absorb(state, agent.report, False, at)
     return state
 

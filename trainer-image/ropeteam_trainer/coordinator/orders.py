@@ -119,7 +119,8 @@ def _common(state: State) -> tuple[object, ...]:
     return (
         state.superseded,
         state.phase,
-        state.desired,
+        state.desired is None,
+        state.draining,
         state.n,
         world and (world.plan.epoch, world.kept, world.stop_at, world.stepped),
         commits.kept(state),

@@ -15,11 +15,9 @@ from ropeteam_trainer.coordinator.state import Moment, State, crew_of, member_po
 def absorb(state: State, report: AgentReport, applied: bool, at: Moment) -> State:
     """What an accepted agent tells."""
     known = state.world.base if state.world else None
-    state = replace(
-        state,
-        rung=max(state.rung, report.rung),
-        launcher=report.launcher or state.launcher,
-    )
+    rung, launcher = max(state.rung, report.rung), report.launcher or state.launcher
+    if (rung, launcher) != (state.rung, state.launcher):
+        state = replace(state, rung=rung, launcher=launcher)
     state = commits.absorb(state, report, at)
     if state.world is None or member_pod(state.world, report.slot) != pod_of(report):
         return state
@@ -37,11 +35,13 @@ def _note_member(state: State, report: AgentReport, applied: bool) -> State:
     ours = world.has(report)
     if ours:
         highest = max((rank.step for rank in report.ranks), default=0)
-        state = with_world(state, seen=world.seen | slots.one(report.slot), step=max(world.step, highest))
+        if highest > world.step or not slots.has(world.seen, report.slot):
+            seen = world.seen | slots.one(report.slot)
+            state = with_world(state, seen=seen, step=max(world.step, highest))
         if report.slot == world.plan.members[0].slot:
             state = replace(state, progress=report.progress)
     dead = report.stopped and (applied or slots.has(state.roll.dead, report.slot))
-    if dead and not state.running:
+    if dead and not state.running and not slots.has(world.quiet, report.slot):
         state = with_world(state, quiet=world.quiet | slots.one(report.slot))
     return state
 

@@ -111,9 +111,19 @@ def call(state: State, now: float) -> State:
     """Whose lease has run out? Asked of all only if one may have."""
     if now < state.leases_until - _ROUNDING:
         return state
-    living = (agent.heard for agent in state.agents.values() if not lost(state, agent, now))
-    until = min(living, default=math.inf) + state.config.timeouts.lost
-    return refresh(state, replace(state, leases_until=until), state.everybody, now)
+    oldest, patience = now - state.config.timeouts.lost, state.config.timeouts.lost
+    until = min((each.heard for each in state.agents.values() if each.heard >= oldest), default=math.inf)
+    gone = slots.of(pod.slot for pod, each in state.agents.items() if each.heard < oldest)
+    asked = gone | state.roll.mute | state.roll.unheard
+    return refresh(state, replace(state, leases_until=until + patience), asked, now)
+
+
+def differing(before: Facts[Slots], after: Facts[Slots]) -> Slots:
+    """Slots of which something else is true now."""
+    found = slots.NONE
+    for one, other in zip(vars(before).values(), vars(after).values(), strict=True):
+        found |= one ^ other
+    return found
 
 
 def enter_world(state: State, world: World, now: float) -> State:
