@@ -5,6 +5,7 @@
     python tools/sim.py --replay "seed=5,... | wait(0,9) kill_rank(0,0)"
     python tools/sim.py --shipped --seeds 200  200 histories of the shipped code (tests/shipped)
     python tools/sim.py --shipped --replay 57  the history of a seed, or a history
+    python tools/sim.py --away --seeds 50      the operator away for an hour at every point of 50 histories
 Exit status 1: a promise was broken. The film strip ends with the history, which is what --replay takes.
 """
 
@@ -18,6 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import tests.sim.quick  # noqa: F401 (before all that replaces)
+from tests.shipped import away
 from tests.shipped import histories as shipped
 from tests.sim.histories import Campaign, History, play_history
 
@@ -31,19 +34,22 @@ def main() -> int:
     parser.add_argument("--histories", type=int, default=100, help="per campaign; about 55 rule steps each")
     parser.add_argument("--no-shrink", action="store_true", help="stop at the first broken promise as it is")
     parser.add_argument("--shipped", action="store_true", help="the shipped code; a seed is one history")
-    parser.add_argument("--go-on", action="store_true", help="--shipped: tell of every broken promise")
+    parser.add_argument("--go-on", action="store_true", help="tell of every broken promise")
+    parser.add_argument("--away", action="store_true", help="the shipped code while the operator is away")
     parser.add_argument("--replay", metavar="HISTORY", help="play this one history and print its film strip")
     arguments = parser.parse_args()
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     try:
         if arguments.shipped and arguments.replay:
             print(shipped.play_history(_history(arguments.replay), film=True).film)
+        elif arguments.away:
+            return away_campaign(seeds)
         elif arguments.shipped:
             return shipped_campaign(seeds, not arguments.no_shrink, arguments.go_on)
         elif arguments.replay:
             print(play_history(History.parse(arguments.replay), film=True).film.text())
         else:
-            campaigns(seeds, arguments.histories, not arguments.no_shrink)
+            return campaigns(seeds, arguments.histories, not arguments.no_shrink, arguments.go_on)
     except Exception as error:
         print("\n".join((*getattr(error, "__notes__", ()), f"{type(error).__name__}: {error}")))
         return 1
@@ -77,18 +83,46 @@ def shipped_campaign(seeds: range, shrink: bool, go_on: bool) -> int:
     return 1 if broken else 0
 
 
-def campaigns(seeds: range, histories: int, shrink: bool) -> None:
-    began, total = time.process_time(), Counter[str]()
+def away_campaign(seeds: range) -> int:
+    """0 if no job failed by it, and none repeated more than an interval."""
+    began, total, repeated = time.process_time(), Counter[str](), Counter[int | None]()
+    for seed in seeds:
+        for point in away.points(away.calm(seed)):
+            total["points"] += 1
+            try:
+                played = away.play(point)
+            except Exception as error:
+                total["broken"] += 1
+                print(f"seed {seed}, {point.moves} moves: {type(error).__name__}: {error}", flush=True)
+                print(f"history: {point.history.show()}", flush=True)
+            else:
+                total["pods lost"] += played.lost
+                repeated[played.repeated] += 1
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(total.items()))
+        steps = ", ".join(f"{n} of {steps}" for steps, n in sorted(repeated.items(), key=str))
+        seconds = time.process_time() - began
+        print(f"seed {seed}: {seconds:.0f} s; {counts}; steps made again: {steps}", flush=True)
+    return 1 if total["broken"] else 0
+
+
+def campaigns(seeds: range, histories: int, shrink: bool, go_on: bool) -> int:
+    began, total, broken = time.process_time(), Counter[str](), 0
     for number in seeds:
         campaign = Campaign(number, histories)
         try:
             campaign.run(shrink)
+        except Exception as error:
+            broken += 1
+            if not go_on:
+                raise
+            print(f"seed {number}: {type(error).__name__}: {error}\n{error.__notes__[0].splitlines()[-1]}")
         finally:
             total += campaign.counts
             seconds = time.process_time() - began
             pace = total["rule steps"] / max(seconds, 1e-9)
             counts = ", ".join(f"{count} {name}" for name, count in sorted(total.items()))
             print(f"seed {number}: {seconds:.0f} s, {pace:.0f} rule steps/s; {counts}", flush=True)
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ class ShippedChecks(Checks):
         super().__init__(cast(Any, site))
         self._site = site
         self.agents: dict[str, Agent] = {}
+        self.last_is_known = True
+        """The operator had its time to learn of the last checkpoint."""
         self._lived_at = 0.0
         """When a world stepped last, or the operator could not know better."""
         site.loop.after(_LOOK_SECONDS, self._look)
@@ -52,8 +54,30 @@ class ShippedChecks(Checks):
         require(silent < limit, "status says Running only of ranks that run", f"no step for {silent:.0f} s")
 
     def stepped(self, gang: Gang, step: int) -> None:
-        self._lived_at = self._site.loop.now
+        self._lived_at, newer = self._site.loop.now, gang is not self._highest
         super().stepped(gang, step)
+        if newer and gang is self._highest and self._site.setup.rung < 2:
+            self._fenced(gang)
+
+    def _fenced(self, gang: Gang) -> None:
+        """Nobody judges what a script writes by itself: when a world steps, no older one may run."""
+        old = [rank for rank in self._site.live_ranks() if rank.plan.epoch < gang.plan.epoch]
+        for rank in old:
+            text = f"rank {rank.number} of {rank.plan.epoch} beside {gang.plan.epoch}"
+            require(rank.parent.frozen, "ranks of an older world have ended", text)
+
+    # ---- what was made
+
+    def newest_step(self) -> int:
+        return max((rank.step for rank in self._highest.ranks.values()), default=0) if self._highest else 0
+
+    def worlds(self) -> frozenset[Epoch]:
+        return frozenset(self._gangs)
+
+    def base_after(self, formed: frozenset[Epoch]) -> int | None:
+        """Where the first world went on that is not one of these. None: there is none."""
+        later = [gang for epoch, gang in sorted(self._gangs.items()) if epoch not in formed]
+        return (later[0].restored.step if later[0].restored else 0) if later else None
 
     # ---- two worlds
 
@@ -65,6 +89,11 @@ class ShippedChecks(Checks):
         self.counts["steps of an island"] += 1
 
     # ---- hooks of this world
+
+    def _budget(self, old: JobStatus, new: JobStatus) -> None:
+        """Its window goes by the wall clock of who leads: a step moves it (docs/critiques.md)."""
+        if not self._site.counts["fault step_wall_clock"]:
+            super()._budget(old, new)
 
     def wrote(self, process: Process, grant: Grant) -> None:
         pod = next(pod for pod in self._site.pods.values() if pod.process is process)
@@ -114,7 +143,12 @@ class ShippedChecks(Checks):
             return
         saved = self._site.disk.saved_by_all(newest.plan.epoch, self._site.setup.world_size)
         known = status.checkpoint.lineage[0].step if status.checkpoint and status.checkpoint.lineage else 0
-        require(saved <= known, "the last checkpoint is committed and known", saved, known)
+        require(
+            saved <= known or not self.last_is_known,
+            "the last checkpoint is committed and known",
+            saved,
+            known,
+        )
 
     def _fails(self, status: JobStatus) -> None:
         """Not while a whole checkpoint of its line is on disk, and its budget is not spent."""

@@ -36,11 +36,15 @@ class Disk:
 
     def __init__(self, loop: Loop, root: Path, lead_rank: int = 0) -> None:
         self._loop, self.root, self._lead_rank = loop, root, lead_rank
+        self.reader = ""
+        """The node of who looks now."""
         self.run = ""
         """UID of the job."""
         self.slowness = 1.0
         self.error: int | None = None
         """errno of everything, meanwhile."""
+        self.stale: dict[str, int] = {}
+        """By node: errno of everything there."""
         self.hung = False
         self.saved_positions: dict[tuple[int, Epoch], Position] = {}
         self.wrote: Callable[[Process, Any], None] = lambda *_: None
@@ -71,7 +75,7 @@ class Disk:
             return
         answer: Any
         try:
-            self.check()
+            self.check(owner.node)
             answer = function(*arguments)
         except (OSError, Superseded) as error:
             answer = error
@@ -94,16 +98,16 @@ class Disk:
 
         owner.call(settle)
 
-    def check(self) -> None:
-        """Raises what the volume raises now."""
-        if self.error is not None:
-            self.counts[errno.errorcode[self.error]] += 1
-            raise OSError(self.error, os.strerror(self.error))
+    def check(self, node: str) -> None:
+        """Raises what the volume raises there now."""
+        error = self.error or self.stale.get(node)
+        if error is not None:
+            self.counts[errno.errorcode[error]] += 1
+            raise OSError(error, os.strerror(error))
 
     # ---- ranks' work, as tests/sim/disk.py
 
     def write_shard(self, step: int, epoch: Epoch, rank: int, position: Position) -> tuple[ShardFile, ...]:
-        self.check()
         self.saved_positions[step, epoch] = position
         names = ["state.pt"] if rank == self._lead_rank else []
         names.append(f"rank-{rank}.pt")
@@ -117,11 +121,11 @@ class Disk:
         return tuple(ShardFile(name, len(content), digest) for name in names)
 
     def look(self, ref: CheckpointRef) -> Look:
-        """As checkpoint/reader.py finds it, which imports torch."""
+        """As checkpoint/reader.py finds it, which imports torch; on the node `reader`."""
         ref = replace(ref, run=ref.run or self.run)
         place = self.root / folder(ref)
         try:
-            self.check()
+            self.check(self.reader)
             text = (place / MANIFEST).read_bytes()
         except FileNotFoundError:
             return Look(None, "it has no manifest, so it was never committed")
@@ -144,7 +148,7 @@ class Disk:
 
     def whole(self) -> tuple[CheckpointRef, ...]:
         """All committed checkpoints that verify."""
-        error, self.error = self.error, None
+        (error, self.error), self.reader = (self.error, None), ""
         looks = [self.look(ref) for ref in self.found()]
         self.error = error
         return tuple(look.manifest.ref for look in looks if look.manifest and not look.fault)

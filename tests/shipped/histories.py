@@ -39,15 +39,15 @@ class History:
 
 
 def draw(seed: int) -> History:
-    """One of all: any legal timeouts, most worlds small, about half of the moves faults."""
+    """One of all: any legal timeouts, most worlds small, faults one by one or as they come together."""
     random = Random(seed)
     lost = random.choice((2, 4, 4, 5, 8, 12, 20, 30))
     setup = Setup(
         seed=seed,
-        workers=random.choice((1, 1, 2, 2, 3, 3, 4, 6)),
+        workers=random.choice((1, 1, 2, 2, 3, 3, 4, 6) if random.random() < 0.97 else (8, 16)),
         processes=random.choice((1, 1, 1, 2)),
         rung=random.choice((3, 3, 2, 1, 0)),
-        total_steps=random.choice((40, 100, 200)),
+        total_steps=random.choice((40, 100, 200, 400)),
         max_failures=random.choice((20, 20, 20, 3, 0)),
         lost=lost,
         fence=max(10, lost + random.choice((1, 5, 15, 60))),
@@ -56,11 +56,32 @@ def draw(seed: int) -> History:
         spread=random.choice((0, 1)),
         evict=random.choice((20, 60)),
     )
-    moves = []
-    for _ in range(random.randint(1, LONGEST)):
-        name = random.choice(OFTEN if random.random() < 0.6 else FAULTS)
-        moves.append(Move(name, random.randint(0, MOST), random.randint(0, MOST)))
+    moves: list[Move] = []
+    length = random.randint(1, LONGEST)
+    while len(moves) < length:
+        moves += _scene(random) if random.random() < 0.3 else [_move(random, _any_of(random))]
     return History(setup, tuple(moves))
+
+
+def _any_of(random: Random) -> tuple[str, ...]:
+    return OFTEN if random.random() < 0.6 else FAULTS
+
+
+def _move(random: Random, names: tuple[str, ...]) -> Move:
+    return Move(random.choice(names), random.randint(0, MOST), random.randint(0, MOST))
+
+
+def _scene(random: Random) -> list[Move]:
+    """As a data centre sees it: faults come together, last for minutes, and mostly somebody ends them."""
+    moves = [_move(random, ("long_wait", "wait"))]
+    for _ in range(random.choice((1, 2, 2, 3))):
+        moves.append(_move(random, FAULTS))
+        if random.random() < 0.5:
+            moves.append(_move(random, ("events", "wait", "long_wait")))
+    moves.append(_move(random, ("long_wait", "minutes", "minutes")))
+    if random.random() < 0.7:
+        moves += [_move(random, (name,)) for name in ("heal", "node_back", "long_wait")]
+    return moves
 
 
 @contextmanager

@@ -174,7 +174,11 @@ class Loop(asyncio.BaseEventLoop):
             self.graveyard.append(entry.handle)
         elif owner.frozen:
             owner.held.append(entry)
+        elif owner.busy_until > self.now:
+            entry.when = owner.busy_until
+            heapq.heappush(self._heap, entry)
         else:
+            owner.busy_until = self.now + owner.cost
             entry.handle._run()
 
     def release(self, entries: list[Entry]) -> None:
@@ -218,6 +222,8 @@ class Process:
         self.ahead = 0.0
         self.wall_ahead = 0.0
         """Of the wall clock."""
+        self.cost, self.busy_until = 0.0, 0.0
+        """Seconds that each callback takes: what is due meanwhile is late, in its order."""
         self.held: list[Entry] = []
         self.signals: dict[int, asyncio.Handle] = {}
         self.handler: Any = None

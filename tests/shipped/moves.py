@@ -48,6 +48,12 @@ def _long_wait(site: Site, move: Move) -> bool:
     return False
 
 
+def _minutes(site: Site, move: Move) -> bool:
+    """As long as it takes until somebody has come, or a successor trains."""
+    site.run(15.0 * (1 + move.size))
+    return False
+
+
 # ---- ranks
 
 _EXITS = [ProcessExit(None, 9), ProcessExit(None, 11), ProcessExit(3, None), ProcessExit(None, 9, oom=True)]
@@ -120,6 +126,16 @@ def _hang_coordinator(site: Site, move: Move) -> bool:
     return pod is not None
 
 
+def _late_loop(site: Site, move: Move) -> bool:
+    """A starved core: each callback of a process takes milliseconds, for a while."""
+    processes = [each.process for each in (*workers(site), *coordinators(site)) if each.process]
+    process = pick([*processes, *site.operators], move)
+    if process:
+        process.cost = 0.002 * (1 + move.size)
+        site.loop.after(5.0 + 4.0 * move.size, setattr, process, "cost", 0.0)
+    return process is not None
+
+
 def _block_stdout(site: Site, move: Move) -> bool:
     """Nobody reads the containers' output: who waits for a reader stands still."""
     pods = [*workers(site), *coordinators(site)]
@@ -152,6 +168,7 @@ MOVES: dict[str, Callable[[Site, Move], bool]] = {
     "wait": _wait,
     "events": _events,
     "long_wait": _long_wait,
+    "minutes": _minutes,
     "heal": heal,
     "node_back": node_back,
     "resume": _resume,
@@ -164,12 +181,13 @@ MOVES: dict[str, Callable[[Site, Move], bool]] = {
     "freeze_pod": _freeze_pod,
     "freeze_coordinator": _freeze_coordinator,
     "hang_coordinator": _hang_coordinator,
+    "late_loop": _late_loop,
     "block_stdout": _block_stdout,
     **SURROUNDINGS,
     "suspend": _suspend,
     "restart": _restart,
 }
-FAULTS = tuple(MOVES)[6:]
+FAULTS = tuple(MOVES)[7:]
 OFTEN = (
     ("wait",) * 8 + ("events",) * 5 + ("long_wait",) * 4 + ("heal",) * 4 + ("node_back", "resume", "resume")
 )

@@ -171,6 +171,7 @@ class SiteRank(Rank):
         def written() -> None:
             self.writing = False
             try:
+                cast(Any, disk).check(cast(SimPod, self.parent).process.node)
                 files = disk.write_shard(step, self.plan.epoch, self.number, position)
             except OSError as error:
                 self.raises("OSError writer.py", f"OSError: {error}")

@@ -31,6 +31,7 @@ from typing import Any, cast
 from tests.shipped import containers
 from tests.shipped.checks import ShippedChecks, require
 from tests.shipped.disk import Disk
+from tests.shipped.gang import SiteGang, hash_of
 from tests.shipped.kubernetes import Kubernetes, Object, stamp
 from tests.shipped.loop import OWNER, Loop, Process
 from tests.shipped.network import Network
@@ -147,9 +148,13 @@ class Site:
         self.pods: dict[str, SimPod] = {}
         self.containers: dict[str, Pod] = {}
         self.operators: list[Process] = []
+        self.operators_away = False
+        """Nobody starts one."""
         self.crash_after: dict[str, int] = {}
         self.hung: list[Process] = []
         """For good."""
+        self.gone = set[str]()
+        """Nodes that are cut off for good; a person ends them when all else is well."""
         self._unread: set[str] = set()
         self._gangs: dict[Epoch, Gang] = {}
         self._ips = 0
@@ -227,6 +232,8 @@ class Site:
         return process
 
     def start_operator(self, number: int) -> None:
+        if self.operators_away:
+            return
         process = Process(self.loop, f"operator-{number}", f"operator-{number}", f"10.2.0.{number + 1}")
         self.operators = [each for each in self.operators if each.node != process.node] + [process]
         self.network.hosts[process.ip] = process
@@ -333,9 +340,14 @@ class Site:
         self.network.heal()
         self.api_away, self.api_slowness, self.lag = False, 1.0, 0.0
         self.disk.slowness, self.disk.error, self.disk.hung = 1.0, None, False
+        self.disk.stale.clear()
         self.crash_after.clear()
         for node in self.nodes.values():
-            node.come_back()
+            if node.name in self.gone:
+                node.lose_power()
+                node.taint_out_of_service()
+            else:
+                node.come_back()
         for pod in self.live_pods():
             pod.stopped = False
             pod.process.thaw()
@@ -360,11 +372,11 @@ class Site:
             assert job
             self.kubernetes.edit(job, lambda job: job["metadata"].update(vouched))
 
-    def settle(self) -> None:
-        """The quiet end."""
+    def settle(self, more: float = 0.0) -> None:
+        """The quiet end, within QUIET_SECONDS and `more`."""
         self.stop_faults()
         self.edit(suspend=False)
-        limit = self.loop.now + QUIET_SECONDS
+        limit = self.loop.now + QUIET_SECONDS + more
         while not self.over and self.loop.now < limit:
             self.run(10.0)
             self.vouch()
@@ -379,20 +391,3 @@ class Site:
         self.loop.bury()
         if _BACKGROUND:  # it holds the tasks of processes that were killed
             _BACKGROUND._tasks -= {t for t in _BACKGROUND._tasks if t.get_loop() is self.loop}
-
-
-class SiteGang(Gang):
-    """Ranks reach each other as their nodes do."""
-
-    def _connected(self) -> bool:
-        nodes = {cast(SimPod, rank.parent).process.node for rank in self.ranks.values()}
-        reaches = cast(Any, self._world).network.reaches
-        return all(reaches(one, other) for one in nodes for other in nodes if one < other)
-
-
-def hash_of(*words: str) -> int:
-    """The same in each interpreter."""
-    number = 7
-    for letter in "".join(words):
-        number = (number * 31 + ord(letter)) % 1_000_003
-    return number

@@ -124,6 +124,25 @@ def _remove_node(site: Site, move: Move) -> bool:
     return True
 
 
+def _lose_node(site: Site, move: Move) -> bool:
+    """Its machine is cut off for good, and its object deleted, while what runs there goes on."""
+    node = _node(site, move)
+    site.gone.add(node.name)
+    site.network.island({node.name})
+    return _remove_node(site, move)
+
+
+def _sick_node(site: Site, move: Move) -> bool:
+    """The container runtime hangs: nobody is started, killed or read there."""
+    node = _node(site, move)
+    node.hears = False
+    for pod in node.pods.values():
+        if pod.process and pod.process.alive:
+            site.block_stdout(pod.process)
+            site.loop.after(20.0 + 20.0 * move.size, site.read_stdout, pod.process)
+    return True
+
+
 def _suspend_machine(site: Site, move: Move) -> bool:
     """All processes of a node stand still, and so do their clocks."""
     node = _node(site, move)
@@ -242,6 +261,14 @@ def _mend_disk(site: Site) -> None:
     site.disk.error, site.disk.hung = None, False
 
 
+def _break_mount(site: Site, move: Move) -> bool:
+    """A stale handle on one node; the volume is well."""
+    node = _node(site, move)
+    site.disk.stale[node.name] = ERRORS[move.place % 2]
+    site.loop.after(5.0 + 10.0 * move.size, site.disk.stale.pop, node.name, None)
+    return True
+
+
 def _hang_disk(site: Site, move: Move) -> bool:
     site.disk.hung = True
     site.loop.after(1.0 + 3.0 * move.size, _mend_disk, site)
@@ -261,6 +288,8 @@ SURROUNDINGS = {
     "power_off": _power_off,
     "kubelet_away": _kubelet_away,
     "remove_node": _remove_node,
+    "lose_node": _lose_node,
+    "sick_node": _sick_node,
     "suspend_machine": _suspend_machine,
     "delete_pod": _delete_pod,
     "force_delete_pod": _force_delete_pod,
@@ -275,6 +304,7 @@ SURROUNDINGS = {
     "cut_watches": _cut_watches,
     "slow_disk": _slow_disk,
     "break_disk": _break_disk,
+    "break_mount": _break_mount,
     "hang_disk": _hang_disk,
     "damage": _damage,
 }
