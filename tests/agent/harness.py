@@ -145,7 +145,7 @@ class Coordinator:
         if self.cuts:
             await self.cut()
             return
-        if report.orders_seen != self._number:
+        if report.orders_seen == 0:  # else it has not read the newest yet
             self._send()
         elif self._orders and self._writer and not self.silent:
             self._write(Orders(self._orders.term, self._orders.boot, self._number, same=True))
