@@ -11,7 +11,8 @@ from tests.sim.world import Setup, World
 
 from ropeteam_trainer.contract.world import ProcessExit
 
-PARTS, STEPS, HISTORIES = 4, 5000, 40
+PARTS, STEPS, HISTORIES = 4, 2000, 40
+"""A sample. `make sim` plays campaigns, in continuous integration too (.ci/run)."""
 FAILED_ONCE = {
     "a coordinator that boots is told the lineage from before the last status write": (
         "seed=5428,workers=1,processes=1,rung=2,codec=True,total_steps=24,max_failures=20,"
