@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,23 +21,6 @@ RING = 2 * (RANKS - 1) / RANKS
 """How often an all-reduce sends what it reduces."""
 
 
-def sent(path: Path, strategy: dict[str, Any], servers: int = 0) -> float:
-    """Bytes per worker and step."""
-    (path / "request").write_text(
-        json.dumps({"strategy": strategy, "size": vars(SIZE), "batch": RANKS, "warm": 4, "steps": 8})
-    )
-    script = "measured_served.py" if servers else "measured.py"
-    words = ("tests.trainer.wire", str(path), str(RANKS + servers), script, str(path / "request"))
-    command = wire.alone([sys.executable, "-m", *words])
-    if command is None:
-        pytest.skip("BYTES ON THE WIRE ARE NOT TESTED: a network namespace needs root, unshare and ip")
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = next(line for line in ended.stdout.splitlines() if line.startswith("RESULT "))
-    value: float = json.loads(found.removeprefix("RESULT "))["sent"]
-    return value
-
-
 def compressed(kind: str, **settings: Any) -> dict[str, Any]:
     return {"gradient_compression": {"type": kind, **settings}}
 
@@ -50,23 +32,48 @@ def low_rank(rank: int) -> float:
     return 4 * sum(rank * (n + m) for n, m in matrices) + 4 * sum(n for (n,) in vectors)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "expected"),
-    [
-        ({}, RING * 4 * VALUES),
-        (compressed("BFloat16"), RING * 2 * VALUES),
-        (compressed("PowerSGD", power_sgd={"rank": 16}), RING * low_rank(16)),
-        (compressed("TopK", top_k={"keep_per_mille": 50}), (RANKS - 1) * 12 * VALUES * 0.05),
-    ],
-    ids=["all-reduce", "BFloat16", "PowerSGD", "TopK"],
-)
-def test_gradients_cost_the_bytes_that_the_formula_says(
-    strategy: dict[str, Any], expected: float, tmp_path: Path
+def served(servers: int) -> dict[str, Any]:
+    return {"sync": {"type": "ParameterServer", "parameter_server": {"servers": servers}}}
+
+
+GRADIENTS: dict[str, tuple[dict[str, Any], float]] = {
+    "all-reduce": ({}, RING * 4 * VALUES),
+    "BFloat16": (compressed("BFloat16"), RING * 2 * VALUES),
+    "PowerSGD": (compressed("PowerSGD", power_sgd={"rank": 16}), RING * low_rank(16)),
+    "TopK": (compressed("TopK", top_k={"keep_per_mille": 50}), (RANKS - 1) * 12 * VALUES * 0.05),
+}
+SERVERS = (1, 2)
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str | int, float]:
+    """Bytes per worker and step, by technique or number of servers. All worlds share one import of torch."""
+    path = tmp_path_factory.mktemp("wire")
+    worlds: dict[str | int, dict[str, Any]] = {}
+    techniques = {name: strategy for name, (strategy, _) in GRADIENTS.items()}
+    for key, strategy in (techniques | {number: served(number) for number in SERVERS}).items():
+        servers, script = (key, "measured_served.py") if isinstance(key, int) else (0, "measured.py")
+        request = path / f"request-{key}"
+        request.write_text(
+            json.dumps({"strategy": strategy, "size": vars(SIZE), "batch": RANKS, "warm": 4, "steps": 8})
+        )
+        worlds[key] = {"world": RANKS + servers, "script": script, "arguments": [str(request)]}
+    (path / "worlds").write_text("\n".join(map(json.dumps, worlds.values())))
+    command = wire.alone([sys.executable, "-m", "tests.trainer.wire", str(path)])
+    if command is None:
+        pytest.skip("BYTES ON THE WIRE ARE NOT TESTED: a network namespace needs root, unshare and ip")
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return dict(zip(worlds, (json.loads(line)["sent"] for line in ended.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("technique", GRADIENTS)
+def test_gradients_cost_the_bytes_that_the_formula_says(technique: str, sent: dict[str | int, float]) -> None:
+    assert sent[technique] == pytest.approx(GRADIENTS[technique][1], rel=0.04)
+
+
+@pytest.mark.parametrize("servers", SERVERS)
+def test_parameter_servers_cost_a_gradient_and_the_weights(
+    servers: int, sent: dict[str | int, float]
 ) -> None:
-    assert sent(tmp_path, strategy) == pytest.approx(expected, rel=0.04)
-
-
-@pytest.mark.parametrize("servers", [1, 2])
-def test_parameter_servers_cost_a_gradient_and_the_weights(servers: int, tmp_path: Path) -> None:
-    served = {"sync": {"type": "ParameterServer", "parameter_server": {"servers": servers}}}
-    assert sent(tmp_path, served, servers) == pytest.approx(2 * 4 * VALUES, rel=0.04)
+    assert sent[servers] == pytest.approx(2 * 4 * VALUES, rel=0.04)

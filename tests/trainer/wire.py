@@ -1,6 +1,8 @@
 """Bytes that ranks send each other, counted by the kernel.
 
-    python -m tests.trainer.wire FOLDER WORLD SCRIPT [ARGUMENT...]     a Crew; prints what rank 0 printed
+    python -m tests.trainer.wire FOLDER    a Crew for each line of FOLDER/worlds, one after the other
+
+A line is JSON: {world, script, arguments}. For each the result of its rank 0 is printed, as a line of JSON.
 
 In a network namespace of their own nobody else talks, so the bytes of its loopback device are those of the
 ranks: payload, TCP headers, acknowledgements. A namespace needs root, or a kernel that gives users their own.
@@ -8,6 +10,7 @@ ranks: payload, TCP headers, acknowledgements. A namespace needs root, or a kern
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -49,13 +52,16 @@ def _sent_by_device() -> dict[str, int]:
 def main() -> None:
     from tests.trainer.ranks import Crew
 
-    folder, world, script, *arguments = sys.argv[1:]
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-        crew = Crew(Path(folder), int(world))
-        crew.environment[config.MEMORY] = memory  # of parameter servers
-        ended = crew.run(script, *arguments)
-    print("\n".join(ended.output) if any(ended.codes) else ended.output[0])
-    sys.exit(any(ended.codes))
+    folder = Path(sys.argv[1])
+    for number, line in enumerate((folder / "worlds").read_text().splitlines()):
+        wanted = json.loads(line)
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+            crew = Crew(folder / str(number), wanted["world"])
+            crew.environment[config.MEMORY] = memory  # of parameter servers
+            ended = crew.run(wanted["script"], *wanted["arguments"])
+        if any(ended.codes):
+            sys.exit("\n".join(ended.output))
+        print(json.dumps(ended.result))
 
 
 if __name__ == "__main__":

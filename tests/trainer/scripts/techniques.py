@@ -30,11 +30,13 @@ Tensors = dict[str, torch.Tensor]
 
 def main() -> None:
     world = World.join("cpu", 60)
+    requests = json.loads(Path(sys.argv[1]).read_text())
+    settings = {key: requests[0][key] for key in ("optimizer", "steps", "batch")}
+    assert all(settings.items() <= request.items() for request in requests), "one process stands for all"
+    alone = train(settings, World(0, 1, world.device), Strategy())
     results = {}
-    for request in json.loads(Path(sys.argv[1]).read_text()):
-        alone = train(request, World(0, 1, world.device), Strategy())
-        strategy = codec.from_plain(Strategy, request["strategy"])
-        split = train(request, world, strategy)
+    for request in requests:
+        split = train(request, world, codec.from_plain(Strategy, request["strategy"]))
         results[request["name"]] = compared(alone, split)
     if world.rank == 0:
         print(f"RESULT {json.dumps(results)}")
