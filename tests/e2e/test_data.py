@@ -25,7 +25,7 @@ def test_a_cache_and_balance_from_the_manifest(cluster: Cluster, name: str, tmp_
     )
     made["spec"]["env"] = [{"name": "ROPETEAM_TRACE", "value": str(tmp_path / "trace")}]
     cluster.create(made)
-    cluster.wait_condition(name, "Complete", 120)
+    cluster.wait_condition(name, "Complete")
     for pod in cluster.pods(name):
         said = cluster.logs(pod["metadata"]["name"])
         assert "/volumes/ropeteam-shard-cache/" in said, said

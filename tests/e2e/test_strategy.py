@@ -43,7 +43,7 @@ def test_a_pipeline_survives_a_fault_and_goes_on_as_shards(cluster: Cluster, nam
     stopped = max(line["step"] for line in trace(tmp_path, 0))
     cluster.patch(name, {"strategy": {"parallelism": {"pipeline": 1, "shard": 2}}})
     cluster.patch(name, {"suspend": False})
-    cluster.wait_condition(name, "Complete", 120)
+    cluster.wait_condition(name, "Complete")
     assert [seen["cause"] for seen in cluster.status(name)["incidents"]] == ["Signal"]
     zero, one = surviving(tmp_path, 0), surviving(tmp_path, 1)
     assert list(zero) == list(one) == list(range(1, STEPS + 1))

@@ -53,7 +53,7 @@ def test_an_unchanged_ddp_script_goes_on_in_its_pods(cluster: Cluster, name: str
     wait_for("a first start", lambda: begun(cluster, f"{name}-0-1"))
     kill_and_watch(cluster, name, 0)
     kill_and_watch(cluster, name, 1)
-    cluster.wait_condition(name, "Complete", 120)
+    cluster.wait_condition(name, "Complete")
     assert re.search(r"accuracy 0\.[89]", cluster.logs(f"{name}-0-1"))
     assert cluster.pod_uids(name) == uids, "no pod was replaced"
     assert all(s["restartCount"] == 0 for p in cluster.pods(name) for s in p["status"]["containerStatuses"])

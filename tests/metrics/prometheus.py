@@ -145,7 +145,7 @@ def without_data(prometheus: Prometheus) -> dict[str, str]:
     }
 
 
-def wait_for_data(prometheus: Prometheus, patience: float = 90.0) -> None:
+def wait_for_data(prometheus: Prometheus) -> None:
     """Until no query of a panel is without data; says which are."""
 
     def all_have_some() -> bool:
@@ -153,7 +153,7 @@ def wait_for_data(prometheus: Prometheus, patience: float = 90.0) -> None:
         return not without_data(prometheus)
 
     try:
-        wait_for("data in every panel", all_have_some, patience)
+        wait_for("data in every panel", all_have_some)
     except AssertionError as error:
         raise AssertionError(
             f"{error}; nothing from {json.dumps(without_data(prometheus), indent=1)}"
