@@ -102,7 +102,7 @@ def test_a_look_at_the_clock_and_a_word_that_says_nothing_new_concern_next_to_no
 def test_while_leases_are_renewed_the_roll_is_not_called_anew():
     film = Film(MANY).up(step=3)
     film.now += film.config.timeouts.lost / 2
-    film.event(membership.LeasesRenewed({pod: film.now for pod in film.state.agents}))
+    film.event(membership.LeasesRenewed(dict.fromkeys(film.state.agents, film.now)))
     film.now = film.state.leases_until + 0.01
     assert calls(lambda: film.event(membership.Tick())) / MANY < 3
     assert film.phase == "Running"
