@@ -19,6 +19,12 @@ class SiteGang(Gang):
         reaches = self._site.network.reaches
         return all(reaches(one, other) for one in nodes for other in nodes if one < other)
 
+    def _after_step(self, step: int) -> None:
+        """Each rank prints its loss; who reads that is its agent."""
+        for rank in self.ranks.values():
+            self._site.prints(cast(SimPod, rank.parent).process)
+        super()._after_step(step)
+
     def _restore(self, first: Rank) -> int:
         """All ranks read, each its part."""
         disk = self._site.disk
