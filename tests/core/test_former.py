@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.builders import (
     Scene,
     a_report,
@@ -22,8 +24,9 @@ from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import FormerCoordinatorStatus
 from ropeteam.core.decide import decide
 from ropeteam.core.former import ENDED, MOST
-from ropeteam.core.observation import ContainerSeen, PodSeen, Role
+from ropeteam.core.observation import ContainerSeen, PodSeen, Role, UnheardSeen
 from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.fence import longest_lease
 
 NODE = "node-0"
 
@@ -102,6 +105,59 @@ def with_proof(
         old = PodSeen(name="mnist-coordinator-1", uid=uid, role=Role.COORDINATOR, term=1, node=NODE, **pod)
         seen = seen.but(pods=(*seen.pods, old))
     return seen
+
+
+def leased(seen: Scene, seconds: int = 20) -> Scene:
+    """The former coordinator was made with recovery.selfFence."""
+    (old,) = seen.status.coordinator.former
+    promised = (old.model_copy(update={"lease_seconds": seconds}),)
+    coordinator = seen.status.coordinator.model_copy(update={"former": promised})
+    return seen.but(status=seen.status.model_copy(update={"coordinator": coordinator})).after(written)
+
+
+def unheard(seen: Scene, seconds: float) -> Scene:
+    return seen.but(unheard=(UnheardSeen(term=1, seconds=seconds),))
+
+
+@given(st.integers(10, 3600))
+def test_a_lease_that_has_run_out_needs_no_proof(lease: int) -> None:
+    seen = leased(an_island(), lease)
+    over = longest_lease(lease)
+    assert former(unheard(seen, over - 0.01)) == (1,)
+    assert former(unheard(seen, over)) == ()
+    again = decide(unheard(seen, over - 1)).look_again_seconds
+    assert again is not None
+    assert again <= 1
+    assert not gone(unheard(seen, over)), "the fence is counted from there"
+
+
+def test_who_waits_for_a_lease_needs_no_person_and_status_says_so() -> None:
+    seen = leased(an_island())
+    running, stalled = (
+        decide(seen).status.condition(kind) for kind in (ConditionType.RUNNING, ConditionType.STALLED)
+    )
+    assert stalled
+    assert running
+    assert (stalled.holds, running.reason) == (False, "FormerCoordinator")
+    assert running.message.endswith(
+        "The job goes on by itself when no operator has heard of it for 20 s (selfFence), and fenceSeconds "
+        "later."
+    )
+
+
+def test_a_coordinator_is_remembered_with_its_promise() -> None:
+    recovery = {"selfFence": True, "fenceSeconds": 30}
+    seen = a_running_job(workers=2, recovery=recovery)
+    assert seen.status.coordinator.lease_seconds == 30
+    without = {**recovery, "selfFence": False}
+    seen = seen.after(edited(recovery=without), without_coordinator_pod, written)
+    (left,) = seen.status.coordinator.former
+    assert (left.lease_seconds, seen.status.coordinator.lease_seconds) == (30, 0)
+
+
+def test_a_lease_that_is_over_when_its_coordinator_is_lost_is_not_waited_for_again() -> None:
+    seen = a_running_job(workers=2, recovery={"selfFence": True})
+    assert former(unheard(seen, 200.0).after(without_coordinator_pod, written)) == ()
 
 
 def test_after_the_proof_the_fence_is_counted_from_there() -> None:

@@ -66,7 +66,7 @@ async def coordinator(site: Site, process: Process, pod: Pod) -> None:
         return _UNIX + site.loop.now + process.wall_ahead
 
     token, chance = KEY.token(settings.job_uid), Random(site.random.random())
-    it = Coordinator(settings, pod.restarts, token, log, wall, chance)
+    it = Coordinator(settings, pod.restarts, token, log, wall, chance, lambda: -process.ahead)
     ports = Ports(pod.ip, config.COORDINATOR_AGENT_PORT, config.COORDINATOR_HTTP_PORT)
     try:
         await serve(it, ports)

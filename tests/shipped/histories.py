@@ -55,6 +55,7 @@ def draw(seed: int) -> History:
         operators=random.choice((1, 1, 2)),
         spread=random.choice((0, 1)),
         evict=random.choice((20, 60)),
+        self_fence=int(seed % 3 == 0),
     )
     moves: list[Move] = []
     length = random.randint(1, LONGEST)

@@ -68,6 +68,7 @@ class Setup:
     window_seconds: int = 3600
     lost: int = 4
     fence: int = 15
+    self_fence: int = 0
     drain: int = 8
     start: int = 60
     keep: int = 3
@@ -96,6 +97,7 @@ class Setup:
             "hangSeconds": 10,
             "lostSeconds": self.lost,
             "fenceSeconds": self.fence,
+            "selfFence": bool(self.self_fence),
             "drainSeconds": self.drain,
             "exitCodes": [{"codes": [42], "action": "Fail"}, {"codes": [75], "action": "RetryFree"}],
         }

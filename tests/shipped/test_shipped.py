@@ -82,6 +82,26 @@ def test_what_failed_once(moves: str, setup: dict[str, int]) -> None:
     assert play_history(history(moves, seed=1, **setup)).state == "Complete"
 
 
+@pytest.mark.parametrize("rung", [0, 1])
+def test_an_island_that_fences_itself_ends_and_the_job_goes_on_without_a_person(rung: int) -> None:
+    """Below rung 2, where two worlds would overwrite each other's checkpoints."""
+    setup = Setup(seed=rung, workers=2, rung=rung, total_steps=400, spread=1, self_fence=1)
+    with world(setup) as site:
+        site.run(20.0)
+        assert {rank.plan.epoch.term for rank in site.live_ranks()} == {1}
+        play(site, Move("island", 0, 1))
+        site.run(150.0)  # the checks demand that one world advances
+        term = site.status.coordinator.term
+        assert {rank.plan.epoch.term for rank in site.live_ranks()} == {term} != {1}
+
+
+def test_a_world_that_fenced_itself_while_the_operator_was_away_goes_on_when_it_is_back() -> None:
+    moves = "long_wait(3,9) isolate(1,0) long_wait(15,15) heal(0,0) long_wait(0,9)"
+    played = play_history(history(moves, seed=2, rung=0, total_steps=120, self_fence=1))
+    assert played.state == "Complete"
+    assert played.counts["worlds"] == 2
+
+
 def test_a_history_is_the_same_each_time() -> None:
     again = history("long_wait(1,1) kill_rank(0,0) slow_node(2,3) long_wait(1,1) delete_pod(1,1)", seed=5)
     first, second = play_history(again, film=True), play_history(again)

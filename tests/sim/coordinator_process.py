@@ -113,7 +113,8 @@ class Coordinator:
             line.sent = None
         self._step(membership.ReportReceived(report, applied))
         settings, now = self.state.config, self._world.clock.now
-        if not self.state.superseded and now - line.spoke_at >= answer_seconds(settings.timeouts.lost):
+        patience = answer_seconds(settings.timeouts.lost)
+        if membership.may_answer(self.state, now) and now - line.spoke_at >= patience:
             self._write(connection, line, Orders(settings.term, self.state.boot, line.number, same=True))
 
     def _forget_older(self, newest: Connection, report: AgentReport) -> None:

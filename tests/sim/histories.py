@@ -51,6 +51,7 @@ _SETUPS = st.builds(
     max_failures=st.sampled_from((20, 20, 20, 3, 0)),
     total_steps=st.sampled_from((24, 60)),
     servers=st.sampled_from((0, 0, 0, 1, 2)),
+    self_fence=st.sampled_from((0, 0, 1)),
 ).map(lambda setup: replace(setup, rung=3) if setup.servers else setup)
 
 

@@ -16,6 +16,7 @@ from tests.sim.clock import Process, Task
 from ropeteam.api.defaults import Defaults
 from ropeteam.api.status import JobStatus
 from ropeteam.controller.holders import Holders
+from ropeteam.controller.leases import Leases
 from ropeteam.controller.pace import Pace
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
@@ -65,7 +66,7 @@ class Operator:
         """A new process: it knows nothing but what the API server tells."""
         if self._task is None:
             self._desired: Desired | None = None
-            self._holders = Holders()
+            self._holders, self._leases = Holders(), Leases(self._world.clock.now)
             self._secret = False
             self._written_at: datetime | None = None
             self._pace = Pace()
@@ -181,6 +182,7 @@ class Operator:
             report_error=error,
             answered_for=self._holders.answered_for(self._world.clock.now),
             held=self._holders.of(job.status, self._world.clock.now),
+            unheard=self._leases.of(job.status, self._world.clock.now),
             defaults=_DEFAULTS,
         )
         if self._world.codec:
@@ -201,12 +203,14 @@ class Operator:
                 task.wake(0.0)
 
         self._asking = True
-        self._put(self._desired, answered)
+        self._put(self._leases.said_back(self._desired), answered)
         yield CALL_TIMEOUT
         self._asking = False
         yield self._called()
         if not answers:
             return None, "no answer within 3 s"
+        if isinstance(answers[0], JobReport):
+            self._leases.heard(answers[0], self._world.clock.now)
         if view.status.coordinator.former:
             self._holders.forget()
         elif isinstance(answers[0], JobReport):

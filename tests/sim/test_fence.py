@@ -83,6 +83,30 @@ def test_an_island_of_a_coordinator_and_its_agents_is_the_only_world(rung: int, 
 
 
 @pytest.mark.parametrize("rung", [0, 1])
+@pytest.mark.parametrize(("lost", "fence"), [(4, 15), (9, 10), (20, 60)])
+def test_an_island_that_fences_itself_ends_before_its_successor_begins(
+    rung: int, lost: int, fence: int
+) -> None:
+    for seed in range(4):
+        setup = Setup(seed=seed, workers=2, rung=rung, total_steps=900, lost=lost, fence=fence, self_fence=1)
+        world = a_world(setup)
+        old = list(world.kubernetes.pods.values())
+        for kubelet in {pod.kubelet for pod in old if pod.kubelet}:
+            kubelet.go_out_of_touch(power_too=False)
+        world.network.island(*(pod.uid for pod in old))
+        if seed % 2:
+            world.run(fence / 2)
+            world.operator.kill()
+            world.operator.start()
+        world.run(3.0 * fence + 120.0)  # the checks demand that one world advances
+        assert (
+            {rank.plan.epoch.term for rank in world.live_ranks()}
+            == {world.kubernetes.job.status.coordinator.term}
+            != {1}
+        )
+
+
+@pytest.mark.parametrize("rung", [0, 1])
 def test_who_knows_that_the_island_has_ended_says_so_and_the_job_goes_on(rung: int) -> None:
     world = a_world(Setup(seed=1, workers=2, rung=rung, total_steps=400))
     old = list(world.kubernetes.pods.values())

@@ -53,6 +53,7 @@ class Setup:
     servers: int = 0
     lost: int = 4
     fence: int = 15
+    self_fence: int = 0
 
     @property
     def lead_rank(self) -> int:
@@ -71,6 +72,7 @@ class Setup:
             "hangSeconds": 6,
             "lostSeconds": self.lost,
             "fenceSeconds": self.fence,
+            "selfFence": bool(self.self_fence),
             "drainSeconds": 8,
             "exitCodes": [{"codes": [42], "action": "Fail"}, {"codes": [75], "action": "RetryFree"}],
         }

@@ -99,6 +99,10 @@ class Recovery(ApiModel):
     """A worker that is silent for this long is left out of the next world."""
     fence_seconds: int = Field(default=120, ge=10, le=3600)
     """A worker that reaches no coordinator for this long kills its ranks. Must be above lostSeconds."""
+    self_fence: bool = False
+    """True: when no operator has heard of the job's coordinator for fenceSeconds, ranks end within
+    fenceSeconds more, and training goes on when an operator is back. A script that writes its own checkpoints
+    then needs nobody to say that a lost coordinator has ended. The price: such outages end training."""
     drain_seconds: int = Field(default=60, ge=1, le=3600)
     """Time to save a checkpoint when a job is suspended or a pod is asked to leave."""
     no_progress_limit: int = Field(default=3, ge=2, le=100)
@@ -107,6 +111,11 @@ class Recovery(ApiModel):
     """How ranks start. Auto: exec first; fork from a warm process once the script has called init()."""
     exit_codes: tuple[ExitCodeRule, ...] = Field(default=(), max_length=16)
     """Exit codes with a meaning of their own. The list is replaced as a whole."""
+
+    @property
+    def lease_seconds(self) -> int:
+        """Of a coordinator that is made now. 0: it makes no promise."""
+        return self.fence_seconds if self.self_fence else 0
 
 
 class TrainingJobSpec(ApiModel):

@@ -19,6 +19,8 @@ class FormerCoordinatorStatus(StatusModel):
     """Its pod."""
     node: str = Field(default="", max_length=253)
     """Where that pod was."""
+    lease_seconds: int = Field(default=0, ge=0)
+    """As below, of that pod."""
 
 
 class CoordinatorStatus(StatusModel):
@@ -37,6 +39,9 @@ class CoordinatorStatus(StatusModel):
     former: tuple[FormerCoordinatorStatus, ...] = Field(default=(), max_length=16)
     """Those of earlier terms that nothing proves to have ended. While there is one, no replaced pod of a
     script that writes its own checkpoints is taken to have ended by time."""
+    lease_seconds: int = Field(default=0, ge=0)
+    """With recovery.selfFence: it answers no agent any more when no operator has heard of it for so long. 0:
+    it makes no such promise."""
     since: AwareDatetime | None = None
     """When this term was decided on."""
     faults: int = Field(default=0, ge=0)

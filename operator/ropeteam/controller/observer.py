@@ -21,6 +21,7 @@ from ropeteam.controller.cluster import AlreadyOurs, ApiClient, ApiError, Object
 from ropeteam.controller.coordinator import Coordinators, Unreachable
 from ropeteam.controller.holders import Holders
 from ropeteam.controller.informer import Key
+from ropeteam.controller.leases import Leases
 from ropeteam.controller.settings import OperatorKey
 from ropeteam.core import workerpod
 from ropeteam.core.observation import Observation, PodSeen, Refusal, ServiceSeen
@@ -35,6 +36,7 @@ class Memory:
     """What is remembered of one job between two looks. All of it can be lost: it is asked again."""
 
     uid: str
+    leases: Leases
     desired: Desired | None = None
     """What the last decision wants the coordinator to know."""
     tried_generation: int = -1
@@ -51,10 +53,11 @@ class Memories:
 
     _all: dict[Key, Memory] = field(default_factory=dict)
 
-    def of(self, key: Key, uid: str) -> Memory:
+    def of(self, key: Key, uid: str, now: float = 0.0) -> Memory:
+        """`now`: by the clock of this process, for one that is new."""
         memory = self._all.get(key)
         if memory is None or memory.uid != uid:
-            memory = self._all[key] = Memory(uid)
+            memory = self._all[key] = Memory(uid, Leases(now))
         return memory
 
     def forget(self, key: Key) -> None:
@@ -80,7 +83,7 @@ class Observer:
         if raw is None:
             return None
         metadata = Metadata.model_validate(raw["metadata"])
-        memory = self.memories.of(key, metadata.uid)
+        memory = self.memories.of(key, metadata.uid, self.own_clock())
         status = JobStatus.model_validate(raw.get("status") or {})
         service = next((seen for uid, seen in self.caches.services.of(key) if uid == metadata.uid), None)
         report, error = await self._ask(memory, status, service)
@@ -99,6 +102,7 @@ class Observer:
             dead_nodes=self._dead_nodes(status),
             answered_for=memory.holders.answered_for(self.own_clock()),
             held=memory.holders.of(status, self.own_clock()),
+            unheard=memory.leases.of(status, self.own_clock()),
             defaults=self.defaults,
         )
         return seen.model_copy(update={"refusal": await self._refusal(memory, seen)})
@@ -123,9 +127,10 @@ class Observer:
             return None, ""
         try:
             bearer = self.key.bearer(memory.uid)
-            report = await self.coordinators.tell(address, bearer, memory.desired)
+            report = await self.coordinators.tell(address, bearer, memory.leases.said_back(memory.desired))
         except Unreachable as error:
             return None, str(error)
+        memory.leases.heard(report, self.own_clock())
         if status.coordinator.former:
             memory.holders.forget()
         else:

@@ -4,11 +4,12 @@ listed here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from ropeteam.api.status import JobStatus
-from ropeteam.core import backoff, incidents, release
+from ropeteam.core import backoff, former, incidents, release
 from ropeteam.core.completion import RELEASE_SECONDS
 from ropeteam.core.handover import DELETE_MARGIN_SECONDS
 from ropeteam.core.view import View
@@ -17,15 +18,23 @@ from ropeteam_trainer.contract.fence import longest_life
 
 ASK_SELDOM_SECONDS, ASK_SECONDS, ASK_SOON_SECONDS, ASK_AT_ONCE_SECONDS = 15.0, 5.0, 1.0, 0.2
 """How often the coordinator is told and asked."""
+ASKS_PER_LEASE = 5
+"""Its lease is counted from an answer that we say back with the next question: two of these always pass."""
 
 
 def next_question(view: View, status: JobStatus) -> float:
     """Seconds until the coordinator is asked again. Often only when it is the one who knows what comes next:
     a world cannot form before its pods run, and of them their changes tell.
     """
-    if any(slot.relieves for slot in status.slots):
+    lease = status.coordinator.lease_seconds or math.inf
+    return min(_patience(view, status), lease / ASKS_PER_LEASE)
+
+
+def _patience(view: View, status: JobStatus) -> float:
+    report = view.report
+    if any(slot.relieves for slot in status.slots) or (report is not None and not report.leased):
         return ASK_AT_ONCE_SECONDS
-    if view.report is not None and view.report.phase is WorldPhase.COMPLETING:
+    if report is not None and report.phase is WorldPhase.COMPLETING:
         return ASK_SOON_SECONDS  # it waits for our word that the last checkpoint is saved
     if status.state == "Running":
         return ASK_SECONDS
@@ -54,6 +63,9 @@ def _moments(view: View, status: JobStatus) -> Iterator[datetime]:
     if status.coordinator_fault_since is not None:
         life = longest_life(spec.recovery.fence_seconds)
         yield status.coordinator_fault_since + timedelta(seconds=life)
+    for each in status.coordinator.former:
+        if (left := former.lapses_in(view, each)) < math.inf:
+            yield view.now + timedelta(seconds=left)
     yield from _accounting(view, status)
     yield from _pods(view, status)
 

@@ -6,14 +6,19 @@ each former coordinator is proven to have ended: by the kubelet's word, by a nod
 (Observation.dead_nodes), by a person (ENDED), or because all agents obey the present one and are not with it.
 From rung 2 on the storage decides whose checkpoints count.
 Limits: one whose pod was never seen on a node is not remembered.
+With recovery.selfFence no proof is needed: such a coordinator is silent when no operator has heard of it for
+its leaseSeconds, and that moment is known by the operator's own clock (View.unheard).
 """
 
 from __future__ import annotations
+
+import math
 
 from ropeteam.api.status import CoordinatorStatus, FormerCoordinatorStatus
 from ropeteam.core.classify import LOST_NODES
 from ropeteam.core.observation import PodSeen
 from ropeteam.core.view import View
+from ropeteam_trainer.contract.fence import longest_lease
 
 ENDED = "ropeteam.dev/coordinators-ended"
 """Annotation of a job: coordinators up to this term have ended, a person says."""
@@ -25,7 +30,9 @@ Former = tuple[FormerCoordinatorStatus, ...]
 
 def retired(view: View, old: CoordinatorStatus) -> Former:
     """Of the next term, or of none for a while: those before it that may still live, `old` among them."""
-    this = FormerCoordinatorStatus(term=old.term, pod_uid=old.pod_uid, node=old.node)
+    this = FormerCoordinatorStatus(
+        term=old.term, pod_uid=old.pod_uid, node=old.node, lease_seconds=old.lease_seconds
+    )
     known = old.former
     is_known = any(each.pod_uid == old.pod_uid for each in known)
     if old.pod_uid and old.node and not is_known and not _ended(view, this):
@@ -49,13 +56,34 @@ def message(view: View) -> str:
     if not former or not open_slots:
         return ""
     some = ", ".join(f"term {each.term} on node {each.node or 'unknown'}" for each in former)
-    return (
+    told = (
         f"A former coordinator may still live ({some}), and with it a former pod of slot "
-        f"{open_slots[0].slot} that writes checkpoints of its own. The job waits until the kubelet says that "
-        "it has ended. If you know that it has: taint that node with node.kubernetes.io/out-of-service, or "
+        f"{open_slots[0].slot} that writes checkpoints of its own."
+    )
+    if not needs_a_person(view):
+        longest = max(each.lease_seconds for each in former)
+        return (
+            f"{told} The job goes on by itself when no operator has heard of it for {longest} s (selfFence), "
+            "and fenceSeconds later."
+        )
+    return (
+        f"{told} The job waits until the kubelet says that it has ended. If you know that it has: taint that "
+        "node with node.kubernetes.io/out-of-service, or "
         f"kubectl annotate trainingjob -n {view.job.namespace} {view.job.name} {ENDED}={former[-1].term} "
         "--overwrite"
     )
+
+
+def needs_a_person(view: View) -> bool:
+    """Of some that may live no lease runs out."""
+    return any(not each.lease_seconds for each in remaining(view))
+
+
+def lapses_in(view: View, former: FormerCoordinatorStatus) -> float:
+    """Seconds until it has answered its last agent. For ever, if it makes no such promise."""
+    if not former.lease_seconds:
+        return math.inf
+    return longest_lease(former.lease_seconds) - view.unheard(former.term)
 
 
 def _all_obey(view: View) -> bool:
@@ -72,7 +100,7 @@ def _ended(view: View, former: FormerCoordinatorStatus) -> bool:
     said = view.job.annotations.get(ENDED, "")
     if said.isascii() and said.isdigit() and int(said[:18]) >= former.term:
         return True
-    if former.node in view.seen.dead_nodes:
+    if former.node in view.seen.dead_nodes or lapses_in(view, former) <= 0:
         return True
     pods = (pod for pod in view.all_coordinators if pod.uid == former.pod_uid)
     return any(_saw_its_end(pod) for pod in pods)

@@ -84,6 +84,7 @@ def open_attempt(view: View, status: JobStatus, stopped_at: datetime | None = No
             term=coordinator.term + 1,
             address=_address(view),
             former=former.retired(view, coordinator),
+            lease_seconds=view.spec.recovery.lease_seconds,
             since=view.now,
         ),
         slots=tuple(slots),

@@ -134,6 +134,7 @@ def _coordinator_config(seen: Observation, spec: TrainingJobSpec) -> contract.Co
         ),
         keep=spec.checkpoint.keep if spec.checkpoint else 3,
         checkpoint=spec.checkpoint is not None,
+        lease=seen.status.coordinator.lease_seconds,
     )
 
 

@@ -84,6 +84,14 @@ class HeldSeen(Seen):
     pod."""
 
 
+class UnheardSeen(Seen):
+    """By the clock of this operator process, as HeldSeen."""
+
+    term: int
+    seconds: float
+    """For how long no operator can have heard of the coordinator of this term: since we did, or began."""
+
+
 class ServiceSeen(Seen):
     name: str
     uid: str
@@ -123,6 +131,9 @@ class Observation(Seen):
     """Seconds since the first answer of this boot of the coordinator, by the clock of this process."""
     held: tuple[HeldSeen, ...] = ()
     """Of slots whose former pod may still write. Counted anew when coordinator or operator restart."""
+    unheard: tuple[UnheardSeen, ...] = ()
+    """Of the coordinator and those before it that make a promise (leaseSeconds). Counted anew when the
+    operator restarts."""
     dead_nodes: tuple[str, ...] = ()
     """Of nodes of former coordinators: those on which nothing runs any more, as somebody vouches: tainted
     out-of-service, or deleted where the installation says that this proves it."""

@@ -143,7 +143,7 @@ def _unproven(view: View) -> Reason | None:
     report, words = view.report, former.message(view)
     if not words or report is None or report.phase is not WorldPhase.FORMING:
         return None
-    return Reason("FormerCoordinator", words, stalled=True)
+    return Reason("FormerCoordinator", words, stalled=former.needs_a_person(view))
 
 
 def _unscheduled(view: View, pods: list[PodSeen]) -> Reason | None:

@@ -31,7 +31,10 @@ def new_term(view: View, status: JobStatus) -> Answer | None:
     faults = old.faults + 1
     left = former.retired(view, status.coordinator)
     term = max(old.term, claimed) + 1
-    new = CoordinatorStatus(term=term, address=old.address, former=left, since=view.now, faults=faults)
+    lease = view.spec.recovery.lease_seconds
+    new = CoordinatorStatus(
+        term=term, address=old.address, former=left, lease_seconds=lease, since=view.now, faults=faults
+    )
     return live(view, changed(status, coordinator=new), f"{why}: term {new.term}")
 
 

@@ -93,6 +93,10 @@ class View:
         found = (each for each in self.seen.held if each.slot == slot.slot)
         return next((each.seconds for each in found if each.incarnation == slot.incarnation), 0.0)
 
+    def unheard(self, term: int) -> float:
+        """For how many seconds of our own clock no operator can have heard of this term's coordinator."""
+        return next((each.seconds for each in self.seen.unheard if each.term == term), 0.0)
+
     def passed(self, since: datetime | None, seconds: float) -> bool:
         """Whether `seconds` have gone by since then. Never, if there was no `then`."""
         return since is not None and self.now >= since + timedelta(seconds=seconds)

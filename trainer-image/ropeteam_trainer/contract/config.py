@@ -202,6 +202,9 @@ class CoordinatorConfig(Shape):
     servers: int = 0
     """Parameter servers: slots after those of the workers, one rank each. With them ranks depend on no
     collective, and those of healthy slots live on when another one is replaced."""
+    lease: int = 0
+    """Seconds for which it may answer agents after the operator has heard of it (Desired.heard). 0: for
+    ever."""
     contract: int = VERSION
 
 

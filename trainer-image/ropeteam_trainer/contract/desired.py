@@ -39,6 +39,10 @@ class Desired:
     """Ids that `allowance` already accounts for; the coordinator subtracts its own others."""
     lineage: tuple[CheckpointRef, ...] = ()
     """As saved in status: the operator's acknowledgement. None of these is pruned."""
+    boot: int = -1
+    heard: float = 0.0
+    """`JobReport.boot` and `sent` of the newest report of this term that this operator has. So it said this
+    later than that, whenever it arrives: CoordinatorConfig.lease is counted from there. -1: it has none."""
     contract: int = VERSION - 1
     """The coordinator may be one of the release before, made by the operator before this one."""
 
@@ -147,4 +151,8 @@ class JobReport:
     """A world of this term has claimed the folder of checkpoints, so this coordinator is silent. Status went
     back (a backup of etcd), or it was cut off. 0: none has."""
     generation_seen: int = 0
+    sent: float = 0.0
+    """When, by the clock of this boot. Means nothing to others, who say it back."""
+    leased: bool = True
+    """Its lease holds. If not, it is silent towards all agents until its reports are said back to it."""
     contract: int = VERSION

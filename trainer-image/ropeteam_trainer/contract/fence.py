@@ -23,6 +23,16 @@ def longest_life(fence_seconds: float) -> float:
     return fence_seconds * (1 + CLOCK_SHARE) + TICK_SECONDS + KILL_SECONDS
 
 
+def longest_lease(lease_seconds: float) -> float:
+    """Seconds after which a coordinator that promises to be silent without its operator has answered the last
+    report, counted from when its newest report that may be echoed to it was received.
+
+    It counts from when it *sent* that one, so again nothing that is held up on the way moves the moment. What
+    it answers it has read before: ranks of its agents live for `longest_life` from then on at most.
+    """
+    return lease_seconds * (1 + CLOCK_SHARE)
+
+
 def answer_seconds(lost_seconds: float) -> float:
     """A report is answered, with a word if there is nothing new, when its agent was told nothing for so long.
 

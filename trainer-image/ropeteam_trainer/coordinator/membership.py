@@ -34,6 +34,7 @@ from ropeteam_trainer.coordinator import (
     forming,
     incidents,
     keeping,
+    lease,
     progress,
     recall,
     roll,
@@ -42,6 +43,7 @@ from ropeteam_trainer.coordinator import (
 )
 from ropeteam_trainer.coordinator.evidence import Evidence, collect, world_done
 from ropeteam_trainer.coordinator.forming import wake_at
+from ropeteam_trainer.coordinator.lease import may_answer
 from ropeteam_trainer.coordinator.orders import affected, orders, reply
 from ropeteam_trainer.coordinator.report import job_report, why
 from ropeteam_trainer.coordinator.state import (
@@ -75,6 +77,7 @@ __all__ = [
     "affected",
     "initial",
     "job_report",
+    "may_answer",
     "orders",
     "reply",
     "step",
@@ -105,10 +108,10 @@ def step(state: State, event: Event, now: float, unix_ms: int) -> State:
     else:
         state = replace(state, touched=slots.NONE)
     if isinstance(event, DesiredReceived):
-        state = _take_desired(state, event.desired, at)
+        state = lease.renew(_take_desired(state, event.desired, at), event.desired, now)
     called = roll.call(state, now)
     state = replace(called, touched=called.touched | roll.differing(state.roll, called.roll))
-    if state.desired and not state.superseded:
+    if state.desired and may_answer(state, now):
         state = _advance(state, at)
     if isinstance(event, DesiredReceived):
         state = commits.answer(state)
@@ -137,7 +140,8 @@ def _take_reports(state: State, told: tuple[ReportReceived, ...], at: Moment) ->
             state = replace(state, superseded=state.superseded or superseded, newer_term=newer_term)
     for each in told:
         if accepted(state, each.report) and not state.superseded:
-            state = progress.absorb(state, each.report, each.applied, at)
+            applied = each.applied and lease.holds(state, at.now)  # else there may be news that were not sent
+            state = progress.absorb(state, each.report, applied, at)
     return replace(state, touched=slots.of(report.slot for report in reports))
 
 

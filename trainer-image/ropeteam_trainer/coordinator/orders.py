@@ -11,7 +11,7 @@ from dataclasses import replace
 from ropeteam_trainer.contract import VERSION
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport, Orders
-from ropeteam_trainer.coordinator import commits, roll, slots
+from ropeteam_trainer.coordinator import commits, lease, roll, slots
 from ropeteam_trainer.coordinator.drains import terminating
 from ropeteam_trainer.coordinator.forming import STORE_SLOT
 from ropeteam_trainer.coordinator.state import (
@@ -31,6 +31,8 @@ def reply(state: State, report: AgentReport, now: float) -> Orders | None:
     why_not = refusal(state, report)
     if why_not:
         return Orders(state.config.term, state.boot, 0, refused=why_not, leave=report.leaving)
+    if not lease.holds(state, now):
+        return None
     if accepted(state, report):
         found = orders(state, report.slot, now)
         return _part(state, found, report.slot) if found and report.contract >= VERSION else found

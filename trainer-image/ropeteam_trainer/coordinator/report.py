@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ropeteam_trainer.contract.desired import JobReport, ReplaceWish, SlotReport, WorldPhase
 from ropeteam_trainer.contract.world import Cause
-from ropeteam_trainer.coordinator import slots, unfit
+from ropeteam_trainer.coordinator import lease, slots, unfit
 from ropeteam_trainer.coordinator.commits import last_word
 from ropeteam_trainer.coordinator.drains import terminating
 from ropeteam_trainer.coordinator.forming import obstacle, unfinished
@@ -48,6 +48,8 @@ def job_report(state: State, now: float) -> JobReport:
         stalled=None if _over(state) else unfit.stalled(state),
         newer_term=state.newer_term,
         generation_seen=state.desired.generation if state.desired else 0,
+        sent=now,
+        leased=lease.holds(state, now),
     )
 
 
@@ -115,6 +117,8 @@ def why(state: State, now: float) -> str:
         return f"silent: {state.superseded}"
     if state.desired is None:
         return "waiting for the operator's first word"
+    if not lease.holds(state, now):
+        return f"silent: no operator has heard of this coordinator for {state.config.lease} s (selfFence)"
     sentence = _SENTENCES[state.phase]
     return sentence if isinstance(sentence, str) else sentence(state, now)
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from random import Random, SystemRandom
 from typing import cast
 
+from ropeteam_trainer.clocks import asleep_seconds
 from ropeteam_trainer.contract import VERSION, codec, parts, wire
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport
@@ -41,7 +42,8 @@ MOST_UNSENT = 4 << 20
 
 
 class Coordinator:
-    """The state of one job, and whoever is connected. `wall`: unix time; `chance`: for nonces."""
+    """The state of one job, and whoever is connected. `wall`: unix time; `chance`: for nonces; `asleep`: for
+    how long the machine has been suspended, which the clock of the loop leaves out."""
 
     def __init__(
         self,
@@ -51,12 +53,13 @@ class Coordinator:
         log: Log,
         wall: Callable[[], float] = time.time,
         chance: Random = _CHANCE,
+        asleep: Callable[[], float] = asleep_seconds,
     ) -> None:
         self.token, self.log, self._wall, self.chance = token, log, wall, chance
         self.most_connections = 4 * config.slots + 64
         self.buffer = memoryview(bytearray(READ_AT_ONCE))
-        self._loop = asyncio.get_running_loop()
-        self.state = membership.initial(config, boot, self._loop.time())
+        self._loop, self._asleep = asyncio.get_running_loop(), asleep
+        self.state = membership.initial(config, boot, self._now())
         self._lines: dict[AgentLine, None] = {}
         """In the order in which they came."""
         self._by_slot: dict[int, dict[AgentLine, None]] = {}
@@ -67,7 +70,10 @@ class Coordinator:
         self._timer: asyncio.TimerHandle | None = None
 
     def report(self) -> JobReport:
-        return membership.job_report(self.state, self._loop.time())
+        return membership.job_report(self.state, self._now())
+
+    def _now(self) -> float:
+        return self._loop.time() + self._asleep()
 
     def desire(self, desired: Desired) -> JobReport:
         self._take_turn()
@@ -80,11 +86,11 @@ class Coordinator:
         for other in [each for each in others if each is not line and each.pod == line.pod]:
             other.end("the same pod came on a newer connection")
         others[line] = None
-        self._gather(line, line.note_seen(report.orders_seen, self._loop.time()))
+        self._gather(line, line.note_seen(report.orders_seen, self._now()))
 
     def renewed(self, line: AgentLine, report: AgentReport) -> None:
         """The agent says that nothing has changed. It may matter to us all the same."""
-        now, pod = self._loop.time(), pod_of(report)
+        now, pod = self._now(), pod_of(report)
         applied = line.note_seen(report.orders_seen, now)
         if not applied or not roll.lease_is_enough(self.state, pod):
             self._gather(line, applied)
@@ -106,7 +112,7 @@ class Coordinator:
         if reports:
             self._apply(membership.ReportsReceived(reports), told)
         for line in told:
-            line.answer(self.state, self._loop.time())
+            line.answer(self.state, self._now())
 
     def _tick(self) -> None:
         self._take_turn()
@@ -129,7 +135,7 @@ class Coordinator:
             line.end("the coordinator stops")
 
     def _apply(self, event: membership.Event, told: Iterable[AgentLine] = ()) -> None:
-        now, unix_ms = self._loop.time(), int(self._wall() * 1000)
+        now, unix_ms = self._now(), int(self._wall() * 1000)
         if self._leases:
             leases, self._leases = self._leases, {}
             self.state = membership.step(self.state, membership.LeasesRenewed(leases), now, unix_ms)
@@ -141,7 +147,7 @@ class Coordinator:
         if self._timer:
             self._timer.cancel()
         wake = membership.wake_at(self.state, now)
-        self._timer = self._loop.call_at(wake, self._tick) if wake is not None else None
+        self._timer = self._loop.call_later(wake - now, self._tick) if wake is not None else None
 
     def _concerned(self, whose: slots.Slots, told: Iterable[AgentLine]) -> list[AgentLine]:
         """The connections whose orders may have changed."""
@@ -240,7 +246,9 @@ class AgentLine(asyncio.BufferedProtocol):
     def answer(self, state: membership.State, now: float) -> None:
         """A sign of life for an agent that has heard nothing for a while."""
         patience = answer_seconds(state.config.timeouts.lost)
-        if not self._told or now - self._spoke_at < patience or self._over or state.superseded:
+        if not self._told or now - self._spoke_at < patience or self._over:
+            return
+        if not membership.may_answer(state, now):
             return
         orders = Orders(state.config.term, state.boot, self._number, answers=self._told, same=True)
         self._write(answer(orders) if self._modern else codec.encode(orders), now)

@@ -215,12 +215,13 @@ class State:
     ledger: Ledger = Ledger()
     failure: Problem | None = None
     unfit: tuple[Unfit, ...] = ()
-    """In slot order."""
     progress: Progress = Progress()
     newer_term: int = 0
     """Of the world that has claimed the folder of checkpoints after ours."""
     superseded: str = ""
     """Why we are silent for ever: a newer coordinator exists."""
+    renewed: float = -math.inf
+    """When we sent the newest report of which we know that the operator has it."""
 
     @property
     def everybody(self) -> Slots:

@@ -1,0 +1,43 @@
+"""For how long no operator can have heard of a job's coordinator, by the clock of this process.
+
+A coordinator with a lease counts from when it sent the newest report that an operator says back to it. That
+was before the operator received it; so whoever counts from there, or from its own beginning for what an
+operator before it has received, knows when the lease has run out, however late its words arrive.
+Limits: of one job. Counted anew after a restart of the operator, and by the one that leads next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from ropeteam.api.status import JobStatus
+from ropeteam.core.observation import UnheardSeen
+from ropeteam_trainer.contract.desired import Desired, JobReport
+
+
+@dataclass
+class Leases:
+    """`now` is by a clock of this process."""
+
+    began: float
+    """This operator knew of the job, and led."""
+    newest: JobReport | None = None
+    at: dict[int, float] = field(default_factory=dict)
+    """When the newest report of each term was received."""
+
+    def said_back(self, desired: Desired) -> Desired:
+        """With the report of that coordinator that was heard last."""
+        newest = self.newest
+        if newest is None or newest.term != desired.term:
+            return desired
+        return replace(desired, boot=newest.boot, heard=newest.sent)
+
+    def heard(self, report: JobReport, now: float) -> None:
+        self.newest = report
+        self.at[report.term] = now
+
+    def of(self, status: JobStatus, now: float) -> tuple[UnheardSeen, ...]:
+        """Of those that make a promise."""
+        known = (status.coordinator, *status.coordinator.former)
+        terms = sorted({each.term for each in known if each.lease_seconds})
+        return tuple(UnheardSeen(term=term, seconds=now - self.at.get(term, self.began)) for term in terms)

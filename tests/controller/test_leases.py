@@ -1,0 +1,42 @@
+"""For how long no operator can have heard of a coordinator, by the clock of this process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.builders import a_report, a_running_job
+
+from ropeteam.api.status import CoordinatorStatus, FormerCoordinatorStatus
+from ropeteam.controller.leases import Leases
+from ropeteam_trainer.contract.desired import Desired
+
+SEEN = a_running_job(workers=2)
+DESIRED = Desired(1, 1, 1, {})
+REPORT = replace(a_report(SEEN), boot=3, sent=77.5)
+FORMER = (FormerCoordinatorStatus(term=1, lease_seconds=20), FormerCoordinatorStatus(term=0))
+STATUS = SEEN.status.model_copy(
+    update={"coordinator": CoordinatorStatus(term=2, lease_seconds=20, former=FORMER)}
+)
+
+
+def seconds(leases: Leases, now: float) -> list[tuple[int, float]]:
+    return [(each.term, each.seconds) for each in leases.of(STATUS, now)]
+
+
+def test_what_was_heard_last_is_said_back_to_that_coordinator_only():
+    leases = Leases(5.0)
+    assert leases.said_back(DESIRED) == DESIRED
+    leases.heard(REPORT, 6.0)
+    said = leases.said_back(DESIRED)
+    assert (said.boot, said.heard) == (3, 77.5)
+    other = replace(DESIRED, term=2)
+    assert leases.said_back(other) == other
+
+
+def test_it_counts_from_its_own_beginning_and_from_what_it_hears():
+    leases = Leases(5.0)
+    assert seconds(leases, 9.0) == [(1, 4.0), (2, 4.0)]
+    leases.heard(REPORT, 7.0)
+    leases.heard(replace(REPORT, term=2), 8.0)
+    assert seconds(leases, 9.0) == [(1, 2.0), (2, 1.0)]
+    assert Leases(5.0).of(SEEN.status, 9.0) == (), "without a promise there is nothing to count"

@@ -1,0 +1,202 @@
+"""The lease of recovery.selfFence: the coordinator is silent before its operator takes it to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.coordinator.film import SIGKILL, Film, config
+from tests.coordinator.link import TOKEN
+
+from ropeteam.api.status import CoordinatorStatus, JobStatus
+from ropeteam.controller.leases import Leases
+from ropeteam.core.deadlines import ASKS_PER_LEASE
+from ropeteam_trainer.contract.desired import Desired, JobReport
+from ropeteam_trainer.contract.fence import CLOCK_SHARE, longest_lease
+from ropeteam_trainer.coordinator import membership
+from ropeteam_trainer.coordinator.lease import holds
+from ropeteam_trainer.coordinator.log import Log
+from ropeteam_trainer.coordinator.server import Coordinator
+
+FENCE = st.integers(10, 3600)
+CALL_SECONDS = 3.0
+
+
+@dataclass
+class Game:
+    """Operators, one after the other, one coordinator and its restarts, and a network that may hold up any
+    word for any time. The coordinator's clock is slow, the operators' is fast."""
+
+    lease: int
+    at: float = 0.0
+    boot: int = 0
+    asked: list[Desired] = field(default_factory=list)
+    answered: list[tuple[int, JobReport]] = field(default_factory=list)
+    operators: int = 0
+    over: bool = False
+    """The operator has taken the lease to have run out, and asks that coordinator no more."""
+
+    def __post_init__(self) -> None:
+        self.restart_coordinator()
+        self.restart_operator()
+
+    @property
+    def here(self) -> float:
+        return 500.0 + self.at * (1 - CLOCK_SHARE / 2.1)
+
+    @property
+    def there(self) -> float:
+        return 90_000.0 + self.at * (1 + CLOCK_SHARE / 2.1)
+
+    def restart_coordinator(self) -> None:
+        self.state = membership.initial(config(lease=self.lease), self.boot, self.here)
+        self.boot += 1
+
+    def restart_operator(self) -> None:
+        self.leases = Leases(self.there)
+        self.operators += 1
+
+    def ask(self) -> None:
+        if not self.over:
+            self.asked.append(self.leases.said_back(Desired(1, 1, 1, {})))
+
+    def arrives(self, which: int) -> None:
+        if self.asked:
+            desired = self.asked.pop(which % len(self.asked))
+            self.state = membership.step(self.state, membership.DesiredReceived(desired), self.here, 0)
+            report = membership.job_report(self.state, self.here)
+            self.answered.append((self.operators, report))
+
+    def is_heard(self, which: int) -> None:
+        if self.answered:
+            operator, report = self.answered.pop(which % len(self.answered))
+            if operator == self.operators:  # no other process has that socket
+                self.leases.heard(report, self.there)
+
+    def exchange(self) -> None:
+        self.ask()
+        self.arrives(-1)
+        self.is_heard(-1)
+
+    def look(self) -> None:
+        status = JobStatus(coordinator=CoordinatorStatus(term=1, lease_seconds=self.lease))
+        (seen,) = self.leases.of(status, self.there)
+        self.over |= seen.seconds >= longest_lease(self.lease)
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ("exchange", "exchange", "ask", "arrives", "is heard", "coordinator", "operator", "wait", "wait")
+        ),
+        st.integers(0, 9),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(FENCE, MOVES)
+def test_once_the_operator_takes_the_lease_to_be_over_no_late_word_renews_it(lease, moves):
+    game = Game(lease)
+    for move, number in moves:
+        match move:
+            case "wait":
+                game.at += lease * number / 9
+            case "exchange":
+                game.exchange()
+            case "ask":
+                game.ask()
+            case "arrives":
+                game.arrives(number)
+            case "is heard":
+                game.is_heard(number)
+            case "coordinator":
+                game.restart_coordinator()
+            case _:
+                game.restart_operator()
+        game.look()
+        assert not (game.over and membership.may_answer(game.state, game.here))
+
+
+@given(FENCE, st.lists(st.booleans(), max_size=60))
+def test_it_holds_while_one_of_two_questions_is_answered(lease, luck):
+    game, missed = Game(lease), 0
+    game.exchange()
+    game.exchange()
+    for answered in luck:
+        game.at += lease / ASKS_PER_LEASE
+        missed = 0 if answered or missed else missed + 1
+        if missed:
+            game.at += min(CALL_SECONDS, lease / ASKS_PER_LEASE)
+        else:
+            game.exchange()
+        assert holds(game.state, game.here)
+
+
+def heard(film: Film) -> None:
+    """The operator says back what it has just heard."""
+    film.desires(boot=film.state.boot, heard=film.report.sent)
+
+
+def renewed(**settings: int) -> Film:
+    film = Film(lease=20, rung=0, **settings)
+    film.desires()
+    heard(film)
+    return film
+
+
+def test_before_its_first_lease_it_answers_nobody_and_says_so():
+    film = Film(lease=20)
+    film.desires()
+    for slot in (0, 1):
+        film.says(slot)
+    assert (film.orders(0), film.report.leased, film.phase) == (None, False, "Waiting")
+    heard(film)
+    assert (film.report.leased, film.phase) == (True, "Forming")
+    assert film.told(0).host_store
+
+
+def test_without_its_lease_it_neither_speaks_nor_judges_and_goes_on_from_there_when_it_has_it_again():
+    film = renewed().up()
+    film.later(19)
+    assert film.told(0).plan
+    film.later(1)
+    film.exits(1, SIGKILL)
+    film.later(100)
+    assert (film.orders(0), film.phase) == (None, "Running")
+    assert film.report.why == "silent: no operator has heard of this coordinator for 20 s (selfFence)"
+    heard(film)
+    assert (film.phase, film.told(0).plan) == ("Stopping", None)
+    assert film.report.replace == (), "its agents could not have ended their ranks before"
+
+
+def test_an_older_boot_s_word_is_no_renewal():
+    film = renewed().up()
+    before = film.report
+    film.reboots()
+    film.desires(boot=before.boot, heard=before.sent)
+    assert not film.report.leased
+    heard(film)
+    assert film.report.leased
+
+
+def test_an_agent_that_was_told_nothing_has_not_applied_what_it_was_not_told():
+    film = renewed().up()
+    film.exits(1, SIGKILL)
+    film.later(20)
+    film.says(0, applied=True, stopped=True, ranks=())
+    assert film.state.world
+    assert not film.state.world.quiet & 1
+
+
+async def test_a_suspended_machine_s_lease_runs_out_meanwhile():
+    asleep = 0.0
+    it = Coordinator(config(lease=20), 0, TOKEN, Log(lambda _: None), asleep=lambda: asleep)
+    first = it.desire(Desired(1, 1, 1, {}))
+    wish = replace(Desired(1, 1, 1, {}), boot=0, heard=first.sent)
+    assert it.desire(wish).leased
+    asleep = 20.0
+    assert not it.report().leased
+    it.stop()
