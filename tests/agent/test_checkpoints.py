@@ -72,6 +72,17 @@ def test_a_manifest_without_its_folder_is_an_error_to_try_again(tmp_path):
         write_manifest(settings_in(tmp_path), claimed(tmp_path).held, Grant(run_ref(10), 4, (), None))
 
 
+def test_files_that_somebody_put_there_stop_no_pruning(tmp_path):
+    line = committed(tmp_path, 5, 10)
+    run = tmp_path / "run-uid"
+    (run / "step-5" / "1.0.7").write_text("not a folder")
+    (run / "step-5" / ".nfs0001").write_text("deleted while it was open")
+    (run / "step-4").write_text("not a folder either")
+    held = Held(Claim(a_plan(1).epoch, "pod-1"), frozenset(map(place_of, line)))
+    assert prune(settings_in(tmp_path), held, line[:1]) == (place_of(line[1]),)
+    assert prune(settings_in(tmp_path), held, line[:1]) == ()
+
+
 def test_pruning_keeps_the_lineage_and_what_is_newer(tmp_path):
     first = committed(tmp_path, 5, 10)
     second = committed(tmp_path, 20, 30, n=2, parent=first[0])

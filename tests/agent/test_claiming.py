@@ -8,7 +8,7 @@ from typing import Any
 from tests.agent.life import Life, a_plan, a_ref, epoch
 
 from ropeteam_trainer.agent.effects import ClaimRun, KillRanks, Prune, StartRanks, WriteManifest
-from ropeteam_trainer.agent.state import ClaimFailed, LinkUp, RunSuperseded
+from ropeteam_trainer.agent.state import DISK_SECONDS, ClaimFailed, LinkUp, ManifestWritten, RunSuperseded
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.world import Epoch
 
@@ -31,6 +31,17 @@ def test_only_who_writes_manifests_claims():
     plan = a_plan(restore=(a_ref(10),))
     for life in (a_life(1), a_life(checkpoint=None)):
         assert life.ordered(plan=plan).did_a(StartRanks).restore == (a_ref(10),)
+
+
+def test_a_disk_that_hangs_is_told_after_a_minute():
+    life = a_life().ordered(plan=a_plan())
+    assert life.wait(DISK_SECONDS - 1).report.disk_owes == ""
+    assert life.wait(1).report.disk_owes == "the claim of epoch 1.0.1"
+    life.claimed(a_plan()).ordered(grant=Grant(a_ref(10), 4, (), None))
+    assert life.report.disk_owes == ""
+    assert life.did_a(WriteManifest)
+    assert life.wait(DISK_SECONDS).report.disk_owes == "the manifest of step 10"
+    assert life.sees(ManifestWritten(a_ref(10))).report.disk_owes == ""
 
 
 def test_a_claim_that_fails_is_tried_again():

@@ -162,3 +162,16 @@ def test_a_volume_that_is_away_for_every_pod_never_ends_the_job() -> None:
         assert film.phase == "Running"
     assert film.report.replace_all, "new pods have new mounts"
     assert "in slot 0, " in (film.report.stalled.message if film.report.stalled else "")
+
+
+def test_a_volume_that_hangs_is_told_with_its_since_and_training_goes_on() -> None:
+    film = Film(rung=3).up(step=3)
+    film.says(0, disk_owes="the manifest of step 3")
+    film.later(90)
+    told = film.report.stalled
+    assert told
+    assert (told.reason, film.phase) == (FailReason.CHECKPOINT_UNAVAILABLE, "Running")
+    assert "had not answered slot 0 for a minute at 1970-01-01 00:16:40 UTC" in told.message
+    assert "it owes the manifest of step 3" in told.message
+    film.says(0, disk_owes="")
+    assert film.report.stalled is None

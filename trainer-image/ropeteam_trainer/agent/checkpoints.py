@@ -147,8 +147,11 @@ def _names(folder: Path) -> tuple[str, ...]:
 
 
 def _places(root: Path) -> Iterator[Place]:
+    """Folders only: whatever else somebody puts there is nobody's to prune."""
     for step in root.iterdir():
-        if found := _STEP.fullmatch(step.name):
+        if (found := _STEP.fullmatch(step.name)) and step.is_dir():
             for epoch in step.iterdir():
                 with suppress(ValueError):
-                    yield Place(Epoch.parse(epoch.name), int(found[1]))
+                    place = Place(Epoch.parse(epoch.name), int(found[1]))
+                    if epoch.is_dir():
+                        yield place

@@ -200,7 +200,12 @@ def _claim(state: State, plan: Plan) -> Stepped:
     """The storage decides between two worlds that do not know of each other."""
     if state.claiming or state.now < state.claim_retry_at:
         return state, ()
-    return replace(state, claiming=plan.epoch), (ClaimRun(plan),)
+    return replace(_busy(state), claiming=plan.epoch), (ClaimRun(plan),)
+
+
+def _busy(state: State) -> State:
+    """The disk has something to do, from now on or for longer."""
+    return state if state.claiming or state.writing else replace(state, disk_since=state.now)
 
 
 def _is(world: World | None, plan: Plan | None) -> bool:
@@ -299,7 +304,7 @@ def _commit(state: State) -> Stepped:
     if held is None or state.writing or state.now < state.write_retry_at or _same(grant.ref, state.committed):
         return state, ()
     granted = replace(grant.ref, digest="")
-    return replace(state, writing=grant.ref, granted=granted), (WriteManifest(held, grant),)
+    return replace(_busy(state), writing=grant.ref, granted=granted), (WriteManifest(held, grant),)
 
 
 def _prune(state: State) -> Stepped:

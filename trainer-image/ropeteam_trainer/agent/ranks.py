@@ -52,6 +52,7 @@ RESCAN_SECONDS, SELDOM_SECONDS = 0.01, 0.5
 """A dying process is looked at again after the first, if no SIGCHLD comes before; then ever more seldom."""
 BURIAL_SECONDS = 30.0
 """From the signal that ends a rank until nothing of it lives. Giving back hundreds of GiB takes seconds."""
+_NO_SESSION = -1
 _CANNOT_START = (OSError, ValueError, subprocess.SubprocessError)
 """No file, process or memory; a NUL in an argument; what happens between fork and exec."""
 
@@ -202,6 +203,8 @@ class Ranks:
                     reaper.watch(rank.pid, lambda status: self._died(rank, status))
             except OSError as error:
                 log(f"rank {rank.number} is exec'ed, because it cannot be forked: {error}")
+                # It may have been, and nobody has told: two processes would be the same rank.
+                await within(BURIAL_SECONDS, self._end_strays(rank, _NO_SESSION))
         if rank.pid is None:
             rank.pid = spawn(self._argv(local_rank), environment, rank.write_end)
             reaper.watch(rank.pid, lambda status: self._died(rank, status))
@@ -260,12 +263,7 @@ class Ranks:
 
     async def _bury(self, rank: _Rank, session: int, exit: ProcessExit) -> None:
         """Nothing of the rank lives when its exit is told."""
-        pause = RESCAN_SECONDS
-        while self._kill_strays(rank, session):
-            with contextlib.suppress(TimeoutError):
-                self._reaper.changed.clear()
-                await within(pause, self._reaper.changed.wait())
-            pause = min(1.1 * pause, SELDOM_SECONDS)
+        await self._end_strays(rank, session)
         rank.socket.drain()
         beat = rank.page.read() or Beat()
         self._forget(rank)
@@ -278,6 +276,14 @@ class Ranks:
             last_lines=rank.output.last_lines(),
         )
         self._post(RankExited(rank.epoch, rank.number, told))
+
+    async def _end_strays(self, rank: _Rank, session: int) -> None:
+        pause = RESCAN_SECONDS
+        while self._kill_strays(rank, session):
+            with contextlib.suppress(TimeoutError):
+                self._reaper.changed.clear()
+                await within(pause, self._reaper.changed.wait())
+            pause = min(1.1 * pause, SELDOM_SECONDS)
 
     def _kill_strays(self, dead: _Rank, session: int) -> bool:
         """False: there are none any more."""

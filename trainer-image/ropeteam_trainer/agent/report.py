@@ -36,6 +36,7 @@ def report(state: State) -> AgentReport:
         completed=state.completed,
         problem=state.problem,
         superseded=state.superseded,
+        disk_owes=state.disk_owes,
     )
 
 

@@ -15,6 +15,9 @@ from ropeteam_trainer.contract.local import Beat, FromRank, Served, ToRank
 from ropeteam_trainer.contract.messages import Orders, Problem, Shard, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
 
+DISK_SECONDS = 60.0
+"""After which a claim or a manifest that is under way is told of: a disk that hangs makes no error."""
+
 # ---- events
 
 
@@ -276,6 +279,8 @@ class State:
     superseded: Epoch | None = None
     """A newer world has claimed that folder: no rank may live here any more."""
     writing: CheckpointRef | None = None
+    disk_since: float = 0.0
+    """When the claim or manifest was begun that is under way."""
     write_retry_at: float = 0.0
     granted: CheckpointRef | None = None
     committed: CheckpointRef | None = None
@@ -297,6 +302,15 @@ class State:
     def stopped(self) -> bool:
         """No rank, nor descendant of one, lives."""
         return self.world is None or not self.world.alive
+
+    @property
+    def disk_owes(self) -> str:
+        """What the volume of checkpoints has not answered for long; "": nothing."""
+        if self.now - self.disk_since < DISK_SECONDS:
+            return ""
+        if self.writing:
+            return f"the manifest of step {self.writing.step}"
+        return f"the claim of epoch {self.claiming}" if self.claiming else ""
 
     @property
     def may_end(self) -> bool:

@@ -25,6 +25,8 @@ from ropeteam_trainer.agent.waiting import within
 from ropeteam_trainer.background import background
 
 _ANSWER_SECONDS = 30.0
+_END_SECONDS = 5.0
+"""Until a zygote that was killed is gone; one that hangs in the kernel forks nothing any more."""
 _IMPORT_SECONDS = 600.0
 _MOST_PATIENCE = 60.0
 """With an import that others wait for; one that hangs must not keep the agent from whatever comes next."""
@@ -47,7 +49,7 @@ class ZygoteClient:
         self._reaper, self._command = reaper, tuple(command)
         self._environment = {**environment, **dict.fromkeys(zygote.THREADS, "1"), "PYTHONUNBUFFERED": "1"}
         self._socket: socket.socket | None = None
-        self._turn = asyncio.Lock()
+        self._turn, self._end = asyncio.Lock(), asyncio.Event()
         self._broken, self._failed_imports = broken, 0
         self.pid: int | None = None
         self.is_warm = False
@@ -72,6 +74,7 @@ class ZygoteClient:
             os.close(write_end)
         ours.setblocking(False)
         self._socket, self._turn, self.is_warm = ours, asyncio.Lock(), False
+        self._end = asyncio.Event()
         self._reaper.watch(self.pid, self._ended)
         self._ready = background(self._first_answer(ours))
 
@@ -111,17 +114,23 @@ class ZygoteClient:
         if peer is None:
             raise ConnectionError("the zygote has ended")
         async with turn:
-            await self._ready
-            loop = asyncio.get_running_loop()
-            socket.send_fds(peer, [b"r"], list(fds))
-            body = json.dumps(request).encode()
-            await loop.sock_sendall(peer, struct.pack(">I", len(body)) + body)
             limit = _IMPORT_SECONDS if request["op"] == "warm" else _ANSWER_SECONDS
             try:
-                return await within(limit, self._answer(peer))
-            except TimeoutError:
+                await within(_IMPORT_SECONDS, asyncio.shield(self._ready))
+                return await within(limit, self._exchange(peer, request, fds))
+            except (TimeoutError, asyncio.CancelledError):
                 self.stop()  # a late answer would be taken for the next one's
+                with contextlib.suppress(TimeoutError):
+                    await within(_END_SECONDS, self._end.wait())
                 raise
+
+    async def _exchange(
+        self, peer: socket.socket, request: dict[str, Any], fds: Sequence[int]
+    ) -> dict[str, Any]:
+        socket.send_fds(peer, [b"r"], list(fds))
+        body = json.dumps(request).encode()
+        await asyncio.get_running_loop().sock_sendall(peer, struct.pack(">I", len(body)) + body)
+        return await self._answer(peer)
 
     async def _first_answer(self, peer: socket.socket) -> None:
         await self._answer(peer)
@@ -138,6 +147,7 @@ class ZygoteClient:
 
     def _ended(self, status: int) -> None:
         log(f"the zygote has ended (status {status})")
+        self._end.set()
         self.pid, self.is_warm = None, False
         self._output.close()
         self._failed_imports += 1

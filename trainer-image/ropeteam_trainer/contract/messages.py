@@ -135,6 +135,8 @@ class AgentReport:
     completed: Epoch | None = None
     """COMPLETE of this epoch was received. It is only ever sent when all ranks of all agents are done."""
     problem: Problem | None = None
+    disk_owes: str = ""
+    """What the volume of checkpoints has not answered for a minute."""
     superseded: Epoch | None = None
     """A world of this epoch has claimed the folder of checkpoints after ours: ours may not go on."""
 

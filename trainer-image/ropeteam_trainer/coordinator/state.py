@@ -215,6 +215,8 @@ class State:
     ledger: Ledger = Ledger()
     failure: Problem | None = None
     unfit: tuple[Unfit, ...] = ()
+    disk_owes: tuple[str, int] = ("", 0)
+    """What a volume does not answer (AgentReport.disk_owes), and since when by the wall clock."""
     progress: Progress = Progress()
     newer_term: int = 0
     """Of the world that has claimed the folder of checkpoints after ours."""

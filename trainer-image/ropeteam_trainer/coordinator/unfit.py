@@ -10,6 +10,7 @@ Limit: pods are counted anew by a coordinator that was restarted.
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from ropeteam_trainer.contract.desired import ReplaceWish
 from ropeteam_trainer.contract.messages import AgentReport, Problem
@@ -42,7 +43,13 @@ def note(state: State, at: Moment) -> State:
             return replace(state, failure=problem)
         else:
             known[slot] = _counted(known.get(slot), agent.report, problem, at)
-    return replace(state, unfit=tuple(known[slot] for slot in sorted(known)))
+    return replace(state, unfit=tuple(known[slot] for slot in sorted(known)), disk_owes=_disk_owes(state, at))
+
+
+def _disk_owes(state: State, at: Moment) -> tuple[str, int]:
+    agent = seat(state, state.config.lead_slot)
+    owes = agent.report.disk_owes if agent else ""
+    return state.disk_owes if owes == state.disk_owes[0] else (owes, at.unix_ms)
 
 
 def _may_be_the_pod(state: State, report: AgentReport, problem: Problem) -> bool:
@@ -89,6 +96,15 @@ def stalled(state: State) -> Problem | None:
         where = f"on node {last.node}" if last.node else f"in slot {last.slot}"
         text = f"{where}, {last.message}. The job goes on trying, from time to time in other pods."
         return Problem(FailReason.CHECKPOINT_UNAVAILABLE, text)
+    owes, unix_ms = state.disk_owes
+    if owes:
+        since = datetime.fromtimestamp(unix_ms / 1000, UTC)
+        return Problem(
+            FailReason.CHECKPOINT_UNAVAILABLE,
+            f"the volume of checkpoints had not answered slot {state.config.lead_slot} for a minute at "
+            f"{since:%Y-%m-%d %H:%M:%S} UTC, nor has it since: it owes {owes}. No checkpoint is committed, "
+            "and no world begins, meanwhile. A server that hangs makes no error: look at it and its mount.",
+        )
     worst = max(state.unfit, key=lambda each: each.pods, default=None)
     if worst is None or worst.pods < TOLD_AFTER:
         return None

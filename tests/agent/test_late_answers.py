@@ -1,0 +1,74 @@
+"""A zygote that never answers, or forks and does not say so: nobody waits for ever, no rank lives twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from tests.agent.harness import a_plan, until
+
+from ropeteam_trainer.agent import zygoteclient
+from ropeteam_trainer.agent.reaper import Reaper
+from ropeteam_trainer.agent.zygoteclient import ZygoteClient
+from ropeteam_trainer.contract.config import Start
+
+TORCH = {
+    "__init__.py": "class cuda:\n    is_initialized = staticmethod(lambda: False)\n"
+    "class default_generator:\n    seed = staticmethod(lambda: 0)\n"
+    "def set_num_threads(n): pass\n",
+    "_dynamo.py": "",
+    "distributed.py": "import os, sys\n"
+    "zygote = sys.modules['ropeteam_trainer.agent.zygote']\n"
+    "send = zygote.send\n"
+    "def send_or_die(peer, message):\n"
+    "    if 'pid' in message: os.kill(os.getpid(), 9)\n"
+    "    send(peer, message)\n"
+    "zygote.send = send_or_die\n",
+}
+"""As far as a zygote sees it. This one dies between a fork and its answer."""
+SLEEP = "import os, time\nprint('pid', os.getpid(), flush=True)\nwhile True: time.sleep(0.1)\n"
+
+
+async def test_a_rank_whose_fork_was_not_answered_lives_once(make_pod, coordinator):
+    pod = make_pod(processes=1, start=Start.FORK)
+    stub = pod.folder / "stub" / "torch"
+    stub.mkdir(parents=True)
+    for name, text in TORCH.items():
+        (stub / name).write_text(text)
+    (pod.folder / "x.py").write_text(SLEEP)
+    pod.start("python3", "x.py", ROPETEAM_STORE="", PYTHONPATH=str(stub.parent))
+    await until(lambda: "ranks can be forked from now on" in pod.text(), pod.text)
+    coordinator.order(plan=a_plan(processes=1))
+    await until(lambda: "is exec'ed, because it cannot be forked" in pod.text(), pod.text)
+    await coordinator.wait_for(lambda r: r.plan and r.ranks)
+    await until(lambda: "] pid " in pod.text() and len(living(pod.folder)) == 1, pod.text)
+
+
+def living(folder: Path) -> list[int]:
+    """Ranks: whatever runs the script, or was forked to do so."""
+    found = []
+    for each in Path("/proc").iterdir():
+        if each.name.isdigit():
+            try:
+                words = (each / "cmdline").read_bytes()
+                if str(folder).encode() in words and (b"rank.py" in words or b"zygote.py" in words):
+                    found.append(int(each.name))
+            except OSError:
+                continue
+    return found
+
+
+async def test_a_zygote_that_never_is_ready_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(zygoteclient, "_IMPORT_SECONDS", 0.2)
+    reaper = Reaper()
+    reaper.install()
+    command = (sys.executable, "-c", "import time; time.sleep(1000)")
+    client = ZygoteClient(reaper, command, os.environ, lambda: None)
+    with pytest.raises(TimeoutError):
+        await client.fork("store", {}, ())
+    assert client.pid is None, "it was killed, and the next one may begin"
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
