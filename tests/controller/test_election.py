@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from tests.controller.house import job
+from tests.controller.waiting import until
 
 from ropeteam.controller import access
 from ropeteam.controller.cluster import ApiClient, Fenced, Place
 from ropeteam.controller.coordinator import Coordinators
-from ropeteam.controller.election import Elector, LeadershipLost, Sight, Timing, may_take
+from ropeteam.controller.election import Elector, LeadershipLost, Sight, Timing, may_take, utc_now
 from ropeteam.local.cluster import LocalCluster
 from ropeteam_trainer.contract.desired import Desired
 
@@ -40,9 +42,11 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
 
 
 @asynccontextmanager
-async def candidate(cluster: LocalCluster, name: str, clock: Clock) -> AsyncIterator[Elector]:
+async def candidate(
+    cluster: LocalCluster, name: str, clock: Clock, wall: Callable[[], datetime] = utc_now
+) -> AsyncIterator[Elector]:
     async with ApiClient(partial(access.load, cluster.kubeconfig)) as client:
-        yield Elector(client, LEASE, name, Timing(1), clock)
+        yield Elector(client, LEASE, name, Timing(1), clock, wall)
 
 
 async def holder(cluster: LocalCluster) -> str:
@@ -79,6 +83,22 @@ async def test_one_leads_and_the_other_waits_until_it_is_given_back(cluster):
         await waiting
         assert b.may_write()
         assert await holder(cluster) == "b"
+
+
+async def test_who_stands_by_sees_how_far_the_clock_of_the_leader_is_ahead(cluster):
+    clock = Clock()
+
+    def an_hour_ahead() -> datetime:
+        return utc_now() + timedelta(hours=1)
+
+    async with candidate(cluster, "a", clock, an_hour_ahead) as a, candidate(cluster, "b", clock) as b:
+        await a.win()
+        keeping = asyncio.create_task(a.keep())
+        waiting = asyncio.create_task(b.win())
+        await until(lambda: b.ahead() != 0.0)
+        keeping.cancel()
+        await waiting
+        assert (round(b.ahead() / 3600), a.ahead()) == (1, 0.0)
 
 
 async def test_a_leader_that_dies_is_followed(cluster):

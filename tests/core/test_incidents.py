@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from tests.builders import (
@@ -80,7 +81,7 @@ def test_a_lost_pod_is_recorded_once_and_counted_once() -> None:
     settled = lost.model_copy(update={"settled": True})
     twice = JobStatus(incidents=(settled, lost))
     for _ in range(3):
-        twice = incidents.settle(twice, Recovery(), NOON, final=frozenset({lost.id}))
+        twice = incidents.settle(twice, Recovery(), NOON, NOON, final=frozenset({lost.id}))
     assert twice.failures.free == 1
 
 
@@ -96,6 +97,24 @@ def test_a_charge_leaves_with_its_window() -> None:
     later = seen.after(seconds(50), written)
     assert (later.status.failures.charged, later.status.failures.charges) == (0, ())
     assert later.after(seconds(100), written).status.failures.charged == 0
+
+
+def test_a_step_of_the_wall_clock_empties_no_window() -> None:
+    seen = a_running_job(recovery={"windowSeconds": 60}).after(telling(an_incident()), seconds(10), written)
+    began = seen.now
+    an_hour = seen.after(seconds(3600))
+    for passed, charged in ((10, 1), (49, 1), (50, 0)):
+        stepped = an_hour.but(job_time=began + timedelta(seconds=passed)).after(written)
+        assert stepped.status.failures.charged == charged
+    soon = decide(an_hour.but(job_time=began + timedelta(seconds=48)).after(written)).look_again_seconds
+    assert soon == 2
+
+
+def test_an_incident_that_settles_across_a_step_is_charged_about_when_it_happened() -> None:
+    seen = a_running_job().after(telling(an_incident()), written)
+    stepped = seen.but(job_time=seen.now + timedelta(seconds=10)).after(seconds(3600), written)
+    (charge,) = stepped.status.failures.charges
+    assert charge.time == seen.now
 
 
 def test_a_message_ends_with_the_last_lines_of_the_rank() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from tests.builders import (
     NOON,
@@ -242,6 +244,18 @@ def test_the_deadline_ends_the_job() -> None:
     seen = a_running_job(activeDeadlineSeconds=600)
     decision = decide(seen.after(seconds(600)))
     assert (decision.status.state, decision.status.reason) == ("Failed", FailReason.DEADLINE_EXCEEDED.value)
+
+
+def test_the_deadline_goes_by_the_job_s_clock_and_status_keeps_it() -> None:
+    seen = a_running_job(activeDeadlineSeconds=600)
+    assert seen.status.clock
+    stepped = seen.after(seconds(3600)).but(job_time=seen.now + timedelta(seconds=500))
+    assert decide(stepped).status.state == "Running"
+    passed = seen.but(job_time=seen.now + timedelta(seconds=600))
+    assert decide(passed).status.reason == FailReason.DEADLINE_EXCEEDED.value
+    (clock,) = {stepped.after(reporting(incidents=(an_incident(),)), written).status.clock}
+    assert clock
+    assert (clock.job, clock.wall) == (stepped.job_time, stepped.now)
 
 
 def test_the_deadline_does_not_run_while_suspended() -> None:

@@ -64,7 +64,7 @@ async def _lead(site: Site, process: Process) -> None:
     client = _client(site, process, may_write=elector.may_write)
     async with elector._client, client, coordinators:
         agent, now = AgentSecret(b"agent"), site.loop.time
-        operator = connected(_SETTINGS, client, coordinators, KEY, agent, clock, now)
+        operator = connected(_SETTINGS, client, coordinators, KEY, agent, clock, now, elector)
         ready = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(operator.watch(ready))

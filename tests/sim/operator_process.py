@@ -16,6 +16,7 @@ from tests.sim.clock import Process, Task
 from ropeteam.api.defaults import Defaults
 from ropeteam.api.status import JobStatus
 from ropeteam.controller.holders import Holders
+from ropeteam.controller.jobclock import JobClock
 from ropeteam.controller.leases import Leases
 from ropeteam.controller.pace import Pace
 from ropeteam.core.decide import decide
@@ -66,6 +67,7 @@ class Operator:
         """A new process: it knows nothing but what the API server tells."""
         if self._task is None:
             self._desired: Desired | None = None
+            self._clock = JobClock()
             self._holders, self._leases = Holders(), Leases(self._world.clock.now)
             self._secret = False
             self._written_at: datetime | None = None
@@ -170,6 +172,7 @@ class Operator:
     def _observe(self, job: View, rest: View, report: JobReport | None, error: str) -> Observation:
         seen = Observation(
             now=self._world.kubernetes.time(),
+            job_time=self._clock.time(job.status, self._world.kubernetes.time(), self._world.clock.now),
             metadata=job.metadata,
             spec=job.spec,
             status=job.status,

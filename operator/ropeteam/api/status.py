@@ -137,7 +137,7 @@ class ChargeStatus(StatusModel):
     id: str = Field(max_length=64)
     """Incident id."""
     time: AwareDatetime
-    """When; leaves the window after windowSeconds."""
+    """When it was charged, by the job's clock; leaves the window after windowSeconds."""
 
 
 class FailuresStatus(StatusModel):
@@ -198,6 +198,16 @@ class IncidentStatus(StatusModel):
     """Cause and charge are final."""
 
 
+class ClockStatus(StatusModel):
+    """The job's clock: what the failure window and activeDeadlineSeconds go by. It goes on with clocks of the
+    operators that nobody sets."""
+
+    job: AwareDatetime
+    """What it said when this status was written."""
+    wall: AwareDatetime
+    """What the clock of the operator said that wrote it."""
+
+
 class JobStatus(StatusModel):
     """The state of the job: for people, and the operator's memory."""
 
@@ -221,7 +231,7 @@ class JobStatus(StatusModel):
     coordinator: CoordinatorStatus = CoordinatorStatus()
     """The job's coordinator."""
     start_time: AwareDatetime | None = None
-    """When the job was first started, or last resumed."""
+    """When the job was first started, or last resumed, by its own clock."""
     completion_time: AwareDatetime | None = None
     """When it ended as Complete or Failed."""
     workers: WorkersStatus = WorkersStatus()
@@ -252,6 +262,8 @@ class JobStatus(StatusModel):
     """Digest of the fields that shape pods, as of this attempt: a change while pods run is refused."""
     restarted_at: str = Field(default="", max_length=64)
     """The value of spec.restartedAt that has been acted upon."""
+    clock: ClockStatus | None = None
+    """The job's clock, as of this status."""
     coordinator_fault_since: AwareDatetime | None = None
     """Since when the coordinator has not answered; only for the reason CoordinatorUnreachable."""
 

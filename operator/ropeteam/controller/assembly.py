@@ -94,8 +94,9 @@ def _stalled(status: dict[str, Any]) -> bool:
 
 
 @asynccontextmanager
-async def assembled(settings: Settings, may_write: Callable[[], bool] = _always) -> AsyncIterator[Operator]:
+async def assembled(settings: Settings, elector: Elector | None = None) -> AsyncIterator[Operator]:
     """Raises CrdMissing, AccessError, SettingsError, ApiError, connection errors."""
+    may_write = elector.may_write if elector else _always
     key, load = load_key(settings), partial(access.load, settings.kubeconfig)
     async with (
         ApiClient(load, may_write, metrics.count_request) as client,
@@ -103,7 +104,7 @@ async def assembled(settings: Settings, may_write: Callable[[], bool] = _always)
     ):
         await _require_crd(client, settings.namespaces)
         agent = AgentSecret(await asyncio.to_thread(packed))
-        yield connected(settings, client, coordinators, key, agent)
+        yield connected(settings, client, coordinators, key, agent, elector=elector)
 
 
 def connected(
@@ -114,6 +115,7 @@ def connected(
     agent: AgentSecret,
     clock: Callable[[], datetime] = utc_now,
     own_clock: Callable[[], float] = boot_seconds,
+    elector: Elector | None = None,
 ) -> Operator:
     queue = WorkQueue[Key]()
     caches = make_caches(client, settings.namespaces, queue.add, with_nodes=not settings.namespaces)
@@ -121,6 +123,8 @@ def connected(
     observer = Observer(caches, Memories(), client, coordinators, key, defaults, clock)
     proves = settings.deletion_proves_end
     observer = replace(observer, own_clock=own_clock, deletion_proves_end=proves)
+    if elector:
+        observer = replace(observer, ahead=elector.ahead)
     reconciler = Reconciler(client, observer, Executor(client, caches, key, agent), Pace())
     return Operator(client, caches, queue, reconciler, settings.workers)
 
@@ -143,16 +147,14 @@ async def elected(settings: Settings) -> AsyncIterator[Elector | None]:
 
 async def run(settings: Settings) -> None:
     """Until SIGTERM or SIGINT. Raises LeadershipLost, and what `assembled` raises."""
-    async with elected(settings) as elector:
-        may_write = elector.may_write if elector else _always
-        async with assembled(settings, may_write) as operator:
-            lost = ""
-            try:
-                await _live(settings, operator, elector)
-            except* LeadershipLost as group:
-                lost = str(group.exceptions[0])
-            if lost:  # raised in the block above it would come in a group again
-                raise LeadershipLost(lost)
+    async with elected(settings) as elector, assembled(settings, elector) as operator:
+        lost = ""
+        try:
+            await _live(settings, operator, elector)
+        except* LeadershipLost as group:
+            lost = str(group.exceptions[0])
+        if lost:  # raised in the block above it would come in a group again
+            raise LeadershipLost(lost)
 
 
 async def _live(settings: Settings, operator: Operator, elector: Elector | None) -> None:

@@ -86,6 +86,12 @@ class Elector:
         self._sight = Sight({}, clock())
         self._lease: Object = {}
         self._deadline = float("-inf")
+        self._ahead = 0.0
+
+    def ahead(self) -> float:
+        """Seconds by which the wall clock of the holder before us was ahead of ours: seen while we stood by,
+        as exactly as we look often. 0.0: not seen."""
+        return self._ahead
 
     def may_write(self) -> bool:
         return self._clock() < self._deadline
@@ -149,7 +155,14 @@ class Elector:
     def _see(self) -> None:
         record = dict(self._lease.get("spec") or {})
         if record != self._sight.record:
+            self._compare_clocks(record)
             self._sight = Sight(record, self._clock())
+
+    def _compare_clocks(self, record: Object) -> None:
+        """Somebody else has just renewed: what we had not seen before is not older than our last look."""
+        holder, before = record.get("holderIdentity"), self._sight.record.get("holderIdentity")
+        if holder == before and holder not in ("", None, self.me):
+            self._ahead = (datetime.fromisoformat(record["renewTime"]) - self._wall()).total_seconds()
 
     def _record(self) -> Object:
         old = self._sight.record

@@ -21,6 +21,7 @@ from ropeteam.controller.cluster import AlreadyOurs, ApiClient, ApiError, Object
 from ropeteam.controller.coordinator import Coordinators, Unreachable
 from ropeteam.controller.holders import Holders
 from ropeteam.controller.informer import Key
+from ropeteam.controller.jobclock import JobClock
 from ropeteam.controller.leases import Leases
 from ropeteam.controller.settings import OperatorKey
 from ropeteam.core import workerpod
@@ -45,6 +46,7 @@ class Memory:
     written_at: datetime | None = None
     why: str = ""
     holders: Holders = field(default_factory=Holders)
+    clock: JobClock = field(default_factory=JobClock)
 
 
 @dataclass
@@ -74,6 +76,8 @@ class Observer:
     defaults: Defaults
     clock: Callable[[], datetime]
     own_clock: Callable[[], float] = boot_seconds
+    ahead: Callable[[], float] = float
+    """Seconds by which the wall clock of the operator that led before us was ahead of ours, if known."""
     deletion_proves_end: bool = False
     """Of a node whose object is gone: nothing runs on it any more."""
 
@@ -87,8 +91,10 @@ class Observer:
         status = JobStatus.model_validate(raw.get("status") or {})
         service = next((seen for uid, seen in self.caches.services.of(key) if uid == metadata.uid), None)
         report, error = await self._ask(memory, status, service)
+        now = self.clock()
         seen = Observation(
-            now=self.clock(),
+            now=now,
+            job_time=memory.clock.time(status, now, self.own_clock(), self.ahead()),
             metadata=metadata,
             spec=raw.get("spec") or {},
             status=status,

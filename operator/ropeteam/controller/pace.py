@@ -12,7 +12,7 @@ from ropeteam.api.status import JobStatus
 
 
 def only_progress(old: JobStatus, new: JobStatus) -> bool:
-    return old != new and old == new.model_copy(update={"progress": old.progress})
+    return old != new and old == new.model_copy(update={"progress": old.progress, "clock": old.clock})
 
 
 @dataclass

@@ -9,6 +9,8 @@ passed.
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from ropeteam.api.job import CleanPodPolicy
 from ropeteam.api.status import JobStatus, SlotStatus
 from ropeteam.core import incidents
@@ -75,7 +77,9 @@ def _never_trained(status: JobStatus, slot: SlotStatus, limit: int) -> str:
 def deadline(view: View, status: JobStatus) -> Answer | None:
     """Time suspended, or spent on suspending, does not count."""
     limit = view.spec.active_deadline_seconds
-    if limit is None or view.spec.suspend or view.suspended or not view.passed(status.start_time, limit):
+    if limit is None or view.spec.suspend or view.suspended or status.start_time is None:
+        return None
+    if view.job_time < status.start_time + timedelta(seconds=limit):
         return None
     message = f"The job has run for {limit} seconds, which is spec.activeDeadlineSeconds."
     facts = ended(False, FailReason.DEADLINE_EXCEEDED.value, message)
@@ -84,7 +88,7 @@ def deadline(view: View, status: JobStatus) -> Answer | None:
 
 def _over(view: View, status: JobStatus) -> JobStatus:
     final = frozenset(each.id for each in status.incidents)
-    settled = incidents.settle(status, view.spec.recovery, view.now, final)
+    settled = incidents.settle(status, view.spec.recovery, view.now, view.job_time, final)
     return changed(settled, completion_time=view.now, drain_since=None, coordinator_fault_since=None)
 
 

@@ -57,7 +57,7 @@ def _moments(view: View, status: JobStatus) -> Iterator[datetime]:
             yield end + timedelta(seconds=ttl)
         return
     if spec.active_deadline_seconds is not None and status.start_time is not None and not spec.suspend:
-        yield status.start_time + timedelta(seconds=spec.active_deadline_seconds)
+        yield view.at(status.start_time + timedelta(seconds=spec.active_deadline_seconds))
     if (moment := release.due(view, status)) is not None:
         yield moment
     if status.coordinator_fault_since is not None:
@@ -77,7 +77,7 @@ def _accounting(view: View, status: JobStatus) -> Iterator[datetime]:
         if not each.settled:
             yield incidents.settles_at(each, policy, gone.get(each.slot, True))
     for charge in status.failures.charges:
-        yield charge.time + timedelta(seconds=policy.window_seconds)
+        yield view.at(charge.time + timedelta(seconds=policy.window_seconds))
 
 
 def _pods(view: View, status: JobStatus) -> Iterator[datetime]:

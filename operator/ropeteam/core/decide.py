@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ropeteam.api.columns import with_columns
-from ropeteam.api.status import JobStatus
+from ropeteam.api.status import ClockStatus, JobStatus
 from ropeteam.core import (
     announce,
     completion,
@@ -120,6 +120,8 @@ def _conclude(view: View, answer: Answer) -> Decision:
         wait = progress.details_wait(saved, status, now, view.seen.written_at)
         status = status if wait is None else saved
     writes = status != saved
+    if writes and not saved.finished:
+        status = changed(status, clock=ClockStatus(job=view.job_time, wall=now))
     told = None if status.finished else desired(view, status)
     looks = [wait, answer.again, deadlines.next_look(view, status)]
     if told is not None:

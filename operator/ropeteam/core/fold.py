@@ -43,7 +43,7 @@ def fold(view: View) -> JobStatus:
         pod = by_uid.get(slot.old_pod_uid)
         return strong_evidence(pod) if pod is not None else None
 
-    return incidents.settle(incidents.refine(status, evidence), policy, view.now)
+    return incidents.settle(incidents.refine(status, evidence), policy, view.now, view.job_time)
 
 
 def _coordinator(view: View) -> CoordinatorStatus:

@@ -109,7 +109,7 @@ def start(view: View, status: JobStatus) -> Answer | None:
     again = status.holds(ConditionType.SUSPENDED)
     at_rest = status.condition(ConditionType.SUSPENDED)
     since = at_rest.last_transition_time if at_rest and again else None
-    opened = changed(open_attempt(view, status, since), start_time=view.now)
+    opened = changed(open_attempt(view, status, since), start_time=view.job_time)
     word = "resumes" if again else "starts"
     why = f"the job {word}: attempt {opened.attempt} with {len(opened.slots)} workers"
     return live(view, opened, why)

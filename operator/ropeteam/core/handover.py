@@ -71,6 +71,8 @@ def take_over(view: View, status: JobStatus) -> Answer | None:
         status = incidents.record(status, found, alone=False)
     if not numbers:
         return None
-    status = incidents.settle(changed(status, slots=tuple(slots)), view.spec.recovery, view.now)
+    status = incidents.settle(
+        changed(status, slots=tuple(slots)), view.spec.recovery, view.now, view.job_time
+    )
     why = "; ".join(f"slot {number}: its former pod leaves, the new one takes over" for number in numbers)
     return live(view, status, why)

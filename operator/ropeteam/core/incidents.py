@@ -98,9 +98,14 @@ def refine(status: JobStatus, evidence: Callable[[SlotStatus], tuple[Cause, str]
 
 
 def settle(
-    status: JobStatus, policy: Recovery, now: datetime, final: frozenset[str] = frozenset()
+    status: JobStatus,
+    policy: Recovery,
+    now: datetime,
+    job_time: datetime,
+    final: frozenset[str] = frozenset(),
 ) -> JobStatus:
-    """Make final what is old enough or in `final`, charge it, and let charges leave the window."""
+    """Make final what is old enough or in `final`, charge it, and let charges leave the window, which goes by
+    the job's clock."""
     gone = {slot.slot: slot.old_pod_gone for slot in status.slots}
     overflow = len(status.incidents) - KEEP
     listed = [
@@ -111,9 +116,9 @@ def settle(
     ]
     pairs = zip(status.incidents, listed, strict=True)
     newly = [after for before, after in pairs if after.settled and not before.settled]
-    begin = now - timedelta(seconds=policy.window_seconds)
+    begin = job_time - timedelta(seconds=policy.window_seconds)
     charged = [each for each in newly if each.charged]
-    charges = (*status.failures.charges, *(ChargeStatus(id=each.id, time=each.time) for each in charged))
+    charges = (*status.failures.charges, *(_charge(each, policy, now, job_time) for each in charged))
     charges = tuple(charge for charge in charges if charge.time > begin)[-1001:]
     failures = FailuresStatus(
         charged=len(charges),
@@ -123,6 +128,12 @@ def settle(
         last_epoch=status.failures.last_epoch,
     )
     return changed(status, incidents=tuple(listed[-KEEP:]), failures=failures)
+
+
+def _charge(each: IncidentStatus, policy: Recovery, now: datetime, job_time: datetime) -> ChargeStatus:
+    """Its time by the job's clock. The other one may have stepped: never longer ago than settling takes."""
+    most = settles_at(each, policy, old_pod_gone=False) - each.time
+    return ChargeStatus(id=each.id, time=job_time - max(timedelta(), min(now - each.time, most)))
 
 
 def settles_at(incident: IncidentStatus, policy: Recovery, old_pod_gone: bool) -> datetime:

@@ -110,6 +110,8 @@ class Observation(Seen):
     """All that is known about one job at `now`."""
 
     now: datetime
+    job_time: datetime | None = None
+    """By the job's clock (controller/jobclock.py). None: as `now`."""
     metadata: Metadata
     spec: dict[str, Any]
     """As written by the user, unparsed: it may be invalid."""

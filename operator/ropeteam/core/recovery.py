@@ -111,7 +111,7 @@ def new_incarnations(view: View, status: JobStatus) -> Answer | None:
         return None
     avoided = tuple(dict.fromkeys(slot.avoid_node for slot in slots if slot.avoid_node))[-_MOST_AVOIDED:]
     status = changed(status, slots=tuple(slots), avoided_nodes=avoided)
-    status = incidents.settle(status, view.spec.recovery, view.now, frozenset(final))
+    status = incidents.settle(status, view.spec.recovery, view.now, view.job_time, frozenset(final))
     return live(view, status, "; ".join(reasons))
 
 

@@ -58,6 +58,15 @@ class View:
         return self.seen.now
 
     @property
+    def job_time(self) -> datetime:
+        """By the job's clock, which does not step."""
+        return self.seen.job_time or self.now
+
+    def at(self, job_time: datetime) -> datetime:
+        """When, by `now`, the job's clock says that."""
+        return self.now + (job_time - self.job_time)
+
+    @property
     def job(self) -> Metadata:
         return self.seen.metadata
 
