@@ -43,3 +43,24 @@ def committed(volume: Path, term: int = 1) -> set[int]:
     folders = (folder for folder, _, files in os.walk(volume) if "manifest.json" in files)
     found = (re.search(r"step-(\d+)/(\d+)\.", folder) for folder in folders)
     return {int(each[1]) for each in found if each and int(each[2]) == term}
+
+
+def test_a_job_that_fences_itself_ends_its_ranks_and_goes_on_in_its_pods(
+    cluster: Cluster, name: str, tmp_path: Path
+):
+    recovery = {"selfFence": True, "fenceSeconds": 10, "lostSeconds": 3}
+    command = [sys.executable, str(SCRIPTS / "ticker.py"), str(tmp_path), "100000", "0.1"]
+    cluster.create(job(name, command, recovery=recovery))
+    cluster.wait_condition(name, "Running")
+    first, pods = cluster.wait_rank(name, 0), cluster.pod_uids(name)
+    operator = operator_pid()
+    os.kill(operator, signal.SIGSTOP)
+    try:
+        wait_for("the rank's end", lambda: cluster.rank_pid(name, 0) is None)
+    finally:
+        os.kill(operator, signal.SIGCONT)
+    cluster.wait_rank(name, 0, not_pid=first)
+    wait_for("its incident", lambda: cluster.status(name).get("incidents"))
+    (incident,) = cluster.status(name)["incidents"]
+    assert (incident["cause"], incident["charged"]) == ("AgentLost", False)
+    assert cluster.pod_uids(name) == pods
