@@ -38,6 +38,9 @@ class Leases:
 
     def of(self, status: JobStatus, now: float) -> tuple[UnheardSeen, ...]:
         """Of those that make a promise."""
-        known = (status.coordinator, *status.coordinator.former)
-        terms = sorted({each.term for each in known if each.lease_seconds})
-        return tuple(UnheardSeen(term=term, seconds=now - self.at.get(term, self.began)) for term in terms)
+        current = status.coordinator
+        terms = {each.term for each in current.former if each.lease_seconds}
+        terms |= {current.term} if current.lease_seconds else set()
+        return tuple(
+            UnheardSeen(term=term, seconds=now - self.at.get(term, self.began)) for term in sorted(terms)
+        )

@@ -10,7 +10,7 @@ Limit: pods are counted anew by a coordinator that was restarted.
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from ropeteam_trainer.contract.desired import ReplaceWish
 from ropeteam_trainer.contract.messages import AgentReport, Problem
@@ -98,7 +98,7 @@ def stalled(state: State) -> Problem | None:
         return Problem(FailReason.CHECKPOINT_UNAVAILABLE, text)
     owes, unix_ms = state.disk_owes
     if owes:
-        since = datetime.fromtimestamp(unix_ms / 1000, UTC)
+        since = datetime.fromtimestamp(unix_ms / 1000, timezone.utc)  # noqa: UP017 (Python 3.10)
         return Problem(
             FailReason.CHECKPOINT_UNAVAILABLE,
             f"the volume of checkpoints had not answered slot {state.config.lead_slot} for a minute at "
