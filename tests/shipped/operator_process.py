@@ -16,7 +16,7 @@ from tests.shipped.session import ApiSession, CoordinatorSession
 
 from ropeteam.controller.access import Access
 from ropeteam.controller.agentsecret import AgentSecret
-from ropeteam.controller.assembly import connected
+from ropeteam.controller.assembly import Clocks, connected
 from ropeteam.controller.cluster import ApiClient, ApiError, Place
 from ropeteam.controller.coordinator import Coordinators
 from ropeteam.controller.election import Elector, LeadershipLost, Timing
@@ -64,7 +64,7 @@ async def _lead(site: Site, process: Process) -> None:
     client = _client(site, process, may_write=elector.may_write)
     async with elector._client, client, coordinators:
         agent, now = AgentSecret(b"agent"), site.loop.time
-        operator = connected(_SETTINGS, client, coordinators, KEY, agent, clock, now, elector)
+        operator = connected(_SETTINGS, client, coordinators, KEY, agent, Clocks(clock, now, elector.ahead))
         ready = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(operator.watch(ready))

@@ -360,6 +360,7 @@ _RECOVERY_CHANGES: dict[str, tuple[Any, Any]] = {
     "hangSeconds": (None, 5),
     "lostSeconds": (5, 10),
     "fenceSeconds": (120, 60),
+    "selfFence": (False, True),
     "drainSeconds": (60, 30),
     "noProgressLimit": (3, 2),
     "start": ("Auto", "Exec"),

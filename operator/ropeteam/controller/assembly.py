@@ -12,10 +12,10 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -44,6 +44,17 @@ _RETRY_SECONDS = 1.0
 
 def _always() -> bool:
     return True
+
+
+class Clocks(NamedTuple):
+    """As for Observer."""
+
+    wall: Callable[[], datetime] = utc_now
+    own: Callable[[], float] = boot_seconds
+    ahead: Callable[[], float] = float
+
+
+OURS = Clocks()
 
 
 class CrdMissing(Exception):
@@ -104,7 +115,8 @@ async def assembled(settings: Settings, elector: Elector | None = None) -> Async
     ):
         await _require_crd(client, settings.namespaces)
         agent = AgentSecret(await asyncio.to_thread(packed))
-        yield connected(settings, client, coordinators, key, agent, elector=elector)
+        clocks = Clocks(ahead=elector.ahead) if elector else OURS
+        yield connected(settings, client, coordinators, key, agent, clocks)
 
 
 def connected(
@@ -113,18 +125,14 @@ def connected(
     coordinators: Coordinators,
     key: OperatorKey,
     agent: AgentSecret,
-    clock: Callable[[], datetime] = utc_now,
-    own_clock: Callable[[], float] = boot_seconds,
-    elector: Elector | None = None,
+    clocks: Clocks = OURS,
 ) -> Operator:
     queue = WorkQueue[Key]()
     caches = make_caches(client, settings.namespaces, queue.add, with_nodes=not settings.namespaces)
     defaults = settings.defaults.model_copy(update={"agent_secret": agent.name})
-    observer = Observer(caches, Memories(), client, coordinators, key, defaults, clock)
-    proves = settings.deletion_proves_end
-    observer = replace(observer, own_clock=own_clock, deletion_proves_end=proves)
-    if elector:
-        observer = replace(observer, ahead=elector.ahead)
+    observer = Observer(
+        caches, Memories(), client, coordinators, key, defaults, *clocks, settings.deletion_proves_end
+    )
     reconciler = Reconciler(client, observer, Executor(client, caches, key, agent), Pace())
     return Operator(client, caches, queue, reconciler, settings.workers)
 
