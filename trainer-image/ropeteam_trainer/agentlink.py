@@ -39,7 +39,10 @@ class Heartbeat:
         self.phase = ""
 
     def beat(self) -> None:
+        """Nothing, once the script has ended: to leave its servers is no step, however long it takes."""
         with self._writing:
+            if self.script_has_ended:
+                return
             self._sequence += 1
             now = time.monotonic_ns()
             write_beat(
@@ -59,7 +62,7 @@ class Heartbeat:
 
     @property
     def script_has_ended(self) -> bool:
-        """The agent's shim, which runs the script, has marked its regular end. No beat may follow."""
+        """The agent's shim, which runs the script, has marked its regular end."""
         beat = read_beat(self._page)
         return beat is not None and beat.reached_end
 

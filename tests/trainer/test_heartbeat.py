@@ -1,0 +1,26 @@
+"""A rank's own end of its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ropeteam_trainer.agentlink import Heartbeat
+from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, read_beat, write_beat
+
+
+def test_no_beat_takes_back_that_the_script_has_ended(tmp_path: Path) -> None:
+    """A worker leaves its parameter servers afterwards, which is a phase: it would be taken for hung."""
+    path = tmp_path / "page"
+    path.write_bytes(bytes(PAGE_SIZE))
+    heart = Heartbeat(str(path))
+    heart.phase = "train"
+    heart.beat()
+    with path.open("r+b") as page:
+        ended = bytearray(PAGE_SIZE)
+        write_beat(memoryview(ended), Beat(phase="train", reached_end=True), 2)
+        page.write(ended)
+    with heart.during("serve"):
+        pass
+    seen = read_beat(memoryview(path.read_bytes()))
+    assert seen is not None
+    assert seen.reached_end
