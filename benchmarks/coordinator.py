@@ -46,6 +46,7 @@ from benchmarks.report import Row, row, tell, write
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CoordinatorConfig, Timeouts
 from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired
+from ropeteam_trainer.contract.fence import renew_seconds
 
 SIZES = (16, 64, 256, 1024, 2048, 4096)
 CLIENTS = 2
@@ -53,7 +54,7 @@ IDLE_SECONDS, PATIENCE, ASK_SECONDS = 10.0, 60.0, 5.0
 GOALS = {"registered": 5.0, "idle": 0.15, "recovered": 1.0, "memory": 200.0, "lost": 0.0}
 """At the largest number."""
 UNITS = {"idle": "cores", "memory": "MiB", "lost": "leases"}
-LEASE_SECONDS = Timeouts().lost / 5
+LEASE_SECONDS = renew_seconds(Timeouts().lost)
 Seen = tuple[dict[str, float], dict[str, tuple[int, float]]]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -16,7 +16,7 @@ from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CoordinatorConfig, RankPlan, WorkerConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.local import FromRank, ToRank
-from ropeteam_trainer.contract.messages import AgentReport, Orders, answer, as_answer
+from ropeteam_trainer.contract.messages import AgentReport, Orders, RankPhase, RankReport, answer, as_answer
 from ropeteam_trainer.contract.world import Epoch, Plan
 
 MESSAGES: list[type] = [
@@ -146,3 +146,26 @@ def test_a_short_answer_comes_back_and_nothing_else_is_taken_for_one():
     orders = Orders(2, 1, 0, answers=7, same=True)
     assert as_answer(answer(orders)) == orders
     assert as_answer(codec.encode(orders)) is None
+
+
+def test_a_reader_gives_what_decode_gives_and_keeps_what_is_repeated():
+    ranks = (RankReport(0, RankPhase.RUNNING, 3),)
+    report = AgentReport(0, 1, "uid", "10.0.0.1", "job", 1, ranks=ranks, node="n")
+    reader = codec.Reader(AgentReport)
+    first = reader.decode(codec.encode(report))
+    changes: list[dict[str, Any]] = [{"number": 2}, {"ranks": ()}, {"node": "m", "leaving": True}, {}]
+    for change in changes:
+        report = replace(report, **change)
+        told = reader.decode(codec.encode(report))
+        assert told == report
+    assert told.progress is first.progress
+
+
+def test_a_reader_forgets_what_a_message_leaves_out_and_refuses_what_decode_refuses():
+    reader = codec.Reader(RankReport)
+    assert reader.decode(b'{"rank": 1, "phase": "Running", "step": 4}').step == 4
+    assert reader.decode(b'{"rank": 1, "phase": "Running"}').step == 0
+    for wrong in (b"[]", b'{"rank": 1, "phase": "Running", "step": "x"}', b'{"phase": "Running"}', b"{"):
+        with pytest.raises(codec.DecodeError):
+            reader.decode(wrong)
+    assert reader.decode(b'{"rank": 1, "phase": "Running"}').step == 0

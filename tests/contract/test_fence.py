@@ -15,6 +15,7 @@ from ropeteam_trainer.contract.fence import (
     TICK_SECONDS,
     answer_seconds,
     longest_life,
+    renew_seconds,
 )
 from ropeteam_trainer.contract.messages import Orders
 
@@ -55,12 +56,12 @@ def test_whatever_the_link_does_no_rank_outlives_the_last_answer_by_more_than_th
 
 @given(LEGAL)
 def test_on_a_quiet_link_that_is_well_the_newest_answer_is_never_as_old_as_lost_seconds(legal):
-    """Reports every lostSeconds / 5, at a turn of the loop; one that finds nothing new is answered now and
+    """A report with every lease, at a turn of the loop; one that finds nothing new is answered now and
     then."""
     lost, fence = legal
     now = spoke = heard = 0.0
     for _ in range(30):
-        now += lost / 5 + TICK_SECONDS
+        now += renew_seconds(lost) + TICK_SECONDS
         assert now - heard < lost + 2 * TICK_SECONDS
         assert now - heard < fence
         if now - spoke >= answer_seconds(lost):

@@ -309,3 +309,13 @@ async def test_time_alone_moves_it(served: Served):
     report = await get_status(served.http)
     assert [wish.slot for wish in report.replace] == [1]
     await agents[0].stop()
+
+
+async def test_an_agent_of_this_release_is_sent_its_part_of_the_plan(served: Served):
+    agents = [FakeAgent(agent(slot, contract=VERSION), served.agents) for slot in (0, 1)]
+    await put_desired(served.http, DESIRED)
+    await eventually(lambda: all(each.report.plan is not None for each in agents))
+    parts = [each.report.plan.whole for each in agents if each.report.plan]
+    assert [part and part.slot for part in parts] == [0, 1]
+    for each in agents:
+        await each.stop()

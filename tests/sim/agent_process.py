@@ -22,6 +22,7 @@ from ropeteam_trainer.checkpoint import journal
 from ropeteam_trainer.checkpoint.journal import Claim, Held, Superseded
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
+from ropeteam_trainer.contract.fence import renew_seconds
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.messages import AgentReport, Grant, Orders, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
@@ -313,7 +314,7 @@ class Agent:
         if connection is None or not connection.open:
             return
         told = report.report(self.state)
-        lease = self.config.timeouts.lost / 5
+        lease = renew_seconds(self.config.timeouts.lost)
         if (
             self._told is not None
             and now - self._told_at < lease

@@ -76,12 +76,13 @@ def _port(name: str, number: int) -> dict[str, Any]:
 
 def coordinator_pod(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
     job, term = seen.metadata, seen.status.coordinator.term
+    config = _coordinator_config(seen, spec)
     container: dict[str, Any] = {
         "name": "coordinator",
         "image": seen.defaults.operator_image,
         "command": ["python", "-m", "ropeteam_trainer.coordinator"],
         "env": [
-            {"name": contract.CONFIG, "value": codec.encode(_coordinator_config(seen, spec)).decode()},
+            {"name": contract.CONFIG, "value": codec.encode(config).decode()},
             from_pod(contract.POD_IP, "status.podIP"),
             {"name": contract.TOKEN_FILE, "value": contract.TOKEN_PATH},
             {"name": contract.AGENT_STATE_DIR, "value": STATE_PATH},
@@ -91,7 +92,7 @@ def coordinator_pod(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
             {"name": "http", "containerPort": contract.COORDINATOR_HTTP_PORT},
         ],
         "livenessProbe": LIVENESS,
-        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
+        "resources": {"requests": _coordinator_requests(config.slots)},
         "securityContext": RESTRICTED,
         "volumeMounts": [token_mount(), {"name": "ropeteam-state", "mountPath": STATE_PATH}],
     }
@@ -115,6 +116,11 @@ def coordinator_pod(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
     poddefaults.apply(pod, seen.defaults.jobs)
     return pod
+
+
+def _coordinator_requests(slots: int) -> dict[str, str]:
+    """Above what one was seen to use for so many agents (benchmarks/results/coordinator.json)."""
+    return {"cpu": f"{50 + slots // 16}m", "memory": f"{64 + slots // 32}Mi"}
 
 
 def _coordinator_config(seen: Observation, spec: TrainingJobSpec) -> contract.CoordinatorConfig:

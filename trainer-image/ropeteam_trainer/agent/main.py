@@ -66,7 +66,7 @@ from ropeteam_trainer.checkpoint.journal import Held, Superseded
 from ropeteam_trainer.clocks import asleep_seconds
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
-from ropeteam_trainer.contract.fence import TICK_SECONDS
+from ropeteam_trainer.contract.fence import TICK_SECONDS, renew_seconds
 from ropeteam_trainer.contract.messages import Grant, Problem
 from ropeteam_trainer.contract.world import Plan
 from ropeteam_trainer.lines import take_over
@@ -159,7 +159,7 @@ class Agent:
             return
         fresh = news(current)
         same = fresh == self._news
-        if same and now - self._sent_at < lost / 5:
+        if same and now - self._sent_at < renew_seconds(lost):
             return
         self._news, self._sent_at = fresh, now
         silent = self._link.silent_seconds()

@@ -16,7 +16,7 @@ import operator
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 _Reader = Callable[[Any], Any]
@@ -58,11 +58,39 @@ def _fields(kind: Any) -> Callable[[Any], Any]:
 
 def decode(cls: type[T], data: bytes | str) -> T:
     """JSON text as `cls`. Raises DecodeError."""
+    return from_plain(cls, _plain(data))
+
+
+def _plain(data: bytes | str) -> Any:
     try:
-        plain = json.loads(data, parse_constant=_refuse)
+        return json.loads(data, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise DecodeError(f"not JSON: {error}") from None
-    return from_plain(cls, plain)
+
+
+class Reader(Generic[T]):
+    """Messages of one kind from one peer. A field that says what it said in the message before is not read
+    again (nor is `true` told from 1 there)."""
+
+    def __init__(self, cls: type[T]) -> None:
+        kind: Any = cls
+        self._cls, self._fields = cls, _read_fields(kind)
+        self._plain: dict[str, Any] = {}
+        self._known: dict[str, Any] = {}
+
+    def decode(self, data: bytes) -> T:
+        """As `decode`."""
+        plain = _plain(data)
+        if not isinstance(plain, dict):
+            return from_plain(self._cls, plain)
+        before, known = self._plain, self._known
+        kept = {name for name, value in plain.items() if name in before and before[name] == value}
+        try:
+            message: T = self._fields(plain, {name: known[name] for name in kept if name in known})
+        except _Wrong as wrong:
+            raise DecodeError(f"{self._cls.__name__}{wrong.where}: {wrong}") from None
+        self._plain, self._known = plain, vars(message)
+        return message
 
 
 def _refuse(constant: str) -> None:
@@ -144,6 +172,19 @@ def _read_dict(inner: _Reader) -> _Reader:
 
 
 def _read_dataclass(kind: Any) -> _Reader:
+    read_fields = _read_fields(kind)
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _expected("an object", value)
+        return read_fields(value, {})
+
+    return read
+
+
+@functools.cache
+def _read_fields(kind: Any) -> Callable[[dict[str, Any], dict[str, Any]], Any]:
+    """`known`: fields that need no reading."""
     hints = typing.get_type_hints(kind)
     readers = tuple((f.name, _reader(hints[f.name])) for f in dataclasses.fields(kind))
     required = tuple(
@@ -152,13 +193,11 @@ def _read_dataclass(kind: Any) -> _Reader:
         if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     )
 
-    def read(value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise _expected("an object", value)
-        known, name = {}, ""
+    def read(value: dict[str, Any], known: dict[str, Any]) -> Any:
+        name = ""
         try:
             for name, inner in readers:
-                if name in value:
+                if name in value and name not in known:
                     known[name] = inner(value[name])
         except _Wrong as wrong:
             raise wrong.inside(f".{name}") from None

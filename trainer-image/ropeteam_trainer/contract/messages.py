@@ -1,9 +1,9 @@
 """Agent -> coordinator: AgentReport. Coordinator -> agent: Orders. Each is the sender's whole truth.
 
-An agent sends its report at once when anything in it changes, and at least every `lostSeconds / 5` (the
-lease). The coordinator sends orders at once when they change, and again whenever a report's `orders_seen` is
-not the latest; a report that finds nothing new is answered now and then (fence.py): without answers an agent
-kills its ranks.
+An agent sends its report at once when anything in it changes, else its lease, each `fence.renew_seconds`.
+The coordinator sends orders at once when they change, and again whenever a report's `orders_seen` is not the
+latest; a report that finds nothing new is answered now and then (fence.py): without answers an agent kills
+its ranks.
 
 The one rule of orders: **only ranks of `orders.plan` may live**. A newer plan replaces the world, no plan
 ends it. A coordinator that has just booted therefore sends no orders before it has adopted a world or waited

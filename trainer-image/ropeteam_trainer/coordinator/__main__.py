@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -29,6 +30,11 @@ from ropeteam_trainer.coordinator.server import AgentLine, Coordinator, listen
 from ropeteam_trainer.lines import take_over
 
 STATE_DIR = "/ropeteam-state"
+
+
+SELDOM = (100_000, 20, 20)
+"""Thresholds of the garbage collector. What thousands of agents say is many objects and no cycle: looking for
+some took a third of the time in which a world is formed."""
 
 
 class Ports(NamedTuple):
@@ -55,6 +61,7 @@ def main() -> int:
         ports = Ports(host, flags.agent_port, flags.http_port)
         pulse = Pulse(folder)
         pulse.start()
+        gc.set_threshold(*SELDOM)
         asyncio.run(_run(lambda: Coordinator(settings, boot, token, log), ports, pulse))
     except (KeyError, ValueError, OSError) as error:
         log.say("cannot-start", error=f"{type(error).__name__}: {error}")

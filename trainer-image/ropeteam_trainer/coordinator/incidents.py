@@ -95,7 +95,7 @@ def heaviest(signs: tuple[Evidence, ...]) -> Evidence | None:
 def forbid(state: State, at: Moment, among: Slots) -> State:
     """An exit code that `recovery.exitCodes` calls final ends the job. Not where ranks were asked to end."""
     fault = state.fault
-    if state.failure or fault is None or fault.weight >= LEFT:
+    if state.failure or fault is None or fault.weight >= LEFT or not state.config.exit_codes:
         return state
     signs = (sign for sign in collect(state, at.now, among) if exit_rule(state, sign.exit) is ExitAction.FAIL)
     sign = next(signs, None)

@@ -44,7 +44,7 @@ from ropeteam_trainer.coordinator import (
 from ropeteam_trainer.coordinator.evidence import Evidence, collect, world_done
 from ropeteam_trainer.coordinator.forming import wake_at
 from ropeteam_trainer.coordinator.lease import may_answer
-from ropeteam_trainer.coordinator.orders import affected, orders, reply
+from ropeteam_trainer.coordinator.orders import Replies, affected, orders, reply
 from ropeteam_trainer.coordinator.report import job_report, why
 from ropeteam_trainer.coordinator.state import (
     Agent,
@@ -59,9 +59,11 @@ from ropeteam_trainer.coordinator.state import (
     accepted,
     crews,
     enter,
+    holds_slot,
     is_member,
     lost,
     new_attempt,
+    pod_of,
     refusal,
     wanted,
 )
@@ -70,6 +72,7 @@ __all__ = [
     "DesiredReceived",
     "Event",
     "LeasesRenewed",
+    "Replies",
     "ReportReceived",
     "ReportsReceived",
     "State",
@@ -138,10 +141,11 @@ def _take_reports(state: State, told: tuple[ReportReceived, ...], at: Moment) ->
         if superseded := _superseded(state, report, newer):
             newer_term = max(newer, state.newer_term)
             state = replace(state, superseded=state.superseded or superseded, newer_term=newer_term)
-    for each in told:
-        if accepted(state, each.report) and not state.superseded:
-            applied = each.applied and lease.holds(state, at.now)  # else there may be news that were not sent
-            state = progress.absorb(state, each.report, applied, at)
+    told = tuple(each for each in told if holds_slot(state, pod_of(each.report)))
+    if not lease.holds(state, at.now):  # there may be news that were not sent
+        told = tuple(replace(each, applied=False) for each in told)
+    if not state.superseded:
+        state = progress.absorb(state, told, at)
     return replace(state, touched=slots.of(report.slot for report in reports))
 
 
@@ -177,10 +181,8 @@ def _take_desired(state: State, desired: Desired, at: Moment) -> State:
     changed = _changed(state, before)
     state = roll.refresh(before, replace(state, touched=changed), changed, at.now)
     news = changed | slots.one(state.config.lead_slot)
-    for pod, agent in known.items():
-        if slots.has(news, pod.slot) and accepted(state, agent.report):
-            state = progress.absorb(state, agent.report, False, at)
-    return state
+    told = (ReportReceived(agent.report) for pod, agent in known.items() if slots.has(news, pod.slot))
+    return progress.absorb(state, [each for each in told if accepted(state, each.report)], at)
 
 
 def _changed(state: State, before: State) -> slots.Slots:

@@ -5,23 +5,36 @@ Promise: what was seen once stays seen (an agent that dies takes nothing back).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from ropeteam_trainer.contract.messages import AgentReport
 from ropeteam_trainer.coordinator import commits, incidents, roll, slots
-from ropeteam_trainer.coordinator.state import Moment, State, crew_of, member_pod, pod_of, with_world
+from ropeteam_trainer.coordinator.state import (
+    Moment,
+    ReportReceived,
+    State,
+    crew_of,
+    member_pod,
+    pod_of,
+    with_world,
+)
 
 
-def absorb(state: State, report: AgentReport, applied: bool, at: Moment) -> State:
-    """What an accepted agent tells."""
+def absorb(state: State, told: Iterable[ReportReceived], at: Moment) -> State:
+    """What accepted agents tell."""
     known = state.world.base if state.world else None
-    rung, launcher = max(state.rung, report.rung), report.launcher or state.launcher
-    if (rung, launcher) != (state.rung, state.launcher):
-        state = replace(state, rung=rung, launcher=launcher)
-    state = commits.absorb(state, report, at)
-    if state.world is None or member_pod(state.world, report.slot) != pod_of(report):
+    ours = []
+    for each in told:
+        report = each.report
+        rung, launcher = max(state.rung, report.rung), report.launcher or state.launcher
+        if (rung, launcher) != (state.rung, state.launcher):
+            state = replace(state, rung=rung, launcher=launcher)
+        state = commits.absorb(state, report, at)
+        if state.world and member_pod(state.world, report.slot) == pod_of(report):
+            ours.append(each)
+    if not ours:
         return state
-    state = _note_member(state, report, applied)
+    state = _note_members(state, ours)
     if state.running:
         state = _note_stages(state, at)
     if known is None and state.world and state.world.base is not None:
@@ -29,21 +42,24 @@ def absorb(state: State, report: AgentReport, applied: bool, at: Moment) -> Stat
     return state
 
 
-def _note_member(state: State, report: AgentReport, applied: bool) -> State:
+def _note_members(state: State, told: list[ReportReceived]) -> State:
     world = state.world
     assert world is not None
-    ours = world.has(report)
-    if ours:
-        highest = max((rank.step for rank in report.ranks), default=0)
-        if highest > world.step or not slots.has(world.seen, report.slot):
-            seen = world.seen | slots.one(report.slot)
-            state = with_world(state, seen=seen, step=max(world.step, highest))
-        if report.slot == world.plan.members[0].slot:
+    here = [each.report for each in told if world.has(each.report)]
+    stopped = slots.of(each.report.slot for each in told if each.report.stopped)
+    applied = slots.of(each.report.slot for each in told if each.applied)
+    dead = slots.NONE if state.running else stopped & (applied | state.roll.dead)
+    highest = max((rank.step for report in here for rank in report.ranks), default=0)
+    first = world.plan.members[0].slot
+    for report in here:
+        if report.slot == first:
             state = replace(state, progress=report.progress)
-    dead = report.stopped and (applied or slots.has(state.roll.dead, report.slot))
-    if dead and not state.running and not slots.has(world.quiet, report.slot):
-        state = with_world(state, quiet=world.quiet | slots.one(report.slot))
-    return state
+    return with_world(
+        state,
+        seen=world.seen | slots.of(report.slot for report in here),
+        step=max(world.step, highest),
+        quiet=world.quiet | dead,
+    )
 
 
 def note_dead(state: State) -> State:

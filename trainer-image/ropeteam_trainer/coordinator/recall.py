@@ -19,6 +19,7 @@ from ropeteam_trainer.coordinator.evidence import OURS, collect
 from ropeteam_trainer.coordinator.state import (
     Agent,
     Moment,
+    ReportReceived,
     State,
     World,
     enter,
@@ -118,9 +119,7 @@ def _unheard(state: State, slot: int, incarnation: int) -> Member:
 
 
 def _absorb_all(state: State, agents: dict[int, Agent], at: Moment) -> State:
-    for agent in agents.values():
-        state = progress.absorb(state, agent.report, False, at)
-    return state
+    return progress.absorb(state, (ReportReceived(agent.report) for agent in agents.values()), at)
 
 
 def _unanimous(state: State, agents: dict[int, Agent]) -> bool:

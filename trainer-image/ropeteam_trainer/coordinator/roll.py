@@ -134,16 +134,16 @@ def enter_world(state: State, world: World, now: float) -> State:
 def refresh(before: State | None, after: State, which: Slots, now: float) -> State:
     """What is true of these slots in `after`, which differs from `before` in nothing that concerns others."""
     asked = tuple(slots.each(which & after.everybody))
-    sets = dict(vars(after.roll))
+    sets: dict[str, Slots] = dict(vars(after.roll))
     saved = dict(after.saved)
     for slot in asked:
         bit, crew = slots.one(slot), crew_of(after, slot)
-        for name, holds in vars(_facts(after, slot, crew, now)).items():
+        for name, holds in _facts(after, slot, crew, now).items():
             if holds:
                 sets[name] |= bit
             elif sets[name] & bit:
                 sets[name] ^= bit
-        if before:
+        if before and before.saved:
             _count(saved, before, crew_of(before, slot), -1)
         _count(saved, after, crew, 1)
     return replace(after, roll=Facts(**sets), saved={step: n for step, n in saved.items() if n})
@@ -157,7 +157,9 @@ def _count(saved: dict[int, int], state: State, crew: Crew | None, sign: int) ->
 
 def shards_of(state: State, crew: Crew | None) -> list[tuple[int, int]]:
     """Step and rank of each shard that counts: of a rank that saves, from the agent that owns it."""
-    if crew is None or not crew.known or crew.agent is None or not saves(state, crew.member.slot):
+    if crew is None or crew.agent is None or not crew.agent.report.shards:
+        return []
+    if not crew.known or not saves(state, crew.member.slot):
         return []
     epoch = lead_born(state)
     return [(s.step, s.rank) for s in crew.agent.report.shards if s.epoch == epoch and s.rank in crew.ranks]
@@ -171,13 +173,14 @@ def saves(state: State, slot: int) -> bool:
 # ---- the truth about one slot
 
 
-def _facts(state: State, slot: int, crew: Crew | None, now: float) -> Facts[bool]:
+def _facts(state: State, slot: int, crew: Crew | None, now: float) -> dict[str, bool]:
+    """By the names of Facts."""
     word, world = wanted(state, slot), state.world
     held = state.agents.get(Pod(slot, word.incarnation, word.pod_uid)) if word and word.pod_uid else None
     report = held.report if held else None
     agent = crew.agent if crew else None
     plan = report.plan if report else None
-    return Facts(
+    return dict(
         held=held is not None,
         deleting=word is not None and word.deleting,
         departing=report is not None and report.leaving,
@@ -192,23 +195,23 @@ def _facts(state: State, slot: int, crew: Crew | None, now: float) -> Facts[bool
         unheard=agent is not None and lost(state, agent, now),
         here=bool(world and agent and world.has(agent.report)),
         completed=bool(world and agent and agent.report.completed == world.plan.epoch),
-        **_of_ranks(crew),
+        **(_of_ranks(crew) if crew and crew.known else _NOTHING_KNOWN),
     )
 
 
-def _of_ranks(crew: Crew | None) -> dict[str, bool]:
+def _of_ranks(crew: Crew) -> dict[str, bool]:
     """The second half of Facts."""
-    ranks = crew.reports if crew else (None,)
+    ranks = crew.reports
     known = [rank for rank in ranks if rank]
     whole = len(known) == len(ranks)
     phases = {rank.phase for rank in known}
     gone = [rank for rank in known if rank.phase is RankPhase.EXITED]
     well = {rank.rank for rank in gone if is_clean(rank) or is_aborted_at_end(rank)}
-    stopped = bool(crew and crew.agent and crew.agent.report.stopped)
+    stopped = crew.agent is not None and crew.agent.report.stopped
     exited = whole and len(gone) == len(ranks)
     dead = exited and stopped
     return {
-        "started": dead or (whole and crew is not None and crew.agent is not None and not stopped),
+        "started": dead or (whole and crew.agent is not None and not stopped),
         "stepped": whole and all(rank.steps_here > 0 for rank in known),
         "stepped_or_ended": whole and all(rank.steps_here > 0 or rank.rank in well for rank in known),
         "moved": any(rank.phase is not RankPhase.STARTING or rank.steps_here for rank in known),
@@ -224,6 +227,15 @@ def _of_ranks(crew: Crew | None) -> dict[str, bool]:
         "failed": len(well) < len(gone),
         "well": whole and all(rank.phase is not RankPhase.EXITED or rank.rank in well for rank in known),
     }
+
+
+_NOTHING_KNOWN = dict.fromkeys(
+    (
+        *("started", "stepped", "stepped_or_ended", "moved", "paused", "restless", "drained", "arrived"),
+        *("exited", "dead", "clean", "aborted", "ended", "failed", "well"),
+    ),
+    False,
+)
 
 
 def is_clean(rank: RankReport) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from random import Random, SystemRandom
 from typing import cast
 
@@ -27,7 +26,9 @@ from ropeteam_trainer.contract.messages import LEASE, AgentReport, Grant, Orders
 from ropeteam_trainer.contract.world import CheckpointRef
 from ropeteam_trainer.coordinator import membership, roll, slots
 from ropeteam_trainer.coordinator.log import Log
+from ropeteam_trainer.coordinator.orders import Reply
 from ropeteam_trainer.coordinator.state import Pod, pod_of
+from ropeteam_trainer.coordinator.words import Words
 
 FIRST_REPORT_SECONDS = 10.0
 """A connection that has not shown the job's token by then is closed."""
@@ -60,6 +61,7 @@ class Coordinator:
         self.buffer = memoryview(bytearray(READ_AT_ONCE))
         self._loop, self._asleep = asyncio.get_running_loop(), asleep
         self.state = membership.initial(config, boot, self._now())
+        self.words = Words()
         self._lines: dict[AgentLine, None] = {}
         """In the order in which they came."""
         self._by_slot: dict[int, dict[AgentLine, None]] = {}
@@ -140,9 +142,10 @@ class Coordinator:
             leases, self._leases = self._leases, {}
             self.state = membership.step(self.state, membership.LeasesRenewed(leases), now, unix_ms)
         before, self.state = self.state, membership.step(self.state, event, now, unix_ms)
+        replies = membership.Replies(self.state, now)
         for line in self._concerned(membership.affected(before, self.state), told):
             if line.report:
-                line.send(membership.reply(self.state, line.report, now), now)
+                line.send(replies.to(line.report), now)
         self._tell_why(now)
         if self._timer:
             self._timer.cancel()
@@ -176,7 +179,7 @@ class AgentLine(asyncio.BufferedProtocol):
         self.pod: Pod | None = None
         self._peer = ""
         self._over = False
-        self._sent: Orders | None = None
+        self._sent: Reply | None = None
         self._sent_at = 0.0
         self._spoke_at = float("-inf")
         """When the last frame of any kind was sent."""
@@ -189,6 +192,7 @@ class AgentLine(asyncio.BufferedProtocol):
         self._received = b""
         """Before its nonce, or the want of one, was known."""
         self._opener: wire.Opener | None = None
+        self._reader = codec.Reader(AgentReport)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -217,7 +221,7 @@ class AgentLine(asyncio.BufferedProtocol):
         try:
             for body in self._opener.feed(data):
                 if not self._over and body != LEASE:
-                    self._heard(codec.decode(AgentReport, body))
+                    self._heard(self._reader.decode(body))
                 elif not self._over:
                     self._renewed()
         except (wire.WireError, codec.DecodeError) as error:
@@ -253,17 +257,18 @@ class AgentLine(asyncio.BufferedProtocol):
         orders = Orders(state.config.term, state.boot, self._number, answers=self._told, same=True)
         self._write(answer(orders) if self._modern else codec.encode(orders), now)
 
-    def send(self, orders: Orders | None, now: float) -> None:
+    def send(self, reply: Reply | None, now: float) -> None:
         """Orders, if they say something new. None: nothing to say."""
-        if orders is None or orders == self._sent or self._over:
+        if reply is None or reply == self._sent or self._over:
             return
-        if orders.refused and (self._sent is None or not self._sent.refused):
-            self._coordinator.log.say("refused", peer=self._peer, agent=self.pod, reason=orders.refused)
-        self._sent, self._sent_at, self._number = orders, now, self._number + 1
+        refused = reply.orders.refused
+        if refused and (self._sent is None or not self._sent.orders.refused):
+            self._coordinator.log.say("refused", peer=self._peer, agent=self.pod, reason=refused)
+        self._sent, self._sent_at, self._number = reply, now, self._number + 1
         if self._modern:
-            self._send_files(orders.grant, now)
-            orders = parts.without_files(orders)
-        self._write(codec.encode(replace(orders, number=self._number, answers=self._told or None)), now)
+            self._send_files(reply.orders.grant, now)
+            reply = reply._replace(orders=parts.without_files(reply.orders))
+        self._write(self._coordinator.words.encode(reply, self._number, self._told or None), now)
 
     def _send_files(self, grant: Grant | None, now: float) -> None:
         """Those of a new grant, before it."""

@@ -1,0 +1,41 @@
+"""Orders are put together from what is the same for everybody: nobody can tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.coordinator.film import SIGKILL, Film, agent
+
+from ropeteam_trainer.contract import VERSION, codec
+from ropeteam_trainer.contract.messages import Orders
+from ropeteam_trainer.coordinator.orders import Replies
+from ropeteam_trainer.coordinator.words import Words
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_the_bytes_for_an_agent_are_its_orders(servers: int):
+    film, words = Film(3, rung=2, servers=servers), Words()
+    film.agents = {slot: agent(slot, contract=VERSION - slot % 2) for slot in range(film.config.slots)}
+
+    def compare() -> None:
+        replies = Replies(film.state, film.now)
+        for slot, report in film.agents.items():
+            found = replies.to(report)
+            assert found
+            said = words.encode(found, 7, slot or None)
+            assert codec.decode(Orders, said) == replace(film.told(slot), number=7, answers=slot or None)
+
+    film.up(step=3)
+    compare()
+    film.exits(1, SIGKILL)
+    compare()
+    film.obeys()
+    compare()
+
+
+def test_what_is_the_same_for_everybody_is_made_once():
+    film = Film(5).up(step=3)
+    replies = Replies(film.state, film.now)
+    found = [replies.to(report) for report in film.agents.values()]
+    assert len({id(reply.orders) for reply in found if reply}) == 1
