@@ -121,6 +121,18 @@ def test_a_run_whose_status_names_nothing_yet_goes_on_from_what_it_has_committed
     assert [ref.step for ref in claimed(tmp_path, 2).restore] == [20, 10]
 
 
+@pytest.mark.parametrize("status_names_it", [True, False])
+def test_a_run_that_began_from_another_one_goes_on_from_what_it_has_committed_since(
+    tmp_path, status_names_it
+):
+    """`resume: Latest`, or a folder of the release before; and the operator is away from then on."""
+    began = run_ref(50, 7, "digest", run="another")
+    committed(tmp_path, 60, 70, parent=began)
+    named = (replace(began, run=""),) if status_names_it else ()
+    restored = claimed(tmp_path, 2, *named).restore
+    assert [ref.step for ref in restored] == [70, 60, *(ref.step for ref in named)]
+
+
 def test_after_a_restore_of_etcd_pruned_ancestors_prove_the_descent(tmp_path):
     line = committed(tmp_path, 10, 20, 30, 40)
     prune(settings_in(tmp_path), claimed(tmp_path).held, (line[0],))

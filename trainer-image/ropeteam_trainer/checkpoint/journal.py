@@ -230,34 +230,34 @@ def claim(me: Claim) -> Steps[Held]:
 def line(held: Held, named: tuple[CheckpointRef, ...]) -> Steps[tuple[CheckpointRef, ...]]:
     """Where to go on from, newest first: what is adopted and descends from what the job's status names, then
     what it names. If it names nothing: all that this run has committed. What was granted, and is not known to
-    be written (it has no digest), counts if it is adopted."""
-    seen = _read((yield List()))
+    be written (it has no digest), counts if it is adopted.
+
+    What the run began from is another run's, and has no entry here: its child names it.
+    """
+    names = _read((yield List())).names
     wanted = {place_of(ref): ref.digest for ref in named if ref.digest}
     entries: dict[Place, Entry | None] = {}
     found = []
     for place in sorted(held.adopted, reverse=True):
-        here: Place | None = place
-        digest = ""
-        while here is not None:
-            if here not in entries:
-                entries[here] = _entry((yield Read(seen.names[here]))) if here in seen.names else None
-            entry = entries[here]
-            if entry is None or digest not in ("", entry.ref.digest):
-                break
-            parent = entry.parent
-            if wanted.get(here) == entry.ref.digest or (not wanted and parent is None):
-                mine = entries[place]
-                found += [mine.ref] if mine else []
-                break
-            here, digest = (place_of(parent), parent.digest) if parent else (None, "")
+        mine = yield from _entry(place, names, entries)
+        ref = mine.ref if mine else None
+        while ref and wanted and wanted.get(place_of(ref)) != ref.digest:
+            entry = yield from _entry(place_of(ref), names, entries)
+            ref = entry.parent if entry and ref.digest in ("", entry.ref.digest) else None
+        if mine and ref:
+            found.append(mine.ref)
     return (*found, *(ref for ref in named if ref.digest and ref not in found))
 
 
-def _entry(text: str) -> Entry | None:
-    try:
-        return codec.decode(Entry, text)
-    except codec.DecodeError:
-        return None
+def _entry(place: Place, names: dict[Place, str], known: dict[Place, Entry | None]) -> Steps[Entry | None]:
+    """None: there is none, or it cannot be read. Each is read once."""
+    if place not in known:
+        text = (yield Read(names[place])) if place in names else ""
+        try:
+            known[place] = codec.decode(Entry, text)
+        except codec.DecodeError:
+            known[place] = None
+    return known[place]
 
 
 def commit(held: Held, grant: Grant) -> Steps[CheckpointRef]:
