@@ -76,6 +76,8 @@ class RankSocket:
             except OSError as error:
                 log(f"{self.path.name}: cannot accept, trying again: {error}")
                 self._loop.remove_reader(self._listener)
+                if self._pause:
+                    self._pause.cancel()
                 self._pause = self._loop.call_later(_ACCEPT_AGAIN_SECONDS, self._listen)
                 return
             connection.setblocking(False)

@@ -1,0 +1,39 @@
+"""The socket of a rank when this process has no descriptor left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+from pathlib import Path
+from typing import Any
+
+from ropeteam_trainer.agent import ranksocket
+from ropeteam_trainer.agent.ranksocket import RankSocket
+
+
+def test_a_rank_that_ends_while_no_descriptor_is_left_ends_nothing_else(monkeypatch, tmp_path: Path):
+    """Its last words are looked for once more, and nothing listens after that."""
+    monkeypatch.setattr(ranksocket, "_ACCEPT_AGAIN_SECONDS", 0.01)
+    faults: list[dict[str, Any]] = []
+
+    async def life() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        told = RankSocket(tmp_path / "s", lambda _: None)
+        with socket.socket(socket.AF_UNIX) as rank:
+            rank.connect(str(tmp_path / "s"))
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            free = os.dup(0)
+            os.close(free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+            try:
+                told.drain()
+                told.drain()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        told.close()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(life())
+    assert faults == []
