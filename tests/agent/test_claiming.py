@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from tests.agent.life import Life, a_plan, a_ref, epoch
 
 from ropeteam_trainer.agent.effects import ClaimRun, KillRanks, Prune, StartRanks, WriteManifest
-from ropeteam_trainer.agent.state import DISK_SECONDS, ClaimFailed, LinkUp, ManifestWritten, RunSuperseded
-from ropeteam_trainer.contract.messages import Grant
-from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.agent.state import (
+    DISK_SECONDS,
+    ClaimFailed,
+    LinkUp,
+    ManifestWritten,
+    ProblemFound,
+    RunSuperseded,
+)
+from ropeteam_trainer.contract.config import Timeouts
+from ropeteam_trainer.contract.messages import Grant, Problem
+from ropeteam_trainer.contract.world import Epoch, FailReason
 
 
 def a_life(slot: int = 0, **settings: Any) -> Life:
@@ -48,6 +57,36 @@ def test_a_claim_that_fails_is_tried_again():
     life = a_life().ordered(plan=a_plan()).sees(ClaimFailed(epoch(1)))
     assert life.did == ()
     assert life.wait(1.1).did_a(ClaimRun)
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["fails", "hangs"])
+def test_a_folder_that_cannot_be_claimed_for_long_asks_for_another_pod(fails: bool):
+    """Before startSeconds end the ranks that wait for this one."""
+    life = a_life(timeouts=Timeouts(start=60)).ordered(plan=a_plan())
+    for _ in range(30):
+        life.sees(*[ClaimFailed(epoch(1))] * fails).wait(1)
+    assert life.report.problem is None
+    life.wait(0.1)
+    problem = life.report.problem
+    assert problem is not None
+    assert (problem.reason, problem.passing) == (FailReason.CHECKPOINT_NOT_WRITABLE, True)
+    assert "/checkpoints could not be claimed for 30 s" in problem.message
+
+
+def test_a_disk_that_answers_after_all_makes_the_pod_fit_again():
+    life = a_life().ordered(plan=a_plan()).wait(301)
+    assert life.report.problem is not None
+    assert life.claimed(a_plan()).did_a(StartRanks).plan.epoch == epoch(1)
+    assert life.report.problem is None
+    other = Problem(FailReason.INTERPRETER_WITHOUT_TORCH, "no torch")
+    life = a_life().ordered(plan=a_plan()).sees(ProblemFound(other)).claimed(a_plan())
+    assert life.report.problem == other
+
+
+def test_each_world_may_wait_for_its_claim_as_long():
+    life = a_life().ordered(plan=a_plan()).wait(299).ordered(plan=None).wait(60).ordered(plan=a_plan(2))
+    assert life.wait(299).report.problem is None
+    assert life.wait(2).report.problem is not None
 
 
 def test_a_claim_for_a_plan_that_was_withdrawn_starts_nothing():

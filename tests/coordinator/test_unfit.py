@@ -41,6 +41,20 @@ def test_one_bad_node_does_not_end_a_job_that_has_trained(problem: Problem) -> N
     assert (film.phase, film.report.replace) == ("Running", ())
 
 
+def test_a_pod_that_becomes_unfit_in_a_world_that_begins_is_replaced_for_free() -> None:
+    """Its folder cannot be claimed, and the other ranks wait for it."""
+    film = Film(rung=2).up(step=3)
+    film.exits(1, ProcessExit(1, None, fingerprint="E"))
+    film.obeys()
+    film.says(0, problem=STALE)
+    assert [(wish.slot, wish.cause) for wish in film.report.replace] == [(0, Cause.STORAGE_UNAVAILABLE)]
+    replaced(film, 2, None, slot=0)
+    film.later(61)
+    film.obeys()
+    assert (film.phase, film.report.replace, film.report.failure) == ("Running", (), None)
+    assert not film.incident.charged
+
+
 def test_a_pod_that_becomes_unfit_ends_no_job_after_a_restart_of_the_coordinator() -> None:
     film = Film(rung=2).up(step=3)
     film.reboots()

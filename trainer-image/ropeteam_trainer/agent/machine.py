@@ -39,9 +39,13 @@ from ropeteam_trainer.agent.state import Event, RankState, State, World
 from ropeteam_trainer.checkpoint.journal import Held
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import ToRank
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
+from ropeteam_trainer.contract.messages import Problem
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Plan, ProcessExit
 
 EXIT_DONE, EXIT_UNBURIED, EXIT_LEFT = 0, 3, 143
+CLAIM_SECONDS = 300.0
+"""How long a volume may be away before another node is tried, as for ranks that restore. The other ranks of
+that world are ended after startSeconds, and that is charged: it has to be less."""
 
 _NONE_YET = Epoch(0, 0, 0)
 _NOT_HERE = ProcessExit(None, None, killed=True, message="it does not live in this pod any more")
@@ -197,7 +201,15 @@ def _start_world(state: State) -> Stepped:
 
 
 def _claim(state: State, plan: Plan) -> Stepped:
-    """The storage decides between two worlds that do not know of each other."""
+    """The storage decides between two worlds that do not know of each other. If it does not answer, the other
+    ranks of this world wait in vain: another pod may reach it, and if none does, the job says so."""
+    epoch, since = state.claim_since or (None, state.now)
+    if epoch != plan.epoch:
+        since = state.now
+        state = replace(state, claim_since=(plan.epoch, since))
+    patience = min(CLAIM_SECONDS, state.config.timeouts.start / 2)
+    if state.now - since > patience:
+        return replace(state, problem=_unclaimed(state, patience)), ()
     if state.claiming or state.now < state.claim_retry_at:
         return state, ()
     return replace(_busy(state), claiming=plan.epoch), (ClaimRun(plan),)
@@ -206,6 +218,16 @@ def _claim(state: State, plan: Plan) -> Stepped:
 def _busy(state: State) -> State:
     """The disk has something to do, from now on or for longer."""
     return state if state.claiming or state.writing else replace(state, disk_since=state.now)
+
+
+def _unclaimed(state: State, seconds: float) -> Problem:
+    assert state.config.checkpoint is not None
+    folder = state.config.checkpoint.directory
+    text = (
+        f"{folder} could not be claimed for {seconds:.0f} s (the pod's log says why, or the disk hangs). "
+        "See to spec.checkpoint.volume, and to its mount on this node"
+    )
+    return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, text, passing=True)
 
 
 def _is(world: World | None, plan: Plan | None) -> bool:

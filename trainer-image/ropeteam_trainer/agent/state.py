@@ -275,6 +275,8 @@ class State:
     restore: tuple[CheckpointRef, ...] = ()
     """What that world may go on from."""
     claiming: Epoch | None = None
+    claim_since: tuple[Epoch, float] | None = None
+    """Which world waits for a claim, and since when."""
     claim_retry_at: float = 0.0
     superseded: Epoch | None = None
     """A newer world has claimed that folder: no rank may live here any more."""
