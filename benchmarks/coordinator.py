@@ -1,6 +1,6 @@
 """How many agents does one coordinator on one core hold?
 
-    python -m benchmarks.coordinator [AGENTS ...]                      (16 to 4096 by default; five minutes)
+    python -m benchmarks.coordinator [AGENTS ...]                      (16 to 4096 by default; two minutes)
     python -m benchmarks.coordinator 4096 --hold 600 --busy 2          (no figures but of leases)
 
 The shipped process, pinned to one core; the agents are fakes on real sockets (crowd.py), in CLIENTS processes
