@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.trainer.ranks import Crew, Ended, FakeAgent
 
-from ropeteam_trainer.checkpoint import reader
+from ropeteam_trainer.checkpoint import reader, together
 from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder
-from ropeteam_trainer.checkpoint.restore import Look, shares
-from ropeteam_trainer.contract.config import CheckpointConfig
+from ropeteam_trainer.checkpoint.restore import CheckpointUnavailable, Look, shares
+from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.world import World
 
 FIRED = "FIRED"
 
@@ -170,3 +174,24 @@ def test_every_file_is_verified_by_one_rank_and_no_rank_has_much_more(
     else:
         loads = [sum(file.size for file in part) for part in parts]
         assert max(loads) - min(loads) <= max(sizes.values(), default=0)
+
+
+def test_trouble_that_had_passed_does_not_shorten_the_patience_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now, sleep=lambda _: None)
+    monkeypatch.setattr(together, "time", clock)
+    ref = CheckpointRef(3, Epoch(1, 0, 1))
+    (tmp_path / folder(ref)).mkdir(parents=True)
+    (tmp_path / folder(ref) / "shard").write_bytes(b"x")
+    shard = ShardFile("shard", 1, hashlib.sha256(b"x").hexdigest())
+    manifest = Manifest(3, ref.epoch, 1, "j", "u", (shard,), None)
+    plan = RankPlan("1.0.2", (), False, CheckpointConfig(str(tmp_path)), Resume.LATEST, None, "j", "u")
+    restore = together.Together(plan, World(0, 1, torch.device("cpu")), tmp_path, lambda: None)
+    restore._wait("EIO")
+    assert restore._verify(manifest, ref) == ""
+    clock.now += together.PATIENCE_SECONDS + 1
+    restore._wait("EIO")
+    clock.now += together.PATIENCE_SECONDS + 1
+    with pytest.raises(CheckpointUnavailable):
+        restore._wait("EIO")

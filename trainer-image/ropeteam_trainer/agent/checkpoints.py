@@ -96,7 +96,7 @@ class Disk:
                 return durable.write(self._journal / name, text.encode())
             case journal.Read(name):
                 with suppress(FileNotFoundError):
-                    return (self._journal / name).read_text()
+                    return (self._journal / name).read_text(errors="replace")
                 return ""
             case journal.Rename(name, to):
                 return self._rename(name, to)

@@ -99,6 +99,7 @@ class Together:
 
     def _verify(self, manifest: Manifest, ref: CheckpointRef) -> str:
         """Why this checkpoint is proved bad; "": it is whole."""
+        self._waited_from, self._pause = None, FIRST_PAUSE  # what hindered the choice has passed
         left = shares(manifest, self._world.size)[self._world.rank]
         while True:
             with _Reading(self._directory / folder(ref), left) as reading:
