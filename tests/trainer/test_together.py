@@ -179,8 +179,8 @@ def test_every_file_is_verified_by_one_rank_and_no_rank_has_much_more(
 def test_trouble_that_had_passed_does_not_shorten_the_patience_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now, sleep=lambda _: None)
-    monkeypatch.setattr(together, "time", clock)
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(together, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=lambda _: None))
     ref = CheckpointRef(3, Epoch(1, 0, 1))
     (tmp_path / folder(ref)).mkdir(parents=True)
     (tmp_path / folder(ref) / "shard").write_bytes(b"x")
