@@ -67,12 +67,15 @@ def lineage(site: Site, name: str) -> list[dict[str, Any]]:
     return list(site.status(name)["checkpoint"]["lineage"])
 
 
+@pytest.mark.parametrize("rung", [2, 3])
 def test_where_checkpoints_are_commits_the_storage_tells_worlds_apart(
-    site: Site, name: str, island: list[Node]
+    site: Site, name: str, island: list[Node], rung: int
 ) -> None:
-    site.apply(tiny(site, name, steps=FOREVER))
+    env = [{"name": "OWN_LOOP", "value": "1"}] if rung == 2 else []
+    site.apply(tiny(site, name, steps=FOREVER, env=env))
     site.wait(name, "Running")
     wait_for_new_checkpoint(site, name)
+    assert site.status(name)["rung"] == rung
     ranks, folder = cut_off(site, name, island), site.shared / name
     wait_for("another coordinator", lambda: site.status(name)["coordinator"]["term"] > 1, 180)
     wait_for("it saves", lambda: lineage(site, name)[0]["epoch"].startswith("2."), 180)
@@ -94,12 +97,15 @@ def starts(site: Site, name: str) -> int:
     return (site.shared / name / "rank-0.jsonl").read_text().count('"start"')
 
 
+@pytest.mark.parametrize("rung", [0, 1])
 def test_a_script_that_saves_by_itself_gets_no_second_world(
-    site: Site, name: str, island: list[Node]
+    site: Site, name: str, island: list[Node], rung: int
 ) -> None:
-    site.apply(site.job(name, [*UNCHANGED, f"/shared/{name}"], recovery={"fenceSeconds": 20}))
+    command = [UNCHANGED, ["python", "/shared/scripts/own_saves.py"]][rung]
+    site.apply(site.job(name, [*command, f"/shared/{name}"], recovery={"fenceSeconds": 20}))
     site.wait(name, "Running")
     wait_for("a save", lambda: site.has_just_saved(name), 60)
+    assert site.status(name).get("rung", 0) == rung
     ranks = cut_off(site, name, island)
 
     def is_told() -> bool:

@@ -1,11 +1,13 @@
-"""A tiny real training on rungs 1 to 3: DDP on fixed data, epoch after epoch, a few milliseconds a step.
+"""A tiny real training on rung 3: DDP on fixed data, epoch after epoch, a few milliseconds a step.
 
-tiny.py [STEPS] [SECONDS_PER_STEP]; a file named by $HANG makes rank 1 hang once, in mid-step.
+tiny.py [STEPS] [SECONDS_PER_STEP]; a file named by $HANG makes rank 1 hang once, in mid-step. With $OWN_LOOP
+it takes its data by itself, on rung 2.
 """
 
 import os
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -26,7 +28,12 @@ def main() -> None:
     wrapped = DistributedDataParallel(model, find_unused_parameters=True) if job.world_size > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     step = job.restore(model=model, optimizer=optimizer)
-    for batch in job.batches(data, global_batch=9, seed=3, epochs=steps):
+    batches: Iterable[list[torch.Tensor]]
+    if os.environ.get("OWN_LOOP"):
+        batches = (data[i * 9 % 90 : i * 9 % 90 + 9] for i in range(step, steps))
+    else:
+        batches = job.batches(data, global_batch=9, seed=3, epochs=steps)
+    for batch in batches:
         if step >= steps:
             break
         x = torch.stack(list(batch))
