@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import sys
@@ -18,7 +19,6 @@ from tests.controller.house import JOB, job, names
 from tests.controller.waiting import until, until_async
 
 from ropeteam.controller import access, handlers
-from ropeteam.controller.__main__ import main
 from ropeteam.controller.cluster import ApiClient, NotFound, Place
 from ropeteam.controller.informer import Key
 from ropeteam.local.cluster import LocalCluster
@@ -36,12 +36,14 @@ async def client(cluster: LocalCluster) -> AsyncIterator[ApiClient]:
         yield client
 
 
-async def start(cluster: LocalCluster, *flags: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "ropeteam.controller",
-        "--kubeconfig", str(cluster.kubeconfig), "--home", str(cluster.home), *flags,
-        stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+OPERATOR = (sys.executable, "-m", "ropeteam.controller")
+
+
+async def start(
+    cluster: LocalCluster, *flags: str, stderr: int = asyncio.subprocess.PIPE
+) -> asyncio.subprocess.Process:
+    where = ("--kubeconfig", str(cluster.kubeconfig), "--home", str(cluster.home))
+    return await asyncio.create_subprocess_exec(*OPERATOR, *where, *flags, stderr=stderr)
 
 
 @asynccontextmanager
@@ -80,6 +82,24 @@ async def test_sigterm_ends_it_in_order(cluster: LocalCluster, client: ApiClient
         _, said = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode == 0
     assert b"Traceback" not in said
+
+
+async def test_it_works_and_ends_though_nobody_reads_its_log(
+    cluster: LocalCluster, client: ApiClient
+) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
+    process = await start(cluster, "--log-level", "debug", stderr=writer)
+    await client.create(job())
+    await until_async(lambda: names(client, "Pod"))
+    process.terminate()
+    assert await asyncio.wait_for(process.wait(), 30) == 0
+    os.close(reader)
+    os.close(writer)
 
 
 async def test_killed_at_any_moment_it_goes_on_where_it_was(cluster: LocalCluster, client: ApiClient) -> None:
@@ -172,12 +192,13 @@ async def test_it_serves_its_numbers(cluster: LocalCluster, client: ApiClient) -
             await until_async(counted)
 
 
-def test_without_a_way_to_a_cluster_it_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["operator", "--home", str(tmp_path), "--kubeconfig", "nowhere"])
-    assert main() == 1
-    assert "ropeteam operator: cannot read the kubeconfig nowhere" in capsys.readouterr().err
+async def test_without_a_way_to_a_cluster_it_says_so(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *OPERATOR, "--home", str(tmp_path), "--kubeconfig", "nowhere", stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 1
+    assert b"ropeteam operator: cannot read the kubeconfig nowhere" in said
 
 
 async def test_kopf_rings_the_bell_for_every_job_that_changes(

@@ -15,14 +15,14 @@ import uvloop
 from ropeteam.controller import assembly
 from ropeteam.controller.cluster import ApiError
 from ropeteam.controller.election import LeadershipLost
+from ropeteam.controller.output import Output
 from ropeteam.controller.settings import SettingsError, read
 
 
 def main() -> int:
     settings = read(sys.argv[1:], os.environ)
-    logging.basicConfig(
-        level=settings.log_level, format="%(asctime)s %(levelname).1s %(message)s", stream=sys.stderr
-    )
+    output = Output(sys.stderr.fileno())
+    logging.basicConfig(level=settings.log_level, handlers=[output])
     try:
         uvloop.run(assembly.run(settings))
     except (
@@ -33,7 +33,7 @@ def main() -> int:
         aiohttp.ClientError,
         OSError,
     ) as error:
-        print(f"ropeteam operator: {error}", file=sys.stderr)
+        output.say(f"ropeteam operator: {error}")
         return 1
     return 0
 

@@ -1,0 +1,58 @@
+"""The operator's log on a file descriptor, written by a thread: whoever logs never waits.
+
+A container runtime that is down, or a node's disk that is full, stops reading; a write then blocks for ever, and
+with it the loop that renews the leadership. Lines wait here, `MOST_LINES` of them; what is more is dropped,
+and counted in the log once somebody reads again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from queue import Full, Queue
+
+MOST_LINES = 10_000
+FLUSH_SECONDS = 2.0
+_FORMAT = "%(asctime)s %(levelname).1s %(message)s"
+
+
+class Output(logging.Handler):
+    """Begins its thread. A process that ends waits `FLUSH_SECONDS` for what is left, and loses the rest."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(_FORMAT))
+        self._fd = fd
+        self._lines: Queue[bytes] = Queue(MOST_LINES)
+        self._dropped = 0
+        threading.Thread(target=self._write_all, name="output", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.say(self.format(record))
+
+    def say(self, line: str) -> None:
+        """A line that is no record of the log."""
+        if self._dropped:
+            line = f"{self._dropped} lines of this log were dropped, nobody read them\n{line}"
+        try:
+            self._lines.put_nowait(f"{line}\n".encode(errors="backslashreplace"))
+            self._dropped = 0
+        except Full:
+            self._dropped += 1
+
+    def flush(self) -> None:
+        end = time.monotonic() + FLUSH_SECONDS
+        while self._lines.unfinished_tasks and time.monotonic() < end:
+            time.sleep(0.01)
+
+    def _write_all(self) -> None:
+        while True:
+            left = self._lines.get()
+            try:
+                while left:
+                    left = left[os.write(self._fd, left) :]
+            except OSError:
+                pass  # nobody can read it any more
+            self._lines.task_done()

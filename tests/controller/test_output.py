@@ -1,0 +1,45 @@
+"""The operator's log when nobody reads it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from ropeteam.controller import output
+from ropeteam.controller.output import Output
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    yield reader, writer
+    os.close(reader)
+
+
+def test_lines_that_nobody_reads_are_dropped_and_counted(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "MOST_LINES", 10)
+    log, (reader, writer) = Output(pipe[1]), pipe
+    for number in range(1000):
+        log.emit(logging.makeLogRecord({"msg": "%d " + "x" * 1000, "args": (number,), "levelname": "INFO"}))
+    read = b""
+    while b"are read again\n" not in read:
+        log.say("are read again")
+        read += os.read(reader, 1 << 16)
+    os.close(writer)
+    lines = read.decode().splitlines()
+    told = [line for line in lines if line.endswith("lines of this log were dropped, nobody read them")]
+    numbers = [int(line.split()[3]) for line in lines if " I " in line]
+    assert numbers == sorted(numbers) and len(numbers) < 1000
+    assert sum(int(line.split()[0]) for line in told) >= 1000 - len(numbers)
+
+
+def test_an_end_without_a_reader_is_no_error(pipe: tuple[int, int]) -> None:
+    log = Output(os.open("/dev/full", os.O_WRONLY))
+    log.say("no space")
+    log.flush()
+    log.close()
