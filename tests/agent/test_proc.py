@@ -20,15 +20,15 @@ def test_a_process_and_its_descendants_are_found():
         assert table[child.pid].parent == os.getpid()
         assert child.pid in proc.below([os.getpid()], table)
         assert os.getpid() not in proc.below([child.pid], table)
-        assert proc.has_variable(child.pid, f"PATH={os.environ['PATH']}")
-        assert not proc.has_variable(child.pid, "PATH=")
+        assert proc.variable(child.pid, "PATH") == os.environ["PATH"]
+        assert proc.variable(child.pid, "PAT") == ""
     finally:
         for pid in proc.below([child.pid], proc.processes()) | {child.pid}:
             proc.kill(pid)
         child.wait()
     assert child.pid not in proc.processes()
     proc.kill(child.pid)
-    assert not proc.has_variable(child.pid, "PATH=")
+    assert proc.variable(child.pid, "PATH") == ""
 
 
 def test_a_zombie_is_dead():

@@ -41,6 +41,32 @@ if os.fork() == 0:
 time.sleep(1)
 raise SystemExit(5)
 """
+# A process that hangs in the kernel cannot be had in a test, so what the kernel would say is held back.
+WITHOUT_ENVIRONMENTS = """
+import sys, time
+from ropeteam_trainer.agent import main, proc, ranks
+ranks.BURIAL_SECONDS = 1
+proc.variable = lambda pid, name: time.sleep(1000)
+sys.exit(main.main())
+"""
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    time.sleep(1000)
+time.sleep(1)
+raise SystemExit(5)
+"""
+
+
+async def test_an_environment_that_the_kernel_holds_back_stops_no_report(pod, coordinator):
+    (pod.folder / "x.py").write_text(DAEMON)
+    pod.start("python3", "x.py", agent=(sys.executable, "-c", WITHOUT_ENVIRONMENTS))
+    coordinator.order(plan=a_plan())
+    report = await coordinator.wait_for(lambda r: r.ranks and r.ranks[0].phase is RankPhase.EXITED)
+    assert exit_of(report).code == 5
+    assert "the kernel does not tell whose these processes are: [" in exit_of(report).message
+    assert await pod.exit_code() == 3
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a process of somebody else's takes root")

@@ -34,11 +34,11 @@ def test_lines_that_nobody_reads_are_dropped_and_counted(
     lines = read.decode().splitlines()
     told = [line for line in lines if line.endswith("lines of this log were dropped, nobody read them")]
     numbers = [int(line.split()[3]) for line in lines if " I " in line]
-    assert numbers == sorted(numbers) and len(numbers) < 1000
+    assert numbers == sorted(numbers)
     assert sum(int(line.split()[0]) for line in told) >= 1000 - len(numbers)
 
 
-def test_an_end_without_a_reader_is_no_error(pipe: tuple[int, int]) -> None:
+def test_a_disk_without_space_is_no_error() -> None:
     log = Output(os.open("/dev/full", os.O_WRONLY))
     log.say("no space")
     log.flush()

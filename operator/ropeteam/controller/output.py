@@ -1,8 +1,8 @@
 """The operator's log on a file descriptor, written by a thread: whoever logs never waits.
 
-A container runtime that is down, or a node's disk that is full, stops reading; a write then blocks for ever, and
-with it the loop that renews the leadership. Lines wait here, `MOST_LINES` of them; what is more is dropped,
-and counted in the log once somebody reads again.
+A container runtime that is down, or a node's disk that is full, stops reading; a write then blocks for ever,
+and with it the loop that renews the leadership. Lines wait here, `MOST_LINES` of them; what is more is
+dropped, and counted in the log once somebody reads again.
 """
 
 from __future__ import annotations

@@ -104,15 +104,18 @@ def below(roots: Iterable[int], table: dict[int, Process]) -> set[int]:
     return found
 
 
-def has_variable(pid: int, assignment: str) -> bool:
-    """Was this process started with `NAME=value` in its environment? One that is not ours to read was not.
+def variable(pid: int, name: str) -> str:
+    """What this process was started with in its environment. "": nothing, or it is not ours to read.
 
-    Raises OSError, for want of a descriptor.
+    May block: the kernel holds it back while the process changes its memory. Raises OSError, for want of a
+    descriptor.
     """
     try:
-        return assignment.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return False
+        return ""
+    start = f"{name}=".encode()
+    return next((os.fsdecode(each.removeprefix(start)) for each in environment if each.startswith(start)), "")
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> str:

@@ -111,7 +111,7 @@ class Ranks:
         self._services, self._post = services, post
         self._ranks: dict[int, _Rank] = {}
         self._oom_kills = proc.oom_kills()
-        self._lane = Lane("memory")
+        self._lane, self._proc = Lane("memory"), Lane("proc")
 
     async def start(self, plan: Plan, fork: bool) -> None:
         """All ranks of `plan` on this pod. Each ends in a RankExited, also if it cannot be started."""
@@ -279,16 +279,16 @@ class Ranks:
 
     async def _end_strays(self, rank: _Rank, session: int) -> None:
         pause = RESCAN_SECONDS
-        while self._kill_strays(rank, session):
+        while await self._kill_strays(rank, session):
             with contextlib.suppress(TimeoutError):
                 self._reaper.changed.clear()
                 await within(pause, self._reaper.changed.wait())
             pause = min(1.1 * pause, SELDOM_SECONDS)
 
-    def _kill_strays(self, dead: _Rank, session: int) -> bool:
+    async def _kill_strays(self, dead: _Rank, session: int) -> bool:
         """False: there are none any more."""
         try:
-            strays = self._strays(dead, session, dead.exit.clean)
+            strays = await self._strays(dead, session)
         except OSError as error:
             dead.left = f"what is left of it cannot be found: {error}"
             return True
@@ -297,7 +297,7 @@ class Ranks:
         dead.left = "; ".join(words) or f"processes that it started do not end: {sorted(strays)}"
         return bool(strays)
 
-    def _strays(self, dead: _Rank, session: int, was_clean: bool) -> set[int]:
+    async def _strays(self, dead: _Rank, session: int) -> set[int]:
         """What the dead rank left alive, and what nobody claims if it must go too."""
         table = proc.processes()
         services = self._services()
@@ -306,17 +306,21 @@ class Ranks:
         others = proc.below([os.getpid()], table) - spared - proc.below(spared, table)
         # A store that has just been forked is of the zygote's session, and not known by its number yet.
         others = {pid for pid in others if table[pid].session not in services}
-        marker = f"{config.RANK_PAGE}={dead.page.path}"
-        own = {pid for pid in others if table[pid].session == session or proc.has_variable(pid, marker)}
-        if not living or not was_clean:
-            own |= others - {pid for pid in others if self._is_of_another(pid, table[pid].session, dead)}
+        own = {pid for pid in others if table[pid].session == session}
+        unclear = {pid for pid in others - own if table[pid].session not in living}
+        pages = await self._pages(unclear, dead) if unclear else {}
+        own |= {pid for pid in unclear if pages[pid] == str(dead.page.path)}
+        if not living or not dead.exit.clean:
+            of_others = {str(rank.page.path) for rank in self._ranks.values() if rank.pid is not None}
+            own |= {pid for pid in unclear if pages[pid] not in of_others}
         return own | proc.below(own, table)
 
-    def _is_of_another(self, pid: int, session: int, dead: _Rank) -> bool:
-        living = [rank for rank in self._ranks.values() if rank is not dead and rank.pid is not None]
-        return any(
-            session == rank.pid or proc.has_variable(pid, f"{config.RANK_PAGE}={rank.page.path}")
-            for rank in living
+    async def _pages(self, pids: set[int], dead: _Rank) -> dict[int, str]:
+        """The page that each was started with. Of a process that hangs in it the kernel can hold that back."""
+        dead.left = f"the kernel does not tell whose these processes are: {sorted(pids)}"
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._proc, lambda: {pid: proc.variable(pid, config.RANK_PAGE) for pid in pids}
         )
 
     def _forget(self, rank: _Rank) -> None:
