@@ -316,7 +316,7 @@ class Ranks:
         return own | proc.below(own, table)
 
     async def _pages(self, pids: set[int], dead: _Rank) -> dict[int, str]:
-        """The page that each was started with. Of a process that hangs in it the kernel can hold that back."""
+        """The page that each was started with. Of one that hangs in it the kernel can hold that back."""
         dead.left = f"the kernel does not tell whose these processes are: {sorted(pids)}"
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
