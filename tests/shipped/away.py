@@ -12,18 +12,15 @@ longer here than a commit.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 
 from tests.shipped.checks import require
-from tests.shipped.histories import History, world
+from tests.shipped.histories import History, ticks, world
 from tests.shipped.moves import FAULTS, OFTEN
 from tests.shipped.moves import play as play_move
 from tests.shipped.site import Setup, Site
 from tests.sim.moves import MOST, Move
-
-from ropeteam_trainer.agent import main
 
 AWAY_SECONDS = 3600.0
 _MOST_MOVES = 4
@@ -87,7 +84,7 @@ def play(point: Point, seconds: float = AWAY_SECONDS) -> Away:
         for process in site.operators:
             process.die()
         site.stop_faults()
-        with _seldom_ticks():
+        with ticks(2.0):  # an hour costs seconds
             site.run(seconds)
         newest, formed = site.checks.newest_step(), site.checks.worlds()
         lost = _lose(site, point.which)
@@ -102,17 +99,6 @@ def play(point: Point, seconds: float = AWAY_SECONDS) -> Away:
             require(repeated <= every, "at most one interval is repeated", repeated, "of", newest)
         require(site.status.state == "Complete", "no job fails by it", site.status.conditions)
         return Away(site.status.state, lost, repeated)
-
-
-@contextmanager
-def _seldom_ticks() -> Iterator[None]:
-    """Of agents, while nothing happens to them: an hour costs seconds."""
-    names = vars(main)
-    often, names["TICK_SECONDS"] = names["TICK_SECONDS"], 2.0
-    try:
-        yield
-    finally:
-        names["TICK_SECONDS"] = often
 
 
 def _lose(site: Site, which: int) -> int:

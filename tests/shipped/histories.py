@@ -18,6 +18,9 @@ from tests.shipped.site import Setup, Site
 from tests.sim.checks import Broken
 from tests.sim.moves import MOST, Move
 
+from ropeteam_trainer.agent import main as agent_main
+from ropeteam_trainer.contract import fence
+
 LONGEST = 40
 
 
@@ -41,13 +44,16 @@ class History:
 def draw(seed: int) -> History:
     """One of all: any legal timeouts, most worlds small, faults one by one or as they come together."""
     random = Random(seed)
+    pace = Random(f"pace of {seed}")
     lost = random.choice((2, 4, 4, 5, 8, 12, 20, 30))
+    step_ms = pace.choice((700, 1500, 3000, 3000))
     setup = Setup(
         seed=seed,
         workers=random.choice((1, 1, 2, 2, 3, 3, 4, 6) if random.random() < 0.97 else (8, 16)),
         processes=random.choice((1, 1, 1, 2)),
         rung=random.choice((3, 3, 2, 1, 0)),
-        total_steps=random.choice((40, 100, 200, 400)),
+        total_steps=random.choice((40, 100, 200, 400)) * 700 // step_ms,
+        step_ms=step_ms,
         max_failures=random.choice((20, 20, 20, 3, 0)),
         lost=lost,
         fence=max(10, lost + random.choice((1, 5, 15, 60))),
@@ -56,6 +62,7 @@ def draw(seed: int) -> History:
         spread=random.choice((0, 1)),
         evict=random.choice((20, 60)),
         self_fence=int(seed % 3 == 0),
+        tick_ms=pace.choice((200, *(min(1000, 250 * lost),) * 4)),
     )
     moves: list[Move] = []
     length = random.randint(1, LONGEST)
@@ -87,8 +94,9 @@ def _scene(random: Random) -> list[Move]:
 
 @contextmanager
 def world(setup: Setup, film: bool = False) -> Iterator[Site]:
-    with tempfile.TemporaryDirectory(prefix="ropeteam-sim-", dir=_memory()) as folder:
-        site = Site(setup, Path(folder), film)
+    folder = tempfile.TemporaryDirectory(prefix="ropeteam-sim-", dir=_memory())
+    with folder as name, ticks(setup.tick_ms / 1000):
+        site = Site(setup, Path(name), film)
         try:
             yield site
         except Exception as error:
@@ -97,6 +105,17 @@ def world(setup: Setup, film: bool = False) -> Iterator[Site]:
             raise
         finally:
             site.end()
+
+
+@contextmanager
+def ticks(seconds: float) -> Iterator[None]:
+    """Of agents, and what they promise with it. Most of what a calm history costs are theirs."""
+    often = fence.TICK_SECONDS
+    try:
+        vars(agent_main)["TICK_SECONDS"] = vars(fence)["TICK_SECONDS"] = seconds
+        yield
+    finally:
+        vars(agent_main)["TICK_SECONDS"] = vars(fence)["TICK_SECONDS"] = often
 
 
 def _memory() -> str | None:

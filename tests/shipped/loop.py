@@ -26,16 +26,8 @@ _MOST_AWAITS = 5
 OWNER: ContextVar[Process | None] = ContextVar("owner", default=None)
 
 
-class Entry:
-    """Something that is due."""
-
-    __slots__ = ("handle", "number", "owner", "when")
-
-    def __init__(self, when: float, number: int, owner: Process | None, handle: asyncio.Handle) -> None:
-        self.when, self.number, self.owner, self.handle = when, number, owner, handle
-
-    def __lt__(self, other: Entry) -> bool:
-        return (self.when, self.number) < (other.when, other.number)
+Entry = tuple[float, int, "Process | None", asyncio.Handle]
+"""When it is due, its number, whose it is, and what to call. Numbers differ, so the rest is not compared."""
 
 
 class Loop(asyncio.BaseEventLoop):
@@ -91,7 +83,7 @@ class Loop(asyncio.BaseEventLoop):
             return
         self.count += 1
         owner = handle._context.get(OWNER)  # type: ignore[attr-defined]
-        heapq.heappush(self._heap, Entry(when, self.count, owner, handle))
+        heapq.heappush(self._heap, (when, self.count, owner, handle))
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
@@ -153,7 +145,7 @@ class Loop(asyncio.BaseEventLoop):
         before = events._get_running_loop()
         events._set_running_loop(self)
         try:
-            while self._heap and self._heap[0].when <= until:
+            while self._heap and self._heap[0][0] <= until:
                 self._step(heapq.heappop(self._heap))
                 if self.faults:
                     raise self.faults[0]
@@ -164,34 +156,32 @@ class Loop(asyncio.BaseEventLoop):
             events._set_running_loop(before)
 
     def _step(self, entry: Entry) -> None:
-        if entry.handle.cancelled():
+        when, number, owner, handle = entry
+        if handle._cancelled:
             return
-        self.now = max(self.now, entry.when)
-        owner = entry.owner
+        if when > self.now:
+            self.now = when
         if owner is None:
-            entry.handle._run()
+            handle._run()
         elif not owner.alive:
-            self.graveyard.append(entry.handle)
+            self.graveyard.append(handle)
         elif owner.frozen:
             owner.held.append(entry)
         elif owner.busy_until > self.now:
-            entry.when = owner.busy_until
-            heapq.heappush(self._heap, entry)
+            heapq.heappush(self._heap, (owner.busy_until, number, owner, handle))
         else:
             owner.busy_until = self.now + owner.cost
-            entry.handle._run()
+            handle._run()
 
     def release(self, entries: list[Entry]) -> None:
         """Those that waited for their process are due now, in their order."""
-        for entry in entries:
+        for _, _, owner, handle in entries:
             self.count += 1
-            heapq.heappush(self._heap, Entry(self.now, self.count, entry.owner, entry.handle))
+            heapq.heappush(self._heap, (self.now, self.count, owner, handle))
 
     def put_off(self, owner: Process, seconds: float) -> None:
         """Its clock stood still: its timers are due that much later."""
-        for entry in self._heap:
-            if entry.owner is owner:
-                entry.when += seconds
+        self._heap = [(entry[0] + seconds * (entry[2] is owner), *entry[1:]) for entry in self._heap]
         heapq.heapify(self._heap)
 
     def bury(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.shipped.kubernetes import stamp
 from tests.shipped.nodes import Pod
 from tests.shipped.site import Site
 from tests.shipped.surroundings import (
@@ -49,8 +50,12 @@ def _long_wait(site: Site, move: Move) -> bool:
 
 
 def _minutes(site: Site, move: Move) -> bool:
-    """As long as it takes until somebody has come, or a successor trains."""
-    site.run(15.0 * (1 + move.size))
+    """As long as it takes until somebody has come, or a successor trains; no longer where all is well."""
+    for _ in range(1 + move.size):
+        before = site.checks.newest_step()
+        site.run(15.0)
+        if site.over or (site.checks.newest_step() > before and site.all_is_well()):
+            break
     return False
 
 
@@ -160,7 +165,7 @@ def _resume(site: Site, _: Move) -> bool:
 
 
 def _restart(site: Site, _: Move) -> bool:
-    site.restart_job()
+    site.edit(restartedAt=stamp(site.kubernetes.time()))
     return True
 
 

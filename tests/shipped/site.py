@@ -32,7 +32,7 @@ from tests.shipped import containers
 from tests.shipped.checks import ShippedChecks, require
 from tests.shipped.disk import Disk
 from tests.shipped.gang import SiteGang, hash_of
-from tests.shipped.kubernetes import Kubernetes, Object, stamp
+from tests.shipped.kubernetes import Kubernetes, Object
 from tests.shipped.loop import OWNER, Loop, Process
 from tests.shipped.network import Network
 from tests.shipped.nodes import Node, Pod, Scheduler
@@ -78,6 +78,8 @@ class Setup:
     """1: pods on nodes of their own, if possible."""
     notice: int = 8
     evict: int = 20
+    tick_ms: int = 200
+    """How often agents look at their clocks."""
     servers: int = 0
     """Always: parameter servers are outside."""
 
@@ -193,9 +195,6 @@ class Site:
         if job := self.job:
             self.kubernetes.edit(job, lambda new: new["spec"].update(changes))
 
-    def restart_job(self) -> None:
-        self.edit(restartedAt=stamp(self.kubernetes.time()))
-
     def next_ip(self) -> str:
         self._ips += 1
         return f"10.0.{self._ips // 250}.{self._ips % 250 + 1}"
@@ -251,9 +250,13 @@ class Site:
             self.start_operator(int(process.node.rpartition("-")[2]))
 
     def operator_is_well(self) -> bool:
-        reach = (self.network.reaches(each.node, CONTROL) for each in self.operators)
-        well = all(each.alive and not each.frozen for each in self.operators) and all(reach)
-        return well and not self.api_away and not self.network.slowness and self.api_slowness == 1.0
+        reach = all(self.network.reaches(each.node, CONTROL) for each in self.operators)
+        well = all(each.alive and not each.frozen for each in self.operators)
+        return well and reach and not self.api_away and not self.network.slowness and self.api_slowness == 1.0
+
+    def all_is_well(self) -> bool:
+        cut = self.network.cuts or not all(node.in_touch for node in self.nodes.values())
+        return not cut and self.operator_is_well()
 
     def called(self, process: Process) -> None:
         """Between two calls to the API server: the place to die."""

@@ -3,7 +3,7 @@ event.
 
     import tests.sim.quick                 before whatever imports `replace` from dataclasses
 
-The copy has the same fields. Only for frozen dataclasses that check nothing when they are made: all others
+The copy has the same fields, and is no copy where they are all the same objects. Only for frozen dataclasses that check nothing when they are made: all others
 get the real one.
 """
 
@@ -29,12 +29,19 @@ def _replace(old: Any, /, **changes: Any) -> Any:
     names = _names(kind)
     if not names:
         return _real(old, **changes)
-    new = object.__new__(kind)
     have = old.__dict__
-    new.__dict__.update({name: have[name] for name in names})
-    new.__dict__.update(changes)
-    if len(new.__dict__) != len(names):
+    for name, value in changes.items():
+        if have.get(name, names) is not value:
+            break
+    else:
+        return old
+    if len(have) != len(names):  # and cached properties
+        have = {name: have[name] for name in names}
+    values = {**have, **changes}
+    if len(values) != len(names):
         raise TypeError(f"{kind.__name__} has no fields {sorted(set(changes) - set(names))}")
+    new = object.__new__(kind)
+    object.__setattr__(new, "__dict__", values)
     return new
 
 

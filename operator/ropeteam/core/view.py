@@ -5,9 +5,11 @@ All other files of `core` look at this instead of the raw observation. Nothing i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -21,6 +23,7 @@ from ropeteam.core.observation import Observation, PodSeen, Role
 from ropeteam_trainer.contract.desired import JobReport
 
 M = TypeVar("M", bound=BaseModel)
+_SPECS_REMEMBERED = 4096
 
 
 def changed(model: M, **updates: Any) -> M:
@@ -135,17 +138,24 @@ def look(seen: Observation) -> View:
 
 
 def _parse(seen: Observation) -> tuple[TrainingJobSpec, tuple[str, ...]]:
-    try:
-        spec = TrainingJobSpec.model_validate(seen.spec)
-    except ValidationError as error:
-        told = tuple(f"spec.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        problems = rules.validate(seen.spec) or told
-    else:
-        problems = (*rules.validate_name(seen.metadata.name), *rules.validate(seen.spec))
-        problems = problems or strategy.problems(spec.strategy, spec.workers * spec.processes)
-    if problems:
+    spec, problems = _judged(json.dumps(seen.spec, sort_keys=True))
+    if spec is not None:
+        problems = (*rules.validate_name(seen.metadata.name), *problems)
+    if problems or spec is None:
         return TrainingJobSpec(workers=max(1, len(seen.status.slots))), problems
     return spec, ()
+
+
+@lru_cache(_SPECS_REMEMBERED)
+def _judged(text: str) -> tuple[TrainingJobSpec | None, tuple[str, ...]]:
+    """A spec, and what is wrong with it. A job is looked at thousands of times, and its spec rarely changes."""
+    written = json.loads(text)
+    try:
+        spec = TrainingJobSpec.model_validate(written)
+    except ValidationError as error:
+        told = tuple(f"spec.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        return None, rules.validate(written) or told
+    return spec, rules.validate(written) or strategy.problems(spec.strategy, spec.workers * spec.processes)
 
 
 def _our_report(seen: Observation) -> JobReport | None:

@@ -127,9 +127,9 @@ class Agent:
 
     # ---- events in
 
-    def post(self, event: Event) -> None:
+    def post(self, *events: Event) -> None:
         """Feed the machine. Events that effects cause on the spot wait for their turn."""
-        self._events.append(event)
+        self._events.extend(events)
         if self._busy or self._done.done():
             return
         self._busy = True
@@ -146,17 +146,16 @@ class Agent:
     async def _clock(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            if beats := self._pod.ranks.read_beats():
-                self.post(beats)
-            self.post(Tick(self._asleep() - self._asleep_before))
+            beats, tick = self._pod.ranks.read_beats(), Tick(self._asleep() - self._asleep_before)
+            self.post(*((beats, tick) if beats else (tick,)))
 
     def _tell_coordinator(self) -> None:
         """At once what cannot wait, all else with the lease. Long silence: ask for an answer."""
         now, lost = self._now(), self._settings.timeouts.lost
-        current = report(self._state)
         if not self._state.linked:
             self._sent_at = 0.0
             return
+        current = report(self._state)
         fresh = news(current)
         same = fresh == self._news
         if same and now - self._sent_at < renew_seconds(lost):
