@@ -3,8 +3,8 @@ event.
 
     import tests.sim.quick                 before whatever imports `replace` from dataclasses
 
-The copy has the same fields, and is no copy where they are all the same objects. Only for frozen dataclasses that check nothing when they are made: all others
-get the real one.
+The copy has the same fields, and is the original where nothing changes. Only for frozen dataclasses that
+check nothing when they are made: all others get the real one.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ def _parse(seen: Observation) -> tuple[TrainingJobSpec, tuple[str, ...]]:
 
 @lru_cache(_SPECS_REMEMBERED)
 def _judged(text: str) -> tuple[TrainingJobSpec | None, tuple[str, ...]]:
-    """A spec, and what is wrong with it. A job is looked at thousands of times, and its spec rarely changes."""
+    """A spec, and what is wrong with it: found out once, since a job is looked at thousands of times."""
     written = json.loads(text)
     try:
         spec = TrainingJobSpec.model_validate(written)
