@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.agent.life import Life, a_ref, a_served_plan, an_identity, epoch, killed
@@ -14,7 +15,7 @@ from ropeteam_trainer.agent.state import RanksStarted
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.messages import Grant, RankPhase
-from ropeteam_trainer.contract.world import ShardFile
+from ropeteam_trainer.contract.world import ProcessExit, ShardFile
 
 
 def a_life(slot: int = 0) -> Life:
@@ -96,6 +97,28 @@ def test_kept_ranks_are_told_where_the_servers_are():
     life.ordered(plan=a_served_plan(2, born=1))
     told = life.did_a(TellRank)
     assert (told.epoch, told.message.servers) == (epoch(1), (f"10.0.0.1:{config.PARAMETER_SERVER_PORT}",))
+
+
+def ended(slot: int = 0, servers: int = 1, left: bool = False, **how: Any) -> ProcessExit:
+    """How the rank of this slot exited with 0."""
+    life = Life(slot, workers=2 - servers, processes=1, servers=servers)
+    plan = a_served_plan()
+    life.ordered(plan=plan).sees(RanksStarted(plan.epoch))
+    if left:
+        life.said(slot, left=True)
+    exit = life.died(slot, exit=ProcessExit(0, None, **how)).report.ranks[0].exit
+    assert exit
+    return exit
+
+
+def test_a_worker_that_ends_while_its_servers_wait_for_it_has_not_ended_well():
+    assert not ended().clean
+    assert "parameter servers wait" in ended().message
+    assert ended(reached_end=True).clean
+    assert ended(left=True).clean
+    assert ended(servers=0).clean
+    assert ended(slot=1).clean, "a server"
+    assert not ended(killed=True).early, "we ended it ourselves"
 
 
 def test_while_others_are_missing_nobody_is_called_hung():

@@ -53,6 +53,15 @@ def test_a_killed_rank_is_started_once_and_alone(seed: int, victim: int) -> None
     assert all(rank in (before[rank.number], after[rank.number]) for rank in every)
 
 
+def test_a_worker_that_ends_early_is_not_waited_for_without_an_end() -> None:
+    """It exits with 0, in the midst of its script: the servers and the other workers wait for it."""
+    world = running(81)
+    processes(world)[0].die(ProcessExit(0, None))
+    completes(world)
+    (incident,) = world.kubernetes.job.status.incidents
+    assert "it ended before its script did" in incident.message
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("gently", [True, False])
 def test_a_deleted_worker_disturbs_nobody(seed: int, gently: bool) -> None:

@@ -367,6 +367,8 @@ class Job:
         self._feed.close()
         if self._training is not None and not self._failed:
             self._training.leave()
+            if self._link is not None:
+                self._link.send(FromRank(left=True))
         self._model = self._wrapped = None  # they hold the group
         if self._checkpoints is not None:
             self._checkpoints.close()

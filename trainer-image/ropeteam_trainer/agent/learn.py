@@ -48,6 +48,7 @@ _STORAGE = {
     f"{_RESTORE}UnavailableEverywhere": "everywhere",
 }
 """Exceptions of our library that say nothing against the script: ProcessExit.storage."""
+_EARLY = "it ended before its script did, and its parameter servers wait for it"
 
 Stepped = tuple[State, tuple[Effect, ...]]
 
@@ -127,12 +128,12 @@ def _about_ranks(
             )
             return replace(state, world=replace(world, ranks=ranks))
         case RankDying(_, number, exit):
-            return replace(state, world=_with_exit(world, number, exit, state.launch.per_pod, alive=True))
+            return replace(state, world=_with_exit(state, world, number, exit, alive=True))
         case RankUnburied(_, number, exit, left):
-            world = _with_exit(world, number, exit, state.launch.per_pod, alive=True)
+            world = _with_exit(state, world, number, exit, alive=True)
             return replace(state, world=_unburied(world, number, left, state.launch.per_pod))
         case RankExited(_, number, exit):
-            return replace(state, world=_with_exit(world, number, exit, state.launch.per_pod, alive=False))
+            return replace(state, world=_with_exit(state, world, number, exit, alive=False))
         case _:
             said = event.said
             problem = state.problem
@@ -142,16 +143,16 @@ def _about_ranks(
             return replace(state, rung=rung, problem=problem, world=_with_said(world, event.rank, said))
 
 
-def _with_exit(world: World, number: int, exit: ProcessExit, per_pod: bool, alive: bool) -> World:
+def _with_exit(state: State, world: World, number: int, exit: ProcessExit, alive: bool) -> World:
     """A command that runs once per pod stands for all ranks of the pod.
 
     `killed`: by us. Not if it was dying already when the kill was ordered.
     """
     ending = (world.killing and exit.signal == signal.SIGKILL) or world.terminate_by is not None
     for rank in world.ranks:
-        if rank.alive and (rank.rank == number or per_pod):
+        if rank.alive and (rank.rank == number or state.launch.per_pod):
             ours = ending and (rank.exit is None or rank.exit.killed)
-            explained = _explained(replace(exit, killed=exit.killed or ours), rank)
+            explained = _explained(replace(exit, killed=exit.killed or ours), rank, _serves_it(state))
             world = world.with_rank(replace(rank, alive=alive, exit=explained))
     return world
 
@@ -164,7 +165,12 @@ def _unburied(world: World, number: int, left: str, per_pod: bool) -> World:
     return world
 
 
-def _explained(exit: ProcessExit, rank: RankState) -> ProcessExit:
+def _serves_it(state: State) -> bool:
+    """Parameter servers wait for each worker until it has left them."""
+    return state.config.servers > 0 and not state.config.is_server(state.identity.slot)
+
+
+def _explained(exit: ProcessExit, rank: RankState, served: bool) -> ProcessExit:
     """Add why: the agent's own verdict, else what the rank said before it died, else nothing but how."""
     exit = replace(exit, reached_end=exit.reached_end or rank.beat.reached_end)
     if rank.killed_for:
@@ -172,6 +178,8 @@ def _explained(exit: ProcessExit, rank: RankState) -> ProcessExit:
         return replace(
             exit, hung=why.hung, late_start=why.late_start, fingerprint=why.fingerprint, message=why.message
         )
+    if served and exit.clean and not (exit.killed or exit.reached_end or rank.left):
+        return replace(exit, early=True, fingerprint="early end", message=_EARLY)
     if exit.fingerprint or exit.clean:
         return exit
     if rank.error and not exit.oom:
@@ -190,6 +198,8 @@ def _with_said(world: World, number: int, said: FromRank) -> World:
         rank = replace(rank, paused=said.paused)
     if said.drained is not None:
         rank = replace(rank, drained=said.drained)
+    if said.left:
+        rank = replace(rank, left=True)
     if said.served is not None:
         rank = replace(rank, served=said.served)
     if said.error_type is not None:

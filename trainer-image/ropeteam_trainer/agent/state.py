@@ -201,6 +201,8 @@ class RankState:
     paused: int | None = None
     drained: int | None = None
     served: Served | None = None
+    left: bool = False
+    """Its parameter servers do not wait for it any more."""
     error: FromRank | None = None
     killed_for: ProcessExit | None = None
     """Why the agent killed it, when it was the rank's own fault: a template for its exit."""

@@ -108,6 +108,8 @@ class FromRank:
     drained: int | None = None
     """Stopped after this step; its shard was sent before (rung >= 2)."""
     served: Served | None = None
+    left: bool | None = None
+    """True: its parameter servers do not wait for it any more."""
     error_type: str | None = None
     """With fingerprint and message: an uncaught exception is about to end the rank."""
     error_class: str = ""

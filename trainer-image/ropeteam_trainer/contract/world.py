@@ -237,6 +237,9 @@ class ProcessExit:
     "elsewhere", because of other pods; "everywhere"."""
     reached_end: bool = False
     """The script had run to its end before the process died (finished gloo processes sometimes SIGABRT)."""
+    early: bool = False
+    """It ended with 0, and its parameter servers wait for it: neither had its script run to its end, nor had
+    it left them."""
     fingerprint: str = ""
     """Same text = same fault: exception type and innermost frame, or signal, or exit code."""
     message: str = ""
@@ -246,7 +249,7 @@ class ProcessExit:
 
     @property
     def clean(self) -> bool:
-        return self.code == 0
+        return self.code == 0 and not self.early
 
     @property
     def how(self) -> str:
