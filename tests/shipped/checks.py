@@ -7,8 +7,10 @@ is pruned; every wait ends, or is told in status.
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
+from tests.shipped.kubernetes import BEGAN
 from tests.shipped.loop import Process
 from tests.sim.checks import Checks, require
 from tests.sim.ranks import Gang
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from tests.shipped.kubernetes import Object
     from tests.shipped.site import Site
 
+_CLOCK_MARGIN = timedelta(seconds=50)
+"""A status may be written so much later than its operator looked at its clock: it was frozen meanwhile."""
 _LOOK_SECONDS, _TOLD_SECONDS = 10.0, 180.0
 __all__ = ["ShippedChecks", "require"]
 
@@ -37,6 +41,8 @@ class ShippedChecks(Checks):
         """The operator had its time to learn of the last checkpoint."""
         self._lived_at = 0.0
         """When a world stepped last, or the operator could not know better."""
+        self._written: tuple[timedelta, datetime, Process | None] = (timedelta(), BEGAN, None)
+        """The newest status: how far the wall clock of who wrote it was ahead, when, and who."""
         site.loop.after(_LOOK_SECONDS, self._look)
 
     # ---- every wait is told
@@ -88,12 +94,24 @@ class ShippedChecks(Checks):
         require(not self.pods(gang.plan) & self.pods(newer.plan), "one world advances", *text)
         self.counts["steps of an island"] += 1
 
-    # ---- hooks of this world
+    # ---- the job's clock
 
-    def _budget(self, old: JobStatus, new: JobStatus) -> None:
-        """Its window goes by the wall clock of who leads: a step moves it (docs/critiques.md)."""
-        if not self._site.counts["fault step_wall_clock"]:
-            super()._budget(old, new)
+    def job_time(self, status: JobStatus) -> datetime:
+        return status.clock.job if status.clock else self._site.kubernetes.time()
+
+    def _clock(self, old: JobStatus, new: JobStatus) -> None:
+        """It goes on as time does, whatever wall clocks do. What a wall clock is further ahead than the one
+        that wrote before counts, if that was another operator's (docs/critiques.md)."""
+        now, writer = self._site.kubernetes.time(), self._site.writer
+        ahead = new.clock.wall - now if new.clock else timedelta()
+        (was, before, by), self._written = self._written, (ahead, now, writer)
+        if old.clock is None or new.clock is None:
+            return
+        unseen = max(ahead - was, timedelta()) if writer is not by else timedelta()
+        passed, most = new.clock.job - old.clock.job, now - before + unseen + _CLOCK_MARGIN
+        require(timedelta() <= passed <= most, "the job's clock goes on as time does", passed, most)
+
+    # ---- hooks of this world
 
     def wrote(self, process: Process, grant: Grant) -> None:
         pod = next(pod for pod in self._site.pods.values() if pod.process is process)
@@ -124,6 +142,7 @@ class ShippedChecks(Checks):
         old = JobStatus.model_validate(before.get("status") or {})
         new = JobStatus.model_validate(after["status"])
         self._site.film.wrote_status(old, new, "")
+        self._clock(old, new)
         self.saved(old, new)
         if new.holds(ConditionType.COMPLETE) and not old.holds(ConditionType.COMPLETE):
             self._completes()

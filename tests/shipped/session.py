@@ -73,6 +73,7 @@ class ApiSession:
         yield answer
 
     def _serve(self, method: str, path: str, params: dict[str, str], body: Object | None) -> Answer:
+        self._site.writer = self._process
         status, answer = self._site.kubernetes.handle(method, path, params, body)
         self._site.loop.note(self._process.name, method, path, status)
         return Answer(status, orjson.dumps(answer))

@@ -154,6 +154,8 @@ class Site:
         self.operators: list[Process] = []
         self.operators_away = False
         """Nobody starts one."""
+        self.writer: Process | None = None
+        """Whose request is served."""
         self.crash_after: dict[str, int] = {}
         self.hung: list[Process] = []
         """For good."""

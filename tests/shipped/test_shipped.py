@@ -102,6 +102,14 @@ def test_a_world_that_fenced_itself_while_the_operator_was_away_goes_on_when_it_
     assert played.counts["worlds"] == 2
 
 
+@pytest.mark.parametrize("size", [0, 5])
+def test_a_step_of_the_operators_wall_clock_gives_no_failure_back(size: int) -> None:
+    """Nor takes one: the window is an hour, and so is the step, back or forward (the checks look)."""
+    moves = f"long_wait(3,9) raise(0,0) long_wait(5,9) step_wall_clock(0,{size}) raise(1,1) long_wait(5,9)"
+    played = play_history(history(moves, seed=4, workers=2, total_steps=100))
+    assert (played.state, played.counts["fault raise"]) == ("Complete", 2)
+
+
 def test_a_history_is_the_same_each_time() -> None:
     again = history("long_wait(1,1) kill_rank(0,0) slow_node(2,3) long_wait(1,1) delete_pod(1,1)", seed=5)
     first, second = play_history(again, film=True), play_history(again)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.ranks import Gang
@@ -284,14 +285,19 @@ class Checks:
         self._budget(old, new)
         self._lineage(old, new)
 
+    def job_time(self, status: JobStatus) -> datetime:  # noqa: ARG002 (not of this world's)
+        """By the job's clock, when this status was written."""
+        return self._world.kubernetes.time()
+
     def _budget(self, old: JobStatus, new: JobStatus) -> None:
+        now = self.job_time(new)
         kept = {charge.id for charge in new.failures.charges}
         window = self._world.setup.window_seconds
         for charge in old.failures.charges:
-            age = (self._world.kubernetes.time() - charge.time).total_seconds()
+            age = (now - charge.time).total_seconds()
             require(charge.id in kept or age >= window, "the budget never grows back", charge.id, age)
         for each in new.incidents:
-            age = (self._world.kubernetes.time() - each.time).total_seconds()
+            age = (now - each.time).total_seconds()
             free = not each.settled or not each.charged or age >= window or each.id in kept
             require(free, "what is settled as charged is charged", each.id, each.cause)
         causes = {each.id: each.cause for each in new.incidents}
