@@ -39,9 +39,7 @@ RANKS, SAMPLES, WARM, STEPS = 4, 16, 4, 16
 SIZE = {"symbols": 128, "length": 64, "width": 128, "heads": 4, "blocks": 6}
 PEER = "ddp_by_hand"
 WITHIN = 0.05
-"""How far bytes on the wire may be from the formula: headers and acknowledgements are 0.2 % of large
-messages, up to 4 % of small ones.
-"""
+"""How far payload on the wire may be from the formula."""
 
 Figures = dict[str, Any]
 

@@ -1,6 +1,7 @@
 """What techniques send is what their formulas say: bytes counted by the kernel.
 
-The bytes also hold headers and acknowledgements of TCP. Formulas: docstrings of strategies/*.py.
+Bytes of payload alone, which do not depend on how busy the machine is. Formulas: docstrings of
+strategies/*.py.
 """
 
 from __future__ import annotations

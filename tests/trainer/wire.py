@@ -5,7 +5,8 @@
 A line is JSON: {world, script, arguments}. For each the result of its rank 0 is printed, as a line of JSON.
 
 In a network namespace of their own nobody else talks, so the bytes of its loopback device are those of the
-ranks: payload, TCP headers, acknowledgements. A namespace needs root, or a kernel that gives users their own.
+ranks. Their headers do not count, nor packets that only acknowledge, of which a busy machine sends more: what
+is left is payload. A namespace needs root, or a kernel that gives users their own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 
 from ropeteam_trainer.contract import config
 
+_HEADERS = 20 + 20 + 12
+"""Bytes of each packet that are no payload: IPv4, TCP, and TCP's timestamps. The device counts no frames."""
 _BEGIN = 'ip link set lo up && exec "$@"'
 
 
@@ -40,13 +43,16 @@ def is_alone() -> bool:
 
 
 def sent() -> int:
-    """Bytes that all processes of this namespace have sent over its loopback device until now."""
-    return _sent_by_device()["lo"]
+    """Bytes of payload that all processes of this namespace have sent over its loopback device until now."""
+    size, packets = _sent_by_device()["lo"]
+    return size - packets * _HEADERS
 
 
-def _sent_by_device() -> dict[str, int]:
+def _sent_by_device() -> dict[str, tuple[int, int]]:
+    """Bytes and packets."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]  # below its heading
-    return {name.strip(): int(counts.split()[8]) for name, counts in (line.split(":") for line in lines)}
+    counts = {name.strip(): counts.split() for name, counts in (line.split(":") for line in lines)}
+    return {name: (int(count[8]), int(count[9])) for name, count in counts.items()}
 
 
 def main() -> None:
