@@ -36,7 +36,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 PATIENCE_SECONDS = 60
 os.environ["OMP_NUM_THREADS"] = "1"
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed", "numpy"])
+_server.set_forkserver_preload(["tests.trainer.imported"])
 
 
 @dataclass(frozen=True)
