@@ -18,15 +18,21 @@ HANGS = {"recovery": {"hangSeconds": 6}}
 SERVED = {"sync": {"type": "ParameterServer", "parameterServer": {"servers": SERVERS}}}
 
 
-def test_workers_and_servers_come_back_with_nothing_lost(cluster: Cluster, name: str, tmp_path: Path):
-    cluster.create(recipe(name, tmp_path, SERVED))
+def test_who_dies_or_hangs_comes_back_alone_with_nothing_lost(cluster: Cluster, name: str, tmp_path: Path):
+    """A worker, the chief and the other server are killed, then all three hang: one after the other in one
+    job, whose start costs more than all the rest. The others wait meanwhile, twice as long as a step may
+    take, and nobody else is blamed.
+    """
+    made = recipe(name, tmp_path, SERVED)
+    made["spec"] |= HANGS
+    cluster.create(made)
     wait_step(tmp_path, 8)
     ranks = range(WORKERS + SERVERS)
+    faults = [(rank, "Signal") for rank in (1, WORKERS, WORKERS + 1)]
+    faults += [(rank, "Hang") for rank in (WORKERS, WORKERS + 1, 1)]
     before = {rank: cluster.wait_rank(name, rank) for rank in ranks}
-    for number, rank in enumerate(
-        (1, WORKERS, WORKERS + 1), start=1
-    ):  # a worker, the chief, the other server
-        os.kill(before[rank], signal.SIGKILL)
+    for number, (rank, cause) in enumerate(faults, start=1):
+        os.kill(before[rank], signal.SIGKILL if cause == "Signal" else signal.SIGSTOP)
         cluster.wait_rank(name, rank, before[rank])
         wait_step(tmp_path, 8 + 12 * number)
         after = {each: cluster.wait_rank(name, each) for each in ranks}
@@ -35,7 +41,7 @@ def test_workers_and_servers_come_back_with_nothing_lost(cluster: Cluster, name:
     cluster.wait_condition(name, "Complete")
     incidents = cluster.status(name)["incidents"]
     assert [(seen["rank"], seen["cause"], seen.get("stepsLost")) for seen in incidents] == [
-        (rank, "Signal", 0) for rank in (1, WORKERS, WORKERS + 1)
+        (rank, cause, 0) for rank, cause in faults
     ]
     zero, one = surviving(tmp_path, 0), surviving(tmp_path, 1)
     assert list(zero) == list(one) == list(range(1, STEPS + 1))
@@ -58,28 +64,5 @@ def test_a_suspended_job_and_one_without_a_servers_pod_go_on_from_the_checkpoint
     wait_step(tmp_path, stopped + 15, epoch_number=2)
     cluster.delete_pod(pod_of(cluster, name, WORKERS)["metadata"]["name"])
     cluster.wait_condition(name, "Complete")
-    zero, one = surviving(tmp_path, 0), surviving(tmp_path, 1)
-    assert list(zero) == list(one) == list(range(1, STEPS + 1))
-
-
-def test_who_hangs_is_found_and_nobody_else_is_blamed(cluster: Cluster, name: str, tmp_path: Path):
-    """The others wait for it meanwhile, twice as long as a step may take. The chief, the other server, a
-    worker: one after the other in one job, whose start costs more than all the rest.
-    """
-    made = recipe(name, tmp_path, SERVED)
-    made["spec"] |= HANGS
-    cluster.create(made)
-    wait_step(tmp_path, 12)
-    before = {rank: cluster.wait_rank(name, rank) for rank in range(WORKERS + SERVERS)}
-    hung = (WORKERS, WORKERS + 1, 1)
-    for number, frozen in enumerate(hung, start=1):
-        os.kill(before[frozen], signal.SIGSTOP)
-        cluster.wait_rank(name, frozen, before[frozen])
-        wait_step(tmp_path, 12 + 12 * number)
-    cluster.wait_condition(name, "Complete")
-    incidents = cluster.status(name)["incidents"]
-    assert [(seen["rank"], seen["cause"], seen.get("stepsLost")) for seen in incidents] == [
-        (frozen, "Hang", 0) for frozen in hung
-    ]
     zero, one = surviving(tmp_path, 0), surviving(tmp_path, 1)
     assert list(zero) == list(one) == list(range(1, STEPS + 1))
