@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from tests.shipped.loop import Process
+from tests.shipped.loop import OWNER, Process
 from tests.shipped.nodes import Pod
 from tests.shipped.operator_process import KEY
 from tests.shipped.pod import SimPod
@@ -24,6 +25,20 @@ if TYPE_CHECKING:
 
 LAUNCH = Launch(run=Run.SCRIPT, argv=("train.py",), python="python", text="PerRank (python)")
 _UNIX = 1_767_225_600
+
+
+class Words(io.TextIOBase):
+    """Whatever an agent says on stderr, by whom."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def write(self, text: str) -> int:
+        owner = OWNER.get()
+        self._site.prints(owner)
+        if text.strip():
+            self._site.film.tell(owner.name if owner else "?", text.strip().removeprefix("[ropeteam agent] "))
+        return len(text)
 
 
 async def agent(site: Site, process: Process, pod: Pod) -> None:

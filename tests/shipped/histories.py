@@ -62,6 +62,7 @@ def draw(seed: int) -> History:
         spread=random.choice((0, 1)),
         evict=random.choice((20, 60)),
         self_fence=int(seed % 3 == 0),
+        former=int(seed % 3 != 0 and pace.random() < 0.3),
         tick_ms=pace.choice((200, *(min(1000, 250 * lost),) * 4)),
     )
     moves: list[Move] = []

@@ -209,6 +209,8 @@ class Process:
     def __init__(self, loop: Loop, name: str, node: str = "", ip: str = "") -> None:
         self.loop, self.name, self.node, self.ip = loop, name, node, ip
         self.alive, self.frozen = True, False
+        self.former = False
+        """Of the release before (skew.py)."""
         self.ahead = 0.0
         self.wall_ahead = 0.0
         """Of the wall clock."""

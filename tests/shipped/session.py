@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
+from tests.shipped import skew
 from tests.shipped.kubernetes import Object, concerns, parse_kind
 from tests.shipped.loop import Process
 
@@ -75,6 +76,8 @@ class ApiSession:
     def _serve(self, method: str, path: str, params: dict[str, str], body: Object | None) -> Answer:
         self._site.writer = self._process
         status, answer = self._site.kubernetes.handle(method, path, params, body)
+        if method == "POST" and status == 201 and self._process.former:
+            self._site.former_pods.add(answer["metadata"].get("uid", ""))
         self._site.loop.note(self._process.name, method, path, status)
         return Answer(status, orjson.dumps(answer))
 
@@ -194,6 +197,7 @@ class CoordinatorSession:
 
     @asynccontextmanager
     async def put(self, url: str, *, data: bytes, headers: dict[str, str]) -> AsyncIterator[Answer]:
+        data = skew.said(self._process, data)
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or 80
         async with asyncio.timeout(3.0):
@@ -212,4 +216,5 @@ class CoordinatorSession:
         head, _, content = raw.partition(b"\r\n\r\n")
         if not head:
             raise aiohttp.ServerDisconnectedError
-        yield Answer(int(head.split(b" ", 2)[1]), content)
+        status = int(head.split(b" ", 2)[1])
+        yield Answer(status, skew.heard(self._process, content) if status == 200 else content)

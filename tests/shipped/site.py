@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import io
 import logging
 import sys
 from collections import Counter
@@ -33,7 +32,7 @@ from tests.shipped.checks import ShippedChecks, require
 from tests.shipped.disk import Disk
 from tests.shipped.gang import SiteGang, hash_of
 from tests.shipped.kubernetes import Kubernetes, Object
-from tests.shipped.loop import OWNER, Loop, Process
+from tests.shipped.loop import Loop, Process
 from tests.shipped.network import Network
 from tests.shipped.nodes import Node, Pod, Scheduler
 from tests.shipped.operator_process import main as operator_main
@@ -80,6 +79,8 @@ class Setup:
     evict: int = 20
     tick_ms: int = 200
     """How often agents look at their clocks."""
+    former: int = 0
+    """1: all begins with the release before."""
     servers: int = 0
     """Always: parameter servers are outside."""
 
@@ -116,20 +117,6 @@ class Setup:
         return spec
 
 
-class Words(io.TextIOBase):
-    """Whatever an agent says on stderr, by whom."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-
-    def write(self, text: str) -> int:
-        owner = OWNER.get()
-        self._site.prints(owner)
-        if text.strip():
-            self._site.film.tell(owner.name if owner else "?", text.strip().removeprefix("[ropeteam agent] "))
-        return len(text)
-
-
 class Site:
     """The interface of tests/sim's World, as far as ranks and checks need it."""
 
@@ -156,6 +143,8 @@ class Site:
         """Nobody starts one."""
         self.writer: Process | None = None
         """Whose request is served."""
+        self.former, self.former_pods = bool(setup.former), set[str]()
+        """Are operators of the release before, and which pods are?"""
         self.crash_after: dict[str, int] = {}
         self.hung: list[Process] = []
         """For good."""
@@ -228,6 +217,7 @@ class Site:
     def _start(self, pod: Pod) -> Process:
         name = pod.name if not pod.restarts else f"{pod.name}/{pod.restarts}"
         process = Process(self.loop, name, pod.node.name, pod.ip)
+        process.former = pod.uid in self.former_pods
         self.network.hosts[pod.ip] = process
         self.containers[pod.uid] = pod
         main = containers.coordinator if pod.is_coordinator else containers.agent
@@ -238,6 +228,7 @@ class Site:
         if self.operators_away:
             return
         process = Process(self.loop, f"operator-{number}", f"operator-{number}", f"10.2.0.{number + 1}")
+        process.former = self.former
         self.operators = [each for each in self.operators if each.node != process.node] + [process]
         self.network.hosts[process.ip] = process
         process.spawn(lambda: operator_main(self, process))
@@ -330,7 +321,7 @@ class Site:
     @contextlib.contextmanager
     def _voices(self) -> Iterator[None]:
         logging.getLogger("ropeteam").disabled = True
-        with contextlib.redirect_stderr(cast(Any, Words(self))):
+        with contextlib.redirect_stderr(cast(Any, containers.Words(self))):
             yield
 
     @property

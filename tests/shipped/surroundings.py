@@ -203,6 +203,19 @@ def _crash_between_calls(site: Site, move: Move) -> bool:
     return True
 
 
+def _upgrade(site: Site, move: Move) -> bool:
+    """Its Deployment replaces the operators one after the other; the pods stay."""
+    former, site.former = site.former, False
+    for number, process in enumerate(site.operators if former else ()):
+        site.loop.after(0.1 + number * (1.0 + move.size), _replace_operator, site, process)
+    return former
+
+
+def _replace_operator(site: Site, process: Process) -> None:
+    process.die()
+    site.operator_ended(process)
+
+
 def _step_wall_clock(site: Site, move: Move) -> bool:
     seconds = (-3600.0, -60.0, -10.0, 10.0, 60.0, 3600.0)[move.size % 6]
     _operator(site, move).wall_ahead += seconds
@@ -297,6 +310,7 @@ SURROUNDINGS = {
     "kill_operator": _kill_operator,
     "freeze_operator": _freeze_operator,
     "crash_between_calls": _crash_between_calls,
+    "upgrade": _upgrade,
     "step_wall_clock": _step_wall_clock,
     "api_away": _api_away,
     "slow_api": _slow_api,

@@ -102,6 +102,21 @@ def test_a_world_that_fenced_itself_while_the_operator_was_away_goes_on_when_it_
     assert played.counts["worlds"] == 2
 
 
+def test_a_running_job_goes_on_in_one_world_through_an_upgrade() -> None:
+    """And what comes later is of the new release, beside agents of the one before."""
+    setup = Setup(seed=5, workers=3, rung=3, total_steps=120, former=1, operators=2)
+    with world(setup) as site:
+        for move in ("long_wait(3,9)", "upgrade(0,1)", "long_wait(5,15)"):
+            play(site, Move.parse(move))
+        assert site.checks.counts["worlds"] == 1
+        assert [each.former for each in site.operators] == [False, False]
+        assert all(pod.process and pod.process.former for pod in site.containers.values())
+        play(site, Move("force_delete_pod", 1, 0))
+        site.settle()
+        assert {pod.process.former for pod in site.containers.values() if pod.process} == {True, False}
+        assert site.status.state == "Complete"
+
+
 @pytest.mark.parametrize("size", [0, 5])
 def test_a_step_of_the_operators_wall_clock_gives_no_failure_back(size: int) -> None:
     """Nor takes one: the window is an hour, and so is the step, back or forward (the checks look)."""
@@ -138,7 +153,7 @@ def test_every_kind_of_fault_fires() -> None:
     """Each in a running job; what it does to the job is the campaigns' affair."""
     counts = Counter[str]()
     for name in FAULTS:
-        with world(Setup(seed=11, workers=2, total_steps=60)) as site:
+        with world(Setup(seed=11, workers=2, total_steps=60, former=1)) as site:
             for move in (Move("long_wait", 3, 4), Move(name, 1, 3), Move("wait", 0, 2)):
                 play(site, move)
             counts += site.counts

@@ -1,0 +1,104 @@
+"""Releases side by side: processes that talk as those of contract version VERSION - 1 do.
+
+None of them says or understands what that version did not have: nonces of agents, leases and short answers,
+parts of plans and manifests, fields. A pod is of the release of the operator that made it; an upgrade
+replaces operators only.
+Limits: their words are former, the code behind them is today's; what they write to status and into pods is,
+too. recovery.selfFence needs an operator of today.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+from tests.shipped.loop import OWNER, Process
+
+from ropeteam_trainer.agent import link
+from ropeteam_trainer.contract import VERSION, codec, parts, wire
+from ropeteam_trainer.contract.messages import AgentReport, Orders, as_answer
+from ropeteam_trainer.coordinator import server
+
+_NEW_IN_DESIRED = ("boot", "heard")
+_NEW_IN_JOB_REPORT = ("stalled", "newer_term", "sent", "leased")
+_NEW_IN_REPORT = ("number", "disk_owes", "superseded")
+_NEW_IN_ORDERS = ("answers", "same")
+_asks, _greeting = wire.asks, wire.greeting
+
+
+def _is_former() -> bool:
+    owner = OWNER.get()
+    return owner is not None and owner.former
+
+
+def _asks_of_its_release(nonce: bytes) -> bool:
+    return _asks(nonce) and not _is_former()
+
+
+def _greeting_of_its_release(chance: bytes) -> bytes:
+    return wire.HELLO + chance if _is_former() else _greeting(chance)
+
+
+def said(process: Process, desired: bytes) -> bytes:
+    """What an operator tells a coordinator."""
+    return _without(desired, _NEW_IN_DESIRED) if process.former else desired
+
+
+def heard(process: Process, report: bytes) -> bytes:
+    return _without(report, _NEW_IN_JOB_REPORT) if process.former else report
+
+
+def _without(text: bytes, names: tuple[str, ...]) -> bytes:
+    plain: dict[str, Any] = orjson.loads(text)
+    return orjson.dumps({name: value for name, value in plain.items() if name not in names})
+
+
+# ---- agents
+
+
+def _encode(report: AgentReport) -> bytes:
+    text = codec.encode(report)
+    return _without(text, _NEW_IN_REPORT) if _is_former() else text
+
+
+def _decode(cls: type[Orders], text: bytes) -> Orders:
+    if not _is_former():
+        return codec.decode(cls, text)
+    try:
+        plain = orjson.loads(text)
+    except ValueError as error:
+        raise codec.DecodeError(f"not JSON: {error}") from None
+    if plan := plain.get("plan"):
+        plan.pop("whole", None)
+    return codec.decode(cls, _without(orjson.dumps(plain), _NEW_IN_ORDERS))
+
+
+_link: dict[str, Any] = {
+    "codec": SimpleNamespace(encode=_encode, decode=_decode, DecodeError=codec.DecodeError),
+    "as_answer": lambda body: None if _is_former() else as_answer(body),
+    "parts": SimpleNamespace(
+        read=lambda body: None if _is_former() else parts.read(body),
+        add=parts.add,
+        with_files=parts.with_files,
+    ),
+}
+
+# ---- coordinators
+
+
+class _Reader(codec.Reader[AgentReport]):
+    def decode(self, data: bytes) -> AgentReport:
+        if not _is_former():
+            return super().decode(data)
+        report = super().decode(_without(data, _NEW_IN_REPORT))
+        if report.contract >= VERSION:
+            raise codec.DecodeError(f"contract {report.contract} is unknown")
+        return report
+
+
+vars(wire).update(asks=_asks_of_its_release, greeting=_greeting_of_its_release)
+vars(link).update(_link)
+vars(server)["codec"] = SimpleNamespace(
+    Reader=_Reader, encode=codec.encode, decode=codec.decode, DecodeError=codec.DecodeError
+)
