@@ -50,7 +50,9 @@ class Node:
     def power_on(self, numbers: int) -> None:
         """Returns when its services run. `numbers`: how many nodes there are."""
         self._forget_pods_of_former_life()
-        init = "mount --make-rshared / && trap '' CHLD && exec sleep infinity"
+        # Kubelets have sockets for device plugins there, whatever --root-dir says, and delete each other's.
+        own = "mkdir -p /var/lib/kubelet && mount -t tmpfs none /var/lib/kubelet"
+        init = f"{own} && mount --make-rshared / && trap '' CHLD && exec sleep infinity"
         unshare = ("unshare", "--net", "--pid", "--mount", "--uts", "--fork", "--kill-child", "--mount-proc")
         self._daemons.start(self.name, (*unshare, "sh", "-c", init))
         until(lambda: self._child() is not None, f"{self.name} boots", 10)
