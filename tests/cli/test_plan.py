@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from tests.forked import Forked
 
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.cli import plan
@@ -41,6 +43,12 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     paths = [str(ROOT / "trainer-image"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+
+
+@pytest.fixture
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a test has many scripts. In all others, each is started by exec."""
+    monkeypatch.setattr(subprocess, "Popen", Forked)
 
 
 SERVED = {"sync": {"type": "ParameterServer", "parameterServer": {"servers": 2}}}
@@ -95,6 +103,7 @@ def test_parts_that_follow_speed_are_equal_at_first_only() -> None:
     assert found["batch"] == "12 samples a step, in 4 parts of 3 at first, then by speed"
 
 
+@pytest.mark.usefixtures("_forked")
 @pytest.mark.parametrize(
     ("example", "strategy", "model", "memory", "traffic"),
     [
@@ -143,6 +152,7 @@ def test_shared_parameters_are_counted_once_and_frozen_ones_have_no_gradient() -
     assert f"parameters {plan.amount(4 * numbers)}, gradients {plan.amount(trained)}" in result.output
 
 
+@pytest.mark.usefixtures("_forked")
 @pytest.mark.parametrize(
     ("script", "told"),
     [
@@ -208,6 +218,7 @@ def test_a_script_that_never_comes_to_wrap_is_ended() -> None:
     assert rows(result)["mesh"] == "replicate 4"
 
 
+@pytest.mark.usefixtures("_forked")
 @pytest.mark.parametrize(
     ("spec", "told"),
     [

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
-from tests.docs.forked import Forked
+from tests.forked import Forked
 from tools import techniques
 
 from ropeteam.api.rules import validate
