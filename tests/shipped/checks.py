@@ -8,7 +8,7 @@ is pruned; every wait ends, or is told in status.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tests.shipped.kubernetes import BEGAN
 from tests.shipped.loop import Process
@@ -32,17 +32,29 @@ _LOOK_SECONDS, _TOLD_SECONDS = 10.0, 180.0
 __all__ = ["ShippedChecks", "require"]
 
 
+class Written(NamedTuple):
+    """The newest status that an operator wrote."""
+
+    ahead: timedelta = timedelta()
+    """By which its wall clock was."""
+    at: datetime = BEGAN
+    by: Process | None = None
+    said: datetime | None = None
+    """By the job's clock."""
+
+
 class ShippedChecks(Checks):
     def __init__(self, site: Site) -> None:
         super().__init__(cast(Any, site))
         self._site = site
         self.agents: dict[str, Agent] = {}
+        self.statuses: list[Object] = []
+        """Of the job, before each write of an operator."""
         self.last_is_known = True
         """The operator had its time to learn of the last checkpoint."""
         self._lived_at = 0.0
         """When a world stepped last, or the operator could not know better."""
-        self._written: tuple[timedelta, datetime, Process | None] = (timedelta(), BEGAN, None)
-        """The newest status: how far the wall clock of who wrote it was ahead, when, and who."""
+        self._written = Written()
         site.loop.after(_LOOK_SECONDS, self._look)
 
     # ---- every wait is told
@@ -99,16 +111,16 @@ class ShippedChecks(Checks):
     def job_time(self, status: JobStatus) -> datetime:
         return status.clock.job if status.clock else self._site.kubernetes.time()
 
-    def _clock(self, old: JobStatus, new: JobStatus) -> None:
+    def _clock(self, new: JobStatus) -> None:
         """It goes on as time does, whatever wall clocks do. What a wall clock is further ahead than the one
         that wrote before counts, if that was another operator's (docs/critiques.md)."""
         now, writer = self._site.kubernetes.time(), self._site.writer
         ahead = new.clock.wall - now if new.clock else timedelta()
-        (was, before, by), self._written = self._written, (ahead, now, writer)
-        if old.clock is None or new.clock is None:
+        old, self._written = self._written, Written(ahead, now, writer, new.clock.job if new.clock else None)
+        if old.said is None or new.clock is None:
             return
-        unseen = max(ahead - was, timedelta()) if writer is not by else timedelta()
-        passed, most = new.clock.job - old.clock.job, now - before + unseen + _CLOCK_MARGIN
+        unseen = max(ahead - old.ahead, timedelta()) if writer is not old.by else timedelta()
+        passed, most = new.clock.job - old.said, now - old.at + unseen + _CLOCK_MARGIN
         require(timedelta() <= passed <= most, "the job's clock goes on as time does", passed, most)
 
     # ---- hooks of this world
@@ -142,7 +154,8 @@ class ShippedChecks(Checks):
         old = JobStatus.model_validate(before.get("status") or {})
         new = JobStatus.model_validate(after["status"])
         self._site.film.wrote_status(old, new, "")
-        self._clock(old, new)
+        self.statuses.append(before.get("status") or {})
+        self._clock(new)
         self.saved(old, new)
         if new.holds(ConditionType.COMPLETE) and not old.holds(ConditionType.COMPLETE):
             self._completes()

@@ -238,6 +238,15 @@ def _api_back(site: Site) -> None:
         stream.cut()
 
 
+def _restore_status(site: Site, move: Move) -> bool:
+    """From a backup: the status of some writes ago, of the same object."""
+    past = [each for each in site.checks.statuses[-1 - move.size :] if each]
+    if site.job is None or not past:
+        return False
+    site.kubernetes.edit(site.job, lambda job: job.update(status=past[0]))
+    return True
+
+
 def _slow_api(site: Site, move: Move) -> bool:
     site.api_slowness = 1.0 + 10.0 * move.size
     return True
@@ -313,6 +322,7 @@ SURROUNDINGS = {
     "upgrade": _upgrade,
     "step_wall_clock": _step_wall_clock,
     "api_away": _api_away,
+    "restore_status": _restore_status,
     "slow_api": _slow_api,
     "lag": _lag,
     "cut_watches": _cut_watches,
