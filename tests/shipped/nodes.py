@@ -287,7 +287,7 @@ class Node:
                 await asyncio.sleep(float(pod.thing["spec"].get("terminationGracePeriodSeconds", 30)))
                 if life.alive:
                     life.die()
-                if not pod.over:
+                if pod.process is life and not pod.over:
                     self.exited(pod, KILLED)
                 return
 
