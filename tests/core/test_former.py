@@ -66,6 +66,21 @@ def test_a_coordinator_without_a_proof_of_its_end_is_remembered_and_status_says_
     assert stalled.message.endswith(f"kubectl annotate trainingjob -n lab mnist {ENDED}=1 --overwrite")
 
 
+@pytest.mark.parametrize("newest", [3, 10**9])
+def test_those_that_a_restored_status_does_not_know_may_live(newest: int) -> None:
+    """Agents tell of them; of their pods one is seen."""
+    seen = a_running_job(workers=2)
+    name = f"mnist-coordinator-{newest - 1}"
+    ahead = PodSeen(name=name, uid="c2", role=Role.COORDINATOR, term=newest - 1, node="node-7")
+    told = replace(a_report(seen, WorldPhase.RUNNING), newer_term=newest)
+    known = decide(seen.but(pods=(*seen.pods, ahead), report=told)).status.coordinator
+    assert known.term == newest + 1
+    assert [(each.term, each.node) for each in known.former[-2:]] == [(newest - 1, "node-7"), (newest, "")]
+    assert len(known.former) <= MOST
+    if newest == 3:
+        assert [(each.term, each.node) for each in known.former[:-2]] == [(1, NODE)]
+
+
 @pytest.mark.parametrize(
     "proof",
     [

@@ -383,4 +383,4 @@ def test_a_term_is_above_all_that_have_claimed_the_checkpoints() -> None:
     """Status may be from before a restore of etcd: then its term was used already."""
     decision = decide(a_running_job().after(reporting(newer_term=5)))
     assert decision.status.coordinator.term == 6
-    assert "a world of term 5, of which status does not know" in decision.why
+    assert "a coordinator of term 5 that status does not know" in decision.why

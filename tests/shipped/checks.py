@@ -55,6 +55,8 @@ class ShippedChecks(Checks):
         self._lived_at = 0.0
         """When a world stepped last, or the operator could not know better."""
         self._written = Written()
+        self._was_over = False
+        """Status has said Complete."""
         site.loop.after(_LOOK_SECONDS, self._look)
 
     # ---- every wait is told
@@ -116,7 +118,10 @@ class ShippedChecks(Checks):
         that wrote before counts, if that was another operator's (docs/critiques.md)."""
         now, writer = self._site.kubernetes.time(), self._site.writer
         ahead = new.clock.wall - now if new.clock else timedelta()
-        old, self._written = self._written, Written(ahead, now, writer, new.clock.job if new.clock else None)
+        old = self._written
+        if new.clock and new.clock.job == old.said:
+            return  # of a job that has ended it stands
+        self._written = Written(ahead, now, writer, new.clock.job if new.clock else None)
         if old.said is None or new.clock is None:
             return
         unseen = max(ahead - old.ahead, timedelta()) if writer is not old.by else timedelta()
@@ -167,6 +172,9 @@ class ShippedChecks(Checks):
         over = [epoch for epoch, ends in self._ends.items() if ends and all(ends.values())]
         newest = self._highest.plan.epoch if self._highest else None
         require(newest is None or newest in over, "the newest world completes", newest, over)
+        if self._was_over:
+            self.last_is_known = False  # status went back, and all that knew has ended: only the disk knows
+        self._was_over = True
 
     def final(self) -> None:
         super().final()

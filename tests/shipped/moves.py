@@ -192,9 +192,7 @@ MOVES: dict[str, Callable[[Site, Move], bool]] = {
     "suspend": _suspend,
     "restart": _restart,
 }
-UNDRAWN = frozenset({"restore_status"})
-"""What the shipped code does not survive yet, by docs/critiques.md: for replays and named tests."""
-FAULTS = tuple(name for name in tuple(MOVES)[7:] if name not in UNDRAWN)
+FAULTS = tuple(MOVES)[7:]
 OFTEN = (
     ("wait",) * 8 + ("events",) * 5 + ("long_wait",) * 4 + ("heal",) * 4 + ("node_back", "resume", "resume")
 )

@@ -42,7 +42,7 @@ from tests.sim.film import Film
 from tests.sim.ranks import Gang, Rank, Script
 
 from ropeteam.api.conditions import ConditionType
-from ropeteam.api.status import JobStatus
+from ropeteam.api.status import FormerCoordinatorStatus, JobStatus
 from ropeteam_trainer.contract.world import Epoch, Plan
 from ropeteam_trainer.data.plan import DataPlan
 
@@ -362,13 +362,19 @@ class Site:
     def vouch(self) -> None:
         """A person does what status asks for, once it is true."""
         former, stalled = self.status.coordinator.former, self.status.condition(ConditionType.STALLED)
-        live = {pod.uid for pod in self.live_containers(coordinators=True)}
         asked = stalled is not None and stalled.reason == "FormerCoordinator"
-        if stalled and asked and not any(each.pod_uid in live for each in former):
+        if stalled and asked and not any(map(self._lives, former)):
             name, _, term = stalled.message.split()[-2].partition("=")
             vouched, job = {"annotations": {name: term}}, self.job
             assert job
             self.kubernetes.edit(job, lambda job: job["metadata"].update(vouched))
+
+    def _lives(self, former: FormerCoordinatorStatus) -> bool:
+        live = self.live_containers(coordinators=True)
+        if former.pod_uid:
+            return any(pod.uid == former.pod_uid for pod in live)
+        terms = (int(pod.thing["metadata"]["labels"]["ropeteam.dev/term"]) for pod in live)
+        return any(term <= former.term for term in terms)
 
     def settle(self, more: float = 0.0) -> None:
         """The quiet end, within QUIET_SECONDS and `more`."""

@@ -20,7 +20,8 @@ class Bucket(StrEnum):
     SUPERSEDED = "Superseded"
     """An earlier incarnation or term: to be deleted."""
     AHEAD = "Ahead"
-    """Later than status knows: this status is an old copy. To be left alone until we see the newer one."""
+    """Later than status knows: this status is an old copy, or it went back (a backup of etcd). To be left
+    alone until status knows of it; what we would save of an old copy is refused."""
     FOREIGN = "Foreign"
     """Its name does not fit its labels: not made by us, never touched."""
 

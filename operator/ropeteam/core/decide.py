@@ -88,6 +88,7 @@ QUESTIONS: tuple[Question, ...] = (
     recovery.new_term,
     recovery.new_address,
     recovery.replace_all,
+    recovery.caught_up,
     handover.take_over,
     recovery.new_incarnations,
 )

@@ -5,7 +5,8 @@ rung 2, where the script writes its own checkpoints, no fence of a replaced pod 
 each former coordinator is proven to have ended: by the kubelet's word, by a node that somebody vouches for
 (Observation.dead_nodes), by a person (ENDED), or because all agents obey the present one and are not with it.
 From rung 2 on the storage decides whose checkpoints count.
-Limits: one whose pod was never seen on a node is not remembered.
+One of which only agents tell, because status went back to before it (a backup of etcd), counts too.
+Limits: one whose pod was never seen on a node, and that no agent obeys, is not remembered.
 With recovery.selfFence no proof is needed: such a coordinator is silent when no operator has heard of it for
 its leaseSeconds, and that moment is known by the operator's own clock (View.unheard).
 """
@@ -28,8 +29,9 @@ _SAVES_THROUGH_US = 2
 Former = tuple[FormerCoordinatorStatus, ...]
 
 
-def retired(view: View, old: CoordinatorStatus) -> Former:
-    """Of the next term, or of none for a while: those before it that may still live, `old` among them."""
+def retired(view: View, old: CoordinatorStatus, newest: int = 0) -> Former:
+    """Of the next term, or of none for a while: those before it that may still live, `old` among them, and
+    those up to term `newest` of which status does not know."""
     this = FormerCoordinatorStatus(
         term=old.term, pod_uid=old.pod_uid, node=old.node, lease_seconds=old.lease_seconds
     )
@@ -37,9 +39,21 @@ def retired(view: View, old: CoordinatorStatus) -> Former:
     is_known = any(each.pod_uid == old.pod_uid for each in known)
     if old.pod_uid and old.node and not is_known and not _ended(view, this):
         known = (*known, this)
+    known = (*known, *_unknown(view, old.term, newest))
     if len(known) <= MOST:
         return known
-    return (FormerCoordinatorStatus(term=known[1].term), *known[2:])  # of these two only a person knows
+    oldest = FormerCoordinatorStatus(term=known[-MOST].term)  # and those before it: only a person knows
+    return (oldest, *known[1 - MOST :])
+
+
+def _unknown(view: View, known: int, newest: int) -> Former:
+    """Status went back to before them. Whose pod is not seen may live all the same."""
+    pods = {pod.term: pod for pod in view.all_coordinators}
+    found = ((term, pods.get(term)) for term in range(max(known, newest - MOST) + 1, newest + 1))
+    return tuple(
+        FormerCoordinatorStatus(term=term, pod_uid=pod.uid if pod else "", node=pod.node if pod else "")
+        for term, pod in found
+    )
 
 
 def remaining(view: View) -> Former:

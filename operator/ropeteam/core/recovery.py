@@ -10,8 +10,8 @@ from __future__ import annotations
 from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus
 from ropeteam.core import former, gang, handover, incidents, pending
 from ropeteam.core.answer import Answer
-from ropeteam.core.classify import cause_of
-from ropeteam.core.observation import PodSeen
+from ropeteam.core.classify import Bucket, cause_of
+from ropeteam.core.observation import PodSeen, Role
 from ropeteam.core.pending import live
 from ropeteam.core.view import View, changed
 from ropeteam_trainer.contract.desired import ReplaceWish
@@ -24,13 +24,13 @@ VAIN_RESTARTS = 2
 def new_term(view: View, status: JobStatus) -> Answer | None:
     """The coordinator's pod is gone for good, or of no use. Its container's restarts are its own affair."""
     old = view.status.coordinator
-    claimed = view.report.newer_term if view.report else 0
-    why = _claimed_by_another(old, claimed) or _coordinator_lost(view, old)
+    newer = _newest_term(view)
+    why = _unknown(old, newer) or _coordinator_lost(view, old)
     if why is None:
         return None
     faults = old.faults + 1
-    left = former.retired(view, status.coordinator)
-    term = max(old.term, claimed) + 1
+    left = former.retired(view, status.coordinator, newer)
+    term = max(old.term, newer) + 1
     lease = view.spec.recovery.lease_seconds
     new = CoordinatorStatus(
         term=term, address=old.address, former=left, lease_seconds=lease, since=view.now, faults=faults
@@ -38,11 +38,20 @@ def new_term(view: View, status: JobStatus) -> Answer | None:
     return live(view, changed(status, coordinator=new), f"{why}: term {new.term}")
 
 
-def _claimed_by_another(old: CoordinatorStatus, claimed: int) -> str | None:
+def _unknown(old: CoordinatorStatus, newer: int) -> str | None:
     """We are the ones who say which term is the newest; status may be from before a restore of etcd."""
-    if claimed < old.term:
+    if newer < old.term:
         return None
-    return f"a world of term {claimed}, of which status does not know, has claimed the folder of checkpoints"
+    return f"there is or was a coordinator of term {newer} that status does not know"
+
+
+def _newest_term(view: View) -> int:
+    """Of which status does not know: whose pod we see, whom an agent obeys, or whose world has claimed the
+    folder of checkpoints."""
+    told = view.report.newer_term if view.report else 0
+    if view.report and view.report.generation_seen > view.job.generation:
+        told = max(told, view.status.coordinator.term)  # it has heard a later wish and takes no older one
+    return max((told, *(pod.term for pod in view.pods[Bucket.AHEAD] if pod.role is Role.COORDINATOR)))
 
 
 def _coordinator_lost(view: View, old: CoordinatorStatus) -> str | None:
@@ -86,6 +95,24 @@ def replace_all(view: View, status: JobStatus) -> Answer | None:
     opened = gang.open_attempt(view, status)
     why = f"two starts of the gang made no step: attempt {opened.attempt} with new pods"
     return live(view, opened, why)
+
+
+def caught_up(view: View, status: JobStatus) -> Answer | None:
+    """The coordinator hears later pods than status knows: that went back (a backup of etcd). They stay, if
+    they are seen."""
+    told = view.report.slots if view.report else {}
+    seen = {(pod.slot, pod.incarnation) for pod in view.pods[Bucket.AHEAD]}
+    slots, numbers = list(status.slots), []
+    for index, slot in enumerate(status.slots):
+        heard = told[str(slot.slot)].incarnation if str(slot.slot) in told else 0
+        if heard > slot.incarnation:
+            incarnation = heard if (slot.slot, heard) in seen else heard + 1
+            slots[index] = gang.successor(slot, _pod(view, slot), incarnation, view.now)
+            numbers.append(f"{incarnation} of slot {slot.slot}")
+    if not numbers:
+        return None
+    why = f"the coordinator hears later pods than status knows: incarnation {', '.join(numbers)}"
+    return live(view, changed(status, slots=tuple(slots)), why)
 
 
 def new_incarnations(view: View, status: JobStatus) -> Answer | None:

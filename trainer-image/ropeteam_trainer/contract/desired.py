@@ -148,8 +148,8 @@ class JobReport:
     stalled: Problem | None = None
     """What keeps it from training although it tries again and again; it will not end by that."""
     newer_term: int = 0
-    """A world of this term has claimed the folder of checkpoints, so this coordinator is silent. Status went
-    back (a backup of etcd), or it was cut off. 0: none has."""
+    """A world of this term has claimed the folder of checkpoints, or an agent obeys it, so this coordinator
+    is silent. Status went back (a backup of etcd), or it was cut off. 0: none has."""
     generation_seen: int = 0
     sent: float = 0.0
     """When, by the clock of this boot. Means nothing to others, who say it back."""

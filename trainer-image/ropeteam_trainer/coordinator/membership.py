@@ -137,8 +137,9 @@ def _take_reports(state: State, told: tuple[ReportReceived, ...], at: Moment) ->
     reports = tuple(each.report for each in told)
     state = roll.know(state, (Agent(report, at.now) for report in reports), at.now)
     for report in reports:
-        newer = report.superseded.term if report.superseded and accepted(state, report) else 0
-        if superseded := _superseded(state, report, newer):
+        claimed = report.superseded.term if report.superseded and accepted(state, report) else 0
+        if superseded := _superseded(state, report, claimed):
+            newer = claimed or max(report.term, report.plan.epoch.term if report.plan else 0)
             newer_term = max(newer, state.newer_term)
             state = replace(state, superseded=state.superseded or superseded, newer_term=newer_term)
     told = tuple(each for each in told if holds_slot(state, pod_of(each.report)))
@@ -149,11 +150,11 @@ def _take_reports(state: State, told: tuple[ReportReceived, ...], at: Moment) ->
     return replace(state, touched=slots.of(report.slot for report in reports))
 
 
-def _superseded(state: State, report: AgentReport, newer: int) -> str:
+def _superseded(state: State, report: AgentReport, claimed: int) -> str:
     """An agent that has seen a newer coordinator refuses our orders: there must not be two of us. One that
-    has found the folder of checkpoints claimed by a world of term `newer` may not go on."""
-    if newer:
-        return f"a world of term {newer} has claimed the folder of checkpoints"
+    has found the folder of checkpoints claimed by a world of term `claimed` may not go on."""
+    if claimed:
+        return f"a world of term {claimed} has claimed the folder of checkpoints"
     term, boot = state.config.term, state.boot
     seen = (report.plan.epoch.term, report.plan.epoch.boot) if report.plan else (term, boot)
     if report.term <= term and seen <= (term, boot):

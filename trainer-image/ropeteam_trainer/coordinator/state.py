@@ -219,7 +219,7 @@ class State:
     """What a volume does not answer (AgentReport.disk_owes), and since when by the wall clock."""
     progress: Progress = Progress()
     newer_term: int = 0
-    """Of the world that has claimed the folder of checkpoints after ours."""
+    """The newest that an agent obeys, or whose world has claimed the folder of checkpoints after ours."""
     superseded: str = ""
     """Why we are silent for ever: a newer coordinator exists."""
     renewed: float = -math.inf

@@ -1,0 +1,46 @@
+"""A status that went back to an older one (a backup of etcd) catches up with what runs.
+
+The terms of coordinators: test_recovery.py, test_former.py; on shipped code: tests/shipped/test_shipped.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.builders import a_running_job, reporting
+
+from ropeteam.core.decide import decide
+from ropeteam.core.observation import PodSeen, Role
+
+
+@pytest.mark.parametrize(("seen_too", "incarnation"), [(True, 3), (False, 4)])
+def test_it_catches_up_with_the_pods_that_the_coordinator_hears(seen_too: bool, incarnation: int) -> None:
+    """Which would take no older word, and the job would run on unseen."""
+    seen = a_running_job(workers=2)
+    assert seen.report
+    later = replace(seen.report.slots["1"], incarnation=3)
+    seen = seen.after(reporting(slots={**seen.report.slots, "1": later}))
+    ahead = PodSeen(name="mnist-1-3", uid="w3", role=Role.WORKER, slot=1, incarnation=3)
+    decision = decide(seen.but(pods=(*seen.pods, ahead) if seen_too else seen.pods))
+    assert [each.incarnation for each in decision.status.slots] == [1, incarnation]
+    assert not decision.status.slots[1].old_pod_gone
+    assert decision.why.endswith(f"later pods than status knows: incarnation {incarnation} of slot 1")
+
+
+def test_a_coordinator_that_has_heard_a_later_wish_gets_a_successor() -> None:
+    """Which hears the one of now; it itself takes no older one."""
+    seen = a_running_job(workers=2)
+    later = seen.after(reporting(generation_seen=seen.metadata.generation + 1))
+    assert decide(later).status.coordinator.term == seen.status.coordinator.term + 1
+    same = seen.after(reporting(generation_seen=seen.metadata.generation))
+    assert decide(same).status.coordinator.term == seen.status.coordinator.term
+
+
+def test_a_term_is_above_that_of_a_coordinator_that_is_seen() -> None:
+    """Agents stay with it: they would train unseen."""
+    seen = a_running_job(workers=2)
+    ahead = PodSeen(name="mnist-coordinator-4", uid="c4", role=Role.COORDINATOR, term=4, node="node-7")
+    decision = decide(seen.but(pods=(*seen.pods, ahead)))
+    assert decision.status.coordinator.term == 5
+    assert "a coordinator of term 4 that status does not know" in decision.why
