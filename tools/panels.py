@@ -118,6 +118,12 @@ FAULTS = (
         },
     ),
     Panel(
+        "Lateness of the coordinator",
+        "0: it keeps up. Else a fault is mended as much later.",
+        {_JOB: _job("ropeteam_job_coordinator_late_seconds")},
+        unit="s",
+    ),
+    Panel(
         "Incarnations",
         "Which pod it is in its slot: 1 was never replaced.",
         {f"{_JOB} slot {{{{slot}}}}": _max("ropeteam_agent_incarnation", "slot")},

@@ -114,6 +114,17 @@ def test_a_coordinator_out_of_reach_does_not_stop_a_running_job() -> None:
     assert decide(back).status.coordinator_fault_since is None
 
 
+def test_a_coordinator_that_does_not_keep_up_is_told() -> None:
+    seen = a_running_job().after(reporting(late_seconds=3))
+    running = condition(seen, ConditionType.RUNNING)
+    assert (running.status, running.reason) == ("True", "CoordinatorLate")
+    assert "it was late by up to 3 s, and a fault is mended as much later" in running.message
+    assert "pod mnist-coordinator-1 " in running.message
+    assert decide(seen).status.state == "Running"
+    later = seen.after(written, seconds(60))
+    assert decide(later).status == later.status, "said once"
+
+
 def test_status_never_says_that_training_goes_on_without_knowing_it() -> None:
     seen = a_running_job().after(unreachable)
     seen = seen.but(status=decide(seen).status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,22 @@ def test_a_coordinator_that_hangs_is_started_anew_by_its_kubelet(cluster: Cluste
     made = len(lines(tmp_path, 0))
     wait_for("steps after that", lambda: len(lines(tmp_path, 0)) > made + 20)
     assert len(epochs(tmp_path)) == 1, "adopted, not replanned"
+
+
+def test_a_coordinator_that_does_not_keep_up_is_told_in_status_and_loses_nobody(
+    cluster: Cluster, name: str, tmp_path: Path
+):
+    cluster.create(ticking(name, tmp_path, recovery={"lostSeconds": 2}))
+    wait_steps(tmp_path)
+    cluster.wait_condition(name, "Running")
+    slow = cluster.coordinator_pid(name)
+    os.kill(slow, signal.SIGSTOP)
+    time.sleep(4)
+    os.kill(slow, signal.SIGCONT)
+    wait_for("its reason", lambda: cluster.condition(name, "Running").get("reason") == "CoordinatorLate")
+    assert cluster.condition(name, "Running")["status"] == "True"
+    assert cluster.status(name).get("incidents", []) == []
+    assert len(epochs(tmp_path)) == 1
 
 
 def _registered(cluster: Cluster, name: str) -> bool:

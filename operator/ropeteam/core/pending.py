@@ -95,6 +95,8 @@ def _running_fact(view: View) -> Fact:
         return Fact(ConditionType.RUNNING, True, "CoordinatorUnreachable", _silence(view))
     if runs(view) and view.report is not None and view.report.phase is WorldPhase.WAITING:
         return Fact(ConditionType.RUNNING, True, "CoordinatorRestarted", _adopting(view.report.why))
+    if runs(view) and view.report is not None and view.report.late_seconds:
+        return Fact(ConditionType.RUNNING, True, "CoordinatorLate", _lateness(view, view.report.late_seconds))
     if runs(view):
         return Fact(ConditionType.RUNNING, True, "WorldRunning", "All workers train together.")
     obstacle = obstacles(view)
@@ -119,6 +121,15 @@ def _silence(view: View) -> str:
         f"{told} If it answers nobody, every worker has ended its ranks by now, and the kubelet starts it "
         "anew; if the operator alone is cut off from it (network policy?), training may go on. To give it "
         f"another pod: kubectl delete pod -n {view.job.namespace} {name}"
+    )
+
+
+def _lateness(view: View, seconds: int) -> str:
+    pod, node = names.coordinator(view.job.name, view.status.coordinator.term), view.status.coordinator.node
+    return (
+        f"All workers train together. Their coordinator does not keep up: it was late by up to {seconds} s, "
+        "and a fault is mended as much later. No worker is taken for lost because of that. If it lasts, node "
+        f"{node} gives pod {pod} too little of a processor."
     )
 
 

@@ -155,4 +155,7 @@ class JobReport:
     """When, by the clock of this boot. Means nothing to others, who say it back."""
     leased: bool = True
     """Its lease holds. If not, it is silent towards all agents until its reports are said back to it."""
+    late_seconds: int = 0
+    """It does not keep up: in the last minute, or without such a minute since, it had its turn up to so many
+    seconds late. 0: it keeps up."""
     contract: int = VERSION

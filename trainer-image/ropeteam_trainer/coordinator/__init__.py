@@ -9,6 +9,7 @@ decide.
   keeping.py     with parameter servers: whose ranks live on when a world ends
   incidents.py   one incident per epoch: its cause, its stages, and what follows from it (backoff, failure,
   replacement)
+  lateness.py    whether we keep up, and what waits when we do not
   commits.py     the lineage of checkpoints
   drains.py      leaving without losing a step
   orders.py      projections: what each agent shall do, what the operator is told

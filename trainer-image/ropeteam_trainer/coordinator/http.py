@@ -4,6 +4,7 @@ connection.
 `/desired` and `/status` need the job's bearer (wire.http_bearer), in Authorization or in X-Ropeteam-Bearer
 (an API server's proxy removes the former). What is malformed is answered 4xx with a sentence, and the
 connection ends.
+`/metrics` are made once a second at most, and more seldom while the coordinator is late.
 `/healthz` is the kubelet's liveness probe: that it is answered means that the loop turns, 200 that the state
 folder answers too. It is answered also when others have taken all connections.
 Limits: a request line and headers of 16 KiB, a body of 1 MiB with Content-Length, 10 seconds, 64 connections.
@@ -79,6 +80,8 @@ class Http:
         self._coordinator, self._trouble = coordinator, trouble
         self._bearer = wire.http_bearer(coordinator.token)
         self._open = 0
+        self._metrics = Answer(200, b"")
+        self._metrics_at = float("-inf")
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request. Never raises for what a peer does."""
@@ -116,8 +119,7 @@ class Http:
                 raise Refused(503, trouble)
             return Answer(200, b"ok\n")
         if request.path == "/metrics":
-            body, content_type = render(self._coordinator.report(), self._coordinator.state.config)
-            return Answer(200, body, content_type)
+            return self._tell_metrics()
         self._authenticate(request)
         if request.path == "/desired":
             desired = parse_desired(request.body, self._coordinator.state.config)
@@ -125,6 +127,15 @@ class Http:
         else:
             report = self._coordinator.report()
         return Answer(200, codec.encode(report), "application/json")
+
+    def _tell_metrics(self) -> Answer:
+        now, state = self._coordinator.now(), self._coordinator.state
+        if now >= self._metrics_at + state.lateness.metrics_age(now):
+            self._metrics, self._metrics_at = (
+                Answer(200, *render(self._coordinator.report(), state.config)),
+                now,
+            )
+        return self._metrics
 
     def _authenticate(self, request: Request) -> None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")

@@ -2,8 +2,9 @@
 
 An event comes in, the next State comes out; `orders`, `reply` and `job_report` (orders.py, report.py) are
 projections.
-Order of a step: forgive our own pauses -> take the event in -> go through the phases until nothing more
-follows. So the plan of a new world is published in the very step in which the last thing it needed arrived.
+Order of a step: forgive our own pauses, and note them -> take the event in -> go through the phases until
+nothing more follows. So the plan of a new world is published in the very step in which the last thing it
+needed arrived.
 
     WAITING ------> FORMING ------> RUNNING ------> COMPLETING ------> COMPLETE
        | adopts a      ^  |            | leavers, drain
@@ -43,6 +44,7 @@ from ropeteam_trainer.coordinator import (
 )
 from ropeteam_trainer.coordinator.evidence import Evidence, collect, world_done
 from ropeteam_trainer.coordinator.forming import wake_at
+from ropeteam_trainer.coordinator.lateness import PAUSE_SECONDS
 from ropeteam_trainer.coordinator.lease import may_answer
 from ropeteam_trainer.coordinator.orders import Replies, affected, orders, reply
 from ropeteam_trainer.coordinator.report import job_report, why
@@ -88,10 +90,6 @@ __all__ = [
     "why",
 ]
 
-PAUSE_SECONDS = 1.0
-"""An event that comes this much after the due Tick means that our own loop paused: no lease may run out by
-that."""
-
 
 def initial(config: CoordinatorConfig, boot: int, now: float) -> State:
     """A coordinator that has just booted: it knows nobody and orders nothing."""
@@ -101,7 +99,7 @@ def initial(config: CoordinatorConfig, boot: int, now: float) -> State:
 def step(state: State, event: Event, now: float, unix_ms: int) -> State:
     """What is true after `event`. Total: any sequence of decodable messages, in any order, is taken."""
     at = Moment(now, unix_ms)
-    state = _forgive_pause(state, now)
+    state = _note_pause(state, now)
     if isinstance(event, LeasesRenewed):
         return roll.renew(state, event.heard)
     if isinstance(event, ReportReceived):
@@ -121,14 +119,20 @@ def step(state: State, event: Event, now: float, unix_ms: int) -> State:
     return replace(state, due=wake_at(state, now))
 
 
-def _forgive_pause(state: State, now: float) -> State:
+def _note_pause(state: State, now: float) -> State:
+    """An event that comes long after the due Tick: our own loop paused, and no lease may run out by that."""
     late = now - state.due if state.due is not None else 0.0
     if late <= PAUSE_SECONDS:
         return state
     agents = {pod: replace(agent, heard=agent.heard + late) for pod, agent in state.agents.items()}
     waited_from = state.waited_from + late if state.waited_from is not None else None
     return replace(
-        state, agents=agents, waited_from=waited_from, leases_until=state.leases_until + late, due=None
+        state,
+        agents=agents,
+        waited_from=waited_from,
+        leases_until=state.leases_until + late,
+        due=None,
+        lateness=state.lateness.after(late, now),
     )
 
 

@@ -1,4 +1,4 @@
-"""GET /metrics: one job's state as Prometheus text, made from the JobReport at the moment of the scrape.
+"""GET /metrics: one job's state as Prometheus text, made from the JobReport.
 
 Labels: the job's namespace and name (one target per job, gone with it) and closed sets. It needs no bearer
 (docs/decisions/0006), so nothing is told that a stranger must not know: no token, path, message, node.
@@ -43,6 +43,11 @@ class _Job(Collector):
         yield self._gauge("world_size", "Ranks of the world that runs; 0: none.", report.world_size)
         yield self._gauge("workers", "Workers and parameter servers that the job should have.", self._workers)
         yield self._gauge("members", "Those whose agent is registered and whose lease holds.", registered)
+        yield self._gauge(
+            "coordinator_late_seconds",
+            "By up to how much the coordinator had its turn late, lately; 0: it keeps up.",
+            report.late_seconds,
+        )
         yield from self._checkpoint()
         yield self._set(
             "phase", "1 for the phase of the world.", [(p.value, p is report.phase) for p in WorldPhase]

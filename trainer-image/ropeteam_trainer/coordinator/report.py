@@ -50,6 +50,7 @@ def job_report(state: State, now: float) -> JobReport:
         generation_seen=state.desired.generation if state.desired else 0,
         sent=now,
         leased=lease.holds(state, now),
+        late_seconds=state.lateness.seconds(now),
     )
 
 
@@ -111,8 +112,13 @@ def _silent(state: State, slot: int, now: float) -> tuple[ReplaceWish, ...]:
 
 
 def why(state: State, now: float) -> str:
-    """One sentence. It changes only when a decision or what we wait for changes: each change is a line in the
-    log."""
+    """One sentence. It changes only when a decision, what we wait for or our own trouble changes: each change
+    is a line in the log."""
+    late = state.lateness.seconds(now)
+    return f"{_why(state, now)}; this coordinator is late, by up to {late} s" if late else _why(state, now)
+
+
+def _why(state: State, now: float) -> str:
     if state.superseded:
         return f"silent: {state.superseded}"
     if state.desired is None:

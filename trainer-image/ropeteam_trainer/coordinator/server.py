@@ -60,7 +60,7 @@ class Coordinator:
         self.most_connections = 4 * config.slots + 64
         self.buffer = memoryview(bytearray(READ_AT_ONCE))
         self._loop, self._asleep = asyncio.get_running_loop(), asleep
-        self.state = membership.initial(config, boot, self._now())
+        self.state = membership.initial(config, boot, self.now())
         self.words = Words()
         self._lines: dict[AgentLine, None] = {}
         """In the order in which they came."""
@@ -72,10 +72,14 @@ class Coordinator:
         self._timer: asyncio.TimerHandle | None = None
 
     def report(self) -> JobReport:
-        return membership.job_report(self.state, self._now())
+        return membership.job_report(self.state, self.now())
 
-    def _now(self) -> float:
+    def now(self) -> float:
         return self._loop.time() + self._asleep()
+
+    @property
+    def is_late(self) -> bool:
+        return self.state.lateness.holds(self.now())
 
     def desire(self, desired: Desired) -> JobReport:
         self._take_turn()
@@ -88,11 +92,11 @@ class Coordinator:
         for other in [each for each in others if each is not line and each.pod == line.pod]:
             other.end("the same pod came on a newer connection")
         others[line] = None
-        self._gather(line, line.note_seen(report.orders_seen, self._now()))
+        self._gather(line, line.note_seen(report.orders_seen, self.now()))
 
     def renewed(self, line: AgentLine, report: AgentReport) -> None:
         """The agent says that nothing has changed. It may matter to us all the same."""
-        now, pod = self._now(), pod_of(report)
+        now, pod = self.now(), pod_of(report)
         applied = line.note_seen(report.orders_seen, now)
         if not applied or not roll.lease_is_enough(self.state, pod):
             self._gather(line, applied)
@@ -114,7 +118,7 @@ class Coordinator:
         if reports:
             self._apply(membership.ReportsReceived(reports), told)
         for line in told:
-            line.answer(self.state, self._now())
+            line.answer(self.state, self.now())
 
     def _tick(self) -> None:
         self._take_turn()
@@ -137,7 +141,7 @@ class Coordinator:
             line.end("the coordinator stops")
 
     def _apply(self, event: membership.Event, told: Iterable[AgentLine] = ()) -> None:
-        now, unix_ms = self._now(), int(self._wall() * 1000)
+        now, unix_ms = self.now(), int(self._wall() * 1000)
         if self._leases:
             leases, self._leases = self._leases, {}
             self.state = membership.step(self.state, membership.LeasesRenewed(leases), now, unix_ms)
@@ -219,7 +223,10 @@ class AgentLine(asyncio.BufferedProtocol):
             self._opener = wire.Opener(key, self._nonce, wire.TO_COORDINATOR)
             self._sealer = wire.Sealer(key, self._nonce, wire.TO_AGENT)
         try:
-            for body in self._opener.feed(data):
+            bodies: Iterable[bytes] = self._opener.feed(data)
+            if self._coordinator.is_late:
+                bodies = _newest(list(bodies))
+            for body in bodies:
                 if not self._over and body != LEASE:
                     self._heard(self._reader.decode(body))
                 elif not self._over:
@@ -309,6 +316,14 @@ class AgentLine(asyncio.BufferedProtocol):
     def _forget(self) -> None:
         self._patience.cancel()
         self._coordinator.closed(self)
+
+
+def _newest(bodies: list[bytes]) -> list[bytes]:
+    """Without the reports that a later one replaces: each is its agent's whole truth. Whoever falls behind
+    has the less to read, the more there is.
+    """
+    reports = [at for at, body in enumerate(bodies) if body != LEASE]
+    return bodies[reports[-1] :] if reports else bodies
 
 
 async def listen(

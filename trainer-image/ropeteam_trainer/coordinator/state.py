@@ -18,6 +18,7 @@ from ropeteam_trainer.contract.messages import AgentReport, Grant, Problem, Prog
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Member, Plan
 from ropeteam_trainer.coordinator import slots
 from ropeteam_trainer.coordinator.facts import NOBODY, Facts
+from ropeteam_trainer.coordinator.lateness import Lateness
 from ropeteam_trainer.coordinator.slots import Slots
 
 
@@ -189,6 +190,7 @@ class State:
     """Of which something may be new in this step."""
     due: float | None = None
     """When the next Tick is due: a later one means that our own loop paused."""
+    lateness: Lateness = Lateness()
     waited_from: float | None = None
     """WAITING: when the first agent registered."""
     phase_since: float = 0.0
@@ -365,14 +367,12 @@ def crews(state: State, among: Slots) -> Iterator[Crew]:
 
 
 def crew_of(state: State, slot: int) -> Crew | None:
-    member = state.world.plan.member(slot) if state.world else None
-    return _crew(state, member) if member else None
-
-
-def _crew(state: State, member: Member) -> Crew:
-    assert state.world is not None
-    ranks, agent = state.world.plan.ranks(member.slot), member_agent(state, member)
-    reports = agent.report.ranks if agent and state.world.has(agent.report) else ()
+    world = state.world
+    member = world.plan.member(slot) if world else None
+    if world is None or member is None:
+        return None
+    ranks, agent = world.plan.ranks(slot), member_agent(state, member)
+    reports = agent.report.ranks if agent and world.has(agent.report) else ()
     return Crew(member, ranks, agent, {each.rank: each for each in reports if each.rank in ranks})
 
 

@@ -1,0 +1,122 @@
+"""A coordinator that does not keep up says so, does less for people, and takes nobody's lease."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.coordinator.conftest import Served
+from tests.coordinator.film import Film, agent, config
+from tests.coordinator.link import FakeAgent, Link, eventually, get_status, http, put_desired, request
+from tests.coordinator.test_process import DESIRED, start
+
+from ropeteam_trainer.contract import VERSION, codec
+from ropeteam_trainer.contract.config import Timeouts
+from ropeteam_trainer.contract.messages import LEASE, Progress
+from ropeteam_trainer.coordinator import membership
+from ropeteam_trainer.coordinator.lateness import CALM_SECONDS, Lateness
+
+__all__ = ["start"]
+
+
+def late_by(film: Film, seconds: float) -> None:
+    """Its loop has its next turn so much later than it should."""
+    assert film.state.due is not None
+    film.now = film.state.due + seconds
+    film.event(membership.Tick())
+
+
+def test_it_is_said_until_a_minute_has_passed_without_a_late_turn() -> None:
+    film = Film().up(step=3)
+    assert (film.report.late_seconds, film.report.why) == (0, "epoch 1.0.1 runs with 2 ranks")
+    late_by(film, 2.5)
+    assert film.report.late_seconds == 3
+    assert film.report.why == "epoch 1.0.1 runs with 2 ranks; this coordinator is late, by up to 3 s"
+    film.later(CALM_SECONDS - 3)
+    late_by(film, 1.1)
+    assert film.report.late_seconds == 3, "the most since it began"
+    film.later(CALM_SECONDS - 1)
+    assert film.report.late_seconds == 3
+    film.later(1)
+    assert film.report.late_seconds == 0
+    late_by(film, 1.1)
+    assert film.report.late_seconds == 2, "what was before is forgotten"
+
+
+def test_a_turn_that_is_not_much_too_late_is_no_lateness() -> None:
+    film = Film().up(step=3)
+    for _ in range(100):
+        late_by(film, 1.0)
+    assert film.report.late_seconds == 0
+
+
+def test_while_it_is_late_metrics_may_be_older() -> None:
+    calm, late = Lateness(), Lateness().after(2.0, 100.0)
+    assert calm.metrics_age(100.0) < late.metrics_age(100.0)
+    assert late.metrics_age(100.0 + CALM_SECONDS) == calm.metrics_age(0.0)
+
+
+async def test_who_asks_for_metrics_all_the_time_gets_what_was_made_before(served: Served) -> None:
+    made: list[float] = []
+    report, moment = served.coordinator.report, [1000.0]
+    served.coordinator.now = lambda: moment[0]  # type: ignore[method-assign]
+
+    def counted() -> Any:
+        made.append(moment[0])
+        return report()
+
+    served.coordinator.report = counted  # type: ignore[method-assign]
+    for seconds in (0.0, 0.5, 1.0, 1.5):
+        moment[0] = 1000.0 + seconds
+        assert (await http(served.http, request("GET", "/metrics")))[0] == 200
+    assert made == [1000.0, 1001.0]
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_while_it_is_late_of_reports_that_came_together_the_newest_is_read(
+    served: Served, late: bool
+) -> None:
+    await put_desired(served.http, DESIRED)
+    if late:
+        now = served.coordinator.now()
+        served.coordinator.state = replace(served.coordinator.state, lateness=Lateness().after(2.0, now))
+    link = await Link().connect(served.agents)
+    reports = [agent(0, contract=VERSION, number=n, progress=Progress(step=n)) for n in (1, 2, 3)]
+    read: list[int] = []
+    heard = served.coordinator.heard
+    served.coordinator.heard = lambda line, report: (read.append(report.number), heard(line, report))  # type: ignore
+    bodies = [codec.encode(reports[0]), LEASE, *map(codec.encode, reports[1:]), LEASE]
+    link.write(b"".join(map(link.sealer.seal, bodies)))
+    await eventually(lambda: read == ([3] if late else [1, 2, 3]))
+    (line,) = served.coordinator._lines
+    assert (line.report, line._told) == (reports[2], 4), "the lease after it is the fourth word"
+    await link.close()
+
+
+async def test_a_coordinator_that_stood_still_says_so_and_nobody_is_lost(start) -> None:
+    settings = codec.encode(config(timeouts=Timeouts(lost=2))).decode()
+    process = await start(ROPETEAM_CONFIG=settings)
+    ports = await process.listening()
+    agents = [FakeAgent(agent(slot), ports[0]) for slot in (0, 1)]
+    await put_desired(ports[1], DESIRED)
+    await eventually(lambda: all(each.report.plan is not None for each in agents))
+    plan = agents[0].report.plan
+    process.child.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(4)
+    process.child.send_signal(signal.SIGCONT)
+    report = await get_status(ports[1])
+    while not report.late_seconds:
+        await asyncio.sleep(0.02)
+        report = await get_status(ports[1])
+    assert "this coordinator is late" in report.why
+    report = await put_desired(ports[1], replace(DESIRED, generation=2))
+    assert (report.phase.value, report.incidents, report.replace) == ("Running", (), ())
+    assert [slot.registered for slot in report.slots.values()] == [True, True]
+    assert [each.report.plan for each in agents] == [plan, plan]
+    _, text = await http(ports[1], request("GET", "/metrics"))
+    assert "ropeteam_job_coordinator_late_seconds{" in text
+    for each in agents:
+        await each.stop()
