@@ -159,6 +159,13 @@ def test_a_step_of_the_wall_clock_and_another_machines_end_no_fence(wall: float,
     assert ticks is not None
 
 
+def test_a_wall_clock_that_is_set_back_holds_no_fence_up() -> None:
+    seen = a_running_job().after(vanished(2), written)
+    back = seen.but(now=seen.now - timedelta(hours=1))
+    assert not slot(decide(back.but(held=held(seen, 129))), 2).old_pod_gone
+    assert slot(decide(back.but(held=held(seen, 130))), 2).old_pod_gone, "by the operator's own clock"
+
+
 def test_the_fence_is_counted_from_when_the_coordinator_knows_of_the_new_pod() -> None:
     """Until then it keeps the former one alive, whatever status says."""
     seen = a_running_job().after(vanished(2))

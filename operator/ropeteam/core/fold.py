@@ -72,7 +72,8 @@ def _silent_since(view: View) -> datetime | None:
 def _slot(view: View, slot: SlotStatus, old: PodSeen | None) -> SlotStatus:
     pod = view.workers.get(slot.slot)
     life = longest_life(view.spec.recovery.fence_seconds)
-    fenced = view.passed(slot.replaced_at, life) and view.held(slot) >= life  # the first alone: a clock steps
+    stepped_back = slot.replaced_at is not None and view.now < slot.replaced_at
+    fenced = (view.passed(slot.replaced_at, life) or stepped_back) and view.held(slot) >= life
     proven = old is not None and cannot_write(old)
     trains = view.report is not None and view.report.phase is WorldPhase.RUNNING and view.registered(slot)
     return changed(
