@@ -10,6 +10,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from tests.shipped import neighbour
 from tests.shipped.kubernetes import BEGAN
 from tests.shipped.loop import Process
 from tests.sim.checks import Checks, require
@@ -57,6 +58,7 @@ class ShippedChecks(Checks):
         self._written = Written()
         self._was_over = False
         """Status has said Complete."""
+        self._neighbour = neighbour.look(site.disk.root)
         site.loop.after(_LOOK_SECONDS, self._look)
 
     # ---- every wait is told
@@ -75,6 +77,7 @@ class ShippedChecks(Checks):
 
     def stepped(self, gang: Gang, step: int) -> None:
         self._lived_at, newer = self._site.loop.now, gang is not self._highest
+        self._is_ours(gang.restored)
         super().stepped(gang, step)
         if newer and gang is self._highest and self._site.setup.rung < 2:
             self._fenced(gang)
@@ -133,6 +136,8 @@ class ShippedChecks(Checks):
     def wrote(self, process: Process, grant: Grant) -> None:
         pod = next(pod for pod in self._site.pods.values() if pod.process is process)
         self._site.film.tell(process.name, f"writes the manifest of {place_of(grant.ref)}")
+        self._is_ours(grant.ref)
+        self._is_ours(grant.parent)
         self.manifest_written(cast(Any, pod), grant)
 
     def pruned(self, places: tuple[Place, ...]) -> None:
@@ -140,8 +145,16 @@ class ShippedChecks(Checks):
         lineage = self._site.status.checkpoint.lineage if self._site.status.checkpoint else ()
         named = {Place(Epoch.parse(ref.epoch), ref.step) for ref in lineage}
         self.counts["folders pruned"] += len(places)
+        self._neighbour_is_left_alone()
         lost = named & set(places)
         require(not lost or self._site.status.finished, "what status names is not pruned", sorted(lost))
+
+    def _is_ours(self, ref: CheckpointRef | None) -> None:
+        run = ref.run if ref else ""
+        require(run in ("", self._site.disk.run), "another run is neither restored nor named", ref)
+
+    def _neighbour_is_left_alone(self) -> None:
+        require(neighbour.look(self._site.disk.root) == self._neighbour, "another run is left as it is")
 
     def pod_created(self, pod: Object) -> None:
         """What is saved now must already want this."""
@@ -178,6 +191,7 @@ class ShippedChecks(Checks):
 
     def final(self) -> None:
         super().final()
+        self._neighbour_is_left_alone()
         status, newest = self._site.status, self._highest
         if not status.holds(ConditionType.COMPLETE) or self._site.setup.rung < 2 or newest is None:
             return

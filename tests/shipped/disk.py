@@ -141,15 +141,17 @@ class Disk:
         return Look(manifest, ref=manifest.ref)
 
     def found(self) -> tuple[CheckpointRef, ...]:
-        places = [path.parts[-3:-1] for path in sorted(self.root.glob(f"run-{self.run}/step-*/*/{MANIFEST}"))]
+        """Of all runs, as the reader lists them."""
+        places = [path.parts[-4:-1] for path in sorted(self.root.glob(f"run-*/step-*/*/{MANIFEST}"))]
         return tuple(
-            CheckpointRef(int(step.removeprefix("step-")), Epoch.parse(e), run=self.run) for step, e in places
+            CheckpointRef(int(step.removeprefix("step-")), Epoch.parse(e), run=run.removeprefix("run-"))
+            for run, step, e in places
         )
 
     def whole(self) -> tuple[CheckpointRef, ...]:
-        """All committed checkpoints that verify."""
+        """All committed checkpoints of our run that verify."""
         (error, self.error), self.reader = (self.error, None), ""
-        looks = [self.look(ref) for ref in self.found()]
+        looks = [self.look(ref) for ref in self.found() if ref.run == self.run]
         self.error = error
         return tuple(look.manifest.ref for look in looks if look.manifest and not look.fault)
 

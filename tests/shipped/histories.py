@@ -9,10 +9,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 
+from tests.shipped import neighbour
 from tests.shipped.moves import FAULTS, OFTEN, play
 from tests.shipped.site import Setup, Site
 from tests.sim.checks import Broken
@@ -42,14 +43,17 @@ class History:
 
 
 def draw(seed: int) -> History:
-    """One of all: any legal timeouts, most worlds small, faults one by one or as they come together."""
+    """One of all: any legal timeouts, most worlds small and a few of up to 64 workers, another run in the
+    folder or none, faults one by one or as they come together."""
     random = Random(seed)
     pace = Random(f"pace of {seed}")
     lost = random.choice((2, 4, 4, 5, 8, 12, 20, 30))
+    size = Random(f"size of {seed}")
     step_ms = pace.choice((700, 1500, 3000, 3000))
+    workers = random.choice((1, 1, 2, 2, 3, 3, 4, 6) if random.random() < 0.97 else (8, 16))
     setup = Setup(
         seed=seed,
-        workers=random.choice((1, 1, 2, 2, 3, 3, 4, 6) if random.random() < 0.97 else (8, 16)),
+        workers=workers,
         processes=random.choice((1, 1, 1, 2)),
         rung=random.choice((3, 3, 2, 1, 0)),
         total_steps=random.choice((40, 100, 200, 400)) * 700 // step_ms,
@@ -63,9 +67,12 @@ def draw(seed: int) -> History:
         evict=random.choice((20, 60)),
         self_fence=int(seed % 3 == 0),
         former=int(seed % 3 != 0 and pace.random() < 0.3),
+        neighbour=int(size.random() < 0.25),
         tick_ms=pace.choice((200, *(min(1000, 250 * lost),) * 4)),
     )
     moves: list[Move] = []
+    if size.random() < 0.01:
+        setup = replace(setup, workers=size.choice((32, 64)), processes=1, tick_ms=min(1000, 250 * lost))
     length = random.randint(1, LONGEST)
     while len(moves) < length:
         moves += _scene(random) if random.random() < 0.3 else [_move(random, _any_of(random))]
@@ -97,6 +104,8 @@ def _scene(random: Random) -> list[Move]:
 def world(setup: Setup, film: bool = False) -> Iterator[Site]:
     folder = tempfile.TemporaryDirectory(prefix="ropeteam-sim-", dir=_memory())
     with folder as name, ticks(setup.tick_ms / 1000):
+        if setup.neighbour:
+            neighbour.move_in(Path(name))
         site = Site(setup, Path(name), film)
         try:
             yield site

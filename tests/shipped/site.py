@@ -81,6 +81,8 @@ class Setup:
     """How often agents look at their clocks."""
     former: int = 0
     """1: all begins with the release before."""
+    neighbour: int = 0
+    """1: another run has checkpoints in the folder."""
     servers: int = 0
     """Always: parameter servers are outside."""
 
@@ -114,6 +116,7 @@ class Setup:
         if self.rung >= 2:
             volume = {"nfs": {"server": "nas", "path": "/"}}
             spec["checkpoint"] = {"volume": volume, "everySteps": self.every, "keep": self.keep}
+            spec["resume"] = {"policy": "Never" if self.neighbour else "Latest"}
         return spec
 
 

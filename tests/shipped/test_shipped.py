@@ -102,6 +102,15 @@ def test_a_world_that_fenced_itself_while_the_operator_was_away_goes_on_when_it_
     assert played.counts["worlds"] == 2
 
 
+def test_another_run_in_the_folder_is_left_alone() -> None:
+    """It has our epochs and newer ones, our steps and later ones, and claims of both (the checks look)."""
+    moves = "long_wait(2,5) kill_rank(1,0) long_wait(2,2) kill_coordinator(0,0) force_delete_pod(0,0)"
+    played = play_history(history(moves, seed=3, total_steps=80, keep=1, neighbour=1))
+    assert played.state == "Complete"
+    assert played.counts["folders pruned"] > 10
+    assert played.counts["worlds"] >= 2
+
+
 def test_a_job_whose_status_was_restored_loses_no_lineage() -> None:
     """It names a checkpoint that is pruned since; then all that ran is lost, so that only the disk knows."""
     setup = Setup(seed=3, workers=2, rung=3, total_steps=120)
@@ -197,5 +206,7 @@ def test_every_kind_of_fault_fires() -> None:
 
 
 def test_drawn_histories_use_every_move() -> None:
-    drawn = {move.name for seed in range(200) for move in draw(seed).moves}
-    assert drawn == set(MOVES)
+    drawn = [draw(seed) for seed in range(250)]
+    assert {move.name for each in drawn for move in each.moves} == set(MOVES)
+    assert {each.setup.neighbour for each in drawn} == {0, 1}
+    assert max(each.setup.workers for each in drawn) == 64
