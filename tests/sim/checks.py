@@ -63,6 +63,8 @@ class Checks:
         """By the hash of a plan."""
         self._ends: dict[Epoch, dict[int, bool]] = {}
         """Ranks that ended, and whether their script was over; by the first epoch of their line."""
+        self._ended: dict[tuple[Epoch, int], Epoch] = {}
+        """When in the line that process was started. One that was cut off may end after its successor."""
         self._lines: dict[Epoch, Line] = {}
         """With parameter servers: by each epoch that started ranks of it."""
         self._newest_line: tuple[Epoch, frozenset[str]] | None = None
@@ -214,7 +216,10 @@ class Checks:
 
     def rank_ended(self, rank: Rank, exit: ProcessExit) -> None:
         done = exit.clean or (exit.signal is not None and rank.finished)
-        self._ends.setdefault(rank.plan.line, {})[rank.number] = done
+        key = (rank.plan.line, rank.number)
+        if rank.plan.epoch >= self._ended.get(key, rank.plan.epoch):
+            self._ended[key] = rank.plan.epoch
+            self._ends.setdefault(rank.plan.line, {})[rank.number] = done
 
     def agent_exits(self, code: int) -> None:
         if code == 0:
