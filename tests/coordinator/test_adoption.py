@@ -262,6 +262,20 @@ def test_two_coordinators_the_older_one_falls_silent():
     assert film.phase == "Running", "it judges nothing any more"
 
 
+def test_no_epoch_is_used_twice_where_a_pod_of_the_same_term_and_boot_was_forgotten():
+    """A status that was restored makes a pod again of which it did not know, while its agents live on."""
+    film = Film().up(step=7)
+    film.reboots()
+    twin = replace(_plan(film), epoch=Epoch(1, 1, 4))
+    film.says(0, plan=twin)
+    film.says(1, plan=twin)
+    film.desires()
+    assert film.phase == "Running"
+    film.exits(0, SIGKILL)
+    film.obeys()
+    assert _plan(film).epoch == Epoch(1, 1, 5)
+
+
 def test_a_plan_of_a_later_boot_silences_too():
     film = Film().up(step=7)
     film.says(1, plan=replace(_plan(film), epoch=Epoch(1, 3, 1)))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from tests.shipped import neighbour
 from tests.shipped.kubernetes import BEGAN
 from tests.shipped.loop import Process
-from tests.sim.checks import Checks, require
-from tests.sim.ranks import Gang
+from tests.sim.checks import Broken, Checks, require
+from tests.sim.ranks import Gang, Rank
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
@@ -31,6 +31,11 @@ _CLOCK_MARGIN = timedelta(seconds=50)
 """A status may be written so much later than its operator looked at its clock: it was frozen meanwhile."""
 _LOOK_SECONDS, _TOLD_SECONDS = 10.0, 180.0
 __all__ = ["ShippedChecks", "require"]
+
+
+class Forgotten(Exception):
+    """Status went back to before it knew the coordinator's pod, and all who could tell of it have ended: its
+    epochs are counted again (docs/architecture.md, 7). What follows is another job's history."""
 
 
 class Written(NamedTuple):
@@ -51,6 +56,8 @@ class ShippedChecks(Checks):
         self.agents: dict[str, Agent] = {}
         self.statuses: list[Object] = []
         """Of the job, before each write of an operator."""
+        self.forgot = False
+        """Status went back to before it knew the coordinator's pod."""
         self.last_is_known = True
         """The operator had its time to learn of the last checkpoint."""
         self._lived_at = 0.0
@@ -103,6 +110,16 @@ class ShippedChecks(Checks):
         return (later[0].restored.step if later[0].restored else 0) if later else None
 
     # ---- two worlds
+
+    def plan_is_one(self, gang: Gang, rank: Rank) -> None:
+        """Or the first one was forgotten, and all of its pods have ended."""
+        try:
+            super().plan_is_one(gang, rank)
+        except Broken:
+            lives = [cast(Any, each.parent).process.alive for each in gang.ranks.values()]
+            if self.forgot and not any(lives):
+                raise Forgotten from None
+            raise
 
     def _older_steps(self, gang: Gang, newer: Gang, step: int) -> None:
         """At rungs 0 and 1 never; above, an island may live on, and then what it writes must not count."""

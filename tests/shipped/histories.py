@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 
 from tests.shipped import neighbour
+from tests.shipped.checks import Forgotten
 from tests.shipped.moves import FAULTS, OFTEN, play
 from tests.shipped.site import Setup, Site
 from tests.sim.checks import Broken
@@ -146,15 +147,22 @@ class Played:
 def play_history(history: History, film: bool = False) -> Played:
     """After the quiet end. Raises what the checks or the system raised."""
     with world(history.setup, film) as site:
-        for move in history.moves:
-            play(site, move)
-            site.counts["rule steps"] += 1
-            if site.over:
-                break
-        site.film.tell("-- move", "quiet: faults stop")
-        site.settle()
+        try:
+            _play(site, history.moves)
+        except Forgotten:
+            site.counts["status forgot a term"] += 1
         counts = site.counts + site.checks.counts + site.disk.counts
         return Played(counts, site.loop.fingerprint, site.status.state, site.loop.now, site.film.text())
+
+
+def _play(site: Site, moves: tuple[Move, ...]) -> None:
+    for move in moves:
+        play(site, move)
+        site.counts["rule steps"] += 1
+        if site.over:
+            break
+    site.film.tell("-- move", "quiet: faults stop")
+    site.settle()
 
 
 def fault(history: History) -> str:

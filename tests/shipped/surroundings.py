@@ -12,6 +12,8 @@ from tests.shipped.session import CONTROL
 from tests.shipped.site import Site
 from tests.sim.moves import Move
 
+from ropeteam.api.status import JobStatus
+
 T = TypeVar("T")
 
 
@@ -243,6 +245,7 @@ def _restore_status(site: Site, move: Move) -> bool:
     past = [each for each in site.checks.statuses[-1 - move.size :] if each]
     if site.job is None or not past:
         return False
+    site.checks.forgot |= not JobStatus.model_validate(past[0]).coordinator.pod_uid
     site.kubernetes.edit(site.job, lambda job: job.update(status=past[0]))
     return True
 

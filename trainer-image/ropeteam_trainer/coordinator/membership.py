@@ -140,6 +140,7 @@ def _take_reports(state: State, told: tuple[ReportReceived, ...], at: Moment) ->
     told = tuple(each for each in told if not refusal(state, each.report))
     reports = tuple(each.report for each in told)
     state = roll.know(state, (Agent(report, at.now) for report in reports), at.now)
+    state = replace(state, n=max(state.n, *(_counted(state, report) for report in reports), 0))
     for report in reports:
         claimed = report.superseded.term if report.superseded and accepted(state, report) else 0
         if superseded := _superseded(state, report, claimed):
@@ -152,6 +153,12 @@ def _take_reports(state: State, told: tuple[ReportReceived, ...], at: Moment) ->
     if not state.superseded:
         state = progress.absorb(state, told, at)
     return replace(state, touched=slots.of(report.slot for report in reports))
+
+
+def _counted(state: State, report: AgentReport) -> int:
+    """Worlds of our term and boot. Not all are ours where status went back, and our pod is the second."""
+    epoch = report.plan.epoch if report.plan else None
+    return epoch.n if epoch and (epoch.term, epoch.boot) == (state.config.term, state.boot) else 0
 
 
 def _superseded(state: State, report: AgentReport, claimed: int) -> str:
