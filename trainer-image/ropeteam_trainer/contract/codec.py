@@ -63,7 +63,7 @@ def decode(cls: type[T], data: bytes | str) -> T:
 
 def _plain(data: bytes | str) -> Any:
     try:
-        return json.loads(data, parse_constant=_refuse)
+        return _JSON.decode(data if isinstance(data, str) else data.decode())
     except (ValueError, RecursionError) as error:
         raise DecodeError(f"not JSON: {error}") from None
 
@@ -84,9 +84,13 @@ class Reader(Generic[T]):
         if not isinstance(plain, dict):
             return from_plain(self._cls, plain)
         before, known = self._plain, self._known
-        kept = {name for name, value in plain.items() if name in before and before[name] == value}
+        kept = {
+            name: known[name]
+            for name, value in plain.items()
+            if name in before and before[name] == value and name in known
+        }
         try:
-            message: T = self._fields(plain, {name: known[name] for name in kept if name in known})
+            message: T = self._fields(plain, kept)
         except _Wrong as wrong:
             raise DecodeError(f"{self._cls.__name__}{wrong.where}: {wrong}") from None
         self._plain, self._known = plain, vars(message)
@@ -95,6 +99,9 @@ class Reader(Generic[T]):
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON number")
+
+
+_JSON = json.JSONDecoder(parse_constant=_refuse)
 
 
 def from_plain(cls: type[T], plain: Any) -> T:
@@ -192,6 +199,7 @@ def _read_fields(kind: Any) -> Callable[[dict[str, Any], dict[str, Any]], Any]:
         for f in dataclasses.fields(kind)
         if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     )
+    needed = frozenset(required)
 
     def read(value: dict[str, Any], known: dict[str, Any]) -> Any:
         name = ""
@@ -201,8 +209,8 @@ def _read_fields(kind: Any) -> Callable[[dict[str, Any], dict[str, Any]], Any]:
                     known[name] = inner(value[name])
         except _Wrong as wrong:
             raise wrong.inside(f".{name}") from None
-        if missing := [name for name in required if name not in known]:
-            raise _Wrong(f"missing {', '.join(missing)}")
+        if not known.keys() >= needed:
+            raise _Wrong(f"missing {', '.join(name for name in required if name not in known)}")
         try:
             return kind(**known)
         except ValueError as error:  # a __post_init__ that refuses

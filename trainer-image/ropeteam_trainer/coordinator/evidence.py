@@ -41,10 +41,11 @@ class Evidence:
     exit: ProcessExit | None = None
 
 
-def collect(state: State, now: float, among: Slots = ALL) -> tuple[Evidence, ...]:
-    """All signs, in rank order. Empty: nothing is wrong, as far as we know."""
+def collect(state: State, now: float, among: Slots = ALL, least: int = OURS) -> tuple[Evidence, ...]:
+    """All signs, in rank order, but for exits lighter than `least`. Empty: nothing is wrong, as far as
+    we know."""
     suspects = roll.suspects(state) & among
-    return tuple(sign for crew in crews(state, suspects) for sign in _of_member(state, crew, now))
+    return tuple(sign for crew in crews(state, suspects) for sign in _of_member(state, crew, now, least))
 
 
 def world_done(state: State) -> bool:
@@ -58,12 +59,12 @@ def is_done(state: State, rank: RankReport) -> bool:
     return roll.is_clean(rank) or (roll.is_aborted_at_end(rank) and state.roll.clean != 0)
 
 
-def _of_member(state: State, crew: Crew, now: float) -> tuple[Evidence, ...]:
+def _of_member(state: State, crew: Crew, now: float, least: int) -> tuple[Evidence, ...]:
     """Of one that is not done: whatever happens to its pod afterwards, its part is played."""
     gone = _gone(state, crew, now)
     if gone:
         return (Evidence(LOST, Cause.AGENT_LOST, crew.member.slot, gone),)
-    signs = (_of_rank(state, crew, rank) for rank in crew.known.values())
+    signs = (_of_rank(state, crew, rank, least) for rank in crew.known.values())
     return tuple(sign for sign in signs if sign)
 
 
@@ -80,7 +81,7 @@ def _gone(state: State, crew: Crew, now: float) -> str:
     return ""
 
 
-def _of_rank(state: State, crew: Crew, rank: RankReport) -> Evidence | None:
+def _of_rank(state: State, crew: Crew, rank: RankReport, least: int) -> Evidence | None:
     if rank.phase is not RankPhase.EXITED or is_done(state, rank):
         return None
     slot, exit = crew.member.slot, rank.exit
@@ -89,6 +90,8 @@ def _of_rank(state: State, crew: Crew, rank: RankReport) -> Evidence | None:
     if roll.is_aborted_at_end(rank) and not roll.all_are(state, state.roll.exited):
         return None  # a sibling's end decides
     weight, cause = _weigh(state, exit)
+    if weight < least:
+        return None
     return Evidence(weight, cause, slot, describe(rank.rank, exit, cause), rank.rank, exit)
 
 

@@ -55,7 +55,8 @@ def weigh_again(state: State, at: Moment, among: Slots) -> State:
     fault = state.fault
     if fault is None or fault.incident.settled:
         return state
-    signs = tuple(sign for sign in collect(state, at.now, among) if _was_before(state, sign, fault))
+    signs = collect(state, at.now, among, fault.weight)
+    signs = tuple(sign for sign in signs if _was_before(state, sign, fault))
     best = heaviest(signs)
     if best is None or best.weight <= fault.weight:
         best = next((sign for sign in signs if _is_same(sign, fault)), None)

@@ -133,16 +133,14 @@ def enter_world(state: State, world: World, now: float) -> State:
 
 def refresh(before: State | None, after: State, which: Slots, now: float) -> State:
     """What is true of these slots in `after`, which differs from `before` in nothing that concerns others."""
-    asked = tuple(slots.each(which & after.everybody))
-    sets: dict[str, Slots] = dict(vars(after.roll))
+    which &= after.everybody
+    sets = {name: known & ~which for name, known in vars(after.roll).items()}
     saved = dict(after.saved)
-    for slot in asked:
+    for slot in slots.each(which):
         bit, crew = slots.one(slot), crew_of(after, slot)
         for name, holds in _facts(after, slot, crew, now).items():
             if holds:
                 sets[name] |= bit
-            elif sets[name] & bit:
-                sets[name] ^= bit
         if before and before.saved:
             _count(saved, before, crew_of(before, slot), -1)
         _count(saved, after, crew, 1)

@@ -79,7 +79,7 @@ class Coordinator:
 
     @property
     def is_late(self) -> bool:
-        return self.state.lateness.holds(self.now())
+        return self.state.lateness.most > 0 and self.state.lateness.holds(self.now())
 
     def desire(self, desired: Desired) -> JobReport:
         self._take_turn()

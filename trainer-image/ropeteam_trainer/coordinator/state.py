@@ -92,8 +92,7 @@ class World:
     seen: Slots = slots.NONE
     """Slots whose agent has confirmed the plan."""
     quiet: Slots = slots.NONE
-    """Slots where no rank of this plan lives nor will ever start again (only known after the plan was
-    withdrawn)."""
+    """Slots where no rank of this plan lives nor will start again (known once the plan was withdrawn)."""
     started_at: float | None = None
     """When all ranks had been started."""
     stepped: bool = False
@@ -115,14 +114,15 @@ class World:
     """Slots whose ranks live on although the world ended; only ever shrinks."""
 
     def has(self, report: AgentReport) -> bool:
-        """The ranks that this agent tells of are those of this world, whether or not it has heard yet that
-        they were kept for it."""
+        """This agent's ranks are those of this world, whether or not it has heard that they were kept."""
         if report.plan and report.plan.epoch == self.plan.epoch and report.plan.hash == self.plan.hash:
             return True
-        now, then = self.plan.member(report.slot), report.plan and report.plan.member(report.slot)
-        same_pod = now and then and (now.incarnation, now.pod_uid) == (then.incarnation, then.pod_uid)
-        kept = now.born if now and same_pod else None
-        return kept is not None and report.plan is not None and report.plan.born(report.slot) == kept
+        now = self.plan.member(report.slot)
+        if now is None or now.born is None or report.plan is None:
+            return False
+        then = report.plan.member(report.slot)
+        same_pod = then and (now.incarnation, now.pod_uid) == (then.incarnation, then.pod_uid)
+        return bool(same_pod) and report.plan.born(report.slot) == now.born
 
 
 @dataclass(frozen=True)
