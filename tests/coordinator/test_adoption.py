@@ -213,6 +213,27 @@ def test_the_lineage_is_rebuilt_from_the_operator_and_from_the_agents():
     assert film.lineage == [(20, "digest-20"), (10, "digest-10")], "the same grant is given again"
 
 
+def test_a_manifest_that_is_being_written_is_the_parent_of_the_next():
+    """Its disk is slow: step 20 is on its way, and 30 is saved meanwhile. Without its parent a manifest is no
+    proof that 30 descends from what status names."""
+    film = Film(rung=2).up(step=20)
+    film.saves(20)
+    granted = film.told(0).grant
+    assert granted is not None
+    film.says(0, granted=granted.ref)
+    film.reaches(30)
+    film.saves(30)
+    film.reboots()
+    film.desires()
+    film.says(0)
+    film.says(1)
+    assert film.told(0).grant == granted, "the same grant is given again"
+    film.says(0, committed=replace(granted.ref, digest="d"))
+    later = film.told(0).grant
+    assert later is not None
+    assert (later.ref.step, later.parent) == (30, replace(granted.ref, digest="d"))
+
+
 def test_a_commit_that_the_operator_has_not_heard_of_is_not_lost():
     film = Film(rung=2).up(step=10)
     film.saves(10)

@@ -121,8 +121,6 @@ def grant_next(state: State) -> State:
         return state
     if not state.lives(state.config.lead_slot):
         return state
-    if state.lineage and step <= state.lineage[0].step:
-        return state
     ref = CheckpointRef(step, epoch, run=state.config.job_uid)
     parent = state.lineage[0] if state.lineage else None
     grant = Grant(ref, state.world.plan.world_size, _files(state, step), parent)
@@ -165,9 +163,13 @@ def savers(state: State) -> slots.Slots:
 
 
 def _complete_step(state: State) -> int | None:
-    """The newest step of which every rank has written its shard."""
+    """The newest step beyond the lineage of which every rank has written its shard. But first one that was
+    granted before a restart of ours: its manifest may be on its way, and is then the parent of the next."""
     size = state.world.plan.world_size if state.world and not state.config.servers else 1
-    return max((step for step, ranks in state.saved.items() if ranks == size), default=None)
+    known = state.lineage[0].step if state.lineage else -1
+    steps = [step for step, ranks in state.saved.items() if ranks == size and step > known]
+    pending = state.pending.step if state.pending and state.pending.epoch == lead_born(state) else None
+    return pending if pending in steps else max(steps, default=None)
 
 
 def _files(state: State, step: int) -> tuple[ShardFile, ...]:
