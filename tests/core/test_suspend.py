@@ -131,6 +131,15 @@ def test_restarted_at_drains_and_makes_all_pods_anew_once() -> None:
     assert cluster.settle().status.attempt == 2
 
 
+def test_that_all_ranks_have_ended_says_nothing_of_a_former_pod_that_may_still_write() -> None:
+    """A coordinator that waits for its proof has no world, and is drained at once."""
+    seen = a_running_job(workers=2).after(edited(restartedAt="2026-11-20T12:00:00Z"), written)
+    slots = tuple(slot.model_copy(update={"old_pod_gone": slot.slot != 0}) for slot in seen.status.slots)
+    seen = seen.but(status=seen.status.model_copy(update={"slots": slots})).after(drained, written)
+    assert seen.status.attempt == 2
+    assert [slot.old_pod_gone for slot in seen.status.slots] == [False, True]
+
+
 def test_restarted_at_asks_nothing_of_a_job_that_was_not_started() -> None:
     seen = a_job(restartedAt="2026-11-20T12:00:00Z").after(written)
     assert (seen.status.attempt, seen.status.drain_since) == (1, None)

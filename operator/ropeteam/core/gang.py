@@ -72,7 +72,8 @@ def open_attempt(view: View, status: JobStatus, stopped_at: datetime | None = No
         if number in old:
             since = stopped_at or view.now
             slot = successor(old[number], view.workers.get(number), incarnation, since)
-            gone = slot.old_pod_gone or status.drained
+            # That all ranks have ended says nothing of a pod that was replaced before.
+            gone = slot.old_pod_gone or (status.drained and old[number].old_pod_gone)
             slot = changed(slot, old_pod_gone=gone, avoid_node="", faults=0)
         slots.append(slot)
     coordinator = status.coordinator
