@@ -140,6 +140,16 @@ def test_that_all_ranks_have_ended_says_nothing_of_a_former_pod_that_may_still_w
     assert [slot.old_pod_gone for slot in seen.status.slots] == [False, True]
 
 
+def test_a_former_pod_that_may_still_write_is_waited_for_although_its_slot_is_gone() -> None:
+    cluster = suspended(workers=2)
+    slots = tuple(
+        slot.model_copy(update={"old_pod_gone": slot.slot != 1}) for slot in cluster.scene.status.slots
+    )
+    seen = cluster.scene.but(status=cluster.scene.status.model_copy(update={"slots": slots}))
+    seen = seen.after(edited(workers=1, suspend=False), written)
+    assert [(slot.slot, slot.old_pod_gone) for slot in seen.status.slots] == [(0, False)]
+
+
 def test_restarted_at_asks_nothing_of_a_job_that_was_not_started() -> None:
     seen = a_job(restartedAt="2026-11-20T12:00:00Z").after(written)
     assert (seen.status.attempt, seen.status.drain_since) == (1, None)

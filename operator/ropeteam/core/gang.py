@@ -64,18 +64,14 @@ def successor(slot: SlotStatus, pod: PodSeen | None, incarnation: int, now: date
 
 def open_attempt(view: View, status: JobStatus, stopped_at: datetime | None = None) -> JobStatus:
     """All pods anew. `stopped_at`: since when nobody has been there to train."""
-    old = {slot.slot: slot for slot in status.slots}
     incarnation = max((slot.incarnation for slot in status.slots), default=0) + 1
-    slots = []
-    for number in range(view.spec.slots):
-        slot = SlotStatus(slot=number, incarnation=incarnation)
-        if number in old:
-            since = stopped_at or view.now
-            slot = successor(old[number], view.workers.get(number), incarnation, since)
-            # That all ranks have ended says nothing of a pod that was replaced before.
-            gone = slot.old_pod_gone or (status.drained and old[number].old_pod_gone)
-            slot = changed(slot, old_pod_gone=gone, avoid_node="", faults=0)
-        slots.append(slot)
+    fresh = (SlotStatus(slot=number, incarnation=incarnation) for number in range(view.spec.slots))
+    since = stopped_at or view.now
+    after = {slot.slot: _anew(view, status, slot, incarnation, since) for slot in status.slots}
+    slots = [after.get(slot.slot, slot) for slot in fresh]
+    if not all(slot.old_pod_gone for number, slot in after.items() if number >= len(slots)):
+        # There are fewer now; whose former pod may still write is waited for all the same.
+        slots[0] = changed(slots[0], old_pod_gone=False, old_pod_uid="")
     coordinator = status.coordinator
     wish = view.spec.restarted_at
     return changed(
@@ -97,6 +93,13 @@ def open_attempt(view: View, status: JobStatus, stopped_at: datetime | None = No
         rests_until=None,
         restarted_at=wish.isoformat() if wish else "",
     )
+
+
+def _anew(view: View, status: JobStatus, slot: SlotStatus, incarnation: int, since: datetime) -> SlotStatus:
+    """In the next attempt. That all ranks have ended says nothing of a pod that was replaced before."""
+    after = successor(slot, view.workers.get(slot.slot), incarnation, since)
+    gone = after.old_pod_gone or (status.drained and slot.old_pod_gone)
+    return changed(after, old_pod_gone=gone, avoid_node="", faults=0)
 
 
 def _address(view: View) -> str:
