@@ -21,7 +21,7 @@ from ropeteam.api.status import JobStatus
 from ropeteam_trainer.agent.main import Agent
 from ropeteam_trainer.checkpoint.journal import Place, place_of
 from ropeteam_trainer.contract.messages import Grant
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
 
 if TYPE_CHECKING:
     from tests.shipped.kubernetes import Object
@@ -113,8 +113,12 @@ class ShippedChecks(Checks):
 
     def plan_is_one(self, gang: Gang, rank: Rank) -> None:
         """Or the first one was forgotten, and all of its pods have ended."""
+        one, other = gang.plan, rank.plan
         try:
-            super().plan_is_one(gang, rank)
+            if (one.whole is None) == (other.whole is None):
+                super().plan_is_one(gang, rank)
+            else:  # one of the agents is of the release before
+                require(_sketch(one) == _sketch(other), "an epoch has one plan", one, other)
         except Broken:
             lives = [cast(Any, each.parent).process.alive for each in gang.ranks.values()]
             if self.forgot and not any(lives):
@@ -238,3 +242,11 @@ class ShippedChecks(Checks):
             return True
         saved = {(each.step, Epoch.parse(each.epoch)) for each in lineage}
         return bool(saved & set(self._past((ref.step, ref.epoch)))) or (ref.step, ref.epoch) in saved
+
+
+def _sketch(plan: Plan) -> tuple[object, ...]:
+    """What every agent knows of it, whether it was given all of the plan or its part."""
+    whole = plan.whole or plan.part(plan.members[0].slot).whole
+    assert whole is not None
+    said = plan.epoch, plan.attempt, plan.store_host, plan.store_port, plan.restart_count, plan.origin
+    return (*said, plan.members[0], whole.slots, whole.ranks, whole.incarnations)
