@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from tests.shipped import neighbour
 from tests.shipped.kubernetes import BEGAN
 from tests.shipped.loop import Process
+from tests.shipped.session import CONTROL
 from tests.sim.checks import Broken, Checks, require
 from tests.sim.ranks import Gang, Rank
 
@@ -34,7 +35,7 @@ __all__ = ["ShippedChecks", "require"]
 
 
 class Forgotten(Exception):
-    """Status went back to before it knew the coordinator's pod, and all who could tell of it have ended: its
+    """Status went back to before it knew the coordinator's pod, and nobody who could tell of it is heard: its
     epochs are counted again (docs/architecture.md, 7). What follows is another job's history."""
 
 
@@ -54,8 +55,8 @@ class ShippedChecks(Checks):
         super().__init__(cast(Any, site))
         self._site = site
         self.agents: dict[str, Agent] = {}
-        self.statuses: list[Object] = []
-        """Of the job, before each write of an operator."""
+        self.past: list[Object] = []
+        """The job before each write of an operator that had written before."""
         self.forgot = False
         """Status went back to before it knew the coordinator's pod."""
         self.last_is_known = True
@@ -112,7 +113,7 @@ class ShippedChecks(Checks):
     # ---- two worlds
 
     def plan_is_one(self, gang: Gang, rank: Rank) -> None:
-        """Or the first one was forgotten, and all of its pods have ended."""
+        """Or the first one was forgotten, and all of its pods have ended, or are cut off."""
         one, other = gang.plan, rank.plan
         try:
             if (one.whole is None) == (other.whole is None):
@@ -120,8 +121,9 @@ class ShippedChecks(Checks):
             else:  # one of the agents is of the release before
                 require(_sketch(one) == _sketch(other), "an epoch has one plan", one, other)
         except Broken:
-            lives = [cast(Any, each.parent).process.alive for each in gang.ranks.values()]
-            if self.forgot and not any(lives):
+            pods = [cast(Any, each.parent).process for each in gang.ranks.values()]
+            heard = [pod.alive and self._site.network.reaches(pod.node, CONTROL) for pod in pods]
+            if self.forgot and not any(heard):
                 raise Forgotten from None
             raise
 
@@ -193,7 +195,7 @@ class ShippedChecks(Checks):
         old = JobStatus.model_validate(before.get("status") or {})
         new = JobStatus.model_validate(after["status"])
         self._site.film.wrote_status(old, new, "")
-        self.statuses.append(before.get("status") or {})
+        self.past += [before] if before.get("status") else []
         self._clock(new)
         self.saved(old, new)
         if new.holds(ConditionType.COMPLETE) and not old.holds(ConditionType.COMPLETE):
@@ -216,7 +218,7 @@ class ShippedChecks(Checks):
         status, newest = self._site.status, self._highest
         if not status.holds(ConditionType.COMPLETE) or self._site.setup.rung < 2 or newest is None:
             return
-        saved = self._site.disk.saved_by_all(newest.plan.epoch, self._site.setup.world_size)
+        saved = self._site.disk.saved_by_all(newest.plan.epoch, newest.plan.world_size)
         known = status.checkpoint.lineage[0].step if status.checkpoint and status.checkpoint.lineage else 0
         require(
             saved <= known or not self.last_is_known,

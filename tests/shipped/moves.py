@@ -164,6 +164,14 @@ def _resume(site: Site, _: Move) -> bool:
     return False
 
 
+def _resize(site: Site, move: Move) -> bool:
+    """As many workers as it had, or fewer, once it is suspended; which is asked for first."""
+    if site.status.state != "Suspended":
+        return _suspend(site, move)
+    site.edit(workers=1 + move.place % site.setup.workers, suspend=False)
+    return True
+
+
 def _restart(site: Site, _: Move) -> bool:
     site.edit(restartedAt=stamp(site.kubernetes.time()))
     return True
@@ -190,6 +198,7 @@ MOVES: dict[str, Callable[[Site, Move], bool]] = {
     "block_stdout": _block_stdout,
     **SURROUNDINGS,
     "suspend": _suspend,
+    "resize": _resize,
     "restart": _restart,
 }
 FAULTS = tuple(MOVES)[7:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from tests.shipped.disk import ERRORS
+from tests.shipped.kubernetes import copy_of
 from tests.shipped.loop import Process
 from tests.shipped.nodes import Node, Pod
 from tests.shipped.pod import SimPod
@@ -240,13 +241,15 @@ def _api_back(site: Site) -> None:
         stream.cut()
 
 
-def _restore_status(site: Site, move: Move) -> bool:
-    """From a backup: the status of some writes ago, of the same object."""
-    past = [each for each in site.checks.statuses[-1 - move.size :] if each]
-    if site.job is None or not past:
+def _restore_backup(site: Site, move: Move) -> bool:
+    """From a backup: the same object as it was some writes ago."""
+    if site.job is None or not site.checks.past:
         return False
-    site.checks.forgot |= not JobStatus.model_validate(past[0]).coordinator.pod_uid
-    site.kubernetes.edit(site.job, lambda job: job.update(status=past[0]))
+    past = site.checks.past[-1 - move.size :][0]
+    site.checks.forgot |= not JobStatus.model_validate(past["status"]).coordinator.pod_uid
+    now = copy_of(site.job) | {"spec": past["spec"], "status": past["status"]}
+    now["metadata"]["generation"] = past["metadata"]["generation"]
+    site.kubernetes.put("MODIFIED", now)
     return True
 
 
@@ -325,7 +328,7 @@ SURROUNDINGS = {
     "upgrade": _upgrade,
     "step_wall_clock": _step_wall_clock,
     "api_away": _api_away,
-    "restore_status": _restore_status,
+    "restore_backup": _restore_backup,
     "slow_api": _slow_api,
     "lag": _lag,
     "cut_watches": _cut_watches,

@@ -115,7 +115,7 @@ def test_a_job_whose_status_was_restored_loses_no_lineage() -> None:
     """It names a checkpoint that is pruned since; then all that ran is lost, so that only the disk knows."""
     setup = Setup(seed=3, workers=2, rung=3, total_steps=120)
     with world(setup) as site:
-        for move in ("long_wait(15,15)", "restore_status(0,6)"):
+        for move in ("long_wait(15,15)", "restore_backup(0,6)"):
             play(site, Move.parse(move))
         known, newest, formed = site.status.checkpoint, site.checks.newest_step(), site.checks.worlds()
         assert known
@@ -141,7 +141,7 @@ def test_a_restored_status_catches_up_with_what_runs(coordinator: bool, rung: in
         lost.process.die()
         site.kubernetes.remove(lost.thing)
         site.run(30.0)
-        play(site, Move("restore_status", 0, 15))
+        play(site, Move("restore_backup", 0, 15))
         assert not any(slot.pod_uid for slot in site.status.slots)
         site.settle()
         assert site.status.state == "Complete"

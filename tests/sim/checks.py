@@ -63,6 +63,7 @@ class Checks:
         """By the hash of a plan."""
         self._ends: dict[Epoch, dict[int, bool]] = {}
         """Ranks that ended, and whether their script was over; by the first epoch of their line."""
+        self._sizes: dict[Epoch, int] = {}
         self._ended: dict[tuple[Epoch, int], Epoch] = {}
         """When in the line that process was started. One that was cut off may end after its successor."""
         self._lines: dict[Epoch, Line] = {}
@@ -174,7 +175,8 @@ class Checks:
         require(agent.pod.slot == agent.config.lead_slot, "the leading rank's agent commits", agent.pod.name)
         if isinstance(began, Gang):
             require(began.plan.members[0].pod_uid == agent.pod.uid, "rank 0's agent commits", epoch)
-        require(grant.world_size == setup.world_size, "a commit is of all ranks", epoch, grant.world_size)
+        size = began.plan.world_size if isinstance(began, Gang) else setup.world_size
+        require(grant.world_size == size, "a commit is of all ranks", epoch, grant.world_size)
         names, ranks = {file.name for file in grant.files}, range(grant.world_size)
         savers = [setup.lead_rank] if setup.servers else ranks
         wanted = {"state.pt"} | {f"rank-{rank}.pt" for rank in savers}
@@ -220,17 +222,15 @@ class Checks:
         if rank.plan.epoch >= self._ended.get(key, rank.plan.epoch):
             self._ended[key] = rank.plan.epoch
             self._ends.setdefault(rank.plan.line, {})[rank.number] = done
+            self._sizes[rank.plan.line] = rank.plan.world_size
 
     def agent_exits(self, code: int) -> None:
         if code == 0:
             self._is_over("exit 0")
 
     def _is_over(self, what: str) -> None:
-        over = [
-            epoch
-            for epoch, ends in self._ends.items()
-            if all(ends.values()) and len(ends) == self._world.setup.world_size
-        ]
+        of_all = [epoch for epoch, ends in self._ends.items() if len(ends) == self._sizes[epoch]]
+        over = [epoch for epoch in of_all if all(self._ends[epoch].values())]
         require(bool(over), f"{what} only if all ranks reached the end", self._ends)
 
     # ---- the operator
@@ -358,6 +358,7 @@ def _places(status: JobStatus) -> tuple[Place, ...]:
 
 def _growing(old: JobStatus, new: JobStatus) -> list[tuple[int, int, str]]:
     numbers = [(old.attempt, new.attempt, "attempt"), (old.coordinator.term, new.coordinator.term, "term")]
-    incarnations = {slot.slot: slot.incarnation for slot in new.slots}
-    numbers += [(each.incarnation, incarnations.get(each.slot, 0), f"slot {each.slot}") for each in old.slots]
-    return numbers
+    before, after = ({slot.slot: slot.incarnation for slot in each.slots} for each in (old, new))
+    used, highest = max(before.values(), default=0), max(after.values(), default=0)
+    numbers += [(before[slot], after.get(slot, highest), f"slot {slot}") for slot in before]
+    return numbers + [(used + 1, after[slot], f"new slot {slot}") for slot in after.keys() - before.keys()]
