@@ -31,7 +31,7 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, default=20, help="how many campaigns")
     parser.add_argument("--first", type=int, default=1000, help="seed of the first campaign")
-    parser.add_argument("--histories", type=int, default=100, help="per campaign; about 55 rule steps each")
+    parser.add_argument("--histories", type=int, default=100, help="per campaign; about 20 rule steps each")
     parser.add_argument("--no-shrink", action="store_true", help="stop at the first broken promise as it is")
     parser.add_argument("--shipped", action="store_true", help="the shipped code; a seed is one history")
     parser.add_argument("--go-on", action="store_true", help="tell of every broken promise")

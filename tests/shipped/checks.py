@@ -19,6 +19,7 @@ from tests.sim.ranks import Gang, Rank
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
+from ropeteam.core.progress import DETAILS_SECONDS
 from ropeteam_trainer.agent.main import Agent
 from ropeteam_trainer.checkpoint.journal import Place, place_of
 from ropeteam_trainer.contract.messages import Grant
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _CLOCK_MARGIN = timedelta(seconds=50)
 """A status may be written so much later than its operator looked at its clock: it was frozen meanwhile."""
+_SOON = 1.0
+"""A request is under way for so long."""
 _LOOK_SECONDS, _TOLD_SECONDS = 10.0, 180.0
 __all__ = ["ShippedChecks", "require"]
 
@@ -64,6 +67,10 @@ class ShippedChecks(Checks):
         self._lived_at = 0.0
         """When a world stepped last, or the operator could not know better."""
         self._written = Written()
+        self._wrote_at: tuple[Process | None, float, float] = (None, 0.0, 0.0)
+        """The last write: whose, by which clock, when."""
+        self._idle_writes = 0
+        """In a row."""
         self._was_over = False
         """Status has said Complete."""
         self._neighbour = neighbour.look(site.disk.root)
@@ -84,10 +91,10 @@ class ShippedChecks(Checks):
         require(silent < limit, "status says Running only of ranks that run", f"no step for {silent:.0f} s")
 
     def stepped(self, gang: Gang, step: int) -> None:
-        self._lived_at, newer = self._site.loop.now, gang is not self._highest
+        self._lived_at, newer = self._site.loop.now, gang is not self.newest
         self._is_ours(gang.restored)
         super().stepped(gang, step)
-        if newer and gang is self._highest and self._site.setup.rung < 2:
+        if newer and gang is self.newest and self._site.setup.rung < 2:
             self._fenced(gang)
 
     def _fenced(self, gang: Gang) -> None:
@@ -100,7 +107,7 @@ class ShippedChecks(Checks):
     # ---- what was made
 
     def newest_step(self) -> int:
-        return max((rank.step for rank in self._highest.ranks.values()), default=0) if self._highest else 0
+        return max((rank.step for rank in self.newest.ranks.values()), default=0) if self.newest else 0
 
     def worlds(self) -> frozenset[Epoch]:
         return frozenset(self._gangs)
@@ -154,6 +161,20 @@ class ShippedChecks(Checks):
         passed, most = new.clock.job - old.said, now - old.at + unseen + _CLOCK_MARGIN
         require(timedelta() <= passed <= most, "the job's clock goes on as time does", passed, most)
 
+    def _details(self, before: Object, after: Object) -> None:
+        """Words and counts alone are written now and then, not each time that they change. Once is forgiven:
+        who fails after a write does not remember when it was."""
+        writer, now = self._site.writer, self._site.loop.now
+        last, self._wrote_at = self._wrote_at, (writer, writer.wall_ahead if writer else 0.0, now)
+        soon = last[:2] == self._wrote_at[:2] and now - last[2] < DETAILS_SECONDS - _SOON
+        old, new = before.get("status") or {}, after["status"]
+        worth = not soon or old == new or _essence(old) != _essence(new)
+        self._idle_writes = 0 if worth else self._idle_writes + 1
+        require(self._idle_writes < 2, "words alone are not worth a write", new.get("reason"), now - last[2])
+
+    def _gone(self, old: JobStatus, new: JobStatus) -> None:
+        """Here the loop of an agent may stand still while its ranks go on: see _fenced."""
+
     # ---- hooks of this world
 
     def wrote(self, process: Process, grant: Grant) -> None:
@@ -197,6 +218,7 @@ class ShippedChecks(Checks):
         self._site.film.wrote_status(old, new, "")
         self.past += [before] if before.get("status") else []
         self._clock(new)
+        self._details(before, after)
         self.saved(old, new)
         if new.holds(ConditionType.COMPLETE) and not old.holds(ConditionType.COMPLETE):
             self._completes()
@@ -206,7 +228,7 @@ class ShippedChecks(Checks):
     def _completes(self) -> None:
         """By the newest world that has stepped: what an island ends is not the job's end."""
         over = [epoch for epoch, ends in self._ends.items() if ends and all(ends.values())]
-        newest = self._highest.plan.epoch if self._highest else None
+        newest = self.newest.plan.epoch if self.newest else None
         require(newest is None or newest in over, "the newest world completes", newest, over)
         if self._was_over:
             self.last_is_known = False  # status went back, and all that knew has ended: only the disk knows
@@ -215,7 +237,7 @@ class ShippedChecks(Checks):
     def final(self) -> None:
         super().final()
         self._neighbour_is_left_alone()
-        status, newest = self._site.status, self._highest
+        status, newest = self._site.status, self.newest
         if not status.holds(ConditionType.COMPLETE) or self._site.setup.rung < 2 or newest is None:
             return
         saved = self._site.disk.saved_by_all(newest.plan.epoch, newest.plan.world_size)
@@ -252,3 +274,16 @@ def _sketch(plan: Plan) -> tuple[object, ...]:
     assert whole is not None
     said = plan.epoch, plan.attempt, plan.store_host, plan.store_port, plan.restart_count, plan.origin
     return (*said, plan.members[0], whole.slots, whole.ranks, whole.incarnations)
+
+
+def _essence(status: Object) -> Object:
+    """All but counts, and words for people."""
+    words = ("clock", "conditions", "reason", "launcher", "workers", "state", "coordinator")
+    said = [
+        (each["type"], each["status"], each.get("observedGeneration"))
+        for each in status.get("conditions", ())
+    ]
+    state = "Pending" if status.get("state") == "Starting" else status.get("state")
+    coordinator = {key: value for key, value in status.get("coordinator", {}).items() if key != "boot"}
+    rest = {key: value for key, value in status.items() if key not in words}
+    return {**rest, "said": said, "state": state, "coordinator": coordinator}

@@ -6,10 +6,12 @@ counted.
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 
 from tests.shipped.kubernetes import stamp
 from tests.shipped.nodes import Pod
 from tests.shipped.site import Site
+from tests.shipped.strangers import knock
 from tests.shipped.surroundings import (
     SURROUNDINGS,
     coordinators,
@@ -151,6 +153,16 @@ def _block_stdout(site: Site, move: Move) -> bool:
     return pod is not None
 
 
+def _stranger(site: Site, move: Move) -> bool:
+    """Several, at the ports of a coordinator."""
+    pod = pick(coordinators(site), move)
+    if pod is None:
+        return False
+    for number in range(4 * (1 + move.size)):
+        knock(site, pod, Random(f"{site.setup.seed} {move} {number}"))
+    return True
+
+
 # ---- people
 
 
@@ -196,6 +208,7 @@ MOVES: dict[str, Callable[[Site, Move], bool]] = {
     "hang_coordinator": _hang_coordinator,
     "late_loop": _late_loop,
     "block_stdout": _block_stdout,
+    "stranger": _stranger,
     **SURROUNDINGS,
     "suspend": _suspend,
     "resize": _resize,
@@ -203,6 +216,10 @@ MOVES: dict[str, Callable[[Site, Move], bool]] = {
 }
 FAULTS = tuple(MOVES)[7:]
 OFTEN = (
-    ("wait",) * 8 + ("events",) * 5 + ("long_wait",) * 4 + ("heal",) * 4 + ("node_back", "resume", "resume")
+    ("wait",) * 8
+    + ("events",) * 5
+    + ("long_wait",) * 4
+    + ("heal",) * 4
+    + ("node_back", "resume", "resume", "stranger", "stranger", "stranger")
 )
 assert len(MOVES) < 64 > MOST

@@ -58,6 +58,8 @@ class Agent:
         self._told: AgentReport | None = None
         self._told_at = self._reached_at = 0.0
         self._heard_at = 0.0
+        self._leader, self._answered_at, self._awake_since = (0, 0), world.clock.now, world.clock.now
+        """The newest coordinator that has answered, and when the newest report that it answered was sent."""
         self._sent: list[float] = []
         """When each report of this connection was sent."""
         self._backlog: deque[state.Event] = deque()
@@ -100,8 +102,13 @@ class Agent:
     def thaw(self) -> None:
         if not self.alive or not self.frozen:
             return
-        self.frozen = False
+        self.frozen, self._awake_since = False, self._world.clock.now
         self._handle()
+
+    @property
+    def is_awake(self) -> bool:
+        """And has been, for two looks at its clock and a kill."""
+        return not self.frozen and self._world.clock.now > self._awake_since + 3 * TICK_SECONDS
 
     # ---- the machine
 
@@ -129,6 +136,8 @@ class Agent:
         if beats:
             self.see(state.BeatsRead(next(iter(self.ranks.values())).plan.epoch, beats))
         self.see(state.Tick())
+        if self.is_awake:
+            self._world.checks.alone(self, self._world.clock.now - self._answered_at)
 
     def _carry_out(self, effect: effects.Effect) -> None:
         world, clock, random = self._world, self._world.clock, self._world.random
@@ -302,7 +311,14 @@ class Agent:
             self._heard_at = self._world.clock.now
             orders = codec.decode(Orders, message) if isinstance(message, bytes) else message
             assert orders.answers is not None
+            self._note(orders)
             self.see(state.OrdersReceived(orders, self._world.clock.now - self._sent[orders.answers - 1]))
+
+    def _note(self, orders: Orders) -> None:
+        """Who is superseded gives no sign of life."""
+        if (orders.term, orders.boot) >= self._leader:
+            self._leader = orders.term, orders.boot
+            self._answered_at = max(self._answered_at, self._sent[(orders.answers or 1) - 1])
 
     def closed(self, connection: Connection) -> None:
         if connection is self._connection:

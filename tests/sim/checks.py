@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.sim.ranks import Gang
 from tests.sim.servers import Line
+from tests.sim.told import Told, wrong_event
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 Place = tuple[int, Epoch]
 """A checkpoint's step and epoch."""
 _SAMPLE = 7
+_FENCE_MARGIN = 1.5
+"""Two ticks of an agent, and a kill."""
 _SETTLES_WITHIN = 5
 _MANY_WRITES, _HOT_SECONDS = 40, 4.0
 
@@ -54,7 +57,7 @@ def place(ref: CheckpointRef | None) -> Place | None:
 class Checks:
     def __init__(self, world: World) -> None:
         self._world = world
-        self._highest: Gang | None = None
+        self.newest: Gang | None = None
         self._gangs: dict[Epoch, Gang] = {}
         self._parents: dict[Place, Place | None] = {}
         """Of every manifest ever written: what it truly descends from."""
@@ -69,6 +72,7 @@ class Checks:
         self._lines: dict[Epoch, Line] = {}
         """With parameter servers: by each epoch that started ranks of it."""
         self._newest_line: tuple[Epoch, frozenset[str]] | None = None
+        self.told = Told(world)
         self._decisions = 0
         self._writes: deque[float] = deque(maxlen=_MANY_WRITES)
         self.counts: Counter[str] = Counter()
@@ -87,11 +91,12 @@ class Checks:
             require(not spoilt, "a world goes on from a checkpoint that verifies", gang.restored)
 
     def stepped(self, gang: Gang, step: int) -> None:
-        highest = self._highest
+        highest = self.newest
         if highest is None or gang.plan.epoch > highest.plan.epoch:
-            self._highest = gang
+            self.newest = gang
         elif gang is not highest:
             self._older_steps(gang, highest, step)
+        self.told.stepped(gang.plan.epoch, step)
         self.counts["steps"] += 1
 
     def _older_steps(self, gang: Gang, newer: Gang, step: int) -> None:
@@ -150,6 +155,13 @@ class Checks:
             require(not pods & newest[1], "one line advances", line.epoch, "after", newest[0])
         line.steps[worker.number] = max(line.steps[worker.number], worker.step)
         self.counts["steps"] += 1
+
+    def alone(self, agent: Agent, seconds: float) -> None:
+        """Nobody has answered it for so long, and it was awake all the time."""
+        fence = agent.config.timeouts.fence
+        living = [rank.number for rank in agent.ranks.values() if rank.alive]
+        late = seconds > fence + _FENCE_MARGIN and bool(living)
+        require(not late, "an agent alone for fenceSeconds ends its ranks", agent.pod.name, seconds, living)
 
     def plan_is_one(self, gang: Gang, rank: Rank) -> None:
         one, other = (replace(plan, restore=()).hash for plan in (gang.plan, rank.plan))
@@ -214,9 +226,19 @@ class Checks:
             head = before[0]
             require(False, "the lineage never forks", head, "is not in the past of", after[0])
 
+    def left_in_peace(self) -> None:
+        """Nothing was wrong when the newest world was asked to leave."""
+        gang = self.newest
+        assert gang is not None
+        made = max(rank.step for rank in gang.ranks.values())
+        saved, _ = self._newest.get(gang.plan.epoch, (0, None))
+        require(made == saved, "who leaves in peace loses no step", gang.plan.epoch, made, saved)
+        self.counts["left in peace"] += 1
+
     # ---- the end
 
     def rank_ended(self, rank: Rank, exit: ProcessExit) -> None:
+        self.told.ended(rank, exit)
         done = exit.clean or (exit.signal is not None and rank.finished)
         key = (rank.plan.line, rank.number)
         if rank.plan.epoch >= self._ended.get(key, rank.plan.epoch):
@@ -237,6 +259,8 @@ class Checks:
 
     def decided(self, seen: Observation, decision: Decision) -> None:
         require(bool(decision.why.strip()), "every decision has a why", decision)
+        lie = wrong_event(seen.status, decision)
+        require(not lie, "an event announces what happened", lie, decision.why)
         writes = decision.status != seen.status
         if writes and not seen.status.finished:
             require(
@@ -289,13 +313,22 @@ class Checks:
             require(one <= other, "numbers never go back", what, one, other)
         self._budget(old, new)
         self._lineage(old, new)
+        lie = self.told.lies(new)
+        require(not lie, "what is told of a fault is true", lie)
+        self._gone(old, new)
+
+    def _gone(self, old: JobStatus, new: JobStatus) -> None:
+        living = self.told.living(old, new)
+        require(not living, "a pod that is told to be gone has no ranks", living)
 
     def job_time(self, status: JobStatus) -> datetime:  # noqa: ARG002 (not of this world's)
         """By the job's clock, when this status was written."""
         return self._world.kubernetes.time()
 
     def _budget(self, old: JobStatus, new: JobStatus) -> None:
-        now = self.job_time(new)
+        now, most = self.job_time(new), self._world.setup.max_failures
+        spent = min(old.failures.charged, new.failures.charged) > most
+        require(not spent or new.finished, "an overdrawn budget ends the job at once", new.failures)
         kept = {charge.id for charge in new.failures.charges}
         window = self._world.setup.window_seconds
         for charge in old.failures.charges:

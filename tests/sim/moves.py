@@ -259,12 +259,41 @@ def _restart(world: World, _: Move) -> None:
     world.kubernetes.edit(restartedAt=world.kubernetes.time().isoformat())
 
 
+def trains(world: World) -> bool:
+    """The newest world does, and will for a while."""
+    gang = world.checks.newest
+    if gang is None or world.clock.now > gang.stepped_at + 2.0:
+        return False
+    left = world.script.total_steps - gang.ranks[0].step
+    return left >= 10 and all(r.alive and not r.stuck and not r.waiting for r in gang.ranks.values())
+
+
+def _leave_in_peace(world: World, move: Move) -> None:
+    """All faults end, a world trains, and somebody suspends the job: that costs nothing."""
+    if world.setup.rung < 2 or world.setup.servers or world.over:
+        return
+    world.script = replace(world.script, bug_at=None)
+    world.stop_faults()
+    world.kubernetes.edit(suspend=False)
+    for _ in range(40):
+        world.run(1.0)
+        if trains(world):
+            break
+    world.run(3.0 + 0.1 * move.size)
+    is_still = not any(pod.deleting for pod in world.kubernetes.pods.values())
+    if trains(world) and is_still and world.kubernetes.job.status.state == "Running":
+        world.kubernetes.edit(suspend=True)
+        world.run(15.0)
+        world.checks.left_in_peace()
+
+
 def _delete_job(world: World, move: Move) -> None:
     if (move.place, move.size) == (MOST, MOST):
         world.kubernetes.delete_job()
 
 
-_MOMENTS = ("plan", "grant", "stop", "complete", "manifest", "write")
+_MOMENTS = {"plan": 8.0, "grant": 8.0, "stop": 8.0, "complete": 60.0, "manifest": 8.0, "write": 8.0}
+"""How long to wait for each. Complete comes once."""
 _STRIKES = (
     _kill_process(_coordinator_pods),
     _kill_process(_worker_pods),
@@ -279,7 +308,8 @@ _STRIKES = (
 
 def _ambush(world: World, move: Move) -> None:
     """Wait for a moment that matters, let `size` // 3 more things happen, and strike."""
-    world.run_until_moment(_MOMENTS[move.place % len(_MOMENTS)], 8.0)
+    moment, seconds = list(_MOMENTS.items())[move.place % len(_MOMENTS)]
+    world.run_until_moment(moment, seconds)
     if move.size >= 3:
         world.run_events(move.size // 3)
     strike = _STRIKES[(move.place + move.size) % len(_STRIKES)]
@@ -321,6 +351,7 @@ MOVES: dict[str, Callable[[World, Move], Any]] = {
     "suspend": _suspend,
     "resume": _resume,
     "restart": _restart,
+    "leave_in_peace": _leave_in_peace,
     "delete_job": _delete_job,
     "ambush": _ambush,
 }
@@ -329,5 +360,7 @@ OFTEN: tuple[str, ...] = (
     + ("events",) * 6
     + ("long_wait", "heal", "heal", "start_operator", "node_back", "resume")
     + ("ambush",) * 4
+    + ("kill_rank",) * 3
 )
 """Drawn more often: a world that only breaks shows little."""
+PEACE = ("wait", "events", "long_wait", "long_wait", "suspend", "resume", "restart", "leave_in_peace")

@@ -173,6 +173,8 @@ class Rank:
         name = message.split(":")[0]
         error_class = f"ropeteam_trainer.checkpoint.restore.{name}"
         self.say(FromRank(error_type=name, error_class=error_class, fingerprint=fingerprint, message=message))
+        if self.alive and self._world.script.rung >= 1:
+            self._world.checks.told.raised(self, message)
         self.die(ProcessExit(code, None))
 
     def signalled(self, number: int) -> None:
@@ -204,6 +206,7 @@ class Gang:
         self.position = Position()
         self.restored: CheckpointRef | None = None
         self.begun = self.broken = False
+        self.stepped_at = 0.0
         self._waited = 0.0
         self._stepping = False
 
@@ -294,6 +297,7 @@ class Gang:
             )
             return
         self._world.checks.stepped(self, step)
+        self.stepped_at = self._world.clock.now
         self.position = self._world.script.data.after(self.position)
         for rank in ranks:
             rank.step = step

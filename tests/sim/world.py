@@ -178,6 +178,13 @@ class World:
     def live_ranks(self) -> list[Rank]:
         return [rank for agent in self.live_agents() for rank in agent.ranks.values() if rank.alive]
 
+    def living(self, slot: int, incarnation: int) -> list[str]:
+        """Pods of this slot before that incarnation in which ranks go on. One that stood still until a moment
+        ago has not looked at its clock yet."""
+        agents = [agent for agent in self.live_agents() if agent.pod.slot == slot and agent.is_awake]
+        former = [agent for agent in agents if agent.pod.incarnation < incarnation]
+        return [a.pod.name for a in former if any(rank.alive for rank in a.ranks.values())]
+
     def live_coordinators(self) -> list[Coordinator]:
         return [each for each in self.coordinators if each.running]
 
@@ -215,7 +222,13 @@ class World:
             return not self.kubernetes.pods
         status = job.status
         suspended = bool(job.spec.get("suspend")) and status.holds(ConditionType.SUSPENDED)
-        return (status.finished or suspended) and not self._still_running()
+        return self.ended or (suspended and not self._still_running())
+
+    @property
+    def ended(self) -> bool:
+        """For good."""
+        job = self.kubernetes.job
+        return job.exists and job.status.finished and not self._still_running()
 
     def _still_running(self) -> bool:
         return any(pod.process is not None for pod in self.kubernetes.pods.values())
