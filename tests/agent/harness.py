@@ -175,7 +175,13 @@ class Pod:
         self.sink: int | None = None
         """Where its output goes instead."""
 
-    def start(self, *command: str, agent: tuple[str, ...] = (), **environment: str) -> None:
+    def start(
+        self,
+        *command: str,
+        agent: tuple[str, ...] = (),
+        dashes: tuple[str, ...] = ("--",),
+        **environment: str,
+    ) -> None:
         (self.folder / "token").write_text(TOKEN.hex())
         base = {k: v for k, v in os.environ.items() if not k.startswith(("ROPETEAM_", "COV_", "COVERAGE_"))}
         env = base | {
@@ -195,7 +201,7 @@ class Pod:
         starter = agent or (sys.executable, "-m", "ropeteam_trainer.agent")
         with open(self.output, "ab") as output:
             self.process = subprocess.Popen(
-                [*starter, "--", *command],
+                [*starter, *dashes, *command],
                 cwd=self.folder,
                 env=env,
                 stdout=self.sink or output,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 
@@ -29,6 +30,17 @@ def test_a_process_and_its_descendants_are_found():
     assert child.pid not in proc.processes()
     proc.kill(child.pid)
     assert proc.variable(child.pid, "PATH") == ""
+
+
+def test_who_was_stopped_by_a_signal_is_not_dying_of_it():
+    child = subprocess.Popen(["sleep", "100"])
+    try:
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        assert proc.deadly_signal(child.pid) is None
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_a_zombie_is_dead():

@@ -16,7 +16,10 @@ from torch.utils.data import TensorDataset
 
 from ropeteam_trainer.checkpoint import rng
 from ropeteam_trainer.checkpoint.cadence import Cadence, steps_until_check
+from ropeteam_trainer.checkpoint.manifest import MANIFEST
+from ropeteam_trainer.checkpoint.saving import next_epoch
 from ropeteam_trainer.contract.config import CheckpointConfig
+from ropeteam_trainer.contract.world import Epoch
 from ropeteam_trainer.data import batches
 from ropeteam_trainer.data.plan import DataPlan, Position
 
@@ -67,6 +70,13 @@ def test_seconds_are_rank_0s() -> None:
     for_ever, asked = cadence(every_steps=50, every_seconds=10_000)
     assert [step for step in range(1, 200) if for_ever.due(step)] == [50, 100, 150]
     assert len(asked) < 20, "steps of microseconds are not asked about one by one"
+
+
+def test_epochs_without_an_operator_are_of_term_0(tmp_path: Path) -> None:
+    assert next_epoch(tmp_path) == Epoch(0, 0, 1)
+    (tmp_path / "step-4" / "0.0.7").mkdir(parents=True)
+    (tmp_path / "step-4" / "0.0.7" / MANIFEST).write_text("{}")
+    assert next_epoch(tmp_path) == Epoch(0, 0, 8)
 
 
 def test_nothing_configured_means_never() -> None:
