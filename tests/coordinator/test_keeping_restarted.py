@@ -8,6 +8,8 @@ from tests.coordinator.film import KILLED, obeyed
 from tests.coordinator.test_keeping import EVERYBODY, others, recovered, struck
 
 from ropeteam_trainer.contract.messages import AgentReport, RankPhase
+from ropeteam_trainer.contract.world import Epoch, Member, Plan
+from ropeteam_trainer.coordinator.state import World
 
 
 def test_a_world_of_kept_ranks_is_adopted():
@@ -79,3 +81,20 @@ def test_an_agent_without_the_ranks_that_were_kept_is_a_fault():
     dead = replace(seen.agents[2].ranks[0], phase=RankPhase.EXITED, exit=KILLED)
     seen.says(2, ranks=(dead,), stopped=True)
     assert recovered(seen).kept == others(2)
+
+
+def test_ranks_are_those_of_a_world_only_if_pod_and_birth_are_the_same():
+    """An agent that has not heard yet that they were kept shows a plan from before."""
+
+    def a_plan(n: int, pod: str, born: int | None) -> Plan:
+        member = Member(0, 1, pod, "10.0.0.1", 1, Epoch(1, 0, born) if born else None)
+        return Plan(Epoch(1, 0, n), 1, (member,), "10.0.0.1", 1)
+
+    def has(pod: str, n: int, born: int | None) -> bool:
+        report = AgentReport(0, 1, pod, "10.0.0.1", "job", 1, plan=a_plan(n, pod, born))
+        return World(a_plan(3, "a", 1), 0.0).has(report)
+
+    assert has("a", 1, None)
+    assert has("a", 2, 1)
+    assert not has("a", 2, None), "started anew in between"
+    assert not has("b", 2, 1), "another pod"
