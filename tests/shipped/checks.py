@@ -62,6 +62,8 @@ class ShippedChecks(Checks):
         """The job before each write of an operator that had written before."""
         self.forgot = False
         """Status went back to before it knew the coordinator's pod."""
+        self.left: set[str] = set()
+        """Pods whose agent has ended by itself."""
         self.last_is_known = True
         """The operator had its time to learn of the last checkpoint."""
         self._lived_at = 0.0
@@ -240,10 +242,12 @@ class ShippedChecks(Checks):
         status, newest = self._site.status, self.newest
         if not status.holds(ConditionType.COMPLETE) or self._site.setup.rung < 2 or newest is None:
             return
+        writer = self._site.pods[newest.plan.members[0].pod_uid]
+        was_killed = not writer.process.alive and writer.site not in self.left
         saved = self._site.disk.saved_by_all(newest.plan.epoch, newest.plan.world_size)
         known = status.checkpoint.lineage[0].step if status.checkpoint and status.checkpoint.lineage else 0
         require(
-            saved <= known or not self.last_is_known,
+            saved <= known or was_killed or not self.last_is_known,
             "the last checkpoint is committed and known",
             saved,
             known,

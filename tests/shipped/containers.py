@@ -64,6 +64,7 @@ async def agent(site: Site, process: Process, pod: Pod) -> None:
     except Exception as error:
         site.loop.faults.append(error)
         raise
+    site.checks.left.add(pod.uid)
     site.checks.agent_exits(code)
     _end(process, pod, code)
 
