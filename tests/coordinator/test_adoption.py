@@ -147,7 +147,7 @@ def test_nobody_reports_and_the_job_is_to_be_drained():
     film.later(4)
     assert film.phase == "Waiting"
     film.later(2)
-    assert film.phase == "Drained"
+    assert film.phase == "Forming", "whether ranks live is known to nobody"
 
 
 def test_nobody_reports_for_as_long_as_ranks_live_without_an_answer():

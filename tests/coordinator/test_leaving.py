@@ -128,7 +128,7 @@ def test_a_lost_agent_is_a_fault_even_while_ranks_are_asked_to_end():
     film.later(6)
     assert film.incident.cause is Cause.AGENT_LOST
     film.obeys()
-    assert film.phase == "Drained"
+    assert film.phase == "Forming", "its ranks may write on"
 
 
 @pytest.mark.parametrize("saved", [(), (0,)])
@@ -246,8 +246,21 @@ def test_drain_while_a_world_forms_and_while_one_is_stopped():
     assert film.epoch == Epoch(1, 0, 1), "no other world was formed"
 
 
+@pytest.mark.parametrize(("rung", "phase"), [(0, "Forming"), (1, "Forming"), (2, "Drained")])
+def test_ranks_that_nobody_tells_of_have_not_ended_where_they_write_by_themselves(rung: int, phase: str):
+    film = Film(rung=rung).up(step=3)
+    film.falls_silent(1)
+    film.later(6)
+    film.desires(drain=True)
+    film.obeys()
+    assert film.phase == phase
+    film.silent.clear()
+    film.obeys()
+    assert film.phase == "Drained"
+
+
 def test_drained_waits_for_ranks_of_whoever_comes_back():
-    film = Film().up(step=3)
+    film = Film(rung=2).up(step=3)
     film.falls_silent(1)
     film.later(6)
     film.desires(drain=True)
@@ -263,7 +276,7 @@ def test_drained_waits_for_ranks_of_whoever_comes_back():
 
 
 def test_forming_says_that_the_job_is_to_be_drained():
-    film = Film().up(step=3)
+    film = Film(rung=2).up(step=3)
     film.exits(1, SIGKILL)
     film.falls_silent(0)
     film.later(6)

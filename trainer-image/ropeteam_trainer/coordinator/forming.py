@@ -77,6 +77,19 @@ def unfinished(state: State) -> slots.Slots:
     return here & ~world.kept & (state.roll.busy | (state.roll.member & ~world.quiet))
 
 
+def unaccounted(state: State) -> slots.Slots:
+    """Slots where ranks may live of which nobody tells: a pod that fell silent, a former one without a proof.
+    Where checkpoints are commits, what they still write does not count."""
+    if state.rung >= SAVES_THROUGH_US:
+        return slots.NONE
+    if state.world is None and (state.config.term, state.boot) == (1, 0):
+        return state.roll.unproven  # nobody has ordered a world yet
+    words = ((slot, wanted(state, slot)) for slot in range(state.config.slots))
+    named = slots.of(slot for slot, word in words if word and word.pod_uid)
+    quiet = state.world.quiet if state.world else slots.NONE
+    return state.roll.unproven | (named & ~roll.present(state) & ~quiet)
+
+
 def offered_store(state: State) -> StoreOffer | None:
     """The store of the next epoch, once the lowest slot offers it."""
     agent = seat(state, STORE_SLOT)

@@ -253,7 +253,7 @@ def _forming(state: State, at: Moment) -> State:
     if state.failure:
         return enter(state, WorldPhase.FAILED, at)
     if state.draining:
-        quiet = not forming.unfinished(state)
+        quiet = not (forming.unfinished(state) | forming.unaccounted(state))
         return enter(state, WorldPhase.DRAINED, at) if quiet else state
     return state if forming.obstacle(state, at.now) else forming.publish(state, at)
 
