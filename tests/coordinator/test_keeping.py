@@ -63,6 +63,16 @@ def test_a_rank_dies_and_the_others_go_on(slot):
     assert (seen.incident.steps_lost, len(seen.report.incidents)) == (0, 1)
 
 
+def test_a_leading_server_that_died_is_granted_nothing():
+    first = WORKERS[-1] + 1
+    seen = struck(first)
+    seen.saves(20, first)
+    assert seen.phase in ("Stopping", "Forming")
+    assert seen.told(first).grant is None, "who would write it has died"
+    seen.obeys()
+    assert seen.lineage == []
+
+
 def test_without_servers_all_end():
     seen = Film(workers=3, rung=3).up(step=10)
     seen.exits(1, SIGKILL)
