@@ -16,6 +16,8 @@ from tests.sim.world import Setup, World
 
 QUICK, LONGEST = 15, 120
 """Moves. Many histories are quick: more worlds in the same time."""
+FENCE_LEAST = 10
+"""Seconds, as the API allows."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ _MOVES = st.builds(
     st.integers(0, MOST),
 )
 _PEACE = st.builds(Move, st.sampled_from(PEACE), st.integers(0, MOST), st.integers(0, MOST))
-_SETUPS = st.builds(
+_DRAWN = st.builds(
     Setup,
     seed=st.integers(0, 2**16),
     workers=st.integers(1, 3),
@@ -53,8 +55,19 @@ _SETUPS = st.builds(
     max_failures=st.sampled_from((20, 20, 20, 3, 0)),
     total_steps=st.sampled_from((24, 60, 120)),
     servers=st.sampled_from((0, 0, 0, 1, 2)),
+    lost=st.sampled_from((4, 4, 4, 2, 9, 20)),
+    fence=st.sampled_from((11, 11, 1, 30)),
     self_fence=st.sampled_from((0, 0, 1)),
-).map(lambda setup: replace(setup, rung=3) if setup.servers else setup)
+)
+
+
+def _legal(drawn: Setup) -> Setup:
+    """Servers save; `fence` was drawn as what it has more than `lost`."""
+    rung = 3 if drawn.servers else drawn.rung
+    return replace(drawn, rung=rung, fence=max(FENCE_LEAST, drawn.lost + drawn.fence))
+
+
+_SETUPS = _DRAWN.map(_legal)
 
 
 @st.composite
