@@ -64,11 +64,10 @@ def test_a_rank_dies_and_the_others_go_on(slot):
 
 
 def test_a_leading_server_that_died_is_granted_nothing():
-    first = WORKERS[-1] + 1
-    seen = struck(first)
-    seen.saves(20, first)
+    seen = struck(SERVERS[0])
+    seen.saves(20, SERVERS[0])
     assert seen.phase in ("Stopping", "Forming")
-    assert seen.told(first).grant is None, "who would write it has died"
+    assert seen.told(SERVERS[0]).grant is None, "who would write it has died"
     seen.obeys()
     assert seen.lineage == []
 
