@@ -117,8 +117,14 @@ def test_a_worker_that_ends_while_its_servers_wait_for_it_has_not_ended_well():
     assert ended(reached_end=True).clean
     assert ended(left=True).clean
     assert ended(servers=0).clean
-    assert ended(slot=1).clean, "a server"
     assert not ended(killed=True).early, "we ended it ourselves"
+
+
+def test_a_server_that_ends_while_workers_need_it_has_not_ended_well():
+    assert not ended(slot=1).clean
+    assert "while workers need it" in ended(slot=1).message
+    assert ended(slot=1, reached_end=True).clean
+    assert ended(slot=1, left=True).clean, "all workers have left"
 
 
 def test_while_others_are_missing_nobody_is_called_hung():

@@ -62,6 +62,15 @@ def test_a_worker_that_ends_early_is_not_waited_for_without_an_end() -> None:
     assert "it ended before its script did" in incident.message
 
 
+@pytest.mark.parametrize("server", SLOTS[WORKERS:])
+def test_a_server_that_ends_early_is_missed(server: int) -> None:
+    world = running(82)
+    processes(world)[server].die(ProcessExit(0, None))
+    completes(world)
+    (incident,) = world.kubernetes.job.status.incidents
+    assert "while workers need it" in incident.message
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("gently", [True, False])
 def test_a_deleted_worker_disturbs_nobody(seed: int, gently: bool) -> None:

@@ -49,6 +49,7 @@ _STORAGE = {
 }
 """Exceptions of our library that say nothing against the script: ProcessExit.storage."""
 _EARLY = "it ended before its script did, and its parameter servers wait for it"
+_EARLY_SERVER = "it ended while workers need it: only these end a parameter server, when all have left"
 
 Stepped = tuple[State, tuple[Effect, ...]]
 
@@ -152,7 +153,7 @@ def _with_exit(state: State, world: World, number: int, exit: ProcessExit, alive
     for rank in world.ranks:
         if rank.alive and (rank.rank == number or state.launch.per_pod):
             ours = ending and (rank.exit is None or rank.exit.killed)
-            explained = _explained(replace(exit, killed=exit.killed or ours), rank, _serves_it(state))
+            explained = _explained(replace(exit, killed=exit.killed or ours), rank, _needed(state))
             world = world.with_rank(replace(rank, alive=alive, exit=explained))
     return world
 
@@ -165,12 +166,14 @@ def _unburied(world: World, number: int, left: str, per_pod: bool) -> World:
     return world
 
 
-def _serves_it(state: State) -> bool:
-    """Parameter servers wait for each worker until it has left them."""
-    return state.config.servers > 0 and not state.config.is_server(state.identity.slot)
+def _needed(state: State) -> str:
+    """Why a rank of this pod may not end by itself before its script does. "": it may."""
+    if not state.config.servers:
+        return ""
+    return _EARLY_SERVER if state.config.is_server(state.identity.slot) else _EARLY
 
 
-def _explained(exit: ProcessExit, rank: RankState, served: bool) -> ProcessExit:
+def _explained(exit: ProcessExit, rank: RankState, needed: str) -> ProcessExit:
     """Add why: the agent's own verdict, else what the rank said before it died, else nothing but how."""
     exit = replace(exit, reached_end=exit.reached_end or rank.beat.reached_end)
     if rank.killed_for:
@@ -178,8 +181,8 @@ def _explained(exit: ProcessExit, rank: RankState, served: bool) -> ProcessExit:
         return replace(
             exit, hung=why.hung, late_start=why.late_start, fingerprint=why.fingerprint, message=why.message
         )
-    if served and exit.clean and not (exit.killed or exit.reached_end or rank.left):
-        return replace(exit, early=True, fingerprint="early end", message=_EARLY)
+    if needed and exit.clean and not (exit.killed or exit.reached_end or rank.left):
+        return replace(exit, early=True, fingerprint="early end", message=needed)
     if exit.fingerprint or exit.clean:
         return exit
     if rank.error and not exit.oom:

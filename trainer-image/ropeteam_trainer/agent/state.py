@@ -202,7 +202,7 @@ class RankState:
     drained: int | None = None
     served: Served | None = None
     left: bool = False
-    """Its parameter servers do not wait for it any more."""
+    """A worker: its parameter servers do not wait for it any more. A server: all its workers have left."""
     error: FromRank | None = None
     killed_for: ProcessExit | None = None
     """Why the agent killed it, when it was the rank's own fault: a template for its exit."""

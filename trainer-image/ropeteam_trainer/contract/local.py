@@ -109,7 +109,7 @@ class FromRank:
     """Stopped after this step; its shard was sent before (rung >= 2)."""
     served: Served | None = None
     left: bool | None = None
-    """True: its parameter servers do not wait for it any more."""
+    """True: its parameter servers do not wait for it any more; of a server: all its workers have left."""
     error_type: str | None = None
     """With fingerprint and message: an uncaught exception is about to end the rank."""
     error_class: str = ""

@@ -238,8 +238,8 @@ class ProcessExit:
     reached_end: bool = False
     """The script had run to its end before the process died (finished gloo processes sometimes SIGABRT)."""
     early: bool = False
-    """It ended with 0, and its parameter servers wait for it: neither had its script run to its end, nor had
-    it left them."""
+    """It ended with 0 although the parameter servers wait for it, or workers for this server: neither had its
+    script run to its end, nor had it said that it leaves."""
     fingerprint: str = ""
     """Same text = same fault: exception type and innermost frame, or signal, or exit code."""
     message: str = ""

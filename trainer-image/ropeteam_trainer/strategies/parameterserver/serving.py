@@ -102,6 +102,8 @@ class Serving:
                 while not server.changed.wait_for(lambda: server.is_over, BEAT_SECONDS):
                     heart.beat()
         server.close()
+        if link is not None:
+            link.send(FromRank(left=True))
         self._say_counts(server)
         raise SystemExit(0)
 
