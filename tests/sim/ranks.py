@@ -73,6 +73,11 @@ class Rank:
         self.gang: Gang | None = None
 
     @property
+    def hangs(self) -> bool:
+        """For good."""
+        return self.hung or (self.gang is not None and self.gang.deserted)
+
+    @property
     def stuck(self) -> bool:
         """It computes nothing now: hung for good, or its whole pod is frozen."""
         return self.hung or self.parent.frozen
@@ -194,6 +199,7 @@ class Rank:
         self._world.checks.rank_ended(self, exit)
         self.parent.reaped(self, exit)
         if self.gang:
+            self.gang.deserted |= exit.clean and not self.finished
             self.gang.lost(self)
 
 
@@ -206,6 +212,8 @@ class Gang:
         self.position = Position()
         self.restored: CheckpointRef | None = None
         self.begun = self.broken = False
+        self.deserted = False
+        """A rank ended with 0 in the midst of the script: the others may wait for it."""
         self.stepped_at = 0.0
         self._waited = 0.0
         self._stepping = False

@@ -243,7 +243,7 @@ class World:
             coordinator.thaw()
         for agent in self.live_agents():
             for rank in agent.ranks.values():
-                if rank.hung and agent.state.rung == 0:
+                if rank.hangs and agent.state.rung == 0:
                     rank.signalled(9)  # not known to use the library: nobody sees it hang but a person
         self.confirmations_lost = False
         self.disk.slowness = self.api_slowness = 1.0
