@@ -62,6 +62,13 @@ def test_a_rank_that_makes_no_step_is_killed_as_hung():
     assert exit.message == "no step for 5 s after step 3, in phase train (recovery.hangSeconds)"
 
 
+def test_a_rank_that_ends_with_0_before_it_is_killed_as_hung_has_ended_by_itself():
+    life = Life().running().said(0, rung=1).beats(0, 3).wait(5.1)
+    assert life.did_a(KillRanks)
+    exit = life.died(0, exit=ProcessExit(0, None)).report.ranks[0].exit
+    assert (exit.hung, exit.clean) == (False, True)
+
+
 def test_a_rank_that_serves_makes_no_steps_but_its_heart_beats():
     life = Life().running().beats(0, 3, phase="serve")
     for _ in range(9):

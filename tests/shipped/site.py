@@ -27,7 +27,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-from tests.shipped import containers
+from tests.shipped import containers, people
 from tests.shipped.checks import ShippedChecks, require
 from tests.shipped.disk import Disk
 from tests.shipped.gang import SiteGang, hash_of
@@ -42,7 +42,7 @@ from tests.sim.film import Film
 from tests.sim.ranks import Gang, Rank, Script
 
 from ropeteam.api.conditions import ConditionType
-from ropeteam.api.status import FormerCoordinatorStatus, JobStatus
+from ropeteam.api.status import JobStatus
 from ropeteam_trainer.contract.world import Epoch, Plan
 from ropeteam_trainer.data.plan import DataPlan
 
@@ -352,32 +352,13 @@ class Site:
         for pod in self.live_pods():
             pod.stopped = False
             pod.process.thaw()
-            for rank in pod.alive.values():
-                if rank.hung and self.setup.rung == 0:
-                    rank.signalled(9)  # nobody sees it hang but a person
+        people.end_hung_strangers(self)
         for each in (*self.operators, *(p.process for p in self.containers.values() if p.process)):
             self._unread.discard(each.name)
             if each not in self.hung:
                 each.thaw()
         for number in range(self.setup.operators):
             self._again(self.operators[number])
-
-    def vouch(self) -> None:
-        """A person does what status asks for, once it is true."""
-        former, stalled = self.status.coordinator.former, self.status.condition(ConditionType.STALLED)
-        asked = stalled is not None and stalled.reason == "FormerCoordinator"
-        if stalled and asked and not any(map(self._lives, former)):
-            name, _, term = stalled.message.split()[-2].partition("=")
-            vouched, job = {"annotations": {name: term}}, self.job
-            assert job
-            self.kubernetes.edit(job, lambda job: job["metadata"].update(vouched))
-
-    def _lives(self, former: FormerCoordinatorStatus) -> bool:
-        live = self.live_containers(coordinators=True)
-        if former.pod_uid:
-            return any(pod.uid == former.pod_uid for pod in live)
-        terms = (int(pod.thing["metadata"]["labels"]["ropeteam.dev/term"]) for pod in live)
-        return any(term <= former.term for term in terms)
 
     def settle(self, more: float = 0.0) -> None:
         """The quiet end, within QUIET_SECONDS and `more`."""
@@ -386,7 +367,7 @@ class Site:
         limit = self.loop.now + QUIET_SECONDS + more
         while not self.over and self.loop.now < limit:
             self.run(10.0)
-            self.vouch()
+            people.vouch(self)
         status = self.status
         require(self.over, "quiet end: it never came", status.state, [c.message for c in status.conditions])
         failed = status.condition(ConditionType.FAILED)

@@ -58,7 +58,8 @@ def _holds_in_vain(view: View, status: JobStatus) -> bool:
 def _rest(view: View, status: JobStatus, until: datetime) -> Answer:
     pods = (*view.all_workers, *view.all_coordinators)
     if view.now < until or active(pods):
-        return _waiting(view, status)
+        latest = view.now + timedelta(seconds=_longest_rest(view))  # the wall clock may have stepped back
+        return _waiting(view, changed(status, rests_until=min(until, latest)))
     # No pod of this attempt trained. On a lost node, or of an older pod, time fences as always.
     ended = not any(pod.node_lost for pod in view.all_workers) and all(s.old_pod_gone for s in status.slots)
     opened = open_attempt(view, changed(status, drained=ended))

@@ -68,9 +68,10 @@ def _missing(view: View, slot: SlotStatus) -> bool:
 
 
 def _waits(view: View, since: datetime | None, faults: int) -> bool:
-    """A pod that is lost again and again is not made again at once."""
+    """A pod that is lost again and again is not made again at once. A wall clock that has stepped back holds
+    none up."""
     begin = backoff.ends_at(since, faults)
-    return begin is not None and view.now < begin
+    return since is not None and begin is not None and since <= view.now < begin
 
 
 def _superseded(view: View) -> tuple[Action, ...]:

@@ -41,9 +41,11 @@ def moment(unix_ms: int, now: datetime) -> datetime:
 
 @dataclass(frozen=True)
 class View:
-    """What `decide` looks at. `status` is as saved."""
+    """What `decide` looks at."""
 
     seen: Observation
+    status: JobStatus
+    """As saved; but what waits since some time does not do so since the future."""
     spec: TrainingJobSpec
     """Defaults and the saved number of workers, if `problems` is not empty."""
     problems: tuple[str, ...]
@@ -72,10 +74,6 @@ class View:
     @property
     def job(self) -> Metadata:
         return self.seen.metadata
-
-    @property
-    def status(self) -> JobStatus:
-        return self.seen.status
 
     @property
     def suspended(self) -> bool:
@@ -128,6 +126,7 @@ def look(seen: Observation) -> View:
     current = pods[Bucket.CURRENT]
     return View(
         seen=seen,
+        status=_not_ahead(seen.status, seen.now),
         spec=spec,
         problems=problems,
         pods={kind: tuple(found) for kind, found in pods.items()},
@@ -135,6 +134,19 @@ def look(seen: Observation) -> View:
         coordinator=next((pod for pod in current if pod.role is Role.COORDINATOR), None),
         report=_our_report(seen),
     )
+
+
+def _not_ahead(status: JobStatus, now: datetime) -> JobStatus:
+    """What waits begins to wait now if its time is still to come: the wall clock has stepped back since, or
+    is another operator's. Else it would wait for as long as the step was."""
+    names = ("drain_since", "coordinator_fault_since")
+    times = {name: time for name in names if (time := getattr(status, name)) is not None}
+    since = status.coordinator.since
+    waits = [*times.values(), *([since] if since else [])]
+    if not status.finished and any(time > now for time in waits):
+        coordinator = changed(status.coordinator, since=min(since, now) if since else None)
+        return changed(status, coordinator=coordinator, **{n: min(times[n], now) for n in times})
+    return status
 
 
 def _parse(seen: Observation) -> tuple[TrainingJobSpec, tuple[str, ...]]:

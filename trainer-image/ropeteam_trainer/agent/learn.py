@@ -176,7 +176,7 @@ def _needed(state: State) -> str:
 def _explained(exit: ProcessExit, rank: RankState, needed: str) -> ProcessExit:
     """Add why: the agent's own verdict, else what the rank said before it died, else nothing but how."""
     exit = replace(exit, reached_end=exit.reached_end or rank.beat.reached_end)
-    if rank.killed_for:
+    if rank.killed_for and exit.code != 0:  # else it ended by itself, before our SIGKILL
         why = rank.killed_for
         return replace(
             exit, hung=why.hung, late_start=why.late_start, fingerprint=why.fingerprint, message=why.message

@@ -1,0 +1,44 @@
+"""A wall clock that steps back by an hour, or another operator's, makes nothing wait for an hour."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from tests.builders import Change, Scene, a_running_job, edited, seconds, unreachable, vanished, written
+from tests.core.test_release import a_half_placed_job
+
+from ropeteam.core.actions import CreatePod, DeletePod
+from ropeteam.core.decide import decide
+
+
+def set_back(scene: Scene) -> Scene:
+    return scene.but(now=scene.now - timedelta(hours=1))
+
+
+def made_by(*changes: Change) -> list[str]:
+    actions = decide(a_running_job(workers=2).after(*changes)).actions
+    return [action.manifest["metadata"]["name"] for action in actions if isinstance(action, CreatePod)]
+
+
+def test_a_lost_pod_is_made_again() -> None:
+    assert made_by(vanished(0), written) == ["mnist-0-2"]
+    assert made_by(vanished(0), written, set_back, written) == ["mnist-0-2"]
+
+
+def test_a_drain_has_an_end() -> None:
+    seen = a_running_job(workers=2).after(edited(suspend=True), written, unreachable, written, set_back)
+    assert decide(seen.after(seconds(69), written)).actions == ()
+    late = decide(seen.after(written, seconds(70), written))
+    assert [type(action) for action in late.actions] == [DeletePod, DeletePod]
+
+
+def test_a_gang_without_room_for_all_gives_its_places_back_and_asks_again() -> None:
+    cluster = a_half_placed_job()
+    cluster.scene = cluster.scene.after(set_back)
+    cluster.round()
+    cluster.pass_time(151)
+    assert cluster.round().status.rests_until is not None
+    cluster.scene = cluster.scene.after(set_back).but(pods=())
+    cluster.round()
+    cluster.pass_time(60)
+    assert cluster.round().status.attempt == 2
