@@ -8,6 +8,7 @@ paused VM) sees nothing; on waking it sees all of it at once, late. When it dies
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +63,9 @@ class Agent:
         """The newest coordinator that has answered, and when the newest report that it answered was sent."""
         self._sent: list[float] = []
         """When each report of this connection was sent."""
-        self._backlog: deque[state.Event] = deque()
-        """Seen by the process, not yet handled: it handles one event at a time."""
+        self._backlog: deque[state.Event | Callable[[], state.Event]] = deque()
+        """Not yet handled: the process handles one event at a time, and reads what came while it was frozen
+        when it is awake."""
         self._busy = False
         self._timer: Timer = world.clock.after(0.01, self._connect)
         self._ticker: Timer = world.clock.after(TICK_SECONDS, self._tick)
@@ -112,7 +114,7 @@ class Agent:
 
     # ---- the machine
 
-    def see(self, event: state.Event) -> None:
+    def see(self, event: state.Event | Callable[[], state.Event]) -> None:
         self._backlog.append(event)
         if not self._busy:
             self._handle()
@@ -120,7 +122,9 @@ class Agent:
     def _handle(self) -> None:
         self._busy = True
         while self._backlog and self.alive and not self.frozen:
-            self.state, effects = machine.step(self.state, self._backlog.popleft(), self._world.clock.now)
+            event = self._backlog.popleft()
+            event = event() if callable(event) else event
+            self.state, effects = machine.step(self.state, event, self._world.clock.now)
             for effect in effects:
                 self._carry_out(effect)
             if self.alive:
@@ -312,7 +316,8 @@ class Agent:
             orders = codec.decode(Orders, message) if isinstance(message, bytes) else message
             assert orders.answers is not None
             self._note(orders)
-            self.see(state.OrdersReceived(orders, self._world.clock.now - self._sent[orders.answers - 1]))
+            sent = self._sent[orders.answers - 1]
+            self.see(lambda: state.OrdersReceived(orders, self._world.clock.now - sent))
 
     def _note(self, orders: Orders) -> None:
         """Who is superseded gives no sign of life."""

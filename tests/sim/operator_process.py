@@ -71,6 +71,8 @@ class Operator:
             self._holders, self._leases = Holders(), Leases(self._world.clock.now)
             self._secret = False
             self._written_at: datetime | None = None
+            self._own = self._world.kubernetes.view(0.0)
+            """What it wrote itself last: its cache is never behind that."""
             self._pace = Pace()
             self._bell = self._sleeps = self._asking = False
             self.crash_after = None
@@ -113,7 +115,9 @@ class Operator:
 
     def _round(self) -> Process:
         world = self._world
-        view = world.kubernetes.view(world.clock.now - self.lag)
+        view = max(
+            self._own, world.kubernetes.view(world.clock.now - self.lag), key=lambda view: view.version
+        )
         report, error = yield from self._ask(view)
         pods = world.kubernetes.view(world.clock.now - self.lag)
         if not world.kubernetes.job.exists:
@@ -144,6 +148,7 @@ class Operator:
             world.film.wrote_status(view.status, status, decision.why)
             world.moments["write"] += 1
             self._written_at = world.kubernetes.time()
+            self._own = world.kubernetes.view(world.clock.now)
             world.checks.saved(view.status, status)
         yield self._called()
         return saved
