@@ -109,6 +109,18 @@ def test_what_descends_from_a_named_checkpoint_is_restored_newest_first_also_whe
     assert again.restore[0].run == "uid"
 
 
+def test_a_claim_tells_what_each_descends_from(tmp_path):
+    """Status names two: 20 was left for 10, from which all since descends. 99 is in no journal."""
+    line = committed(tmp_path, 10, 20)
+    later = committed(tmp_path, 15, 30, 40, parent=line[1], n=2)
+    away = a_ref(99, 7, "another-job")
+    found = claimed(tmp_path, 3, *line, away)
+    pasts = zip(found.restore, found.pasts, strict=True)
+    steps = {ref.step: [each.step for each in past] for ref, past in pasts}
+    assert steps == {40: [30, 15, 10], 30: [15, 10], 15: [10], 20: [10], 10: [], 99: []}
+    assert later[0] == found.restore[0]
+
+
 def test_what_does_not_descend_from_a_named_checkpoint_is_not_restored(tmp_path):
     committed(tmp_path, 10, 20)
     foreign = a_ref(100, 7, "another-job")

@@ -123,6 +123,16 @@ def test_a_world_that_began_from_nothing_has_no_past():
     assert film.incident.steps_lost == 10
 
 
+def test_after_a_restore_of_etcd_what_was_left_does_not_come_back():
+    """Status names 10 and 20; 20 was left long ago, and what is restored descends from 10."""
+    left, root = CheckpointRef(20, Epoch(1, 0, 1), "left"), CheckpointRef(10, Epoch(1, 0, 1), "root")
+    film = Film(rung=2)
+    film.desires(lineage=(left, root))
+    film.up()
+    film.says(0, restored=CheckpointRef(40, Epoch(1, 0, 3), "new"), past=(root,))
+    assert film.lineage == [(40, "new"), (10, "root")]
+
+
 def test_only_so_many_are_kept():
     film = Film(rung=2, keep=2).up()
     for step in (10, 20, 30):

@@ -250,7 +250,8 @@ class Agent:
             self.see(state.RunSuperseded(found.by))
             return
         restore = disk.carry_out(journal.line(held, plan.restore))
-        self.see(state.RunClaimed(plan.epoch, held, restore))
+        pasts = disk.carry_out(journal.pasts(restore))
+        self.see(state.RunClaimed(plan.epoch, held, restore, pasts))
 
     def _write_manifest(self, held: Held, grant: Grant) -> None:
         if not self.alive:

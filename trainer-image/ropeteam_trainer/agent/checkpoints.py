@@ -32,6 +32,8 @@ class Claimed:
     held: Held
     restore: tuple[CheckpointRef, ...]
     """What the world may go on from, best first."""
+    pasts: tuple[tuple[CheckpointRef, ...], ...]
+    """Of each of these: which of the others it descends from."""
 
 
 def claim(settings: WorkerConfig, pod_uid: str, plan: Plan) -> Claimed:
@@ -39,7 +41,8 @@ def claim(settings: WorkerConfig, pod_uid: str, plan: Plan) -> Claimed:
     disk = Disk(settings)
     disk.enter()
     held = disk.carry_out(journal.claim(Claim(plan.epoch, pod_uid)))
-    return Claimed(held, disk.carry_out(journal.line(held, plan.restore)))
+    restore = disk.carry_out(journal.line(held, plan.restore))
+    return Claimed(held, restore, disk.carry_out(journal.pasts(restore)))
 
 
 def write_manifest(settings: WorkerConfig, held: Held, grant: Grant) -> CheckpointRef:

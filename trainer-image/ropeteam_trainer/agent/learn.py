@@ -76,10 +76,11 @@ def learn(state: State, event: Event) -> Stepped:
             return replace(state, committed=ref, writing=None), ()
         case ManifestFailed(_):
             return replace(state, writing=None, write_retry_at=state.now + RETRY_SECONDS), ()
-        case RunClaimed(_, held, restore):
+        case RunClaimed(_, held, restore, pasts):
             away = state.problem and state.problem.reason is FailReason.CHECKPOINT_NOT_WRITABLE
             problem = None if away else state.problem
-            return replace(state, held=held, restore=restore, claiming=None, problem=problem), ()
+            claimed = replace(state, held=held, restore=restore, pasts=pasts, claiming=None)
+            return replace(claimed, problem=problem), ()
         case ClaimFailed(_):
             return replace(state, claiming=None, claim_retry_at=state.now + RETRY_SECONDS), ()
         case RunSuperseded(by) if by in (state.claiming, state.held and state.held.claim.epoch):

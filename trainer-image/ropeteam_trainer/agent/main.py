@@ -219,7 +219,7 @@ class Agent:
         except Superseded as found:
             self._stop_for(found)
         else:
-            self.post(RunClaimed(plan.epoch, claimed.held, claimed.restore))
+            self.post(RunClaimed(plan.epoch, claimed.held, claimed.restore, claimed.pasts))
 
     async def _write_manifest(self, held: Held, grant: Grant) -> None:
         try:

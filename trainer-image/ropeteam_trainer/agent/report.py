@@ -7,7 +7,7 @@ from dataclasses import replace
 from ropeteam_trainer.agent import hang
 from ropeteam_trainer.agent.state import RankState, State
 from ropeteam_trainer.contract.messages import AgentReport, Progress, RankPhase, RankReport
-from ropeteam_trainer.contract.world import Plan
+from ropeteam_trainer.contract.world import CheckpointRef, Plan
 
 
 def report(state: State) -> AgentReport:
@@ -31,6 +31,7 @@ def report(state: State) -> AgentReport:
         committed=state.committed,
         granted=state.granted,
         restored=world.restored if world else None,
+        past=_past(state),
         progress=_progress(state),
         leaving=state.leave_by is not None,
         completed=state.completed,
@@ -38,6 +39,16 @@ def report(state: State) -> AgentReport:
         superseded=state.superseded,
         disk_owes=state.disk_owes,
     )
+
+
+def _past(state: State) -> tuple[CheckpointRef, ...]:
+    """Whatever the job's status names: after a restore of etcd some of that is of a line that was left."""
+    restored = state.world.restored if state.world else None
+    if restored is None:
+        return ()
+    places = [(ref.epoch, ref.step) for ref in state.restore]
+    found = zip(places, state.pasts, strict=False)
+    return next((past for place, past in found if place == (restored.epoch, restored.step)), ())
 
 
 def news(report: AgentReport) -> AgentReport:

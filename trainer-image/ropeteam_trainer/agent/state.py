@@ -114,6 +114,8 @@ class RunClaimed:
     held: Held
     restore: tuple[CheckpointRef, ...]
     """What it may go on from, best first."""
+    pasts: tuple[tuple[CheckpointRef, ...], ...] = ()
+    """Of each of these: which of the others it descends from."""
 
 
 @dataclass(frozen=True)
@@ -276,6 +278,8 @@ class State:
     """Our claim to the folder of the run: that of the newest world whose leading rank was started here."""
     restore: tuple[CheckpointRef, ...] = ()
     """What that world may go on from."""
+    pasts: tuple[tuple[CheckpointRef, ...], ...] = ()
+    """Of each of these: which of the others it descends from."""
     claiming: Epoch | None = None
     claim_since: tuple[Epoch, float] | None = None
     """Which world waits for a claim, and since when."""

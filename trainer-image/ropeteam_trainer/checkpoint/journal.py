@@ -249,6 +249,24 @@ def line(held: Held, named: tuple[CheckpointRef, ...]) -> Steps[tuple[Checkpoint
     return (*found, *(ref for ref in named if ref.digest and ref not in found))
 
 
+def pasts(refs: tuple[CheckpointRef, ...]) -> Steps[tuple[tuple[CheckpointRef, ...], ...]]:
+    """For each of them: which of the others it descends from, newest first."""
+    names = _read((yield List())).names
+    known, oldest = {place_of(ref): ref for ref in refs}, min((ref.step for ref in refs), default=0)
+    entries: dict[Place, Entry | None] = {}
+    found = []
+    for ref in refs:
+        past = []
+        entry = yield from _entry(place_of(ref), names, entries)
+        while entry and entry.parent and oldest <= entry.parent.step < entry.ref.step:
+            above = known.get(place_of(entry.parent))
+            if above and above.digest == entry.parent.digest:
+                past.append(above)
+            entry = yield from _entry(place_of(entry.parent), names, entries)
+        found.append(tuple(past))
+    return tuple(found)
+
+
 def _entry(place: Place, names: dict[Place, str], known: dict[Place, Entry | None]) -> Steps[Entry | None]:
     """None: there is none, or it cannot be read. Each is read once."""
     if place not in known:

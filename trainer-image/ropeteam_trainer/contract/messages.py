@@ -129,6 +129,8 @@ class AgentReport:
     restored: CheckpointRef | None = None
     """What the leading rank of the current plan went on from; None: from the start, or not known yet. It
     leads: rank 0, or the rank of the first parameter server."""
+    past: tuple[CheckpointRef, ...] = ()
+    """What `restored` descends from and could be restored too, newest first."""
     progress: Progress = Progress()
     leaving: bool = False
     """SIGTERM came: this pod is about to go."""

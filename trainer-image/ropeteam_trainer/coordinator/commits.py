@@ -94,6 +94,8 @@ def _settle_restore(state: State, report: AgentReport) -> State:
     known = next((ref for ref in state.lineage if _same(ref, source)), source)
     ours = tuple(ref for ref in state.lineage if ref.epoch == lead_born(state) and ref.step > source.step)
     before = tuple(ref for ref in state.lineage if ref.step < source.step)
+    if known not in state.lineage:  # status was behind, and may name a line that was left
+        before = report.past or before
     lineage = (*ours, known, *before)[: state.config.keep]
     state = replace(with_world(state, restored=source, base=source.step), lineage=lineage)
     return _forget_stale(state)
