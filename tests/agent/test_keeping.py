@@ -127,18 +127,17 @@ def test_a_server_that_ends_while_workers_need_it_has_not_ended_well():
     assert ended(slot=1, left=True).clean, "all workers have left"
 
 
-def test_while_others_are_missing_nobody_is_called_hung():
-    life = a_life().said(0, hello_pid=1, rung=3).beats(0, step=7)
-    life.ordered(incomplete=True).wait(30)
-    assert life.did_no(KillRanks)
-    life.ordered(incomplete=False).wait(4)
-    assert life.did_no(KillRanks), "its clock begins when all are there"
-    life.wait(2)
-    assert life.did_a(KillRanks).ranks == (0,)
+def test_while_a_server_is_missing_only_who_does_not_wait_for_it_is_called_hung():
+    waits = a_life().said(0, hello_pid=1, rung=3).beats(0, step=7)
+    for _ in range(30):
+        waits.beats(0, step=7, phase="serve").wait(1)
+        assert waits.did_no(KillRanks)
+    hangs = a_life().said(0, hello_pid=1, rung=3).beats(0, step=7)
+    assert hangs.wait(6).did_a(KillRanks).ranks == (0,)
 
 
 def test_a_first_step_is_waited_for_no_longer_than_ever():
-    life = a_life().said(0, hello_pid=1, rung=3).ordered(incomplete=True).wait(601)
+    life = a_life().said(0, hello_pid=1, rung=3).wait(601)
     assert life.did_a(KillRanks).ranks == (0,)
 
 

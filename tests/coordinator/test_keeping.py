@@ -78,13 +78,12 @@ def test_without_servers_all_end():
     assert [seen.told(slot).plan for slot in (0, 1, 2)] == [None] * 3
 
 
-def test_a_world_of_kept_ranks_is_whole_once_all_have_made_a_step():
+def test_a_world_of_kept_ranks_runs_once_all_have_made_a_step():
     seen = struck(1)
-    assert seen.told(0).incomplete, "nobody is called hung while it may wait for the missing one"
     seen.obeys()
-    assert seen.told(0).incomplete
+    assert "is starting" in seen.report.why
     seen.reaches(12, base=11)
-    assert not seen.told(0).incomplete
+    assert "is starting" not in seen.report.why
     assert seen.incident.stages.first_step is not None
 
 
@@ -103,14 +102,14 @@ def test_a_kept_rank_that_has_ended_well_takes_part_as_it_is():
 
 
 @pytest.mark.parametrize("steps_here", [True, False])
-def test_done_ranks_do_not_keep_a_world_incomplete(steps_here):
+def test_done_ranks_do_not_keep_a_world_from_running(steps_here):
     seen = struck(1)
     seen.obeys()
     if steps_here:
         seen.reaches(11)
     else:
         seen.exits(1, CLEAN)
-    assert not seen.told(0).incomplete
+    assert "is starting" not in seen.report.why
 
 
 def test_the_death_of_a_kept_rank_counts_before_its_agent_knows_the_new_plan():

@@ -60,6 +60,9 @@ class Parent(Protocol):
 class Rank:
     """One process. `step` and `position` are its training state."""
 
+    work = "train"
+    """The phase that its heart tells of."""
+
     def __init__(self, world: World, parent: Parent, plan: Plan, number: int) -> None:
         self._world, self.parent, self.plan, self.number = world, parent, plan, number
         self.alive, self.hung, self.finished = True, False, False
@@ -96,7 +99,7 @@ class Rank:
     def beat(self) -> Beat | None:
         if self._world.script.rung < 1 or not self.beaten_at:
             return None
-        phase = "paused" if self.waiting else "train"
+        phase = "paused" if self.waiting else self.work
         here = self.step - self.base
         return Beat(self.step, here, int(self.beaten_at * 1e9), phase, here * 4.0, self.finished)
 

@@ -183,6 +183,8 @@ class Worker(Served):
 
 
 class Server(Served):
+    work = "serve"
+
     def __init__(self, world: World, parent: Parent, plan: Plan, number: int) -> None:
         super().__init__(world, parent, plan, number)
         self.ready = False

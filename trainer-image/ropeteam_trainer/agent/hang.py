@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
-from typing import NamedTuple
 
 from ropeteam_trainer.agent.state import Pace, RankState
 from ropeteam_trainer.contract.config import Timeouts
@@ -57,15 +56,8 @@ def limit_seconds(rank: RankState, timeouts: Timeouts) -> float:
     return max(FLOOR_SECONDS, FACTOR * (step_seconds(rank) or 0.0))
 
 
-class Clock(NamedTuple):
-    now: float
-    excused_at: float = 0.0
-    """Until then it may have waited for ranks that were missing."""
-
-
-def verdict(rank: RankState, timeouts: Timeouts, uses_library: bool, clock: Clock) -> ProcessExit | None:
+def verdict(rank: RankState, timeouts: Timeouts, uses_library: bool, now: float) -> ProcessExit | None:
     """None: fine. Else how the exit of the rank that is now to be killed will be explained."""
-    now = clock.now
     if rank.exit or rank.killed_for or rank.started_at is None or rank.waits:
         return None
     if rank.beat.steps_here == 0:
@@ -75,7 +67,7 @@ def verdict(rank: RankState, timeouts: Timeouts, uses_library: bool, clock: Cloc
             message = f"no first step within recovery.startSeconds ({timeouts.start} s)"
             return ProcessExit(None, None, late_start=True, fingerprint="start timeout", message=message)
         return None
-    age = now - max(rank.beat.monotonic_ns / 1e9, clock.excused_at)
+    age = now - rank.beat.monotonic_ns / 1e9
     if rank.beat.phase in _CLOCKED and not rank.beat.reached_end and age > limit_seconds(rank, timeouts):
         where = f"after step {rank.beat.step}, in phase {rank.beat.phase}"
         message = f"no step for {age:.0f} s {where} (recovery.hangSeconds)"

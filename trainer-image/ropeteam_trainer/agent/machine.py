@@ -94,12 +94,6 @@ def _leave(state: State) -> Stepped:
     return state, ()
 
 
-def _excuse(state: State) -> Stepped:
-    """While others are missing, ranks may wait for them."""
-    excused = state.orders is not None and state.orders.incomplete
-    return replace(state, excused_at=state.now if excused else state.excused_at), ()
-
-
 def _judge(state: State) -> Stepped:
     """Kill ranks that are stuck. Not while a pause is ordered: then ranks wait for each other on purpose."""
     world = state.world
@@ -108,8 +102,7 @@ def _judge(state: State) -> Stepped:
     stuck = []
     for rank in world.ranks:
         uses_library = rank.has_library or state.rung >= 1
-        clock = hang.Clock(state.now, state.excused_at)
-        if why := hang.verdict(rank, state.config.timeouts, uses_library, clock):
+        if why := hang.verdict(rank, state.config.timeouts, uses_library, state.now):
             world = world.with_rank(replace(rank, killed_for=why))
             stuck.append(rank.rank)
     effects = (KillRanks(world.born, tuple(stuck)),) if stuck else ()
@@ -357,7 +350,6 @@ def _same(one: CheckpointRef, other: CheckpointRef | None) -> bool:
 _RULES: tuple[Callable[[State], Stepped], ...] = (
     _fence,
     _leave,
-    _excuse,
     _judge,
     _terminate,
     _keep_ranks,

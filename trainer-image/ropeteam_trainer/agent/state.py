@@ -271,8 +271,6 @@ class State:
     stores: tuple[StoreOffer, ...] = ()
     asked: frozenset[Epoch] = frozenset()
     """Stores that were ordered from the keeper, ready or not."""
-    excused_at: float = 0.0
-    """When a coordinator last said that ranks may have to wait for others."""
     store_retry_at: float = 0.0
     held: Held | None = None
     """Our claim to the folder of the run: that of the newest world whose leading rank was started here."""

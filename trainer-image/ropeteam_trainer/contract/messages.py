@@ -171,9 +171,6 @@ class Orders:
     lineage: tuple[CheckpointRef, ...] = ()
     """What may not be pruned: the committed checkpoints of this world and its past, newest first, then all
     else that the job's status may name. The agent of the current epoch's leading rank prunes the rest."""
-    incomplete: bool = False
-    """With parameter servers: some ranks of the world are missing or have not made a step yet. The others may
-    wait for them, so no hang is judged."""
     pause: Epoch | None = None
     """Ranks of this epoch wait at their next report()."""
     stop_at: int | None = None

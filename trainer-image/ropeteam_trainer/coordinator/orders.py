@@ -52,7 +52,7 @@ class Replies:
 
     def __init__(self, state: State, now: float) -> None:
         self._silent = not lease.holds(state, now)
-        self._state, self._lineage, self._incomplete = state, commits.kept(state), _is_incomplete(state)
+        self._state, self._lineage = state, commits.kept(state)
         self._alike: dict[tuple[object, ...], Orders] = {}
         self._shown = (STORE_SLOT, state.config.lead_slot, *range(state.config.workers, state.config.slots))
         """An agent has nothing to do with members beside itself but for the first, the leading one, and
@@ -106,7 +106,6 @@ class Replies:
             host_store=state.next_epoch if hosts else None,
             grant=state.grant if grantee else None,
             lineage=self._lineage,
-            incomplete=lives and self._incomplete,
             pause=world.plan.epoch if world and pausing else None,
             stop_at=world.stop_at if world and pausing else None,
             terminate=pausing and terminating(state),
@@ -143,11 +142,6 @@ def _grantee(state: State, agent: Agent) -> bool:
     return member_pod(world, state.config.lead_slot) == pod_of(agent.report)
 
 
-def _is_incomplete(state: State) -> bool:
-    """Workers wait for each other through the servers, some longer than others."""
-    return state.config.servers > 0 and not (state.running and state.world and state.world.stepped)
-
-
 def _may_leave(state: State, agent: Agent, lives: bool) -> bool:
     """It asked to go, and none of its ranks is needed any more."""
     if not agent.report.leaving or not agent.report.stopped:
@@ -175,7 +169,6 @@ def _common(state: State) -> tuple[object, ...]:
         world and (world.plan.epoch, world.kept, world.stop_at),
         commits.kept(state),
         state.grant,
-        _is_incomplete(state),
         terminating(state),
         state.roll.clean != 0,
     )
