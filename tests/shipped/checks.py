@@ -53,11 +53,18 @@ class Written(NamedTuple):
     """By the job's clock."""
 
 
+def named_by(status: JobStatus) -> set[Place]:
+    lineage = status.checkpoint.lineage if status.checkpoint else ()
+    return {Place(Epoch.parse(ref.epoch), ref.step) for ref in lineage}
+
+
 class ShippedChecks(Checks):
     def __init__(self, site: Site) -> None:
         super().__init__(cast(Any, site))
         self._site = site
         self.agents: dict[str, Agent] = {}
+        self.came_back: set[Place] = set()
+        """Checkpoints that status had named no more, and names again: they may be gone."""
         self.past: list[Object] = []
         """The job before each write of an operator that had written before."""
         self.forgot = False
@@ -187,9 +194,8 @@ class ShippedChecks(Checks):
         self.manifest_written(cast(Any, pod), grant)
 
     def pruned(self, places: tuple[Place, ...]) -> None:
-        """Nothing that status names."""
-        lineage = self._site.status.checkpoint.lineage if self._site.status.checkpoint else ()
-        named = {Place(Epoch.parse(ref.epoch), ref.step) for ref in lineage}
+        """Nothing that status names, unless a backup has brought that back."""
+        named = named_by(self._site.status) - self.came_back
         self.counts["folders pruned"] += len(places)
         self._neighbour_is_left_alone()
         lost = named & set(places)
