@@ -150,6 +150,12 @@ class ShippedChecks(Checks):
         require(not self.pods(gang.plan) & self.pods(newer.plan), "one world advances", *text)
         self.counts["steps of an island"] += 1
 
+    def goes_back(self, past: JobStatus) -> None:
+        """Status is to be as it was: what it names may be gone, and no operator knows what its clock said."""
+        self.forgot |= not past.coordinator.pod_uid
+        self.came_back |= named_by(past) - named_by(self._site.status)
+        self._written = self._written._replace(said=None)
+
     # ---- the job's clock
 
     def job_time(self, status: JobStatus) -> datetime:

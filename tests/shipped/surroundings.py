@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from tests.shipped.checks import named_by
 from tests.shipped.disk import ERRORS
 from tests.shipped.kubernetes import copy_of
 from tests.shipped.loop import Process
@@ -247,10 +246,9 @@ def _restore_backup(site: Site, move: Move) -> bool:
     if site.job is None or not site.checks.past:
         return False
     past = site.checks.past[-1 - move.size :][0]
-    site.checks.forgot |= not JobStatus.model_validate(past["status"]).coordinator.pod_uid
     now = copy_of(site.job) | {"spec": past["spec"], "status": past["status"]}
     now["metadata"]["generation"] = past["metadata"]["generation"]
-    site.checks.came_back |= named_by(JobStatus.model_validate(past["status"])) - named_by(site.status)
+    site.checks.goes_back(JobStatus.model_validate(past["status"]))
     site.kubernetes.put("MODIFIED", now)
     return True
 
