@@ -380,7 +380,8 @@ def test_a_missing_secret_is_made() -> None:
 def test_a_pod_that_is_not_seen_yet_is_made_again_under_the_same_name() -> None:
     seen = a_running_job(workers=1)
     unseen = seen.status.slots[0].model_copy(update={"pod_uid": ""})
-    seen = seen.but(status=seen.status.model_copy(update={"slots": (unseen,)})).after(vanished(0))
+    status = seen.status.model_copy(update={"slots": (unseen,)})
+    seen = seen.but(status=status, report=None).after(vanished(0))
     _, action = decide(seen.after(written)).actions
     assert isinstance(action, CreatePod)
     assert action.manifest["metadata"]["name"] == "mnist-0-1"

@@ -28,6 +28,18 @@ def test_it_catches_up_with_the_pods_that_the_coordinator_hears(seen_too: bool, 
     assert decision.why.endswith(f"later pods than status knows: incarnation {incarnation} of slot 1")
 
 
+def test_it_knows_again_a_pod_that_only_the_coordinator_remembers() -> None:
+    """Its node is lost, and its object gone: nothing proves that its ranks have ended."""
+    seen = a_running_job(workers=2)
+    slots = (seen.status.slots[0], seen.status.slots[1].model_copy(update={"pod_uid": ""}))
+    forgotten = seen.but(status=seen.status.model_copy(update={"slots": slots}))
+    gone = tuple(pod for pod in seen.pods if (pod.role, pod.slot) != (Role.WORKER, 1))
+    decision = decide(forgotten.but(pods=gone))
+    assert [each.incarnation for each in decision.status.slots] == [1, 2]
+    assert not decision.status.slots[1].old_pod_gone
+    assert decide(forgotten).status.slots == seen.status.slots, "it is seen"
+
+
 def test_a_coordinator_that_has_heard_a_later_wish_gets_a_successor() -> None:
     """Which hears the one of now; it itself takes no older one."""
     seen = a_running_job(workers=2)

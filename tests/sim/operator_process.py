@@ -73,6 +73,7 @@ class Operator:
             self._written_at: datetime | None = None
             self._own = self._world.kubernetes.view(0.0)
             """What it wrote itself last: its cache is never behind that."""
+            self._seen_until = 0.0
             self._pace = Pace()
             self._bell = self._sleeps = self._asking = False
             self.crash_after = None
@@ -115,11 +116,9 @@ class Operator:
 
     def _round(self) -> Process:
         world = self._world
-        view = max(
-            self._own, world.kubernetes.view(world.clock.now - self.lag), key=lambda view: view.version
-        )
+        view = max(self._own, self._cached(), key=lambda view: view.version)
         report, error = yield from self._ask(view)
-        pods = world.kubernetes.view(world.clock.now - self.lag)
+        pods = self._cached()
         if not world.kubernetes.job.exists:
             return None
         seen = self._observe(view, pods, report, error)
@@ -135,6 +134,11 @@ class Operator:
         told, self._desired = self._desired, decision.desired
         yield from self._act(decision)
         return 0.0 if writes or decision.actions or told != decision.desired else decision.look_again_seconds
+
+    def _cached(self) -> View:
+        """It may be behind, but never goes back."""
+        self._seen_until = max(self._seen_until, self._world.clock.now - self.lag)
+        return self._world.kubernetes.view(self._seen_until)
 
     def _save(self, view: View, decision: Decision) -> Process:
         world = self._world

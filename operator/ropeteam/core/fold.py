@@ -78,10 +78,17 @@ def _slot(view: View, slot: SlotStatus, old: PodSeen | None) -> SlotStatus:
     trains = view.report is not None and view.report.phase is WorldPhase.RUNNING and view.registered(slot)
     return changed(
         slot,
-        pod_uid=slot.pod_uid or (pod.uid if pod else ""),
+        pod_uid=slot.pod_uid or (pod.uid if pod else _remembered(view, slot)),
         old_pod_gone=slot.old_pod_gone or proven or (fenced and not slot.relieves),
         faults=0 if trains else slot.faults,
     )
+
+
+def _remembered(view: View, slot: SlotStatus) -> str:
+    """The coordinator knows the pod of a slot from status alone. If that does not, it went back (a backup of
+    etcd), and the ranks of a pod that is seen no more may live."""
+    told = view.report.slots.get(str(slot.slot)) if view.report else None
+    return told.pod_uid if told and told.incarnation == slot.incarnation else ""
 
 
 def count_workers(view: View, status: JobStatus) -> WorkersStatus:
