@@ -25,6 +25,13 @@ def test_a_lost_pod_is_made_again() -> None:
     assert made_by(vanished(0), written, set_back, written) == ["mnist-0-2"]
 
 
+def test_what_begins_to_wait_anew_is_saved_before_anything_is_done() -> None:
+    seen = a_running_job(workers=2).after(vanished(0), written, set_back)
+    decision = decide(seen)
+    assert decision.status != seen.status
+    assert (decision.actions, decision.look_again_seconds) == ((), 0)
+
+
 def test_a_drain_has_an_end() -> None:
     seen = a_running_job(workers=2).after(edited(suspend=True), written, unreachable, written, set_back)
     assert decide(seen.after(seconds(69), written)).actions == ()

@@ -109,7 +109,7 @@ def _acceptance(view: View) -> tuple[Fact, ...]:
 
 
 def _conclude(view: View, answer: Answer) -> Decision:
-    saved, now, job = view.status, view.now, view.job
+    saved, now, job = view.seen.status, view.now, view.job
     wait = None
     status = changed(answer.status, observed_generation=job.generation, state=answer.state)
     if not saved.finished:
