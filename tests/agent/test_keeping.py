@@ -99,11 +99,15 @@ def test_kept_ranks_are_told_where_the_servers_are():
     assert (told.epoch, told.message.servers) == (epoch(1), (f"10.0.0.1:{config.PARAMETER_SERVER_PORT}",))
 
 
-def ended(slot: int = 0, servers: int = 1, left: bool = False, **how: Any) -> ProcessExit:
+def ended(
+    slot: int = 0, servers: int = 1, left: bool = False, hello_pid: int | None = None, **how: Any
+) -> ProcessExit:
     """How the rank of this slot exited with 0."""
     life = Life(slot, workers=2 - servers, processes=1, servers=servers)
     plan = a_served_plan()
     life.ordered(plan=plan).sees(RanksStarted(plan.epoch))
+    if hello_pid:
+        life.said(slot, hello_pid=hello_pid)
     if left:
         life.said(slot, left=True)
     exit = life.died(slot, exit=ProcessExit(0, None, **how)).report.ranks[0].exit
@@ -124,7 +128,8 @@ def test_a_server_that_ends_while_workers_need_it_has_not_ended_well():
     assert not ended(slot=1).clean
     assert "while workers need it" in ended(slot=1).message
     assert ended(slot=1, reached_end=True).clean
-    assert ended(slot=1, left=True).clean, "all workers have left"
+    assert not ended(slot=1, hello_pid=1, reached_end=True).clean, "it would say that its workers have left"
+    assert ended(slot=1, hello_pid=1, left=True).clean
 
 
 def test_while_a_server_is_missing_only_who_does_not_wait_for_it_is_called_hung():

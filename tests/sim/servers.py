@@ -249,6 +249,7 @@ class Server(Served):
         self.step = self._slowest()
         self.touch()
         if len(memory.left) == self._first_server:
+            self.say(FromRank(left=True))
             self.end()
             return
         if self.leads and not self.writing and self.step >= self.saved + script.every_steps:

@@ -175,14 +175,18 @@ def _needed(state: State) -> str:
 
 
 def _explained(exit: ProcessExit, rank: RankState, needed: str) -> ProcessExit:
-    """Add why: the agent's own verdict, else what the rank said before it died, else nothing but how."""
+    """Add why: the agent's own verdict, else what the rank said before it died, else nothing but how.
+
+    A server that uses the library says when its workers have left: its script may reach its end too early.
+    """
     exit = replace(exit, reached_end=exit.reached_end or rank.beat.reached_end)
     if rank.killed_for and exit.code != 0:  # else it ended by itself, before our SIGKILL
         why = rank.killed_for
         return replace(
             exit, hung=why.hung, late_start=why.late_start, fingerprint=why.fingerprint, message=why.message
         )
-    if needed and exit.clean and not (exit.killed or exit.reached_end or rank.left):
+    over = rank.left or (exit.reached_end and not (needed == _EARLY_SERVER and rank.has_library))
+    if needed and exit.clean and not (exit.killed or over):
         return replace(exit, early=True, fingerprint="early end", message=needed)
     if exit.fingerprint or exit.clean:
         return exit
