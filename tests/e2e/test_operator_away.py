@@ -39,9 +39,8 @@ def test_all_pods_are_lost_while_the_operator_is_away(cluster: Cluster, name: st
 
 
 def committed(volume: Path, term: int = 1) -> set[int]:
-    """Steps whose checkpoints of this term are whole."""
-    folders = (folder for folder, _, files in os.walk(volume) if "manifest.json" in files)
-    found = (re.search(r"step-(\d+)/(\d+)\.", folder) for folder in folders)
+    """Steps that this term has committed: a manifest without its entry in the journal does not count."""
+    found = (re.fullmatch(r"step-(\d+)\.(\d+)\..*\.commit", path.name) for path in volume.rglob("journal/*"))
     return {int(each[1]) for each in found if each and int(each[2]) == term}
 
 
