@@ -55,11 +55,18 @@ def _coordinator(view: View) -> tuple[Action, ...]:
 
 def _workers(view: View) -> tuple[Action, ...]:
     coordinator = view.status.coordinator
-    if not coordinator.address or not coordinator.pod_uid or gang.shape_changed(view):
+    if not coordinator.address or not coordinator.pod_uid or gang.shape_changed(view) or _not_asked(view):
         return ()
     missing = [slot for slot in view.status.slots if _missing(view, slot)]
     pods = (CreatePod(worker_pod(view.seen, view.spec, slot)) for slot in missing)
     return (EnsureAgent(), *pods) if missing else ()
+
+
+def _not_asked(view: View) -> bool:
+    """In our first round after a start. The coordinator may know of pods that status has forgotten."""
+    pod = view.coordinator
+    runs = pod is not None and pod.container.running
+    return runs and view.report is None and not view.seen.report_error
 
 
 def _missing(view: View, slot: SlotStatus) -> bool:
