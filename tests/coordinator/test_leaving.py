@@ -259,6 +259,16 @@ def test_ranks_that_nobody_tells_of_have_not_ended_where_they_write_by_themselve
     assert film.phase == "Drained"
 
 
+def test_who_said_that_its_ranks_have_ended_is_not_waited_for_when_its_pod_is_gone():
+    film = Film(rung=1).up(step=3)
+    film.exits(1, SIGKILL)
+    film.obeys(1)
+    film.desires_slot(1, incarnation=2, pod_uid="pod-1-2", old_pod_gone=False)
+    film.desires(drain=True)
+    film.obeys(0)
+    assert film.phase == "Drained"
+
+
 def test_drained_waits_for_ranks_of_whoever_comes_back():
     film = Film(rung=2).up(step=3)
     film.falls_silent(1)

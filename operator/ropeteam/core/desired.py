@@ -29,11 +29,13 @@ def desired(view: View, status: JobStatus) -> Desired | None:
 
 
 def _slot(view: View, slot: SlotStatus) -> SlotDesired:
+    """A pod that no node has taken yet is not told: no rank of it lives, and none is waited for."""
     pod, holds = view.workers.get(slot.slot), holder(slot)
-    deleting = pod is not None and pod.uid == holds.pod_uid and pod.deleting
+    seen = pod if pod and pod.uid == holds.pod_uid else None
+    deleting, waits = bool(seen and seen.deleting), bool(seen and not seen.node)
     return SlotDesired(
         incarnation=holds.incarnation,
-        pod_uid=holds.pod_uid,
+        pod_uid="" if waits else holds.pod_uid,
         deleting=deleting or slot.relieves,
         old_pod_gone=holds.old_pod_gone,
     )

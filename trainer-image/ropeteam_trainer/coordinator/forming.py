@@ -87,7 +87,7 @@ def unaccounted(state: State) -> slots.Slots:
     words = ((slot, wanted(state, slot)) for slot in range(state.config.slots))
     named = slots.of(slot for slot, word in words if word and word.pod_uid)
     quiet = state.world.quiet if state.world else slots.NONE
-    return state.roll.unproven | (named & ~roll.present(state) & ~quiet)
+    return (state.roll.unproven | (named & ~roll.present(state))) & ~quiet
 
 
 def offered_store(state: State) -> StoreOffer | None:
