@@ -108,7 +108,7 @@ def run_tests(tree: Path, patch: str) -> Verdict:
 
 
 def fails_anyway(clean: Path, verdict: Verdict) -> bool:
-    found = re.search(r"(FAILED|ERROR) (\S+)", verdict.by)
+    found = re.search(r"(FAILED|ERROR) (.+?)( - |$)", verdict.by)  # what is in its brackets may have spaces
     return found is not None and first_find(clean, {"test": [*PYTEST, found[2]]}, SECONDS).caught
 
 
