@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from tests.shipped.checks import require
 from tests.shipped.histories import History, ticks, world
 from tests.shipped.moves import FAULTS, OFTEN
 from tests.shipped.moves import play as play_move
 from tests.shipped.site import Setup, Site
 from tests.sim.moves import MOST, Move
+from tests.sim.promise import require
 
 AWAY_SECONDS = 3600.0
 _MOST_MOVES = 4

@@ -14,7 +14,8 @@ from tests.shipped import neighbour
 from tests.shipped.kubernetes import BEGAN
 from tests.shipped.loop import Process
 from tests.shipped.session import CONTROL
-from tests.sim.checks import Broken, Checks, require
+from tests.sim.checks import Checks
+from tests.sim.promise import Broken, require
 from tests.sim.ranks import Gang, Rank
 
 from ropeteam.api.conditions import ConditionType
@@ -100,18 +101,12 @@ class ShippedChecks(Checks):
         require(silent < limit, "status says Running only of ranks that run", f"no step for {silent:.0f} s")
 
     def stepped(self, gang: Gang, step: int) -> None:
-        self._lived_at, newer = self._site.loop.now, gang is not self.newest
+        self._lived_at = self._site.loop.now
         self._is_ours(gang.restored)
         super().stepped(gang, step)
-        if newer and gang is self.newest and self._site.setup.rung < 2:
-            self._fenced(gang)
 
-    def _fenced(self, gang: Gang) -> None:
-        """Nobody judges what a script writes by itself: when a world steps, no older one may run."""
-        old = [rank for rank in self._site.live_ranks() if rank.plan.epoch < gang.plan.epoch]
-        for rank in old:
-            text = f"rank {rank.number} of {rank.plan.epoch} beside {gang.plan.epoch}"
-            require(rank.parent.frozen, "ranks of an older world have ended", text)
+    def _is_awake(self, rank: Rank) -> bool:
+        return not rank.parent.frozen
 
     # ---- what was made
 

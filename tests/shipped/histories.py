@@ -17,8 +17,8 @@ from tests.shipped import neighbour
 from tests.shipped.checks import Forgotten
 from tests.shipped.moves import FAULTS, OFTEN, play
 from tests.shipped.site import Setup, Site
-from tests.sim.checks import Broken
 from tests.sim.moves import MOST, Move
+from tests.sim.promise import Broken
 
 from ropeteam_trainer.agent import main as agent_main
 from ropeteam_trainer.contract import fence

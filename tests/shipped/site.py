@@ -28,7 +28,7 @@ from random import Random
 from typing import Any, cast
 
 from tests.shipped import containers, people
-from tests.shipped.checks import ShippedChecks, require
+from tests.shipped.checks import ShippedChecks
 from tests.shipped.disk import Disk
 from tests.shipped.gang import SiteGang, hash_of
 from tests.shipped.kubernetes import Kubernetes, Object
@@ -39,6 +39,7 @@ from tests.shipped.operator_process import main as operator_main
 from tests.shipped.pod import SimPod
 from tests.shipped.session import CONTROL, Stream
 from tests.sim.film import Film
+from tests.sim.promise import require
 from tests.sim.ranks import Gang, Rank, Script
 
 from ropeteam.api.conditions import ConditionType

@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tests.shipped.loop import Process
-from tests.sim.checks import Broken
+from tests.sim.promise import Broken
 
 from ropeteam_trainer.contract import config
 

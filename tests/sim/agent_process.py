@@ -179,7 +179,11 @@ class Agent:
 
     def _exit(self, code: int) -> None:
         self._world.film.tell(self.pod.name, f"exits with {code}")
-        self._world.checks.agent_exits(code)
+        checks, now = self._world.checks, self._world.clock.now
+        members = checks.pods(checks.newest.plan) if checks.newest else frozenset()
+        mates = [agent for agent in self._world.live_agents() if agent.pod.uid in members]
+        told = [agent for agent in mates if now - agent._answered_at < agent.config.timeouts.lost / 2]
+        checks.agent_exits(code, [agent.pod.name for agent in told if agent.state.completed is None])
         self.kill()
         if self.pod.kubelet:
             self.pod.kubelet.exited(self.pod, code)

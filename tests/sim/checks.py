@@ -8,11 +8,14 @@ there is the bug.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.ranks import Gang
+from tests.sim.lines import LineChecks
+from tests.sim.promise import require
+from tests.sim.ranks import Gang, Rank
 from tests.sim.servers import Line
 from tests.sim.told import Told, wrong_event
 
@@ -29,7 +32,6 @@ from ropeteam_trainer.data.plan import Position
 if TYPE_CHECKING:
     from tests.sim.agent_process import Agent
     from tests.sim.ranks import Rank
-    from tests.sim.servers import Server, Worker
     from tests.sim.world import World
 
 Place = tuple[int, Epoch]
@@ -39,15 +41,6 @@ _FENCE_MARGIN = 1.5
 """Two ticks of an agent, and a kill."""
 _SETTLES_WITHIN = 5
 _MANY_WRITES, _HOT_SECONDS = 40, 4.0
-
-
-class Broken(AssertionError):
-    """A promise was broken. The text says which."""
-
-
-def require(holds: bool, promise: str, *details: Any) -> None:
-    if not holds:
-        raise Broken(f"{promise}: {' '.join(map(str, details))}")
 
 
 def place(ref: CheckpointRef | None) -> Place | None:
@@ -69,9 +62,7 @@ class Checks:
         self._sizes: dict[Epoch, int] = {}
         self._ended: dict[tuple[Epoch, int], Epoch] = {}
         """When in the line that process was started. One that was cut off may end after its successor."""
-        self._lines: dict[Epoch, Line] = {}
-        """With parameter servers: by each epoch that started ranks of it."""
-        self._newest_line: tuple[Epoch, frozenset[str]] | None = None
+        self.lines = LineChecks(world)
         self.told = Told(world)
         self._decisions = 0
         self._writes: deque[float] = deque(maxlen=_MANY_WRITES)
@@ -94,10 +85,23 @@ class Checks:
         highest = self.newest
         if highest is None or gang.plan.epoch > highest.plan.epoch:
             self.newest = gang
+            if self._world.script.rung < 2:
+                self._fenced(gang)
         elif gang is not highest:
             self._older_steps(gang, highest, step)
         self.told.stepped(gang.plan.epoch, step)
         self.counts["steps"] += 1
+
+    def _fenced(self, gang: Gang) -> None:
+        """Nobody judges what a script writes by itself: when a world steps, no older one may run."""
+        for rank in self._world.live_ranks():
+            text = f"rank {rank.number} of {rank.plan.epoch} beside {gang.plan.epoch}"
+            ended = rank.plan.epoch >= gang.plan.epoch or not self._is_awake(rank)
+            require(ended, "ranks of an older world have ended", text)
+
+    def _is_awake(self, rank: Rank) -> bool:
+        """Who stands still, or stood until a moment ago, has not looked at its clock yet."""
+        return any(agent is rank.parent and agent.is_awake for agent in self._world.live_agents())
 
     def _older_steps(self, gang: Gang, newer: Gang, step: int) -> None:
         """Allowed only where checkpoints are commits, and where the two share no process: one cut off as a
@@ -114,6 +118,9 @@ class Checks:
         orders = agent.state.orders
         mine = orders is not None and (orders.term, orders.boot) == (plan.epoch.term, plan.epoch.boot)
         require(mine, "a plan is started by its own coordinator's orders", plan.epoch, orders)
+        steps = [ref.step for ref in plan.restore]
+        ordered = steps == sorted(steps, reverse=True)
+        require(ordered, "a plan names the newest checkpoint first", plan.restore)
         self._pods[plan.hash] = self.pods(plan)
 
     def pods(self, plan: Plan) -> frozenset[str]:
@@ -124,37 +131,6 @@ class Checks:
         """Called when ranks start: nothing of a former epoch may live in the pod."""
         epochs = {rank.plan.epoch for rank in agent.every_rank if rank.alive}
         require(len(epochs) <= 1, "ranks that two epochs started never live together", agent.pod.name, epochs)
-
-    # ---- parameter servers: one line of worlds advances, and nothing that was acknowledged is lost
-
-    def line_began(self, chief: Server) -> None:
-        line = chief.line
-        self.counts["worlds"] += 1
-        if line.restored is not None:
-            spoilt = self._world.disk.spoilt(line.restored.step, line.restored.epoch)
-            require(not spoilt, "a world goes on from a checkpoint that verifies", line.restored)
-
-    def remembers(self, server: Server) -> None:
-        """It is back, or has just begun."""
-        self._lines[server.plan.epoch] = server.line
-        memory = server.memory
-        require(memory.line == server.plan.line, "a server goes on from its own line", memory, server.plan)
-        lost = {w: step for w, step in server.line.steps.items() if memory.steps[w] < step}
-        require(not lost, "no acknowledged update is lost", lost, memory.steps)
-
-    def rejoined(self, worker: Worker) -> None:
-        told = worker.line.steps[worker.number]
-        require(worker.step >= told, "a worker goes on from what was acknowledged", worker.step, told)
-
-    def acknowledged(self, worker: Worker) -> None:
-        line, pods = worker.line, self.pods(worker.plan)
-        newest = self._newest_line
-        if newest is None or line.epoch >= newest[0]:
-            self._newest_line = line.epoch, pods
-        else:  # only one that is cut off as a whole
-            require(not pods & newest[1], "one line advances", line.epoch, "after", newest[0])
-        line.steps[worker.number] = max(line.steps[worker.number], worker.step)
-        self.counts["steps"] += 1
 
     def alone(self, agent: Agent, seconds: float) -> None:
         """Nobody has answered it for so long, and it was awake all the time."""
@@ -181,7 +157,7 @@ class Checks:
         from.
         """
         epoch, setup = grant.ref.epoch, self._world.setup
-        began = self._lines.get(epoch) if setup.servers else self._gangs.get(epoch)
+        began = self.lines.of.get(epoch) if setup.servers else self._gangs.get(epoch)
         require(began is not None, "only a formed world commits", epoch)
         assert began is not None
         require(agent.pod.slot == agent.config.lead_slot, "the leading rank's agent commits", agent.pod.name)
@@ -246,9 +222,11 @@ class Checks:
             self._ends.setdefault(rank.plan.line, {})[rank.number] = done
             self._sizes[rank.plan.line] = rank.plan.world_size
 
-    def agent_exits(self, code: int) -> None:
+    def agent_exits(self, code: int, unaware: Sequence[str] = ()) -> None:
+        """`unaware`: pods whose agents are in touch, and do not know that the job is complete."""
         if code == 0:
             self._is_over("exit 0")
+            require(not unaware, "who is released leaves nobody behind who does not know", unaware)
 
     def _is_over(self, what: str) -> None:
         of_all = [epoch for epoch, ends in self._ends.items() if len(ends) == self._sizes[epoch]]
@@ -360,7 +338,7 @@ class Checks:
             return
         over = [epoch for epoch, ends in self._ends.items() if ends and all(ends.values())]
         if self._world.setup.servers:
-            steps = {line.epoch: line for line in self._lines.values()}[max(over)].steps
+            steps = {line.epoch: line for line in self.lines.of.values()}[max(over)].steps
             require(set(steps.values()) == {script.total_steps}, "every step is acknowledged", steps)
             return
         gang: Gang | None = self._gangs[max(over)]

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field, replace
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from tests.sim.checks import Broken
 from tests.sim.moves import MOST, MOVES, OFTEN, PEACE, Move, play
+from tests.sim.promise import Broken
 from tests.sim.world import Setup, World
 
 QUICK, LONGEST = 15, 120

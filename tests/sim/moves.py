@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from tests.sim.kubelet import Pod
+from tests.sim.kubelet import Kubelet, Pod
 from tests.sim.ranks import Rank
 from tests.sim.world import World
 
@@ -174,10 +174,36 @@ def _node_down(world: World, move: Move) -> None:
     kubelet = world.kubernetes.kubelets[move.place % len(world.kubernetes.kubelets)]
     what = ("power", "cable", "kubelet")[move.size % 3]
     if what == "cable":
-        kubelet.cabled = False
-        for pod in kubelet.pods:
-            world.network.isolate(pod.uid)
-    kubelet.go_out_of_touch(power_too=what == "power")
+        cut_cable(world, kubelet)
+    else:
+        kubelet.go_out_of_touch(power_too=what == "power")
+
+
+def _cut_off(world: World, move: Move) -> None:
+    """The node of a worker is, for longer than others wait to hear of it; they have all that they need. Then
+    so is that of its successor, or that ends."""
+    world.stop_faults()
+    for _ in range(10):
+        world.run(1.0)
+        if trains(world):
+            break
+    pod = _pick(_worker_pods(world), move)
+    if pod and pod.kubelet:
+        cut_cable(world, pod.kubelet)
+        world.run(world.setup.lost + 2.0 + move.size / 4)
+        next_one = max((p for p in _worker_pods(world) if p.slot == pod.slot), key=lambda p: p.incarnation)
+        if move.size % 3 == 1 and next_one.kubelet:
+            cut_cable(world, next_one.kubelet)
+        elif move.size % 3 == 2:
+            _kill_process(lambda _: [next_one])(world, move)
+        world.run(20.0 + 2 * move.size)
+
+
+def cut_cable(world: World, kubelet: Kubelet) -> None:
+    kubelet.cabled = False
+    for pod in kubelet.pods:
+        world.network.isolate(pod.uid)
+    kubelet.go_out_of_touch(power_too=False)
 
 
 def _node_back(world: World, move: Move) -> None:
@@ -336,6 +362,7 @@ MOVES: dict[str, Callable[[World, Move], Any]] = {
     "reset_connections": _reset_connections,
     "node_down": _node_down,
     "node_back": _node_back,
+    "cut_off": _cut_off,
     "remove_node": _remove_node,
     "delete_pod": _delete_pod,
     "force_delete_pod": _force_delete_pod,

@@ -95,7 +95,7 @@ class Worker(Served):
         for memory in memories:
             memory.sessions[self.number] = self.plan.epoch
         self.go_on_from(min(memory.steps[self.number] for memory in memories))
-        self._world.checks.rejoined(self)
+        self._world.checks.lines.rejoined(self)
         self._next()
 
     def _refuses(self, memory: Memory) -> bool:
@@ -135,7 +135,7 @@ class Worker(Served):
         self.step += 1
         for memory in memories:
             memory.steps[self.number] = max(memory.steps[self.number], self.step)
-        self._world.checks.acknowledged(self)
+        self._world.checks.lines.acknowledged(self)
         self.touch()
         if self.step >= script.total_steps:
             self._leave()
@@ -214,7 +214,7 @@ class Server(Served):
                 return
         if self.parent.memory is None:
             self.parent.memory = Memory(self.plan.line, dict(self.line.base))
-        self._world.checks.remembers(self)
+        self._world.checks.lines.remembers(self)
         self.ready = True
         self.go_on_from(self._slowest())
         self.saved = self.step
@@ -237,7 +237,7 @@ class Server(Served):
             self.say(FromRank(restored=chosen.ref))
         self.line.begun, self.line.restored = True, chosen.ref if chosen else None
         self.line.base, self.line.steps = dict(steps), dict(steps)
-        self._world.checks.line_began(self)
+        self._world.checks.lines.began(self)
         return True
 
     def _slowest(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.sim.kubelet import Kubelet
-from tests.sim.moves import Move, play
+from tests.sim.moves import Move, cut_cable, play
 from tests.sim.world import Setup, World
 
 from ropeteam.api.conditions import ConditionType
@@ -29,10 +29,8 @@ def test_a_node_that_is_cut_off_and_removed_never_trains_beside_its_successor(lo
         kubelet = old.pod.kubelet
         if world.live_coordinators()[0].pod.kubelet is kubelet:
             continue
-        kubelet.cabled = False
-        for pod in kubelet.pods:
-            world.network.isolate(pod.uid)
-        kubelet.go_out_of_touch(power_too=False)
+        assert kubelet
+        cut_cable(world, kubelet)
         kubelet.disown()
         cut += 1
         world.run(2.0 * lost + fence + 60.0)  # the checks demand that one world advances

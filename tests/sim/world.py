@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from tests.sim.agent_process import Agent
-from tests.sim.checks import Checks, require
+from tests.sim.checks import Checks
 from tests.sim.clock import Clock
 from tests.sim.coordinator_process import Coordinator
 from tests.sim.disk import Disk
@@ -23,6 +23,7 @@ from tests.sim.kubelet import Pod
 from tests.sim.kubernetes import JOB_NAME, JOB_UID, Kubernetes
 from tests.sim.network import Network
 from tests.sim.operator_process import Operator
+from tests.sim.promise import require
 from tests.sim.ranks import Gang, Rank, Script
 from tests.sim.servers import Line, Server, Worker
 

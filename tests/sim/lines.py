@@ -1,0 +1,49 @@
+"""With parameter servers one line of worlds advances, and nothing that was acknowledged is lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.sim.promise import require
+
+from ropeteam_trainer.contract.world import Epoch
+
+if TYPE_CHECKING:
+    from tests.sim.servers import Line, Server, Worker
+    from tests.sim.world import World
+
+
+class LineChecks:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.of: dict[Epoch, Line] = {}
+        """By each epoch that started ranks of it."""
+        self._newest: tuple[Epoch, frozenset[str]] | None = None
+
+    def began(self, chief: Server) -> None:
+        line = chief.line
+        self._world.checks.counts["worlds"] += 1
+        if line.restored is not None:
+            spoilt = self._world.disk.spoilt(line.restored.step, line.restored.epoch)
+            require(not spoilt, "a world goes on from a checkpoint that verifies", line.restored)
+
+    def remembers(self, server: Server) -> None:
+        """It is back, or has just begun."""
+        self.of[server.plan.epoch] = server.line
+        memory = server.memory
+        require(memory.line == server.plan.line, "a server goes on from its own line", memory, server.plan)
+        lost = {w: step for w, step in server.line.steps.items() if memory.steps[w] < step}
+        require(not lost, "no acknowledged update is lost", lost, memory.steps)
+
+    def rejoined(self, worker: Worker) -> None:
+        told = worker.line.steps[worker.number]
+        require(worker.step >= told, "a worker goes on from what was acknowledged", worker.step, told)
+
+    def acknowledged(self, worker: Worker) -> None:
+        line, pods = worker.line, self._world.checks.pods(worker.plan)
+        if self._newest is None or line.epoch >= self._newest[0]:
+            self._newest = line.epoch, pods
+        else:  # only one that is cut off as a whole
+            require(not pods & self._newest[1], "one line advances", line.epoch, "after", self._newest[0])
+        line.steps[worker.number] = max(line.steps[worker.number], worker.step)
+        self._world.checks.counts["steps"] += 1
