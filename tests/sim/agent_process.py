@@ -181,7 +181,9 @@ class Agent:
         self._world.film.tell(self.pod.name, f"exits with {code}")
         checks, now = self._world.checks, self._world.clock.now
         members = checks.pods(checks.newest.plan) if checks.newest else frozenset()
-        mates = [agent for agent in self._world.live_agents() if agent.pod.uid in members]
+        held = {slot.slot: slot.incarnation for slot in self._world.kubernetes.job.status.slots}
+        agents = [agent for agent in self._world.live_agents() if agent.pod.uid in members]
+        mates = [agent for agent in agents if agent.pod.incarnation == held.get(agent.pod.slot)]
         told = [agent for agent in mates if now - agent._answered_at < agent.config.timeouts.lost / 2]
         checks.agent_exits(code, [agent.pod.name for agent in told if agent.state.completed is None])
         self.kill()
