@@ -76,7 +76,7 @@ def test_the_root_cause_wins_and_the_first_among_equals(
     film = Film(workers=3).up(step=3)
     film.exits(0, first)
     film.exits(1, then)
-    assert (film.incident.cause, film.incident.slot) == (cause, slot)
+    assert (film.incident.cause, film.incident.slot, film.incident.rank) == (cause, slot, slot)
     assert len(film.report.incidents) == 1
     film.obeys()
     assert (film.incident.cause, film.incident.slot, film.incident.settled) == (cause, slot, True)
