@@ -52,11 +52,15 @@ def told(ended: Ended, server_rank: int) -> dict[str, Any]:
 
 
 class Served:
-    """A crew with an agent, servers at fixed addresses, and memory that outlives a server's process."""
+    """A crew with an agent, servers at fixed addresses, and memory that outlives a server's process.
+    `program`: what it runs in place of served.py."""
 
-    def __init__(self, path: Path, workers: int, servers: int, asked: dict[str, Any]) -> None:
+    def __init__(
+        self, path: Path, workers: int, servers: int, asked: dict[str, Any], program: tuple[str, ...] = ()
+    ) -> None:
         path.mkdir()
-        self.path, self.workers, self.asked = path, workers, asked
+        self.path, self.workers = path, workers
+        self.program = program or ("served.py", json.dumps(asked), str(path))
         world = workers + servers
         self.agent = FakeAgent(path, world, None, Epoch(1, 0, 1))
         self.crew = Crew(path, world)
@@ -68,8 +72,7 @@ class Served:
         }
 
     def __enter__(self) -> Served:
-        arguments = json.dumps(self.asked), str(self.path)
-        self.crew.start("served.py", *arguments, agent=self.agent, **self.plan)
+        self.crew.start(*self.program, agent=self.agent, **self.plan)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -234,19 +237,16 @@ def test_a_killed_worker_and_a_killed_server_leave_no_trace_in_synchronous_train
     """The recipe has a scheduler and shuffled data: all of it goes on where it was."""
     text = tmp_path / "fox.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
-    recipe, options = char_gpt.__file__, ("--text", str(text), "--epochs", "4", "--global-batch", "12")
+    recipe = (char_gpt.__file__, "--text", str(text), "--epochs", "4", "--global-batch", "12")
     alone = Crew(tmp_path / "alone", 1)
-    finished = alone.run(recipe, *options)
-    with Served(tmp_path / "crew", 2, 1, request(served())) as crew:
-        crew.crew.kill()
-        crew.crew.trace = tmp_path / "trace"
-        crew.crew.start(recipe, *options, agent=crew.agent, **crew.plan)
+    finished = alone.run(*recipe)
+    with Served(tmp_path / "crew", 2, 1, request(served()), recipe) as crew:
         for rank, step in ((1, 6), (2, 16), (0, 26)):
             crew.reached(0, step)
             crew.crew.restart(rank)
         ended = crew.crew.wait()
     assert not any(ended.codes), ended.output
-    expected, found = traces.mean_losses(alone.trace, 1), traces.mean_losses(tmp_path / "trace", 2)
+    expected, found = traces.mean_losses(alone.trace, 1), traces.mean_losses(crew.crew.trace, 2)
     assert found.keys() == expected.keys()
     # A gradient that a killed worker had pushed already is computed again, on newer weights, and not applied.
     repeated = [step for step, loss in expected.items() if abs(found[step] - loss) > 1e-5]
