@@ -46,15 +46,6 @@ async def test_a_rank_runs_to_its_end_and_the_agent_leaves_on_release(pod, coord
     assert not (pod.folder / "state").exists()
 
 
-async def test_no_dashes_are_needed_before_the_command(pod, coordinator):
-    (pod.folder / "x.py").write_text("print('it runs')")
-    pod.start("python3", "x.py", dashes=())
-    coordinator.order(plan=a_plan())
-    report = await coordinator.wait_for(lambda r: r.plan and r.stopped)
-    assert exit_of(report).clean
-    assert "it runs" in pod.text()
-
-
 @pytest.mark.parametrize(
     ("script", "code", "number", "fingerprint", "message"),
     [

@@ -1,0 +1,67 @@
+"""The agent's end of the zygote, beside a stub of one: whoever imports torch takes ten seconds to begin."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from tests.agent.harness import until
+
+from ropeteam_trainer.agent import zygoteclient
+from ropeteam_trainer.agent.reaper import Reaper
+from ropeteam_trainer.agent.zygoteclient import ZygoteClient
+
+STUB = """
+import json, socket, struct, sys, time
+
+agent = socket.socket(fileno=int(sys.argv[1]))
+
+def send(message):
+    body = json.dumps(message).encode()
+    for byte in struct.pack(">I", len(body)) + body:  # in as many pieces as there can be
+        agent.sendall(bytes((byte,)))
+        time.sleep(0.001)
+
+send({})
+while agent.recv(1) == b"r":
+    request = json.loads(agent.recv(struct.unpack(">I", agent.recv(4))[0]))
+    send({"pid": 4321} if request["op"] == "store" else {"error": "it has 2 threads"})
+"""
+NEVER_READY = "import time; time.sleep(1000)"
+
+
+@pytest.fixture
+async def make_client() -> AsyncIterator[Callable[[str], ZygoteClient]]:
+    reaper = Reaper()
+    made: list[ZygoteClient] = []
+    reaper.install()
+
+    def make(program: str) -> ZygoteClient:
+        made.append(ZygoteClient(reaper, (sys.executable, "-c", program), os.environ, lambda: None))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.stop()
+    await until(lambda: all(client.pid is None for client in made), lambda: "they were killed")
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+
+
+async def test_an_answer_that_comes_in_pieces_is_read_whole(make_client):
+    client = make_client(STUB)
+    assert await client.fork("store", {}, ()) == 4321
+    with pytest.raises(OSError, match="it has 2 threads"):
+        await client.fork("rank", {}, ())
+    assert await client.fork("store", {}, ()) == 4321
+
+
+async def test_a_zygote_that_never_is_ready_is_not_waited_for_for_ever(monkeypatch, make_client):
+    monkeypatch.setattr(zygoteclient, "_IMPORT_SECONDS", 0.2)
+    client = make_client(NEVER_READY)
+    with pytest.raises(TimeoutError):
+        await client.fork("store", {}, ())
+    assert client.pid is None, "it was killed, and the next one may begin"
