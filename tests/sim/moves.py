@@ -305,6 +305,8 @@ def _leave_in_peace(world: World, move: Move) -> None:
         world.run(1.0)
         if trains(world):
             break
+    else:
+        return  # else it might begin to train just now: its first step may be made, and not reported yet
     world.run(3.0 + 0.1 * move.size)
     is_still = not any(pod.deleting for pod in world.kubernetes.pods.values())
     if trains(world) and is_still and world.kubernetes.job.status.state == "Running":

@@ -10,7 +10,8 @@ leaves all are paused, and the workers fix the step, once all of them wait: the 
 to its next report because it waits, through the servers, for one that is paused: after GATHER_SECONDS they
 all go one step further than any was seen, which sets it free.
 Limits: below rung 2 nothing can be saved by us: the ranks get SIGTERM and may save by themselves. Never
-longer than `drainSeconds`.
+longer than `drainSeconds`. A world of which no step is known yet is ended at once: a first step that is not
+reported yet is made again.
 """
 
 from __future__ import annotations
