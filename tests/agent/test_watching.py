@@ -246,6 +246,22 @@ def test_a_manifest_that_cannot_be_written_is_tried_again():
     assert life.wait(0.2).did_a(WriteManifest)
 
 
+def test_a_coordinator_that_takes_over_need_not_know_what_was_granted():
+    """It cannot grant it again once a shard is gone with its pod."""
+    life = Life().running().ordered(grant=a_grant()).sees(ManifestFailed(a_ref(10)))
+    life.ordered(term=2, grant=None)
+    assert life.report.granted == a_ref(10, digest="")
+    assert life.wait(1.1).did_a(WriteManifest).grant == a_grant()
+    life.sees(ManifestWritten(a_ref(10)))
+    assert life.wait(2.0).did_no(WriteManifest)
+
+
+def test_what_is_granted_next_is_written_in_place_of_what_could_not_be():
+    life = Life().running().ordered(grant=a_grant()).sees(ManifestFailed(a_ref(10)))
+    life.ordered(term=2, grant=a_grant(20))
+    assert life.wait(1.1).did_a(WriteManifest).grant == a_grant(20)
+
+
 def test_grants_of_another_epoch_or_for_another_pod_are_not_written():
     assert Life().running().ordered(grant=a_grant(n=2)).did == ()
     assert Life(slot=1).running().ordered(grant=a_grant()).did == ()

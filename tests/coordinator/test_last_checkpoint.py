@@ -89,6 +89,13 @@ def test_a_last_manifest_whose_agent_is_lost_is_not_waited_for():
     assert film.phase == "Complete"
 
 
+def test_a_last_manifest_whose_agent_started_anew_is_not_waited_for():
+    """Its container was: it holds neither the claim nor the grant."""
+    film = waits_for_a_manifest()
+    film.says(0, plan=None, ranks=(), granted=None)
+    assert film.phase == "Complete"
+
+
 @pytest.mark.parametrize("written", [True, False])
 def test_finished_pods_hold_their_gpus_for_so_long_at_most(written: bool):
     film = waits_for_a_manifest()

@@ -125,6 +125,14 @@ def test_a_coordinator_that_does_not_keep_up_is_told() -> None:
     assert decide(later).status == later.status, "said once"
 
 
+def test_a_job_whose_ranks_are_done_is_not_said_to_train() -> None:
+    why = "all ranks are done; waiting for the manifest of step 196 to be written"
+    running = condition(
+        a_running_job().after(reporting(phase=WorldPhase.COMPLETING, why=why)), ConditionType.RUNNING
+    )
+    assert (running.status, running.reason, running.message) == ("True", "WorldCompleting", why)
+
+
 def test_status_never_says_that_training_goes_on_without_knowing_it() -> None:
     seen = a_running_job().after(unreachable)
     seen = seen.but(status=decide(seen).status)

@@ -25,6 +25,7 @@ from ropeteam_trainer.agent.main import Agent
 from ropeteam_trainer.checkpoint.journal import Place, place_of
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
+from ropeteam_trainer.coordinator.commits import LAST_WORD_SECONDS
 
 if TYPE_CHECKING:
     from tests.shipped.kubernetes import Object
@@ -89,7 +90,8 @@ class ShippedChecks(Checks):
     # ---- every wait is told
 
     def _look(self) -> None:
-        """Status says that ranks run only if one made a step not long ago, or the operator cannot know."""
+        """Status says that ranks run only if one made a step not long ago, or the operator cannot know; that
+        they are done, for as long as their last checkpoint may take."""
         site = self._site
         site.loop.after(_LOOK_SECONDS, self._look)
         told = site.status.holds(ConditionType.RUNNING) and not site.status.finished
@@ -97,6 +99,9 @@ class ShippedChecks(Checks):
             self._lived_at = site.loop.now
         setup = site.setup
         limit = _TOLD_SECONDS + 3 * setup.lost + setup.fence + setup.start
+        running = site.status.condition(ConditionType.RUNNING)
+        if running is not None and running.reason == "WorldCompleting":
+            limit += LAST_WORD_SECONDS
         silent = site.loop.now - self._lived_at
         require(silent < limit, "status says Running only of ranks that run", f"no step for {silent:.0f} s")
 

@@ -95,6 +95,8 @@ def _running_fact(view: View) -> Fact:
         return Fact(ConditionType.RUNNING, True, "CoordinatorUnreachable", _silence(view))
     if runs(view) and view.report is not None and view.report.phase is WorldPhase.WAITING:
         return Fact(ConditionType.RUNNING, True, "CoordinatorRestarted", _adopting(view.report.why))
+    if runs(view) and view.report is not None and view.report.phase is WorldPhase.COMPLETING:
+        return Fact(ConditionType.RUNNING, True, "WorldCompleting", view.report.why)
     if runs(view) and view.report is not None and view.report.late_seconds:
         return Fact(ConditionType.RUNNING, True, "CoordinatorLate", _lateness(view, view.report.late_seconds))
     if runs(view):

@@ -307,7 +307,7 @@ def _committed_step(state: State, world: World) -> int | None:
 def _commit(state: State) -> Stepped:
     """Write the manifest of a grant once; drop shards that are committed."""
     world = state.world
-    grant = state.orders.grant if state.orders else None
+    grant = (state.orders.grant if state.orders else None) or state.grant
     if world is None:
         return state, ()
     committed = _committed_step(state, world) or 0
@@ -318,8 +318,7 @@ def _commit(state: State) -> Stepped:
     held = _held(state, world)
     if held is None or state.writing or state.now < state.write_retry_at or _same(grant.ref, state.committed):
         return state, ()
-    granted = replace(grant.ref, digest="")
-    return replace(_busy(state), writing=grant.ref, granted=granted), (WriteManifest(held, grant),)
+    return replace(_busy(state), writing=grant.ref, grant=grant), (WriteManifest(held, grant),)
 
 
 def _prune(state: State) -> Stepped:

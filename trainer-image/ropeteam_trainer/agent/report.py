@@ -29,7 +29,7 @@ def report(state: State) -> AgentReport:
         store=max(state.stores, key=lambda offer: offer.epoch, default=None),
         shards=world.shards if world else (),
         committed=state.committed,
-        granted=state.granted,
+        granted=replace(state.grant.ref, digest="") if state.grant else None,
         restored=world.restored if world else None,
         past=_past(state),
         progress=_progress(state),

@@ -12,7 +12,7 @@ from ropeteam_trainer.agent.launch import Launch
 from ropeteam_trainer.checkpoint.journal import Held
 from ropeteam_trainer.contract.config import PodIdentity, Start, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, Served, ToRank
-from ropeteam_trainer.contract.messages import Orders, Problem, Shard, StoreOffer
+from ropeteam_trainer.contract.messages import Grant, Orders, Problem, Shard, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
 
 DISK_SECONDS = 60.0
@@ -288,7 +288,9 @@ class State:
     disk_since: float = 0.0
     """When the claim or manifest was begun that is under way."""
     write_retry_at: float = 0.0
-    granted: CheckpointRef | None = None
+    grant: Grant | None = None
+    """The newest that we obeyed. A coordinator that took over gives none again if shards of it are gone with
+    their pods, and yet waits for the manifest: it is tried until it is written."""
     committed: CheckpointRef | None = None
     pruned: tuple[CheckpointRef, ...] = ()
     leave_by: float | None = None

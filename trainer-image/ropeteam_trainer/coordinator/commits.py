@@ -17,7 +17,7 @@ from dataclasses import replace
 from ropeteam_trainer.contract.messages import AgentReport, Grant, Shard
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
 from ropeteam_trainer.coordinator import slots
-from ropeteam_trainer.coordinator.state import Moment, State, crews, lead_born, present, with_world
+from ropeteam_trainer.coordinator.state import Moment, State, crew_of, crews, lead_born, present, with_world
 
 LAST_WORD_SECONDS = 600
 """For how long pods whose training is done wait for the last checkpoint to be committed and known. An
@@ -134,7 +134,8 @@ def last_word(state: State, now: float) -> str:
     long enough."""
     if now - state.phase_since > LAST_WORD_SECONDS:
         return ""
-    if state.pending and present(state, state.config.lead_slot, now):
+    lead = crew_of(state, state.config.lead_slot)
+    if state.pending and lead and lead.known and present(state, state.config.lead_slot, now):
         return f"the manifest of step {state.pending.step} to be written"
     newest = state.lineage[0] if state.lineage else None
     if newest and not any(_same(newest, ref) for ref in state.acknowledged):
