@@ -29,31 +29,47 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rope
 
 
 @pytest.fixture(scope="session")
-def frameworks() -> dict[str, str]:
+def frameworks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a job whose script imports Accelerate, Fabric or transformers."""
     folder = CACHE / "-".join(("frameworks", *FRAMEWORKS)).replace("==", "-")
     with Making(folder) as making:
         if making.is_needed:
             making.install(*FRAMEWORKS)
-    return environment(folder)
+    return with_our_python(environment(folder), folder / "bin", tmp_path_factory.mktemp("programs"))
 
 
 @pytest.fixture(scope="session")
-def deepspeed() -> dict[str, str]:
+def deepspeed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a job whose script imports DeepSpeed."""
     folder = CACHE / DEEPSPEED.replace("==", "-")
     found = environment(folder) | {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(folder / "built")}
+    built_for = folder / "built-for"
     with Making(folder) as making:
         if making.is_needed:
             making.install(*IT_NEEDS)
             making.install(DEEPSPEED, "--no-deps", "--no-build-isolation", DS_BUILD_OPS="0", **found)
+        if not built_for.exists() or built_for.read_text() != sys.executable:
             making.run([sys.executable, "-c", FIRST_START], **found)
-    return found
+            built_for.write_text(sys.executable)
+    return with_our_python(found, folder / "bin", tmp_path_factory.mktemp("programs"))
 
 
 def environment(folder: Path) -> dict[str, str]:
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {"PYTHONPATH": path, "PATH": f"{folder}/bin:{os.environ['PATH']}"}
+
+
+def with_our_python(variables: dict[str, str], programs: Path, place: Path) -> dict[str, str]:
+    """These variables, with copies of the Python programs first on PATH: the cached ones name the Python
+    that installed them, in an environment that may be gone by now.
+    """
+    for program in programs.iterdir():
+        first, _, rest = program.read_bytes().partition(b"\n")
+        if first.startswith(b"#!") and b"python" in first:
+            copy = place / program.name
+            copy.write_bytes(f"#!{sys.executable}\n".encode() + rest)
+            copy.chmod(0o755)
+    return variables | {"PATH": f"{place}:{variables['PATH']}"}
 
 
 class Making:
