@@ -59,6 +59,7 @@ async def test_ranks_meet_in_the_agents_store_whether_execed_or_forked(make_pod,
     for n in (1, 2):
         report = await ended(coordinator, await a_world(coordinator, n, processes=2))
         assert all(rank.exit.clean for rank in report.ranks), pod.text()
+    await until(lambda: pod.text().count("threads") >= 4, pod.text)
     lines = [line.split("] ", 1)[1] for line in pod.text().splitlines() if " sum " in line]
     assert lines == [f"{how} sum 2.0 parent {pod.pid} session True"] * 4, "the first world, too"
     looks = [line.split("] ")[1] for line in pod.text().splitlines() if "random" in line]
@@ -81,6 +82,7 @@ async def test_a_forked_script_sees_what_python_shows_it(make_pod, coordinator, 
     report = await ended(coordinator, await a_world(coordinator, 1))
     assert exit_of(report).clean, pod.text()
     assert exit_of(report).reached_end
+    await pod.printed("FACTS")
     assert facts(pod.text()) == under_python(pod.folder, *plainly)
 
 

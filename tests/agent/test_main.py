@@ -12,4 +12,4 @@ async def test_no_dashes_are_needed_before_the_command(pod, coordinator):
     coordinator.order(plan=a_plan())
     report = await coordinator.wait_for(lambda r: r.plan and r.stopped)
     assert exit_of(report).clean
-    assert "it runs" in pod.text()
+    await pod.printed("it runs")

@@ -73,7 +73,7 @@ async def test_it_runs_a_rank_on(version, pyz, make_pod, coordinator):
     exit = exit_of(await coordinator.wait_for(lambda r: r.plan and r.stopped))
     assert exit.fingerprint == "ValueError at x.py:5", pod.text()
     expected = installed(python) or f"{pyz}/ropeteam_trainer/__init__.py"
-    assert f"hello from 3 {version[2:]} {expected}" in pod.text()
+    await pod.printed(f"hello from 3 {version[2:]} {expected}")
     coordinator.order(plan=None, complete=a_plan().epoch, release=True)
     assert await pod.exit_code() == 0
     assert "Warning" not in pod.text()

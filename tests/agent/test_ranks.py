@@ -233,7 +233,7 @@ async def test_a_shell_line_runs_once_per_pod(make_pod, coordinator):
     report = await coordinator.wait_for(lambda r: r.plan and r.stopped)
     assert [rank.exit.code for rank in report.ranks] == [4, 4]
     assert report.launcher == "PerPod (sh)"
-    assert "node 0 of 1 with 2" in pod.text()
+    await pod.printed("node 0 of 1 with 2")
 
 
 @pytest.mark.parametrize(
