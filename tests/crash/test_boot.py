@@ -42,7 +42,7 @@ def test_after_any_power_cut_the_next_boot_has_a_higher_number(
 def test_without_any_of_its_syncs_it_would_not(boots: tuple[list[Operation], int], tmp_path: Path) -> None:
     operations, before = boots
     callers = {each.caller for each in operations if isinstance(each, Synced)}
-    assert callers == {"durable.write for __main__.count_boot", "durable.sync_folder for durable.write"}
+    assert callers == {"folders.write for __main__.count_boot", "folders.sync for folders.write"}
     for caller in callers:
         without = [each for each in operations if not (isinstance(each, Synced) and each.caller == caller)]
         assert goes_back(without, before, tmp_path / caller), (

@@ -17,9 +17,12 @@ from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.checkpoint.kept import State
 from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder
 from ropeteam_trainer.checkpoint.pieces import Piece
+from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.checkpoint.snapshot import Snapshot
 from ropeteam_trainer.checkpoint.writer import ShardWriter
+from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.folders import Folder
 from ropeteam_trainer.world import World
 
 EPOCH = Epoch(1, 0, 1)
@@ -43,8 +46,8 @@ def commit(directory: Path, step: int = 7) -> CheckpointRef:
     return manifest.ref
 
 
-def weights(directory: Path, ref: CheckpointRef) -> torch.Tensor:
-    saved = reader.load_metadata(directory, ref)
+def weights(directory: Path, ref: CheckpointRef, files: tuple[ShardFile, ...]) -> torch.Tensor:
+    saved = reader.load_metadata(directory, ref, files)
     into = torch.empty(saved["model.w"].shape)
     reader.fill(directory, ref, saved, {"model.w": Piece(into, tuple(into.shape), (0,))}, lambda: None)
     return into
@@ -55,7 +58,8 @@ def test_what_was_written_verifies_and_loads(tmp_path: Path) -> None:
     found = seen(tmp_path, ref)
     assert (found.fault, found.manifest is not None) == ("", True)
     assert reader.load(tmp_path, ref, "state.pt") == {"step": 7, "models": {}, "optimizers": {}}
-    assert torch.equal(weights(tmp_path, ref), WEIGHTS)
+    assert found.manifest is not None
+    assert torch.equal(weights(tmp_path, ref, found.manifest.files), WEIGHTS)
     assert reader.load(tmp_path, ref, "rank-0.pt") == CONTENTS["rank-0.pt"]
 
 
@@ -87,7 +91,7 @@ def half(path: Path) -> None:
         (MANIFEST, Path.unlink, r"no manifest, so it was never committed"),
         (MANIFEST, flip, r"manifest was altered"),
         (MANIFEST, half, r"manifest was altered"),
-        (MANIFEST, replace_by_folder, r"manifest cannot be read: .*directory"),
+        (MANIFEST, replace_by_folder, r"manifest cannot be read: .*is no regular file"),
     ],
 )
 def test_every_damage_is_found_and_named(
@@ -149,6 +153,48 @@ def test_an_unwritable_folder_costs_a_message(tmp_path: Path, capfd: pytest.Capt
     assert "Not a directory" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("link", ["step-7", "step-7/1.0.1"])
+def test_a_folder_that_is_a_link_is_not_saved_into(
+    tmp_path: Path, link: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "state.pt").write_text("of somebody else")
+    (tmp_path / link).parent.mkdir(exist_ok=True)
+    (tmp_path / link).symlink_to(elsewhere)
+    assert write(tmp_path) == {}
+    assert [path.read_text() for path in elsewhere.iterdir()] == ["of somebody else"]
+    assert "links are not followed" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["state.pt", ".metadata.tmp", ".metadata", "__0_0.distcp"])
+def test_a_file_that_is_a_link_is_replaced_itself(tmp_path: Path, name: str) -> None:
+    (tmp_path / "victim").write_text("of somebody else")
+    place = tmp_path / "saved" / "step-7" / "1.0.1"
+    place.mkdir(parents=True)
+    (place / name).symlink_to(tmp_path / "victim")
+    assert not seen(tmp_path / "saved", commit(tmp_path / "saved")).fault
+    assert (tmp_path / "victim").read_text() == "of somebody else"
+    assert not (place / name).is_symlink()
+
+
+def test_without_an_agent_only_this_runs_are_pruned(tmp_path: Path) -> None:
+    plan = RankPlan("1.0.1", (), False, CheckpointConfig(str(tmp_path), keep=1), Resume.NEVER, None, "j", "u")
+    commit(tmp_path, 1)
+    kept = Checkpoints(plan, ALONE, None)
+    for step in (1, 2):
+        kept.save(step, None)
+    kept.close()
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("**/step-*"))
+    assert left == ["run-u/step-2", "step-1"]
+
+
+def test_a_file_is_waited_for_while_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with Folder.at(tmp_path) as folder, folder.open("file") as file:
+        assert os.get_blocking(file.fileno())
+
+
 def test_leftovers_of_another_job_are_replaced(tmp_path: Path) -> None:
     commit(tmp_path)
     write(tmp_path)
@@ -167,7 +213,7 @@ def test_a_save_waits_for_the_one_before(tmp_path: Path) -> None:
     assert writer.stalls > 0
     assert writer.stalled_seconds > 0
     for step in range(20):
-        loaded = weights(tmp_path, CheckpointRef(step, EPOCH))
+        loaded = weights(tmp_path, CheckpointRef(step, EPOCH), shards[step])
         assert torch.equal(loaded, torch.full((300_000,), float(step)))
 
 

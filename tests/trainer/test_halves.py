@@ -145,5 +145,7 @@ def test_a_small_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     memory.remember(tmp_path / "state", b"one")
     memory.remember(tmp_path / "state", b"two")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("state", b"two")]
-    with pytest.raises(MemoryError, match=r"raise spec\.sharedMemory"):
+    with pytest.raises(RuntimeError, match=r"cannot be kept in .*nowhere: No such file"):
         memory.remember(tmp_path / "nowhere" / "state", b"three")
+    with pytest.raises(RuntimeError, match=r"cannot be kept in .*nowhere: No such file"):
+        Halves(tmp_path / "nowhere" / "memory").rebuild(numbered(1), b"1")

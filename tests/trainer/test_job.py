@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,14 @@ def test_the_link_sends_the_last_loss_when_it_closes(tmp_path: Path) -> None:
     link.close()
     agent.wait(lambda: "nan" in agent.said(0, "loss"))
     assert len(agent.said(0, "loss")) <= 2, "not one message for each step"
+    agent.close()
+
+
+def test_a_script_that_counts_on_more_steps_than_64_bits_hold_is_heard_all_the_same(tmp_path: Path) -> None:
+    agent = FakeAgent(tmp_path, 1, None, Epoch(1, 0, 1))
+    endless = alone(environ={config.RANK_SOCKET: str(tmp_path / "socket.0")})
+    endless.report(total_steps=10**30)
+    agent.wait(lambda: agent.said(0, "total_steps") == [sys.maxsize])
     agent.close()
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropeteam_trainer.checkpoint.manifest import Manifest, folder, parse_ref, ref_text
+from ropeteam_trainer.checkpoint.manifest import Manifest, folder, parse_ref, ref_at, ref_text
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
@@ -32,6 +33,21 @@ manifests = st.builds(
 def test_a_reference_survives_as_text(ref: CheckpointRef) -> None:
     assert parse_ref(ref_text(ref)) == ref
     assert parse_ref(folder(ref)) == replace(ref, digest="")
+
+
+@given(ref=refs)
+def test_the_names_of_its_folders_tell_which_one_it_is(ref: CheckpointRef) -> None:
+    step, epoch = folder(ref).split("/")
+    found = ref_at("uid", step, epoch)
+    assert found == replace(ref, digest="")
+    assert found.run == "uid"
+
+
+@pytest.mark.parametrize(
+    "names", ["step-x/1.0.1", "step-3/latest", "step-03/1.0.1", "3/1.0.1", "step-3/1_0.0.1"]
+)
+def test_names_that_we_do_not_write_are_no_checkpoints(names: str) -> None:
+    assert ref_at("", *names.split("/")) is None
 
 
 @given(manifest=manifests)

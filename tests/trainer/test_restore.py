@@ -106,6 +106,33 @@ def test_latest_takes_the_newest_in_the_folder_and_skips_what_is_torn() -> None:
     assert choose(plan(known=False), found, Disk(bad={50, 40}).look).manifest == CHAIN[2]
 
 
+def of_job(name: str, step: int) -> Look:
+    return Look(replace(manifest(step), job=name), ref=CheckpointRef(step, Epoch(1, 0, 1)))
+
+
+def test_latest_takes_no_checkpoint_of_another_job_and_says_how_to_get_it() -> None:
+    looks = {50: of_job("theirs", 50), 40: of_job("job", 40)}
+    found = tuple(CheckpointRef(step, Epoch(1, 0, 1)) for step in looks)
+    choice = choose(plan(known=False), found, lambda ref: looks[ref.step])
+    assert choice.manifest == looks[40].manifest
+    assert "is of job 'theirs', and this is job; spec.resume {policy: Step, step: 50}" in choice.skipped[0]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name"),
+    [
+        (plan(known=False, resume=Resume.STEP, step=50), "theirs"),
+        (plan(CheckpointRef(50, Epoch(1, 0, 1))), "theirs"),
+        (plan(known=False), ""),
+        (replace(plan(known=False), job=""), "theirs"),
+    ],
+    ids=["asked for", "named by status", "of no job", "by no job"],
+)
+def test_another_jobs_checkpoint_is_taken_by_who_asks_for_it(wanted: RankPlan, name: str) -> None:
+    look = of_job(name, 50)
+    assert choose(wanted, (CheckpointRef(50, Epoch(1, 0, 1)),), lambda _: look).manifest == look.manifest
+
+
 def test_latest_in_an_empty_folder_starts_from_nothing() -> None:
     assert choose(plan(known=False), (), Disk(set()).look).manifest is None
 

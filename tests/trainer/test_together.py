@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 from tests.trainer.ranks import Crew, Ended, FakeAgent
 
 from ropeteam_trainer.checkpoint import reader, together
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder
+from ropeteam_trainer.checkpoint.manifest import MANIFEST, METADATA, Manifest, folder
 from ropeteam_trainer.checkpoint.restore import CheckpointUnavailable, Look, shares
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.folders import Folder, NotOurs
 from ropeteam_trainer.world import World
 
 FIRED = "FIRED"
@@ -136,24 +138,58 @@ def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(
     ref = CheckpointRef(6, Epoch(1, 0, 1), "ab")
     assert reader.find(tmp_path / "none") == ()
     assert reader.look(tmp_path / "none", ref).unsure, "its volume is not there"
-    asked: list[Path] = []
+    asked: list[str] = []
 
-    def stale(path: Path) -> Iterator[Path]:
-        asked.append(path)
+    def stale(folder: Folder) -> list[str]:
+        asked.append(folder.path)
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    monkeypatch.setattr(Path, "iterdir", stale)
+    monkeypatch.setattr(Folder, "names", stale)
     with pytest.raises(OSError, match="Stale"):
         reader.find(tmp_path)
-    assert reader.look(tmp_path, ref).unsure
-    assert asked == [tmp_path / "runs", tmp_path]
+    assert reader.look(tmp_path, replace(ref, run="uid")).unsure
+    assert asked == [str(tmp_path)] * 2
+
+
+@pytest.mark.parametrize("closed", ["run-other", "step-7", "1.0.2"])
+def test_a_folder_that_may_not_be_entered_hides_no_other(
+    closed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Manifest(6, Epoch(1, 0, 1), 1, "j", "u", (), None)
+    theirs = CheckpointRef(7, Epoch(1, 0, 2), run="other")
+    for ref in (ours.ref, theirs):
+        (tmp_path / folder(ref)).mkdir(parents=True)
+        (tmp_path / folder(ref) / MANIFEST).write_bytes(ours.to_bytes())
+    real = Folder.folder
+
+    def denied(folder: Folder, name: str, make: bool = False) -> Folder:
+        if name == closed:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(folder, name, make)
+
+    monkeypatch.setattr(Folder, "folder", denied)
+    assert reader.find(tmp_path) == (replace(ours.ref, digest=""),)
+    assert reader.locate(tmp_path, replace(ours.ref, run="")) == ours.ref
+    assert reader.look(tmp_path, replace(theirs, digest="ab")).unsure, "nor is it called bad"
+
+
+def test_what_is_not_ours_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "PATIENCE_SECONDS", 0.0)
+    ref, file = CheckpointRef(3, Epoch(1, 0, 1)), ShardFile(METADATA, 3, "00")
+    (tmp_path / folder(ref)).mkdir(parents=True)
+    (tmp_path / folder(ref) / METADATA).write_bytes(b"more")
+    with pytest.raises(NotOurs, match="larger than 3 bytes"):
+        together.patiently(lambda: reader.load_metadata(tmp_path, ref, (file,)), tmp_path, lambda: None)
 
 
 def test_a_file_that_is_gone_is_proof_only_beside_its_manifest(tmp_path: Path) -> None:
     file = ShardFile("state.pt", 3, "00")
-    assert reader.check(tmp_path, file, print).unsure
-    (tmp_path / MANIFEST).touch()
-    assert reader.check(tmp_path, file, print) == Look(None, "state.pt is missing")
+    ref = CheckpointRef(3, Epoch(1, 0, 1))
+    assert reader.check(tmp_path, ref, file, print).unsure
+    (tmp_path / folder(ref)).mkdir(parents=True)
+    assert reader.check(tmp_path, ref, file, print).unsure
+    (tmp_path / folder(ref) / MANIFEST).touch()
+    assert reader.check(tmp_path, ref, file, print) == Look(None, "state.pt is missing")
 
 
 names = st.integers(0, 9).flatmap(
@@ -181,11 +217,11 @@ def test_trouble_that_had_passed_does_not_shorten_the_patience_with_the_next(
 ) -> None:
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(together, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=lambda _: None))
-    ref = CheckpointRef(3, Epoch(1, 0, 1))
+    shard = ShardFile("shard", 1, hashlib.sha256(b"x").hexdigest())
+    manifest = Manifest(3, Epoch(1, 0, 1), 1, "j", "u", (shard,), None)
+    ref = manifest.ref
     (tmp_path / folder(ref)).mkdir(parents=True)
     (tmp_path / folder(ref) / "shard").write_bytes(b"x")
-    shard = ShardFile("shard", 1, hashlib.sha256(b"x").hexdigest())
-    manifest = Manifest(3, ref.epoch, 1, "j", "u", (shard,), None)
     plan = RankPlan("1.0.2", (), False, CheckpointConfig(str(tmp_path)), Resume.LATEST, None, "j", "u")
     restore = together.Together(plan, World(0, 1, torch.device("cpu")), tmp_path, lambda: None)
     restore._wait("EIO")

@@ -200,7 +200,7 @@ class Job:
             self._link.offer_loss(loss)
             if total_steps != self._total_steps and total_steps is not None:
                 self._total_steps = total_steps
-                self._link.send(FromRank(total_steps=total_steps))
+                self._link.send(FromRank(total_steps=min(int(total_steps), sys.maxsize)))
         if self._trace is not None:
             self._trace.step(
                 self.step, self._feed.epoch, self._feed.taken, None if loss is None else float(loss)

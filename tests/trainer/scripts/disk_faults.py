@@ -22,7 +22,7 @@ from ropeteam_trainer.checkpoint.kept import Kept
 from ropeteam_trainer.checkpoint.manifest import METADATA, folder
 from ropeteam_trainer.checkpoint.pieces import piece_of
 from ropeteam_trainer.checkpoint.writer import ShardWriter
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.world import World
 
 EPOCH = Epoch(1, 0, 1)
@@ -33,8 +33,8 @@ fully_shard(model)
 for name in ("one", "two"):  # ranks may disagree on a buffer
     model.register_buffer(name, torch.tensor(float(world.rank)))
 whole = model.weight.full_tensor().detach().clone()  # type: ignore[attr-defined]
-written: dict[int, list[str]] = {}
-writer = ShardWriter(root, EPOCH, world, lambda step, files: written.update({step: [f.name for f in files]}))
+files: dict[int, tuple[ShardFile, ...]] = {}
+writer = ShardWriter(root, EPOCH, world, files.__setitem__)
 
 
 @contextmanager
@@ -50,8 +50,8 @@ def small_files(rank: int) -> Iterator[None]:
 def save(step: int) -> None:
     """Train as soon as save() is back: what is saved must be the state before."""
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    files = {f"rank-{world.rank}.pt": {"rng": 1}} | ({"state.pt": {"step": step}} if world.rank == 0 else {})
-    writer.start(step, Kept({"model": model}).state(with_others=True), files)
+    small = {f"rank-{world.rank}.pt": {"rng": 1}} | ({"state.pt": {"step": step}} if world.rank == 0 else {})
+    writer.start(step, Kept({"model": model}).state(with_others=True), small)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(float(step))
@@ -77,7 +77,7 @@ save(5)
 save(6)
 
 ref = CheckpointRef(6, EPOCH)
-saved = reader.load_metadata(root, ref)
+saved = reader.load_metadata(root, ref, [file for of_rank in world.gather(files[6]) for file in of_rank])
 into = {"model.weight": torch.zeros_like(model.weight)}
 into |= {f"model.{name}": torch.ones(()) for name in ("one", "two")}
 reader.fill(
@@ -90,6 +90,7 @@ reader.fill(
 same = torch.equal(into["model.weight"].full_tensor(), whole)  # type: ignore[attr-defined]
 buffers = [into["model.one"].item(), into["model.two"].item()]
 left = sorted(str(path.relative_to(root)) for path in root.glob("step-[2345]/*/*"))
+written = {step: [file.name for file in each] for step, each in files.items()}
 all_written, all_same = world.gather(written), world.gather(same)
 if world.rank == 0:
     print(

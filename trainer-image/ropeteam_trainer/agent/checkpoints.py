@@ -6,25 +6,23 @@ or two of the system, durable when they return. Raises OSError, and Superseded.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ropeteam_trainer import durable
 from ropeteam_trainer.checkpoint import journal, manifest
-from ropeteam_trainer.checkpoint.journal import Claim, Held, Operation, Place, Steps
+from ropeteam_trainer.checkpoint.journal import Claim, Held, Operation, Place, Steps, place_of
 from ropeteam_trainer.checkpoint.manifest import Manifest
 from ropeteam_trainer.contract.config import WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
+from ropeteam_trainer.contract.world import CheckpointRef, Plan
+from ropeteam_trainer.folders import Folder, NotOurs
 
 T = TypeVar("T")
-_STEP = re.compile(r"step-(\d+)")
+_NUMBER = re.compile(r"\d{1,9}")
 
 
 @dataclass(frozen=True)
@@ -62,73 +60,66 @@ class Disk:
         assert settings.checkpoint is not None
         self._settings = settings
         self._directory = Path(settings.checkpoint.directory)
-        self._root = self._directory / manifest.run_folder(settings.job_uid)
-        self._journal = self._root / manifest.JOURNAL
+        self._run = manifest.run_folder(settings.job_uid)
 
     def enter(self) -> None:
         """Make the run's folders. Runs are numbered in the order in which they first claimed the directory:
         no clock tells which is the newest."""
-        self._journal.mkdir(parents=True, exist_ok=True)
-        runs = self._directory / manifest.RUNS
-        runs.mkdir(exist_ok=True)
-        names = _names(runs)
-        if not any(name.partition(".")[2] == self._settings.job_uid for name in names):
-            number = max((int(name.partition(".")[0]) for name in names if name[:1].isdigit()), default=0) + 1
-            (runs / f"{number:06}.{self._settings.job_uid}").touch()
-        for folder in (self._journal, self._root, runs, self._directory):
-            durable.sync_folder(folder)
+        with (
+            Folder.at(self._directory, make=True) as directory,
+            directory.folder(self._run, make=True) as run,
+            run.folder(manifest.JOURNAL, make=True) as entries,
+            directory.folder(manifest.RUNS, make=True) as runs,
+        ):
+            names = runs.names()
+            if not any(name.partition(".")[2] == self._settings.job_uid for name in names):
+                numbers = (name.partition(".")[0] for name in names)
+                number = max((int(text) for text in numbers if _NUMBER.fullmatch(text)), default=0) + 1
+                with suppress(FileExistsError):
+                    runs.create(f"{number:06}.{self._settings.job_uid}")
+            for folder in (entries, run, runs, directory):
+                folder.sync()
 
     def carry_out(self, steps: Steps[T]) -> T:
         answer: Any = None
-        try:
-            while True:
-                answer = self._do(steps.send(answer))
-        except StopIteration as end:
-            result: T = end.value
-            return result
+        with (
+            Folder.at(self._directory) as directory,
+            directory.folder(self._run) as run,
+            run.folder(manifest.JOURNAL) as entries,
+        ):
+            try:
+                while True:
+                    answer = self._do(run, entries, steps.send(answer))
+            except StopIteration as end:
+                result: T = end.value
+                return result
 
-    def _do(self, operation: Operation) -> Any:
+    def _do(self, run: Folder, entries: Folder, operation: Operation) -> Any:
         match operation:
             case journal.List():
-                return _names(self._journal)
+                return tuple(entries.names())
             case journal.Create(name):
                 with suppress(FileExistsError):
-                    os.close(os.open(self._journal / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-                return durable.sync_folder(self._journal)
+                    entries.create(name)
+                return entries.sync()
             case journal.Write(name, text):
-                return durable.write(self._journal / name, text.encode())
+                return entries.write(name, text.encode())
             case journal.Read(name):
-                with suppress(FileNotFoundError):
-                    return (self._journal / name).read_text(errors="replace")
+                with suppress(FileNotFoundError, NotOurs):
+                    return entries.read(name, manifest.MOST_BYTES).decode(errors="replace")
                 return ""
             case journal.Rename(name, to):
-                return self._rename(name, to)
+                return _rename(entries, name, to)
             case journal.Remove(name):
-                return (self._journal / name).unlink(missing_ok=True)
+                return entries.remove(name)
             case journal.Folders():
-                return tuple(_places(self._root))
+                return tuple(_places(run))
             case journal.Delete(place):
-                return self._delete(place)
+                return _delete(run, place)
             case journal.WriteManifest(grant):
-                return self._write_manifest(grant)
+                return self._write_manifest(run, grant)
 
-    def _rename(self, name: str, to: str) -> bool:
-        try:
-            (self._journal / name).rename(self._journal / to)
-        except FileNotFoundError:
-            return False
-        durable.sync_folder(self._journal)
-        return True
-
-    def _delete(self, place: Place) -> None:
-        folder = self._root / f"step-{place.step}" / str(place.epoch)
-        # Without its manifest a half-deleted folder is no checkpoint any more.
-        (folder / manifest.MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):  # another epoch has saved the same step
-            folder.parent.rmdir()
-
-    def _write_manifest(self, grant: Grant) -> CheckpointRef:
+    def _write_manifest(self, run: Folder, grant: Grant) -> CheckpointRef:
         content = Manifest(
             step=grant.ref.step,
             epoch=grant.ref.epoch,
@@ -138,23 +129,38 @@ class Disk:
             files=grant.files,
             parent=grant.parent,
         )
-        folder = self._directory / manifest.folder(
-            content.ref
-        )  # made durable by the ranks that wrote into it
-        durable.write(folder / manifest.MANIFEST, content.to_bytes())
+        with run.down(manifest.place(content.ref)) as folder:  # made durable by the ranks that wrote into it
+            folder.write(manifest.MANIFEST, content.to_bytes())
         return content.ref
 
 
-def _names(folder: Path) -> tuple[str, ...]:
-    return tuple(path.name for path in folder.iterdir())
+def _rename(entries: Folder, name: str, to: str) -> bool:
+    try:
+        entries.rename(name, to)
+    except FileNotFoundError:
+        return False
+    entries.sync()
+    return True
 
 
-def _places(root: Path) -> Iterator[Place]:
-    """Folders only: whatever else somebody puts there is nobody's to prune."""
-    for step in root.iterdir():
-        if (found := _STEP.fullmatch(step.name)) and step.is_dir():
-            for epoch in step.iterdir():
-                with suppress(ValueError):
-                    place = Place(Epoch.parse(epoch.name), int(found[1]))
-                    if epoch.is_dir():
-                        yield place
+def _delete(run: Folder, place: Place) -> None:
+    """As far as that is possible: what is left is tried again with the next."""
+    step, epoch = f"step-{place.step}", str(place.epoch)
+    with suppress(OSError), run.folder(step) as folder:
+        with suppress(FileNotFoundError, NotOurs, IsADirectoryError), folder.folder(epoch) as inner:
+            inner.remove(manifest.MANIFEST)  # without it a half-deleted folder is no checkpoint any more
+        folder.remove_tree(epoch)
+        with suppress(OSError):  # another epoch has saved the same step
+            run.remove_folder(step)
+
+
+def _places(run: Folder) -> Iterator[Place]:
+    """Folders only: whatever else somebody puts there, a link too, is nobody's to prune; nor is what cannot
+    be read."""
+    for step in run.names():
+        if step.startswith("step-"):
+            with suppress(OSError), run.folder(step) as folder:
+                for epoch in folder.names():
+                    ref = manifest.ref_at("", step, epoch)
+                    if ref is not None and folder.is_folder(epoch):
+                        yield place_of(ref)

@@ -141,7 +141,10 @@ def _tell(error: BaseException, root: str) -> None:
     import socket
 
     name, where = type(error).__name__, _where(error, root)
-    first_line = (str(error).strip().splitlines() or [""])[0][:300]
+    try:
+        first_line = (str(error).strip().splitlines() or [""])[0][:300]
+    except Exception as broken:
+        first_line = f"its __str__ raised {type(broken).__name__}"
     message = f"{name}: {first_line} ({where})" if first_line else f"{name} ({where})"
     line = {"error_type": name, "fingerprint": f"{name} at {where}", "message": message}
     line["error_class"] = f"{type(error).__module__}.{type(error).__qualname__}"

@@ -44,7 +44,7 @@ from ropeteam_trainer.checkpoint.files import HashedStream, new_file, write_tree
 from ropeteam_trainer.checkpoint.manifest import MANIFEST, METADATA, STATE
 from ropeteam_trainer.checkpoint.pieces import Piece
 from ropeteam_trainer.contract.world import ShardFile
-from ropeteam_trainer.durable import sync_folder
+from ropeteam_trainer.folders import Folder
 
 
 @dataclass(frozen=True)
@@ -59,23 +59,27 @@ class Content:
     """This rank's own small files; on rank 0 also state.pt, to which `shared` of all ranks is added."""
 
 
-def save(place: Path, content: Content, group: dist.ProcessGroup | None) -> tuple[ShardFile, ...]:
+def save(
+    directory: Path, place: str, content: Content, group: dist.ProcessGroup | None
+) -> tuple[ShardFile, ...]:
     """Write this rank's files; together with all ranks of `group`, or alone. Durable when it returns.
+    `place`: the checkpoint's folder, below the directory.
 
     Raises RuntimeError on all ranks if one of them fails, and leaves no file behind then.
     """
-    planner = _Planner(content)
-    files = _Files(place, content, planner)
+    planner, disk = _Planner(content), _Disk(directory, place)
+    files = _Files(disk, content, planner)
     try:
         _save_state_dict({}, files, group, no_dist=group is None, planner=planner)
     except BaseException as error:
-        for name in files.disk.written:
-            (place / name).unlink(missing_ok=True)  # a full disk needs the room
+        disk.forget()
         if isinstance(error, CheckpointException):  # no Exception, by its class
             faults = (f"rank {rank}: {fault[0]}" for rank, fault in sorted(error.failures.items()))
             raise RuntimeError("; ".join(faults)) from None
         raise
-    return tuple(files.disk.written.values())
+    finally:
+        disk.close()
+    return tuple(disk.written.values())
 
 
 class _Planner(DefaultSavePlanner):
@@ -120,10 +124,10 @@ def _item(name: str, piece: Piece) -> WriteItem:
 class _Files(FileSystemWriter):
     """DCP's files and our small ones."""
 
-    def __init__(self, place: Path, content: Content, planner: _Planner) -> None:
-        super().__init__(place, sync_files=False, per_thread_copy_ahead=0)  # our disk syncs; no CUDA here
-        self.fs = self.disk = _Disk()
-        self._place, self._content, self._planner = place, content, planner
+    def __init__(self, disk: _Disk, content: Content, planner: _Planner) -> None:
+        super().__init__(Path(), sync_files=False, per_thread_copy_ahead=0)  # our disk syncs; no CUDA here
+        self.fs = self.disk = disk
+        self._content, self._planner = content, planner
         self._is_rank_0 = False
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -131,10 +135,10 @@ class _Files(FileSystemWriter):
         self._is_rank_0 = is_coordinator
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        self._place.mkdir(parents=True, exist_ok=True)
+        self.disk.enter()
         if self._is_rank_0:
             for stale in (MANIFEST, METADATA):  # of another job that used this folder before
-                (self._place / stale).unlink(missing_ok=True)
+                self.disk.rm_file(stale)
         return plan
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -144,34 +148,63 @@ class _Files(FileSystemWriter):
         else:
             written.set_result([])
         for name, tree in self._content.files.items():
-            whole = tree | self._planner.shared if name == STATE and self._planner.shared else tree
-            self.disk.written[name] = write_tree(self._place / name, whole)
-        for folder in (self._place, self._place.parent, self._place.parent.parent):
-            sync_folder(folder)
+            self.disk.write_tree(
+                name, tree | self._planner.shared if name == STATE and self._planner.shared else tree
+            )
+        for folder in self.disk.folders[:-4:-1]:
+            folder.sync()
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         super().finish(metadata, results)
-        sync_folder(self._place)
+        self.disk.folders[-1].sync()
 
     def storage_meta(self) -> None:
         """It would hold the path, which may change."""
 
 
 class _Disk(FileSystem):
-    """Remembers what was written."""
+    """The folder of one checkpoint, whatever path is asked for: of that the name counts. Remembers what was
+    written."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path, place: str) -> None:
+        self._directory, self._place = directory, place
+        self.folders: list[Folder] = []
+        """From the directory down to the checkpoint's own."""
         self.written: dict[str, ShardFile] = {}
+
+    def enter(self) -> None:
+        self.folders = [Folder.at(self._directory, make=True)]
+        for name in self._place.split("/"):
+            self.folders.append(self.folders[-1].folder(name, make=True))
+
+    def close(self) -> None:
+        for folder in self.folders:
+            folder.close()
+
+    def forget(self) -> None:
+        """A full disk needs the room."""
+        for name in self.written:
+            self.rm_file(name)
+
+    def write_tree(self, name: str, tree: Any) -> None:
+        self.written[name] = write_tree(self.folders[-1], name, tree)
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[HashedStream]:  # type: ignore[override]
         assert mode == "wb"
-        with new_file(Path(path)) as stream:
+        name = Path(path).name
+        with new_file(self.folders[-1], name) as stream:
             yield stream
-        self.written[Path(path).name] = stream.described_as(Path(path).name)
+        self.written[name] = stream.described_as(name)
+
+    def exists(self, path: Any) -> bool:
+        return Path(path).name in self.folders[-1].names()
+
+    def rm_file(self, path: Any) -> None:
+        self.folders[-1].remove(Path(path).name)
 
     def rename(self, path: Any, new_path: Any) -> None:
-        super().rename(path, new_path)
-        file = self.written.pop(Path(path).name)
-        self.written[Path(new_path).name] = replace(file, name=Path(new_path).name)
+        name, new = Path(path).name, Path(new_path).name
+        self.folders[-1].rename(name, new)
+        self.written[new] = replace(self.written.pop(name), name=new)

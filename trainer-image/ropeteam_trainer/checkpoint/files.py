@@ -6,12 +6,12 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
 from ropeteam_trainer.contract.world import ShardFile
+from ropeteam_trainer.folders import Folder
 
 
 class HashedStream:
@@ -47,21 +47,20 @@ class HashedStream:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[HashedStream]:
+def new_file(folder: Folder, name: str) -> Iterator[HashedStream]:
     """Write a file; it is durable at the end. Raises OSError, and leaves nothing behind then."""
-    path.unlink(missing_ok=True)  # of another job that used this folder before
-    with path.open("xb", buffering=0) as raw:
+    with folder.new(name, buffering=0) as raw:
         stream = HashedStream(raw)
         try:
             yield stream
             os.fsync(raw.fileno())
         except Exception as error:
-            path.unlink()  # a full disk needs the room
+            folder.remove(name)  # a full disk needs the room
             raise stream.error or error from None
 
 
-def write_tree(path: Path, tree: Any) -> ShardFile:
+def write_tree(folder: Folder, name: str, tree: Any) -> ShardFile:
     """Plain values and tensors, by torch.save."""
-    with new_file(path) as stream:
+    with new_file(folder, name) as stream:
         torch.save(tree, stream)  # type: ignore[arg-type]  # all it uses is write and flush
-    return stream.described_as(path.name)
+    return stream.described_as(name)

@@ -18,7 +18,7 @@ never imports torch.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
@@ -29,6 +29,8 @@ STATE = "state.pt"
 JOURNAL = "journal"
 RUNS = "runs"
 FORMAT = 1
+MOST_BYTES = 16 << 20
+"""Of a manifest, and of a file of the journal: 8 times what 8,192 ranks need."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,21 @@ def run_folder(run: str) -> str:
 
 def folder(ref: CheckpointRef) -> str:
     """Relative to the checkpoint directory."""
-    place = f"step-{ref.step}/{ref.epoch}"
-    return f"{run_folder(ref.run)}/{place}" if ref.run else place
+    return f"{run_folder(ref.run)}/{place(ref)}" if ref.run else place(ref)
+
+
+def place(ref: CheckpointRef) -> str:
+    """Relative to the folder of its run."""
+    return f"step-{ref.step}/{ref.epoch}"
+
+
+def ref_at(run: str, step: str, epoch: str) -> CheckpointRef | None:
+    """What folders of these names hold. None: we write no such names."""
+    try:
+        ref = replace(parse_ref(f"{step}/{epoch}"), run=run)
+    except ValueError:
+        return None
+    return ref if place(ref) == f"{step}/{epoch}" else None
 
 
 def ref_text(ref: CheckpointRef) -> str:

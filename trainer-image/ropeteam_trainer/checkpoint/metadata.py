@@ -2,7 +2,8 @@
 
 It is torch.distributed.checkpoint's own, and a pickle. Nothing of what it names is imported or called here:
 an allow-list puts inert stand-ins in the place of the few classes that it needs, and refuses all others.
-(So a restart does not wait for the import of torch.distributed.checkpoint either.)
+(So a restart does not wait for the import of torch.distributed.checkpoint either.) Limit: one that was made
+to hash tuples in tuples, or to fill the memory, can do that.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ Saved = Mapping[str, SavedTensor]
 
 
 def parse(content: bytes) -> Saved:
-    """What a `.metadata` file says. Raises ValueError for anything that DCP would not have written for us."""
+    """What a `.metadata` file says. Raises ValueError where it names what DCP would not, or lacks what DCP
+    writes."""
     try:
-        root = _AllowList(io.BytesIO(content)).load()
+        root = _AllowList(content).load()
         stored = {(index.fqn, index.offset): info for index, info in root.storage_data.items()}
         return {name: _tensor(name, about, stored) for name, about in root.state_dict_metadata.items()}
     except Exception as error:  # a pickle can go wrong in any way
-        raise ValueError(f"the .metadata of the checkpoint cannot be read: {error}") from None
+        raise ValueError(f"the .metadata of the checkpoint cannot be read: {str(error)[:200]}") from None
 
 
 def _tensor(name: str, about: Any, stored: Mapping[tuple[str, Any], Any]) -> SavedTensor:
@@ -55,50 +57,58 @@ def _tensor(name: str, about: Any, stored: Mapping[tuple[str, Any], Any]) -> Sav
     return SavedTensor(about.size, about.properties.dtype, tuple(chunks))
 
 
-class _Inert:
-    """Stands for a class of torch's: attributes, and no code."""
+_DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 
 
-class _Properties:
-    """TensorProperties: a tuple, of which the first is the dtype."""
+def _stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
+    """What a pickle gets for what it names. Made anew for each: it may write into classes and functions."""
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.dtype = state[0]
+    class Inert:
+        """Stands for a class of torch's: attributes, and no code."""
 
+    class Properties:
+        """TensorProperties: a tuple, of which the first is the dtype."""
 
-def _number(value: int) -> int:
-    """Stands for an enum."""
-    return value
+        def __setstate__(self, state: tuple[Any, ...]) -> None:
+            self.dtype = state[0]
 
+    def number(value: int) -> int:
+        """Stands for an enum."""
+        return value
 
-def _member(kind: Any, _name: str) -> int:
-    """Stands for getattr, by which some versions of Python (3.11.9) write a member of an enum; for nothing
-    else."""
-    if kind is not _number:
-        raise pickle.UnpicklingError("it asks for an attribute, which no checkpoint needs")
-    return 0
+    def member(kind: Any, _name: str) -> int:
+        """Stands for getattr, by which some versions of Python (3.11.9) write a member of an enum; for
+        nothing else."""
+        if kind is not number:
+            raise pickle.UnpicklingError("it asks for an attribute, which no checkpoint needs")
+        return 0
 
+    def layout(_name: str) -> None:
+        """What nobody asks for."""
 
-_DCP = "torch.distributed.checkpoint"
-_ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
-    (f"{_DCP}.metadata", "Metadata"): _Inert,
-    (f"{_DCP}.metadata", "TensorStorageMetadata"): _Inert,
-    (f"{_DCP}.metadata", "ChunkStorageMetadata"): _Inert,
-    (f"{_DCP}.metadata", "MetadataIndex"): _Inert,
-    (f"{_DCP}.metadata", "TensorProperties"): _Properties,
-    (f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"): _number,
-    (f"{_DCP}.filesystem", "_StorageInfo"): _Inert,
-    ("builtins", "getattr"): _member,
-    ("torch", "Size"): tuple,
-    ("torch.serialization", "_get_layout"): str,
-}
+    dcp = "torch.distributed.checkpoint"
+    return {
+        (f"{dcp}.metadata", "Metadata"): Inert,
+        (f"{dcp}.metadata", "TensorStorageMetadata"): Inert,
+        (f"{dcp}.metadata", "ChunkStorageMetadata"): Inert,
+        (f"{dcp}.metadata", "MetadataIndex"): Inert,
+        (f"{dcp}.metadata", "TensorProperties"): Properties,
+        (f"{dcp}.metadata", "_MEM_FORMAT_ENCODING"): number,
+        (f"{dcp}.filesystem", "_StorageInfo"): Inert,
+        ("builtins", "getattr"): member,
+        ("torch", "Size"): tuple,
+        ("torch.serialization", "_get_layout"): layout,
+    }
 
 
 class _AllowList(pickle.Unpickler):
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content))
+        self._allowed = _stand_ins()
+
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _ALLOWED:
-            return _ALLOWED[module, name]
-        dtype = getattr(torch, name, None) if module == "torch" else None
-        if isinstance(dtype, torch.dtype):
-            return dtype
+        if (module, name) in self._allowed:
+            return self._allowed[module, name]
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")

@@ -1,15 +1,18 @@
 """Read checkpoints: find them in a folder, verify one, load its files.
 
-Promise: nothing is executed (weights_only, and an allow-list for `.metadata`); what the operating system only
-fails to do proves nothing against a checkpoint. Limit: a file is read once for its hash, by one rank
-(together.py), and once to be loaded, by each rank that needs something of it, whichever ranks wrote it.
+Promise: nothing is executed (weights_only, and an allow-list for `.metadata`); nothing but regular files
+below the folder is opened; what the operating system only fails to do proves nothing against a checkpoint.
+Limits: a file is read once for its hash, by one rank (together.py), and once to be loaded, by each rank that
+needs something of it, whichever ranks wrote it; what has the right hash is not judged before it is
+loaded.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,76 +22,93 @@ import torch
 from ropeteam_trainer.checkpoint.manifest import (
     MANIFEST,
     METADATA,
+    MOST_BYTES,
     RUNS,
     Manifest,
     folder,
+    ref_at,
     run_folder,
 )
 from ropeteam_trainer.checkpoint.metadata import Chunk, Saved, parse
 from ropeteam_trainer.checkpoint.pieces import Piece, overlap
 from ropeteam_trainer.checkpoint.restore import Look
 from ropeteam_trainer.contract import codec
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
+from ropeteam_trainer.folders import Folder, NotOurs, is_plain
 
 _BLOCK = 4 << 20
-_WRONG_KIND = (IsADirectoryError, NotADirectoryError)
+_ABSENT = (FileNotFoundError, NotOurs)
+_WRONG_KIND = (NotOurs, NotADirectoryError)
 """What is there is not what was saved."""
 
 
 def find(directory: Path) -> tuple[CheckpointRef, ...]:
     """All that look like checkpoints, unverified, without digest. Newest runs first, what is in no run last.
-    Folders with other names are not ours. Raises OSError where the directory cannot be listed: that is no
-    empty one."""
-    names = sorted((path.name for path in _inside(directory / RUNS, "")), reverse=True)
-    unnumbered = (path.name.removeprefix("run-") for path in _inside(directory, "run-"))
-    runs = dict.fromkeys((*(name.partition(".")[2] for name in names), *unnumbered, ""))
-    return tuple(ref for run in runs for ref in _find(directory, run))
-
-
-def _find(directory: Path, run: str) -> Iterator[CheckpointRef]:
-    for step in _inside(directory / run_folder(run), "step-"):
-        for epoch in _inside(step, ""):
-            try:
-                number, world = int(step.name.removeprefix("step-")), Epoch.parse(epoch.name)
-                (epoch / MANIFEST).stat()
-            except (ValueError, FileNotFoundError, NotADirectoryError):
-                continue
-            yield CheckpointRef(number, world, run=run)
-
-
-def _inside(directory: Path, prefix: str) -> list[Path]:
+    Folders with other names are not ours, nor are those that may not be entered. Raises OSError where the
+    directory cannot be listed: that is no empty one."""
     try:
-        return [path for path in directory.iterdir() if path.name.startswith(prefix)]
+        root = Folder.at(directory)
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        return ()
+    numbered: list[str] = []
+    with root:
+        with suppress(*_ABSENT), root.folder(RUNS) as runs:
+            numbered = [name.partition(".")[2] for name in reversed(runs.names())]
+        others = (name.removeprefix("run-") for name in root.names() if name.startswith("run-"))
+        return tuple(ref for run in dict.fromkeys((*numbered, *others, "")) for ref in _find(root, run))
+
+
+def _find(root: Folder, run: str) -> Iterator[CheckpointRef]:
+    base = run_folder(run)
+    for step in _names(root, base) if base else root.names():
+        for epoch in _names(root, f"{base}/{step}" if base else step) if step.startswith("step-") else ():
+            ref = ref_at(run, step, epoch)
+            if ref is not None and _has_manifest(root, ref):
+                yield ref
+
+
+def _names(root: Folder, path: str) -> list[str]:
+    with suppress(*_ABSENT, PermissionError), root.down(path) as inner:
+        return inner.names()
+    return []
+
+
+def _has_manifest(root: Folder, ref: CheckpointRef) -> bool:
+    with suppress(*_ABSENT, PermissionError), root.down(folder(ref)) as place:
+        return place.has(MANIFEST)
+    return False
 
 
 def locate(directory: Path, ref: CheckpointRef) -> CheckpointRef:
     """The same, with its run. A reference that was in status has none; its digest tells which it is."""
-    if ref.run:
+    if ref.run or not ref.digest:
         return ref
-    for path in (directory / folder(ref), *directory.glob(f"run-*/{folder(ref)}")):
-        if ref.digest and _digest(path / MANIFEST) == ref.digest:
-            run = path.relative_to(directory).parts[0].removeprefix("run-")
-            return replace(ref, run="" if run.startswith("step-") else run)
+    with suppress(FileNotFoundError), Folder.at(directory) as root:
+        runs = (name.removeprefix("run-") for name in root.names() if name.startswith("run-"))
+        for each in (replace(ref, run=run) for run in ("", *runs)):
+            if not _has_manifest(root, each):
+                continue
+            with suppress(*_ABSENT), root.down(folder(each)) as place:
+                if _digest(place.read(MANIFEST, MOST_BYTES)) == ref.digest:
+                    return each
     return ref
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def look(directory: Path, ref: CheckpointRef) -> Look:
     """A checkpoint's manifest, against the digest where that is known. Its files: see check()."""
-    ref = locate(directory, ref)
-    place = directory / folder(ref)
     try:
-        text = (place / MANIFEST).read_bytes()
+        ref = locate(directory, ref)
+        text = _read(directory, ref, MANIFEST, MOST_BYTES)
     except FileNotFoundError:
         return _without_manifest(directory, ref)
     except OSError as error:
         return Look(None, f"its manifest cannot be read: {error}", unsure=not isinstance(error, _WRONG_KIND))
-    if ref.digest and hashlib.sha256(text).hexdigest() != ref.digest:
+    digest = _digest(text)
+    if ref.digest and digest != ref.digest:
         return Look(None, "its manifest was altered (the hash differs from the committed one)")
     try:
         manifest = codec.decode(Manifest, text)
@@ -96,15 +116,19 @@ def look(directory: Path, ref: CheckpointRef) -> Look:
         return Look(None, f"its manifest is torn or altered ({error})")
     if (manifest.step, manifest.epoch) != (ref.step, ref.epoch):
         return Look(None, f"its manifest belongs to step {manifest.step} of epoch {manifest.epoch}")
-    if METADATA not in {file.name for file in manifest.files}:
+    names = {file.name for file in manifest.files}
+    if foreign := [name for name in names if not is_plain(name)]:
+        return Look(None, f"its manifest was altered: {ascii(foreign[0])[:80]} is no name of a file of ours")
+    if METADATA not in names:
         return Look(manifest, "it has the format of an earlier Ropeteam, without .metadata")
-    return Look(manifest, ref=replace(ref, digest=hashlib.sha256(text).hexdigest()))
+    return Look(manifest, ref=replace(ref, digest=digest))
 
 
 def _without_manifest(directory: Path, ref: CheckpointRef) -> Look:
     """One that was committed, in a directory without any: that is a volume which is not mounted (yet)."""
     try:
-        names = [path.name for path in directory.iterdir()]
+        with Folder.at(directory) as root:
+            names = root.names()
     except OSError as error:
         return Look(None, f"{directory} cannot be listed: {error}", unsure=bool(ref.digest))
     if ref.digest and not any(name.startswith(("step-", "run-")) for name in names):
@@ -112,48 +136,71 @@ def _without_manifest(directory: Path, ref: CheckpointRef) -> Look:
     return Look(None, "it has no manifest, so it was never committed")
 
 
-def check(place: Path, file: ShardFile, read: Callable[[int], None]) -> Look:
+def check(directory: Path, ref: CheckpointRef, file: ShardFile, read: Callable[[int], None]) -> Look:
     """One file against the manifest. `read` is told of bytes as they are read."""
     try:
-        size = (place / file.name).stat().st_size
-        if size != file.size:
-            return Look(None, f"{file.name} has {size} bytes instead of {file.size} (torn or truncated)")
-        if _sha256(place / file.name, read) != file.sha256:
-            return Look(None, f"{file.name} was altered (wrong hash)")
+        with Folder.at(directory) as root, root.down(folder(ref)) as place:
+            try:
+                size = place.size(file.name)
+                if size != file.size:
+                    fault = f"{file.name} has {size} bytes instead of {file.size} (torn or truncated)"
+                    return Look(None, fault)
+                if _sha256(place, file.name, read) != file.sha256:
+                    return Look(None, f"{file.name} was altered (wrong hash)")
+            except FileNotFoundError:
+                return Look(None, f"{file.name} is missing", unsure=not place.has(MANIFEST))
     except FileNotFoundError:
-        return Look(None, f"{file.name} is missing", unsure=not _is_there(place / MANIFEST))
+        return Look(None, f"{file.name} is missing", unsure=True)  # is one file gone, or are all?
     except OSError as error:
         unsure = not isinstance(error, _WRONG_KIND)
         return Look(None, f"{file.name} cannot be read: {error}", unsure)
     return Look(None)
 
 
-def _is_there(manifest: Path) -> bool:
-    """It was just now: is one file gone, or are all?"""
-    try:
-        manifest.stat()
-    except OSError:
-        return False
-    return True
-
-
-def _sha256(path: Path, read: Callable[[int], None]) -> str:
+def _sha256(place: Folder, name: str, read: Callable[[int], None]) -> str:
     digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as stream:
+    with place.open(name) as stream:
         while block := stream.read(_BLOCK):
             digest.update(block)
             read(len(block))
     return digest.hexdigest()
 
 
+@contextmanager
+def opened(directory: Path, ref: CheckpointRef, name: str) -> Iterator[BinaryIO]:
+    """One file of a checkpoint."""
+    with (
+        Folder.at(directory) as root,
+        root.down(folder(ref)) as place,
+        place.open(name) as stream,
+    ):
+        yield stream
+
+
+def _read(directory: Path, ref: CheckpointRef, name: str, most: int) -> bytes:
+    with Folder.at(directory) as root, root.down(folder(ref)) as place:
+        return place.read(name, most)
+
+
 def load(directory: Path, ref: CheckpointRef, name: str) -> Any:
     """One file of a checkpoint, on the CPU."""
-    return torch.load(directory / folder(ref) / name, map_location="cpu", weights_only=True)
+    with opened(directory, ref, name) as stream:
+        return torch.load(stream, map_location="cpu", weights_only=True)
 
 
-def load_metadata(directory: Path, ref: CheckpointRef) -> Saved:
-    """Where its tensors are. Raises ValueError."""
-    return parse((directory / folder(ref) / METADATA).read_bytes())
+def load_metadata(directory: Path, ref: CheckpointRef, files: Iterable[ShardFile]) -> Saved:
+    """Where in these files, which its manifest names, its tensors are. Raises OSError and ValueError."""
+    known = {file.name: file for file in files}
+    content = _read(directory, ref, METADATA, known[METADATA].size)
+    if _digest(content) != known[METADATA].sha256:
+        raise ValueError(f"{METADATA} was altered (wrong hash)")
+    saved = parse(content)
+    for tensor in saved.values():
+        for chunk in tensor.chunks:
+            file = known.get(chunk.file)
+            if file is None or not 0 <= chunk.begin <= chunk.begin + chunk.length <= file.size:
+                raise ValueError(f"{METADATA} points out of the files of the checkpoint")
+    return saved
 
 
 def fill(
@@ -165,7 +212,7 @@ def fill(
         for chunk in saved[name].chunks:
             by_file.setdefault(chunk.file, []).append((chunk, piece))
     for file, wanted in by_file.items():
-        with (directory / folder(ref) / file).open("rb") as stream:
+        with opened(directory, ref, file) as stream:
             for chunk, piece in sorted(wanted, key=lambda pair: pair[0].begin):
                 _copy(stream, chunk, piece)
                 beat()

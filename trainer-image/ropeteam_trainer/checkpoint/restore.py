@@ -100,9 +100,10 @@ def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[Check
         seen = look(ref)
         if seen.unsure:
             raise CheckpointUnavailable(f"checkpoint {folder(ref)} cannot be judged: {seen.fault}")
-        if seen.manifest is not None and not seen.fault:
+        fault = seen.fault or _foreign(plan, seen.manifest)
+        if seen.manifest is not None and not fault:
             return Choice(seen.manifest, seen.ref, tuple(skipped))
-        skipped.append(f"checkpoint {folder(ref)} is not used: {seen.fault}")
+        skipped.append(f"checkpoint {folder(ref)} is not used: {fault}")
         parent = seen.manifest.parent if seen.manifest else None
         if parent is not None and not exactly and all(folder(parent) != folder(known) for known in queue):
             queue.append(parent)
@@ -113,6 +114,18 @@ def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[Check
             "Never begins at step 0."
         )
     return Choice(None, None, tuple(skipped))
+
+
+def _foreign(plan: RankPlan, manifest: Manifest | None) -> str:
+    """Another job's checkpoint is taken only by who asks for it: several jobs may share a folder."""
+    if manifest is None or plan.lineage_known or plan.resume is not Resume.LATEST:
+        return ""
+    if not plan.job or manifest.job in ("", plan.job):
+        return ""
+    return (
+        f"it is of job {ascii(manifest.job)[:80]}, and this is {plan.job}; spec.resume {{policy: Step, step: "
+        f"{manifest.step}}} would take it"
+    )
 
 
 def shares(manifest: Manifest, ranks: int) -> list[list[ShardFile]]:

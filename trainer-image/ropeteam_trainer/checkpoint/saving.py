@@ -11,19 +11,17 @@ soon as all ranks have written; those saves are synchronous.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ropeteam_trainer import durable
 from ropeteam_trainer.agentlink import AgentLink
 from ropeteam_trainer.checkpoint import reader, rng
 from ropeteam_trainer.checkpoint.cadence import Cadence
 from ropeteam_trainer.checkpoint.kept import Kept, Shared, State
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, STATE, Manifest, folder
+from ropeteam_trainer.checkpoint.manifest import MANIFEST, STATE, Manifest, folder, place, run_folder
 from ropeteam_trainer.checkpoint.metadata import Saved
 from ropeteam_trainer.checkpoint.names import misfit
 from ropeteam_trainer.checkpoint.pieces import piece_of
@@ -32,6 +30,7 @@ from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.folders import Folder
 from ropeteam_trainer.world import World
 
 T = TypeVar("T")
@@ -104,7 +103,7 @@ class Checkpoints:
         if choice.manifest is None or choice.ref is None:
             return None
         ref = choice.ref
-        state = self._load(ref, beat)
+        state = self._load(ref, choice.manifest, beat)
         self._load_own(ref, choice.manifest, beat)
         self._lineage = [ref]
         if self._world.rank == 0:
@@ -113,11 +112,11 @@ class Checkpoints:
                 self._link.send(FromRank(restored=ref))
         return Restored(ref.step, state["data"])
 
-    def _load(self, ref: CheckpointRef, beat: Callable[[], None]) -> dict[str, Any]:
+    def _load(self, ref: CheckpointRef, manifest: Manifest, beat: Callable[[], None]) -> dict[str, Any]:
         """Into the kept objects. Raises KeyError, on all ranks, if they do not fit."""
         state: dict[str, Any] = self._read(lambda: reader.load(self._directory, ref, STATE), beat)
         shared = {kind: state[kind] for kind in State().shared}
-        saved = self._read(lambda: reader.load_metadata(self._directory, ref), beat)
+        saved = self._read(lambda: reader.load_metadata(self._directory, ref, manifest.files), beat)
         self._check_fit(ref, shared, state["others"], saved)
         tensors = self._kept.room(shared, saved)
         pieces = {name: piece for name, tensor in tensors.items() if (piece := piece_of(tensor)) is not None}
@@ -171,13 +170,13 @@ class Checkpoints:
         manifest = Manifest(
             step, self._epoch, self._world.size, self._plan.job, self._plan.job_uid, files, parent
         )
-        place = self._directory / folder(manifest.ref)
-        durable.write(place / MANIFEST, manifest.to_bytes())
-        self._lineage.insert(0, manifest.ref)
-        for old in self._lineage[self.config.keep :]:
-            if old.run != self._plan.job_uid:
-                continue  # of another run
-            shutil.rmtree((self._directory / folder(old)).parent, ignore_errors=True)
+        with Folder.at(self._directory) as root, root.down(run_folder(self._plan.job_uid)) as run:
+            with run.down(place(manifest.ref)) as inner:
+                inner.write(MANIFEST, manifest.to_bytes())
+            self._lineage.insert(0, manifest.ref)
+            for old in self._lineage[self.config.keep :]:
+                if old.run == self._plan.job_uid:  # not of another run
+                    run.remove_tree(f"step-{old.step}")
         del self._lineage[self.config.keep :]
 
 

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -34,6 +35,7 @@ from ropeteam_trainer.checkpoint.restore import (
 )
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
+from ropeteam_trainer.folders import NotOurs
 from ropeteam_trainer.world import World
 
 T = TypeVar("T")
@@ -102,7 +104,7 @@ class Together:
         self._waited_from, self._pause = None, FIRST_PAUSE  # what hindered the choice has passed
         left = shares(manifest, self._world.size)[self._world.rank]
         while True:
-            with _Reading(self._directory / folder(ref), left) as reading:
+            with _Reading(self._directory, ref, left) as reading:
                 said = self._meet(reading)
             if proved := next((f"{one.proved} (rank {n})" for n, one in enumerate(said) if one.proved), ""):
                 return proved
@@ -151,11 +153,14 @@ class Together:
 
 
 def patiently(action: Callable[[], T], directory: Path, beat: Callable[[], None]) -> T:
-    """What `action()` gives, as soon as the volume lets it. Raises CheckpointUnavailable when it does not."""
+    """What `action()` gives, as soon as the volume lets it. Raises CheckpointUnavailable when it does not,
+    and NotOurs at once: that is no trouble of the volume."""
     began, pause = time.monotonic(), FIRST_PAUSE
     while True:
         try:
             return action()
+        except NotOurs:
+            raise
         except OSError as error:
             if time.monotonic() - began >= PATIENCE_SECONDS:
                 text = f"{error} for {PATIENCE_SECONDS:.0f} s. {_fix(directory)}"
@@ -177,11 +182,12 @@ def _say(sentence: str) -> None:
 class _Reading:
     """One rank's part is read and hashed in the background."""
 
-    def __init__(self, place: Path, files: list[ShardFile]) -> None:
-        self._place, self._read, self._lock = place, 0, threading.Lock()
+    def __init__(self, directory: Path, ref: CheckpointRef, files: list[ShardFile]) -> None:
+        self._read, self._lock = 0, threading.Lock()
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(THREADS, "ropeteam-verify")
-        self._files = {self._pool.submit(reader.check, place, file, self._count): file for file in files}
+        check = partial(reader.check, directory, ref)
+        self._files = {self._pool.submit(check, file, self._count): file for file in files}
 
     def after(self, seconds: float) -> _Said:
         """What is known, after so long or when all is."""

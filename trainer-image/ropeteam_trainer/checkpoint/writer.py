@@ -74,14 +74,14 @@ class ShardWriter:
 
     def _write(self, step: int, state: State, copy: dict[str, Any]) -> None:
         """`state` tells how the tensors of `copy` are sharded; its own have changed since."""
-        place = self._directory / folder(CheckpointRef(step, self._epoch, run=self._run))
+        place = folder(CheckpointRef(step, self._epoch, run=self._run))
         try:
             from ropeteam_trainer.checkpoint import dcp
 
             found = {name: piece_of(tensor, copy["locals"][name]) for name, tensor in state.tensors.items()}
             pieces = {name: piece for name, piece in found.items() if piece is not None}
             content = dcp.Content(pieces, state.buffers, copy["shared"], copy["files"])
-            files = dcp.save(place, content, self._group)
+            files = dcp.save(self._directory, place, content, self._group)
         except Exception as error:
             print(
                 f"ropeteam: the checkpoint of step {step} was not written: {error}. Training goes on; "

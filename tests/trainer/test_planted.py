@@ -1,0 +1,96 @@
+"""Checkpoints that somebody has planted beside a good one: nothing of them is executed, none of them hangs
+anything.
+
+Whoever can write to the folder can give his files a manifest with the right hashes: if what is in them is no
+state of ours, the job ends with an error. Else it goes on from the good one. Each case is restored by a
+process of its own, which may use a minute of a processor and 16 GiB.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import pickle
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tests.trainer.planted import CANARY, GOOD, PASSED_OVER, REFUSED, Case, Gadget, checkpoints, plant
+
+from ropeteam_trainer.checkpoint import together
+
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(["tests.trainer.planted"])
+PATIENCE_SECONDS = 120
+"""For a process that hangs."""
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one checkpoint of step 3."""
+    directory = tmp_path_factory.mktemp("good")
+    kept, model = checkpoints(directory)
+    torch.nn.init.constant_(model.weight, 3.0)  # type: ignore[arg-type]
+    kept.save(3, None)
+    kept.close()
+    return directory
+
+
+def restore(directory: str, answer: str) -> None:
+    """In a process of its own."""
+    resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+    resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
+    together.PATIENCE_SECONDS = 0.0  # what is planted must not look as if the volume was away
+    kept, model = checkpoints(Path(directory))
+    restored = kept.restore(lambda: None)
+    weight = model.weight.unique().tolist()  # type: ignore[operator]
+    Path(answer).write_text(json.dumps([restored and restored.step, weight]))
+
+
+def run(directory: Path, answer: Path) -> int | None:
+    process = _forks.Process(target=restore, args=(str(directory), str(answer)))
+    process.start()
+    process.join(PATIENCE_SECONDS)
+    process.kill()
+    process.join()
+    return process.exitcode
+
+
+def restored(directory: Path, answer: Path) -> list[object]:
+    assert run(directory, answer) == 0
+    found: list[object] = json.loads(answer.read_text())
+    return found
+
+
+@pytest.mark.parametrize("case", PASSED_OVER, ids=lambda case: case.name)
+def test_the_job_goes_on_from_the_good_one(case: Case, good: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "saved"
+    shutil.copytree(good, directory)
+    plant(directory, case)
+    assert restored(directory, tmp_path / "answer") == [3, [3.0]]
+    assert not (directory / CANARY).exists()
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
+def test_what_has_the_right_hashes_and_is_no_state_of_ours_ends_the_job(
+    case: Case, good: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "saved"
+    shutil.copytree(good, directory)
+    plant(directory, case)
+    assert run(directory, tmp_path / "answer") == 1
+    assert not (directory / CANARY).exists()
+
+
+def test_if_nothing_was_wrong_with_it_what_is_planted_would_be_taken(good: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "saved"
+    shutil.copytree(good, directory)
+    plant(directory, Case("a copy", lambda _: None))
+    assert restored(directory, tmp_path / "answer") == [1000, [3.0]]
+
+
+def test_a_gadget_that_is_executed_leaves_the_canary(tmp_path: Path) -> None:
+    pickle.loads(pickle.dumps(Gadget(tmp_path / GOOD)))
+    assert (tmp_path / CANARY).exists()
