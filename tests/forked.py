@@ -7,6 +7,7 @@ process that it starts by exec is tested in tests/cli/test_plan.py.
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import runpy
 import subprocess
@@ -16,6 +17,11 @@ from typing import IO, Any, NoReturn
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["tests.trainer.imported", "ropeteam_trainer.planning.measure"])
+
+
+def prepare() -> None:
+    """Start that process, so that whoever kills what has been started since does not kill it."""
+    multiprocessing.forkserver.ensure_running()
 
 
 class Forked:

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.agent.harness import Coordinator, Pod, a_plan
 from tests.agent.life import Life
+from tests.coordinator.link import Crowd
 
 from ropeteam_trainer.agent import http, metrics
 from ropeteam_trainer.agent.http import Metrics
@@ -135,14 +136,18 @@ async def test_a_text_is_made_at_most_once_in_a_while(served: Any, monkeypatch: 
     assert await ask(port, GET) == ("200 OK", "a 1\n")
 
 
-async def test_a_peer_that_says_nothing_or_is_one_too_many_is_left(
-    served: Any, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_peer_that_says_nothing_is_left(served: Any, monkeypatch: pytest.MonkeyPatch):
     _, port = served
-    monkeypatch.setattr(http, "SECONDS", 0.05)
+    monkeypatch.setattr(http, "HEAD_SECONDS", 0.05)
     assert await ask(port, b"GET /met") == ("", "")
-    monkeypatch.setattr(http, "MOST_PEERS", 0)
-    assert await ask(port, GET) == ("", "")
+
+
+async def test_silent_peers_do_not_keep_prometheus_out(served: Any):
+    _, port = served
+    crowd = Crowd(port, 40)
+    await crowd.has_come()
+    assert await ask(port, GET) == ("200 OK", "a 0\n")
+    await crowd.go()
 
 
 async def test_a_port_that_is_taken_is_replaced_and_none_at_all_is_no_trouble(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -26,13 +27,37 @@ from ropeteam_trainer.contract.local import FromRank
 def test_the_agent_knows_our_exceptions_by_the_class_that_the_shim_tells(
     error: Exception, known: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    said = told(error, monkeypatch, tmp_path)
+    assert said.error_type == type(error).__name__
+    assert said.error_class in known
+
+
+def told(error: Exception, monkeypatch: pytest.MonkeyPatch, folder: Path) -> FromRank:
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "s"))
+        listener.bind(str(folder / "s"))
         listener.listen()
-        monkeypatch.setenv("ROPETEAM_RANK_SOCKET", str(tmp_path / "s"))
+        monkeypatch.setenv("ROPETEAM_RANK_SOCKET", str(folder / "s"))
         rankmain._tell(error, "/")
         connection, _ = listener.accept()
         with connection, connection.makefile("rb") as lines:
-            said = codec.decode(FromRank, lines.readline())
-    assert said.error_type == type(error).__name__
-    assert said.error_class in known
+            return codec.decode(FromRank, lines.readline())
+
+
+def test_a_file_name_that_is_not_utf_8_is_told_with_a_question_mark(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    error = ValueError("cannot decode sample " + os.fsdecode(b"caf\xe9.txt"))
+    said = told(error, monkeypatch, tmp_path)
+    assert said.message == "ValueError: cannot decode sample caf?.txt (?)"
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no words")
+
+
+def test_an_exception_that_cannot_say_what_it_is_is_told_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = told(Unspeakable(), monkeypatch, tmp_path)
+    assert said.message == "Unspeakable: its __str__ raised KeyError (?)"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -32,6 +34,7 @@ MESSAGES: list[type] = [
     Plan,
 ]
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))
+st.register_type_strategy(int, st.integers(-(2**63), 2**63 - 1))
 
 
 @given(message=st.sampled_from(MESSAGES).flatmap(st.from_type))
@@ -48,9 +51,11 @@ def test_noise_is_refused_and_never_raises_another_error(kind: type, text: str |
     assert isinstance(json.loads(text), dict), "only an object may be a message, of nothing but defaults"
 
 
+LARGE = st.sampled_from([2**63, -(2**63) - 1, 2**64, 10**400, -(10**400)])
+LONE = st.text(st.characters(categories=["Cs"]) | st.characters(), max_size=5)
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | LARGE | st.floats() | LONE,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(LONE, inner, max_size=3),
     max_leaves=5,
 )
 
@@ -62,7 +67,7 @@ def test_a_field_with_a_foreign_value_is_taken_or_refused_never_raises(
     plain = codec.to_plain(message)
     field = data.draw(st.sampled_from(sorted(plain)))
     with suppress(codec.DecodeError):
-        decoded = codec.from_plain(type(message), {**plain, field: put})
+        decoded = codec.decode(type(message), json.dumps({**plain, field: put}))
         assert codec.decode(type(message), codec.encode(decoded)) == decoded
 
 
@@ -90,6 +95,10 @@ class Outer:
     flag: bool = False
 
 
+def inner(fields: str) -> str:
+    return f'{{"name": "a", "parts": [{{{fields}}}]}}'
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -109,6 +118,10 @@ class Outer:
         ('{"name": "a", "by_name": []}', "Outer.by_name: expected an object, got []"),
         ('{"name": "a", "by_name": {"x": {}}}', "Outer.by_name.x: missing number"),
         ('{"name": "a", "flag": 1}', "Outer.flag: expected bool, got 1"),
+        (inner(f'"number": {2**63}'), "Outer.parts[0].number: expected a number of 64 bits"),
+        (inner(f'"number": 1, "ratio": {10**400}'), "Outer.parts[0].ratio: expected a number of 64 bits"),
+        (inner('"number": 1, "ratio": 1e999'), "Outer.parts[0].ratio: expected a number of 64 bits"),
+        (inner('"number": 1, "ratio": "1"'), 'Outer.parts[0].ratio: expected float, got "1"'),
     ],
 )
 def test_the_refusal_names_the_field(text: str, told: str) -> None:
@@ -121,6 +134,32 @@ def test_unknown_fields_are_ignored_missing_ones_take_their_default_and_an_int_i
     text = '{"name": "a", "invented": [1], "by_name": {"x": {"number": 1, "ratio": 2}}}'
     assert codec.decode(Outer, text) == Outer("a", by_name={"x": Inner(1, 2.0)})
     assert codec.decode(Outer, '{"name": "a", "by_name": null}') == Outer("a")
+
+
+def test_however_deep_what_is_not_expected_lies_it_is_refused() -> None:
+    """At some depth it can be read, and not be written into the refusal."""
+    for depth in range(400, sys.getrecursionlimit() + 100):
+        with pytest.raises(codec.DecodeError):
+            codec.decode(Outer, '{"name": ' + "[" * depth + "]" * depth + "}")
+
+
+NOT_UTF_8 = os.fsdecode(b"caf\xe9.txt")
+
+
+def test_half_a_character_is_replaced_when_it_is_sent() -> None:
+    odd = Outer(NOT_UTF_8, by_name={NOT_UTF_8: Inner(1)})
+    sent = codec.encode(odd)
+    assert json.loads(sent)["name"] == "caf?.txt"
+    assert codec.decode(Outer, sent) == Outer("caf?.txt", by_name={"caf?.txt": Inner(1)})
+    assert codec.decode(Outer, codec.encode(Outer("\U0001f600 \\ud83d"))).name == "\U0001f600 \\ud83d"
+
+
+@pytest.mark.parametrize(
+    "text", [r'{"name": "caf\udce9.txt"}', r'{"name": "caf\uDCE9.txt"}', f'{{"name": "{NOT_UTF_8}"}}']
+)
+def test_half_a_character_from_a_peer_that_sends_it_is_replaced(text: str) -> None:
+    """A coordinator of the release before sends it, and a rank whose script made the line itself."""
+    assert codec.decode(Outer, text).name == "caf?.txt"
 
 
 def test_what_json_cannot_say_is_not_sent() -> None:

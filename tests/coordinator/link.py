@@ -145,6 +145,41 @@ class FakeAgent:
             self.link.send(self.report)
 
 
+class Crowd:
+    """Strangers of another address that say so much, stay as long as they may, and come again."""
+
+    def __init__(self, port: int, count: int, said: bytes = b"", address: str = "127.0.0.2") -> None:
+        self._port, self._said, self._address = port, said, address
+        self._came, self.ended = [False] * count, 0
+        self._tasks = [asyncio.create_task(self._stay(number)) for number in range(count)]
+
+    async def has_come(self) -> None:
+        await eventually(lambda: all(self._came))
+
+    async def go(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _stay(self, number: int) -> None:
+        while True:
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", self._port, local_addr=(self._address, 0)
+            )
+            try:
+                with suppress(ConnectionError):
+                    writer.write(self._said)
+                    await writer.drain()
+                    self._came[number] = True
+                    while await reader.read(1 << 16):
+                        pass
+            finally:
+                writer.transport.abort()
+            self._came[number] = True
+            self.ended += 1
+            await asyncio.sleep(0.2)
+
+
 async def shut(writer: asyncio.StreamWriter) -> None:
     writer.close()
     with suppress(ConnectionError):  # the other end was faster

@@ -21,6 +21,7 @@ from ropeteam_trainer.coordinator import membership
 from ropeteam_trainer.coordinator.metrics import render
 
 BEARER = f"Bearer {wire.http_bearer(TOKEN)}"
+PUT = f"PUT /desired HTTP/1.1\r\nAuthorization: {BEARER}\r\n".encode()
 DESIRED = Desired(1, 1, 1, {"0": SlotDesired(1, "pod-0-1")})
 
 
@@ -81,10 +82,10 @@ async def test_a_malformed_wish_is_refused_with_a_sentence(
         (b"GET /status HTTP/1.1\r\n : empty name\r\n\r\n", 400),
         (b"GET /nowhere HTTP/1.1\r\n\r\n", 404),
         (b"POST /status HTTP/1.1\r\nContent-Length: 0\r\n\r\n", 405),
-        (b"PUT /desired HTTP/1.1\r\n\r\n", 411),
-        (b"PUT /desired HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
-        (b"PUT /desired HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
-        (b"PUT /desired HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n", 413),
+        (PUT + b"\r\n", 411),
+        (PUT + b"Transfer-Encoding: chunked\r\n\r\n", 411),
+        (PUT + b"Content-Length: -1\r\n\r\n", 400),
+        (PUT + b"Content-Length: 99999999\r\n\r\n", 413),
         (b"GET /status HTTP/1.1\r\nX: " + b"x" * (20 << 10) + b"\r\n\r\n", 431),
     ],
 )
@@ -93,7 +94,7 @@ async def test_a_malformed_request_is_answered_with_a_status(served: Served, raw
     assert (await http(served.http, request("GET", "/healthz")))[0] == 200
 
 
-@pytest.mark.parametrize("raw", [b"GET /sta", b"PUT /desired HTTP/1.1\r\nContent-Length: 10\r\n\r\n{}"])
+@pytest.mark.parametrize("raw", [b"GET /sta", PUT + b"Content-Length: 10\r\n\r\n{}"])
 async def test_a_request_that_ends_early_is_answered(served: Served, raw: bytes):
     reader, writer = await asyncio.open_connection("127.0.0.1", served.http)
     writer.write(raw)
@@ -102,26 +103,19 @@ async def test_a_request_that_ends_early_is_answered(served: Served, raw: bytes)
     await shut(writer)
 
 
-async def test_a_peer_that_says_nothing_is_dropped(served: Served, monkeypatch):
-    monkeypatch.setattr(http_module, "SECONDS", 0.05)
+@pytest.mark.parametrize(
+    ("limit", "said"), [("HEAD_SECONDS", b""), ("SECONDS", PUT + b"Content-Length: 10\r\n\r\n{}")]
+)
+async def test_a_peer_that_does_not_go_on_is_dropped(served: Served, monkeypatch, limit: str, said: bytes):
+    monkeypatch.setattr(http_module, limit, 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", served.http)
+    writer.write(said)
     assert await reader.read() == b""
     await shut(writer)
 
 
-async def test_more_connections_than_allowed_are_answered_503(served: Served, monkeypatch):
-    monkeypatch.setattr(http_module, "MOST_CONNECTIONS", 0)
-    assert (await http(served.http, request("GET", "/healthz")))[0] == 503
-
-
-async def test_the_kubelet_is_answered_beside_others_that_have_taken_all_connections(
-    served: Served, monkeypatch
-):
-    monkeypatch.setattr(http_module, "MOST_CONNECTIONS", 1)
-    _, idle = await asyncio.open_connection("127.0.0.1", served.http)
-    assert (await http(served.http, request("GET", "/healthz")))[0] == 200
-    assert (await http(served.http, request("GET", "/metrics")))[0] == 503
-    await shut(idle)
+async def test_the_body_of_a_stranger_is_not_waited_for(served: Served):
+    assert (await http(served.http, b"PUT /desired HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n"))[0] == 401
 
 
 async def test_health_and_metrics_need_no_bearer(served: Served):

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tests.coordinator.conftest import Served
 from tests.coordinator.film import SIGKILL, agent
-from tests.coordinator.link import TOKEN, FakeAgent, Link, eventually, get_status, put_desired, shut
+from tests.coordinator.link import TOKEN, FakeAgent, Link, eventually, get_status, put_desired
 
 from ropeteam_trainer.contract import VERSION, codec, wire
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
@@ -169,16 +169,6 @@ async def test_a_connection_that_says_nothing_is_closed(served: Served, monkeypa
     link = await Link().connect(served.agents)
     assert await link.is_closed()
     assert served.logged("no report came")
-
-
-async def test_too_many_connections_are_closed(served: Served):
-    served.coordinator.most_connections = 1
-    first = await Link().connect(served.agents)
-    reader, writer = await asyncio.open_connection("127.0.0.1", served.agents)
-    assert await reader.read() == b""
-    await shut(writer)
-    await first.close()
-    assert served.logged("too many connections")
 
 
 async def test_an_agent_that_reads_nothing_is_closed(served: Served, monkeypatch):

@@ -30,10 +30,16 @@ _BOOKMARK_SECONDS = 50.0
 class Answer:
     def __init__(self, status: int, content: bytes, stream: Stream | None = None) -> None:
         self.status, self._content, self.headers = status, content, dict[str, str]()
-        self.content = stream
+        self.content = stream or self
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        yield self._content
 
     async def read(self) -> bytes:
         return self._content
+
+    def close(self) -> None:
+        """It came whole."""
 
 
 class ApiSession:
@@ -65,8 +71,7 @@ class ApiSession:
             try:
                 yield answer
             finally:
-                if answer.content:
-                    answer.content.close()
+                answer.content.close()
             return
         async with asyncio.timeout(timeout.total):
             answer = await self._pass(lambda: self._serve(method, path, params, body))
@@ -196,7 +201,10 @@ class CoordinatorSession:
         """Nothing is pooled."""
 
     @asynccontextmanager
-    async def put(self, url: str, *, data: bytes, headers: dict[str, str]) -> AsyncIterator[Answer]:
+    async def put(
+        self, url: str, *, data: bytes, headers: dict[str, str], allow_redirects: bool
+    ) -> AsyncIterator[Answer]:
+        assert not allow_redirects
         data = skew.said(self._process, data)
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or 80

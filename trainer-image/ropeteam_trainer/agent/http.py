@@ -2,7 +2,7 @@
 
 It must never cost training anything: a port that is taken is replaced by a free one, none at all is a line in
 the log; a text is made at most once a second, however often it is asked for; a peer has 5 seconds and 8 KiB,
-and more than 16 peers at a time are turned away unheard.
+and there are places for 16 (contract/strangers.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.metrics import CONTENT_TYPE
 from ropeteam_trainer.agent.waiting import within
 from ropeteam_trainer.contract.config import AGENT_METRICS_PORT
+from ropeteam_trainer.contract.strangers import HEAD_SECONDS, Strangers
 
 MOST_HEAD, MOST_PEERS = 8 << 10, 16
-SECONDS = 5.0
 FRESH_SECONDS = 1.0
 
 
@@ -26,7 +26,7 @@ class Metrics:
     def __init__(self, render: Callable[[], str]) -> None:
         self._render = render
         self._text, self._made_at = b"", float("-inf")
-        self._peers = 0
+        self._strangers = Strangers(MOST_PEERS)
         self._server: asyncio.Server | None = None
 
     async def listen(self, address: str, port: int = AGENT_METRICS_PORT) -> int:
@@ -48,16 +48,16 @@ class Metrics:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._peers += 1
+        address, leave = writer.get_extra_info("peername")[0], writer.transport.abort
+        self._strangers.take(address, leave)
         try:
-            if self._peers <= MOST_PEERS:
-                head = await within(SECONDS, reader.readuntil(b"\r\n\r\n"))
-                writer.write(self._answer(head))
-                await within(SECONDS, writer.drain())
+            head = await within(HEAD_SECONDS, reader.readuntil(b"\r\n\r\n"))
+            writer.write(self._answer(head))
+            await within(HEAD_SECONDS, writer.drain())
         except (OSError, EOFError, asyncio.LimitOverrunError):
             pass  # it went away, said too much, or is too slow
         finally:
-            self._peers -= 1
+            self._strangers.free(address, leave)
             writer.close()
 
     def _answer(self, head: bytes) -> bytes:

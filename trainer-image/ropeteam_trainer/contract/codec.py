@@ -4,6 +4,8 @@ A message from the network is decoded into frozen dataclasses or refused with a 
 Supported: str, int, float, bool, None, str-Enums, dataclasses, `tuple[X, ...]`, `dict[str, X]`, `X | None`.
 Field names stay as they are. Unknown fields are ignored (a newer peer may send more), missing ones take their
 default. What a type asks for is found out once: a coordinator reads thousands of messages per second.
+Half a character (a lone surrogate: Python's stand-in for a byte of a file name that is not UTF-8) is text of
+some script and no reason to lose a message: `?` takes its place, at both ends. Numbers have 64 bits.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import dataclasses
 import enum
 import functools
 import json
+import math
 import operator
 import types
 import typing
@@ -22,6 +25,8 @@ T = TypeVar("T")
 _Reader = Callable[[Any], Any]
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _write = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_write_unescaped = json.JSONEncoder(ensure_ascii=False).encode
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 class DecodeError(ValueError):
@@ -29,8 +34,15 @@ class DecodeError(ValueError):
 
 
 def encode(message: Any) -> bytes:
-    """A dataclass as compact JSON."""
-    return _write(to_plain(message)).encode()
+    """A dataclass as compact JSON, in ASCII."""
+    text = _write(to_plain(message))
+    if "\\ud" in text:  # half a character, or one of two halves
+        text = _write(_without_halves(json.loads(text)))
+    return text.encode()
+
+
+def _without_halves(plain: Any) -> Any:
+    return json.loads(_write_unescaped(plain).encode(errors="replace"))
 
 
 def to_plain(value: Any) -> Any:
@@ -63,7 +75,9 @@ def decode(cls: type[T], data: bytes | str) -> T:
 
 def _plain(data: bytes | str) -> Any:
     try:
-        return _JSON.decode(data if isinstance(data, str) else data.decode())
+        text = data.encode(errors="replace").decode() if isinstance(data, str) else data.decode()
+        plain = _JSON.decode(text)
+        return _without_halves(plain) if "\\ud" in text or "\\uD" in text else plain
     except (ValueError, RecursionError) as error:
         raise DecodeError(f"not JSON: {error}") from None
 
@@ -124,7 +138,8 @@ class _Wrong(ValueError):
 
 
 def _expected(wanted: str, value: Any) -> _Wrong:
-    return _Wrong(f"expected {wanted}, got {json.dumps(value)[:80]}")
+    nested = isinstance(value, (list, dict)) and value  # perhaps so deep that it cannot be written again
+    return _Wrong(f"expected {wanted}, got {'something nested' if nested else json.dumps(value)[:80]}")
 
 
 @functools.cache
@@ -141,7 +156,7 @@ def _reader(kind: Any) -> _Reader:
         return _read_dataclass(kind)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _read_enum(kind)
-    return _read_scalar(kind)
+    return {int: _read_int, float: _read_float}.get(kind) or _read_scalar(kind)
 
 
 def _read_optional(inner: _Reader) -> _Reader:
@@ -235,8 +250,24 @@ def _read_scalar(kind: Any) -> _Reader:
     def read(value: Any) -> Any:
         if type(value) is kind:
             return value
-        if kind is float and type(value) is int:
-            return float(value)
         raise _expected(kind.__name__, value)
 
     return read
+
+
+def _read_int(value: Any) -> int:
+    if type(value) is not int:
+        raise _expected("int", value)
+    if not _LOWEST <= value <= _HIGHEST:
+        raise _Wrong("expected a number of 64 bits, got a larger one")
+    return value
+
+
+def _read_float(value: Any) -> float:
+    if type(value) is int:
+        return float(_read_int(value))
+    if type(value) is not float:
+        raise _expected("float", value)
+    if not math.isfinite(value):  # 1e999 is a number of JSON
+        raise _Wrong("expected a number of 64 bits, got a larger one")
+    return value

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ropeteam_trainer import durable
 from ropeteam_trainer.background import end_loudly
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract import config as contract
@@ -27,6 +26,7 @@ from ropeteam_trainer.coordinator.http import MOST_HEAD, Http
 from ropeteam_trainer.coordinator.log import Log
 from ropeteam_trainer.coordinator.pulse import Pulse
 from ropeteam_trainer.coordinator.server import AgentLine, Coordinator, listen
+from ropeteam_trainer.folders import Folder
 from ropeteam_trainer.lines import take_over
 
 STATE_DIR = "/ropeteam-state"
@@ -79,8 +79,8 @@ def count_boot(folder: Path, unix: int) -> int:
         boot = 0
     except ValueError:
         boot = unix
-    folder.mkdir(parents=True, exist_ok=True)
-    durable.write(file, str(boot).encode())
+    with Folder.at(folder, make=True) as kept:
+        kept.write(file.name, str(boot).encode())
     return boot
 
 

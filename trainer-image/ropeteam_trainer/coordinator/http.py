@@ -3,11 +3,12 @@ connection.
 
 `/desired` and `/status` need the job's bearer (wire.http_bearer), in Authorization or in X-Ropeteam-Bearer
 (an API server's proxy removes the former). What is malformed is answered 4xx with a sentence, and the
-connection ends.
+connection ends. A body is read once the bearer is known.
 `/metrics` are made once a second at most, and more seldom while the coordinator is late.
 `/healthz` is the kubelet's liveness probe: that it is answered means that the loop turns, 200 that the state
-folder answers too. It is answered also when others have taken all connections.
-Limits: a request line and headers of 16 KiB, a body of 1 MiB with Content-Length, 10 seconds, 64 connections.
+folder answers too.
+Limits: a request line and headers of 16 KiB within 5 seconds, a body of 1 MiB with Content-Length, 10 seconds
+for it and for the answer; 64 places for connections that have shown no bearer (contract/strangers.py).
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from dataclasses import dataclass
 
 from ropeteam_trainer.contract import VERSION, codec, wire
 from ropeteam_trainer.contract.config import CoordinatorConfig
-from ropeteam_trainer.contract.desired import Desired
+from ropeteam_trainer.contract.desired import Desired, JobReport
+from ropeteam_trainer.contract.strangers import HEAD_SECONDS, Strangers
 from ropeteam_trainer.coordinator.metrics import render
 from ropeteam_trainer.coordinator.server import Coordinator
 
-MOST_HEAD, MOST_BODY, MOST_CONNECTIONS = 16 << 10, 1 << 20, 64
+MOST_HEAD, MOST_BODY, MOST_STRANGERS = 16 << 10, 1 << 20, 64
 SECONDS = 10.0
 _PHRASES = {
     200: "OK",
@@ -55,7 +57,6 @@ class Request:
     path: str
     headers: dict[str, str]
     """Names in lower case."""
-    body: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -79,54 +80,45 @@ class Http:
         """`trouble`: why this process had better be started anew, or ""."""
         self._coordinator, self._trouble = coordinator, trouble
         self._bearer = wire.http_bearer(coordinator.token)
-        self._open = 0
+        self.strangers = Strangers(MOST_STRANGERS)
         self._metrics = Answer(200, b"")
         self._metrics_at = float("-inf")
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request. Never raises for what a peer does."""
-        self._open += 1
+        address, leave = writer.get_extra_info("peername")[0], writer.transport.abort
+        self.strangers.take(address, leave)
         try:
-            answer = await asyncio.wait_for(self._answer(reader), SECONDS)
+            answer = await self._answer(reader, lambda: self.strangers.free(address, leave))
             writer.write(answer.to_bytes())
             await asyncio.wait_for(writer.drain(), SECONDS)
         except (asyncio.TimeoutError, ConnectionError):  # noqa: UP041 (two classes before Python 3.11)
             pass  # it went away, or it does not read
         finally:
-            self._open -= 1
+            self.strangers.free(address, leave)
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> Answer:
+    async def _answer(self, reader: asyncio.StreamReader, proved: Callable[[], None]) -> Answer:
         try:
-            full = self._open > MOST_CONNECTIONS
-            if self._open > 2 * MOST_CONNECTIONS:
-                raise Refused(503, f"more than {2 * MOST_CONNECTIONS} connections")
-            request = await read_request(reader)
-            if full and request.path != "/healthz":
-                raise Refused(503, f"more than {MOST_CONNECTIONS} connections")
-            return self._route(request)
+            request = await asyncio.wait_for(read_head(reader), HEAD_SECONDS)
+            _check_route(request)
+            if request.path == "/healthz":
+                return self._tell_health()
+            if request.path == "/metrics":
+                return self._tell_metrics()
+            self._authenticate(request)
+            proved()
+            if request.path == "/status":
+                return _told(self._coordinator.report())
+            body = await asyncio.wait_for(read_body(reader, request), SECONDS)
+            return _told(self._coordinator.desire(parse_desired(body, self._coordinator.state.config)))
         except Refused as refused:
             return Answer(refused.status, f"{refused}\n".encode())
 
-    def _route(self, request: Request) -> Answer:
-        method = _ROUTES.get(request.path)
-        if method is None:
-            raise Refused(404, f"no such path; there are {', '.join(_ROUTES)}")
-        if request.method != method:
-            raise Refused(405, f"{request.path} takes {method}")
-        if request.path == "/healthz":
-            if trouble := self._trouble():
-                raise Refused(503, trouble)
-            return Answer(200, b"ok\n")
-        if request.path == "/metrics":
-            return self._tell_metrics()
-        self._authenticate(request)
-        if request.path == "/desired":
-            desired = parse_desired(request.body, self._coordinator.state.config)
-            report = self._coordinator.desire(desired)
-        else:
-            report = self._coordinator.report()
-        return Answer(200, codec.encode(report), "application/json")
+    def _tell_health(self) -> Answer:
+        if trouble := self._trouble():
+            raise Refused(503, trouble)
+        return Answer(200, b"ok\n")
 
     def _tell_metrics(self) -> Answer:
         now, state = self._coordinator.now(), self._coordinator.state
@@ -143,6 +135,18 @@ class Http:
         offers.append(request.headers.get(wire.PROXY_HEADER.lower(), ""))
         if not any(hmac.compare_digest(offer.encode(), self._bearer.encode()) for offer in offers):
             raise Refused(401, f"a bearer of this job is needed, in Authorization or {wire.PROXY_HEADER}")
+
+
+def _check_route(request: Request) -> None:
+    method = _ROUTES.get(request.path)
+    if method is None:
+        raise Refused(404, f"no such path; there are {', '.join(_ROUTES)}")
+    if request.method != method:
+        raise Refused(405, f"{request.path} takes {method}")
+
+
+def _told(report: JobReport) -> Answer:
+    return Answer(200, codec.encode(report), "application/json")
 
 
 def parse_desired(body: bytes, config: CoordinatorConfig) -> Desired:
@@ -164,23 +168,24 @@ def parse_desired(body: bytes, config: CoordinatorConfig) -> Desired:
     return desired
 
 
-async def read_request(reader: asyncio.StreamReader) -> Request:
-    """One request. Raises Refused."""
+async def read_head(reader: asyncio.StreamReader) -> Request:
+    """Raises Refused."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
         raise Refused(431, f"request line and headers are over {MOST_HEAD} bytes") from None
     except asyncio.IncompleteReadError:
         raise Refused(400, "the request ended before its headers did") from None
-    request = _parse_head(head)
-    if request.method not in ("PUT", "POST"):
-        return request
+    return _parse_head(head)
+
+
+async def read_body(reader: asyncio.StreamReader, request: Request) -> bytes:
+    """Raises Refused."""
     size = _body_size(request)
     try:
-        body = await reader.readexactly(size)
+        return await reader.readexactly(size)
     except asyncio.IncompleteReadError as error:
         raise Refused(400, f"Content-Length says {size}, but only {len(error.partial)} bytes came") from None
-    return Request(request.method, request.path, request.headers, body)
 
 
 def _parse_head(head: bytes) -> Request:

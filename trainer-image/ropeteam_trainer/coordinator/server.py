@@ -5,8 +5,9 @@ connections that had something to read -> one `membership.step` for all of them 
 changed gets them in the same instant. So no lease is judged while words of its agent lie unread, and the more
 there is to do, the less each of them costs. What is malformed ends its own connection with a line in the log,
 nothing more.
-Limits: nothing is decided here. One connection speaks for one pod, and the newest one wins. asyncio sets
-TCP_NODELAY.
+Limits: nothing is decided here. One connection speaks for one pod, and the newest one wins. Who has not shown
+the job's token takes no place from those who have (contract/strangers.py), and holds 64 KiB of memory per
+place. asyncio sets TCP_NODELAY.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.fence import answer_seconds
 from ropeteam_trainer.contract.messages import LEASE, AgentReport, Grant, Orders, answer
+from ropeteam_trainer.contract.strangers import Strangers
 from ropeteam_trainer.contract.world import CheckpointRef
 from ropeteam_trainer.coordinator import membership, roll, slots
 from ropeteam_trainer.coordinator.log import Log
@@ -31,7 +33,12 @@ from ropeteam_trainer.coordinator.state import Pod, pod_of
 from ropeteam_trainer.coordinator.words import Words
 
 FIRST_REPORT_SECONDS = 10.0
-"""A connection that has not shown the job's token by then is closed."""
+"""A connection that has not shown the job's token by then is closed. Long, for agents of a whole job come at
+once: strangers leave earlier where their places are needed."""
+SPARE_PLACES = 64
+"""Beyond one for each agent of the job, for connections that have not shown its token."""
+BYTES_PER_PLACE = 64 << 10
+"""Who sends more before it has shown the token takes another place: a first report can be long."""
 RESEND_SECONDS = 1.0
 _CHANCE = SystemRandom()
 READ_AT_ONCE = 64 << 10
@@ -57,7 +64,7 @@ class Coordinator:
         asleep: Callable[[], float] = asleep_seconds,
     ) -> None:
         self.token, self.log, self._wall, self.chance = token, log, wall, chance
-        self.most_connections = 4 * config.slots + 64
+        self.strangers = Strangers(config.slots + SPARE_PLACES)
         self.buffer = memoryview(bytearray(READ_AT_ONCE))
         self._loop, self._asleep = asyncio.get_running_loop(), asleep
         self.state = membership.initial(config, boot, self.now())
@@ -124,10 +131,8 @@ class Coordinator:
         self._take_turn()
         self._apply(membership.Tick())
 
-    def opened(self, line: AgentLine) -> bool:
-        """False: there are too many already."""
+    def opened(self, line: AgentLine) -> None:
         self._lines[line] = None
-        return len(self._lines) <= self.most_connections
 
     def closed(self, line: AgentLine) -> None:
         self._lines.pop(line, None)
@@ -195,26 +200,30 @@ class AgentLine(asyncio.BufferedProtocol):
         """Number of its last report, or lease."""
         self._received = b""
         """Before its nonce, or the want of one, was known."""
+        self._size = 0
+        """Bytes received before its first report was whole."""
         self._opener: wire.Opener | None = None
         self._reader = codec.Reader(AgentReport)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._peer = "{}:{}".format(*transport.get_extra_info("peername")[:2])
+        self._address, port = transport.get_extra_info("peername")[:2]
+        self._peer = f"{self._address}:{port}"
         greeting = wire.greeting(self._coordinator.chance.randbytes(wire.NONCE_SIZE))
         self._nonce = greeting[len(wire.HELLO) :]
         loop = asyncio.get_running_loop()
         self._patience = loop.call_later(FIRST_REPORT_SECONDS, self.end, "no report came")
-        if self._coordinator.opened(self):
-            self._transport.write(greeting)
-        else:
-            self.end("too many connections")
+        self._coordinator.opened(self)
+        self._coordinator.strangers.take(self._address, self._make_room)
+        self._transport.write(greeting)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (asyncio's name)
         return self._coordinator.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         data = bytes(self._coordinator.buffer[:nbytes])
+        if self.report is None:
+            self._weigh(nbytes)
         if self._opener is None:
             self._received += data
             if (answer := wire.answered(self._coordinator.token, self._received)) is None:
@@ -234,8 +243,19 @@ class AgentLine(asyncio.BufferedProtocol):
         except (wire.WireError, codec.DecodeError) as error:
             self.end(str(error))
 
+    def _weigh(self, nbytes: int) -> None:
+        """READ_AT_ONCE is at most a place."""
+        before, self._size = self._size, self._size + nbytes
+        if self._size // BYTES_PER_PLACE > before // BYTES_PER_PLACE:
+            self._coordinator.strangers.take(self._address, self._make_room)
+
+    def _make_room(self) -> None:
+        self.end("it has not shown the token, and others need its place")
+
     def _heard(self, report: AgentReport) -> None:
-        self._patience.cancel()
+        if self.report is None:
+            self._patience.cancel()
+            self._coordinator.strangers.free(self._address, self._make_room)
         if self.pod not in (None, pod_of(report)):
             raise wire.WireError(f"a connection of {self.pod} reported as {pod_of(report)}")
         self.report, self.pod, self._told = report, pod_of(report), report.number
@@ -315,6 +335,7 @@ class AgentLine(asyncio.BufferedProtocol):
 
     def _forget(self) -> None:
         self._patience.cancel()
+        self._coordinator.strangers.free(self._address, self._make_room)
         self._coordinator.closed(self)
 
 

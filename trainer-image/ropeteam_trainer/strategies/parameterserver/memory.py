@@ -12,6 +12,7 @@ disk. One process at a time.
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -27,6 +28,7 @@ from ropeteam_trainer.strategies.parameterserver import flat
 
 RECORD_BYTES = 1 << 18
 _PAGE = mmap.PAGESIZE
+_TOO_LITTLE = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 _SELECTOR, _LENGTH = struct.Struct("<Q"), struct.Struct("<Q")
 
 Tensors = dict[str, torch.Tensor]
@@ -73,9 +75,7 @@ class Halves:
             view = mmap.mmap(-1, size)
         else:
             new.unlink(missing_ok=True)
-            with new.open("x+b") as file:
-                _reserve(file.fileno(), size, new.parent)
-                view = mmap.mmap(file.fileno(), size)
+            view = _reserved(new, size)
         _LENGTH.pack_into(view, _SELECTOR.size, len(head))
         view[_SELECTOR.size + _LENGTH.size : _SELECTOR.size + _LENGTH.size + len(head)] = head
         self._attach(view, layout)
@@ -172,19 +172,23 @@ def remember(path: Path, content: bytes) -> None:
         raise _lacking(len(content), path.parent, error) from None
 
 
-def _reserve(file: int, size: int, folder: Path) -> None:
+def _reserved(path: Path, size: int) -> mmap.mmap:
     """All of it now: later a lack of memory would be a SIGBUS."""
     try:
-        os.posix_fallocate(file, 0, size)
+        with path.open("x+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            return mmap.mmap(file.fileno(), size)
     except OSError as error:
-        raise _lacking(size, folder, error) from None
+        raise _lacking(size, path.parent, error) from None
 
 
-def _lacking(size: int, folder: Path, error: OSError) -> MemoryError:
+def _lacking(size: int, folder: Path, error: OSError) -> Exception:
     """Not an OSError any more, which would pass for a lost connection."""
+    what = f"{size} bytes for the state of a parameter server"
+    if error.errno not in _TOO_LITTLE:
+        return RuntimeError(f"{what} cannot be kept in {folder}: {error.strerror}")
     return MemoryError(
-        f"{size} bytes for the state of a parameter server do not fit into {folder}: raise "
-        f"spec.sharedMemory, or use more servers ({error.strerror})"
+        f"{what} do not fit into {folder}: raise spec.sharedMemory, or use more servers ({error.strerror})"
     )
 
 

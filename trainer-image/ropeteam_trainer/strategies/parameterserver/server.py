@@ -1,7 +1,7 @@
 """What a parameter server answers: weights, and gradients that it applies.
 
-A thread per connection; one condition guards everything. A push is answered with the weights after it, once
-they are valid in memory: what was answered is never lost.
+A thread for each connection that the door has let in; one condition guards everything. A push is answered
+with the weights after it, once they are valid in memory: what was answered is never lost.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import socket
-import sys
 import threading
 import traceback
 from collections import Counter
@@ -22,6 +21,7 @@ import torch
 
 from ropeteam_trainer.contract.strategy import ParameterServer
 from ropeteam_trainer.strategies.parameterserver import wire
+from ropeteam_trainer.strategies.parameterserver.door import Door, say
 from ropeteam_trainer.strategies.parameterserver.share import Share, Values
 from ropeteam_trainer.strategies.parameterserver.wire import Head
 
@@ -35,17 +35,19 @@ class _Pushed:
 
 
 class Server:
-    """Serves from its own threads until close(). `ready()` lets workers in."""
+    """Serves from its own threads until close(). `ready()` answers workers. `places`: for strangers."""
 
-    def __init__(self, share: Share, listener: socket.socket, secret: str, asked: ParameterServer) -> None:
+    def __init__(
+        self, share: Share, listener: socket.socket, secret: str, asked: ParameterServer, places: int
+    ) -> None:
         self.share, self.changed = share, threading.Condition()
         self.staleness = Counter[int]()
         """Steps of others between pull and push: of how many gradients, since this process began."""
         self.is_over = False
-        self._secret, self._scales = secret, asked.scale_by_staleness
+        self._scales = asked.scale_by_staleness
         self.is_ready = share.generation is not None
         self._pending: dict[int, dict[int, _Pushed]] = {}
-        self._listener = listener
+        self._door = Door(listener, secret, places, self._let_in)
         self._connections: set[socket.socket] = set()
         self._idle, self._answering = threading.Condition(), 0
         self._stepped = threading.Event()
@@ -57,8 +59,8 @@ class Server:
         }
 
     def start(self) -> None:
-        for job in (self._accept, self._rest):
-            threading.Thread(target=job, daemon=True, name=f"ropeteam{job.__name__}").start()
+        threading.Thread(target=self._rest, daemon=True, name="ropeteam_rest").start()
+        self._door.open()
 
     def ready(self) -> None:
         with self.changed:
@@ -69,7 +71,8 @@ class Server:
         """Once what is being answered is answered: who lost its answer would ask for ever."""
         with self._idle:
             self._idle.wait_for(lambda: not self._answering, timeout=5)
-        for end in (self._listener, *self._connections):
+        self._door.close()
+        for end in tuple(self._connections):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
@@ -80,13 +83,14 @@ class Server:
 
     # ---- connections
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
+    def _let_in(self, connection: socket.socket) -> None:
+        self._connections.add(connection)
+        try:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        except RuntimeError as error:  # it will come again
+            say(f"cannot serve another connection: {error}")
+            self._connections.discard(connection)
+            connection.close()
 
     def _rest(self) -> None:
         """Get ready for the next step while workers compute and send."""
@@ -97,9 +101,7 @@ class Server:
                 self.share.rest()
 
     def _serve(self, connection: socket.socket) -> None:
-        self._connections.add(connection)
         try:
-            wire.greet(connection, self._secret)
             room = bytearray()
             while True:
                 head, size = wire.receive(connection)
@@ -108,8 +110,6 @@ class Server:
                 wire.fill(connection, memoryview(room))
                 with self._busy():
                     self._answer(connection, head, room)
-        except wire.WrongSecret as error:
-            _say(str(error))
         except OSError:
             pass  # it hung up; what it wants it will ask again
         except Exception:
@@ -223,7 +223,3 @@ def packed(value: Any) -> bytes:
 def unpacked(payload: bytearray | bytes) -> Any:
     """Tensors and plain values alone: nothing that could run."""
     return torch.load(io.BytesIO(payload), weights_only=True)
-
-
-def _say(sentence: str) -> None:
-    print(f"ropeteam: {sentence}", file=sys.stderr, flush=True)

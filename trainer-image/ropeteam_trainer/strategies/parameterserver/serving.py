@@ -34,6 +34,8 @@ from ropeteam_trainer.strategies.parameterserver.worker import Line
 
 TELL_SECONDS = 1.0
 """How often the agent is told what metrics count, at most."""
+SPARE_PLACES = 16
+"""Beyond two for each rank, for connections that have not shown the job's secret."""
 LOOK_SECONDS = 0.1
 """How often the chief looks whether it is to save by the clock, or to drain."""
 
@@ -89,8 +91,9 @@ class Serving:
         ratio = LearningRate(trust_ratio=self._strategy.learning_rate.trust_ratio)
         largebatch.apply(optimizer, ratio, None, lambda: 0)
         share = Share(own, optimizer, self._path(f"server-{self._index}"), self._here.workers)
-        assert self._meeting.listener is not None
-        self._server = server = Server(share, self._meeting.listener, self._meeting.secret, asked)
+        meeting, places = self._meeting, 2 * (self._here.workers + self._here.servers) + SPARE_PLACES
+        assert meeting.listener is not None
+        self._server = server = Server(share, meeting.listener, meeting.secret, asked, places)
         server.also({"progress": self._hear_progress})
         heart.phase = "serve"
         heart.beat()

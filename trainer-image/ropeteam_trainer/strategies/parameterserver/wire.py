@@ -18,7 +18,9 @@ from typing import Any
 
 MOST_HEAD = 1 << 20
 _LENGTHS = struct.Struct(">IQ")
-_NONCE, _PROOF = 16, 32
+NONCE, _PROOF = 16, 32
+ANSWER = NONCE + _PROOF
+"""Bytes of a worker's answer to the nonce of a server: its own nonce, and its proof."""
 _PATIENCE_SECONDS = 10.0
 """For the greeting; afterwards a side may be silent as long as it likes."""
 
@@ -34,27 +36,25 @@ def connect(address: str, secret: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout=_PATIENCE_SECONDS)
     try:
-        nonce = secrets.token_bytes(_NONCE)
-        theirs = take(connection, _NONCE)
+        nonce = secrets.token_bytes(NONCE)
+        theirs = take(connection, NONCE)
         connection.sendall(nonce + _proof(secret, b"worker", theirs))
         if not hmac.compare_digest(take(connection, _PROOF), _proof(secret, b"server", nonce)):
             raise WrongSecret(f"{address} is not a parameter server of this job")
     except BaseException:
         connection.close()
         raise
-    return _settled(connection)
+    settle(connection)
+    return connection
 
 
-def greet(connection: socket.socket, secret: str) -> None:
-    """The server's side of connect(). Raises OSError."""
-    connection.settimeout(_PATIENCE_SECONDS)
-    nonce = secrets.token_bytes(_NONCE)
-    connection.sendall(nonce)
-    answer = take(connection, _NONCE + _PROOF)
-    if not hmac.compare_digest(bytes(answer[_NONCE:]), _proof(secret, b"worker", nonce)):
+def counter_proof(secret: str, nonce: bytes, answer: bytes) -> bytes:
+    """What a server says to a worker that has answered its nonce so. Raises ConnectionError."""
+    if len(answer) < ANSWER:
+        raise ConnectionError("it hung up before it had answered")
+    if not hmac.compare_digest(answer[NONCE:], _proof(secret, b"worker", nonce)):
         raise WrongSecret("refused a connection that does not know this job's secret")
-    connection.sendall(_proof(secret, b"server", bytes(answer[:_NONCE])))
-    _settled(connection)
+    return _proof(secret, b"server", answer[:NONCE])
 
 
 def send(connection: socket.socket, head: Head, payload: Sequence[memoryview | bytes] = ()) -> None:
@@ -93,7 +93,8 @@ def fill(connection: socket.socket, room: memoryview) -> None:
         begin += count
 
 
-def _settled(connection: socket.socket) -> socket.socket:
+def settle(connection: socket.socket) -> None:
+    """For what follows the greeting."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # A machine that vanished says nothing: without these a read would wait for ever.
@@ -101,7 +102,6 @@ def _settled(connection: socket.socket) -> socket.socket:
     for option, seconds in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 5)):
         connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
-    return connection
 
 
 def _proof(secret: str, who: bytes, nonce: bytes | bytearray) -> bytes:

@@ -1,0 +1,78 @@
+"""Places for who has proved nothing: who leaves when they are taken."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropeteam_trainer.contract.strangers import Strangers
+
+
+class Port:
+    """Strangers by name. `left`: those who were told to, in order."""
+
+    def __init__(self, places: int) -> None:
+        self.strangers, self.left = Strangers(places), list[str]()
+        self._leaves = dict[str, partial[None]]()
+
+    def take(self, *names: str) -> None:
+        """`a1`: the connection 1 of the address a."""
+        for name in names:
+            leave = self._leaves.setdefault(name, partial(self.left.append, name))
+            self.strangers.take(name[0], leave)
+
+    def free(self, name: str) -> None:
+        self.strangers.free(name[0], self._leaves[name])
+
+
+def test_a_flood_of_one_address_displaces_itself_oldest_first():
+    port = Port(places=3)
+    port.take("b1", "a1", "a2", "a3", "a4")
+    assert port.left == ["a1", "a2"]
+    port.take("c1")
+    assert port.left == ["a1", "a2", "a3"]
+
+
+def test_where_no_address_has_more_than_others_the_oldest_leaves():
+    port = Port(places=2)
+    port.take("a1", "b1", "c1", "d1")
+    assert port.left == ["a1", "b1"]
+
+
+def test_who_has_gone_or_proved_itself_takes_no_place():
+    port = Port(places=2)
+    port.take("a1", "a2")
+    for _ in range(2):
+        port.free("a1")
+    assert port.strangers.taken == 1
+    port.take("a3")
+    assert port.left == []
+
+
+def test_who_takes_another_place_may_lose_all_of_its_own():
+    port = Port(places=2)
+    port.take("a1", "b1", "a1")
+    assert (port.left, port.strangers.taken) == (["a1"], 1)
+
+
+def test_room_can_be_made_before_the_places_are_taken():
+    port = Port(places=9)
+    assert not port.strangers.end_one()
+    port.take("a1", "b1", "b2")
+    assert port.strangers.end_one()
+    assert port.left == ["b1"]
+
+
+@given(places=st.integers(1, 5), names=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4))))
+def test_who_comes_alone_from_its_address_has_a_place_while_others_have_more(
+    places: int, names: list[tuple[str, int]]
+):
+    port = Port(places)
+    port.take("z1")
+    for address, number in names:
+        port.take(f"{address}{number}")
+        assert port.strangers.taken <= places
+    if places >= 4:
+        assert "z1" not in port.left, "there are four addresses"

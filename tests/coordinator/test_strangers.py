@@ -1,0 +1,97 @@
+"""Who has not shown the token, in numbers: those who have are served all the same, and memory has a bound."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import pytest
+from tests.coordinator.conftest import Served
+from tests.coordinator.film import agent
+from tests.coordinator.link import Crowd, Link, eventually, get_status, http, put_desired, request
+
+from ropeteam_trainer.contract import wire
+from ropeteam_trainer.contract.desired import Desired, SlotDesired
+from ropeteam_trainer.contract.messages import AgentReport, Shard
+from ropeteam_trainer.contract.world import Epoch, ShardFile
+from ropeteam_trainer.coordinator import server
+
+DESIRED = Desired(1, 1, 1, {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in (0, 1)}, allowance=5)
+LONGEST = struct.pack(">I", wire.MAX_BODY) + b"x" * wire.MAX_BODY
+"""A frame that lacks the last 32 bytes."""
+
+
+async def registered(served: Served, report: AgentReport) -> None:
+    """At once: the first connection is served."""
+    link = await Link().connect(served.agents)
+    link.send(report)
+    await link.until(lambda orders: orders.number == 1)
+    await link.close()
+
+
+async def test_silent_strangers_keep_no_agent_out(served: Served):
+    await put_desired(served.http, DESIRED)
+    crowd = Crowd(served.agents, 150)
+    await crowd.has_come()
+    await registered(served, agent(0))
+    await crowd.go()
+
+
+async def test_an_agent_that_has_reported_stays_whoever_comes(served: Served):
+    await put_desired(served.http, DESIRED)
+    link = await Link().connect(served.agents)
+    link.send(agent(0))
+    await link.until(lambda orders: orders.number == 1)
+    crowd = Crowd(served.agents, 150, address="127.0.0.1")
+    await crowd.has_come()
+    link.send(agent(0, number=2, orders_seen=1, leaving=True))
+    await link.until(lambda orders: orders.leave)
+    await crowd.go()
+    await link.close()
+
+
+async def test_half_requests_keep_neither_the_operator_nor_a_probe_nor_prometheus_out(served: Served):
+    crowd = Crowd(served.http, 150, b"GET /metrics HTTP/1.1\r\n")
+    await crowd.has_come()
+    assert (await put_desired(served.http, DESIRED)).generation_seen == 1
+    assert (await get_status(served.http)).generation_seen == 1
+    for path in ("/healthz", "/metrics"):
+        assert (await http(served.http, request("GET", path)))[0] == 200
+    await crowd.go()
+
+
+async def test_whatever_strangers_say_the_log_does_not_grow_with_it(served: Served):
+    for size in range(3):
+        link = await Link().connect(served.agents)
+        link.write(struct.pack(">I", wire.MAX_BODY + 1 + size))
+        assert await link.is_closed()
+    assert len([line for line in served.lines if "closed" in line]) == 1
+
+
+def held(served: Served) -> int:
+    """Bytes of frames that nobody knows to be genuine."""
+    return sum(len(line._opener._buffer) for line in served.coordinator._lines if line._opener)
+
+
+async def test_what_strangers_have_said_is_held_within_a_bound(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(server, "FIRST_REPORT_SECONDS", 300.0)
+    crowd = Crowd(served.agents, 20, LONGEST)
+    await crowd.has_come()
+    places = 2 + server.SPARE_PLACES
+    await eventually(lambda: held(served) > places * server.BYTES_PER_PLACE // 2)
+    assert held(served) <= (places + 1) * server.BYTES_PER_PLACE
+    await crowd.go()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.2", "127.0.0.1"])
+async def test_a_long_first_report_is_heard_beside_them(served: Served, address: str):
+    """Its shards are told again on each new connection."""
+    await put_desired(served.http, DESIRED)
+    files = tuple(ShardFile(f"__0_{n}.distcp", 1, "f" * 64) for n in range(6_000))
+    report = replace(agent(0), shards=(Shard(0, Epoch(1, 0, 1), 10, files),))
+    crowd = Crowd(served.agents, 5, LONGEST, address)
+    await crowd.has_come()
+    await registered(served, report)
+    await crowd.go()

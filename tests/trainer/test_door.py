@@ -1,0 +1,142 @@
+"""Strangers before a parameter server: they neither keep workers out nor end it."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import torch
+from tests.trainer.ranks import SCRIPTS
+
+from ropeteam_trainer.contract.strategy import ParameterServer
+from ropeteam_trainer.strategies.parameterserver import door as module
+from ropeteam_trainer.strategies.parameterserver import wire
+from ropeteam_trainer.strategies.parameterserver.door import Door
+from ropeteam_trainer.strategies.parameterserver.server import Server
+from ropeteam_trainer.strategies.parameterserver.share import Share
+
+SECRET = "of this job"
+PLACES = 8
+
+
+class Guarded:
+    """A door, and who was let in."""
+
+    def __init__(self) -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = listener.getsockname()[1]
+        self.inside = queue.Queue[socket.socket]()
+        self.door = Door(listener, SECRET, PLACES, self.inside.put)
+        self.door.open()
+
+    def comes(self, secret: str = SECRET) -> socket.socket:
+        return wire.connect(f"127.0.0.1:{self.port}", secret)
+
+
+@pytest.fixture
+def guarded() -> Iterator[Guarded]:
+    guarded = Guarded()
+    yield guarded
+    guarded.door.close()
+
+
+@contextmanager
+def strangers(port: int, count: int) -> Iterator[list[socket.socket]]:
+    """Of another address, silent. Each has been greeted, or let go."""
+    found = []
+    with ExitStack() as ends:
+        for _ in range(count):
+            found.append(socket.create_connection(("127.0.0.1", port), 30, ("127.0.0.2", 0)))
+            ends.enter_context(found[-1])
+            with suppress(ConnectionError):
+                found[-1].recv(wire.NONCE)
+        yield found
+
+
+def close(*connections: socket.socket) -> None:
+    for each in connections:
+        each.close()
+
+
+def test_silent_strangers_keep_no_worker_out(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GREETING_SECONDS", 300.0)
+    with strangers(guarded.port, 3 * PLACES):
+        assert guarded.door.strangers.taken == PLACES
+        with guarded.comes() as worker, guarded.inside.get() as inside:
+            wire.send(worker, {"do": "pull"})
+            assert wire.receive(inside) == ({"do": "pull"}, 0)
+
+
+def test_who_has_shown_the_secret_takes_no_place(guarded: Guarded) -> None:
+    workers = [guarded.comes() for _ in range(3 * PLACES)]
+    inside = [guarded.inside.get() for _ in workers]
+    assert guarded.door.strangers.taken == 0
+    close(*workers, *inside)
+
+
+def test_the_time_of_a_whole_greeting_is_limited(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then is not enough to stay."""
+    monkeypatch.setattr(module, "GREETING_SECONDS", 0.2)
+    sent = 0
+    with strangers(guarded.port, 1) as (slow,), suppress(ConnectionError):
+        while sent < wire.ANSWER - 1:
+            sent += slow.send(b"x")
+            time.sleep(0.1)
+    assert sent < wire.ANSWER - 1
+
+
+def test_who_does_not_know_the_secret_is_told_of_once_in_a_while(
+    guarded: Guarded, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):
+        with pytest.raises(ConnectionError):
+            guarded.comes("another job's")
+    close(guarded.comes(), guarded.inside.get())
+    assert capfd.readouterr().err.count("refused a connection") == 1
+
+
+def test_a_server_that_gets_no_thread_is_a_server_still(capfd: pytest.CaptureFixture[str]) -> None:
+    weights = torch.nn.Parameter(torch.ones(3))
+    listener = socket.create_server(("127.0.0.1", 0))
+    share = Share({"weights": weights}, torch.optim.SGD([weights], lr=1.0), None, 1)
+    server = Server(share, listener, SECRET, ParameterServer(), PLACES)
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    server.start()
+    server.ready()
+    usual = threading.stack_size(1 << 47)  # more than there are addresses
+    try:
+        with wire.connect(address, SECRET) as refused:
+            assert refused.recv(1) == b""
+    finally:
+        threading.stack_size(usual)
+    assert "cannot serve another connection: can't start new thread" in capfd.readouterr().err
+    with wire.connect(address, SECRET) as worker:
+        wire.send(worker, {"do": "pull"})
+        assert wire.receive(worker) == ({"version": 0}, 12)
+    server.close()
+
+
+def test_strangers_take_no_descriptor_that_the_server_needs(tmp_path: Path) -> None:
+    """It kept its state in a new file while they held all that it had, and ended for want of one."""
+    command = [sys.executable, str(SCRIPTS / "guarded.py"), str(tmp_path), "60", SECRET, "400"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin
+        assert child.stdout
+        port = int(child.stdout.readline())
+        for life in ("one", "two"):
+            with strangers(port, 100):
+                print(life, file=child.stdin, flush=True)
+                assert child.stdout.readline() == "kept\n"
+                with wire.connect(f"127.0.0.1:{port}", SECRET) as worker:
+                    wire.send(worker, {"do": "pull"})
+                    assert wire.receive(worker) == ({"version": 0}, 32)
+        child.stdin.close()
+        assert child.wait() == 0
