@@ -23,8 +23,9 @@ async def test_explain_replays_a_snapshot(tmp_path: Path) -> None:
         LocalCluster(tmp_path / "home") as cluster,
         ApiClient(partial(access.load, cluster.kubeconfig)) as client,
     ):
-        await client.create(job())
+        await client.create(job(env=[{"name": "PIN", "value": "s3cr3t"}]))
         fresh = await inspect.snapshot(client, "default", "job")
+        assert fresh.spec["env"] == [{"name": "PIN", "value": "***1"}]
         assert decide(fresh).status.attempt == 1
         async with operator_of(cluster):
 

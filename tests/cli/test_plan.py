@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from tests.forked import Forked
+from tests.forked import Forked, prepare
 
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.cli import plan
@@ -48,6 +48,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a test has many scripts. In all others, each is started by exec."""
+    prepare()
     monkeypatch.setattr(subprocess, "Popen", Forked)
 
 
@@ -61,7 +62,8 @@ def planned(script: str | None, *options: str, **spec: Any) -> Result:
     fields = {"workers": 4, "image": "none", "command": ["python", "train.py"], **spec}
     job = {"apiVersion": "ropeteam.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "job"}}
     Path("job.yaml").write_text(yaml.safe_dump({**job, "spec": fields}))
-    result = CliRunner().invoke(cli, ["plan", "job.yaml", *options])
+    patience = ("--timeout-seconds", "600")  # a busy machine imports torch for more than a minute
+    result = CliRunner().invoke(cli, ["plan", "job.yaml", *patience, *options])
     assert not Path("trained").exists()
     return result
 
@@ -216,6 +218,19 @@ def test_a_script_that_never_comes_to_wrap_is_ended() -> None:
     result = planned("import time\ntime.sleep(3600)\n", "--timeout-seconds", "1")
     assert "did not come to job.wrap() within 1 s (--timeout-seconds)" in result.output
     assert rows(result)["mesh"] == "replicate 4"
+
+
+def test_nothing_that_the_script_starts_stays_in_whichever_session() -> None:
+    script = """
+import subprocess
+command = "setsid sleep 3600 & echo $!; sleep 3600"
+left = subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, start_new_session=True)
+open("pids", "w").write(f"{left.pid} {left.stdout.readline().decode()}")
+"""
+    planned(script)
+    pids = Path("pids").read_text().split()
+    assert len(pids) == 2
+    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
 
 
 @pytest.mark.usefixtures("_forked")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import suppress
 from typing import Any
 
@@ -101,6 +102,23 @@ async def test_there_are_addresses_for_many_services_and_none_is_a_pods(api: Cli
     pod = await api.get(f"{CORE}/pods/one")
     addresses = [await service(api, f"s-{number}", "nobody") for number in range(300)]
     assert len({*addresses, pod["status"]["podIP"]}) == 301
+
+
+async def test_an_address_that_was_in_use_is_listened_on_when_it_is_free(
+    api: Client, caplog: pytest.LogCaptureFixture
+):
+    await start(api, "one")
+    host = await service(api, "s", "nobody")
+
+    async def told() -> bool:
+        return "service s cannot listen" in caplog.text
+
+    with socket.create_server((host, 29999)):
+        change = {"spec": {"selector": {"app": "one"}}}
+        await api.call("PATCH", f"{CORE}/services/s", change, content="application/merge-patch+json")
+        await until(told)
+    await until(lambda: reaches(host, 29999))
+    assert await ask(host) == "one hello"
 
 
 async def test_connections_to_a_dead_pod_end_at_once(api: Client):

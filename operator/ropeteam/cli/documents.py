@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ropeteam.api import rules, strategy
 from ropeteam.api.job import API_VERSION, KIND, TrainingJobSpec
+from ropeteam.cli import manifestyaml
 from ropeteam.cli.errors import BadInput
 from ropeteam.controller.cluster import (
     CLUSTER_WIDE,
@@ -24,6 +23,8 @@ from ropeteam.controller.cluster import (
 
 WORKDIR = "ropeteam.dev/workdir"
 """Where relative paths in a command begin, on the local cluster."""
+MOST_BYTES = 3 << 20
+"""Of a request to an API server."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,15 @@ async def _apply_one(client: ApiClient, thing: Object) -> None:
 
 def _load(file: Path) -> list[Any]:
     try:
-        documents = list(yaml.safe_load_all(file.read_text()))
+        with file.open("rb") as stream:
+            data = stream.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise BadInput(f"{file} has more than {MOST_BYTES} bytes, which no server takes; make it smaller")
+        return [each for each in manifestyaml.documents(data.decode()) if each is not None]
+    except manifestyaml.Refused as error:
+        raise BadInput(f"{file}: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read {file}: {error}") from None
-    except yaml.YAMLError as error:
-        raise BadInput(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
-    return [document for document in documents if document is not None]
 
 
 def _with_names(document: Any, file: Path) -> Object:
@@ -111,6 +115,12 @@ def _with_names(document: Any, file: Path) -> Object:
         raise BadInput(f"{file}: {document['kind']} without metadata.name")
     if not Place.knows(document["kind"]):
         raise BadInput(f"{file}: kind {document['kind']} cannot be applied here; use kubectl apply")
+    for field in ("labels", "annotations"):
+        words = meta[field] = meta.get(field) or {}
+        if not isinstance(words, dict) or not all(isinstance(word, str) for word in words.values()):
+            raise BadInput(f"{file}: metadata.{field} is no map of texts; put its values in quotes")
+    if not isinstance(meta.get("namespace", ""), str):
+        raise BadInput(f"{file}: metadata.namespace is no text; put it in quotes")
     if document["kind"] not in CLUSTER_WIDE:
         meta.setdefault("namespace", "default")
     return document

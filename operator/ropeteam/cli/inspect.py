@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from ropeteam.api.defaults import Defaults
 from ropeteam.cli.errors import BadInput
 from ropeteam.cli.follow import Follower
+from ropeteam.cli.masking import masked
 from ropeteam.controller.caches import make_caches
 from ropeteam.controller.cluster import ApiClient
 from ropeteam.controller.coordinator import Coordinators
@@ -23,7 +24,7 @@ from ropeteam.core.observation import Observation
 
 
 async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
-    """As the operator would see the job now. Raises BadInput if there is none."""
+    """As the operator would see the job now, but for secrets. Raises BadInput if there is none."""
     follower = Follower(client, namespace, name)
     caches = make_caches(client, (namespace,), lambda _: None)
     for informer in caches.all:
@@ -44,7 +45,8 @@ async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
     secrets = await follower.secrets(seen.metadata.uid)
     key_id = secrets[-1]["metadata"]["name"].rpartition("-")[2] if secrets else ""
     report = None if seen.status.finished else await follower.report(job)
-    return seen.model_copy(update={"secret_exists": bool(secrets), "key_id": key_id, "report": report})
+    whole = seen.model_copy(update={"secret_exists": bool(secrets), "key_id": key_id, "report": report})
+    return masked(whole)
 
 
 def explain(text: bytes, source: str) -> Iterator[str]:

@@ -105,7 +105,11 @@ def watch(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None
 @_KUBECONFIG
 @_HOME
 def snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None:
-    """Print all that the operator knows about JOB now, as JSON for `ropeteam explain`. Holds no secrets."""
+    """Print all that the operator knows about JOB now, as JSON for `ropeteam explain`.
+
+    Values of the environment, words after --token and its like, and foreign annotations are masked. What the
+    script said when it failed is not.
+    """
     from ropeteam.cli import errors, inspect
     from ropeteam.cli.connect import connected, kubeconfig_of
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.strategy import of_contract
-from ropeteam.local import podspec
+from ropeteam.local import podspec, shim
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import RankPlan, Resume
 from ropeteam_trainer.contract.plan import Answer
@@ -29,7 +30,7 @@ def rehearse(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> Ans
         answer, said = Path(scratch, "answer"), Path(scratch, "said")
         environment = {**launch.environment, **_as_first_rank(spec), config.PLAN_FILE: str(answer)}
         ours = [sys.executable, "-m", "ropeteam_trainer.planning", spec.launcher.value, str(spec.processes)]
-        with said.open("wb") as output:
+        with said.open("wb") as output, _nothing_left():
             process = subprocess.Popen(
                 [*ours, *launch.command],
                 cwd=launch.folder,
@@ -82,15 +83,28 @@ def _as_first_rank(spec: TrainingJobSpec) -> dict[str, str]:
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """The exit code; None if it had to be killed. Nothing that it started stays."""
+    """The exit code; None if it had to be killed."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
-        return None
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        shim.kill_tree(process.pid)
         process.wait()
+        return None
+
+
+@contextmanager
+def _nothing_left() -> Iterator[None]:
+    """What is started inside, in whichever session, is dead at the end: its orphans become our children."""
+    libc, ours = ctypes.CDLL(None), set(shim.children(os.getpid()))
+    libc.prctl(shim.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        while left := set(shim.children(os.getpid())) - ours:
+            for pid in left:
+                shim.kill_tree(pid)
+                os.waitpid(pid, 0)
+        libc.prctl(shim.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def _last_line(file: Path) -> str:

@@ -41,7 +41,7 @@ class LocalStack:
         self._logs: list[IO[bytes]] = []
 
     async def __aenter__(self) -> Self:
-        self.home.mkdir(parents=True, exist_ok=True)
+        self.home.mkdir(0o700, parents=True, exist_ok=True)
         try:
             await self._start_cluster()
             self._keeper = asyncio.create_task(self._keep_operator())

@@ -12,10 +12,10 @@ import fcntl
 import os
 import secrets
 import shutil
-import tempfile
+import socket
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
@@ -29,6 +29,9 @@ from ropeteam.local.services import Services
 from ropeteam.local.store import Store
 from ropeteam.local.trainingjobs import crd, rules
 from ropeteam.local.verbs import Verbs
+
+NETWORK_PORT = 29410
+"""Of 127.N.0.1: who has it bound has the network."""
 
 
 class ClusterError(RuntimeError):
@@ -58,7 +61,7 @@ class LocalCluster:
             raise
 
     async def _start(self) -> None:
-        self.home.mkdir(parents=True, exist_ok=True)
+        self.home.mkdir(0o700, parents=True, exist_ok=True)  # logs and checkpoints are not everybody's
         if not _lock(self._locks, self.home / "lock"):
             raise ClusterError(f"another cluster runs in {self.home}: stop it, or choose another --home")
         network = _take_network(self._locks)
@@ -116,28 +119,34 @@ def kubeconfig(url: str, token: str) -> Object:
 
 
 def _take_network(locks: ExitStack) -> str:
-    """A 127.N that no other cluster of this user has."""
-    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    folder = (
-        runtime if os.access(runtime, os.W_OK) else Path(tempfile.gettempdir())
-    ) / f"ropeteam-{os.getuid()}"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """A 127.N that no other cluster on this machine has, whoever runs it: a port in it is bound until `locks`
+    is closed, or the process ends in any way. Nobody listens there.
+    """
     first = os.getuid() % 100
     for number in range(first + 20, first + 120):
-        if _lock(locks, folder / f"127.{number}.lock"):
-            return f"127.{number}"
-    raise ClusterError(f"no free 127.N.0.0/16: 100 clusters hold a lock in {folder}")
+        place = socket.socket()
+        try:
+            place.bind((f"127.{number}.0.1", NETWORK_PORT))
+        except OSError:
+            place.close()
+            continue
+        locks.callback(place.close)
+        return f"127.{number}"
+    raise ClusterError(
+        f"no free 127.N.0.0/16: port {NETWORK_PORT} of 127.N.0.1 is in use for each N from {first + 20} to "
+        f"{first + 119}, by 100 clusters or by one process that listens on all addresses; end that"
+    )
 
 
 def _lock(locks: ExitStack, path: Path) -> bool:
     """Hold `path` until `locks` is closed, or the process ends in any way."""
-    file: IO[str] = path.open("w")
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
+        os.close(file)
         return False
-    locks.callback(file.close)
+    locks.callback(os.close, file)
     return True
 
 

@@ -22,6 +22,8 @@ from ropeteam.local.store import Event, Key, Store, key_of
 _log = logging.getLogger(__name__)
 ADDRESSES = range(224, 256)
 """Third number of the addresses of Services; pods have those below."""
+AGAIN_SECONDS = 1.0
+"""After which an address that could not be listened on is tried again."""
 _TURNS_TO_ACCEPT = 5
 """Of the loop, from a socket that asyncio has accepted to the call of our `accept`."""
 Backend = tuple[str, int, str]
@@ -84,8 +86,10 @@ class Services:
             self._dirty.set()
 
     async def _follow(self) -> None:
+        deaf: set[tuple[Key, str, int]] = set()
         while True:
-            await self._dirty.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._dirty.wait(), AGAIN_SECONDS if deaf else None)
             self._dirty.clear()
             wanted = {
                 (key_of(service), service["spec"]["clusterIP"], port["port"]): (service, port)
@@ -94,11 +98,15 @@ class Services:
                 if service["spec"].get("clusterIP") != "None" and self.backends(service, port)
             }
             await _close([self._servers.pop(gone) for gone in self._servers.keys() - wanted.keys()])
+            deaf &= wanted.keys()
             for new in wanted.keys() - self._servers.keys():
                 try:
                     self._servers[new] = await self._listen(*new)
+                    deaf.discard(new)
                 except OSError as error:  # the port needs more rights, or is taken: refused, as without a pod
-                    _log.warning("service %s cannot listen: %s", new[0][1], error)
+                    if new not in deaf:
+                        _log.warning("service %s cannot listen: %s", new[0][1], error)
+                    deaf.add(new)
 
     async def _listen(self, key: Key, address: str, number: int) -> asyncio.Server:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
@@ -30,7 +30,7 @@ def main(parent: int, memory: str = "") -> int:
     """Returns the exit code of the container."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
     if os.getppid() != parent:  # it died before prctl
         return 137
@@ -79,7 +79,7 @@ def _attend(pid: int) -> int:
         if number == signal.SIGTERM:
             os.kill(pid, signal.SIGTERM)
         elif number == signal.SIGINT:
-            _kill(pid)
+            kill_tree(pid)
         while True:
             ended, status = os.waitpid(-1, os.WNOHANG)
             if ended == pid:
@@ -93,26 +93,26 @@ def _attend(pid: int) -> int:
 def _kill_descendants() -> None:
     """Orphans of whom we kill come to us, the subreaper: go on until there are none."""
     while True:
-        for child in _children(os.getpid()):
-            _kill(child)
+        for child in children(os.getpid()):
+            kill_tree(child)
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
 
 
-def _kill(pid: int) -> None:
+def kill_tree(pid: int) -> None:
     """The process and what is below it; a stopped parent cannot start more."""
     try:
         os.kill(pid, signal.SIGSTOP)
-        for child in _children(pid):
-            _kill(child)
+        for child in children(pid):
+            kill_tree(child)
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
     found = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 (pathlib costs 10 ms of each start)

@@ -80,12 +80,23 @@ def _is_lazy(parameter: Any) -> bool:
     return isinstance(parameter, torch.nn.UninitializedParameter)
 
 
+_MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
+
+
 class _StayOnMeta(TorchFunctionMode):
-    """`model.to("cuda")` moves nothing that has no memory; types change as asked."""
+    """`model.to("cuda")` moves nothing that has no memory; types change as asked. What is more than this
+    machine gives (by default Linux refuses what is obviously too much, though it would never be touched) has
+    none from the beginning.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         if func in (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu) and args[0].is_meta:
             wanted = (each for each in (*args[1:], *named.values()) if isinstance(each, torch.dtype))
             return args[0].to(dtype=next(wanted, args[0].dtype))
-        return func(*args, **named)
+        try:
+            return func(*args, **named)
+        except RuntimeError as error:
+            if func not in _MAKERS or "allocate memory" not in str(error):
+                raise
+            return func(*args, **{**named, "device": "meta"})

@@ -1,0 +1,117 @@
+"""YAML as Kubernetes understands it: text, numbers, true and false, lists, maps with keys of text. No more.
+
+What else YAML can say is refused with a sentence that names the line: a key twice, keys that are no text,
+values of other types, a value that contains itself. Times are text, as for kubectl. Limits: MOST_NODES with
+all aliases written out, DEEPEST levels, numbers of LONGEST_NUMBER characters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+MOST_NODES = 100_000
+DEEPEST = 100
+LONGEST_NUMBER = 100
+_TAG = "tag:yaml.org,2002:"
+_TYPES = {"map", "seq", "str", "int", "float", "bool", "null", "merge"}
+
+
+class Refused(ValueError):
+    """The text says what is wrong, where, and what to change."""
+
+
+def documents(text: str) -> Iterator[Any]:
+    """Raises Refused."""
+    try:
+        yield from yaml.load_all(text, _Loader)
+    except yaml.YAMLError as error:
+        raise Refused(f"not valid YAML: {' '.join(str(error).split())}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = {  # noqa: RUF012 (as in its base)
+        letter: [row for row in rows if row[0] != f"{_TAG}timestamp"]
+        for letter, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._deepest = self._count = 0
+        self._known: dict[yaml.Node, tuple[int, int]] = {}
+        """Nodes and levels in each node that is complete."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        count, deepest = self._count, self._deepest
+        self._depth = self._deepest = self._depth + 1
+        self._bounded(event)
+        node = super().compose_node(parent, index)
+        assert node is not None
+        if not isinstance(event, yaml.AliasEvent):
+            _judge(node)
+            self._count += 1
+            self._known[node] = self._count - count, self._deepest - self._depth
+        elif node in self._known:
+            nodes, levels = self._known[node]
+            self._count, self._deepest = self._count + nodes, self._depth + levels
+        else:
+            raise _refusal(event, f"*{event.anchor} stands inside of what it means; write it out")
+        self._bounded(event)
+        self._depth, self._deepest = self._depth - 1, max(deepest, self._deepest)
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError):  # of what has a tag that does not fit
+            raise _refusal(node, f"a value is not what its tag {node.tag} says; leave the tag out") from None
+
+    def _bounded(self, event: yaml.Event) -> None:
+        if self._deepest > DEEPEST:
+            raise _refusal(event, f"more than {DEEPEST} levels, one inside the other; write it flatter")
+        if self._count > MOST_NODES:
+            raise _refusal(event, f"more than {MOST_NODES} values, aliases written out; make it smaller")
+
+
+def _judge(node: yaml.Node) -> None:
+    kind = node.tag.removeprefix(_TAG)
+    if kind not in _TYPES:
+        raise _refusal(node, f"type {node.tag} means nothing to Kubernetes; leave the tag out")
+    if isinstance(node, yaml.ScalarNode):
+        _judge_scalar(node, kind)
+    elif isinstance(node, yaml.MappingNode):
+        _judge_keys(node)
+
+
+def _judge_scalar(node: yaml.ScalarNode, kind: str) -> None:
+    if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in node.value):
+        raise _refusal(node, "a text with a character that no command or file name can hold; remove it")
+    if kind not in ("int", "float"):
+        return
+    if len(node.value) > LONGEST_NUMBER:
+        raise _refusal(node, f"a number of {len(node.value)} digits; put text in quotes")
+    try:
+        finite = kind == "int" or math.isfinite(float(node.value.replace("_", "").replace(":", "")))
+    except ValueError:  # .inf, .nan
+        finite = False
+    if not finite:
+        raise _refusal(node, f"{node.value} is no number that JSON knows; put text in quotes")
+
+
+def _judge_keys(node: yaml.MappingNode) -> None:
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
+            what = key.value if isinstance(key, yaml.ScalarNode) else "a list or a map"
+            raise _refusal(key, f"a key is {what}, which is no text; put it in quotes")
+        if key.value in seen:
+            raise _refusal(key, f"key {key.value!r} is there twice; keep one of the two")
+        seen.add(key.value)
+
+
+def _refusal(place: Any, sentence: str) -> Refused:
+    return Refused(f"line {place.start_mark.line + 1}: {sentence}")
