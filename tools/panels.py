@@ -230,9 +230,12 @@ ROUNDS = (
         unit="ops",
     ),
     Panel(
-        "Failed rounds",
-        "Each is tried again; the log says why.",
-        {"failed": f"sum(rate(controller_runtime_reconcile_errors_total{_QUEUE}{_WINDOW}))"},
+        "Failed rounds, unreadable objects",
+        "A round is tried again, an object passed over; the log says which and why.",
+        {
+            "failed": f"sum(rate(controller_runtime_reconcile_errors_total{_QUEUE}{_WINDOW}))",
+            "unreadable {{kind}}": f"sum by (kind) (rate(ropeteam_unreadable_objects_total{_WINDOW}))",
+        },
         unit="ops",
     ),
     Panel(

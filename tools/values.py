@@ -81,6 +81,9 @@ class NetworkPolicy(Values):
     """Make it."""
     api_server_ports: list[int] = [443, 6443]
     """Ports behind which the API server answers."""
+    metrics_from: list[dict[str, Any]] = []
+    """Who may reach the operator's port 8080, as `from` of a NetworkPolicy; for example your Prometheus.
+    Empty: everyone. The kubelets' probes need nothing here: a node always reaches its own pods."""
 
 
 class Off(Values):

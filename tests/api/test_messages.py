@@ -15,6 +15,7 @@ from ropeteam.api.rulebook import CHANGES, RULES
 from ropeteam.api.rules import validate
 
 FILE = Path(__file__).with_name("messages.txt")
+_VOLUME: dict[str, Any] = {"emptyDir": {}}
 BAD: tuple[Any, ...] = (
     None,
     "train.py",
@@ -51,6 +52,7 @@ BAD: tuple[Any, ...] = (
     {"workers": 1, "template": {"spec": {"containers": [{"image": "a"}]}}},
     {"workers": 1, "checkpoint": {}},
     {"workers": 1, "checkpoint": {"volume": {}}},
+    *({"workers": 1, "checkpoint": {"volume": _VOLUME, "path": path}} for path in (".", "././", "/", "a/..")),
     {"workers": 1, "resume": {"policy": "latest"}},
     {"workers": 1, "recovery": {"exitCodes": [{"codes": [0, 256]}]}},
     {"workers": 1, "recovery": {"maxRestarts": 3}},

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, WithJsonSchema
 
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.model import ApiModel
+from ropeteam.api.quantity import amount
 from ropeteam.api.rules import spec_schema, validate
 from ropeteam.api.schema import defaulted, faults, structural
 
@@ -235,3 +236,29 @@ def test_validation_never_raises(spec: Any) -> None:
 def test_what_is_valid_is_parsed_as_the_server_would_default_it(spec: dict[str, Any]) -> None:
     if not validate(spec):
         assert TrainingJobSpec.model_validate(spec).to_json() == defaulted(spec_schema(), spec)
+
+
+def test_of_a_value_only_the_beginning_is_written_however_large_it_is() -> None:
+    endless: list[Any] = ["x"]
+    endless.append(endless)
+    for value in (endless, ["x"] * 1_000_000, {"a": "x" * 100}, {(1, 2): 3, "a": ["x"] * 99}):
+        (told,) = faults({"type": "string", "maxLength": 9}, value, "spec.x")
+        assert told.startswith("spec.x: ")
+        assert "... is a " in told
+        assert len(told) < 120
+    (told, _) = faults({"type": "string", "maxLength": 9, "enum": ["a"]}, "x" * 100, "spec.x")
+    assert told == f"spec.x: '{'x' * 57}...' is not known; use a"
+
+
+def test_a_quantity_of_any_size_is_read() -> None:
+    assert amount("1e999999999") is None
+    assert amount("1e-999999999") == 0
+    assert amount("8Gi") == 8 << 30
+
+
+def test_keys_that_are_no_text_are_not_compared() -> None:
+    named = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}}
+    rows = {"type": "array", "maxItems": 9, "items": named, "x-kubernetes-list-type": "map"}
+    rows["x-kubernetes-list-map-keys"] = ["name"]
+    told = list(faults(rows, [{"name": []}, {"name": []}, {}, {"name": "a"}, {"name": "a"}], "spec.x"))
+    assert [each.split(": ")[0] for each in told] == ["spec.x[0].name", "spec.x[1].name", "spec.x[4]"]

@@ -227,7 +227,11 @@ def test_the_monitor_of_the_operators_finds_their_service_and_the_policy_lets_it
     assert monitor["spec"]["endpoints"] == [{"port": "http", "path": "/metrics", "interval": "1m"}]
     assert service["spec"]["ports"][0]["name"] == "http"
     (policy,) = of_kind("NetworkPolicy", values)
-    assert policy["spec"]["ingress"] == [{"ports": [{"port": "http", "protocol": "TCP"}]}]
+    everyone = {"ports": [{"port": "http", "protocol": "TCP"}]}
+    assert policy["spec"]["ingress"] == [everyone]
+    prometheus = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    (policy,) = of_kind("NetworkPolicy", {"networkPolicy": {"metricsFrom": prometheus}})
+    assert policy["spec"]["ingress"] == [everyone | {"from": prometheus}]
 
 
 @pytest.mark.parametrize(

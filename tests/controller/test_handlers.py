@@ -52,6 +52,27 @@ def job(name: str, version: int) -> Object:
     return {**thing(name, version), "apiVersion": "ropeteam.dev/v1alpha1", "kind": "TrainingJob"}
 
 
+async def test_a_job_of_thousands_of_levels_is_no_trouble_for_kopf(caplog: pytest.LogCaptureFixture) -> None:
+    api, bells = ScriptedJobs(), list[Key]()
+    deep = {**job("deep", 3), "spec": {"template": "DEEP"}}
+    api.listed, api.version = [deep, job("listed", 4)], 5
+    async with serving(api) as address:
+
+        async def load() -> Access:
+            return access(address)
+
+        task = asyncio.create_task(handlers.run(load, bells.append, (), asyncio.Event()))
+        await until(lambda: {key.name for key in bells} == {"deep", "listed"})
+        api.say("ADDED", {**deep, "metadata": {**deep["metadata"], "name": "watched", "uid": "w"}})
+        api.say("MODIFIED", {**job("listed", 7), "spec": {"changed": True}})
+        await until(lambda: "watched" in {key.name for key in bells} and len(bells) == 4)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    assert api.watches == 1
+    assert not [line for line in caplog.messages if "kopf stopped" in line]
+
+
 @pytest.mark.parametrize("trouble", ["an error in the stream", "credentials that are refused"])
 async def test_the_bell_rings_again_after_what_kills_kopf(trouble: str) -> None:
     api, bells = ScriptedJobs(), list[Key]()

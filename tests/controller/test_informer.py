@@ -79,6 +79,16 @@ async def test_an_answer_of_410_leads_to_a_new_list(api: Scripted, watched: Watc
     assert watched.names == {"b"}
 
 
+async def test_an_object_that_changes_hands_leaves_who_had_it(client: ApiClient) -> None:
+    lens = Lens[Object]("Pod", "", lambda o: Key("default", o["spec"]["of"]), lambda o: o["spec"])
+    informer = Informer(client, lens, lambda _: None)
+    informer.learn(thing("pod", 1, of="a"))
+    informer.learn(thing("pod", 2, of="b"))
+    assert informer.known_keys() == (B,)
+    informer.learn_gone("uid-pod")
+    assert not informer.knows_any()
+
+
 async def test_a_broken_stream_is_taken_up_again_without_a_list(api: Scripted, watched: Watched) -> None:
     api.say("ADDED", thing("c", 6))
     api.hang_up()

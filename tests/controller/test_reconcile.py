@@ -243,6 +243,24 @@ async def test_a_pod_whose_name_a_stranger_has_is_not_taken_for_ours(still: Oper
         await still.reconciler.executor.execute(CreatePod(owned), seen.metadata, memory)
 
 
+async def test_a_quota_that_is_full_keeps_no_job_from_being_decided(
+    still: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = still.client.create
+
+    async def refuse(thing: Object, *, dry_run: bool = False) -> Object:
+        if dry_run:
+            raise ApiError(403, 'pods "job-0-0" is forbidden: exceeded quota: small, used: pods=4')
+        return await create(thing)
+
+    monkeypatch.setattr(still.client, "create", refuse)
+    await still.client.create(job())
+    await still.caches.jobs.parts[0].list()
+    while "job-0-1" not in await names(still.client, "Pod"):
+        await still.reconciler(KEY)
+    assert condition(await status(still.client), "Accepted")["status"] == "True"
+
+
 async def test_a_pod_that_the_server_refuses_is_told_in_the_servers_words(cluster: LocalCluster) -> None:
     mounts = [{"name": "nowhere", "mountPath": "/data"}]
     template = {"spec": {"containers": [{"name": "trainer", "volumeMounts": mounts}]}}

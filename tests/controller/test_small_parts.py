@@ -104,12 +104,14 @@ def test_an_incident_is_counted_once_when_it_has_settled() -> None:
 
 def test_jobs_and_rounds_are_counted_when_asked() -> None:
     jobs = [("Running", False), ("Failed", False), ("Running", True)]
-    families = {each.name: each for each in metrics.Now(lambda: jobs, lambda: [2.0, 5.0]).collect()}
+    now = metrics.Now(lambda: jobs, lambda: [2.0, 5.0], lambda: {"Pod": 3.0})
+    families = {each.name: each for each in now.collect()}
     states = {sample.labels["state"]: sample.value for sample in families.pop("ropeteam_jobs").samples}
     assert {state: count for state, count in states.items() if count} == {"Running": 2, "Failed": 1}
     assert set(states) == set(metrics.STATES), "a state that no job has is 0, not absent"
     assert {name: each.samples[0].value for name, each in families.items()} == {
         "ropeteam_jobs_stalled": 1,
+        "ropeteam_cache_age_seconds": 3,
         "controller_runtime_active_workers": 2,
         "workqueue_unfinished_work_seconds": 7,
         "workqueue_longest_running_processor_seconds": 5,
@@ -152,9 +154,9 @@ async def test_a_round_that_fails_is_counted_and_timed_as_one_that_ends_well_is(
 
 
 async def test_probes_tell_ready_healthy_and_numbers() -> None:
-    ready, longest = False, 0.0
+    unready, longest = "still listing", 0.0
     async with (
-        probes.served("127.0.0.1:0", lambda: ready, lambda: longest) as address,
+        probes.served("127.0.0.1:0", lambda: unready, lambda: longest) as address,
         aiohttp.ClientSession(f"http://{address}") as session,
     ):
 
@@ -162,8 +164,8 @@ async def test_probes_tell_ready_healthy_and_numbers() -> None:
             async with session.get(path) as answer:
                 return answer.status, await answer.text()
 
-        assert (await get("/readyz"))[0] == 503
-        ready = True
+        assert await get("/readyz") == (503, "still listing\n")
+        unready = ""
         assert (await get("/readyz"))[0] == 200
         assert (await get("/healthz"))[0] == 200
         longest = 1e6

@@ -19,7 +19,7 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 async def serving_until(queue: WorkQueue[str], handle: Callable, done: Callable[[], bool]) -> None:  # type: ignore[type-arg]
-    task = asyncio.create_task(serve(queue, handle, workers=4))
+    task = asyncio.create_task(serve(queue, handle))
     try:
         await until(done)
     finally:
@@ -29,7 +29,7 @@ async def serving_until(queue: WorkQueue[str], handle: Callable, done: Callable[
 
 
 async def test_a_key_that_is_queued_already_is_not_queued_again() -> None:
-    queue, handled = WorkQueue[str](), list[str]()
+    queue, handled = WorkQueue[str](4), list[str]()
 
     async def handle(key: str) -> None:
         handled.append(key)
@@ -41,7 +41,7 @@ async def test_a_key_that_is_queued_already_is_not_queued_again() -> None:
 
 
 async def test_a_change_during_a_round_leads_to_one_more_and_never_to_two_at_once() -> None:
-    queue, running, most, rounds = WorkQueue[str](), 0, 0, 0
+    queue, running, most, rounds = WorkQueue[str](4), 0, 0, 0
 
     async def handle(key: str) -> None:
         nonlocal running, most, rounds
@@ -59,7 +59,7 @@ async def test_a_change_during_a_round_leads_to_one_more_and_never_to_two_at_onc
 
 
 async def test_many_changes_soon_after_a_round_lead_to_one_more() -> None:
-    queue, rounds = WorkQueue[str](), 0
+    queue, rounds = WorkQueue[str](4), 0
 
     async def handle(_: str) -> None:
         nonlocal rounds
@@ -78,7 +78,7 @@ async def test_many_changes_soon_after_a_round_lead_to_one_more() -> None:
 
 
 async def test_what_is_planned_does_not_wait_for_the_rest_and_answers_what_came_meanwhile() -> None:
-    queue, handled = WorkQueue[str](), list[str]()
+    queue, handled = WorkQueue[str](4), list[str]()
 
     async def handle(key: str) -> float | None:
         handled.append(key)
@@ -95,7 +95,7 @@ async def test_what_is_planned_does_not_wait_for_the_rest_and_answers_what_came_
 
 
 async def test_a_failing_key_is_tried_again_and_later_each_time() -> None:
-    queue, tries, waits = WorkQueue[str](), 0, list[float]()
+    queue, tries, waits = WorkQueue[str](4), 0, list[float]()
     add_after = queue.add_after
 
     def recorded(key: str, seconds: float) -> None:
@@ -116,7 +116,7 @@ async def test_a_failing_key_is_tried_again_and_later_each_time() -> None:
 
 
 async def test_one_job_that_fails_does_not_stop_the_others() -> None:
-    queue, good = WorkQueue[str](), 0
+    queue, good = WorkQueue[str](4), 0
 
     async def handle(key: str) -> float | None:
         nonlocal good
@@ -132,7 +132,7 @@ async def test_one_job_that_fails_does_not_stop_the_others() -> None:
 
 async def test_a_cancellation_that_was_not_meant_for_us_costs_no_worker() -> None:
     """At its end kopf cancels every task that is younger than itself, whoever made it."""
-    queue, tries = WorkQueue[str](), 0
+    queue, tries = WorkQueue[str](4), 0
 
     async def handle(_: str) -> None:
         nonlocal tries
@@ -154,7 +154,7 @@ def test_of_two_planned_wake_ups_the_earlier_one_stays(
 
 
 async def two_wake_ups() -> None:
-    queue = WorkQueue[str]()
+    queue = WorkQueue[str](4)
     queue.add_after("now", 0)
     queue.add_after("now", 0)
     assert await asyncio.wait_for(queue.get(), 20) == "now"

@@ -26,6 +26,7 @@ from tests.builders import (
 from tests.core.fake_cluster import FakeCluster
 
 from ropeteam.api.conditions import ConditionType
+from ropeteam.core import view
 from ropeteam.core.actions import (
     CreatePod,
     CreateSecret,
@@ -119,6 +120,19 @@ def test_an_invalid_spec_says_what_to_change_and_comes_to_rest() -> None:
     assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
     again = decide(seen.after(saved(decision), seconds(5)))
     assert (again.status, again.look_again_seconds) == (decision.status, None)
+
+
+def test_a_spec_that_was_left_out_is_invalid_for_the_reason_given() -> None:
+    decision = decide(a_job().but(spec={}, spec_fault="spec: it has 900 KiB"))
+    assert (decision.status.state, decision.status.reason) == ("Invalid", "InvalidSpec")
+    assert decision.why == "the spec is not valid: spec: it has 900 KiB"
+
+
+def test_a_long_spec_is_judged_and_not_remembered() -> None:
+    seen = a_job(args=["x" * 5000])
+    before = view._remembered.cache_info().currsize
+    assert decide(seen).status.state != "Invalid"
+    assert view._remembered.cache_info().currsize == before
 
 
 def test_a_name_that_cannot_be_used_is_an_invalid_job() -> None:

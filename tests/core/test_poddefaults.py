@@ -99,3 +99,25 @@ def test_what_is_of_another_type_is_replaced() -> None:
     defaults = JobDefaults(tolerations=(GPU_TAINT,), node_selector={"pool": "gpu"})
     pod = worker(defaults, template={"spec": {"tolerations": "all", "nodeSelector": 3}})
     assert (pod["spec"]["tolerations"], pod["spec"]["nodeSelector"]) == ([GPU_TAINT], {"pool": "gpu"})
+
+
+def of_coordinator(jobs: JobDefaults, workers: int = 2) -> dict[str, Any]:
+    seen = a_running_job(workers).but(defaults=Defaults(jobs=jobs))
+    (container,) = coordinator_pod(seen, look(seen).spec)["spec"]["containers"]
+    resources: dict[str, Any] = container["resources"]
+    return resources
+
+
+def test_no_coordinator_takes_its_node_with_it() -> None:
+    small, large = (of_coordinator(JobDefaults(), workers)["limits"] for workers in (2, 64))
+    assert (small, large) == ({"memory": "256Mi"}, {"memory": "264Mi"})
+
+
+def test_requests_and_limits_of_coordinators_are_the_installations_each_for_itself() -> None:
+    ours = of_coordinator(JobDefaults())
+    own = {"memory": "1Gi", "cpu": "1"}
+    assert of_coordinator(JobDefaults(coordinator_resources={"limits": own})) == ours | {"limits": own}
+    assert of_coordinator(JobDefaults(coordinator_resources={"limits": {}, "requests": own})) == {
+        "limits": {},
+        "requests": own,
+    }

@@ -54,6 +54,13 @@ def test_progress_goes_along_with_any_other_change() -> None:
     assert progress.step == 10
 
 
+def test_an_end_that_is_too_far_away_for_a_number_is_not_told() -> None:
+    seen = a_running_job().after(at(1, total=2**63 - 1), written, seconds(3600), at(2, total=2**63 - 1))
+    progress = decide(seen).status.progress
+    assert progress is not None
+    assert (progress.total_steps, progress.eta_seconds, progress.eta) == (2**63 - 1, None, "")
+
+
 def test_progress_that_stands_still_is_not_written_again() -> None:
     seen = a_running_job().after(at(1), written, seconds(30), at(31), written, seconds(300))
     assert decide(seen).status == seen.status

@@ -19,6 +19,7 @@ from ropeteam.controller.holders import Holders
 from ropeteam.controller.jobclock import JobClock
 from ropeteam.controller.leases import Leases
 from ropeteam.controller.pace import Pace
+from ropeteam.core.bounds import bounded
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
 from ropeteam.core.observation import Observation
@@ -245,6 +246,7 @@ class Operator:
             report = server.put_desired(desired)
             if world.codec:
                 report = codec.decode(JobReport, codec.encode(report))
+                world.checks.same("report within bounds", bounded(report, len(desired.slots)), report)
             world.clock.after(network.delay(site, SITE), network.carry, site, SITE, lambda: answer(report))
 
         world.clock.after(network.delay(SITE, site), network.carry, SITE, site, arrive)

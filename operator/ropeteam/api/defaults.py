@@ -25,6 +25,9 @@ class JobDefaults(ApiModel):
     """Names of Secrets in the job's namespace, added to those of the job: for our image and for theirs."""
     priority_class_name: str = ""
     """Priority class of worker pods that name none."""
+    coordinator_resources: dict[str, Any] = Field(default_factory=dict)
+    """`requests` and `limits` of coordinators, as in a container; each replaces ours, which grow with the
+    job. Our limit of memory is 256Mi and 128Ki for each of its pods."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels of all pods. A job's own, and ours, win."""
     annotations: dict[str, str] = Field(default_factory=lambda: dict(NO_PROXIES))

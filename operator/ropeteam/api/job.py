@@ -69,7 +69,8 @@ class Resume(ApiModel):
     """Where the first world of a new job begins. Later worlds go on from this job's own lineage."""
 
     policy: ResumePolicy = ResumePolicy.LATEST
-    """Latest: newest good checkpoint under checkpoint.path; Step: that of `step`; Never: from the start."""
+    """Latest: newest good checkpoint of a job of this name under checkpoint.path; Step: that of `step`, any
+    job's; Never: from the start."""
     step: int | None = Field(default=None, ge=0)
     """With policy Step."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 _SUFFIXES: dict[str, Decimal] = {
@@ -21,6 +21,6 @@ def amount(quantity: Any) -> Decimal | None:
     found = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]*)", str(quantity))
     if found is None or found[2] not in _SUFFIXES:
         return None
-    with suppress(InvalidOperation):
+    with suppress(ArithmeticError):  # also too large to be said
         return Decimal(found[1]) * _SUFFIXES[found[2]]
     return None

@@ -21,8 +21,8 @@ MAX_NAME, MAX_RANKS, MAX_SLOTS = 40, 8192, 4096
 GPU = "nvidia.com/gpu"
 NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 """DNS-1035: also good for the Service."""
-OUTSIDE = "(^/)|((^|/)[.][.](/|$))"
-"""A path that is absolute or climbs."""
+OUTSIDE = "(^/)|((^|/)[.][.](/|$))|(^([.]?/)*[.]?$)"
+"""A path that is absolute, climbs, or stays where it is."""
 _SMALLEST: Spec = {"workers": 2, "command": ["python", "train.py"]}
 _VOLUME: Spec = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
 _STEP: Spec = {"policy": "Step", "step": 100}
@@ -349,8 +349,8 @@ RULES: tuple[Rule, ...] = (
         path="spec.checkpoint",
         cel=f"!has(self.path) || !self.path.matches('{OUTSIDE}')",
         holds=lambda checkpoint: "path" not in checkpoint or not matches(OUTSIDE, checkpoint["path"]),
-        message="spec.checkpoint.path: must stay inside the volume; use a relative path without '..'",
-        good=_job(checkpoint={"volume": _VOLUME, "path": "runs/1"}),
+        message="spec.checkpoint.path: must be a folder in the volume; name one, relative and without '..'",
+        good=_job(checkpoint={"volume": _VOLUME, "path": "./runs/1"}),
         bad=_job(checkpoint={"volume": _VOLUME, "path": "../other"}),
     ),
 )

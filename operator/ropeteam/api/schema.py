@@ -45,6 +45,7 @@ _WORDS = {
     "array": "a list",
     "object": "a map",
 }
+_JSON = json.JSONEncoder(default=str, skipkeys=True, check_circular=False)
 _TYPES = {"string": str, "integer": int, "boolean": bool, "array": list, "object": dict}
 
 
@@ -160,11 +161,11 @@ def matches(pattern: str, text: str) -> bool:
 def _of_text(schema: Schema, value: str, path: str) -> Iterator[str]:
     known = schema.get("enum")
     if known and value not in known:
-        yield f"{path}: {value!r} is not known; use {_either(known)}"
+        yield f"{path}: {_quoted(value)} is not known; use {_either(known)}"
     if "pattern" in schema and not matches(schema["pattern"], value):
-        yield f"{path}: {value!r} has the wrong form; it must match {schema['pattern']}{_help(schema)}"
+        yield f"{path}: {_quoted(value)} has the wrong form; it must match {schema['pattern']}{_help(schema)}"
     if schema.get("format") == "date-time" and not _is_time(value):
-        yield f"{path}: {value!r} is no time; use a form such as 2030-01-31T12:00:00Z"
+        yield f"{path}: {_quoted(value)} is no time; use a form such as 2030-01-31T12:00:00Z"
     yield from _size(len(value), schema, path, ("minLength", "maxLength", "characters"))
 
 
@@ -217,9 +218,12 @@ def _size(size: int, schema: Schema, path: str, words: tuple[str, str, str]) -> 
 
 
 def _twice(keys: list[Any], path: str) -> Iterator[str]:
+    seen: set[str] = set()
     for index, key in enumerate(keys):
-        if key is not None and key in keys[:index]:
-            yield f"{path}[{index}]: {key!r} is there twice; keep one of the two"
+        if isinstance(key, str):
+            if key in seen:
+                yield f"{path}[{index}]: {_quoted(key)} is there twice; keep one of the two"
+            seen.add(key)
 
 
 def _wanted(schema: Schema) -> str:
@@ -255,8 +259,17 @@ def _hint(word: str, known: Any) -> str:
 
 
 def _show(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
+    """Its beginning: no more is written, however large the value, or whatever it contains."""
+    text = ""
+    for piece in _JSON.iterencode(value):
+        text += piece
+        if len(text) > 60:
+            return text[:57] + "..."
+    return text
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
 def _kind(value: Any) -> str:

@@ -15,11 +15,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
 
-from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import KIND, PLURAL, VERSION
 from ropeteam.controller import access, handlers, metrics, probes
 from ropeteam.controller.agentsecret import AgentSecret, packed
@@ -40,6 +39,8 @@ log = logging.getLogger(__name__)
 
 _RESYNC_SECONDS = 600
 _RETRY_SECONDS = 1.0
+_BLIND_SECONDS = 180.0
+"""An API server writes a bookmark into each watch every minute."""
 
 
 def _always() -> bool:
@@ -69,7 +70,6 @@ class Operator:
     caches: Caches
     queue: WorkQueue[Key]
     reconciler: Reconciler
-    workers: int
 
     async def watch(self, ready: asyncio.Event) -> None:
         """Keep the caches, for ever. `ready` is set when each has been listed."""
@@ -83,7 +83,7 @@ class Operator:
     async def act(self) -> None:
         """For ever, once the caches have been listed."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(serve(self.queue, self.reconciler, self.workers))
+            group.create_task(serve(self.queue, self.reconciler))
             group.create_task(self._look_at_all())
 
     async def _look_at_all(self) -> None:
@@ -95,13 +95,20 @@ class Operator:
 
     def states(self) -> list[tuple[str, bool]]:
         """Of each job, and whether it is stalled."""
-        found = (job.get("status") or {} for job in self.caches.jobs.values())
-        return [(str(status.get("state") or "Pending"), _stalled(status)) for status in found]
+        return [(job.state, job.stalled) for job in self.caches.jobs.values()]
 
+    def silence(self) -> dict[str, float]:
+        """By kind: for how many seconds nothing may have been noticed, not even that nothing has changed."""
+        kinds = {informer.kind for informer in self.caches.all}
+        return {
+            kind: max(each.silent_seconds() for each in self.caches.all if each.kind == kind)
+            for kind in sorted(kinds)
+        }
 
-def _stalled(status: dict[str, Any]) -> bool:
-    conditions = status.get("conditions") or ()
-    return any((each["type"], each["status"]) == (ConditionType.STALLED, "True") for each in conditions)
+    def blind(self) -> str:
+        """Which objects may have changed without our knowing, for too long; "": none."""
+        found = {kind: seconds for kind, seconds in self.silence().items() if seconds > _BLIND_SECONDS}
+        return "; ".join(f"nothing heard of {kind} for {seconds:.0f} s" for kind, seconds in found.items())
 
 
 @asynccontextmanager
@@ -127,14 +134,14 @@ def connected(
     agent: AgentSecret,
     clocks: Clocks = OURS,
 ) -> Operator:
-    queue = WorkQueue[Key]()
+    queue = WorkQueue[Key](settings.workers, lambda key: key.namespace)
     caches = make_caches(client, settings.namespaces, queue.add, with_nodes=not settings.namespaces)
     defaults = settings.defaults.model_copy(update={"agent_secret": agent.name})
     observer = Observer(
         caches, Memories(), client, coordinators, key, defaults, *clocks, settings.deletion_proves_end
     )
     reconciler = Reconciler(client, observer, Executor(client, caches, key, agent), Pace())
-    return Operator(client, caches, queue, reconciler, settings.workers)
+    return Operator(client, caches, queue, reconciler)
 
 
 @asynccontextmanager
@@ -167,11 +174,15 @@ async def run(settings: Settings) -> None:
 
 async def _live(settings: Settings, operator: Operator, elector: Elector | None) -> None:
     ready, ended, queue = asyncio.Event(), asyncio.Event(), operator.queue
+
+    def unready() -> str:
+        return operator.blind() if ready.is_set() else "still listing"
+
     handlers.end_by_signal(ended)
     metrics.WORKERS.set(settings.workers)
-    metrics.REGISTRY.register(metrics.Now(operator.states, queue.running_seconds))
+    metrics.REGISTRY.register(metrics.Now(operator.states, queue.running_seconds, operator.silence))
     async with (
-        probes.served(settings.probe_address, ready.is_set, queue.longest_running_seconds) as address,
+        probes.served(settings.probe_address, unready, queue.longest_running_seconds) as address,
         asyncio.TaskGroup() as group,
     ):
         settings.publish_address(address)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from ropeteam.api.job import KIND
 from ropeteam.controller import reading
-from ropeteam.controller.cluster import ApiClient, Object
+from ropeteam.controller.cluster import ApiClient
 from ropeteam.controller.informer import Informer, Key, Lens, Spread
 from ropeteam.core.observation import PodSeen, ServiceSeen
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Caches:
     """What the informers hold. Pods and Services come with the UID of their job."""
 
-    jobs: Spread[Object]
+    jobs: Spread[reading.JobSeen]
     pods: Spread[tuple[str, PodSeen]]
     services: Spread[tuple[str, ServiceSeen]]
     nodes: Spread[reading.NodeSeen]
@@ -29,7 +29,7 @@ class Caches:
     def all(self) -> tuple[Informer[Any], ...]:
         return (*self.jobs.parts, *self.pods.parts, *self.services.parts, *self.nodes.parts)
 
-    def job(self, key: Key) -> Object | None:
+    def job(self, key: Key) -> reading.JobSeen | None:
         return next(iter(self.jobs.of(key)), None)
 
     def node_is_lost(self, name: str) -> bool:

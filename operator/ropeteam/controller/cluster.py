@@ -20,6 +20,7 @@ import aiohttp
 import orjson
 
 from ropeteam.api.job import API_VERSION, PLURAL
+from ropeteam.controller import bounded
 from ropeteam.controller.access import Access
 
 Object = dict[str, Any]
@@ -28,6 +29,7 @@ _TRIES = 5
 _AT_ONCE = 100
 _CHANCE = SystemRandom()
 _PASSING = {429, 500, 502, 503, 504}
+_LARGEST_ANSWER = 64 << 20
 _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
 CLUSTER_WIDE = frozenset({"Node", "Namespace", "CustomResourceDefinition"})
 _HOMES = {
@@ -183,14 +185,22 @@ class ApiClient:
         return await self.request("PATCH", place.path, body=patch)
 
     async def request(
-        self, method: str, path: str, *, body: Object | None = None, params: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Object | None = None,
+        params: dict[str, str] | None = None,
+        most_bytes: int = _LARGEST_ANSWER,
     ) -> Object:
-        """One call, repeated while the trouble may pass. Raises ApiError, or the last connection error."""
+        """One call, repeated while the trouble may pass. Raises ApiError, TooLarge, or the last connection
+        error.
+        """
         for left in reversed(range(_TRIES)):
             used = self._access
             try:
                 async with self._turns, self._call(method, path, body, params or {}) as answer:
-                    content = await answer.read()
+                    content = await bounded.read(answer, most_bytes)
                     if answer.status < 400:
                         return _parse(content)
                     if answer.status == 401 and left:
@@ -257,13 +267,14 @@ def _collection(place: Place) -> str:
     return Place(place.kind, place.namespace).path
 
 
-def _owner(thing: Object) -> str:
+def _owner(thing: Object) -> tuple[str, bool]:
+    """The UID of the first, and whether it controls the object."""
     owners = thing["metadata"].get("ownerReferences") or [{}]
-    return str(owners[0].get("uid", ""))
+    return str(owners[0].get("uid", "")), bool(owners[0].get("controller"))
 
 
 def _parse(content: bytes) -> Object:
-    parsed = orjson.loads(content or b"{}")
+    parsed = bounded.loads(content or b"{}")
     return parsed if isinstance(parsed, dict) else {"value": parsed}
 
 

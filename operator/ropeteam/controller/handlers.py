@@ -20,6 +20,7 @@ import aiohttp
 import kopf
 
 from ropeteam.api.job import GROUP, PLURAL, VERSION
+from ropeteam.controller import outlines
 from ropeteam.controller.access import Access
 from ropeteam.controller.informer import Key
 
@@ -87,7 +88,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.networking.error_backoffs = Forever()
     chosen.networking.request_timeout, chosen.networking.connect_timeout = 15, 5
     chosen.watching.server_timeout, chosen.watching.connect_timeout = 290, 5
-    chosen.watching.chunk_size = 500
+    chosen.watching.chunk_size = 10  # of 1.5 MiB each, at worst
     chosen.queueing.idle_timeout = 0.5
     chosen.scanning.disabled = True
     chosen.posting.enabled = False
@@ -152,7 +153,9 @@ def _registry(
             await asyncio.sleep(_RESTART_SECONDS)
         access = await load()
         connector = aiohttp.TCPConnector(limit=0, ssl=access.tls or True)
-        session = aiohttp.ClientSession(connector=connector, headers=await access.headers())
+        session = aiohttp.ClientSession(
+            connector=connector, headers=await access.headers(), response_class=outlines.Response
+        )
         sessions.push_async_callback(session.close)
         return kopf.AiohttpSession(server=access.server, aiohttp_session=session)
 

@@ -1,9 +1,10 @@
 """What the API server holds, kept here and up to date: list, then watch, then list again when the watch is of
 no use.
 
-Three promises that kopf's watching does not give:
+Four promises that kopf's watching does not give:
   - a list after a gap is compared with what was known, so that deletions during the gap are noticed;
   - any error in the stream leads to a new list, never to the end of the process;
+  - an object that cannot be read costs nobody but itself: it is passed over, logged and counted;
   - what we have just written is known at once (`learn`), and an older echo of it never wins.
 Limits: a cache, not the truth: before anything irreversible, a UID or a resourceVersion goes with the call.
 """
@@ -19,23 +20,22 @@ from typing import Generic, NamedTuple, TypeVar
 import aiohttp
 import orjson
 
+from ropeteam.controller import bounded, metrics
 from ropeteam.controller.cluster import ApiClient, ApiError, Object, Place
 from ropeteam.controller.workqueue import was_cancelled
 
 T = TypeVar("T")
 
-_PAGE = "500"
+_PAGE = 500
+_PAGE_BYTES = 2 << 20
+"""Of a page of more than one object: parsed it is some ten times as large."""
+LARGEST_OBJECT = 20 << 20
+"""As JSON. A server takes 3 MiB in a request, and may write six bytes for one (`<` is `\\u003c`)."""
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _HEALTHY_SECONDS = 5.0
 
-_BREAKS = (
-    aiohttp.ClientError,
-    TimeoutError,
-    OSError,
-    ApiError,
-    orjson.JSONDecodeError,
-    asyncio.CancelledError,
-)
+_UNREADABLE = (orjson.JSONDecodeError, bounded.TooLarge)
+_BREAKS = (aiohttp.ClientError, TimeoutError, OSError, ApiError, *_UNREADABLE, asyncio.CancelledError)
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,8 @@ class Lens(Generic[T]):
     kind: str
     labels: str
     """Label selector; empty: all."""
-    key: Callable[[Object], Key]
+    key: Callable[[Object], Key | None]
+    """None: not to be kept."""
     read: Callable[[Object], T]
     """What to keep. Two equal readings are no change."""
 
@@ -85,6 +86,9 @@ class Informer(Generic[T]):
         self._by_key: dict[Key, dict[str, Entry[T]]] = {}
         self._version: str | None = None
         """resourceVersion to watch from; None: list first."""
+        self._unreadable = set[str]()
+        """UIDs, told once until the next list."""
+        self._heard_at: float | None = None
         self.synced = asyncio.Event()
         self.lists = 0
 
@@ -101,16 +105,25 @@ class Informer(Generic[T]):
     def knows_any(self) -> bool:
         return bool(self._by_key)
 
+    @property
+    def kind(self) -> str:
+        return self._lens.kind
+
+    def silent_seconds(self) -> float:
+        """Since the last list, or the last line of a watch: for how long nothing may have been noticed."""
+        return 0.0 if self._heard_at is None else asyncio.get_running_loop().time() - self._heard_at
+
     def learn(self, thing: Object) -> None:
         """The API server's answer to our own write. Ignored if the watch has already told something newer."""
         if int(thing["metadata"]["resourceVersion"]) > int(self._version or 0):
-            self._put(self._entry(thing))
+            self._take_in(thing)
 
     def learn_gone(self, uid: str) -> None:
         self._drop(uid)
 
     async def run(self) -> None:
         wait, loop = 0.0, asyncio.get_running_loop()
+        self._heard_at = loop.time()
         while True:
             began = loop.time()
             try:
@@ -120,7 +133,7 @@ class Informer(Generic[T]):
             except _BREAKS as error:
                 if was_cancelled():
                     raise
-                if isinstance(error, ApiError) and error.status == 410:
+                if isinstance(error, _UNREADABLE) or (isinstance(error, ApiError) and error.status == 410):
                     self._version = None
                 log.debug("watch of %s broke: %s", self._lens.kind, error)
             lasted = loop.time() - began > _HEALTHY_SECONDS
@@ -128,12 +141,25 @@ class Informer(Generic[T]):
             await asyncio.sleep(wait * self._client.chance.uniform(0.5, 1.5))
 
     async def list(self) -> None:
-        """Know what there is now, and tell of what has changed since the last time."""
-        params, listed = {**self._selector, "limit": _PAGE}, dict[str, Entry[T]]()
+        """Know what there is now, and tell of what has changed since the last time. A page that is too large
+        is asked for again with fewer objects.
+        """
+        params, limit, listed = {**self._selector}, _PAGE, dict[str, Entry[T]]()
+        self._unreadable.clear()
         while True:
-            page = await self._client.request("GET", self._path, params=params)
-            entries = map(self._entry, page["items"])
-            listed |= {entry.uid: entry for entry in entries}
+            params["limit"] = str(limit)
+            most = _PAGE_BYTES if limit > 1 else LARGEST_OBJECT
+            try:
+                page = await self._client.request("GET", self._path, params=params, most_bytes=most)
+            except bounded.TooLarge:
+                if limit == 1:
+                    raise
+                limit = max(limit // 5, 1)
+                continue
+            listed |= {
+                entry.uid: entry for entry in map(self._entry, page["items"] or ()) if entry is not None
+            }
+            limit = min(limit * 5, _PAGE)
             token = page["metadata"].get("continue")
             if not token:
                 break
@@ -141,6 +167,7 @@ class Informer(Generic[T]):
         self._version = page["metadata"]["resourceVersion"]
         self._replace_all(listed, int(self._version or 0))
         self.lists += 1
+        self._hear()
         self.synced.set()
 
     def _replace_all(self, listed: dict[str, Entry[T]], version: int) -> None:
@@ -158,13 +185,15 @@ class Informer(Generic[T]):
             "timeoutSeconds": str(self._client.chance.randint(290, 580)),
         }
         async with self._client.watch(self._path, params) as stream:
-            rest = b""
-            async for chunk in stream.content.iter_any():
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in filter(None, lines):
-                    if not self._take(orjson.loads(line)):
-                        self._version = None
-                        return
+            self._hear()
+            async for line in bounded.lines(stream.content, LARGEST_OBJECT):
+                if not self._take(bounded.loads(line)):
+                    self._version = None
+                    return
+                self._hear()
+
+    def _hear(self) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
 
     def _take(self, event: Object) -> bool:
         """False: the stream is of no use any more (any ERROR, not only 410)."""
@@ -176,18 +205,41 @@ class Informer(Generic[T]):
         if kind == "DELETED":
             self._drop(thing["metadata"]["uid"])
         elif kind != "BOOKMARK":
-            self._put(self._entry(thing))
+            self._take_in(thing)
         return True
 
-    def _entry(self, thing: Object) -> Entry[T]:
+    def _take_in(self, thing: Object) -> None:
+        entry = self._entry(thing)
+        if entry is None:
+            self._drop(thing["metadata"]["uid"])
+        else:
+            self._put(entry)
+
+    def _entry(self, thing: Object) -> Entry[T] | None:
+        """None: not to be kept."""
         meta = thing["metadata"]
-        key, value = self._lens.key(thing), self._lens.read(thing)
-        return Entry(key, meta["uid"], int(meta["resourceVersion"]), value)
+        try:
+            key = self._lens.key(thing)
+            if key is None:
+                return None
+            return Entry(key, meta["uid"], int(meta["resourceVersion"]), self._lens.read(thing))
+        except Exception as error:  # whatever a tenant has written
+            self._pass_over(meta, error)
+            return None
+
+    def _pass_over(self, meta: Object, error: Exception) -> None:
+        metrics.UNREADABLE.labels(kind=self.kind).inc()
+        if meta["uid"] not in self._unreadable:
+            self._unreadable.add(meta["uid"])
+            name = Key(meta.get("namespace", ""), meta["name"])
+            log.warning("passed over %s %s: %s: %s", self.kind, name, type(error).__name__, error)
 
     def _put(self, entry: Entry[T]) -> None:
         old = self._entries.get(entry.uid)
         if old is not None and old.version >= entry.version:
             return
+        if old is not None and old.key != entry.key:
+            self._drop(entry.uid)
         self._entries[entry.uid] = entry
         self._by_key.setdefault(entry.key, {})[entry.uid] = entry
         if old is None or old.value != entry.value:

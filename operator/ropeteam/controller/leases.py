@@ -21,19 +21,20 @@ class Leases:
 
     began: float
     """This operator knew of the job, and led."""
-    newest: JobReport | None = None
+    newest: tuple[int, int, float] | None = None
+    """Term, boot and `sent` of the report that was heard last."""
     at: dict[int, float] = field(default_factory=dict)
     """When the newest report of each term was received."""
 
     def said_back(self, desired: Desired) -> Desired:
         """With the report of that coordinator that was heard last."""
-        newest = self.newest
-        if newest is None or newest.term != desired.term:
+        if self.newest is None or self.newest[0] != desired.term:
             return desired
-        return replace(desired, boot=newest.boot, heard=newest.sent)
+        _, boot, sent = self.newest
+        return replace(desired, boot=boot, heard=sent)
 
     def heard(self, report: JobReport, now: float) -> None:
-        self.newest = report
+        self.newest = report.term, report.boot, report.sent
         self.at[report.term] = now
 
     def of(self, status: JobStatus, now: float) -> tuple[UnheardSeen, ...]:

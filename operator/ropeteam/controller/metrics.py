@@ -111,6 +111,12 @@ STEPS_LOST = Counter(
     ["cause"],
     registry=REGISTRY,
 )
+UNREADABLE = Counter(
+    "ropeteam_unreadable_objects_total",
+    "Objects that were passed over because what they say cannot be read; each time one is met.",
+    ["kind"],
+    registry=REGISTRY,
+)
 LEADER = Gauge("ropeteam_leader", "1 while this operator acts; 0: it stands by.", registry=REGISTRY)
 BUILD = Gauge("ropeteam_build_info", "1, with the version of the operator.", ["version"], registry=REGISTRY)
 
@@ -122,6 +128,8 @@ def _begin() -> None:
         STEPS_LOST.labels(cause=cause.value)
     for stage in StagesStatus.model_fields:
         RECOVERY.labels(stage=stage)
+    for kind in ("TrainingJob", "Pod", "Service", "Node"):
+        UNREADABLE.labels(kind=kind)
     for result in _RESULTS:
         RECONCILES.labels(result=result, **_CONTROLLER)
     try:
@@ -162,12 +170,15 @@ def _count(incident: IncidentStatus) -> None:
 
 class Now(Collector):
     """What is counted when asked. `jobs`: state of each job, and whether it is stalled; `rounds`: seconds
-    since the begin of each that runs."""
+    since the begin of each that runs; `silence`: seconds without a sign from the API server, by kind."""
 
     def __init__(
-        self, jobs: Callable[[], Iterable[tuple[str, bool]]], rounds: Callable[[], Iterable[float]]
+        self,
+        jobs: Callable[[], Iterable[tuple[str, bool]]],
+        rounds: Callable[[], Iterable[float]],
+        silence: Callable[[], dict[str, float]],
     ) -> None:
-        self._jobs, self._rounds = jobs, rounds
+        self._jobs, self._rounds, self._silence = jobs, rounds, silence
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         jobs = list(self._jobs())
@@ -180,6 +191,14 @@ class Now(Collector):
         yield GaugeMetricFamily(
             "ropeteam_jobs_stalled", "TrainingJobs whose condition Stalled holds.", stalled
         )
+        age = GaugeMetricFamily(
+            "ropeteam_cache_age_seconds",
+            "Since the last list, or the last word of a watch: what happened since may not be known.",
+            labels=["kind"],
+        )
+        for kind, seconds in self._silence().items():
+            age.add_metric([kind], seconds)
+        yield age
         rounds = list(self._rounds())
         running = "controller_runtime_active_workers"
         yield _gauge(running, "Rounds that run.", _CONTROLLER, len(rounds))

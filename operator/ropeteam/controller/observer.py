@@ -24,12 +24,16 @@ from ropeteam.controller.informer import Key
 from ropeteam.controller.jobclock import JobClock
 from ropeteam.controller.leases import Leases
 from ropeteam.controller.settings import OperatorKey
-from ropeteam.core import workerpod
+from ropeteam.core import names, workerpod
 from ropeteam.core.observation import Observation, PodSeen, Refusal, ServiceSeen
 from ropeteam_trainer.clocks import boot_seconds
 from ropeteam_trainer.contract.desired import Desired, JobReport
 
 _REFUSALS = {400, 403, 422}
+
+
+class _QuotaIsFull(Exception):
+    """Nothing is known of the pod then, and a job that runs has its pods already."""
 
 
 @dataclass
@@ -83,20 +87,22 @@ class Observer:
 
     async def observe(self, key: Key) -> Observation | None:
         """None: there is no such job (any more)."""
-        raw = self.caches.job(key)
-        if raw is None:
+        job = self.caches.job(key)
+        if job is None:
             return None
+        raw = job.parsed()
         metadata = Metadata.model_validate(raw["metadata"])
         memory = self.memories.of(key, metadata.uid, self.own_clock())
-        status = JobStatus.model_validate(raw.get("status") or {})
-        service = next((seen for uid, seen in self.caches.services.of(key) if uid == metadata.uid), None)
+        status = JobStatus.model_validate(raw["status"])
+        service = self._service(key, metadata.uid)
         report, error = await self._ask(memory, status, service)
         now = self.clock()
         seen = Observation(
             now=now,
             job_time=memory.clock.time(status, now, self.own_clock(), self.ahead()),
             metadata=metadata,
-            spec=raw.get("spec") or {},
+            spec=raw["spec"],
+            spec_fault=job.fault,
             status=status,
             pods=self._pods(key, metadata.uid),
             service=service,
@@ -117,6 +123,11 @@ class Observer:
         names = {each.node for each in status.coordinator.former if each.node}
         ended = (name for name in sorted(names) if self.caches.node_has_ended(name, self.deletion_proves_end))
         return tuple(ended)
+
+    def _service(self, key: Key, job_uid: str) -> ServiceSeen | None:
+        """The one of that name: any other is not one that we have made."""
+        found = (seen for uid, seen in self.caches.services.of(key) if uid == job_uid)
+        return next((seen for seen in found if seen.name == names.service(key.name)), None)
 
     def _pods(self, key: Key, job_uid: str) -> tuple[PodSeen, ...]:
         pods = (pod for uid, pod in self.caches.pods.of(key) if uid == job_uid)
@@ -151,18 +162,23 @@ class Observer:
             spec = TrainingJobSpec.model_validate(seen.spec)
         except ValidationError:
             return None  # `decide` says so better than a pod made from half a spec
-        memory.refusal = await self._try(workerpod.sample(seen, spec))
+        try:
+            memory.refusal = await self._try(workerpod.sample(seen, spec))
+        except _QuotaIsFull:
+            return memory.refusal
         memory.tried_generation = generation
         return memory.refusal
 
     async def _try(self, pod: Object) -> Refusal | None:
-        """Raises ApiError for trouble that may pass."""
+        """Raises _QuotaIsFull, ApiError for trouble that may pass."""
         try:
             await self.client.create(pod, dry_run=True)
         except AlreadyOurs:
             pass
         except ApiError as error:
-            if error.status not in _REFUSALS or "exceeded quota" in error.message:
+            if "exceeded quota" in error.message:
+                raise _QuotaIsFull from None
+            if error.status not in _REFUSALS:
                 raise
             return Refusal(message=error.message)
         return None

@@ -1,13 +1,19 @@
 """Raw Kubernetes objects as the values of an Observation. Pure, and tolerant: what is missing has its
-default.
+default. What pods and Services say of themselves is believed only of those that a TrainingJob owns.
 
 Limits: only what `core` may know is kept; an Observation is small enough to be pasted into an issue.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
+import orjson
+
+from ropeteam.api.conditions import ConditionType
+from ropeteam.api.job import API_VERSION, GROUP, KIND
+from ropeteam.controller.bounded import is_deeper
 from ropeteam.controller.informer import Key
 from ropeteam.core.observation import ContainerSeen, PodSeen, Role, ServiceSeen
 from ropeteam_trainer.contract.config import TRAINER_CONTAINER
@@ -17,6 +23,20 @@ Object = dict[str, Any]
 LABEL = "ropeteam.dev/"
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 MANAGED = "app.kubernetes.io/managed-by=ropeteam"
+READ = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+)
+"""Of metadata, beside annotations of ours."""
+_WHAT = {"apiVersion": API_VERSION, "kind": KIND}
+_NUMBER = re.compile("[0-9]{1,9}")
+_LARGEST_SPEC = 256 << 10
+_DEEPEST_SPEC = 100
 
 
 def own_key(thing: Object) -> Key:
@@ -24,19 +44,68 @@ def own_key(thing: Object) -> Key:
     return Key(meta.get("namespace", ""), meta["name"])
 
 
-def job_key(thing: Object) -> Key:
-    """The job that a pod or Service says it belongs to."""
-    return Key(thing["metadata"]["namespace"], label(thing, "job"))
+def job_key(thing: Object) -> Key | None:
+    """The job that a pod or Service belongs to: one owns it, and its labels do not say otherwise."""
+    owner = _owner(thing)
+    told = (label(thing, "job"), label(thing, "job-uid"))
+    if not owner or told != (owner.get("name"), owner.get("uid")):
+        return None
+    return Key(thing["metadata"]["namespace"], owner["name"])
+
+
+def _owner(thing: Object) -> Object:
+    owners = thing["metadata"].get("ownerReferences") or ()
+    return next((each for each in owners if _is_a_job(each)), {})
+
+
+def _is_a_job(owner: Object) -> bool:
+    group = str(owner.get("apiVersion")).partition("/")[0]
+    return (group, owner.get("kind"), owner.get("controller")) == (GROUP, KIND, True)
 
 
 def label(thing: Object, name: str) -> str:
     return str((thing["metadata"].get("labels") or {}).get(LABEL + name, ""))
 
 
-def job(thing: Object) -> Object:
-    """A TrainingJob without the server's bookkeeping."""
-    meta = {name: value for name, value in thing["metadata"].items() if name != "managedFields"}
-    return {**thing, "metadata": meta}
+class JobSeen(NamedTuple):
+    """A TrainingJob as it is kept: as text, because parsed it can be ten times as large."""
+
+    text: bytes
+    """As an object, with metadata, spec and status."""
+    state: str
+    stalled: bool
+    fault: str
+    """Why its spec was left out."""
+
+    def parsed(self) -> Object:
+        return dict(orjson.loads(self.text))
+
+
+def job(thing: Object) -> JobSeen:
+    """Of its metadata what we read, and no spec that is more than a job's can be."""
+    meta = {name: thing["metadata"][name] for name in READ if name in thing["metadata"]}
+    notes = thing["metadata"].get("annotations") or {}
+    meta["annotations"] = {name: text for name, text in notes.items() if name.startswith(LABEL)}
+    spec, status = thing.get("spec") or {}, thing.get("status") or {}
+    if fault := _fault(spec):
+        spec = {}
+    return JobSeen(
+        text=orjson.dumps({**_WHAT, "metadata": meta, "spec": spec, "status": status}),
+        state=status.get("state") or "Pending",
+        stalled=_condition(status, ConditionType.STALLED).get("status") == "True",
+        fault=fault,
+    )
+
+
+def _fault(spec: Object) -> str:
+    if is_deeper(spec, _DEEPEST_SPEC):
+        return f"spec: it is nested more than {_DEEPEST_SPEC} levels deep; look for what repeats in it"
+    if (size := len(orjson.dumps(spec))) > _LARGEST_SPEC:
+        return (
+            f"spec: it has {size >> 10} KiB, and at most {_LARGEST_SPEC >> 10} are taken; "
+            "large data belongs into a ConfigMap, a volume or the image"
+        )
+    return ""
 
 
 def pod(thing: Object) -> tuple[str, PodSeen]:
@@ -50,9 +119,9 @@ def pod(thing: Object) -> tuple[str, PodSeen]:
         name=meta["name"],
         uid=meta["uid"],
         role=role,
-        slot=_number(thing, "slot", -1),
-        incarnation=_number(thing, "incarnation", 0),
-        term=_number(thing, "term", 0),
+        slot=_number(label(thing, "slot"), -1),
+        incarnation=_number(label(thing, "incarnation"), 0),
+        term=_number(label(thing, "term"), 0),
         phase=status.get("phase") or "Pending",
         reason=status.get("reason") or _condition(status, "DisruptionTarget").get("reason", ""),
         message=status.get("message") or "",
@@ -69,10 +138,8 @@ def pod(thing: Object) -> tuple[str, PodSeen]:
 def service(thing: Object) -> tuple[str, ServiceSeen]:
     """With the UID of its job."""
     meta, spec = thing["metadata"], thing["spec"]
-    term = (spec.get("selector") or {}).get(LABEL + "term", "0")
-    seen = ServiceSeen(
-        name=meta["name"], uid=meta["uid"], cluster_ip=spec.get("clusterIP", ""), term=int(term or 0)
-    )
+    term = _number((spec.get("selector") or {}).get(LABEL + "term"), 0)
+    seen = ServiceSeen(name=meta["name"], uid=meta["uid"], cluster_ip=spec.get("clusterIP", ""), term=term)
     return label(thing, "job-uid"), seen
 
 
@@ -88,9 +155,8 @@ def node(thing: Object) -> NodeSeen:
     return NodeSeen(ready, any(taint.get("key") == OUT_OF_SERVICE for taint in taints))
 
 
-def _number(thing: Object, name: str, default: int) -> int:
-    text = label(thing, name)
-    return int(text) if text.isdigit() else default
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text and _NUMBER.fullmatch(text) else default
 
 
 def _condition(status: Object, kind: str) -> Object:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from ropeteam.api.job import API_VERSION, KIND
-from ropeteam.controller import metrics
+from ropeteam.controller import failing, metrics
 from ropeteam.controller.cluster import AlreadyGone, ApiClient, NotFound, Place
 from ropeteam.controller.events import announce
 from ropeteam.controller.executor import Executor
+from ropeteam.controller.failing import Failing
 from ropeteam.controller.informer import Key
 from ropeteam.controller.observer import Memory, Observer
 from ropeteam.controller.pace import Pace
@@ -43,6 +44,7 @@ class Reconciler:
     observer: Observer
     executor: Executor
     pace: Pace
+    failures: Failing = field(default_factory=Failing)
 
     async def __call__(self, key: Key) -> float | None:
         """Seconds after which to look again; None: when something changes. Raises ApiError, connection
@@ -54,6 +56,11 @@ class Reconciler:
             again = await self._round(key)
             result = "success" if again is None else "requeue_after" if again > 0 else "requeue"
             return again
+        except Exception as error:
+            if self.failures.again(key, error):
+                jobs, now = self.observer.caches.jobs, self.observer.clock()
+                await failing.tell(self.client, jobs, key, error, now)
+            raise
         finally:
             metrics.count_round(result, clock() - began)
 
@@ -61,6 +68,7 @@ class Reconciler:
         seen = await self.observer.observe(key)
         if seen is None:
             self.observer.memories.forget(key)
+            self.failures.forget(key)
             await self._sweep(key)
             return None
         decision = decide(seen)
@@ -72,6 +80,7 @@ class Reconciler:
         if changed:
             await self._save(seen, decision)
             memory.written_at = seen.now
+        self.failures.forget(key)
         told, memory.desired = memory.desired, decision.desired  # only what is saved is spoken of
         await self._act(seen, decision, memory)
         if changed or decision.actions or told != decision.desired:

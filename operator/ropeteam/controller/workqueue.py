@@ -1,7 +1,8 @@
 """Which job to look at next: client-go's rate-limiting work queue, in asyncio.
 
 A key that is added twice is handled once; one key is never handled twice at the same time; a change that
-comes while it is being handled leads to exactly one more round. After a round a key rests: the pods of a gang
+comes while it is being handled leads to exactly one more round. Groups of keys have fair shares (`turns.py`).
+After a round a key rests: the pods of a gang
 change together, and one look sees them all. Failures wait longer each time (5 ms doubling to 5 minutes).
 Limits: one event loop; keys are lost with the process (the first list after a start adds them all again).
 """
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from ropeteam.controller import metrics
+from ropeteam.controller.turns import Turns
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -26,10 +28,13 @@ log = logging.getLogger(__name__)
 
 
 class WorkQueue(Generic[Key]):
-    """Keys that are due."""
+    """Keys that are due. `workers`: how many are handled at the same time. `group`: who shares a part of
+    them; by default each key is alone.
+    """
 
-    def __init__(self) -> None:
-        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+    def __init__(self, workers: int, group: Callable[[Key], Hashable] = lambda key: key) -> None:
+        self.workers = workers
+        self._ready = Turns[Key](workers, group)
         self._added_at: dict[Key, float] = {}
         """Queued, or to be queued again when the running round ends."""
         self._running: dict[Key, float] = {}
@@ -53,8 +58,8 @@ class WorkQueue(Generic[Key]):
         self._added_at[key] = _now()
         metrics.QUEUE_ADDS.inc()
         if key not in self._running:
-            self._ready.put_nowait(key)
-        metrics.QUEUE_DEPTH.set(self._ready.qsize())
+            self._ready.add(key)
+        metrics.QUEUE_DEPTH.set(len(self._ready))
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Not later than in `seconds`: an earlier wake-up that is already planned stays."""
@@ -76,17 +81,18 @@ class WorkQueue(Generic[Key]):
 
     async def get(self) -> Key:
         """The next key; the caller owes `done`."""
-        key = await self._ready.get()
+        key = await self._ready.take()
         if (rest := self._resting.pop(key, None)) is not None:
             rest.cancel()
             self._rang.discard(key)  # this very round sees it
         self._running[key] = now = _now()
         metrics.QUEUE_WAIT.observe(now - self._added_at.pop(key))
-        metrics.QUEUE_DEPTH.set(self._ready.qsize())
+        metrics.QUEUE_DEPTH.set(len(self._ready))
         return key
 
     def done(self, key: Key) -> None:
         took = _now() - self._running.pop(key)
+        self._ready.give_back(key)
         metrics.QUEUE_WORK.observe(took)
         if self._added_at.pop(key, None) is not None:
             self._rang.add(key)
@@ -111,9 +117,7 @@ class WorkQueue(Generic[Key]):
         self._add(key)
 
 
-async def serve(
-    queue: WorkQueue[Key], handle: Callable[[Key], Awaitable[float | None]], workers: int
-) -> None:
+async def serve(queue: WorkQueue[Key], handle: Callable[[Key], Awaitable[float | None]]) -> None:
     """Handle keys for ever. `handle` returns after how many seconds it wants to be called again, or None."""
 
     async def work() -> None:
@@ -125,7 +129,7 @@ async def serve(
                 queue.done(key)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(workers):
+        for _ in range(queue.workers):
             group.create_task(work())
 
 

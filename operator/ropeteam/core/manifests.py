@@ -92,7 +92,7 @@ def coordinator_pod(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
             {"name": "http", "containerPort": contract.COORDINATOR_HTTP_PORT},
         ],
         "livenessProbe": LIVENESS,
-        "resources": {"requests": _coordinator_requests(config.slots)},
+        "resources": _coordinator_resources(config.slots) | seen.defaults.jobs.coordinator_resources,
         "securityContext": RESTRICTED,
         "volumeMounts": [token_mount(), {"name": "ropeteam-state", "mountPath": STATE_PATH}],
     }
@@ -118,9 +118,13 @@ def coordinator_pod(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
     return pod
 
 
-def _coordinator_requests(slots: int) -> dict[str, str]:
-    """Above what one was seen to use for so many agents (benchmarks/results/coordinator.json)."""
-    return {"cpu": f"{50 + slots // 16}m", "memory": f"{64 + slots // 32}Mi"}
+def _coordinator_resources(slots: int) -> dict[str, Any]:
+    """Requests: above what one was seen to use for so many agents (benchmarks/results/coordinator.json). The
+    limit: several times that, with 64 KiB for each of its places for strangers, and sockets."""
+    return {
+        "requests": {"cpu": f"{50 + slots // 16}m", "memory": f"{64 + slots // 32}Mi"},
+        "limits": {"memory": f"{256 + slots // 8}Mi"},
+    }
 
 
 def _coordinator_config(seen: Observation, spec: TrainingJobSpec) -> contract.CoordinatorConfig:

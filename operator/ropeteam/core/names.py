@@ -52,6 +52,11 @@ def labels(job: Metadata, role: Role | None = None, **more: int) -> dict[str, st
     return own | {f"{GROUP}/{key}": str(value) for key, value in more.items()}
 
 
+def not_ours(words: dict[str, Any]) -> dict[str, Any]:
+    """Labels or annotations that a user may give to a pod: `ropeteam.dev/` only we write."""
+    return {key: value for key, value in words.items() if not key.startswith(f"{GROUP}/")}
+
+
 def coordinator_selector(job: Metadata, term: int) -> dict[str, str]:
     """Leads to the coordinator pod of exactly this term: an older one gets no new connections."""
     return {JOB_UID: job.uid, ROLE: Role.COORDINATOR.value, TERM: str(term)}

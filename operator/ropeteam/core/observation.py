@@ -115,6 +115,8 @@ class Observation(Seen):
     metadata: Metadata
     spec: dict[str, Any]
     """As written by the user, unparsed: it may be invalid."""
+    spec_fault: str = ""
+    """Why it was left out, if it was."""
     status: JobStatus
     pods: tuple[PodSeen, ...] = ()
     service: ServiceSeen | None = None

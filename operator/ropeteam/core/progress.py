@@ -22,6 +22,8 @@ EVERY_SECONDS = 30
 DETAILS_SECONDS = 5
 _PACE_SECONDS = 5
 """A shorter stretch says nothing about the pace."""
+_NEVER_SECONDS = 10**10
+"""Scripts that go on for ever tell the largest number there is as their steps."""
 
 
 def project(old: ProgressStatus | None, report: JobReport, now: datetime) -> ProgressStatus | None:
@@ -54,7 +56,8 @@ def _eta(old: ProgressStatus | None, step: int, total: int | None, now: datetime
     seconds, steps = (now - old.time).total_seconds(), step - old.step
     if seconds < _PACE_SECONDS or steps <= 0:
         return old.eta_seconds
-    return max(0, round((total - step) * seconds / steps))
+    left = max(0, round((total - step) * seconds / steps))
+    return left if left < _NEVER_SECONDS else None
 
 
 def throttle(old: JobStatus, new: JobStatus, now: datetime) -> JobStatus:

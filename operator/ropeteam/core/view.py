@@ -23,7 +23,9 @@ from ropeteam.core.observation import Observation, PodSeen, Role
 from ropeteam_trainer.contract.desired import JobReport
 
 M = TypeVar("M", bound=BaseModel)
-_SPECS_REMEMBERED = 4096
+Judgement = tuple[TrainingJobSpec | None, tuple[str, ...]]
+"""A spec, and what is wrong with it."""
+_SPECS_REMEMBERED, _LONGEST_REMEMBERED = 2048, 4096
 
 
 def changed(model: M, **updates: Any) -> M:
@@ -150,7 +152,7 @@ def _not_ahead(status: JobStatus, now: datetime) -> JobStatus:
 
 
 def _parse(seen: Observation) -> tuple[TrainingJobSpec, tuple[str, ...]]:
-    spec, problems = _judged(json.dumps(seen.spec, sort_keys=True))
+    spec, problems = (None, (seen.spec_fault,)) if seen.spec_fault else _judgement(seen.spec)
     if spec is not None:
         problems = (*rules.validate_name(seen.metadata.name), *problems)
     if problems or spec is None:
@@ -158,9 +160,14 @@ def _parse(seen: Observation) -> tuple[TrainingJobSpec, tuple[str, ...]]:
     return spec, ()
 
 
-@lru_cache(_SPECS_REMEMBERED)
-def _judged(text: str) -> tuple[TrainingJobSpec | None, tuple[str, ...]]:
-    """A spec, and what is wrong with it: found out once, since a job is looked at thousands of times."""
+def _judgement(spec: dict[str, Any]) -> Judgement:
+    """Of a short one found out once, since a job is looked at thousands of times. Long ones would fill the
+    memory: parsed they are some ten times as large."""
+    text = json.dumps(spec, sort_keys=True)
+    return _remembered(text) if len(text) <= _LONGEST_REMEMBERED else _judged(text)
+
+
+def _judged(text: str) -> Judgement:
     written = json.loads(text)
     try:
         spec = TrainingJobSpec.model_validate(written)
@@ -168,6 +175,9 @@ def _judged(text: str) -> tuple[TrainingJobSpec | None, tuple[str, ...]]:
         told = tuple(f"spec.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         return None, rules.validate(written) or told
     return spec, rules.validate(written) or strategy.problems(spec.strategy, spec.workers * spec.processes)
+
+
+_remembered = lru_cache(_SPECS_REMEMBERED)(_judged)
 
 
 def _our_report(seen: Observation) -> JobReport | None:

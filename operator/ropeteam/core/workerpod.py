@@ -69,10 +69,10 @@ def _metadata(seen: Observation, template: dict[str, Any], slot: SlotStatus, rol
     metadata: dict[str, Any] = {
         "name": names.worker(job.name, slot.slot, slot.incarnation),
         "namespace": job.namespace,
-        "labels": _dict(user, "labels") | names.labels(job, role, **place),
+        "labels": names.not_ours(_dict(user, "labels")) | names.labels(job, role, **place),
         "ownerReferences": [names.owner(job)],
     }
-    if annotations := _dict(user, "annotations"):
+    if annotations := names.not_ours(_dict(user, "annotations")):
         metadata["annotations"] = annotations
     return metadata
 
@@ -217,8 +217,8 @@ def _declare_metrics(pod_spec: dict[str, Any], container: dict[str, Any]) -> Non
     one, and only one worker would fit on a node. Nor where the user has a port of that name or number.
     """
     ports = _dict_list(container, "ports")
-    known = {value for port in ports for value in (port.get("name"), port.get("containerPort"))}
-    if not pod_spec.get("hostNetwork") and known.isdisjoint(METRICS_PORT.values()):
+    taken = any(port.get(key) == METRICS_PORT[key] for port in ports for key in ("name", "containerPort"))
+    if not pod_spec.get("hostNetwork") and not taken:
         ports.append(dict(METRICS_PORT))
     if not ports:
         del container["ports"]

@@ -1,0 +1,101 @@
+"""Rounds that fail again and again for one reason say so on their job: condition Stalled, and an event.
+
+A decision that cannot be made, or a status that the API server refuses, is otherwise in the operator's log
+only, which the job's owner does not see. What passes by itself, such as an API server that is away or a job
+that changed meanwhile, is not told, nor are actions that fail: their events say so already.
+Limits: the pods stay. Without a decision nobody knows what of the job is still of use, and a world trains on
+without us. Counted anew after a restart of the operator; a round that can be decided ends the condition.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import aiohttp
+
+from ropeteam.api.conditions import ConditionType
+from ropeteam.api.job import Metadata
+from ropeteam.api.status import JobStatus
+from ropeteam.controller.cluster import ApiClient, ApiError, Conflict, Fenced, NotFound, Object
+from ropeteam.controller.events import announce
+from ropeteam.controller.informer import Key, Spread
+from ropeteam.controller.reading import JobSeen
+from ropeteam.core.conditions import Fact, with_facts
+from ropeteam.core.decision import Announcement
+
+TOLD_AFTER = 5
+REASON = "OperatorFails"
+_LONGEST = 500
+_PASSING = (Conflict, NotFound, Fenced, OSError, TimeoutError, aiohttp.ClientError)
+
+Jobs = Spread[JobSeen]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Failing:
+    """How many rounds in a row have failed, by job."""
+
+    _rounds: dict[Key, tuple[tuple[type[Exception], int], int]] = field(default_factory=dict)
+    """Type and HTTP status of the error, and how often in a row."""
+
+    def again(self, key: Key, error: Exception) -> bool:
+        """Whether this one is to be told: so many failed in a row for this reason."""
+        passing = isinstance(error, ApiError) and (error.status >= 500 or error.status in (401, 429))
+        if passing or isinstance(error, _PASSING):
+            self.forget(key)
+            return False
+        reason = type(error), getattr(error, "status", 0)
+        known, count = self._rounds.get(key, (reason, 0))
+        count = count + 1 if known == reason else 1
+        self._rounds[key] = reason, count
+        return count >= TOLD_AFTER
+
+    def forget(self, key: Key) -> None:
+        self._rounds.pop(key, None)
+
+
+async def tell(client: ApiClient, jobs: Jobs, key: Key, error: Exception, now: datetime) -> None:
+    """To the job, as far as that can be done. Never raises: whatever is odd about it may be so here too."""
+    words = _words(key, error)
+    for step in (_stall, _announce):
+        job = next(iter(jobs.of(key)), None)
+        try:
+            if job is not None:
+                await step(client, jobs, job.parsed(), words, now)
+        except Exception as broken:
+            log.warning("%s: cannot tell the job that rounds fail: %s", key, broken)
+
+
+def _words(key: Key, error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}"[:_LONGEST].encode(errors="replace").decode()
+    told = (
+        f"{TOLD_AFTER} rounds of the operator for this job failed in a row, and it changes nothing about it "
+        f"meanwhile: its pods stay, and what trains goes on. {text}."
+    )
+    where = f"-n {key.namespace} {key.name}"
+    if isinstance(error, ApiError):
+        return f"{told} It goes on as soon as the API server takes what it refuses now."
+    return (
+        f"{told} That is probably a bug: report it with the operator's log and what "
+        f"`ropeteam snapshot {where}` prints. To free the pods now (checkpoints stay): "
+        f"kubectl delete trainingjob {where}"
+    )
+
+
+async def _stall(client: ApiClient, jobs: Jobs, raw: Object, words: str, now: datetime) -> None:
+    """A job that has ended keeps its status."""
+    meta, status = raw["metadata"], JobStatus.model_validate(raw["status"])
+    fact = Fact(ConditionType.STALLED, True, REASON, words)
+    stalled = with_facts(status, (fact,), now, meta.get("generation", 0))
+    if stalled != status and not status.finished:
+        jobs.learn(await client.replace({**raw, "status": stalled.to_json()}, subresource="status"))
+
+
+async def _announce(client: ApiClient, _: Jobs, raw: Object, words: str, now: datetime) -> None:
+    """Once for each version of the job: the event's name is made from it."""
+    told = Announcement("Warning", REASON, words)
+    await announce(client, Metadata.model_validate(raw["metadata"]), told, now)

@@ -1,0 +1,98 @@
+"""What one tenant writes is no trouble for another, on a real API server, which takes more than ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from tests.cluster.site import SYSTEM, Site
+from tests.cluster.test_core import tiny
+from tests.e2e.harness import wait_for
+
+LABELS = {"app.kubernetes.io/managed-by": "ropeteam"}
+
+
+def service(name: str, job: str, uid: str = "", **meta: Any) -> dict[str, Any]:
+    labels = {**LABELS, "ropeteam.dev/job": job, "ropeteam.dev/job-uid": uid}
+    spec = {"selector": {"ropeteam.dev/term": "x"}, "ports": [{"port": 29402}]}
+    meta = {"name": name, "namespace": "default", "labels": labels, **meta}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec}
+
+
+def planted(site: Site, name: str, template: str) -> None:
+    """A suspended job with `template`, a text of JSON that Python would not write."""
+    thing = site.shape(name, ["true"], 1, suspend=True) | {"spec": {"workers": 1, "image": "x"}}
+    thing["spec"] |= {"command": ["true"], "suspend": True, "template": "HERE"}
+    site.lab.kubectl("create", "-f", "-", text=json.dumps(thing).replace('"HERE"', template))
+
+
+def operators(site: Site) -> dict[str, int]:
+    """How often the container of each was started again."""
+    return {
+        pod["metadata"]["name"]: sum(each["restartCount"] for each in pod["status"]["containerStatuses"])
+        for pod in site.operators()
+    }
+
+
+@pytest.fixture
+def hostile(site: Site, name: str) -> Iterator[str]:
+    """Names that begin with it are deleted."""
+    yield f"{name}-x"
+    for kind in ("service", "pod", "trainingjob"):
+        for thing in site.lab.kubectl("get", kind, "-o", "name").split():
+            if thing.partition("/")[2].startswith(f"{name}-x"):
+                site.lab.kubectl("delete", thing, "--wait=false")
+
+
+def accepted(site: Site, name: str) -> dict[str, str]:
+    """The condition. Python parses no whole object that is nested so deep."""
+    text = site.lab.kubectl("get", "trainingjob", name, "-o", "jsonpath={.status.conditions}")
+    return next((each for each in json.loads(text or "[]") if each["type"] == "Accepted"), {})
+
+
+@pytest.mark.nodes
+def test_hostile_objects_cost_only_themselves(site: Site, name: str, hostile: str) -> None:
+    before = operators(site)
+    site.apply(service(f"{hostile}-service", "no-such-job"))
+    pod = {"restartPolicy": "Never", "schedulerName": "nobody", "containers": [{"name": "c", "image": "x"}]}
+    meta = {"name": f"{hostile}-pod", "labels": {**LABELS, "ropeteam.dev/job": "no-such-job"}}
+    site.apply({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod})
+    nested = '{"metadata":{"x":' + '{"a":' * 3000 + "1" + "}" * 3002
+    planted(site, f"{hostile}-deep", nested)
+    wide = json.dumps({"metadata": {"x": {f"key{number}": [] for number in range(60_000)}}})
+    for number in range(5):
+        planted(site, f"{hostile}-wide-{number}", wide)
+    site.apply(tiny(site, name, steps=30, pause=0.0))
+    site.wait(name, "Complete")
+    for what, words in (("deep", "nested more than 100 levels deep"), ("wide-0", "KiB")):
+        told = wait_for("it is refused", partial(accepted, site, f"{hostile}-{what}"), 60)
+        assert (told["status"], told["reason"]) == ("False", "InvalidSpec")
+        assert words in told["message"]
+    assert operators(site) == before, "none was started again, by whomever"
+    assert site.get("pod", f"{hostile}-pod") is not None, "what is only labelled is not deleted"
+    assert site.get("service", f"{hostile}-service") is not None
+    for pod_name in before:  # lists from nothing, beside all of it
+        site.lab.kubectl("-n", SYSTEM, "delete", "pod", pod_name)
+    site.lab.kubectl("-n", SYSTEM, "rollout", "status", "deployment", "ropeteam", "--timeout=60s")
+    assert set(operators(site).values()) == {0}
+
+
+def test_a_service_that_a_stranger_labels_is_not_followed(site: Site, name: str, hostile: str) -> None:
+    site.apply(tiny(site, name, steps=100_000))
+    site.wait(name, "Running")
+    job = site.get("trainingjob", name) or {}
+    address, uids = job["status"]["coordinator"]["address"], site.uids(name)
+    real = (site.get("service", name) or {})["metadata"]["ownerReferences"]
+    site.apply(service(f"{hostile}-plain", name, job["metadata"]["uid"]))
+    site.apply(service(f"{hostile}-owned", name, job["metadata"]["uid"], ownerReferences=real))
+    leader = wait_for("a leader", site.leader)
+    site.lab.kubectl("-n", SYSTEM, "delete", "pod", leader, "--grace-period=0", "--force")
+    wait_for("another leader", lambda: site.leader() not in ("", leader), 60)
+    site.kill_rank(name, 0)
+    wait_for("an incident", lambda: site.status(name).get("incidents"), 60)
+    site.wait(name, "Running")
+    assert site.status(name)["coordinator"]["address"] == address
+    assert site.uids(name) == uids

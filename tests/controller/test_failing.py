@@ -1,0 +1,106 @@
+"""A job whose rounds fail again and again says so itself, once, and no longer than that is so."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import pytest_asyncio
+from tests.controller.house import JOB, condition, job, operator_of, status
+
+from ropeteam.controller import reconcile
+from ropeteam.controller.assembly import Operator
+from ropeteam.controller.cluster import ApiError, Conflict, Object, Place
+from ropeteam.controller.failing import REASON, TOLD_AFTER
+from ropeteam.controller.informer import Key
+from ropeteam.local.cluster import LocalCluster
+
+KEY = Key("default", "job")
+
+
+@pytest_asyncio.fixture
+async def still(tmp_path: Path) -> AsyncIterator[Operator]:
+    """An operator that has started a job, and makes a round when the test says so."""
+    async with LocalCluster(tmp_path / "home") as cluster, operator_of(cluster, works=False) as operator:
+        await operator.client.create(job())
+        await operator.caches.jobs.parts[0].list()
+        await operator.reconciler(KEY)
+        yield operator
+
+
+async def fail(operator: Operator, rounds: int) -> None:
+    for _ in range(rounds):
+        with pytest.raises(Exception, match="odd"):
+            await operator.reconciler(KEY)
+
+
+async def stalled(operator: Operator) -> Object:
+    return condition(await status(operator.client), "Stalled")
+
+
+async def events(operator: Operator) -> list[str]:
+    found = await operator.client.items(Place("Event", "default"))
+    return [event["message"] for event in found if (event["type"], event["reason"]) == ("Warning", REASON)]
+
+
+def raising(error: Exception) -> Any:
+    def decide(_: object) -> NoReturn:
+        raise error
+
+    return decide
+
+
+async def test_after_some_failures_for_one_reason_the_job_is_stalled_until_it_can_be_decided(
+    still: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(reconcile, "decide", raising(ValueError("odd: \udce9")))
+        await fail(still, TOLD_AFTER - 1)
+        assert (await stalled(still))["status"] == "False"
+        await fail(still, 1)
+        told = await stalled(still)
+        assert (told["status"], told["reason"]) == ("True", REASON)
+        assert "ValueError: odd: ?." in told["message"]
+        version = (await still.client.get(JOB))["metadata"]["resourceVersion"]
+        await fail(still, 3)
+        assert (await still.client.get(JOB))["metadata"]["resourceVersion"] == version, "it is said once"
+        assert await events(still) == [told["message"][:1024]]
+    await still.reconciler(KEY)
+    assert (await stalled(still))["status"] == "False"
+
+
+async def test_failures_for_several_reasons_are_not_one(
+    still: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error in [ValueError("odd"), KeyError("odd")] * TOLD_AFTER:
+        monkeypatch.setattr(reconcile, "decide", raising(error))
+        await fail(still, 1)
+    assert await events(still) == []
+
+
+@pytest.mark.parametrize(
+    "error", [Conflict(409, "odd"), ApiError(503, "odd"), ApiError(401, "odd"), TimeoutError("odd")]
+)
+async def test_what_passes_by_itself_is_not_told(
+    still: Operator, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(reconcile, "decide", raising(error))
+    await fail(still, 2 * TOLD_AFTER)
+    assert await events(still) == []
+
+
+async def test_a_status_that_the_server_refuses_is_told_in_an_event(
+    still: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object, **__: object) -> NoReturn:
+        raise ApiError(422, "status.incidents[0].rank: odd")
+
+    monkeypatch.setattr(still.client, "replace", refuse)
+    await still.client.merge(JOB, {"spec": {"suspend": True}})
+    await still.caches.jobs.parts[0].list()  # something to write about
+    await fail(still, TOLD_AFTER)
+    (told,) = await events(still)
+    assert "status.incidents[0].rank: odd. It goes on as soon as the API server takes" in told
+    assert (await stalled(still))["status"] == "False"

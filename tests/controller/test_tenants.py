@@ -1,0 +1,265 @@
+"""No object of one tenant is trouble for another: each is read alone, and is ours only if a job owns it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.controller.house import JOB, condition, job, names, operator_of, status
+from tests.controller.scripted import Scripted, thing
+from tests.controller.waiting import until, until_async
+
+from ropeteam.controller import metrics, reading
+from ropeteam.controller.assembly import Operator
+from ropeteam.controller.caches import make_caches
+from ropeteam.controller.cluster import ApiClient, Object, Place
+from ropeteam.controller.informer import Informer, Key, Lens
+from ropeteam.core import names as own_names
+from ropeteam.local.cluster import LocalCluster
+
+LABELS = {"app.kubernetes.io/managed-by": "ropeteam", "ropeteam.dev/job": "job"}
+OTHER = Place("TrainingJob", "default", "other")
+
+
+@pytest_asyncio.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
+    async with LocalCluster(tmp_path / "home") as running:
+        yield running
+
+
+def service(name: str = "aaa", term: str = "1", **labels: str) -> Object:
+    meta = {"name": name, "namespace": "default", "labels": LABELS | labels}
+    spec = {"selector": {"ropeteam.dev/term": term}, "ports": [{"port": 29402}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec}
+
+
+def nested(levels: int) -> Object:
+    deep: Any = "inside"
+    for _ in range(levels):
+        deep = {"a": deep}
+    return {"metadata": {"x": deep}}
+
+
+async def started(client: ApiClient, place: Place) -> Object:
+    async def attempted() -> Object:
+        seen = await status(client, place)
+        return seen if seen.get("attempt") == 1 else {}
+
+    return await until_async(attempted)
+
+
+async def refusal(client: ApiClient) -> str:
+    async def told() -> str:
+        accepted = condition(await status(client), "Accepted")
+        return str(accepted["message"]) if accepted.get("status") == "False" else ""
+
+    return await until_async(told)
+
+
+async def test_a_service_with_a_wrong_label_is_no_trouble(cluster: LocalCluster) -> None:
+    async with operator_of(cluster) as operator:
+        await operator.client.create(service(term="x"))
+        await operator.client.create(job())
+        await started(operator.client, JOB)
+
+
+async def test_a_job_that_is_nested_too_deep_is_refused_and_the_next_one_starts(
+    cluster: LocalCluster,
+) -> None:
+    async with operator_of(cluster) as operator:
+        await operator.client.create(job(template=nested(150)))
+        await operator.client.create(job("other"))
+        await started(operator.client, OTHER)
+        assert "spec: it is nested more than 100 levels deep" in await refusal(operator.client)
+        pods = await names(operator.client, "Pod")
+        assert [name for name in pods if not name.startswith("other")] == []
+
+
+async def test_a_job_that_is_too_large_is_refused_and_takes_little_memory(cluster: LocalCluster) -> None:
+    async with operator_of(cluster) as operator:
+        many: Object = {f"k{number}": [] for number in range(40_000)}
+        await operator.client.create(job(template={"metadata": {"x": many}}))
+        assert "spec: it has 4" in await refusal(operator.client)
+        (kept,) = operator.caches.jobs.of(Key("default", "job"))
+        assert len(kept.text) < 8192
+
+
+def test_of_a_jobs_metadata_only_what_is_read_is_kept() -> None:
+    thing_ = training_job("job", 1)
+    thing_["metadata"] |= {
+        "labels": {f"label-{n}": "x" * 60 for n in range(1000)},
+        "finalizers": ["example.com/x"] * 1000,
+        "annotations": {"ropeteam.dev/coordinators-ended": "1", "kubectl": "x" * 100_000},
+    }
+    kept = reading.job(thing_)
+    assert kept.parsed()["metadata"]["annotations"] == {"ropeteam.dev/coordinators-ended": "1"}
+    assert len(kept.text) < 500
+
+
+@asynccontextmanager
+async def watching(client: ApiClient, kind: str) -> AsyncIterator[tuple[Informer[Any], list[Key]]]:
+    bells = list[Key]()
+    caches = make_caches(client, (), bells.append)
+    (informer,) = (each for each in caches.all if each.kind == kind)
+    task = asyncio.create_task(informer.run())
+    await informer.synced.wait()
+    yield informer, bells
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def training_job(name: str, version: int, **spec: Any) -> Object:
+    return thing(name, version, **spec) | {"kind": "TrainingJob"}
+
+
+async def test_thousands_of_levels_are_listed_and_watched(api: Scripted, client: ApiClient) -> None:
+    api.listed, api.version = [training_job("deep", 3, template="DEEP"), training_job("a", 4)], 5
+    async with watching(client, "TrainingJob") as (jobs, _):
+        assert {job.fault != "" for job in jobs.of(Key("default", "deep"))} == {True}
+        assert {job.fault for job in jobs.of(Key("default", "a"))} == {""}
+        api.say("MODIFIED", training_job("a", 6, template="DEEP"))
+        api.say("ADDED", training_job("b", 7))
+        await until(lambda: Key("default", "b") in jobs.known_keys())
+        assert {job.fault != "" for job in jobs.of(Key("default", "a"))} == {True}
+        assert jobs.lists == 1
+
+
+async def test_a_line_that_is_no_json_leads_to_a_list(api: Scripted, client: ApiClient) -> None:
+    async with watching(client, "TrainingJob") as (jobs, _):
+        api.listed, api.version = [training_job("a", 4)], 9
+        api.say_text(b'{"type": "ADDED", "object": {"metadata": }}')
+        await until(lambda: jobs.lists == 2)
+        assert jobs.known_keys() == (Key("default", "a"),)
+
+
+async def test_pages_that_are_too_large_are_asked_for_in_parts(api: Scripted, client: ApiClient) -> None:
+    large = [training_job(f"large-{n}", n + 1, env="x" * 300_000) for n in range(10)]
+    api.listed = [*large, *(training_job(f"small-{n}", n + 20) for n in range(100))]
+    async with watching(client, "TrainingJob") as (jobs, _):
+        assert len(jobs.known_keys()) == 110
+        assert api.limits == [500, 100, 20, 4, 20, 100]
+
+
+async def test_an_object_that_cannot_be_read_is_passed_over_and_told_once(
+    api: Scripted, client: ApiClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read(found: Object) -> int:
+        return int(found["spec"]["number"])
+
+    def counted() -> float:
+        return metrics.REGISTRY.get_sample_value("ropeteam_unreadable_objects_total", {"kind": "Pod"}) or 0
+
+    before = counted()
+    informer = Informer(client, Lens("Pod", "", reading.own_key, read), lambda _: None)
+    api.listed = [thing("good", 2, number="1"), thing("bad", 3, number="x")]
+    await informer.list()
+    assert list(informer.values()) == [1]
+    informer.learn(thing("bad", 4, number="y"))
+    informer.learn(thing("good", 5, number="z"))
+    assert list(informer.values()) == [], "what was known of it is not true any more"
+    assert counted() - before == 3
+    told = [line for line in caplog.messages if "passed over Pod default/bad" in line]
+    assert len(told) == 1
+
+
+async def with_pods(still: Operator) -> str:
+    """The job's UID."""
+    await still.client.create(job())
+    await still.caches.jobs.parts[0].list()
+    while "job-0-1" not in await names(still.client, "Pod"):
+        await still.reconciler(Key("default", "job"))
+    for part in still.caches.all:
+        await part.list()
+    return str((await still.client.get(JOB))["metadata"]["uid"])
+
+
+@pytest_asyncio.fixture
+async def still(cluster: LocalCluster) -> AsyncIterator[Operator]:
+    async with operator_of(cluster, works=False) as operator:
+        yield operator
+
+
+async def test_nothing_is_deleted_because_of_its_labels(still: Operator) -> None:
+    uid = await with_pods(still)
+    foreign = service(**{"ropeteam.dev/job-uid": uid})
+    await still.client.create(foreign)
+    await still.client.delete(JOB, uid=uid)
+    for part in still.caches.all:
+        await part.list()
+    await still.reconciler(Key("default", "job"))
+    assert await names(still.client, "Service") in (["aaa"], ["aaa", "job"])
+
+
+async def test_a_service_that_has_not_the_jobs_name_is_not_its_service(
+    still: Operator, cluster: LocalCluster
+) -> None:
+    uid = await with_pods(still)
+    owner = (await still.client.get(Place("Service", "default", "job")))["metadata"]["ownerReferences"]
+    forged = service(**{"ropeteam.dev/job-uid": uid})
+    forged["metadata"]["ownerReferences"] = owner
+    await still.client.create(forged)
+    async with operator_of(cluster, works=False) as restarted:
+        seen = await restarted.reconciler.observer.observe(Key("default", "job"))
+    assert seen is not None
+    assert seen.service is not None
+    assert seen.service.name == own_names.service("job")
+
+
+OWNER = {
+    "apiVersion": "ropeteam.dev/v1",
+    "kind": "TrainingJob",
+    "name": "job",
+    "uid": "u",
+    "controller": True,
+}
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        None,
+        [],
+        [OWNER | {"uid": "other"}],
+        [OWNER | {"name": "other"}],
+        [OWNER | {"kind": "Job", "apiVersion": "batch/v1"}],
+        [OWNER | {"apiVersion": "ropeteam.dev.example.com/v1"}],
+        [{key: value for key, value in OWNER.items() if key != "controller"}],
+    ],
+)
+def test_labels_without_an_owner_are_not_believed(owners: list[Object] | None) -> None:
+    labelled = thing("pod", 1)
+    labelled["metadata"]["labels"] = {"ropeteam.dev/job": "job", "ropeteam.dev/job-uid": "u"}
+    labelled["metadata"]["ownerReferences"] = owners
+    assert reading.job_key(labelled) is None
+    labelled["metadata"]["ownerReferences"] = [{"kind": "Other"}, OWNER]
+    assert reading.job_key(labelled) == Key("default", "job")
+
+
+WORDS = st.text("0123456789x-²", max_size=12)
+
+
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(("role", "slot", "incarnation", "term"), WORDS)))
+def test_whatever_labels_say_pods_and_services_are_read(labels: dict[str, str]) -> None:
+    pod = thing("pod", 1)
+    pod["metadata"]["labels"] = {f"ropeteam.dev/{key}": value for key, value in labels.items()}
+    assert reading.pod(pod)[1].name == "pod"
+    led = thing("service", 1, selector=pod["metadata"]["labels"])
+    assert reading.service(led)[1].term >= 0
+
+
+async def test_who_hears_nothing_of_a_kind_is_not_ready(still: Operator) -> None:
+    loop, asked = asyncio.get_running_loop(), still.blind()
+    assert asked == ""
+    assert set(still.silence()) == {"Node", "Pod", "Service", "TrainingJob"}
+    still.caches.pods.parts[0]._heard_at = loop.time() - 200
+    assert still.blind() == "nothing heard of Pod for 200 s"
+    await still.caches.pods.parts[0].list()
+    assert still.blind() == ""

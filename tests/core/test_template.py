@@ -1,0 +1,62 @@
+"""Whatever a template says beyond what the API knows: a pod of ours is built, or the job is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.builders import UID, a_job
+from tests.core.observations import anything
+
+from ropeteam.api import rules
+from ropeteam.core.decide import decide
+from ropeteam.core.view import look
+from ropeteam.core.workerpod import sample
+
+
+def built(template: dict[str, Any]) -> dict[str, Any]:
+    seen = a_job(template=template)
+    return sample(seen, look(seen).spec)
+
+
+rows = st.lists(
+    st.dictionaries(st.sampled_from(["name", "containerPort", "mountPath"]), anything), max_size=2
+)
+odd = rows | anything
+in_metadata = ("labels", "annotations", "name")
+in_spec = ("volumes", "affinity", "securityContext", "nodeSelector", "tolerations", "imagePullSecrets")
+in_container = ("ports", "volumeMounts", "securityContext", "envFrom", "resources", "env", "command", "more")
+
+
+def some(names: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from(names), odd, max_size=2)
+
+
+@given(some(in_metadata), some((*in_spec, "hostNetwork", "more")), some(in_container))
+@settings(max_examples=300)
+def test_a_template_that_is_not_refused_builds_a_pod(metadata: Any, spec: Any, container: Any) -> None:
+    containers = [{"name": "trainer", **container}]
+    seen = a_job(template={"metadata": metadata, "spec": {**spec, "containers": containers}})
+    assert decide(seen).why
+    if not rules.validate(seen.spec):
+        labels = sample(seen, look(seen).spec)["metadata"]["labels"]
+        assert labels["ropeteam.dev/job-uid"] == UID
+
+
+@pytest.mark.parametrize(
+    "port", [{"name": {}}, {"containerPort": []}, {"name": "metrics", "containerPort": {}}]
+)
+def test_a_port_of_another_shape_is_left_to_the_dry_run(port: dict[str, Any]) -> None:
+    made = built({"spec": {"containers": [{"name": "trainer", "ports": [port]}]}})
+    assert port in made["spec"]["containers"][0]["ports"]
+
+
+def test_labels_and_annotations_under_our_own_name_are_not_the_users() -> None:
+    words = {"team": "vision", "ropeteam.dev/term": "1", "ropeteam.dev/note": "x", "our.ropeteam.dev/x": "y"}
+    metadata = built({"metadata": {"labels": words, "annotations": words}})["metadata"]
+    for ours in (metadata["labels"], metadata["annotations"]):
+        assert ours["team"] == "vision"
+        assert ours["our.ropeteam.dev/x"] == "y"
+        assert not ours.keys() & {"ropeteam.dev/term", "ropeteam.dev/note"}
