@@ -6,7 +6,7 @@ SEEDS ?= 20
 CHECKS := check-types check-format check-lint check-pure check-house check-crds check-chart check-imports check-python
 # What runs inside any image with Python 3.10.
 AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator agent checkpoint/__init__.py \
-	checkpoint/manifest.py background.py durable.py lines.py __init__.py)
+	checkpoint/manifest.py background.py folders.py lines.py __init__.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test check sim sim-shipped seeded crds chart prometheus cluster cluster-down e2e e2e-core fmt bench clean

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
-from tests.forked import Forked
+from tests.forked import Forked, prepare
 from tools import techniques
 
 from ropeteam.api.rules import validate
@@ -30,6 +30,7 @@ def test_the_manifest_is_whole_and_valid(page: Path):
 @pytest.mark.timeout(330)
 @EACH
 def test_the_plan_is_that_of_the_manifest(page: Path, monkeypatch: pytest.MonkeyPatch):
+    prepare()
     monkeypatch.setattr(subprocess, "Popen", Forked)  # of the rehearsal
     text = page.read_text()
     assert techniques.has_plan(text)
