@@ -105,7 +105,7 @@ def test_a_script_that_saves_by_itself_gets_no_second_world(
     site.apply(site.job(name, [*command, f"/shared/{name}"], recovery={"fenceSeconds": 20}))
     site.wait(name, "Running")
     wait_for("a save", lambda: site.has_just_saved(name), 60)
-    assert site.status(name).get("rung", 0) == rung
+    wait_for("its rung in status", lambda: site.status(name).get("rung", 0) == rung, 60)
     ranks = cut_off(site, name, island)
 
     def is_told() -> bool:
