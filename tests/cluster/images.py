@@ -196,10 +196,10 @@ def _from_dockerfile(dockerfile: str, *arguments: str) -> Callable[[Image], None
 
 
 def operator() -> Image:
-    inputs = ("Dockerfile", ".dockerignore", "pyproject.toml", "uv.lock", "operator", "trainer-image")
+    inputs = ("Dockerfile", ".dockerignore", "pyproject.toml", "requirements", "operator", "trainer-image")
     return Image(OPERATOR, inputs, _from_dockerfile("Dockerfile"))
 
 
 def trainer() -> Image:
-    inputs = ("trainer-image", ".dockerignore", "pyproject.toml", "uv.lock")
+    inputs = ("trainer-image", ".dockerignore", "requirements")
     return Image(TRAINER, inputs, _from_dockerfile("trainer-image/Dockerfile"))
