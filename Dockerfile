@@ -5,7 +5,7 @@ ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
 # Behind a proxy with its own certificate: mount it, and name it here.
-ARG SSL_CERT_FILE
+ARG PIP_CERT
 WORKDIR /src
 ENV PYTHONHASHSEED=0 PIP_NO_CACHE_DIR=1 PIP_QUIET=1 PIP_ONLY_BINARY=:all:
 COPY requirements/build.txt requirements/operator.txt requirements/
@@ -15,10 +15,11 @@ RUN python3 -m venv --without-pip /opt/ropeteam \
 COPY pyproject.toml README.md LICENSE ./
 COPY operator operator
 COPY trainer-image/ropeteam_trainer trainer-image/ropeteam_trainer
-# Bytecode names its source by hash: a time would differ in each build, and be wrong once file times are set.
+# Bytecode names its source by hash: a time would differ in each build, and be wrong once file times are set. All of it
+# anew: pip has imported some.
 RUN /opt/build/bin/hatchling build -t wheel \
     && /opt/build/bin/pip --python /opt/ropeteam install --no-compile --no-deps --no-index dist/*.whl \
-    && /opt/ropeteam/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/ropeteam/lib
+    && /opt/ropeteam/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/ropeteam/lib
 
 FROM ${PYTHON_IMAGE}
 COPY --from=build /opt/ropeteam /opt/ropeteam

@@ -9,7 +9,7 @@ AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator a
 	checkpoint/manifest.py background.py folders.py lines.py __init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sim sim-shipped seeded crds chart lock prometheus cluster cluster-down e2e e2e-core fmt bench clean
+.PHONY: help install demo test check sim sim-shipped seeded crds chart lock prometheus cluster cluster-down e2e e2e-core release fmt bench clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -64,6 +64,9 @@ e2e: $(VENV)/bin/ropeteam  ## end to end on real nodes that are killed, cut off,
 
 e2e-core: $(VENV)/bin/ropeteam  ## the core of it; a machine that cannot is told so, loudly (what CI runs)
 	tools/e2e-core
+
+release: $(VENV)/bin/ropeteam  ## write dist/: make release VERSION=x.y.z PYTHON_IMAGE=python@sha256:... [STEPS="wheel chart sboms images sums"]
+	$(PYTHON) -m tools.release --version "$(VERSION)" --base "$(PYTHON_IMAGE)" $(STEPS)
 
 fmt: $(VENV)/bin/ropeteam  ## format and mend what ruff can mend
 	ruff check --fix .

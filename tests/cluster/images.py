@@ -36,6 +36,11 @@ int main(void) { signal(SIGINT, end); signal(SIGTERM, end); for (;;) pause(); }
 """
 _PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
 _CERTIFICATES = "/etc/ssl/certs"
+CERTIFICATES = (
+    "--network", "host",
+    "-v", f"{_CERTIFICATES}:{_CERTIFICATES}:ro",
+    "--build-arg", f"PIP_CERT={_CERTIFICATES}/ca-certificates.crt",
+)  # fmt: skip
 """This machine's, lent to a build and left out of the image: its way to the registries may have its own."""
 
 
@@ -186,9 +191,7 @@ def _from_dockerfile(dockerfile: str, *arguments: str) -> Callable[[Image], None
     def build(image: Image) -> None:
         base()
         buildah(
-            "bud", "--quiet", "--pull-never", "--layers", "--network", "host",
-            "-v", f"{_CERTIFICATES}:{_CERTIFICATES}:ro",
-            "--build-arg", f"SSL_CERT_FILE={_CERTIFICATES}/ca-certificates.crt",
+            "bud", "--quiet", "--pull-never", "--layers", *CERTIFICATES,
             *arguments, "-t", image.name, "-f", str(ROOT / dockerfile), str(ROOT),
         )  # fmt: skip
 
