@@ -1,19 +1,25 @@
-# The operator and the coordinator: one image, no compiler, no root.
+# The operator and the coordinator: one image, no compiler, no root, no pip.
 #   docker build -t ghcr.io/ropeteam/ropeteam:0.1.0 .
-# For a release pin the base: --build-arg PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm@sha256:...
+# Every package comes by its hash. Reproducible from one base, named by its digest: --build-arg PYTHON_IMAGE=...@sha256:...
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
 # Behind a proxy with its own certificate: mount it, and name it here.
-ARG SSL_CERT_FILE
+ARG PIP_CERT
 WORKDIR /src
-ENV UV_PROJECT_ENVIRONMENT=/opt/ropeteam UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
-RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir --quiet uv
-COPY pyproject.toml uv.lock README.md LICENSE ./
-RUN /opt/uv/bin/uv sync --quiet --no-cache --locked --no-install-project --extra operator
+ENV PYTHONHASHSEED=0 PIP_NO_CACHE_DIR=1 PIP_QUIET=1 PIP_ONLY_BINARY=:all:
+COPY requirements/build.txt requirements/operator.txt requirements/
+RUN python3 -m venv /opt/build && /opt/build/bin/pip install --require-hashes -r requirements/build.txt
+RUN python3 -m venv --without-pip /opt/ropeteam \
+    && /opt/build/bin/pip --python /opt/ropeteam install --no-compile --require-hashes -r requirements/operator.txt
+COPY pyproject.toml README.md LICENSE ./
 COPY operator operator
 COPY trainer-image/ropeteam_trainer trainer-image/ropeteam_trainer
-RUN /opt/uv/bin/uv sync --quiet --no-cache --locked --no-editable --extra operator
+# Bytecode names its source by hash: a time would differ in each build, and be wrong once file times are set. All of it
+# anew: pip has imported some.
+RUN /opt/build/bin/hatchling build -t wheel \
+    && /opt/build/bin/pip --python /opt/ropeteam install --no-compile --no-deps --no-index dist/*.whl \
+    && /opt/ropeteam/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/ropeteam/lib
 
 FROM ${PYTHON_IMAGE}
 COPY --from=build /opt/ropeteam /opt/ropeteam

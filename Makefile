@@ -3,13 +3,13 @@ VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 PYTHON := $(VENV)/bin/python
 SEEDS ?= 20
-CHECKS := check-types check-format check-lint check-pure check-house check-crds check-chart check-imports check-python
+CHECKS := check-types check-format check-lint check-pure check-house check-crds check-chart check-imports check-lock check-python
 # What runs inside any image with Python 3.10.
 AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator agent checkpoint/__init__.py \
 	checkpoint/manifest.py background.py folders.py lines.py __init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sim sim-shipped seeded crds chart prometheus cluster cluster-down e2e e2e-core fmt bench clean
+.PHONY: help install demo test check sim sim-shipped seeded crds chart lock prometheus cluster cluster-down e2e e2e-core release fmt bench clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -46,6 +46,10 @@ chart: $(VENV)/bin/ropeteam  ## write the chart's values, their schema, the CRD 
 	$(PYTHON) -m tools.values
 	$(PYTHON) -m tools.dashboards
 
+lock: $(VENV)/bin/ropeteam  ## write uv.lock from pyproject.toml, and its parts for the images in requirements/
+	uv lock
+	tools/requirements
+
 prometheus: $(VENV)/bin/ropeteam  ## build a real Prometheus for the tests, once (Go; 6 minutes on 2 cores)
 	$(PYTHON) -m tests.cluster.tools prometheus promtool
 
@@ -60,6 +64,9 @@ e2e: $(VENV)/bin/ropeteam  ## end to end on real nodes that are killed, cut off,
 
 e2e-core: $(VENV)/bin/ropeteam  ## the core of it; a machine that cannot is told so, loudly (what CI runs)
 	tools/e2e-core
+
+release: $(VENV)/bin/ropeteam  ## write dist/: make release VERSION=x.y.z PYTHON_IMAGE=python@sha256:... [STEPS="wheel chart sboms images sums"]
+	$(PYTHON) -m tools.release --version "$(VERSION)" --base "$(PYTHON_IMAGE)" $(STEPS)
 
 fmt: $(VENV)/bin/ropeteam  ## format and mend what ruff can mend
 	ruff check --fix .
@@ -91,5 +98,7 @@ check-chart:
 	$(PYTHON) -m tools.dashboards --check
 check-imports:
 	lint-imports
+check-lock:
+	tools/requirements --check
 check-python:
 	vermin --quiet --no-tips --eval-annotations --target=3.10- --violations $(AGENT_SIDE)

@@ -36,6 +36,11 @@ int main(void) { signal(SIGINT, end); signal(SIGTERM, end); for (;;) pause(); }
 """
 _PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
 _CERTIFICATES = "/etc/ssl/certs"
+CERTIFICATES = (
+    "--network", "host",
+    "-v", f"{_CERTIFICATES}:{_CERTIFICATES}:ro",
+    "--build-arg", f"PIP_CERT={_CERTIFICATES}/ca-certificates.crt",
+)  # fmt: skip
 """This machine's, lent to a build and left out of the image: its way to the registries may have its own."""
 
 
@@ -186,9 +191,7 @@ def _from_dockerfile(dockerfile: str, *arguments: str) -> Callable[[Image], None
     def build(image: Image) -> None:
         base()
         buildah(
-            "bud", "--quiet", "--pull-never", "--layers", "--network", "host",
-            "-v", f"{_CERTIFICATES}:{_CERTIFICATES}:ro",
-            "--build-arg", f"SSL_CERT_FILE={_CERTIFICATES}/ca-certificates.crt",
+            "bud", "--quiet", "--pull-never", "--layers", *CERTIFICATES,
             *arguments, "-t", image.name, "-f", str(ROOT / dockerfile), str(ROOT),
         )  # fmt: skip
 
@@ -196,10 +199,10 @@ def _from_dockerfile(dockerfile: str, *arguments: str) -> Callable[[Image], None
 
 
 def operator() -> Image:
-    inputs = ("Dockerfile", ".dockerignore", "pyproject.toml", "uv.lock", "operator", "trainer-image")
+    inputs = ("Dockerfile", ".dockerignore", "pyproject.toml", "requirements", "operator", "trainer-image")
     return Image(OPERATOR, inputs, _from_dockerfile("Dockerfile"))
 
 
 def trainer() -> Image:
-    inputs = ("trainer-image", ".dockerignore", "pyproject.toml", "uv.lock")
+    inputs = ("trainer-image", ".dockerignore", "requirements")
     return Image(TRAINER, inputs, _from_dockerfile("trainer-image/Dockerfile"))

@@ -84,6 +84,9 @@ SOURCES = (
     Source("helm.sh/helm/v4", "v4.3.1", {"helm": "helm.sh/helm/v4/cmd/helm"}),
     Source("sigs.k8s.io/kwok", "v0.8.0", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
     Source(
+        "github.com/rhysd/actionlint", "v1.7.12", {"actionlint": "github.com/rhysd/actionlint/cmd/actionlint"}
+    ),
+    Source(
         "github.com/prometheus/prometheus",
         "v0.313.5",
         {name: f"github.com/prometheus/prometheus/cmd/{name}" for name in ("prometheus", "promtool")},
@@ -91,8 +94,8 @@ SOURCES = (
         flags=("-tags", "netgo,remove_all_sd,enable_kubernetes_sd"),
     ),
 )  # fmt: skip
-PROGRAMS = tuple(name for source in SOURCES for name in source.programs if name != "kwok")
-"""All that tests need; KWOK is for benchmarks."""
+PROGRAMS = tuple(name for source in SOURCES for name in source.programs if name not in ("kwok", "actionlint"))
+"""All that a cluster needs; KWOK is for benchmarks, actionlint for the one test that asks for it."""
 
 
 class CannotBuild(Exception):

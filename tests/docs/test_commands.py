@@ -65,7 +65,9 @@ def test_readme_has_no_command_that_nobody_runs():
         "docs/architecture.md",
         "docs/frameworks.md",
         "docs/metrics.md",
+        "docs/security.md",
         "CONTRIBUTING.md",
+        "SECURITY.md",
     ],
 )
 def test_links_lead_somewhere(page: str):

@@ -1,0 +1,20 @@
+"""The workflows before the linter of their forge."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from tests.cluster import tools
+from tests.cluster.site import ROOT
+
+
+def test_actionlint_has_nothing_to_say() -> None:
+    try:
+        program = tools.ensure(("actionlint",)) / "actionlint"
+    except tools.CannotBuild as problem:
+        pytest.skip(f"the workflows were NOT linted: {problem}")
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    assert workflows
+    done = subprocess.run([program, "-no-color", *workflows], text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
