@@ -13,7 +13,10 @@ def test_a_cached_program_runs_when_the_python_that_installed_it_is_gone(tmp_pat
     programs, copies = tmp_path / "bin", tmp_path / "copies"
     programs.mkdir()
     copies.mkdir()
-    for name, text in (("launch", "#!/gone/python3\nprint('trained')\n"), ("stop", "#!/bin/sh\necho stopped\n")):
+    for name, text in (
+        ("launch", "#!/gone/python3\nprint('trained')\n"),
+        ("stop", "#!/bin/sh\necho stopped\n"),
+    ):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     variables = os.environ | with_our_python(environment(tmp_path), programs, copies)
