@@ -222,7 +222,8 @@ class Pod:
         return await asyncio.wait_for(asyncio.to_thread(self.process.wait), DEADLINE_SECONDS)
 
     def text(self) -> str:
-        """What has come out so far: by a thread of its own, so reports may be ahead while the pod lives."""
+        """What has come out so far. Output has a thread of its own: reports may be ahead of it while the pod
+        lives."""
         return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     async def printed(self, text: str) -> None:

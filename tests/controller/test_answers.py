@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 
 from ropeteam.controller import coordinator
-from ropeteam.controller.coordinator import Coordinators, Unreachable
-from ropeteam_trainer.contract import codec
+from ropeteam.controller.coordinator import Coordinators, Unreachable, Voice, voice
+from ropeteam_trainer.contract import OLDEST, VERSION, codec
 from ropeteam_trainer.contract.desired import (
     Desired,
     JobReport,
@@ -24,10 +24,13 @@ from ropeteam_trainer.contract.desired import (
     SlotReport,
     WorldPhase,
 )
+from ropeteam_trainer.contract.signing import Keys
 from ropeteam_trainer.contract.world import Cause
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 SLOTS = 4096
+BEARER, SIGNED = (voice(Keys(b"t" * 32, "u", 1), contract) for contract in (OLDEST, VERSION))
+"""A coordinator of an earlier release signs nothing, and one of ours may be of who has read the token."""
 
 
 def desired(slots: int = 1) -> Desired:
@@ -64,9 +67,9 @@ async def served(answer: Answer, reads: bool = True) -> AsyncIterator[tuple[int,
             await asyncio.gather(*serving, return_exceptions=True)
 
 
-async def told(answer: Answer, slots: int = 1, reads: bool = True) -> JobReport:
+async def told(answer: Answer, slots: int = 1, reads: bool = True, voice: Voice = BEARER) -> JobReport:
     async with served(answer, reads) as (port, _), Coordinators(port) as coordinators:
-        return await coordinators.tell("127.0.0.1", "bearer", desired(slots))
+        return await coordinators.tell("127.0.0.1", voice, desired(slots))
 
 
 def at_once(text: bytes) -> Answer:
@@ -135,7 +138,7 @@ async def test_an_answer_that_leads_elsewhere_is_not_followed() -> None:
 async def test_it_is_asked_not_to_compress_and_to_close() -> None:
     async with served(at_once(response(b"{}"))) as (port, requests), Coordinators(port) as coordinators:
         with pytest.raises(Unreachable):
-            await coordinators.tell("127.0.0.1", "bearer", desired())
+            await coordinators.tell("127.0.0.1", BEARER, desired())
     head = requests[0].lower()
     assert b"accept-encoding: identity\r\n" in head
     assert b"connection: close\r\n" in head
@@ -174,10 +177,11 @@ ODD: dict[str, bytes] = {
 }
 
 
+@pytest.mark.parametrize("voice", [BEARER, SIGNED], ids=["older", "signed"])
 @pytest.mark.parametrize("answer", ODD.values(), ids=ODD.keys())
-async def test_whatever_is_answered_the_reason_is_one_short_sentence(answer: bytes) -> None:
+async def test_whatever_is_answered_the_reason_is_one_short_sentence(answer: bytes, voice: Voice) -> None:
     with pytest.raises(Unreachable) as refusal:
-        await told(at_once(answer))
+        await told(at_once(answer), voice=voice)
     said = str(refusal.value)
     assert said.startswith("127.0.0.1: ")
     assert len(said) < 500

@@ -17,10 +17,11 @@ from tests.controller.waiting import until
 
 from ropeteam.controller import access
 from ropeteam.controller.cluster import ApiClient, Fenced, Place
-from ropeteam.controller.coordinator import Coordinators
+from ropeteam.controller.coordinator import Coordinators, Signed
 from ropeteam.controller.election import Elector, LeadershipLost, Sight, Timing, may_take, utc_now
 from ropeteam.local.cluster import LocalCluster
 from ropeteam_trainer.contract.desired import Desired
+from ropeteam_trainer.contract.signing import Keys
 
 LEASE = Place("Lease", "default", "ropeteam")
 
@@ -120,8 +121,9 @@ async def test_a_leader_that_was_frozen_may_not_write_before_it_knows(cluster):
         async with ApiClient(load, a.may_write) as client, Coordinators(may_write=a.may_write) as told:
             with pytest.raises(Fenced, match="does not lead"):
                 await client.create(job())
+            voice = Signed(Keys(b"token", "uid", 1))
             with pytest.raises(Fenced, match="does not lead"):
-                await told.tell("127.0.0.1", "token", Desired(1, 1, 1, {}))
+                await told.tell("127.0.0.1", voice, Desired(1, 1, 1, {}))
             assert await client.items(Place("TrainingJob", "default")) == []
         with pytest.raises(LeadershipLost, match="b leads now"):
             await a.keep()

@@ -14,7 +14,7 @@ from aiohttp import web
 from ropeteam.api.status import IncidentStatus, JobStatus, ProgressStatus, StagesStatus
 from ropeteam.controller import metrics, probes
 from ropeteam.controller.caches import Caches
-from ropeteam.controller.coordinator import Coordinators, Unreachable
+from ropeteam.controller.coordinator import Bearer, Coordinators, Unreachable
 from ropeteam.controller.informer import Informer, Key, Lens, Spread
 from ropeteam.controller.observer import Observer
 from ropeteam.controller.pace import Pace
@@ -182,14 +182,14 @@ async def told(handler: Any) -> JobReport:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         async with Coordinators(port=runner.addresses[0][1]) as coordinators:
-            return await coordinators.tell("127.0.0.1", "bearer", DESIRED)
+            return await coordinators.tell("127.0.0.1", Bearer("bearer"), DESIRED)
     finally:
         await runner.cleanup()
 
 
 async def test_a_coordinator_is_told_what_should_be_and_says_how_it_is() -> None:
     async def answer(request: web.Request) -> web.Response:
-        assert request.headers["Authorization"] == "Bearer bearer"
+        assert request.headers["X-Ropeteam-Bearer"] == "bearer"
         assert codec.decode(Desired, await request.read()) == DESIRED
         return web.Response(body=codec.encode(REPORT))
 
@@ -210,4 +210,4 @@ async def test_an_answer_that_is_no_report_is_no_report(status: int, body: bytes
 async def test_nobody_answers() -> None:
     async with Coordinators(port=1) as coordinators:
         with pytest.raises(Unreachable, match=r"127\.0\.0\.1"):
-            await coordinators.tell("127.0.0.1", "bearer", DESIRED)
+            await coordinators.tell("127.0.0.1", Bearer("bearer"), DESIRED)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ropeteam_trainer.contract import VERSION
+from ropeteam_trainer.contract import OLDEST
 from ropeteam_trainer.contract.config import CoordinatorConfig, Timeouts
 from ropeteam_trainer.contract.desired import Desired, Incident, JobReport, SlotDesired
 from ropeteam_trainer.contract.messages import AgentReport, Orders, RankPhase, RankReport, Shard, StoreOffer
@@ -35,7 +35,7 @@ def config(workers: int = 2, **changes: Any) -> CoordinatorConfig:
 def agent(slot: int, incarnation: int = 1, **changes: Any) -> AgentReport:
     uid, address = f"pod-{slot}-{incarnation}", f"10.0.0.{slot + 1}"
     report = AgentReport(slot, incarnation, uid, address, JOB_UID, term=1, node=f"node-{slot}")
-    report = replace(report, contract=VERSION - 1)  # it is shown whole plans
+    report = replace(report, contract=OLDEST)  # it is shown whole plans
     return replace(report, **changes)
 
 

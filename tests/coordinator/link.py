@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from tests.coordinator.film import obeyed
+from tests.coordinator.film import JOB_UID, obeyed
 
-from ropeteam_trainer.contract import codec, parts, wire
+from ropeteam_trainer.contract import codec, parts, signing, wire
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.messages import AgentReport, Orders, as_answer
 
@@ -188,12 +188,19 @@ async def shut(writer: asyncio.StreamWriter) -> None:
 
 async def http(port: int, request: bytes) -> tuple[int, str]:
     """Status and body of the answer to raw bytes."""
+    status, _, body = await answered(port, request)
+    return status, body
+
+
+async def answered(port: int, request: bytes) -> tuple[int, str, str]:
+    """Status, signature and body of the answer to raw bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     answer = (await asyncio.wait_for(reader.read(), PATIENCE)).decode()
     await shut(writer)
     head, _, body = answer.partition("\r\n\r\n")
-    return int(head.split(" ")[1]), body
+    headers = dict(line.partition(": ")[::2] for line in head.split("\r\n"))
+    return int(head.split(" ")[1]), headers.get(signing.HEADER, ""), body
 
 
 def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
@@ -203,15 +210,39 @@ def request(method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
+class Operator:
+    """It signs, believes only what is signed, and counts its requests."""
+
+    def __init__(self, port: int, token: bytes = TOKEN, term: int = 1) -> None:
+        self.port, self.caller, self.requests = port, signing.Caller(signing.Keys(token, JOB_UID, term)), 0
+
+    def signed(self, what: str, body: bytes = b"") -> tuple[bytes, str]:
+        """A request, and its signature."""
+        signature = self.caller.sign(what, body, os.urandom(signing.NONCE_SIZE))
+        method, path = what.split(" ")
+        return request(method, path, body, X_Ropeteam_Signature=signature), signature
+
+    async def ask(self, what: str, body: bytes = b"") -> tuple[int, str]:
+        """Once more if the challenge has passed. Fails if the answer is not genuine."""
+        status, text = 401, ""
+        for _ in range(2):
+            raw, signature = self.signed(what, body)
+            self.requests += 1
+            status, given, text = await answered(self.port, raw)
+            assert self.caller.believes(signature, status, given, text.encode()), text
+            if status != 401:
+                break
+        return status, text
+
+
 async def put_desired(port: int, desired: Desired, token: bytes = TOKEN) -> JobReport:
-    bearer = f"Bearer {wire.http_bearer(token)}"
-    status, body = await http(port, request("PUT", "/desired", codec.encode(desired), Authorization=bearer))
+    status, body = await Operator(port, token, desired.term).ask("PUT /desired", codec.encode(desired))
     assert status == 200, body
     return codec.decode(JobReport, body)
 
 
 async def get_status(port: int) -> JobReport:
-    status, body = await http(port, request("GET", "/status", X_Ropeteam_Bearer=wire.http_bearer(TOKEN)))
+    status, body = await Operator(port).ask("GET /status")
     assert status == 200, body
     return codec.decode(JobReport, json.dumps(json.loads(body)))
 

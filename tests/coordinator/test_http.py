@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.coordinator.conftest import Served
 from tests.coordinator.film import agent, config
-from tests.coordinator.link import TOKEN, get_status, http, put_desired, request, shut
+from tests.coordinator.link import TOKEN, Operator, get_status, http, put_desired, request, shut
 
 from ropeteam_trainer.contract import codec, wire
 from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired, WorldPhase
@@ -25,8 +25,10 @@ PUT = f"PUT /desired HTTP/1.1\r\nAuthorization: {BEARER}\r\n".encode()
 DESIRED = Desired(1, 1, 1, {"0": SlotDesired(1, "pod-0-1")})
 
 
-async def put(served: Served, body: bytes) -> tuple[int, str]:
-    return await http(served.http, request("PUT", "/desired", body, Authorization=BEARER))
+@pytest.fixture
+def bearers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are taken, as when no operator signs."""
+    monkeypatch.setattr(http_module, "BEARER_SECONDS", 0.0)
 
 
 async def test_desired_is_answered_with_a_report_and_twice_is_once(served: Served):
@@ -40,12 +42,13 @@ async def test_desired_is_answered_with_a_report_and_twice_is_once(served: Serve
 
 @pytest.mark.parametrize("authorization", ["", "Bearer wrong", "Basic eA==", "Bearer ", "Bearer \xe4"])
 @pytest.mark.parametrize("path", ["/status", "/desired"])
-async def test_a_bearer_is_needed(served: Served, authorization: str, path: str):
+@pytest.mark.usefixtures("bearers")
+async def test_a_signature_or_a_bearer_is_needed(served: Served, authorization: str, path: str):
     method = "PUT" if path == "/desired" else "GET"
     raw = request(method, path, b"{}" if method == "PUT" else b"", Authorization=authorization)
     status, body = await http(served.http, raw)
     assert (status, served.coordinator.state.desired) == (401, None)
-    assert body == "a bearer of this job is needed, in Authorization or X-Ropeteam-Bearer\n"
+    assert body == "not signed for this job's term 1, or the challenge is not the last one\n"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,7 @@ async def test_a_bearer_is_needed(served: Served, authorization: str, path: str)
 async def test_a_malformed_wish_is_refused_with_a_sentence(
     served: Served, body: bytes, status: int, sentence: str
 ):
-    answered, text = await put(served, body)
+    answered, text = await Operator(served.http).ask("PUT /desired", body)
     assert answered == status
     assert sentence in text
     assert served.coordinator.state.desired is None
@@ -89,12 +92,14 @@ async def test_a_malformed_wish_is_refused_with_a_sentence(
         (b"GET /status HTTP/1.1\r\nX: " + b"x" * (20 << 10) + b"\r\n\r\n", 431),
     ],
 )
+@pytest.mark.usefixtures("bearers")
 async def test_a_malformed_request_is_answered_with_a_status(served: Served, raw: bytes, status: int):
     assert (await http(served.http, raw))[0] == status
     assert (await http(served.http, request("GET", "/healthz")))[0] == 200
 
 
 @pytest.mark.parametrize("raw", [b"GET /sta", PUT + b"Content-Length: 10\r\n\r\n{}"])
+@pytest.mark.usefixtures("bearers")
 async def test_a_request_that_ends_early_is_answered(served: Served, raw: bytes):
     reader, writer = await asyncio.open_connection("127.0.0.1", served.http)
     writer.write(raw)
@@ -106,6 +111,7 @@ async def test_a_request_that_ends_early_is_answered(served: Served, raw: bytes)
 @pytest.mark.parametrize(
     ("limit", "said"), [("HEAD_SECONDS", b""), ("SECONDS", PUT + b"Content-Length: 10\r\n\r\n{}")]
 )
+@pytest.mark.usefixtures("bearers")
 async def test_a_peer_that_does_not_go_on_is_dropped(served: Served, monkeypatch, limit: str, said: bytes):
     monkeypatch.setattr(http_module, limit, 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", served.http)
@@ -118,7 +124,7 @@ async def test_the_body_of_a_stranger_is_not_waited_for(served: Served):
     assert (await http(served.http, b"PUT /desired HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n"))[0] == 401
 
 
-async def test_health_and_metrics_need_no_bearer(served: Served):
+async def test_health_and_metrics_need_no_signature(served: Served):
     assert await http(served.http, request("GET", "/healthz")) == (200, "ok\n")
     await put_desired(served.http, DESIRED)
     report = agent(0, progress=Progress(step=7, loss="1.5", samples_per_second=96.0))

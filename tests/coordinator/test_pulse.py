@@ -38,7 +38,7 @@ async def test_the_probe_fails_while_there_is_trouble(served: Served):
     assert Http(served.coordinator)._tell_health().status == 200
     with pytest.raises(Refused, match="it hangs") as refused:
         Http(served.coordinator, lambda: "it hangs")._tell_health()
-    assert refused.value.status == 503
+    assert refused.value.answer.status == 503
 
 
 def test_ranks_that_do_not_end_are_told_and_get_another_pod():

@@ -11,7 +11,7 @@ from tests.coordinator.conftest import Served
 from tests.coordinator.film import SIGKILL, agent
 from tests.coordinator.link import TOKEN, FakeAgent, Link, eventually, get_status, put_desired
 
-from ropeteam_trainer.contract import VERSION, codec, wire
+from ropeteam_trainer.contract import OLDEST, VERSION, codec, wire
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
 from ropeteam_trainer.contract.messages import LEASE, RankPhase, Shard
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
@@ -220,12 +220,12 @@ async def test_a_lease_is_answered_now_and_then_also_before_the_operators_first_
     """fenceSeconds of an agent begin with the newest of its reports that was answered."""
     monkeypatch.setattr(server, "answer_seconds", lambda _: 0.0)
     link = await Link().connect(served.agents)
-    link.send(agent(0, number=1, contract=VERSION - 1))
+    link.send(agent(0, number=1, contract=OLDEST))
     waiting = await link.until(lambda orders: orders.same)
     assert (waiting.answers, waiting.number, waiting.term) == (1, 0, 1)
     await put_desired(served.http, DESIRED)
     await link.until(lambda orders: not orders.same and orders.answers == 1)
-    link.send(agent(0, number=2, orders_seen=1, contract=VERSION - 1))
+    link.send(agent(0, number=2, orders_seen=1, contract=OLDEST))
     await link.until(lambda orders: orders.same and (orders.answers, orders.number) == (2, 1))
     await link.close()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.coordinator.film import SIGKILL, Film, agent
 
-from ropeteam_trainer.contract import VERSION, codec
+from ropeteam_trainer.contract import LEASES, OLDEST, VERSION, codec
 from ropeteam_trainer.contract.desired import Desired
 from ropeteam_trainer.contract.messages import AgentReport
 
@@ -23,7 +23,7 @@ def old_agents() -> dict[int, AgentReport]:
 def test_a_world_of_old_agents_is_adopted_and_goes_on_after_a_fault():
     film = Film(boot=1)
     film.agents = old_agents()
-    assert {report.contract for report in film.agents.values()} == {VERSION - 1}
+    assert {report.contract for report in film.agents.values()} == {OLDEST}
     film.desires()
     film.says(0)
     film.says(1)
@@ -38,7 +38,7 @@ def test_a_world_of_old_agents_is_adopted_and_goes_on_after_a_fault():
 
 def test_old_and_new_agents_are_in_one_world():
     film = Film()
-    film.agents = {0: agent(0), 1: agent(1, contract=VERSION)}
+    film.agents = {0: agent(0), 1: agent(1, contract=LEASES)}
     film.up(step=7)
     old, new = film.told(0).plan, film.told(1).plan
     assert old is not None
@@ -56,7 +56,7 @@ def test_old_and_new_agents_are_in_one_world():
 
 def test_a_part_and_the_whole_of_a_plan_are_of_one_world_whoever_told_first():
     film = Film(3)
-    film.agents = {slot: agent(slot, contract=VERSION - 1 + slot % 2) for slot in range(3)}
+    film.agents = {slot: agent(slot, contract=OLDEST + slot % VERSION) for slot in range(3)}
     film.up(step=7)
     film.reboots()
     film.desires()
@@ -66,4 +66,4 @@ def test_a_part_and_the_whole_of_a_plan_are_of_one_world_whoever_told_first():
 
 
 def test_an_operator_claims_no_more_than_a_coordinator_of_the_release_before_takes():
-    assert replace(Film().wish).contract == Desired(1, 1, 1, {}).contract == VERSION - 1
+    assert replace(Film().wish).contract == Desired(1, 1, 1, {}).contract == OLDEST

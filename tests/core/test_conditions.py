@@ -114,6 +114,21 @@ def test_a_coordinator_out_of_reach_does_not_stop_a_running_job() -> None:
     assert decide(back).status.coordinator_fault_since is None
 
 
+def test_a_coordinator_of_an_earlier_release_is_named_with_what_to_do() -> None:
+    seen = a_running_job()
+    pods = (
+        pod.model_copy(update={"contract": 2}) if pod.role is Role.COORDINATOR else pod for pod in seen.pods
+    )
+    seen = seen.but(pods=tuple(pods))
+    running = condition(seen, ConditionType.RUNNING)
+    assert (running.status, running.reason) == ("True", "CoordinatorOutdated")
+    assert "of an earlier release (contract 2, this one has 3)" in running.message
+    assert running.message.endswith(": kubectl delete pod -n lab mnist-coordinator-1")
+    assert decide(seen).status.state == "Running"
+    later = seen.after(written, seconds(60))
+    assert decide(later).status == later.status, "said once"
+
+
 def test_a_coordinator_that_does_not_keep_up_is_told() -> None:
     seen = a_running_job().after(reporting(late_seconds=3))
     running = condition(seen, ConditionType.RUNNING)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime, timedelta
+from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
@@ -59,7 +60,9 @@ async def _lead(site: Site, process: Process) -> None:
 
     elector = Elector(_client(site, process), _LEASE, process.name, Timing(), lambda: site.loop.now, clock)
     coordinators = Coordinators(
-        may_write=elector.may_write, connect=lambda: cast(Any, CoordinatorSession(process))
+        may_write=elector.may_write,
+        connect=lambda: cast(Any, CoordinatorSession(process)),
+        chance=Random(site.random.random()),
     )
     client = _client(site, process, may_write=elector.may_write)
     async with elector._client, client, coordinators:

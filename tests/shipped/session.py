@@ -19,6 +19,8 @@ from tests.shipped import skew
 from tests.shipped.kubernetes import Object, concerns, parse_kind
 from tests.shipped.loop import Process
 
+from ropeteam_trainer.contract import signing
+
 if TYPE_CHECKING:
     from tests.shipped.site import Site
 
@@ -30,6 +32,7 @@ _BOOKMARK_SECONDS = 50.0
 class Answer:
     def __init__(self, status: int, content: bytes, stream: Stream | None = None) -> None:
         self.status, self._content, self.headers = status, content, dict[str, str]()
+        """Headers: what we read of them."""
         self.content = stream or self
 
     async def iter_any(self) -> AsyncIterator[bytes]:
@@ -80,6 +83,8 @@ class ApiSession:
 
     def _serve(self, method: str, path: str, params: dict[str, str], body: Object | None) -> Answer:
         self._site.writer = self._process
+        if method == "POST" and self._process.former:
+            body = skew.made(body)
         status, answer = self._site.kubernetes.handle(method, path, params, body)
         if method == "POST" and status == 201 and self._process.former:
             self._site.former_pods.add(answer["metadata"].get("uid", ""))
@@ -225,4 +230,7 @@ class CoordinatorSession:
         if not head:
             raise aiohttp.ServerDisconnectedError
         status = int(head.split(b" ", 2)[1])
-        yield Answer(status, skew.heard(self._process, content) if status == 200 else content)
+        answer = Answer(status, skew.heard(self._process, content) if status == 200 else content)
+        told = dict(line.partition(": ")[::2] for line in head.decode().split("\r\n"))
+        answer.headers[signing.HEADER] = told.get(signing.HEADER, "")
+        yield answer

@@ -1,10 +1,10 @@
-"""Releases side by side: processes that talk as those of contract version VERSION - 1 do.
+"""Releases side by side: processes that talk as those of contract version OLDEST do.
 
 None of them says or understands what that version did not have: nonces of agents, leases and short answers,
-parts of plans and manifests, fields. A pod is of the release of the operator that made it; an upgrade
-replaces operators only.
+parts of plans and manifests, signatures, fields. A pod is of the release of the operator that made it; an
+upgrade replaces operators only.
 Limits: their words are former, the code behind them is today's; what they write to status and into pods is,
-too. recovery.selfFence needs an operator of today.
+too, but for the contract that a pod is told. recovery.selfFence needs an operator of today.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from typing import Any
 import orjson
 from tests.shipped.loop import OWNER, Process
 
+from ropeteam.controller import coordinator as operators_end
+from ropeteam.controller import observer
 from ropeteam_trainer.agent import link
-from ropeteam_trainer.contract import VERSION, codec, parts, wire
+from ropeteam_trainer.contract import OLDEST, VERSION, codec, parts, signing, wire
 from ropeteam_trainer.contract.messages import AgentReport, Orders, as_answer
 from ropeteam_trainer.coordinator import server
+from ropeteam_trainer.coordinator.http import Http, Refused, Request
 
 _NEW_IN_DESIRED = ("boot", "heard")
 _NEW_IN_JOB_REPORT = ("stalled", "newer_term", "sent", "leased")
@@ -43,6 +46,16 @@ def _greeting_of_its_release(chance: bytes) -> bytes:
 def said(process: Process, desired: bytes) -> bytes:
     """What an operator tells a coordinator."""
     return _without(desired, _NEW_IN_DESIRED) if process.former else desired
+
+
+def made(thing: Any) -> Any:
+    """What an operator creates: a coordinator's pod is told the contract that it speaks."""
+    text, ours, theirs = orjson.dumps(thing), f'contract\\":{VERSION}', f'contract\\":{OLDEST}'
+    return orjson.loads(text.replace(ours.encode(), theirs.encode()))
+
+
+def _voice(keys: signing.Keys, contract: int) -> operators_end.Voice:
+    return operators_end.voice(keys, OLDEST if _is_former() else contract)
 
 
 def heard(process: Process, report: bytes) -> bytes:
@@ -92,11 +105,22 @@ class _Reader(codec.Reader[AgentReport]):
         if not _is_former():
             return super().decode(data)
         report = super().decode(_without(data, _NEW_IN_REPORT))
-        if report.contract >= VERSION:
+        if report.contract > OLDEST:
             raise codec.DecodeError(f"contract {report.contract} is unknown")
         return report
 
 
+def _authenticate(http: Http, request: Request) -> bool:
+    if not _is_former():
+        return _authenticated(http, request)
+    if not http._shows_bearer(request):
+        raise Refused(401, "a bearer of this job is needed")
+    return False
+
+
+_authenticated = Http._authenticate
+vars(observer)["voice"] = _voice
+type.__setattr__(Http, "_authenticate", _authenticate)
 vars(wire).update(asks=_asks_of_its_release, greeting=_greeting_of_its_release)
 vars(link).update(_link)
 vars(server)["codec"] = SimpleNamespace(

@@ -14,6 +14,8 @@ from tests.shipped.moves import FAULTS, MOVES, play
 from tests.shipped.site import Setup
 from tests.sim.moves import Move
 
+from ropeteam.api.conditions import ConditionType
+
 ROOT = Path(__file__).resolve().parents[2]
 _PRINT = (
     "import sys; from tests.shipped.histories import draw, play_history;"
@@ -156,9 +158,28 @@ def test_a_running_job_goes_on_in_one_world_through_an_upgrade() -> None:
         assert site.checks.counts["worlds"] == 1
         assert [each.former for each in site.operators] == [False, False]
         assert all(pod.process and pod.process.former for pod in site.containers.values())
+        running = site.status.condition(ConditionType.RUNNING)
+        assert running is not None
+        assert (running.status, running.reason) == ("True", "CoordinatorOutdated")
         play(site, Move("force_delete_pod", 1, 0))
         site.settle()
         assert {pod.process.former for pod in site.containers.values() if pod.process} == {True, False}
+        assert site.status.state == "Complete"
+
+
+def test_a_running_job_goes_on_in_one_world_through_a_rollback() -> None:
+    """Its coordinator is newer than the operators then, and takes their bearer after a minute."""
+    with world(Setup(seed=5, workers=3, rung=3, total_steps=400, operators=2)) as site:
+        play(site, Move.parse("long_wait(3,9)"))
+        site.former = True
+        for process in site.operators:
+            process.die()
+            site.operator_ended(process)
+        site.run(120.0)
+        assert all(process.former for process in site.operators)
+        assert site.checks.counts["worlds"] == 1
+        play(site, Move("force_delete_pod", 1, 0))
+        site.settle()
         assert site.status.state == "Complete"
 
 

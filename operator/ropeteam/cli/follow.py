@@ -1,7 +1,7 @@
 """Look at a job again and again: its status, and the coordinator's own report through the API server's proxy.
 
-The proxy is authenticated with the job's token, read from its Secret. Who may not read Secrets sees what
-status says, which is at most 30 seconds old.
+What is asked there, and the answer, is signed with the job's token, read from its Secret. Who may not read
+Secrets or pods sees what status says, which is at most 30 seconds old.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from ropeteam.api.status import JobStatus
 from ropeteam.cli.picture import Picture, picture
 from ropeteam.controller import reading
 from ropeteam.controller.cluster import ApiClient, ApiError, NotFound, Object, Place
-from ropeteam_trainer.contract import codec, wire
+from ropeteam.controller.coordinator import Voice, voice
+from ropeteam.core import names
+from ropeteam_trainer.contract import codec, signing
 from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT
 from ropeteam_trainer.contract.desired import JobReport
 
@@ -30,7 +32,8 @@ class Follower:
 
     def __init__(self, client: ApiClient, namespace: str, name: str) -> None:
         self._client, self.namespace, self.name = client, namespace, name
-        self._bearers: dict[str, str] = {}
+        self._voices: dict[tuple[str, int], Voice] = {}
+        """By UID of the job and term of its coordinator."""
 
     async def job(self) -> Object | None:
         try:
@@ -57,21 +60,30 @@ class Follower:
 
     async def report(self, job: Object) -> JobReport | None:
         """None: no coordinator answers, or we may not ask it."""
-        place = Place("Service", self.namespace, f"{self.name}:{COORDINATOR_HTTP_PORT}", "proxy/status")
         try:
-            bearer = await self._bearer(job["metadata"]["uid"])
-            async with self._client.open(place.path, headers={wire.PROXY_HEADER: bearer}) as answer:
-                return codec.decode(JobReport, await answer.read())
+            speaks = await self._voice(job["metadata"]["uid"], job["status"]["coordinator"]["term"])
+            answer = await self._ask(speaks)
+            return codec.decode(JobReport, answer or await self._ask(speaks))
         except (ApiError, LookupError, aiohttp.ClientError, TimeoutError, codec.DecodeError):
             return None
 
-    async def _bearer(self, uid: str) -> str:
+    async def _ask(self, speaks: Voice) -> bytes:
+        """b"": it is no report, or not this coordinator's. Once in a while, when a challenge has passed."""
+        place = Place("Service", self.namespace, f"{self.name}:{COORDINATOR_HTTP_PORT}", "proxy/status")
+        headers = speaks.headers("GET /status", b"", self._client.chance)
+        async with self._client.open(place.path, headers=headers, whatever=True) as answer:
+            body, signature = await answer.read(), answer.headers.get(signing.HEADER, "")
+            genuine = speaks.believes(headers, answer.status, signature, body)
+            return body if genuine and answer.status == 200 else b""
+
+    async def _voice(self, uid: str, term: int) -> Voice:
         """Raises ApiError, LookupError."""
-        if uid not in self._bearers:
+        if (uid, term) not in self._voices:
+            pod = await self._client.get(Place("Pod", self.namespace, names.coordinator(self.name, term)))
             secrets = await self.secrets(uid)
             token = bytes.fromhex(base64.b64decode(secrets[-1]["data"]["token"]).decode())
-            self._bearers[uid] = wire.http_bearer(token)
-        return self._bearers[uid]
+            self._voices[uid, term] = voice(signing.Keys(token, uid, term), reading.pod(pod)[1].contract)
+        return self._voices[uid, term]
 
     async def secrets(self, uid: str) -> list[Object]:
         return await self._client.items(Place("Secret", self.namespace), f"{reading.LABEL}job-uid={uid}")

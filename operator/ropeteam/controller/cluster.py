@@ -229,13 +229,18 @@ class ApiClient:
 
     @asynccontextmanager
     async def open(
-        self, path: str, params: dict[str, str] | None = None, headers: dict[str, str] | None = None
+        self,
+        path: str,
+        params: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None,
+        *,
+        whatever: bool = False,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """One try at an answer that need not be JSON: a log, or what a Service's proxy returns. Raises
-        ApiError.
+        ApiError, but for `whatever` status.
         """
         async with self._call("GET", path, None, params or {}, headers=headers) as answer:
-            if answer.status >= 400:
+            if answer.status >= 400 and not whatever:
                 raise _error(answer.status, await answer.read())
             yield answer
 

@@ -18,7 +18,7 @@ from ropeteam.api.job import Metadata, TrainingJobSpec
 from ropeteam.api.status import JobStatus
 from ropeteam.controller.caches import Caches
 from ropeteam.controller.cluster import AlreadyOurs, ApiClient, ApiError, Object
-from ropeteam.controller.coordinator import Coordinators, Unreachable
+from ropeteam.controller.coordinator import Coordinators, Unreachable, Voice, voice
 from ropeteam.controller.holders import Holders
 from ropeteam.controller.informer import Key
 from ropeteam.controller.jobclock import JobClock
@@ -26,8 +26,10 @@ from ropeteam.controller.leases import Leases
 from ropeteam.controller.settings import OperatorKey
 from ropeteam.core import names, workerpod
 from ropeteam.core.observation import Observation, PodSeen, Refusal, ServiceSeen
+from ropeteam_trainer import contract
 from ropeteam_trainer.clocks import boot_seconds
 from ropeteam_trainer.contract.desired import Desired, JobReport
+from ropeteam_trainer.contract.signing import Keys
 
 _REFUSALS = {400, 403, 422}
 
@@ -51,6 +53,13 @@ class Memory:
     why: str = ""
     holders: Holders = field(default_factory=Holders)
     clock: JobClock = field(default_factory=JobClock)
+    _voice: tuple[Keys, int, Voice] | None = None
+
+    def voice(self, keys: Keys, contract: int) -> Voice:
+        """One for each coordinator: it remembers the challenge."""
+        if self._voice is None or self._voice[:2] != (keys, contract):
+            self._voice = keys, contract, voice(keys, contract)
+        return self._voice[2]
 
 
 @dataclass
@@ -95,7 +104,8 @@ class Observer:
         memory = self.memories.of(key, metadata.uid, self.own_clock())
         status = JobStatus.model_validate(raw["status"])
         service = self._service(key, metadata.uid)
-        report, error = await self._ask(memory, status, service)
+        pods = self._pods(key, metadata.uid)
+        report, error = await self._ask(memory, status, service, pods)
         now = self.clock()
         seen = Observation(
             now=now,
@@ -104,7 +114,7 @@ class Observer:
             spec=raw["spec"],
             spec_fault=job.fault,
             status=status,
-            pods=self._pods(key, metadata.uid),
+            pods=pods,
             service=service,
             secret_exists=memory.secret,
             key_id=self.key.id,
@@ -137,14 +147,16 @@ class Observer:
         )
 
     async def _ask(
-        self, memory: Memory, status: JobStatus, service: ServiceSeen | None
+        self, memory: Memory, status: JobStatus, service: ServiceSeen | None, pods: tuple[PodSeen, ...]
     ) -> tuple[JobReport | None, str]:
         address = status.coordinator.address
         if memory.desired is None or status.finished or service is None or not address:
             return None, ""
+        keys = Keys(self.key.token(memory.uid), memory.uid, memory.desired.term)
+        told = (pod.contract for pod in pods if pod.uid == status.coordinator.pod_uid)
+        speaks = memory.voice(keys, next(told, contract.VERSION))
         try:
-            bearer = self.key.bearer(memory.uid)
-            report = await self.coordinators.tell(address, bearer, memory.leases.said_back(memory.desired))
+            report = await self.coordinators.tell(address, speaks, memory.leases.said_back(memory.desired))
         except Unreachable as error:
             return None, str(error)
         memory.leases.heard(report, self.own_clock())

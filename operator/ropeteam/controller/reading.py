@@ -16,7 +16,8 @@ from ropeteam.api.job import API_VERSION, GROUP, KIND
 from ropeteam.controller.bounded import is_deeper
 from ropeteam.controller.informer import Key
 from ropeteam.core.observation import ContainerSeen, PodSeen, Role, ServiceSeen
-from ropeteam_trainer.contract.config import TRAINER_CONTAINER
+from ropeteam_trainer.contract import VERSION
+from ropeteam_trainer.contract.config import CONFIG, TRAINER_CONTAINER
 
 Object = dict[str, Any]
 
@@ -131,8 +132,19 @@ def pod(thing: Object) -> tuple[str, PodSeen]:
         init=_pending_init(status.get("initContainerStatuses") or []),
         scheduled_message=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
         container=_container(status.get("containerStatuses") or [], main),
+        contract=_contract(thing.get("spec") or {}) if role is Role.COORDINATOR else VERSION,
     )
     return label(thing, "job-uid"), seen
+
+
+def _contract(spec: Object) -> int:
+    """What a coordinator was told to speak. What is no such word is taken for ours: we sign then."""
+    variables = (each for container in spec.get("containers") or () for each in container.get("env") or ())
+    try:
+        told = orjson.loads(next(each["value"] for each in variables if each["name"] == CONFIG))["contract"]
+    except (StopIteration, LookupError, TypeError, ValueError):
+        return VERSION
+    return told if type(told) is int else VERSION
 
 
 def service(thing: Object) -> tuple[str, ServiceSeen]:

@@ -40,9 +40,6 @@ class OperatorKey:
     def token(self, job_uid: str) -> bytes:
         return wire.job_token(self.secret, job_uid)
 
-    def bearer(self, job_uid: str) -> str:
-        return wire.http_bearer(self.token(job_uid))
-
 
 @dataclass(frozen=True)
 class Settings:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from ropeteam.api.defaults import Defaults
 from ropeteam.api.job import Metadata
 from ropeteam.api.status import JobStatus
+from ropeteam_trainer.contract import VERSION
 from ropeteam_trainer.contract.desired import JobReport
 
 
@@ -67,6 +68,8 @@ class PodSeen(Seen):
     scheduled_message: str = ""
     """Message of PodScheduled=False: the scheduler's own words."""
     container: ContainerSeen = ContainerSeen()
+    contract: int = VERSION
+    """Of a coordinator: which one it was made for."""
 
     @property
     def ended(self) -> bool:

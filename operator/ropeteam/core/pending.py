@@ -16,6 +16,7 @@ from ropeteam.core.answer import Answer
 from ropeteam.core.conditions import NOT_SUSPENDED, Fact
 from ropeteam.core.observation import ContainerSeen, PodSeen, Role
 from ropeteam.core.view import View
+from ropeteam_trainer.contract import SIGNED, VERSION
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.fence import longest_life
 
@@ -99,6 +100,8 @@ def _running_fact(view: View) -> Fact:
         return Fact(ConditionType.RUNNING, True, "WorldCompleting", view.report.why)
     if runs(view) and view.report is not None and view.report.late_seconds:
         return Fact(ConditionType.RUNNING, True, "CoordinatorLate", _lateness(view, view.report.late_seconds))
+    if runs(view) and pod is not None and pod.contract < SIGNED:
+        return Fact(ConditionType.RUNNING, True, "CoordinatorOutdated", _unsigned(view, pod))
     if runs(view):
         return Fact(ConditionType.RUNNING, True, "WorldRunning", "All workers train together.")
     obstacle = obstacles(view)
@@ -132,6 +135,15 @@ def _lateness(view: View, seconds: int) -> str:
         f"All workers train together. Their coordinator does not keep up: it was late by up to {seconds} s, "
         "and a fault is mended as much later. No worker is taken for lost because of that. If it lasts, node "
         f"{node} gives pod {pod} too little of a processor."
+    )
+
+
+def _unsigned(view: View, pod: PodSeen) -> str:
+    return (
+        f"All workers train together. Their coordinator is of an earlier release (contract {pod.contract}, "
+        f"this one has {VERSION}): what it and the operator tell each other is not signed, so who sees that "
+        "traffic can repeat or invent it. The job goes on so. To give it a coordinator of this release, "
+        f"which takes over the running world: kubectl delete pod -n {view.job.namespace} {pod.name}"
     )
 
 

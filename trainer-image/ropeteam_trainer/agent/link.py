@@ -19,7 +19,7 @@ from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.state import Event, LinkLost, LinkUp, OrdersReceived
 from ropeteam_trainer.agent.waiting import within
 from ropeteam_trainer.clocks import boot_seconds
-from ropeteam_trainer.contract import VERSION, codec, parts, wire
+from ropeteam_trainer.contract import LEASES, OLDEST, codec, parts, wire
 from ropeteam_trainer.contract.messages import LEASE, AgentReport, Orders, as_answer
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 0.4
@@ -49,7 +49,7 @@ class Link:
         self._heard_at = 0.0
         """When the last frame of this connection came, or its greeting."""
         self._fresh = False
-        """This coordinator is of our release, and not of one before."""
+        """This coordinator takes a nonce of ours, and is of LEASES or later."""
         self._number = 0
         """Of the newest report on this connection."""
         self._sent: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
@@ -72,7 +72,7 @@ class Link:
 
     def send(self, report: AgentReport) -> None:
         """Without a connection nothing happens: the next one begins with a report."""
-        contract = VERSION if self._fresh else VERSION - 1
+        contract = LEASES if self._fresh else OLDEST
         self._write(codec.encode(replace(report, number=self._number + 1, contract=contract)))
 
     def renew(self) -> bool:

@@ -8,12 +8,18 @@ Everything that crosses a process border has its shape here and nowhere else:
   local.py     rank <-> agent: socket messages and the heartbeat page
   codec.py     dataclasses <-> JSON, strict, with errors that name the field
   wire.py      authenticated frames on a TCP connection
+  signing.py   authenticated requests and answers of the coordinator's HTTP port
 
 Standard library only, Python >= 3.10. Both directions of every link are *level-triggered*: each message is
 the sender's whole truth, so a lost, doubled or late one costs nothing and a reconnect needs no replay. A peer
-accepts VERSION and VERSION - 1.
+accepts OLDEST to VERSION.
 """
 
-VERSION = 2
-"""2: a lease is an empty frame, its answer 24 bytes (messages.py). Peers of version 1 refuse what claims to
-be of a later one, so a message claims no more than its receiver is known to take."""
+VERSION, OLDEST = 3, 1
+"""Older peers refuse what claims to be of a later version, so a message claims no more than its receiver is
+known to take."""
+LEASES = 2
+"""Since then a lease is an empty frame, its answer 24 bytes (messages.py), and an agent is told its own part
+of a plan (parts.py). Nothing newer is between agents and coordinators: no agent claims more."""
+SIGNED = 3
+"""Since then what operators and coordinators say is signed (signing.py), and not shown a bearer."""

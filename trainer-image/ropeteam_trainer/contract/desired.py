@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from ropeteam_trainer.contract import VERSION
+from ropeteam_trainer.contract import OLDEST, VERSION
 from ropeteam_trainer.contract.messages import Problem, Progress
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, ProcessExit
 
@@ -43,8 +43,8 @@ class Desired:
     heard: float = 0.0
     """`JobReport.boot` and `sent` of the newest report of this term that this operator has. So it said this
     later than that, whenever it arrives: CoordinatorConfig.lease is counted from there. -1: it has none."""
-    contract: int = VERSION - 1
-    """The coordinator may be one of the release before, made by the operator before this one."""
+    contract: int = OLDEST
+    """The coordinator may be of an earlier release, made by an operator before this one."""
 
 
 class WorldPhase(str, enum.Enum):

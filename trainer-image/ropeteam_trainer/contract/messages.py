@@ -16,12 +16,12 @@ import enum
 import struct
 from dataclasses import dataclass
 
-from ropeteam_trainer.contract import VERSION
+from ropeteam_trainer.contract import LEASES
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Plan, ProcessExit, ShardFile
 
 LEASE = b""
 """Instead of a report: nothing has changed since the last one of this connection. It counts as the report of
-the next number. Only for a coordinator that is known to be of VERSION."""
+the next number. Only for a coordinator that is known to be of LEASES."""
 _ANSWER = struct.Struct(">QQQ")
 
 
@@ -105,7 +105,7 @@ class AgentReport:
     number: int = 0
     """Counts the reports of this connection, from 1. 0: this agent does not count them, and understands no
     `Orders.same`."""
-    contract: int = VERSION
+    contract: int = LEASES
     node: str = ""
     orders_seen: int = 0
     """`Orders.number` last applied (0: none of this connection)."""
@@ -194,7 +194,7 @@ class Orders:
 
 
 def answer(orders: Orders) -> bytes:
-    """The short form of `Orders.same`, for an agent of VERSION."""
+    """The short form of `Orders.same`, for an agent of LEASES."""
     return _ANSWER.pack(orders.term, orders.boot, orders.answers or 0)
 
 

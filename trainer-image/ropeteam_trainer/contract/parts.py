@@ -1,7 +1,7 @@
 """A grant names every file of a checkpoint: too many for one frame from about 4,000 ranks on. So its files go
 before it, in parts, once per connection; the orders then say only how many files there were.
 
-Only for agents of VERSION. Limit: a part has FILES files, whose names may have 400 bytes on average.
+Only for agents of LEASES. Limit: a part has FILES files, whose names may have 400 bytes on average.
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ ASKS = b"ASKS"
 older one, which closes such a connection; the next one works."""
 TO_COORDINATOR, TO_AGENT = b"C", b"A"
 PROXY_HEADER = "X-Ropeteam-Bearer"
-"""Holds `http_bearer`; accepted beside `Authorization: Bearer`, which an API server's proxy does not pass
-on."""
+"""Holds `http_bearer` where an API server's proxy does not pass `Authorization: Bearer` on."""
 _MAC_SIZE = 32
 _BLOCK = 64
 _INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
@@ -45,7 +44,7 @@ class WireError(ConnectionError):
 
 
 def http_bearer(token: bytes) -> str:
-    """The bearer of `/desired` and `/status`, derived so that seeing it in a proxy's log reveals no token."""
+    """What `/desired` and `/status` asked for before contract SIGNED, derived so that it reveals no token."""
     return hmac.new(token, b"http", hashlib.sha256).hexdigest()
 
 

@@ -1,14 +1,15 @@
 """The second port: PUT /desired, GET /status, GET /metrics, GET /healthz. HTTP/1.1, one request per
 connection.
 
-`/desired` and `/status` need the job's bearer (wire.http_bearer), in Authorization or in X-Ropeteam-Bearer
-(an API server's proxy removes the former). What is malformed is answered 4xx with a sentence, and the
-connection ends. A body is read once the bearer is known.
+`/desired` and `/status` are signed with the job's token, and so are their answers (contract/signing.py). What
+is malformed is answered 4xx with a sentence, and the connection ends. A body is read once its signature is
+known. Operators of releases before show a bearer (wire.http_bearer), in Authorization or in X-Ropeteam-Bearer
+(an API server's proxy removes the former): it is taken when no operator has signed anything for a minute.
 `/metrics` are made once a second at most, and more seldom while the coordinator is late.
 `/healthz` is the kubelet's liveness probe: that it is answered means that the loop turns, 200 that the state
 folder answers too.
 Limits: a request line and headers of 16 KiB within 5 seconds, a body of 1 MiB with Content-Length, 10 seconds
-for it and for the answer; 64 places for connections that have shown no bearer (contract/strangers.py).
+for it and for the answer; 64 places for connections that have shown no token (contract/strangers.py).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ropeteam_trainer.contract import VERSION, codec, wire
+from ropeteam_trainer.contract import OLDEST, VERSION, codec, signing, wire
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.strangers import HEAD_SECONDS, Strangers
@@ -27,6 +28,8 @@ from ropeteam_trainer.coordinator.server import Coordinator
 
 MOST_HEAD, MOST_BODY, MOST_STRANGERS = 16 << 10, 1 << 20, 64
 SECONDS = 10.0
+BEARER_SECONDS = 60.0
+"""Without a signed request, after which a bearer is taken: no operator of this release leads."""
 _PHRASES = {
     200: "OK",
     400: "Bad Request",
@@ -43,14 +46,6 @@ _PHRASES = {
 _ROUTES = {"/desired": "PUT", "/status": "GET", "/metrics": "GET", "/healthz": "GET"}
 
 
-class Refused(Exception):
-    """The request is answered with this status and sentence."""
-
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
-
-
 @dataclass(frozen=True)
 class Request:
     method: str
@@ -58,19 +53,37 @@ class Request:
     headers: dict[str, str]
     """Names in lower case."""
 
+    @property
+    def what(self) -> str:
+        return f"{self.method} {self.path}"
+
+    @property
+    def signature(self) -> str:
+        return self.headers.get(signing.HEADER.lower(), "")
+
 
 @dataclass(frozen=True)
 class Answer:
     status: int
     body: bytes
     type: str = "text/plain; charset=utf-8"
+    signature: str = ""
 
     def to_bytes(self) -> bytes:
+        signed = f"{signing.HEADER}: {self.signature}\r\n" if self.signature else ""
         head = (
             f"HTTP/1.1 {self.status} {_PHRASES[self.status]}\r\nContent-Type: {self.type}\r\n"
-            f"Content-Length: {len(self.body)}\r\nConnection: close\r\n\r\n"
+            f"{signed}Content-Length: {len(self.body)}\r\nConnection: close\r\n\r\n"
         )
         return head.encode() + self.body
+
+
+class Refused(Exception):
+    """The request is answered with this status and sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.answer = Answer(status, f"{sentence}\n".encode())
 
 
 class Http:
@@ -80,6 +93,11 @@ class Http:
         """`trouble`: why this process had better be started anew, or ""."""
         self._coordinator, self._trouble = coordinator, trouble
         self._bearer = wire.http_bearer(coordinator.token)
+        config = coordinator.state.config
+        keys = signing.Keys(coordinator.token, config.job_uid, config.term)
+        self._gate = signing.Gate(keys, coordinator.chance.randbytes)
+        self._signed_at = coordinator.now()
+        """When an operator last signed something."""
         self.strangers = Strangers(MOST_STRANGERS)
         self._metrics = Answer(200, b"")
         self._metrics_at = float("-inf")
@@ -106,14 +124,27 @@ class Http:
                 return self._tell_health()
             if request.path == "/metrics":
                 return self._tell_metrics()
-            self._authenticate(request)
+            answer = await self._converse(request, reader, proved)
+        except Refused as refused:
+            return refused.answer
+        now = self._coordinator.now()
+        return replace(answer, signature=self._gate.sign(request.signature, answer.status, answer.body, now))
+
+    async def _converse(
+        self, request: Request, reader: asyncio.StreamReader, proved: Callable[[], None]
+    ) -> Answer:
+        """With who has the token, or hears that it should."""
+        try:
+            signed = self._authenticate(request)
             proved()
             if request.path == "/status":
                 return _told(self._coordinator.report())
             body = await asyncio.wait_for(read_body(reader, request), SECONDS)
+            if signed and not signing.covers(request.signature, body):
+                raise Refused(401, "the body is not the one that was signed")
             return _told(self._coordinator.desire(parse_desired(body, self._coordinator.state.config)))
         except Refused as refused:
-            return Answer(refused.status, f"{refused}\n".encode())
+            return refused.answer
 
     def _tell_health(self) -> Answer:
         if trouble := self._trouble():
@@ -129,12 +160,24 @@ class Http:
             )
         return self._metrics
 
-    def _authenticate(self, request: Request) -> None:
+    def _authenticate(self, request: Request) -> bool:
+        """Is it signed? If not, it has shown the bearer. Raises Refused."""
+        now = self._coordinator.now()
+        if self._gate.admits(request.what, request.signature, now):
+            self._signed_at = now if request.method == "PUT" else self._signed_at
+            return True
+        if not self._shows_bearer(request):
+            term = self._coordinator.state.config.term
+            raise Refused(401, f"not signed for this job's term {term}, or the challenge is not the last one")
+        if now < self._signed_at + BEARER_SECONDS:
+            raise Refused(401, f"a bearer is taken when nothing was signed for {BEARER_SECONDS:.0f} seconds")
+        return False
+
+    def _shows_bearer(self, request: Request) -> bool:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         offers = [given.strip()] if scheme.lower() == "bearer" else []
         offers.append(request.headers.get(wire.PROXY_HEADER.lower(), ""))
-        if not any(hmac.compare_digest(offer.encode(), self._bearer.encode()) for offer in offers):
-            raise Refused(401, f"a bearer of this job is needed, in Authorization or {wire.PROXY_HEADER}")
+        return any(hmac.compare_digest(offer.encode(), self._bearer.encode()) for offer in offers)
 
 
 def _check_route(request: Request) -> None:
@@ -155,7 +198,7 @@ def parse_desired(body: bytes, config: CoordinatorConfig) -> Desired:
         desired = codec.decode(Desired, body)
     except codec.DecodeError as error:
         raise Refused(400, str(error)) from None
-    if desired.contract not in (VERSION, VERSION - 1):
+    if not OLDEST <= desired.contract <= VERSION:
         raise Refused(400, f"contract {desired.contract} is unknown; this coordinator speaks {VERSION}")
     if desired.term != config.term:
         raise Refused(409, f"this is the coordinator of term {config.term}, not of {desired.term}")

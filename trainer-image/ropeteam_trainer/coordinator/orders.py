@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from ropeteam_trainer.contract import VERSION
+from ropeteam_trainer.contract import LEASES
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport, Orders
 from ropeteam_trainer.contract.world import Plan
@@ -68,7 +68,7 @@ class Replies:
             return None
         if holds_slot(state, pod_of(report)):
             found = self._of(report.slot, state.agents.get(pod_of(report)))
-            whole = found is None or found.plan is None or report.contract < VERSION
+            whole = found is None or found.plan is None or report.contract < LEASES
             return found if found is None or whole else Reply(*found[:2], report.slot, self._shown)
         never_joined = state.desired is not None and report.leaving and report.stopped
         if never_joined and not state.superseded:

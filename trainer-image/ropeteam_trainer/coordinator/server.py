@@ -19,7 +19,7 @@ from random import Random, SystemRandom
 from typing import cast
 
 from ropeteam_trainer.clocks import asleep_seconds
-from ropeteam_trainer.contract import VERSION, codec, parts, wire
+from ropeteam_trainer.contract import LEASES, codec, parts, wire
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.fence import answer_seconds
@@ -308,7 +308,7 @@ class AgentLine(asyncio.BufferedProtocol):
 
     @property
     def _modern(self) -> bool:
-        return self.report is not None and self.report.contract >= VERSION
+        return self.report is not None and self.report.contract >= LEASES
 
     def _write(self, body: bytes, now: float) -> None:
         self._spoke_at = now

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ropeteam_trainer.contract import VERSION
+from ropeteam_trainer.contract import OLDEST, VERSION
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, Incident, ReplaceWish, SlotDesired, WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport, Grant, Problem, Progress, RankReport
@@ -295,8 +295,8 @@ def refusal(state: State, report: AgentReport) -> str:
     config, pod, word = state.config, pod_of(report), wanted(state, report.slot)
     if report.job_uid != config.job_uid:
         return f"this is the coordinator of job {config.job_uid}, not of {report.job_uid}"
-    if report.contract not in (VERSION, VERSION - 1):
-        return f"contract {report.contract} is unknown; this coordinator speaks {VERSION} and {VERSION - 1}"
+    if not OLDEST <= report.contract <= VERSION:
+        return f"contract {report.contract} is unknown; this coordinator speaks {OLDEST} to {VERSION}"
     if not 0 <= report.slot < config.slots or (state.desired and word is None):
         return f"slot {report.slot} is not part of this job"
     if word is None:

@@ -1,0 +1,120 @@
+"""Signed requests and answers: nothing but what was signed passes, once, and as the answer to its request."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ropeteam_trainer.contract.signing import CHALLENGE_SECONDS, NONCE_SIZE, Caller, Gate, Keys, covers
+
+KEYS = Keys(b"t" * 32, "uid", 1)
+PUT, GET = "PUT /desired", "GET /status"
+NONCE = b"n" * NONCE_SIZE
+OTHERS = [Keys(b"u" * 32, "uid", 1), Keys(b"t" * 32, "diu", 1), Keys(b"t" * 32, "uid", 2)]
+
+
+def acquainted(keys: Keys = KEYS) -> tuple[Caller, Gate]:
+    """They have spoken before."""
+    caller, gate = Caller(keys), Gate(keys, Random(1).randbytes)
+    signature = caller.sign(PUT, b"", NONCE)
+    assert not gate.admits(PUT, signature, 0.0), "it names no challenge yet"
+    assert caller.believes(signature, 401, gate.sign(signature, 401, b"no", 0.0), b"no")
+    return caller, gate
+
+
+def test_what_is_signed_is_admitted_once_and_each_answer_brings_the_next_challenge() -> None:
+    caller, gate = acquainted()
+    for _ in range(3):
+        signature = caller.sign(PUT, b"x", NONCE)
+        assert gate.admits(PUT, signature, 0.0)
+        assert covers(signature, b"x")
+        assert not covers(signature, b"y")
+        assert not gate.admits(PUT, signature, 0.0)
+        assert caller.believes(signature, 200, gate.sign(signature, 200, b"ok", 0.0), b"ok")
+
+
+def test_who_only_reads_uses_nothing_up() -> None:
+    caller, gate = acquainted()
+    reads = caller.sign(GET, b"", NONCE)
+    assert gate.admits(GET, reads, 0.0)
+    assert gate.admits(GET, reads, 0.0)
+    assert gate.admits(PUT, caller.sign(PUT, b"", NONCE), 0.0)
+    assert not gate.admits(GET, reads, 0.0)
+
+
+def test_a_challenge_ends() -> None:
+    caller, gate = acquainted()
+    signature = caller.sign(PUT, b"", NONCE)
+    assert not gate.admits(PUT, signature, CHALLENGE_SECONDS)
+    caller, gate = acquainted()
+    assert gate.admits(PUT, caller.sign(PUT, b"", NONCE), CHALLENGE_SECONDS - 1)
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_key_job_or_term_is_neither_admitted_nor_believed(other: Keys) -> None:
+    caller, gate = acquainted()
+    theirs = Caller(other)
+    theirs._challenge = caller._challenge
+    assert not gate.admits(PUT, theirs.sign(PUT, b"", NONCE), 0.0)
+    signature = caller.sign(PUT, b"", NONCE)
+    if other.token != KEYS.token:
+        assert not caller.believes(
+            signature, 200, Gate(other, Random(1).randbytes).sign(signature, 200, b"", 0.0), b""
+        )
+    assert gate.admits(PUT, signature, 0.0)
+
+
+@given(at=st.integers(0), bit=st.integers(0, 6))
+def test_an_altered_signature_is_not_admitted(at: int, bit: int) -> None:
+    caller, gate = acquainted()
+    signature = bytearray(caller.sign(PUT, b"", NONCE).encode())
+    signature[at % len(signature)] ^= 1 << bit
+    assert not gate.admits(PUT, signature.decode(), 0.0)
+
+
+def test_a_signature_is_for_one_method_and_path() -> None:
+    caller, gate = acquainted()
+    for what in ("GET /desired", "PUT /status", "PUT /", GET):
+        assert not gate.admits(what, caller.sign(PUT, b"", NONCE), 0.0)
+
+
+@given(at=st.integers(0), bit=st.integers(0, 6), which=st.sampled_from(("given", "body", "signature")))
+def test_an_altered_answer_is_not_believed(at: int, bit: int, which: str) -> None:
+    caller, gate = acquainted()
+    signature = caller.sign(PUT, b"", NONCE)
+    said = {"given": gate.sign(signature, 200, b"yes", 0.0), "body": "yes", "signature": signature}
+    altered = bytearray(said[which].encode())
+    altered[at % len(altered)] ^= 1 << bit
+    said[which] = altered.decode()
+    assert not caller.believes(said["signature"], 200, said["given"], said["body"].encode())
+
+
+def test_an_answer_is_to_one_request_and_of_one_status() -> None:
+    caller, gate = acquainted()
+    first, second = caller.sign(PUT, b"x", NONCE), caller.sign(PUT, b"x", b"m" * NONCE_SIZE)
+    answer = gate.sign(first, 200, b"yes", 0.0)
+    assert not caller.believes(second, 200, answer, b"yes")
+    assert not caller.believes(first, 201, answer, b"yes")
+    assert not caller.believes(second, 200, first, b"yes"), "nor is a request sent back one"
+    assert caller.believes(first, 200, answer, b"yes")
+
+
+@given(noise=st.text(max_size=250))
+def test_noise_is_no_signature(noise: str) -> None:
+    caller, gate = acquainted()
+    assert not gate.admits(PUT, noise, 0.0)
+    assert gate.sign(noise, 401, b"", 0.0) == ""
+    assert not caller.believes(caller.sign(PUT, b"", NONCE), 200, noise, b"")
+
+
+def test_no_secret_is_shown() -> None:
+    assert "tttt" not in repr(KEYS)
+    assert KEYS.token.hex() not in Caller(KEYS).sign(PUT, b"", NONCE)
+
+
+def test_what_is_signed_as_a_request_is_no_answer() -> None:
+    keys = Keys(b"t" * 32, "7", 1)
+    assert keys.of_request("w", "x") != keys.of_answer("w", 7, "1", b"x"), "the same text under both"

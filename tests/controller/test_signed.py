@@ -1,0 +1,230 @@
+"""An operator and a coordinator that both sign, and who stands between them or in the coordinator's place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+from tests.controller.scripted import thing
+from tests.coordinator import conftest
+from tests.coordinator.conftest import Served
+from tests.coordinator.film import JOB_UID
+from tests.coordinator.link import TOKEN
+
+from ropeteam.api.defaults import Defaults
+from ropeteam.api.status import CoordinatorStatus, JobStatus
+from ropeteam.controller import reading
+from ropeteam.controller.coordinator import Bearer, Coordinators, Signed, Unreachable, Voice, voice
+from ropeteam.controller.leases import Leases
+from ropeteam.controller.observer import Memories, Memory, Observer
+from ropeteam.controller.settings import OperatorKey
+from ropeteam.core.observation import PodSeen, Role, ServiceSeen
+from ropeteam_trainer.contract import OLDEST, SIGNED, VERSION, signing, wire
+from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired
+
+served = conftest.served
+KEYS = signing.Keys(TOKEN, JOB_UID, 1)
+DESIRED = Desired(1, 1, 1, {"0": SlotDesired(1, "pod-0-1"), "1": SlotDesired(1, "pod-1-1")})
+Pass = Callable[[bytes], bytes]
+Tell = Callable[..., Awaitable[int]]
+
+
+class Between:
+    """All that passes between operator and coordinator, and may be altered on its way."""
+
+    def __init__(self, port: int, ask: Pass = bytes, answer: Pass = bytes) -> None:
+        self.port, self._ask, self._answer = port, ask, answer
+        self.asked, self.answered = list[bytes](), list[bytes]()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        self.asked.append(head + await reader.readexactly(size))
+        writer.write(await self.say(self._ask(self.asked[-1])))
+        await writer.drain()
+        writer.close()
+
+    async def say(self, request: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(request)
+        self.answered.append(await reader.read())
+        writer.close()
+        return self._answer(self.answered[-1])
+
+
+@asynccontextmanager
+async def between(
+    served: Served, ask: Pass = bytes, answer: Pass = bytes
+) -> AsyncIterator[tuple[Between, Tell]]:
+    it = Between(served.http, ask, answer)
+    server = await asyncio.start_server(it.serve, "127.0.0.1", 0)
+    port, speaks = server.sockets[0].getsockname()[1], Signed(KEYS)
+    async with server, Coordinators(port) as coordinators:
+
+        async def tell(generation: int, speaks: Voice = speaks) -> int:
+            told = replace(DESIRED, generation=generation)
+            return (await coordinators.tell("127.0.0.1", speaks, told)).generation_seen
+
+        yield it, tell
+
+
+async def test_a_round_is_one_request_after_the_first(served: Served) -> None:
+    async with between(served) as (path, tell):
+        assert [await tell(generation) for generation in (1, 2, 3, 4)] == [1, 2, 3, 4]
+        assert len(path.asked) == 1 + 4
+        assert not any(wire.http_bearer(TOKEN).encode() in each for each in path.asked)
+
+
+async def test_another_operator_or_a_restart_costs_one_request_more(served: Served) -> None:
+    async with between(served) as (path, tell):
+        await tell(1)
+        assert await tell(2, Signed(KEYS)) == 2
+        before = len(path.asked)
+        assert await tell(3) == 3
+        assert len(path.asked) == before + 2
+
+
+async def test_what_was_recorded_is_of_no_use(served: Served) -> None:
+    async with between(served) as (path, tell):
+        for generation in (1, 2):
+            await tell(generation)
+        for recorded in path.asked:
+            assert (await path.say(recorded)).startswith(b"HTTP/1.1 401 ")
+        desired = served.coordinator.state.desired
+        assert desired is not None
+        assert desired.generation == 2
+
+
+async def test_a_request_that_is_altered_each_time_is_refused_each_time(served: Served) -> None:
+    async with between(served, lambda text: text.replace(b'"allowance":0', b'"allowance":9')) as (path, tell):
+        with pytest.raises(Unreachable, match="HTTP 401: the body is not the one that was signed"):
+            await tell(1)
+        assert len(path.asked) == 2
+        assert served.coordinator.state.desired is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"phase":"Forming"', b'"phase":"Failed" '),
+        (b"200 OK", b"201 OK"),
+        (b"X-Ropeteam-Sig", b"X-Another-Sig"),
+    ],
+)
+async def test_an_altered_answer_is_not_believed(served: Served, old: bytes, new: bytes) -> None:
+    async with between(served, answer=lambda text: text.replace(old, new)) as (_, tell):
+        with pytest.raises(Unreachable, match="its answer is not signed with this job's token: HTTP"):
+            await tell(1)
+
+
+async def test_the_answer_to_another_request_is_not_believed(served: Served) -> None:
+    async with between(served) as (path, tell):
+        await tell(1)
+        recorded = path.answered[-1]
+    async with between(served, answer=lambda _: recorded) as (path, tell):
+        with pytest.raises(Unreachable, match="not signed with this job's token: HTTP 200"):
+            await tell(1)
+        assert len(path.asked) == 1
+
+
+async def test_who_has_no_token_is_not_asked_twice_and_is_shown_none(served: Served) -> None:
+    """Whatever it claims to be: that it takes a bearer, too."""
+    no = b"HTTP/1.1 401 No\r\nWWW-Authenticate: Bearer\r\nContent-Length: 19\r\n\r\na bearer is needed\n"
+    async with between(served, answer=lambda _: no) as (path, tell):
+        with pytest.raises(
+            Unreachable, match="not signed with this job's token: HTTP 401: a bearer is needed"
+        ):
+            await tell(1)
+        assert len(path.asked) == 1
+        assert b"earer" not in path.asked[0]
+
+
+async def test_another_jobs_token_opens_nothing(served: Served) -> None:
+    async with between(served) as (path, tell):
+        with pytest.raises(Unreachable, match="not signed"):
+            await tell(1, Signed(replace(KEYS, token=b"another job's")))
+        with pytest.raises(Unreachable, match="not signed for this job's term 1"):
+            await tell(1, Signed(replace(KEYS, term=2)))
+        assert len(path.asked) == 1 + 2
+
+
+@pytest.mark.parametrize(
+    ("contract", "kind"), [(OLDEST, Bearer), (2, Bearer), (SIGNED, Signed), (VERSION, Signed)]
+)
+def test_what_a_coordinator_was_made_for_decides_how_it_is_spoken_to(
+    contract: int, kind: type[Voice]
+) -> None:
+    assert type(voice(KEYS, contract)) is kind
+
+
+async def voices_of(pods: tuple[PodSeen, ...], uid: str) -> list[Voice]:
+    """With which an observer speaks, twice."""
+    heard = list[Voice]()
+
+    class Listening(Coordinators):
+        async def tell(self, address: str, voice: Voice, desired: Desired) -> JobReport:  # noqa: ARG002
+            heard.append(voice)
+            raise Unreachable("it only listens")
+
+    none: Any = None
+    observer = Observer(none, Memories(), none, Listening(), OperatorKey(b"k"), Defaults(), lambda: none)
+    memory = Memory("uid", Leases(0.0), DESIRED)
+    status = JobStatus(coordinator=CoordinatorStatus(term=1, pod_uid=uid, address="10.0.0.1"))
+    for _ in range(2):
+        service = ServiceSeen(name="job", uid="s", cluster_ip="10.0.0.1", term=1)
+        assert await observer._ask(memory, status, service, pods) == (None, "it only listens")
+    return heard
+
+
+@pytest.mark.parametrize(
+    ("uid", "contract", "kind"),
+    [("c", 2, Bearer), ("c", VERSION, Signed), ("another", 2, Signed), ("", 2, Signed)],
+)
+async def test_only_the_pod_that_status_names_is_asked_how_it_speaks(
+    uid: str, contract: int, kind: type[Voice]
+) -> None:
+    """Not one that somebody else made, and not what answers."""
+    pods = (
+        PodSeen(name="w", uid="w", role=Role.WORKER),
+        PodSeen(name="c", uid="c", role=Role.COORDINATOR, contract=contract),
+    )
+    first, second = await voices_of(pods, uid)
+    assert type(first) is kind
+    assert second is first, "it remembers the challenge"
+
+
+def test_a_coordinator_is_remembered_until_another_takes_its_place() -> None:
+    memory = Memory("uid", Leases(0.0))
+    first = memory.voice(KEYS, VERSION)
+    assert memory.voice(replace(KEYS), VERSION) is first
+    for keys, contract in ((replace(KEYS, term=2), VERSION), (replace(KEYS, term=2), OLDEST)):
+        other = memory.voice(keys, contract)
+        assert other is not first
+        first = other
+
+
+def made(*variables: Any, role: str = "coordinator") -> int:
+    pod = thing(
+        "pod", 1, containers=[{"name": "x"}, {"name": "coordinator", "env": [{"name": "A"}, *variables]}]
+    )
+    pod["metadata"]["labels"] = {"ropeteam.dev/role": role}
+    return reading.pod(pod)[1].contract
+
+
+def told(value: Any) -> Any:
+    return {"name": "ROPETEAM_CONFIG", "value": value}
+
+
+def test_what_a_coordinator_was_made_for_is_read_from_its_pod() -> None:
+    """Where it does not say it as an operator of ours would, it is spoken to in the strictest way."""
+    assert made(told('{"contract": 2}')) == 2
+    assert made(told('{"contract": 2}'), role="worker") == VERSION
+    for odd in ("{}", "", "[]", "7", '"contract"', '{"contract": true}', '{"contract": "1"}', None, 7):
+        assert made(told(odd)) == VERSION
+    assert made() == made({"name": "ROPETEAM_CONFIG", "valueFrom": {}}) == VERSION
+    assert made(told(orjson.dumps({"contract": VERSION}).decode())) == VERSION
