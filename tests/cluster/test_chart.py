@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.cluster.site import CHART
 from tests.metrics.prometheus import ENDPOINTS, scrape
 from tests.metrics.test_names import ALERTS
 from tools.dashboards import files
+from tools.release import Release
 from tools.values import schema
 
 from ropeteam.api.defaults import JobDefaults
@@ -25,10 +27,10 @@ def helm(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(tools.folder() / "helm"), *words], text=True, capture_output=True)
 
 
-def render(values: Object | None = None) -> list[Object]:
+def render(values: Object | None = None, chart: Path = CHART) -> list[Object]:
     """All objects of the chart with these values."""
     done = subprocess.run(
-        [str(tools.folder() / "helm"), "template", "ropeteam", str(CHART), "-n", "sys", "-f", "-"],
+        [str(tools.folder() / "helm"), "template", "ropeteam", str(chart), "-n", "sys", "-f", "-"],
         input=json.dumps(values or {}), text=True, capture_output=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -53,6 +55,14 @@ def arguments(values: Object | None = None) -> dict[str, str]:
 def test_lint_is_content() -> None:
     done = helm("lint", "--strict", str(CHART))
     assert done.returncode == 0, done.stdout
+
+
+def test_the_chart_of_a_release_is_this_one(tmp_path: Path) -> None:
+    release = Release("9", "", 0, tmp_path)
+    release.chart()
+    on = {"enabled": True}
+    values = {"metrics": {"rules": on, "dashboards": on}, "operatorKey": {"existingSecret": "not drawn"}}
+    assert render(values, tmp_path / "ropeteam-9.tgz") == render(values)
 
 
 def leaves(
