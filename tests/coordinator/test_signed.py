@@ -14,7 +14,7 @@ from tests.coordinator.link import TOKEN, Operator, answered, get_status, http, 
 from ropeteam_trainer.contract import codec, signing, wire
 from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired
 from ropeteam_trainer.coordinator import http as http_module
-from ropeteam_trainer.coordinator.http import MOST_HEAD, Http
+from ropeteam_trainer.coordinator.http import MOST_BODY, MOST_HEAD, Http
 from ropeteam_trainer.coordinator.log import Log
 from ropeteam_trainer.coordinator.server import Coordinator
 
@@ -39,6 +39,14 @@ async def test_a_conversation_costs_one_request_a_time_after_the_first(served: S
         assert (status, codec.decode(JobReport, text).generation_seen) == (200, count)
         await operator.ask("GET /status")
     assert operator.requests == 1 + 2 * 5
+
+
+async def test_the_first_request_of_an_operator_may_be_as_large_as_any(served: Served):
+    """It is refused before its body is read, and its answer says what to sign the next one for."""
+    for count in range(1, 6):
+        large = body(count) + b" " * (MOST_BODY - len(body(count)))
+        assert (await Operator(served.http).ask(PUT, large))[0] == 200
+    assert generation(served) == 5
 
 
 async def test_a_recorded_request_is_refused(served: Served):

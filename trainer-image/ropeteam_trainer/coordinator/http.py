@@ -110,6 +110,9 @@ class Http:
             answer = await self._answer(reader, lambda: self.strangers.free(address, leave))
             writer.write(answer.to_bytes())
             await asyncio.wait_for(writer.drain(), SECONDS)
+            if answer.status >= 400:
+                writer.write_eof()
+                await asyncio.wait_for(_discard(reader), SECONDS)
         except (asyncio.TimeoutError, ConnectionError):  # noqa: UP041 (two classes before Python 3.11)
             pass  # it went away, or it does not read
         finally:
@@ -243,6 +246,14 @@ def _parse_head(head: bytes) -> Request:
             raise Refused(400, "a header line has no name")
         headers[name.lower()] = value.strip()
     return Request(words[0], words[1].partition("?")[0], headers)
+
+
+async def _discard(reader: asyncio.StreamReader) -> None:
+    """A body that was not read: to close before it has come would be a reset, and the answer lost with it. It
+    is the answer that tells a new operator the challenge (RFC 9112, section 9.6)."""
+    left = MOST_BODY
+    while left > 0 and (part := await reader.read(MOST_HEAD)):
+        left -= len(part)
 
 
 def _body_size(request: Request) -> int:
