@@ -39,7 +39,7 @@ from typing import Any
 
 from tests.coordinator import link as wires
 from tests.coordinator.film import agent
-from tests.coordinator.link import TOKEN, put_desired
+from tests.coordinator.link import TOKEN, Operator
 
 from benchmarks import crowd
 from benchmarks.report import Row, row, tell, write
@@ -64,12 +64,15 @@ class Stage:
 
     size: int
     process: subprocess.Popen[bytes]
-    http: int
     desired: Desired
     pipes: list[Connection]
+    operator: Operator
 
     async def report(self) -> JobReport:
-        return await asyncio.wait_for(put_desired(self.http, self.desired), PATIENCE)
+        asked = self.operator.ask("PUT /desired", codec.encode(self.desired))
+        status, body = await asyncio.wait_for(asked, PATIENCE)
+        assert status == 200, body
+        return codec.decode(JobReport, body)
 
     def ask(self, word: str, last: bool = False) -> list[Seen]:
         """Said to all agents, or to those of the last process."""
@@ -205,7 +208,8 @@ def measure(size: int, script: Callable[[Stage], Any]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         process, port, http = start(Path(folder), size)
         words = {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in range(size)}
-        stage = Stage(size, process, http, Desired(1, 1, 1, words, allowance=10), [])
+        operator = Operator(http)
+        stage = Stage(size, process, Desired(1, 1, 1, words, allowance=10), [], operator)
         asyncio.run(stage.report())
         share = -(-size // CLIENTS)
         for first in range(0, size, share):

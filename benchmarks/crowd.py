@@ -17,7 +17,7 @@ from typing import Any, cast
 from tests.coordinator.film import KILLED, SIGKILL, agent
 from tests.coordinator.link import TOKEN
 
-from ropeteam_trainer.contract import VERSION, codec, wire
+from ropeteam_trainer.contract import LEASES, codec, wire
 from ropeteam_trainer.contract.messages import LEASE
 
 _GREETING = len(wire.HELLO) + wire.NONCE_SIZE
@@ -66,7 +66,7 @@ class Fake(asyncio.BufferedProtocol):
 
     def __init__(self, slot: int, crowd: Crowd) -> None:
         self.slot, self._crowd = slot, crowd
-        self.report: dict[str, Any] = codec.to_plain(agent(slot, contract=VERSION))
+        self.report: dict[str, Any] = codec.to_plain(agent(slot, contract=LEASES))
         self._received = bytearray()
         self._opener: wire.Opener | None = None
 
