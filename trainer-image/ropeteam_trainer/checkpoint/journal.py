@@ -240,10 +240,13 @@ def line(held: Held, named: tuple[CheckpointRef, ...]) -> Steps[tuple[Checkpoint
     found = []
     for place in sorted(held.adopted, reverse=True):
         mine = yield from _entry(place, names, entries)
-        ref = mine.ref if mine else None
+        ref, passed = mine.ref if mine else None, set[Place]()
         while ref and wanted and wanted.get(place_of(ref)) != ref.digest:
+            passed.add(place_of(ref))
             entry = yield from _entry(place_of(ref), names, entries)
             ref = entry.parent if entry and ref.digest in ("", entry.ref.digest) else None
+            if ref and place_of(ref) in passed:  # nobody is his own ancestor: somebody has written that
+                ref = None
         if mine and ref:
             found.append(mine.ref)
     return (*found, *(ref for ref in named if ref.digest and ref not in found))
@@ -268,11 +271,12 @@ def pasts(refs: tuple[CheckpointRef, ...]) -> Steps[tuple[tuple[CheckpointRef, .
 
 
 def _entry(place: Place, names: dict[Place, str], known: dict[Place, Entry | None]) -> Steps[Entry | None]:
-    """None: there is none, or it cannot be read. Each is read once."""
+    """None: there is none, it cannot be read, or it is of another place. Each is read once."""
     if place not in known:
         text = (yield Read(names[place])) if place in names else ""
         try:
-            known[place] = codec.decode(Entry, text)
+            entry = codec.decode(Entry, text)
+            known[place] = entry if place_of(entry.ref) == place else None
         except codec.DecodeError:
             known[place] = None
     return known[place]
