@@ -89,7 +89,7 @@ class Killed:
         assert self.cluster.pod_uids(self.name) == self.uids, "no pod was replaced"
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize("shape", [accelerated, fabric, *[accelerated_per_rank] * EVERYTHING])
 def test_a_script_of_another_framework_goes_on_in_its_pods(
     cluster: Cluster, name: str, tmp_path: Path, frameworks: dict[str, str], shape: Any
@@ -99,7 +99,7 @@ def test_a_script_of_another_framework_goes_on_in_its_pods(
     killed.assert_it_goes_on()
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize("stage", [3, *[1, 2] * EVERYTHING])
 def test_zero_of_deepspeed_goes_on_in_its_pods(
     cluster: Cluster, name: str, tmp_path: Path, deepspeed: dict[str, str], stage: int
@@ -109,7 +109,7 @@ def test_zero_of_deepspeed_goes_on_in_its_pods(
     killed.assert_it_goes_on()
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 def test_the_trainer_of_transformers_tells_its_progress_and_goes_on(
     cluster: Cluster, name: str, tmp_path: Path, frameworks: dict[str, str]
 ) -> None:
