@@ -182,7 +182,11 @@ class Cluster:
             pid = self.rank_pid(name, rank)
             return pid if pid != not_pid else None
 
-        return wait_for(f"rank {rank} of {name}", alive)
+        try:
+            return wait_for(f"rank {rank} of {name}", alive)
+        except AssertionError as error:
+            status = json.dumps(self.status(name), indent=1)
+            raise AssertionError(f"{error}\n{status}\n{self.tail()}") from None
 
     def agent_pid(self, pod_uid: str) -> int:
         """The agent of a pod: the process of that pod which is neither a rank nor one of its helpers."""
