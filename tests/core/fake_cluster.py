@@ -16,6 +16,7 @@ from ropeteam.api.status import JobStatus
 from ropeteam.core.actions import (
     Action,
     CreatePod,
+    CreatePolicy,
     CreateSecret,
     CreateService,
     DeleteJob,
@@ -26,7 +27,7 @@ from ropeteam.core.actions import (
 )
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
-from ropeteam.core.observation import ContainerSeen, PodSeen, Role, ServiceSeen
+from ropeteam.core.observation import ContainerSeen, PodSeen, PolicySeen, Role, ServiceSeen
 from ropeteam_trainer.contract.desired import Incident, JobReport, WorldPhase
 
 LABEL = "ropeteam.dev/"
@@ -114,6 +115,9 @@ class FakeCluster:
                     self.scene = self.scene.but(service=None)
             case CreateSecret():
                 self.scene = self.scene.but(secret_exists=True)
+            case CreatePolicy(manifest):
+                name = manifest["metadata"]["name"]
+                self.scene = self.scene.but(policy=PolicySeen(name=name))
             case EnsureAgent():
                 self.agent_secret = True
             case DeleteJob():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.builders import NOON, UID, Scene, a_job
 
 from ropeteam.api.conditions import Condition, ConditionType
+from ropeteam.api.defaults import Defaults, JobPolicy
 from ropeteam.api.status import (
     ChargeStatus,
     CheckpointRefStatus,
@@ -22,7 +23,7 @@ from ropeteam.api.status import (
     SlotStatus,
     StagesStatus,
 )
-from ropeteam.core.observation import ContainerSeen, PodSeen, Refusal, Role, ServiceSeen
+from ropeteam.core.observation import ContainerSeen, PodSeen, PolicySeen, Refusal, Role, ServiceSeen
 from ropeteam_trainer.contract.desired import Incident, JobReport, ReplaceWish, SlotReport, Stages, WorldPhase
 from ropeteam_trainer.contract.messages import Problem, Progress
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, FailReason, ProcessExit
@@ -241,6 +242,8 @@ metadata = st.builds(
     name=st.sampled_from(["mnist", "mnist", "mnist", "4-bad-Name"]),
     deletion_timestamp=st.sampled_from([None, None, None, NOON]),
 )
+policies = st.sampled_from([PolicySeen(), PolicySeen(name="mnist-1"), PolicySeen(refusal="no")])
+installations = st.sampled_from([Defaults(), Defaults(policy=JobPolicy(operator_from=({"ipBlock": {}},)))])
 odd_scenes: st.SearchStrategy[Scene] = st.builds(
     Scene,
     now=st.just(NOON),
@@ -250,6 +253,8 @@ odd_scenes: st.SearchStrategy[Scene] = st.builds(
     pods=st.lists(pods | strangers, max_size=3, unique_by=lambda pod: pod.uid).map(tuple),
     service=st.none() | services,
     secret_exists=st.booleans(),
+    policy=policies,
+    defaults=installations,
     written_at=times,
     refusal=st.sampled_from([None, None, None, Refusal(message="no")]),
     report=st.none() | reports,
@@ -292,6 +297,8 @@ def plausible_scenes(draw: st.DrawFn) -> Scene:
             name="mnist", uid="uid-s", cluster_ip="10.0.0.1", term=draw(st.sampled_from([0, 1, 1]))
         ),
         secret_exists=draw(st.booleans()),
+        policy=draw(policies),
+        defaults=draw(installations),
         report=(draw(st.sampled_from([True, True, False])) and _told_of(draw, places)) or None,
         report_error=draw(st.sampled_from(["", "no answer"])),
     )

@@ -10,6 +10,7 @@ from tests.builders import UID, a_job, a_running_job, on_a_lost_node, vanished, 
 from ropeteam.api.defaults import NO_PROXIES
 from ropeteam.core.actions import (
     CreatePod,
+    CreatePolicy,
     CreateSecret,
     CreateService,
     DeleteJob,
@@ -284,6 +285,7 @@ def test_actions_say_what_they_do() -> None:
             PointService("mnist", "u2", selector),
             DeleteService("mnist", "u2"),
             CreateSecret("mnist-x", UID, {}, {}),
+            CreatePolicy(manifest),
             EnsureAgent(),
         )
     ]
@@ -294,6 +296,7 @@ def test_actions_say_what_they_do() -> None:
         "point Service mnist to term 3",
         "delete Service mnist",
         "create Secret mnist-x",
+        "create NetworkPolicy mnist",
         "ensure the agent's Secret",
     ]
 

@@ -224,6 +224,9 @@ class ShippedChecks(Checks):
             slot = int(labels["ropeteam.dev/slot"])
             wanted = next((each.incarnation for each in status.slots if each.slot == slot), 0)
             named = int(labels["ropeteam.dev/incarnation"])
+            begun = any(each.pod_uid for each in status.slots) or self._site.kubernetes.all("NetworkPolicy")
+            former = self._site.writer is not None and self._site.writer.former
+            require(bool(begun) or former, "no gang is started before its NetworkPolicy", pod)
         require(named <= wanted, "intent before effect", pod["metadata"]["name"], "but status says", wanted)
 
     def saving(self, before: Object, after: Object) -> None:

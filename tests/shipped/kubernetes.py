@@ -30,6 +30,7 @@ _KINDS = {
     "events": "Event",
     "nodes": "Node",
     "leases": "Lease",
+    "networkpolicies": "NetworkPolicy",
     "trainingjobs": "TrainingJob",
 }
 _PLURALS = {kind: plural for plural, kind in _KINDS.items()}

@@ -7,6 +7,7 @@ signals are tests/controller/test_process.py's.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import datetime, timedelta
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +16,7 @@ import aiohttp
 from tests.shipped.loop import Process
 from tests.shipped.session import ApiSession, CoordinatorSession
 
+from ropeteam.api.defaults import JobPolicy
 from ropeteam.controller.access import Access
 from ropeteam.controller.agentsecret import AgentSecret
 from ropeteam.controller.assembly import Clocks, connected
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 
 KEY = OperatorKey(b"k" * 32)
 _LEASE = Place("Lease", "default", "ropeteam")
-_SETTINGS = read(["--image", "ropeteam:sim"], {})
+_FORMER = read(["--image", "ropeteam:sim"], {})
+_SETTINGS = replace(_FORMER, job_policy=JobPolicy(operator_from=({"namespaceSelector": {}},)))
 
 
 async def _load() -> Access:
@@ -67,7 +70,8 @@ async def _lead(site: Site, process: Process) -> None:
     client = _client(site, process, may_write=elector.may_write)
     async with elector._client, client, coordinators:
         agent, now = AgentSecret(b"agent"), site.loop.time
-        operator = connected(_SETTINGS, client, coordinators, KEY, agent, Clocks(clock, now, elector.ahead))
+        settings = _FORMER if process.former else _SETTINGS
+        operator = connected(settings, client, coordinators, KEY, agent, Clocks(clock, now, elector.ahead))
         ready = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(operator.watch(ready))

@@ -274,6 +274,8 @@ class Checks:
             slot = int(labels["ropeteam.dev/slot"])
             wanted = next((each.incarnation for each in status.slots if each.slot == slot), 0)
             named = int(labels["ropeteam.dev/incarnation"])
+            begun = any(each.pod_uid for each in status.slots) or self._world.kubernetes.policies
+            require(bool(begun), "no gang is started before its NetworkPolicy", action)
         require(named <= wanted, "intent before effect", action, "but status says", wanted)
 
     def saved(self, old: JobStatus, new: JobStatus) -> None:

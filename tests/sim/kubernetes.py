@@ -23,6 +23,7 @@ from ropeteam.api.status import JobStatus
 from ropeteam.core.actions import (
     Action,
     CreatePod,
+    CreatePolicy,
     CreateSecret,
     CreateService,
     DeleteJob,
@@ -80,6 +81,7 @@ class Kubernetes:
         self.pods: dict[str, Pod] = {}
         self.service: Service | None = None
         self.secrets: set[str] = set()
+        self.policies: set[str] = set()
         self.kubelets = [Kubelet(f"node-{number}", self) for number in range(nodes)]
         self.rang: Callable[[], None] = lambda: None
         self.start_process: Callable[[Pod, int], Any]
@@ -160,6 +162,8 @@ class Kubernetes:
                     self.service = None
             case CreateSecret():
                 self.secrets.add(action.name)
+            case CreatePolicy(manifest):
+                self.policies.add(manifest["metadata"]["name"])
             case EnsureAgent():
                 self.secrets.add(Defaults().agent_secret)
             case DeleteJob(_, uid):
@@ -247,6 +251,7 @@ class Kubernetes:
         self.job.exists = False
         self.service = None
         self.secrets.clear()
+        self.policies.clear()
         for pod in list(self.pods.values()):
             self.delete(pod)
         self.changed()

@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from tests.sim.clock import Process, Task
 
-from ropeteam.api.defaults import Defaults
+from ropeteam.api.defaults import Defaults, JobPolicy
 from ropeteam.api.status import JobStatus
 from ropeteam.controller.holders import Holders
 from ropeteam.controller.jobclock import JobClock
 from ropeteam.controller.leases import Leases
 from ropeteam.controller.pace import Pace
+from ropeteam.core.actions import CreatePolicy, CreateSecret
 from ropeteam.core.bounds import bounded
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
-from ropeteam.core.observation import Observation
+from ropeteam.core.observation import Observation, PolicySeen
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.desired import Desired, JobReport
 
@@ -34,7 +35,9 @@ SITE = "operator"
 KEY_ID = "k1"
 CALL_TIMEOUT = 3.0
 REACTION, RESYNC, PACED = 0.02, 600.0, 1.0
-_DEFAULTS = Defaults(operator_image="ropeteam:sim")
+_DEFAULTS = Defaults(
+    operator_image="ropeteam:sim", policy=JobPolicy(operator_from=({"namespaceSelector": {}},))
+)
 
 
 class Answers(Protocol):
@@ -70,7 +73,7 @@ class Operator:
             self._desired: Desired | None = None
             self._clock = JobClock()
             self._holders, self._leases = Holders(), Leases(self._world.clock.now)
-            self._secret = False
+            self._secret, self._policy = False, PolicySeen()
             self._written_at: datetime | None = None
             self._own = self._world.kubernetes.view(0.0)
             """What it wrote itself last: its cache is never behind that."""
@@ -165,7 +168,9 @@ class Operator:
             world.checks.acts(action)
             world.film.tell("operator", str(action))
             world.kubernetes.execute(action)
-            self._secret = self._secret or action.__class__.__name__ == "CreateSecret"
+            self._secret = self._secret or isinstance(action, CreateSecret)
+            if isinstance(action, CreatePolicy):
+                self._policy = PolicySeen(name=action.manifest["metadata"]["name"])
             yield self._called()
 
     def _called(self) -> float:
@@ -189,6 +194,7 @@ class Operator:
             pods=rest.pods,
             service=rest.service,
             secret_exists=self._secret,
+            policy=self._policy,
             key_id=KEY_ID,
             written_at=self._written_at,
             report=report,

@@ -35,6 +35,15 @@ class JobDefaults(ApiModel):
     ranks."""
 
 
+class JobPolicy(ApiModel):
+    """Who may reach the pods of a job beside its own: peers, as in `from` of a NetworkPolicy."""
+
+    operator_from: tuple[dict[str, Any], ...] = Field(min_length=1)
+    """Our operators. Not empty: that would be everybody."""
+    metrics_from: tuple[dict[str, Any], ...] = ()
+    """Prometheus. Empty: everybody, on the ports of metrics."""
+
+
 class Defaults(ApiModel):
     """All that decisions may know of the operator's settings."""
 
@@ -45,3 +54,5 @@ class Defaults(ApiModel):
     image_pull_policy: str = ""
     """Of that image. Empty: the API server decides."""
     jobs: JobDefaults = JobDefaults()
+    policy: JobPolicy | None = None
+    """None: jobs get no NetworkPolicy."""

@@ -43,8 +43,12 @@ _HOMES = {
     "Namespace": ("/api/v1", "namespaces"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     "CustomResourceDefinition": ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
     "TrainingJob": (f"/apis/{API_VERSION}", PLURAL),
 }
+
+_UNREAD = frozenset({"Secret", "Event", "NetworkPolicy"})
+"""We may not read them; their names hold what makes them ours."""
 
 
 class ApiError(Exception):
@@ -159,8 +163,8 @@ class ApiClient:
         try:
             return await self.request("POST", _collection(place), body=thing, params=params)
         except Conflict:
-            if place.kind in ("Secret", "Event") or _owner(thing) == _owner(await self.get(place)):
-                raise AlreadyOurs from None  # their names hold what makes them ours, and we may not read them
+            if place.kind in _UNREAD or _owner(thing) == _owner(await self.get(place)):
+                raise AlreadyOurs from None
             raise
 
     async def delete(self, place: Place, *, uid: str, grace_seconds: int | None = None) -> Object:

@@ -14,12 +14,22 @@ from typing import Any, assert_never
 from ropeteam.api.job import Metadata
 from ropeteam.controller.agentsecret import AgentSecret
 from ropeteam.controller.caches import Caches
-from ropeteam.controller.cluster import AlreadyGone, AlreadyOurs, ApiClient, NotFound, Object, Place
+from ropeteam.controller.cluster import (
+    AlreadyGone,
+    AlreadyOurs,
+    ApiClient,
+    ApiError,
+    NotFound,
+    Object,
+    Place,
+)
 from ropeteam.controller.observer import Memory
 from ropeteam.controller.settings import OperatorKey
+from ropeteam.core import policy
 from ropeteam.core.actions import (
     Action,
     CreatePod,
+    CreatePolicy,
     CreateSecret,
     CreateService,
     DeleteJob,
@@ -28,6 +38,7 @@ from ropeteam.core.actions import (
     EnsureAgent,
     PointService,
 )
+from ropeteam.core.observation import PolicySeen
 
 
 @dataclass(frozen=True)
@@ -59,12 +70,24 @@ class Executor:
                 with suppress(AlreadyOurs):
                     await self.client.create(secret(action, job.namespace, self.key))
                 memory.secret = True
+            case CreatePolicy(manifest):
+                await self._protect(manifest, memory)
             case EnsureAgent():
                 await self.agent.ensure(self.client, job.namespace)
             case DeleteJob(name, uid):
                 await self._delete(Place("TrainingJob", job.namespace, name), uid)
             case _:
                 assert_never(action)
+
+    async def _protect(self, manifest: Object, memory: Memory) -> None:
+        try:
+            with suppress(AlreadyOurs):
+                await self.client.create(manifest)
+        except ApiError as error:
+            words = policy.refused(error.message)
+            memory.policy = PolicySeen(refusal=words)
+            raise ApiError(error.status, words) from None
+        memory.policy = PolicySeen(name=manifest["metadata"]["name"])
 
     async def _delete(self, place: Place, uid: str, grace_seconds: int | None = None) -> None:
         with suppress(AlreadyGone):

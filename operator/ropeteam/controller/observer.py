@@ -2,7 +2,8 @@
 
 Sources: the caches; the API server's answer to a dry run of the worker pod, asked once per generation; and
 the coordinator, which is told what the last decision wants and answers with its report.
-Limits: a Secret is never read; that it exists is what the API server said when we created it.
+Limits: a Secret or NetworkPolicy is never read; that it exists is what the API server said when we created
+it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ropeteam.controller.jobclock import JobClock
 from ropeteam.controller.leases import Leases
 from ropeteam.controller.settings import OperatorKey
 from ropeteam.core import names, workerpod
-from ropeteam.core.observation import Observation, PodSeen, Refusal, ServiceSeen
+from ropeteam.core.observation import Observation, PodSeen, PolicySeen, Refusal, ServiceSeen
 from ropeteam_trainer import contract
 from ropeteam_trainer.clocks import boot_seconds
 from ropeteam_trainer.contract.desired import Desired, JobReport
@@ -49,6 +50,7 @@ class Memory:
     tried_generation: int = -1
     refusal: Refusal | None = None
     secret: bool = False
+    policy: PolicySeen = PolicySeen()
     written_at: datetime | None = None
     why: str = ""
     holders: Holders = field(default_factory=Holders)
@@ -117,6 +119,7 @@ class Observer:
             pods=pods,
             service=service,
             secret_exists=memory.secret,
+            policy=memory.policy,
             key_id=self.key.id,
             written_at=memory.written_at,
             report=report,

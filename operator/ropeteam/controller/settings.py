@@ -13,10 +13,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from ropeteam.api.defaults import Defaults, JobDefaults
+from ropeteam.api.defaults import Defaults, JobDefaults, JobPolicy
+from ropeteam.api.model import ApiModel
 from ropeteam_trainer.contract import wire
 
+M = TypeVar("M", bound=ApiModel)
 IMAGE = "ghcr.io/ropeteam/ropeteam:0.1.0"
 
 
@@ -55,6 +58,8 @@ class Settings:
     image_pull_policy: str
     job_defaults: JobDefaults
     """For the pods of all jobs."""
+    job_policy: JobPolicy | None
+    """Who may reach them. None: jobs get no NetworkPolicy."""
     lease: str
     """namespace/name of the Lease that decides who acts. Empty: there is no other operator."""
     lease_seconds: int
@@ -73,7 +78,10 @@ class Settings:
     def defaults(self) -> Defaults:
         """What `core` may know of this."""
         return Defaults(
-            operator_image=self.image, image_pull_policy=self.image_pull_policy, jobs=self.job_defaults
+            operator_image=self.image,
+            image_pull_policy=self.image_pull_policy,
+            jobs=self.job_defaults,
+            policy=self.job_policy,
         )
 
     def publish_address(self, address: str) -> None:
@@ -104,6 +112,7 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     setting("image", IMAGE, "image of coordinators")
     setting("image-pull-policy", "", "imagePullPolicy of that image")
     setting("job-defaults", "", "JSON file with defaults for the pods of all jobs")
+    setting("job-policy", "", "JSON file with who may reach jobs; without it they get no NetworkPolicy")
     setting("lease", "", "act only while holding this Lease, as namespace/name; without it: always act")
     setting("lease-seconds", "15", "another operator takes over after this silence of the one that acts")
     setting("workers", "32", "jobs handled at the same time")
@@ -126,7 +135,8 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         namespaces=tuple(name for name in given.namespace.split(",") if name),
         image=given.image,
         image_pull_policy=given.image_pull_policy,
-        job_defaults=_job_defaults(parser, given.job_defaults),
+        job_defaults=_of_file(parser, "job-defaults", given.job_defaults, JobDefaults) or JobDefaults(),
+        job_policy=_of_file(parser, "job-policy", given.job_policy, JobPolicy),
         lease=given.lease,
         lease_seconds=int(given.lease_seconds),
         workers=int(given.workers),
@@ -136,13 +146,13 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     )
 
 
-def _job_defaults(parser: argparse.ArgumentParser, file: str) -> JobDefaults:
+def _of_file(parser: argparse.ArgumentParser, flag: str, file: str, shape: type[M]) -> M | None:
     if not file:
-        return JobDefaults()
+        return None
     try:
-        return JobDefaults.model_validate_json(Path(file).read_bytes())
+        return shape.model_validate_json(Path(file).read_bytes())
     except (OSError, ValueError) as error:
-        parser.error(f"--job-defaults {file}: {error}")
+        parser.error(f"--{flag} {file}: {error}")
 
 
 def load_key(settings: Settings) -> OperatorKey:

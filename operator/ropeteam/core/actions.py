@@ -69,6 +69,16 @@ class CreateSecret:
 
 
 @dataclass(frozen=True)
+class CreatePolicy:
+    """A NetworkPolicy of the job."""
+
+    manifest: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"create NetworkPolicy {self.manifest['metadata']['name']}"
+
+
+@dataclass(frozen=True)
 class EnsureAgent:
     """The Secret with our agent, which the worker pods of a namespace mount. Only the executor knows the
     bytes."""
@@ -95,6 +105,7 @@ Action = (
     | PointService
     | DeleteService
     | CreateSecret
+    | CreatePolicy
     | EnsureAgent
     | DeleteJob
 )

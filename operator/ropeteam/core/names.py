@@ -39,6 +39,11 @@ def secret(job: Metadata, key_id: str) -> str:
     return f"{job.name}-{job.uid[:8]}-{key_id}"
 
 
+def policy(job: str, digest: str) -> str:
+    """After what is in it, the job's UID too: of another content there is another one."""
+    return f"{job}-{digest[:10]}"
+
+
 def agent_secret(digest: str) -> str:
     """Of each namespace, after what is in it: another version of the agent has another one."""
     return f"ropeteam-agent-{digest[:10]}"

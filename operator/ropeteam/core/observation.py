@@ -103,6 +103,15 @@ class ServiceSeen(Seen):
     """From its selector: which coordinator pod it leads to."""
 
 
+class PolicySeen(Seen):
+    """What is known of the job's NetworkPolicy: it is never read, only created."""
+
+    name: str = ""
+    """The one that this operator process has made, or found. Empty: none yet."""
+    refusal: str = ""
+    """Why the last try failed, and the way out."""
+
+
 class Refusal(Seen):
     """The API server's answer to a dry run of this job's worker pod."""
 
@@ -124,6 +133,7 @@ class Observation(Seen):
     pods: tuple[PodSeen, ...] = ()
     service: ServiceSeen | None = None
     secret_exists: bool = False
+    policy: PolicySeen = PolicySeen()
     key_id: str = ""
     """Short id of the operator key: part of the Secret's name."""
     written_at: datetime | None = None

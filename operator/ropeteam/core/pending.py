@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
-from ropeteam.core import former, names
+from ropeteam.core import former, names, policy
 from ropeteam.core.actions import Action
 from ropeteam.core.answer import Answer
 from ropeteam.core.conditions import NOT_SUSPENDED, Fact
@@ -160,7 +160,20 @@ def _told(view: View) -> Reason | None:
 def obstacles(view: View) -> Reason | None:
     """What keeps pods from running, worst first. The same words for all pods are said once."""
     pods = [pod for pod in (*view.workers.values(), view.coordinator) if pod is not None and not pod.deleting]
-    return _unscheduled(view, pods) or _stuck(pods) or _unreachable(view) or _unproven(view)
+    return (
+        _unprotected(view)
+        or _unscheduled(view, pods)
+        or _stuck(pods)
+        or _unreachable(view)
+        or _unproven(view)
+    )
+
+
+def _unprotected(view: View) -> Reason | None:
+    refusal = view.seen.policy.refusal
+    if not refusal or not policy.holds_up(view):
+        return None
+    return Reason("NetworkPolicyRefused", f"The job's NetworkPolicy cannot be made: {refusal}.", stalled=True)
 
 
 def _unproven(view: View) -> Reason | None:

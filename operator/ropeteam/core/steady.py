@@ -1,7 +1,7 @@
 """A started job: make what is missing, delete what was superseded, and otherwise leave it alone.
 
 The order of a start is kept by what each thing needs: worker pods need the Service's address and a
-coordinator pod that is known by UID, both saved in status.
+coordinator pod that is known by UID, both saved in status, and the job's NetworkPolicy.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from ropeteam.api.status import JobStatus, SlotStatus
-from ropeteam.core import backoff, gang, manifests, names
+from ropeteam.core import backoff, gang, manifests, names, policy
 from ropeteam.core.actions import Action, CreatePod, CreateService, DeletePod, EnsureAgent, PointService
 from ropeteam.core.answer import Answer
 from ropeteam.core.classify import Bucket
@@ -20,7 +20,13 @@ from ropeteam.core.workerpod import worker_pod
 
 
 def steady(view: View, status: JobStatus) -> Answer:
-    made = (*_secrets(view), *_service(view), *_coordinator(view), *_workers(view))
+    made = (
+        *_secrets(view),
+        *policy.missing(view),
+        *_service(view),
+        *_coordinator(view),
+        *_workers(view),
+    )
     actions = (*made, *_superseded(view))
     if made:
         why = "makes what is missing"
@@ -55,7 +61,9 @@ def _coordinator(view: View) -> tuple[Action, ...]:
 
 def _workers(view: View) -> tuple[Action, ...]:
     coordinator = view.status.coordinator
-    if not coordinator.address or not coordinator.pod_uid or gang.shape_changed(view) or _not_asked(view):
+    if not coordinator.address or not coordinator.pod_uid or policy.holds_up(view):
+        return ()
+    if gang.shape_changed(view) or _not_asked(view):
         return ()
     missing = [slot for slot in view.status.slots if _missing(view, slot)]
     pods = (CreatePod(worker_pod(view.seen, view.spec, slot)) for slot in missing)
