@@ -75,15 +75,19 @@ class Enabled(Values):
 
 
 class NetworkPolicy(Values):
-    """Whom the operator may talk to."""
+    """Whom the operator may talk to, and who may talk to it and to the pods of jobs."""
 
     enabled: bool = True
-    """Make it."""
+    """Make them."""
+    jobs: bool = True
+    """One for each job, too, made by the operator: its pods are reached by each other on every port, by the
+    operator, and by Prometheus. Policies of your own add to it, for example for a port of your script."""
     api_server_ports: list[int] = [443, 6443]
     """Ports behind which the API server answers."""
     metrics_from: list[dict[str, Any]] = []
-    """Who may reach the operator's port 8080, as `from` of a NetworkPolicy; for example your Prometheus.
-    Empty: everyone. The kubelets' probes need nothing here: a node always reaches its own pods."""
+    """Who may reach the operator's port 8080 and ports 29402 and 29403 of jobs, as `from` of a NetworkPolicy;
+    for example your Prometheus. Empty: everyone. The kubelets' probes need nothing here: a node always
+    reaches its own pods."""
 
 
 class Off(Values):

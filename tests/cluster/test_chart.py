@@ -18,7 +18,7 @@ from tools.dashboards import files
 from tools.release import Release
 from tools.values import schema
 
-from ropeteam.api.defaults import JobDefaults
+from ropeteam.api.defaults import JobDefaults, JobPolicy
 
 Object = dict[str, Any]
 
@@ -149,6 +149,29 @@ def test_defaults_for_jobs_are_what_the_operator_reads() -> None:
     assert read == JobDefaults.model_validate(jobs)
     (plain,) = of_kind("ConfigMap")
     assert JobDefaults.model_validate_json(plain["data"]["defaults.json"]) == JobDefaults()
+
+
+def test_who_may_reach_jobs_is_what_the_operator_reads() -> None:
+    prometheus = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    values = {"networkPolicy": {"metricsFrom": prometheus}}
+    (config,), (deployment,) = of_kind("ConfigMap", values), of_kind("Deployment", values)
+    read = JobPolicy.model_validate_json(config["data"]["policy.json"])
+    (peer,) = read.operator_from
+    assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "sys"}}
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert peer["podSelector"]["matchLabels"].items() <= labels.items()
+    assert list(read.metrics_from) == prometheus
+    assert arguments(values)["job-policy"] == "/etc/ropeteam/jobs/policy.json"
+
+
+@pytest.mark.parametrize("off", ["enabled", "jobs"])
+def test_without_policies_for_jobs_there_is_no_right_to_make_them(off: str) -> None:
+    assert "networkpolicies" in json.dumps(of_kind("ClusterRole"))
+    values = {"networkPolicy": {off: False}}
+    assert "networkpolicies" not in json.dumps(of_kind("ClusterRole", values))
+    assert "job-policy" not in arguments(values)
+    (config,) = of_kind("ConfigMap", values)
+    assert set(config["data"]) == {"defaults.json"}
 
 
 def test_rights_are_in_the_whole_cluster_or_in_the_named_namespaces() -> None:

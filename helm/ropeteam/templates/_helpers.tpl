@@ -49,4 +49,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [secrets, events]
   verbs: [create]
+{{- if include "ropeteam.jobPolicy" . }}
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create]
+{{- end }}
+{{- end -}}
+
+{{/* Who may reach the pods of jobs, for their NetworkPolicies. Empty: they get none. */}}
+{{- define "ropeteam.jobPolicy" -}}
+{{- if and .Values.networkPolicy.enabled .Values.networkPolicy.jobs -}}
+{{- $here := dict "matchLabels" (dict "kubernetes.io/metadata.name" .Release.Namespace) -}}
+{{- $operators := dict "matchLabels" (include "ropeteam.selector" . | fromYaml) -}}
+{{- $peer := dict "namespaceSelector" $here "podSelector" $operators -}}
+{{- dict "operatorFrom" (list $peer) "metricsFrom" .Values.networkPolicy.metricsFrom | toJson -}}
+{{- end -}}
 {{- end -}}
