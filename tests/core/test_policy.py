@@ -122,7 +122,7 @@ def test_a_gang_whose_policy_is_refused_is_not_started_and_says_what_to_do() -> 
     assert stalled is not None
     assert (stalled.status, stalled.reason) == ("True", "NetworkPolicyRefused")
     assert QUOTA in stalled.message
-    assert "set networkPolicy.jobs of Ropeteam's chart to false" in stalled.message
+    assert "set the value networkPolicy.jobs of Ropeteam's chart to false" in stalled.message
     assert stalled.reason in [each.reason for each in decision.announcements]
     seen = seen.but(status=decision.status).after(written)
     assert [type(action) for action in decide(seen).actions] == [CreatePolicy], "it is tried again"
@@ -133,7 +133,7 @@ def test_a_gang_whose_policy_is_refused_is_not_started_and_says_what_to_do() -> 
 
 
 def test_without_the_right_to_make_one_jobs_go_on() -> None:
-    """An operator whose image was upgraded, and its roles not."""
+    """An operator that was upgraded, and its roles, which somebody else makes, not."""
     seen = waiting(RBAC).after(written)
     assert [str(each) for each in decide(seen).actions][-1] == "create Pod mnist-1-1"
     assert policy.missing(look(seen)) == (), "asked for once"

@@ -4,8 +4,8 @@ torch has no secret at its store and between ranks, so the network has to keep s
 named after what is in it and never changed, because the operator may create such objects and no more: another
 content (the installation's peers, hostNetwork) is another policy beside the first, and policies add up.
 A gang is not started before it. Two go on without, told so by a Warning: a gang that runs already, as one of
-an earlier release does, and each job of an operator that has no right to make one, because its image was
-upgraded without its chart.
+an earlier release does, and each job of an operator that has no right to make one, because its roles are not
+the chart's, or older: an upgrade must not stop what ran before.
 Limits: one that somebody deletes is made again only after a restart of the operator. No policy holds for pods
 on the network of their nodes, or where the cluster's network enforces none.
 """
@@ -51,13 +51,13 @@ def refused(words: str) -> str:
     """To the owner of a job, of the API server's `words`: what follows, and the way out."""
     if _NO_RIGHT in words:
         return (
-            f"{words}. The job goes on without: whoever reaches its pods can speak to its ranks. Upgrade "
-            "Ropeteam's chart, which grants that right, or set its value networkPolicy.jobs to false"
+            f"{words}. The job goes on without: whoever reaches its pods can speak to its ranks. Give the "
+            "operator that right, as its chart does, or set the chart's value networkPolicy.jobs to false"
         )
     return (
         f"{words}. No gang is started without: whoever reaches its pods could speak to its ranks. Let the "
-        "namespace have it (its quota, the admission policy that is named), or set networkPolicy.jobs of "
-        "Ropeteam's chart to false"
+        "namespace have it (its quota, the admission policy that is named), or set the value "
+        "networkPolicy.jobs of Ropeteam's chart to false"
     )
 
 

@@ -1,0 +1,126 @@
+"""NetworkPolicies of jobs on a real API server: taken as they are, and refused in the words that we know."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tests.builders import UID, a_job
+from tests.differential.scenario import Call
+from tests.differential.servers import TOKEN, Server, real, why_not
+
+from ropeteam.api.defaults import JobPolicy
+from ropeteam.controller.access import Access
+from ropeteam.controller.cluster import AlreadyOurs, ApiClient, ApiError
+from ropeteam.core import policy
+from ropeteam.core.observation import PolicySeen
+from ropeteam.core.view import look
+
+Object = dict[str, Any]
+OPERATOR = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "sys"}}}
+PROMETHEUS = {"ipBlock": {"cidr": "10.0.0.0/8"}}
+RULE = {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["create"]}
+ROLES = "/apis/rbac.authorization.k8s.io/v1"
+POLICIES = "/apis/networking.k8s.io/v1/namespaces/lab/networkpolicies"
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+
+@dataclass(frozen=True)
+class As(Access):
+    """As another user."""
+
+    user: str = "operator"
+
+    async def headers(self) -> dict[str, str]:
+        return {**await super().headers(), "Impersonate-User": self.user}
+
+
+@pytest_asyncio.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    async with real(tmp_path) as server:
+        await make(server, "/api/v1/namespaces", {"metadata": {"name": "lab"}})
+        yield server
+
+
+@pytest_asyncio.fixture
+async def operator(server: Server) -> AsyncIterator[ApiClient]:
+    """Somebody who has no rights yet."""
+
+    async def token() -> str:
+        return TOKEN
+
+    async def load() -> Access:
+        return As(server.url, None, token)
+
+    async with ApiClient(load, connect=lambda _: server.session) as client:
+        yield client
+
+
+async def make(server: Server, path: str, body: Object) -> None:
+    answer = await server.ask(Call("POST", path, body))
+    assert answer.status == 201, answer.body
+
+
+async def permit(server: Server) -> None:
+    named = {"metadata": {"name": "operator"}}
+    await make(server, f"{ROLES}/clusterroles", {**named, "rules": [RULE]})
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "operator"}
+    user = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "operator"}
+    await make(server, f"{ROLES}/clusterrolebindings", {**named, "roleRef": role, "subjects": [user]})
+
+
+def manifest(**template: Any) -> Object:
+    who = JobPolicy(operator_from=(OPERATOR,), metrics_from=(PROMETHEUS,))
+    seen = a_job(template={"spec": template})
+    seen = seen.but(defaults=seen.defaults.model_copy(update={"policy": who}))
+    made = policy.manifest(seen, look(seen).spec)
+    assert made is not None
+    return made
+
+
+async def test_it_is_taken_as_it_is_and_may_be_created_only(server: Server, operator: ApiClient) -> None:
+    await permit(server)
+    mine = manifest(hostNetwork=True)
+    made = await operator.create(mine)
+    assert made["spec"] == mine["spec"]
+    assert made["metadata"]["ownerReferences"][0]["uid"] == UID
+    with pytest.raises(AlreadyOurs):
+        await operator.create(mine)
+    with pytest.raises(ApiError, match="cannot get resource"):
+        await operator.request("GET", f"{POLICIES}/{made['metadata']['name']}")
+
+
+async def test_a_right_that_lacks_and_a_quota_that_is_full_are_told_apart(
+    server: Server, operator: ApiClient
+) -> None:
+    lacking = await refusal(operator)
+    await permit(server)
+    hard = {"count/networkpolicies.networking.k8s.io": "0"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}
+    quotas = "/api/v1/namespaces/lab/resourcequotas"
+    await make(server, quotas, {**quota, "spec": {"hard": hard}})
+    whole = {**quota, "status": {"hard": hard, "used": hard}}
+    assert (await server.ask(Call("PUT", f"{quotas}/small/status", whole))).status == 200
+    full = await refusal(operator)
+    assert "exceeded quota: small" in full
+    assert (goes_on(lacking), goes_on(full)) == (True, False)
+
+
+async def refusal(operator: ApiClient) -> str:
+    with pytest.raises(ApiError) as caught:
+        await operator.create(manifest())
+    assert caught.value.status == 403
+    return caught.value.message
+
+
+def goes_on(words: str) -> bool:
+    """A job whose policy is refused in these words."""
+    who = JobPolicy(operator_from=(OPERATOR,))
+    seen = a_job().but(policy=PolicySeen(refusal=policy.refused(words)))
+    seen = seen.but(defaults=seen.defaults.model_copy(update={"policy": who}))
+    return not policy.holds_up(look(seen))
