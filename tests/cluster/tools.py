@@ -82,6 +82,11 @@ SOURCES = (
     ),
     Source("github.com/coredns/coredns", "v1.15.0", {"coredns": "github.com/coredns/coredns"}),
     Source("helm.sh/helm/v4", "v4.3.1", {"helm": "helm.sh/helm/v4/cmd/helm"}),
+    Source(
+        "github.com/cloudnativelabs/kube-router/v2",
+        "v2.1.0",
+        {"kube-router": "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router"},
+    ),
     Source("sigs.k8s.io/kwok", "v0.8.0", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
     Source(
         "github.com/rhysd/actionlint", "v1.7.12", {"actionlint": "github.com/rhysd/actionlint/cmd/actionlint"}
@@ -94,8 +99,9 @@ SOURCES = (
         flags=("-tags", "netgo,remove_all_sd,enable_kubernetes_sd"),
     ),
 )  # fmt: skip
-PROGRAMS = tuple(name for source in SOURCES for name in source.programs if name not in ("kwok", "actionlint"))
-"""All that a cluster needs; KWOK is for benchmarks, actionlint for the one test that asks for it."""
+_ASKED_FOR = ("kwok", "actionlint", "kube-router")
+PROGRAMS = tuple(name for source in SOURCES for name in source.programs if name not in _ASKED_FOR)
+"""All that a cluster needs; KWOK is for benchmarks, the others for the one test that asks for each."""
 
 
 class CannotBuild(Exception):
