@@ -87,6 +87,17 @@ def test_a_folder_that_is_not_ours_is_told_at_once(
     assert (fault.fired, pauses) == (1, [])
 
 
+def test_root_without_capabilities_is_told_how_to_get_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    Faulty(monkeypatch, errno.EACCES, tries=-1)
+    problem = found(tmp_path)
+    assert problem is not None
+    assert "uid 0" in problem.message
+    assert "securityContext: {capabilities: {drop: []}}" in problem.message
+
+
 class Slow:
     """subprocess.run of an interpreter that does not answer in time, for so many tries."""
 

@@ -217,12 +217,26 @@ def test_defaults_lean_to_restricted_and_what_the_user_says_is_kept() -> None:
     manifest = pod()
     assert manifest["spec"]["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
     assert manifest["spec"]["automountServiceAccountToken"] is False
-    assert trainer(manifest)["securityContext"] == {"allowPrivilegeEscalation": False}
-    template = in_template(securityContext={"allowPrivilegeEscalation": True})
+    assert trainer(manifest)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    template = in_template(securityContext={"allowPrivilegeEscalation": True, "capabilities": {}})
     template["spec"]["serviceAccountName"] = "trainer"
     kept = pod(template=template)
-    assert trainer(kept)["securityContext"] == {"allowPrivilegeEscalation": True}
+    assert trainer(kept)["securityContext"] == {"allowPrivilegeEscalation": True, "capabilities": {}}
     assert "automountServiceAccountToken" not in kept["spec"]
+
+
+@pytest.mark.parametrize("given", [{"add": ["IPC_LOCK"]}, {"drop": ["NET_RAW"]}, {"drop": []}])
+def test_whoever_speaks_of_capabilities_has_the_last_word(given: dict[str, Any]) -> None:
+    made = trainer(pod(template=in_template(securityContext={"capabilities": given})))
+    assert made["securityContext"]["capabilities"] == given
+
+
+def test_beside_privileged_stands_nothing_that_kubernetes_would_refuse() -> None:
+    made = trainer(pod(template=in_template(securityContext={"privileged": True})))
+    assert made["securityContext"] == {"privileged": True}
 
 
 def test_a_bad_node_is_avoided_but_not_forbidden() -> None:

@@ -1,8 +1,8 @@
 """The pod of a slot, worker or parameter server: the user's template, the short form merged into its
 container `trainer`, and our agent around it.
 
-Where the user said nothing, defaults lean to the Pod Security level `restricted`, as far as images that run
-as root allow. What the user said is kept. What makes a pod ours (names, labels, the agent, restartPolicy) is
+Where the user said nothing, the container gets what the Pod Security level `restricted` asks for, but for a
+user: the image's counts. What the user said is kept. What makes a pod ours (names, labels, the agent, restartPolicy) is
 set last. Never raises: a part of the template that is not of the expected type is replaced; the dry run tells
 the user. A parameter server computes on the CPU: it asks for no devices.
 """
@@ -206,7 +206,10 @@ def checkpoint_directory(job: str, wish: Checkpoint) -> str:
 
 def _defaults(pod_spec: dict[str, Any], container: dict[str, Any]) -> None:
     _dict(pod_spec, "securityContext").setdefault("seccompProfile", {"type": "RuntimeDefault"})
-    _dict(container, "securityContext").setdefault("allowPrivilegeEscalation", False)
+    own = _dict(container, "securityContext")
+    if own.get("privileged") is not True:  # Kubernetes takes no other word beside it
+        own.setdefault("allowPrivilegeEscalation", False)
+        own.setdefault("capabilities", {"drop": ["ALL"]})  # any word of the user's about them is the last one
     pod_spec.setdefault("enableServiceLinks", False)
     if "serviceAccountName" not in pod_spec:  # who names an account wants to use it
         pod_spec.setdefault("automountServiceAccountToken", False)

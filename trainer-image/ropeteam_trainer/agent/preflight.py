@@ -29,6 +29,11 @@ _PAUSES = (0.5, 1, 2, 4, 8, 15)
 _FINAL = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENOEXEC, errno.EISDIR}
 """What the next try will say, too."""
 
+_ROOT_IS_NOT_ALMIGHTY = (
+    ": without capabilities root may write no files of others. To let it, set securityContext: "
+    "{capabilities: {drop: []}} for the container trainer in spec.template"
+)
+
 
 def plan_launch(
     command: tuple[str, ...], settings: WorkerConfig, environ: Mapping[str, str]
@@ -89,6 +94,8 @@ def _checkpoint(settings: WorkerConfig) -> Problem | None:
         fix = "See to spec.checkpoint.volume, and to its mount on this node"
         return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, f"{why}. {fix}", passing=True)
     text = f"{why}. Give spec.checkpoint.volume to the user that the container runs as (uid {os.getuid()})"
+    if os.getuid() == 0 and error.errno == errno.EACCES:
+        text += _ROOT_IS_NOT_ALMIGHTY
     return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, text)
 
 
