@@ -184,6 +184,7 @@ statuses = st.builds(
     drain_since=times,
     restarted_at=st.sampled_from(["", "2026-11-20T10:00:00+00:00"]),
     shape=st.sampled_from(["", "another"]),
+    user=st.sampled_from([None, None, 1000]),
     coordinator_fault_since=times,
 )
 told = st.builds(
@@ -256,7 +257,7 @@ odd_scenes: st.SearchStrategy[Scene] = st.builds(
     policy=policies,
     defaults=installations,
     written_at=times,
-    refusal=st.sampled_from([None, None, None, Refusal(message="no")]),
+    refusal=st.sampled_from([None, None, None, Refusal(message="no"), Refusal(message="no", user=1000)]),
     report=st.none() | reports,
     report_error=st.sampled_from(["", "no answer"]),
 )

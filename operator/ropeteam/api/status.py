@@ -236,6 +236,9 @@ class JobStatus(StatusModel):
     """When it ended as Complete or Failed."""
     workers: WorkersStatus = WorkersStatus()
     """How many workers there are."""
+    user: int | None = Field(default=None, ge=1)
+    """As whom this attempt's container `trainer` runs because Pod Security refuses it as written. Absent: as
+    image and template say."""
     slots: tuple[SlotStatus, ...] = Field(default=(), max_length=4096)
     """The workers' places and which pod holds each."""
     launcher: str = Field(default="", max_length=256)

@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -25,7 +26,7 @@ from ropeteam.controller.informer import Key
 from ropeteam.controller.jobclock import JobClock
 from ropeteam.controller.leases import Leases
 from ropeteam.controller.settings import OperatorKey
-from ropeteam.core import names, workerpod
+from ropeteam.core import names, nonroot, workerpod
 from ropeteam.core.observation import Observation, PodSeen, PolicySeen, Refusal, ServiceSeen
 from ropeteam_trainer import contract
 from ropeteam_trainer.clocks import boot_seconds
@@ -178,11 +179,23 @@ class Observer:
         except ValidationError:
             return None  # `decide` says so better than a pod made from half a spec
         try:
-            memory.refusal = await self._try(workerpod.sample(seen, spec))
+            memory.refusal = await self._judged(seen, spec)
         except _QuotaIsFull:
             return memory.refusal
         memory.tried_generation = generation
         return memory.refusal
+
+    async def _judged(self, seen: Observation, spec: TrainingJobSpec) -> Refusal | None:
+        """As written, and if Pod Security refuses that, as a user that is not root."""
+        pod = workerpod.sample(seen, spec)
+        refusal = await self._try(pod)
+        if refusal is None or not refusal.by_pod_security:
+            return refusal
+        user = nonroot.user_of(pod)
+        with suppress(_QuotaIsFull):  # which is looked at last: Pod Security has let it pass
+            if await self._try(workerpod.sample(seen, spec, user)) is not None:
+                return refusal
+        return refusal.model_copy(update={"user": user})
 
     async def _try(self, pod: Object) -> Refusal | None:
         """Raises _QuotaIsFull, ApiError for trouble that may pass."""

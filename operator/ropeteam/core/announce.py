@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
+from ropeteam.core.conditions import accepted
 from ropeteam.core.decision import Announcement
 
 _LONGEST = 1024
@@ -22,7 +23,7 @@ _BAD = frozenset({ConditionType.ACCEPTED, ConditionType.FAILED, ConditionType.ST
 
 
 def changes(old: JobStatus, new: JobStatus, why: str) -> tuple[Announcement, ...]:
-    return (*_attempts(old, new, why), *_incidents(old, new), *_conditions(old, new))
+    return (*_attempts(old, new, why), *_user(old, new), *_incidents(old, new), *_conditions(old, new))
 
 
 def _attempts(old: JobStatus, new: JobStatus, why: str) -> Iterator[Announcement]:
@@ -33,6 +34,12 @@ def _attempts(old: JobStatus, new: JobStatus, why: str) -> Iterator[Announcement
         yield Announcement("Warning", "CoordinatorReplaced", why[:_LONGEST])
     if [slot.incarnation for slot in new.slots] != [slot.incarnation for slot in old.slots]:
         yield Announcement("Warning", "WorkerReplaced", why[:_LONGEST])
+
+
+def _user(old: JobStatus, new: JobStatus) -> Iterator[Announcement]:
+    if new.user is not None and new.user != old.user:
+        fact = accepted(new.user)
+        yield Announcement("Normal", fact.reason, fact.message[:_LONGEST])
 
 
 def _incidents(old: JobStatus, new: JobStatus) -> Iterator[Announcement]:

@@ -43,9 +43,21 @@ def with_facts(status: JobStatus, facts: tuple[Fact, ...], now: datetime, genera
     return changed(status, conditions=ordered)
 
 
-ACCEPTED = Fact(ConditionType.ACCEPTED, True, "Accepted")
+RUNS_AS_NON_ROOT = "RunsAsNonRoot"
 NOT_SUSPENDED = Fact(ConditionType.SUSPENDED, False, "NotSuspended")
 NOT_STALLED = Fact(ConditionType.STALLED, False, "Progressing")
+
+
+def accepted(user: int | None) -> Fact:
+    """`user`: as whom it runs, if not as image and template say."""
+    if user is None:
+        return Fact(ConditionType.ACCEPTED, True, "Accepted")
+    message = (
+        f"Pod Security of this namespace allows no root: the container trainer runs as user {user}, with "
+        "HOME=/ropeteam-home. To run as the image's own user, set securityContext: {runAsNonRoot: true} in "
+        "spec.template.spec; an image that needs root needs a namespace that allows it."
+    )
+    return Fact(ConditionType.ACCEPTED, True, RUNS_AS_NON_ROOT, message)
 
 
 def not_accepted(reason: str, message: str) -> tuple[Fact, ...]:

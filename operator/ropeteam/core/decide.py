@@ -66,9 +66,11 @@ def invalid(view: View, status: JobStatus) -> Answer | None:
 def refused(view: View, status: JobStatus) -> Answer | None:
     """The API server would not take the worker pod. For a job that runs already this is only said."""
     refusal = view.seen.refusal
-    if refusal is None or (status.attempt > 0 and not view.suspended):
+    if refusal is None or refusal.user is not None or (status.attempt > 0 and not view.suspended):
         return None
     message = f"The API server refuses the worker pod: {refusal.message}"
+    if refusal.by_pod_security:
+        message += ". As a user that is not root it is refused too: change spec.template"
     return Answer(message, status, "Invalid", conditions.not_accepted("PodRefused", message))
 
 
@@ -94,7 +96,7 @@ QUESTIONS: tuple[Question, ...] = (
 )
 
 
-def _acceptance(view: View) -> tuple[Fact, ...]:
+def _acceptance(view: View, status: JobStatus) -> tuple[Fact, ...]:
     """Whether the spec as it is now is what runs."""
     if gang.shape_changed(view):
         message = (
@@ -102,10 +104,18 @@ def _acceptance(view: View) -> tuple[Fact, ...]:
             "with, and none is made anew. Put the fields back, or set spec.suspend to true first."
         )
         return conditions.not_accepted("ImmutableField", message)
-    if view.seen.refusal is not None:
-        message = f"The API server refuses a new worker pod: {view.seen.refusal.message}"
+    refusal = view.seen.refusal
+    if refusal is not None and (refusal.user is None or _runs_as_written(view, status)):
+        message = f"The API server refuses a new worker pod: {refusal.message}"
+        if refusal.user is not None:
+            message += f". To go on as user {refusal.user}, set spec.suspend to true and then to false"
         return conditions.not_accepted("PodRefused", message)
-    return (conditions.ACCEPTED, conditions.NOT_STALLED)
+    return (conditions.accepted(status.user), conditions.NOT_STALLED)
+
+
+def _runs_as_written(view: View, status: JobStatus) -> bool:
+    """All pods of an attempt run as one user: they share a checkpoint folder."""
+    return status.attempt > 0 and status.user is None and not view.suspended
 
 
 def _conclude(view: View, answer: Answer) -> Decision:
@@ -113,7 +123,7 @@ def _conclude(view: View, answer: Answer) -> Decision:
     wait = None
     status = changed(answer.status, observed_generation=job.generation, state=answer.state)
     if not saved.finished:
-        facts = (*_acceptance(view), *answer.facts)
+        facts = (*_acceptance(view, status), *answer.facts)
         status = changed(status, workers=count_workers(view, status))
         status = conditions.with_facts(status, facts, now, job.generation)
         status = with_columns(status)

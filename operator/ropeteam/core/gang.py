@@ -84,6 +84,7 @@ def open_attempt(view: View, status: JobStatus, stopped_at: datetime | None = No
             lease_seconds=view.spec.recovery.lease_seconds,
             since=view.now,
         ),
+        user=view.seen.refusal.user if view.seen.refusal else None,
         slots=tuple(slots),
         avoided_nodes=(),
         shape=shape(view.spec),

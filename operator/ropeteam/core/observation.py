@@ -116,6 +116,12 @@ class Refusal(Seen):
     """The API server's answer to a dry run of this job's worker pod."""
 
     message: str
+    user: int | None = None
+    """It takes the pod if it runs as this user (core/nonroot.py)."""
+
+    @property
+    def by_pod_security(self) -> bool:
+        return 'violates PodSecurity "' in self.message
 
 
 class Observation(Seen):

@@ -2,9 +2,10 @@
 container `trainer`, and our agent around it.
 
 Where the user said nothing, the container gets what the Pod Security level `restricted` asks for, but for a
-user: the image's counts. What the user said is kept. What makes a pod ours (names, labels, the agent, restartPolicy) is
-set last. Never raises: a part of the template that is not of the expected type is replaced; the dry run tells
-the user. A parameter server computes on the CPU: it asks for no devices.
+user: the image's counts, or that of nonroot.py. What the user said is kept. What makes a pod ours (names,
+labels, the agent, restartPolicy) is set last. Never raises: a part of the template that is not of the
+expected type is replaced; the dry run tells the user. A parameter server computes on the CPU: it asks for no
+devices.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from ropeteam.api import strategy
 from ropeteam.api.job import Checkpoint, TrainingJobSpec
 from ropeteam.api.quantity import amount
 from ropeteam.api.status import SlotStatus
-from ropeteam.core import manifests, names, poddefaults
+from ropeteam.core import manifests, names, nonroot, poddefaults
 from ropeteam.core.observation import Observation, Role
+from ropeteam.core.podparts import dict_at, dicts_at, folder, list_at, mount
+from ropeteam.core.view import changed
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract import config as contract
 
@@ -34,7 +37,7 @@ METRICS_PORT = {"name": "metrics", "containerPort": contract.AGENT_METRICS_PORT,
 def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> dict[str, Any]:
     """The pod of this slot and incarnation."""
     template = copy.deepcopy(spec.template or {})
-    pod_spec = _dict(template, "spec")
+    pod_spec = dict_at(template, "spec")
     _volumes(seen, spec, pod_spec)
     container = _trainer(spec, pod_spec)
     _resources(spec, container, is_server(spec, slot))
@@ -50,12 +53,14 @@ def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> di
     metadata = _metadata(seen, template, slot, role)
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
     poddefaults.apply_to_worker(pod, container, seen.defaults.jobs)
+    if seen.status.user is not None:
+        nonroot.apply(pod, container, seen.status.user)
     return pod
 
 
-def sample(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
-    """A worker pod to ask the API server about in a dry run, before anything is made."""
-    return worker_pod(seen, spec, SlotStatus(slot=0))
+def sample(seen: Observation, spec: TrainingJobSpec, user: int | None = None) -> dict[str, Any]:
+    """To ask the API server about in a dry run, before anything is made. `user`: as in status."""
+    return worker_pod(changed(seen, status=changed(seen.status, user=user)), spec, SlotStatus(slot=0))
 
 
 def is_server(spec: TrainingJobSpec, slot: SlotStatus) -> bool:
@@ -64,22 +69,22 @@ def is_server(spec: TrainingJobSpec, slot: SlotStatus) -> bool:
 
 
 def _metadata(seen: Observation, template: dict[str, Any], slot: SlotStatus, role: Role) -> dict[str, Any]:
-    job, user = seen.metadata, _dict(template, "metadata")
+    job, user = seen.metadata, dict_at(template, "metadata")
     place = {"slot": slot.slot, "incarnation": slot.incarnation, "attempt": seen.status.attempt}
     metadata: dict[str, Any] = {
         "name": names.worker(job.name, slot.slot, slot.incarnation),
         "namespace": job.namespace,
-        "labels": names.not_ours(_dict(user, "labels")) | names.labels(job, role, **place),
+        "labels": names.not_ours(dict_at(user, "labels")) | names.labels(job, role, **place),
         "ownerReferences": [names.owner(job)],
     }
-    if annotations := names.not_ours(_dict(user, "annotations")):
+    if annotations := names.not_ours(dict_at(user, "annotations")):
         metadata["annotations"] = annotations
     return metadata
 
 
 def _trainer(spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> dict[str, Any]:
     """The container `trainer`, with the short form in it and the agent in front of its command."""
-    containers = _dict_list(pod_spec, "containers")
+    containers = dicts_at(pod_spec, "containers")
     container = next((each for each in containers if each.get("name") == contract.TRAINER_CONTAINER), None)
     if container is None:
         container = {"name": contract.TRAINER_CONTAINER}
@@ -88,17 +93,17 @@ def _trainer(spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> dict[str, Any]:
         container["image"] = spec.image
     if spec.working_dir is not None:
         container["workingDir"] = spec.working_dir
-    command = spec.command or _list(container, "command")
-    args = spec.args or _list(container, "args")
+    command = spec.command or list_at(container, "command")
+    args = spec.args or list_at(container, "args")
     python = spec.agent_python or "python3"
     container["command"] = [python, "-I", contract.AGENT_PYZ, "--", *command, *args]
     container.pop("args", None)
-    _mount(container, AGENT_VOLUME, contract.AGENT_PYZ.rpartition("/")[0], readOnly=True)
-    _list(container, "volumeMounts").append(manifests.token_mount())
+    mount(container, AGENT_VOLUME, contract.AGENT_PYZ.rpartition("/")[0], readOnly=True)
+    list_at(container, "volumeMounts").append(manifests.token_mount())
     if spec.checkpoint:
-        _mount(container, CHECKPOINT_VOLUME, CHECKPOINT_PATH)
+        mount(container, CHECKPOINT_VOLUME, CHECKPOINT_PATH)
     limit = {"sizeLimit": spec.shared_memory} if spec.shared_memory else {}
-    _folder(container, pod_spec, SHM_VOLUME, "/dev/shm", {"medium": "Memory"} | limit)
+    folder(container, pod_spec, SHM_VOLUME, "/dev/shm", {"medium": "Memory"} | limit)
     return container
 
 
@@ -106,7 +111,7 @@ def _shard_cache(size: str, container: dict[str, Any], pod_spec: dict[str, Any])
     """A folder of this size, of which the files may take 95 %: the kubelet counts names and locks too, and
     evicts a pod that takes more.
     """
-    _folder(container, pod_spec, SHARD_CACHE_VOLUME, SHARD_CACHE_PATH, {"sizeLimit": size})
+    folder(container, pod_spec, SHARD_CACHE_VOLUME, SHARD_CACHE_PATH, {"sizeLimit": size})
     whole = amount(size)
     assert whole is not None
     container["env"] += [
@@ -115,21 +120,12 @@ def _shard_cache(size: str, container: dict[str, Any], pod_spec: dict[str, Any])
     ]
 
 
-def _folder(
-    container: dict[str, Any], pod_spec: dict[str, Any], volume: str, path: str, wish: dict[str, Any]
-) -> None:
-    """An emptyDir at `path`, unless the template mounts something there."""
-    if not any(each.get("mountPath") == path for each in _dict_list(container, "volumeMounts")):
-        _mount(container, volume, path)
-        _list(pod_spec, "volumes").append({"name": volume, "emptyDir": wish})
-
-
 def _resources(spec: TrainingJobSpec, container: dict[str, Any], serves: bool) -> None:
-    resources = _dict(container, "resources")
+    resources = dict_at(container, "resources")
     resources.update(copy.deepcopy(spec.resources or {}))
     if not serves:
         if spec.gpus_per_worker:
-            _dict(resources, "limits")[GPU] = str(spec.gpus_per_worker)
+            dict_at(resources, "limits")[GPU] = str(spec.gpus_per_worker)
         return
     own = spec.strategy.sync.parameter_server.resources if spec.strategy else None
     wanted = copy.deepcopy(own) if own is not None else resources
@@ -141,7 +137,7 @@ def _resources(spec: TrainingJobSpec, container: dict[str, Any], serves: bool) -
 
 
 def _volumes(seen: Observation, spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> None:
-    volumes = _list(pod_spec, "volumes")
+    volumes = list_at(pod_spec, "volumes")
     volumes += [
         {"name": AGENT_VOLUME, "secret": {"secretName": seen.defaults.agent_secret}},
         manifests.token_volume(seen),
@@ -154,7 +150,7 @@ def _env_of_the_user(spec: TrainingJobSpec, container: dict[str, Any]) -> list[A
     """The template's, then the short form's; the same name given twice stays once."""
     short = list(copy.deepcopy(spec.env or ()))
     named = {each.get("name") for each in short}
-    return [each for each in _dict_list(container, "env") if each.get("name") not in named] + short
+    return [each for each in dicts_at(container, "env") if each.get("name") not in named] + short
 
 
 def _env_of_ours(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> list[dict[str, Any]]:
@@ -195,8 +191,8 @@ def _checkpoint_config(job: str, wish: Checkpoint | None) -> contract.Checkpoint
     if wish is None:
         return None
     seconds = wish.every_seconds if wish.every_steps or wish.every_seconds else 300
-    folder = checkpoint_directory(job, wish)
-    return contract.CheckpointConfig(folder, wish.every_steps, seconds, wish.keep)
+    directory = checkpoint_directory(job, wish)
+    return contract.CheckpointConfig(directory, wish.every_steps, seconds, wish.keep)
 
 
 def checkpoint_directory(job: str, wish: Checkpoint) -> str:
@@ -205,8 +201,8 @@ def checkpoint_directory(job: str, wish: Checkpoint) -> str:
 
 
 def _defaults(pod_spec: dict[str, Any], container: dict[str, Any]) -> None:
-    _dict(pod_spec, "securityContext").setdefault("seccompProfile", {"type": "RuntimeDefault"})
-    own = _dict(container, "securityContext")
+    dict_at(pod_spec, "securityContext").setdefault("seccompProfile", {"type": "RuntimeDefault"})
+    own = dict_at(container, "securityContext")
     if own.get("privileged") is not True:  # Kubernetes takes no other word beside it
         own.setdefault("allowPrivilegeEscalation", False)
         own.setdefault("capabilities", {"drop": ["ALL"]})  # any word of the user's about them is the last one
@@ -219,7 +215,7 @@ def _declare_metrics(pod_spec: dict[str, Any], container: dict[str, Any]) -> Non
     """So that Prometheus finds the agent. Not on the node's own network: there a declared port is a claimed
     one, and only one worker would fit on a node. Nor where the user has a port of that name or number.
     """
-    ports = _dict_list(container, "ports")
+    ports = dicts_at(container, "ports")
     taken = any(port.get(key) == METRICS_PORT[key] for port in ports for key in ("name", "containerPort"))
     if not pod_spec.get("hostNetwork") and not taken:
         ports.append(dict(METRICS_PORT))
@@ -232,34 +228,7 @@ def _avoid(pod_spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
     if not nodes:
         return
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
-    affinity = _dict(_dict(pod_spec, "affinity"), "nodeAffinity")
-    _list(affinity, "preferredDuringSchedulingIgnoredDuringExecution").append(
+    affinity = dict_at(dict_at(pod_spec, "affinity"), "nodeAffinity")
+    list_at(affinity, "preferredDuringSchedulingIgnoredDuringExecution").append(
         {"weight": 100, "preference": {"matchFields": fields}}
     )
-
-
-def _mount(container: dict[str, Any], volume: str, path: str, **more: bool) -> None:
-    _list(container, "volumeMounts").append({"name": volume, "mountPath": path, **more})
-
-
-def _dict(parent: dict[str, Any], key: str) -> dict[str, Any]:
-    """parent[key], made an object in place if it is none."""
-    if not isinstance(parent.get(key), dict):
-        parent[key] = {}
-    found: dict[str, Any] = parent[key]
-    return found
-
-
-def _list(parent: dict[str, Any], key: str) -> list[Any]:
-    """parent[key], made a list in place if it is none."""
-    if not isinstance(parent.get(key), list):
-        parent[key] = []
-    found: list[Any] = parent[key]
-    return found
-
-
-def _dict_list(parent: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """parent[key] as a list of objects, in place."""
-    parent[key] = [each for each in _list(parent, key) if isinstance(each, dict)]
-    found: list[dict[str, Any]] = parent[key]
-    return found

@@ -1,0 +1,151 @@
+"""Where Pod Security allows no root: all pods of an attempt run as one user of ours, and the job says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.builders import Scene, a_job, a_running_job, edited, refused, saved, vanished, written
+from tests.core.fake_cluster import FakeCluster
+
+from ropeteam.api.conditions import Condition, ConditionType
+from ropeteam.api.status import JobStatus
+from ropeteam.core import nonroot
+from ropeteam.core.actions import CreatePod
+from ropeteam.core.decide import decide
+from ropeteam.core.observation import Refusal
+from ropeteam.core.view import look
+from ropeteam.core.workerpod import sample
+
+WORDS = 'pods "mnist-0-1" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
+AS_USER = Refusal(message=WORDS, user=1000)
+
+
+def accepted(scene: Scene) -> Condition:
+    found = decide(scene).status.condition(ConditionType.ACCEPTED)
+    assert found is not None
+    return found
+
+
+def in_template(security: dict[str, Any] | None = None, **container: Any) -> dict[str, Any]:
+    more = {"securityContext": security} if security else {}
+    return {"spec": {"containers": [{"name": "trainer", **container}], **more}}
+
+
+def made(user: int = 1000, **spec: Any) -> dict[str, Any]:
+    seen = a_job(**spec)
+    return sample(seen, look(seen).spec, user)
+
+
+def test_the_container_is_a_user_that_is_not_root_and_volumes_are_its_groups() -> None:
+    spec = made()["spec"]
+    assert spec["securityContext"] == {
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "runAsNonRoot": True,
+        "fsGroup": 1000,
+        "fsGroupChangePolicy": "OnRootMismatch",
+    }
+    (trainer,) = spec["containers"]
+    own = trainer["securityContext"]
+    assert (own["runAsUser"], own["runAsGroup"], own["capabilities"]) == (1000, 1000, {"drop": ["ALL"]})
+
+
+def test_it_has_a_home_that_it_can_write_and_a_name() -> None:
+    pod = made(user=2000)
+    (trainer,) = pod["spec"]["containers"]
+    volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
+    mounts = {each["mountPath"]: each for each in trainer["volumeMounts"]}
+    assert {"name": "HOME", "value": "/ropeteam-home"} in trainer["env"]
+    assert volumes[mounts["/ropeteam-home"]["name"]]["emptyDir"] == {}
+    assert mounts["/etc/passwd"]["subPath"] == "passwd"
+    (file,) = volumes[mounts["/etc/passwd"]["name"]]["downwardAPI"]["items"]
+    assert file["fieldRef"] == {"fieldPath": "metadata.annotations['ropeteam.dev/passwd']"}
+    assert (
+        "trainer:x:2000:2000::/ropeteam-home:/bin/sh\n"
+        in pod["metadata"]["annotations"]["ropeteam.dev/passwd"]
+    )
+
+
+def test_what_the_template_says_of_users_homes_and_names_is_kept() -> None:
+    mine = [{"name": "mine", "mountPath": path} for path in ("/etc/passwd", "/ropeteam-home")]
+    security = {"runAsUser": 5, "runAsGroup": 6, "fsGroup": 7, "runAsNonRoot": False}
+    template = in_template(security, volumeMounts=mine, env=[{"name": "HOME", "value": "/mine"}])
+    pod = made(user=5, template=template)
+    (trainer,) = pod["spec"]["containers"]
+    assert security.items() <= pod["spec"]["securityContext"].items()
+    assert not {"runAsUser", "runAsGroup"} & set(trainer["securityContext"])
+    assert [each["value"] for each in trainer["env"] if each["name"] == "HOME"] == ["/mine"]
+    assert not {"ropeteam-home", "ropeteam-passwd"} & {each["name"] for each in pod["spec"]["volumes"]}
+
+
+@pytest.mark.parametrize(
+    ("template", "user"),
+    [
+        (in_template(), 1000),
+        (in_template({"runAsUser": 0}), 1000),
+        (in_template({"runAsUser": "me"}), 1000),
+        (in_template({"runAsUser": 5}), 5),
+        (in_template({"runAsUser": 5}, securityContext={"runAsUser": 6}), 6),
+    ],
+)
+def test_it_is_the_templates_user_if_that_names_one(template: dict[str, Any], user: int) -> None:
+    seen = a_job(template=template)
+    assert nonroot.user_of(sample(seen, look(seen).spec)) == user
+
+
+def test_a_job_that_is_taken_as_such_a_user_starts_and_says_so() -> None:
+    decision = decide(a_job().but(refusal=AS_USER))
+    assert (decision.status.attempt, decision.status.user) == (1, 1000)
+    told = decision.status.condition(ConditionType.ACCEPTED)
+    assert told is not None
+    assert (told.holds, told.reason) == (True, "RunsAsNonRoot")
+    assert "as user 1000" in told.message
+    assert "runAsNonRoot: true" in told.message
+    assert ("RunsAsNonRoot", told.message) in [(each.reason, each.message) for each in decision.announcements]
+
+
+def test_a_job_runs_as_such_a_user_to_its_end() -> None:
+    cluster = FakeCluster(a_job().but(refusal=AS_USER))
+    cluster.play(until=lambda seen: seen.status.state == "Running")
+    assert accepted(cluster.observe()).reason == "RunsAsNonRoot"
+
+
+def test_all_pods_of_an_attempt_run_as_one_user_whatever_the_server_says_meanwhile() -> None:
+    """Not asked again yet after the operator has restarted, or the namespace's level was lowered."""
+    running = a_running_job(2).after(vanished(0))
+    status = running.status.model_copy(update={"user": 1234})
+    scene = running.but(refusal=None, status=status).after(written)
+    (pod,) = [action.manifest for action in decide(scene).actions if isinstance(action, CreatePod)]
+    assert pod["spec"]["containers"][0]["securityContext"]["runAsUser"] == 1234
+    assert accepted(scene).reason == "RunsAsNonRoot"
+
+
+def test_a_job_that_runs_as_written_goes_on_and_says_how_to_go_on_as_a_user() -> None:
+    scene = a_running_job(2).but(refusal=AS_USER).after(vanished(0), written)
+    (pod,) = [action.manifest for action in decide(scene).actions if isinstance(action, CreatePod)]
+    assert "runAsUser" not in pod["spec"]["containers"][0]["securityContext"]
+    told = accepted(scene)
+    assert (told.holds, told.reason) == (False, "PodRefused")
+    assert WORDS in told.message
+    assert "To go on as user 1000, set spec.suspend to true and then to false" in told.message
+
+
+def test_the_next_attempt_runs_as_the_server_says_then() -> None:
+    running = a_running_job(2).but(refusal=AS_USER, pods=(), report=None)
+    stopped = running.after(edited(suspend=True), written)
+    assert stopped.status.state == "Suspended"
+    assert accepted(stopped).reason == "Accepted"
+    resumed = stopped.after(edited(suspend=False))
+    assert decide(resumed).status.user == 1000
+    assert accepted(resumed.after(saved(decide(resumed)))).reason == "RunsAsNonRoot"
+    assert decide(stopped.but(refusal=None).after(edited(suspend=False))).status.user is None
+
+
+def test_what_is_refused_as_a_user_too_is_told_in_the_servers_first_words() -> None:
+    decision = decide(a_job().after(refused(WORDS)))
+    assert (decision.status.state, decision.status.attempt) == ("Invalid", 0)
+    assert f"{WORDS}. As a user that is not root it is refused too: change spec.template" in decision.why
+
+
+def test_a_status_of_an_earlier_release_names_no_user() -> None:
+    assert JobStatus.model_validate({"attempt": 1}).user is None

@@ -1,0 +1,94 @@
+"""Pod Security of a real API server: which pods of ours it takes, as whom, and what a job says of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import pytest_asyncio
+import yaml
+from tests.controller.house import condition, job, operator_of
+from tests.differential import servers
+from tests.differential.scenario import Call
+from tests.differential.servers import TOKEN, Server
+
+from ropeteam.controller.assembly import Operator
+from ropeteam.controller.cluster import Object, Place
+from ropeteam.controller.informer import Key
+
+
+class Site(NamedTuple):
+    server: Server
+    operator: Operator
+
+    async def told(self, level: str, **spec: Any) -> Object:
+        """The status of a job after some rounds in a new namespace of this level, which has its name."""
+        label = {"pod-security.kubernetes.io/enforce": level}
+        body = {"metadata": {"name": level, "labels": label}}
+        made = await self.server.ask(Call("POST", "/api/v1/namespaces", body))
+        assert made.status == 201, made.body
+        wish = job(**spec)
+        wish["metadata"]["namespace"] = level
+        await self.operator.client.create(wish)
+        await self.operator.caches.jobs.parts[0].list()
+        for _ in range(6):
+            await self.operator.reconciler(Key(level, "job"))
+        return dict((await self.operator.client.get(Place("TrainingJob", level, "job"))).get("status") or {})
+
+    async def pods(self, level: str) -> list[str]:
+        return sorted(
+            each["metadata"]["name"] for each in await self.operator.client.items(Place("Pod", level))
+        )
+
+
+@pytest_asyncio.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    if why := servers.why_not():
+        pytest.skip(why)
+    async with servers.real(tmp_path) as server:
+        kubeconfig = tmp_path / "kubeconfig"
+        kubeconfig.write_text(yaml.safe_dump(_kubeconfig(server.url)))
+        cluster: Any = SimpleNamespace(kubeconfig=kubeconfig, home=tmp_path / "home")
+        async with operator_of(cluster, works=False) as operator:
+            yield Site(server, operator)
+
+
+def _kubeconfig(url: str) -> Object:
+    return {
+        "current-context": "real",
+        "contexts": [{"name": "real", "context": {"cluster": "real", "user": "admin"}}],
+        "clusters": [{"name": "real", "cluster": {"server": url, "insecure-skip-tls-verify": True}}],
+        "users": [{"name": "admin", "user": {"token": TOKEN}}],
+    }
+
+
+def in_template(**security: Any) -> Object:
+    return {"spec": {"containers": [{"name": "trainer", "securityContext": security}]}}
+
+
+ALL = ["job-0-1", "job-1-1", "job-coordinator-1"]
+
+
+async def test_a_job_that_says_nothing_of_users_runs_at_every_level(site: Site) -> None:
+    for level, user, reason in (("baseline", None, "Accepted"), ("restricted", 1000, "RunsAsNonRoot")):
+        told = await site.told(level)
+        assert (told.get("user"), condition(told, "Accepted")["reason"]) == (user, reason)
+        assert await site.pods(level) == ALL
+
+
+async def test_a_job_that_says_that_it_is_not_root_runs_as_it_is_written(site: Site) -> None:
+    told = await site.told("restricted", template=in_template(runAsNonRoot=True))
+    assert (told.get("user"), condition(told, "Accepted")["reason"]) == (None, "Accepted")
+    assert await site.pods("restricted") == ALL
+
+
+async def test_a_job_that_insists_on_root_is_told_what_the_level_forbids(site: Site) -> None:
+    told = await site.told("restricted", template=in_template(runAsUser=0))
+    message = condition(told, "Accepted")["message"]
+    assert (told["state"], condition(told, "Accepted")["reason"]) == ("Invalid", "PodRefused")
+    assert 'violates PodSecurity "restricted:latest": runAsNonRoot != true' in message
+    assert "As a user that is not root it is refused too: change spec.template" in message
+    assert await site.pods("restricted") == []
