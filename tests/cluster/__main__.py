@@ -13,7 +13,7 @@ NODES = 3
 
 
 def main(arguments: list[str]) -> int:
-    lab = Lab(NODES, (images.operator(), images.trainer()) if "--bare" not in arguments else ())
+    lab = Lab(NODES, images.all_of_them() if "--bare" not in arguments else ())
     match arguments[:1]:
         case ["up"]:
             begin = time.monotonic()

@@ -38,7 +38,7 @@ def lab() -> Iterator[Lab]:
         yield foreign
         foreign.down()
         return
-    lab = Lab(NODES, (images.operator(), images.trainer()))
+    lab = Lab(NODES, images.all_of_them())
     if os.environ.get("ROPETEAM_LAB") != "keep" or not lab.is_up():
         lab.up()
     yield lab

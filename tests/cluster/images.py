@@ -3,6 +3,7 @@
     pause       the sandbox's process: 20 lines of C
     base        Debian with Python, by debootstrap: what `FROM docker.io/library/python:...` gets here
     operator, trainer       the project's own Dockerfiles, unchanged
+    rooted      the trainer's, but that it runs as root, as most images with torch do
 They lie in one OCI layout in the cache; `loaded` is a containerd root with all of them in it, which nodes
 clone. Limits: needs root, buildah and debootstrap; a base that is in the cache is never renewed.
 """
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "docker.io/library/python:3.11-slim-bookworm"
 OPERATOR, TRAINER = "ghcr.io/ropeteam/ropeteam:0.1.0", "ghcr.io/ropeteam/trainer:0.1.0"
 """As the chart and the guides name them: nodes that have them need no registry."""
+ROOTED = "ghcr.io/ropeteam/trainer-root:0.1.0"
 _PAUSE_SOURCE = """\
 #include <signal.h>
 #include <unistd.h>
@@ -206,3 +208,19 @@ def operator() -> Image:
 def trainer() -> Image:
     inputs = ("trainer-image", ".dockerignore", "requirements")
     return Image(TRAINER, inputs, _from_dockerfile("trainer-image/Dockerfile"))
+
+
+def rooted() -> Image:
+    """After the trainer's: made of that."""
+    return Image(ROOTED, (*trainer().inputs, "tests/cluster/images.py"), _build_rooted)
+
+
+def _build_rooted(image: Image) -> None:
+    container = buildah("from", f"oci:{layout().folder}:{TRAINER}").strip()
+    buildah("config", "--user", "0:0", container)
+    buildah("commit", "--quiet", "--rm", container, image.name)
+
+
+def all_of_them() -> tuple[Image, ...]:
+    """That tests run."""
+    return operator(), trainer(), rooted()

@@ -59,4 +59,4 @@ if __name__ == "__main__":
     except (lab.CannotRun, tools.CannotBuild) as problem:
         print(problem, file=sys.stderr)
         sys.exit(CANNOT)
-    images.loaded((images.operator(), images.trainer()), tools.folder())
+    images.loaded(images.all_of_them(), tools.folder())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -26,6 +26,12 @@ dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 assert total.item() == 2, total
+"""
+WHO = """
+import getpass, os, pathlib
+assert (os.getuid(), getpass.getuser()) == ({user}, "{name}"), (os.getuid(), getpass.getuser())
+(pathlib.Path.home() / "here").write_text("it can be written")
+assert "CapEff:\\t0000000000000000\\n" in pathlib.Path("/proc/self/status").read_text()
 """
 
 pytestmark = pytest.mark.nodes
@@ -85,23 +91,68 @@ def in_namespace(name: str, **spec: Any) -> Object:
     return job
 
 
-def test_in_a_restricted_namespace_only_pods_that_keep_to_it_run(site: Site, name: str) -> None:
-    site.lab.kubectl("create", "namespace", name)
-    level = "pod-security.kubernetes.io/enforce=restricted"
-    site.lab.kubectl("label", "namespace", name, level)
-    try:
-        site.apply(in_namespace(name))
+@pytest.fixture
+def namespace(site: Site, name: str) -> Iterator[Callable[[str], None]]:
+    """Makes one of the job's name, of this level of Pod Security."""
 
-        def refused() -> bool:
-            status = (site.get("trainingjob", name, name) or {}).get("status") or {}
-            told = {each["type"]: each for each in status.get("conditions", ())}
-            return "violates PodSecurity" in told.get("Accepted", {}).get("message", "")
+    def make(level: str) -> None:
+        site.lab.kubectl("create", "namespace", name)
+        site.lab.kubectl("label", "namespace", name, f"pod-security.kubernetes.io/enforce={level}")
 
-        wait_for("words of PodSecurity", refused, 60)
-        site.lab.kubectl("-n", name, "delete", "trainingjob", name, "--wait")
+    yield make
+    site.lab.kubectl("delete", "namespace", name, "--timeout=120s")
 
-        container = {"name": "trainer", "imagePullPolicy": "Never", "securityContext": UNPRIVILEGED}
-        site.apply(in_namespace(name, template={"spec": {"containers": [container]}}))
-        site.lab.kubectl("-n", name, "wait", "--for=condition=Complete", f"tj/{name}", "--timeout=120s")
-    finally:
-        site.lab.kubectl("delete", "namespace", name, "--timeout=120s")
+
+def accepted(site: Site, name: str) -> Object:
+    """The condition, of the job in the namespace of its name."""
+    status = (site.get("trainingjob", name, name) or {}).get("status") or {}
+    return next((each for each in status.get("conditions", ()) if each["type"] == "Accepted"), {})
+
+
+def completes(site: Site, name: str) -> None:
+    job = ("get", "tj", name, "-o", "yaml")
+    wait = ("wait", "--for=condition=Finished", f"tj/{name}", "--timeout=180s")
+    told = site.lab.kubectl("-n", name, *wait, check=False) and site.lab.kubectl("-n", name, *job)
+    assert "type: Complete" in told, site.lab.kubectl("-n", name, *job)
+
+
+def test_in_a_restricted_namespace_only_pods_that_keep_to_it_run(
+    site: Site, name: str, namespace: Callable[[str], None]
+) -> None:
+    namespace("restricted")
+    container = {"name": "trainer", "imagePullPolicy": "Never", "securityContext": {"runAsUser": 0}}
+    site.apply(in_namespace(name, template={"spec": {"containers": [container]}}))
+    wait_for("a refusal", lambda: accepted(site, name).get("reason") == "PodRefused", 60)
+    told = accepted(site, name)["message"]
+    assert "violates PodSecurity" in told
+    assert "runAsNonRoot != true" in told
+    site.lab.kubectl("-n", name, "delete", "trainingjob", name, "--wait")
+
+    container["securityContext"] = UNPRIVILEGED
+    site.apply(in_namespace(name, template={"spec": {"containers": [container]}}))
+    completes(site, name)
+    assert accepted(site, name)["reason"] == "Accepted"
+
+
+@pytest.mark.parametrize(
+    ("level", "user", "user_name", "reason"),
+    [("baseline", 0, "root", "Accepted"), ("restricted", 1000, "trainer", "RunsAsNonRoot")],
+)
+def test_an_image_that_runs_as_root_trains_where_root_may_and_where_it_may_not(
+    site: Site,
+    name: str,
+    namespace: Callable[[str], None],
+    level: str,
+    user: int,
+    user_name: str,
+    reason: str,
+) -> None:
+    """Without capabilities in both, with a home that it can write, and a name."""
+    namespace(level)
+    container = {"name": "trainer", "imagePullPolicy": "Never"}
+    template = {"spec": {"containers": [container]}}
+    script = WHO.format(user=user, name=user_name) + ALL_REDUCE
+    command = ["python", "-c", script]
+    site.apply(in_namespace(name, image=images.ROOTED, command=command, template=template))
+    completes(site, name)
+    assert accepted(site, name)["reason"] == reason
