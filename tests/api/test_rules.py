@@ -72,15 +72,28 @@ RUN: dict[str, st.SearchStrategy[Any]] = {
     "command": st.lists(TEXTS, min_size=1, max_size=2),
     "args": st.lists(TEXTS, max_size=2),
 }
+MOUNT = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["a", "b", "ropeteam-checkpoint"]),
+        "mountPath": st.sampled_from(["/a", "/ropeteam", "/ropeteam-token/", "/ropeteam/a", "/checkpoints"]),
+    }
+)
 CONTAINER: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {"name": st.sampled_from(["trainer", "sidecar"])},
-    optional={**RUN, "workingDir": TEXTS, "env": ENV, "resources": _resources(CPU)},
+    optional={
+        **RUN,
+        "workingDir": TEXTS,
+        "env": ENV,
+        "resources": _resources(CPU),
+        "volumeMounts": st.lists(MOUNT, max_size=2),
+    },
 )
 POD = st.fixed_dictionaries(
     {},
     optional={
         "containers": st.lists(CONTAINER, max_size=2, unique_by=_name),
         "restartPolicy": st.sampled_from(["Never", "Always"]),
+        "volumes": st.lists(st.fixed_dictionaries({"name": TEXTS}), max_size=2),
     },
 )
 CHECKPOINT = st.fixed_dictionaries(
@@ -118,7 +131,13 @@ SPECS = st.fixed_dictionaries(
 )
 
 
-@given(spec=SPECS)
+TEMPLATES = st.fixed_dictionaries(
+    {"workers": st.just(2), "template": st.fixed_dictionaries({"spec": POD})},
+    optional={"checkpoint": CHECKPOINT},
+)
+
+
+@given(spec=SPECS | TEMPLATES)
 def test_any_spec_is_judged_alike_by_server_and_twin(spec: Spec) -> None:
     job = as_job(spec)
     by_cel = tuple(

@@ -263,7 +263,8 @@ async def test_a_quota_that_is_full_keeps_no_job_from_being_decided(
 
 async def test_a_pod_that_the_server_refuses_is_told_in_the_servers_words(cluster: LocalCluster) -> None:
     mounts = [{"name": "nowhere", "mountPath": "/data"}]
-    template = {"spec": {"containers": [{"name": "trainer", "volumeMounts": mounts}]}}
+    fetch = {"name": "fetch", "image": "i", "volumeMounts": mounts}
+    template = {"spec": {"containers": [{"name": "trainer"}], "initContainers": [fetch]}}
     async with operator_of(cluster) as operator:
         await operator.client.create(job(template=template))
 

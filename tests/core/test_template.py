@@ -60,3 +60,17 @@ def test_labels_and_annotations_under_our_own_name_are_not_the_users() -> None:
         assert ours["team"] == "vision"
         assert ours["our.ropeteam.dev/x"] == "y"
         assert not ours.keys() & {"ropeteam.dev/term", "ropeteam.dev/note"}
+
+
+def test_where_we_mount_what_is_ours_the_template_may_not() -> None:
+    seen = a_job(checkpoint={"volume": {"nfs": {}}})
+    (trainer,) = sample(seen, look(seen).spec)["spec"]["containers"]
+    ours = {each["mountPath"] for each in trainer["volumeMounts"]} - {
+        "/dev/shm"
+    }  # which may be the template's
+    assert ours == {"/ropeteam", "/ropeteam-token", "/checkpoints"}
+    for path in ours:
+        mine = {"name": "trainer", "volumeMounts": [{"name": "mine", "mountPath": path}]}
+        template = {"spec": {"containers": [mine], "volumes": [{"name": "mine", "emptyDir": {}}]}}
+        (told,) = rules.validate({**seen.spec, "template": template})
+        assert "use another mountPath" in told

@@ -61,6 +61,23 @@ RESOURCES = _open(
         "requests": _quantities("What it is promised."),
     },
 )
+_MOST_VOLUMES = 128
+VOLUME_MOUNTS = {
+    "description": "Where the container sees the pod's volumes, as in a pod.",
+    "type": "array",
+    "maxItems": _MOST_VOLUMES,
+    "items": _open(
+        "One mount, as in a pod.",
+        {"name": _text("The volume's.", 63), "mountPath": _text("Where.", 4096)},
+        required=["name", "mountPath"],
+    ),
+}
+VOLUMES = {
+    "description": "Volumes of the pod.",
+    "type": "array",
+    "maxItems": _MOST_VOLUMES,
+    "items": _open("One volume, as in a pod.", {"name": _text("Its name.", 63)}, required=["name"]),
+}
 CONTAINER = _open(
     "A container, as in a pod.",
     {
@@ -71,6 +88,7 @@ CONTAINER = _open(
         "workingDir": _text("Working directory of the command.", 1024),
         "env": ENV,
         "resources": RESOURCES,
+        "volumeMounts": VOLUME_MOUNTS,
     },
     required=["name"],
 )
@@ -88,7 +106,11 @@ POD_TEMPLATE = _open(
         "metadata": _open("Labels and annotations of the pods."),
         "spec": _open(
             "The pod, as in Kubernetes.",
-            {"containers": CONTAINERS, "restartPolicy": _text("Never, or left out.", 16)},
+            {
+                "containers": CONTAINERS,
+                "restartPolicy": _text("Never, or left out.", 16),
+                "volumes": VOLUMES,
+            },
         ),
     },
 )

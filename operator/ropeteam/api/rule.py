@@ -91,3 +91,20 @@ def trainer(spec: Spec) -> Spec:
     """The container `trainer` of the template; empty if there is none."""
     containers = at(spec, "template.spec.containers") or []
     return next((each for each in containers if each["name"] == TRAINER_CONTAINER), {})
+
+
+def trainer_says(says: str) -> str:
+    """CEL: the template has a container `trainer`, `c`, of which `says` is true."""
+    containers = "self.template.spec.containers"
+    given = f"has(self.template) && has(self.template.spec) && has({containers})"
+    return f"({given} && {containers}.exists(c, c.name == '{TRAINER_CONTAINER}' && {says}))"
+
+
+def spec_with(**more: Any) -> Spec:
+    """An example: the smallest spec, and this."""
+    return {"workers": 2, "command": ["python", "train.py"], **more}
+
+
+def template_with(**of_trainer: Any) -> Spec:
+    """A template whose container `trainer` says this."""
+    return {"spec": {"containers": [{"name": TRAINER_CONTAINER, **of_trainer}]}}

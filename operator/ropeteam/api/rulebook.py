@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ropeteam.api.mountrules import MOUNT_RULES
 from ropeteam.api.quantity import amount
-from ropeteam.api.rule import Change, Changes, Rule, Spec, at, trainer
+from ropeteam.api.rule import Change, Changes, Rule, Spec, at, spec_with, template_with, trainer, trainer_says
 from ropeteam.api.schema import matches
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.strategy import SyncType
@@ -23,28 +24,12 @@ NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 """DNS-1035: also good for the Service."""
 OUTSIDE = "(^/)|((^|/)[.][.](/|$))|(^([.]?/)*[.]?$)"
 """A path that is absolute, climbs, or stays where it is."""
-_SMALLEST: Spec = {"workers": 2, "command": ["python", "train.py"]}
 _VOLUME: Spec = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
 _STEP: Spec = {"policy": "Step", "step": 100}
 _CEL_SERVERS = (
     "(has(self.strategy) && self.strategy.sync.type == 'ParameterServer' ? "
     "self.strategy.sync.parameterServer.servers : 0)"
 )
-
-
-def _trainer(says: str) -> str:
-    """CEL: the template has a container `trainer`, `c`, of which `says` is true."""
-    containers = "self.template.spec.containers"
-    given = f"has(self.template) && has(self.template.spec) && has({containers})"
-    return f"({given} && {containers}.exists(c, c.name == '{config.TRAINER_CONTAINER}' && {says}))"
-
-
-def _template(**of_trainer: Any) -> Spec:
-    return {"spec": {"containers": [{"name": config.TRAINER_CONTAINER, **of_trainer}]}}
-
-
-def _job(**more: Any) -> Spec:
-    return {**_SMALLEST, **more}
 
 
 def _served(servers: int) -> Spec:
@@ -54,11 +39,11 @@ def _served(servers: int) -> Spec:
 def _given_twice(field: str, value: Any, other: Any) -> Rule:
     return Rule(
         path="spec",
-        cel=f"!has(self.{field}) || !{_trainer(f'has(c.{field}) && c.{field} != self.{field}')}",
+        cel=f"!has(self.{field}) || !{trainer_says(f'has(c.{field}) && c.{field} != self.{field}')}",
         holds=lambda spec: field not in spec or trainer(spec).get(field, spec[field]) == spec[field],
         message=f"spec.{field}: spec.template gives container trainer another value; keep one of the two",
-        good=_job(**{field: value}, template=_template(**{field: value})),
-        bad=_job(**{field: value}, template=_template(**{field: other})),
+        good=spec_with(**{field: value}, template=template_with(**{field: value})),
+        bad=spec_with(**{field: value}, template=template_with(**{field: other})),
     )
 
 
@@ -132,10 +117,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         path="spec",
-        cel=f"has(self.command) || {_trainer('has(c.command)')}",
+        cel=f"has(self.command) || {trainer_says('has(c.command)')}",
         holds=lambda spec: "command" in spec or "command" in trainer(spec),
         message="spec.command: is missing; set what to run, for example [python, train.py]",
-        good=_job(),
+        good=spec_with(),
         bad={"workers": 2},
     ),
     Rule(
@@ -146,8 +131,8 @@ RULES: tuple[Rule, ...] = (
         ),
         holds=_has_trainer,
         message="spec.template: no container is named trainer; give that name to the one that trains",
-        good=_job(template=_template(image="train:1")),
-        bad=_job(template={"spec": {"containers": [{"name": "pytorch"}]}}),
+        good=spec_with(template=template_with(image="train:1")),
+        bad=spec_with(template={"spec": {"containers": [{"name": "pytorch"}]}}),
     ),
     Rule(
         path="spec",
@@ -157,8 +142,8 @@ RULES: tuple[Rule, ...] = (
         ),
         holds=lambda spec: at(spec, "template.spec.restartPolicy") in (None, "Never"),
         message="spec.template: restartPolicy must be Never, ranks are restarted inside pods; leave it out",
-        good=_job(template={"spec": {"restartPolicy": "Never"}}),
-        bad=_job(template={"spec": {"restartPolicy": "OnFailure"}}),
+        good=spec_with(template={"spec": {"restartPolicy": "Never"}}),
+        bad=spec_with(template={"spec": {"restartPolicy": "OnFailure"}}),
     ),
     _given_twice("image", "train:1", "train:2"),
     _given_twice("command", ["python", "a.py"], ["python", "b.py"]),
@@ -167,38 +152,46 @@ RULES: tuple[Rule, ...] = (
     # To CEL the two are of different types, which it cannot compare: so not even the same value twice.
     Rule(
         path="spec",
-        cel=f"!has(self.resources) || !{_trainer('has(c.resources)')}",
+        cel=f"!has(self.resources) || !{trainer_says('has(c.resources)')}",
         holds=lambda spec: "resources" not in spec or "resources" not in trainer(spec),
         message="spec.resources: spec.template gives container trainer resources too; keep one of the two",
-        good=_job(resources={"limits": {"cpu": 1}}, template=_template(image="train:1")),
-        bad=_job(resources={"limits": {"cpu": 1}}, template=_template(resources={"limits": {"cpu": 1}})),
+        good=spec_with(resources={"limits": {"cpu": 1}}, template=template_with(image="train:1")),
+        bad=spec_with(
+            resources={"limits": {"cpu": 1}}, template=template_with(resources={"limits": {"cpu": 1}})
+        ),
     ),
     Rule(
         path="spec",
         cel=(
             "!has(self.env) || "
-            f"!{_trainer('has(c.env) && c.env.exists(t, self.env.exists(e, e.name == t.name))')}"
+            f"!{trainer_says('has(c.env) && c.env.exists(t, self.env.exists(e, e.name == t.name))')}"
         ),
         holds=_env_is_given_once,
         message="spec.env: spec.template gives container trainer a variable of the same name; keep one",
-        good=_job(env=[{"name": "A", "value": "1"}], template=_template(env=[{"name": "B", "value": "2"}])),
-        bad=_job(env=[{"name": "A", "value": "1"}], template=_template(env=[{"name": "A", "value": "2"}])),
+        good=spec_with(
+            env=[{"name": "A", "value": "1"}], template=template_with(env=[{"name": "B", "value": "2"}])
+        ),
+        bad=spec_with(
+            env=[{"name": "A", "value": "1"}], template=template_with(env=[{"name": "A", "value": "2"}])
+        ),
     ),
     Rule(
         path="spec",
         cel=f"!has(self.env) || !self.env.exists(e, {_RESERVED})",
         holds=_nothing_reserved,
         message=f"spec.env: {_RESERVED_MESSAGE}",
-        good=_job(env=[{"name": "OMP_NUM_THREADS", "value": "4"}, {"name": config.TRACE, "value": "/tmp/t"}]),
-        bad=_job(env=[{"name": "MASTER_PORT", "value": "29500"}]),
+        good=spec_with(
+            env=[{"name": "OMP_NUM_THREADS", "value": "4"}, {"name": config.TRACE, "value": "/tmp/t"}]
+        ),
+        bad=spec_with(env=[{"name": "MASTER_PORT", "value": "29500"}]),
     ),
     Rule(
         path="spec",
-        cel=f"!{_trainer(f'has(c.env) && c.env.exists(e, {_RESERVED})')}",
+        cel=f"!{trainer_says(f'has(c.env) && c.env.exists(e, {_RESERVED})')}",
         holds=lambda spec: _nothing_reserved(trainer(spec)),
         message=f"spec.template: env of container trainer: {_RESERVED_MESSAGE}",
-        good=_job(template=_template(env=[{"name": "SEED", "value": "1"}])),
-        bad=_job(template=_template(env=[{"name": "ROPETEAM_SLOT", "value": "1"}])),
+        good=spec_with(template=template_with(env=[{"name": "SEED", "value": "1"}])),
+        bad=spec_with(template=template_with(env=[{"name": "ROPETEAM_SLOT", "value": "1"}])),
     ),
     Rule(
         path="spec",
@@ -209,8 +202,8 @@ RULES: tuple[Rule, ...] = (
         ),
         holds=_gpus_agree,
         message=f"spec.gpusPerWorker: spec.resources.limits has another number of {GPU}; keep one of the two",
-        good=_job(gpusPerWorker=2, resources={"limits": {GPU: "2"}}),
-        bad=_job(gpusPerWorker=2, resources={"limits": {GPU: 4}}),
+        good=spec_with(gpusPerWorker=2, resources={"limits": {GPU: "2"}}),
+        bad=spec_with(gpusPerWorker=2, resources={"limits": {GPU: 4}}),
     ),
     Rule(
         path="spec",
@@ -227,8 +220,8 @@ RULES: tuple[Rule, ...] = (
             "spec.processesPerWorker: is above gpusPerWorker, and two ranks cannot share a GPU; "
             "lower it, or leave it out to get one rank for each GPU"
         ),
-        good=_job(gpusPerWorker=8, processesPerWorker=4),
-        bad=_job(gpusPerWorker=1, processesPerWorker=2),
+        good=spec_with(gpusPerWorker=8, processesPerWorker=4),
+        bad=spec_with(gpusPerWorker=1, processesPerWorker=2),
     ),
     Rule(
         path="spec",
@@ -243,8 +236,8 @@ RULES: tuple[Rule, ...] = (
             "spec.sharedMemory: is part of the container's memory and must be below "
             "spec.resources.limits.memory; lower it, or raise the limit by as much"
         ),
-        good=_job(sharedMemory="8Gi", resources={"limits": {"memory": "64Gi"}}),
-        bad=_job(sharedMemory="8Gi", resources={"limits": {"memory": "8192Mi"}}),
+        good=spec_with(sharedMemory="8Gi", resources={"limits": {"memory": "64Gi"}}),
+        bad=spec_with(sharedMemory="8Gi", resources={"limits": {"memory": "8192Mi"}}),
     ),
     Rule(
         path="spec",
@@ -257,24 +250,24 @@ RULES: tuple[Rule, ...] = (
             f"spec.workers: times processesPerWorker, and parameter servers, are above {MAX_RANKS} ranks; "
             "lower one of them"
         ),
-        good=_job(workers=1024, gpusPerWorker=8),
-        bad=_job(workers=1024, processesPerWorker=9),
+        good=spec_with(workers=1024, gpusPerWorker=8),
+        bad=spec_with(workers=1024, processesPerWorker=9),
     ),
     Rule(
         path="spec",
         cel=f"self.workers + {_CEL_SERVERS} <= {MAX_SLOTS}",
         holds=lambda spec: spec["workers"] + _servers(spec) <= MAX_SLOTS,
         message=f"spec.workers: with servers above {MAX_SLOTS} pods, all that status holds; lower either",
-        good=_job(workers=3072, strategy=_served(servers=1024)),
-        bad=_job(workers=3073, strategy=_served(servers=1024)),
+        good=spec_with(workers=3072, strategy=_served(servers=1024)),
+        bad=spec_with(workers=3073, strategy=_served(servers=1024)),
     ),
     Rule(
         path="spec",
         cel="self.launcher != 'PerPod' || self.recovery.start != 'Fork'",
         holds=lambda spec: spec["launcher"] != "PerPod" or spec["recovery"]["start"] != "Fork",
         message="spec.recovery.start: with launcher PerPod nothing can be forked; use Auto or Exec",
-        good=_job(launcher="PerPod"),
-        bad=_job(launcher="PerPod", recovery={"start": "Fork"}),
+        good=spec_with(launcher="PerPod"),
+        bad=spec_with(launcher="PerPod", recovery={"start": "Fork"}),
     ),
     Rule(
         path="spec.recovery",
@@ -284,8 +277,8 @@ RULES: tuple[Rule, ...] = (
             "spec.recovery.fenceSeconds: must be above lostSeconds, else a worker would kill its ranks "
             "before it counts as lost; raise fenceSeconds"
         ),
-        good=_job(recovery={"fenceSeconds": 30, "lostSeconds": 29}),
-        bad=_job(recovery={"fenceSeconds": 30, "lostSeconds": 30}),
+        good=spec_with(recovery={"fenceSeconds": 30, "lostSeconds": 29}),
+        bad=spec_with(recovery={"fenceSeconds": 30, "lostSeconds": 30}),
     ),
     Rule(
         path="spec.recovery",
@@ -295,8 +288,8 @@ RULES: tuple[Rule, ...] = (
         ),
         holds=_codes_unique,
         message="spec.recovery.exitCodes: a code is listed twice, its action is unclear; list each code once",
-        good=_job(recovery={"exitCodes": [{"codes": [2, 42], "action": "Fail"}]}),
-        bad=_job(
+        good=spec_with(recovery={"exitCodes": [{"codes": [2, 42], "action": "Fail"}]}),
+        bad=spec_with(
             recovery={
                 "exitCodes": [{"codes": [2], "action": "Fail"}, {"codes": [75, 2], "action": "RetryFree"}]
             }
@@ -307,24 +300,24 @@ RULES: tuple[Rule, ...] = (
         cel="self.policy != 'Step' || has(self.step)",
         holds=lambda resume: resume["policy"] != "Step" or "step" in resume,
         message="spec.resume.step: is missing; policy Step needs the step to resume from",
-        good=_job(resume=_STEP, checkpoint={"volume": _VOLUME}),
-        bad=_job(resume={"policy": "Step"}, checkpoint={"volume": _VOLUME}),
+        good=spec_with(resume=_STEP, checkpoint={"volume": _VOLUME}),
+        bad=spec_with(resume={"policy": "Step"}, checkpoint={"volume": _VOLUME}),
     ),
     Rule(
         path="spec.resume",
         cel="self.policy == 'Step' || !has(self.step)",
         holds=lambda resume: resume["policy"] == "Step" or "step" not in resume,
         message="spec.resume.step: means nothing without policy Step; set resume.policy to Step or remove it",
-        good=_job(resume={"policy": "Never"}),
-        bad=_job(resume={"policy": "Latest", "step": 100}),
+        good=spec_with(resume={"policy": "Never"}),
+        bad=spec_with(resume={"policy": "Latest", "step": 100}),
     ),
     Rule(
         path="spec",
         cel="self.resume.policy != 'Step' || has(self.checkpoint)",
         holds=lambda spec: spec["resume"]["policy"] != "Step" or "checkpoint" in spec,
         message="spec.checkpoint: is missing; resume.policy Step needs the volume with the checkpoints",
-        good=_job(resume=_STEP, checkpoint={"volume": _VOLUME}),
-        bad=_job(resume=_STEP),
+        good=spec_with(resume=_STEP, checkpoint={"volume": _VOLUME}),
+        bad=spec_with(resume=_STEP),
     ),
     Rule(
         path="spec",
@@ -334,25 +327,26 @@ RULES: tuple[Rule, ...] = (
             "spec.checkpoint.volume: emptyDir is one folder per pod, and all workers must share one; "
             "use a persistentVolumeClaim with ReadWriteMany, or nfs"
         ),
-        good=_job(checkpoint={"volume": _VOLUME}),
-        bad=_job(checkpoint={"volume": {"emptyDir": {}}}),
+        good=spec_with(checkpoint={"volume": _VOLUME}),
+        bad=spec_with(checkpoint={"volume": {"emptyDir": {}}}),
     ),
     Rule(
         path="spec.checkpoint",
         cel="!has(self.volume.name)",
         holds=lambda checkpoint: "name" not in checkpoint["volume"],
         message="spec.checkpoint.volume.name: is not used, the volume is named for you; remove it",
-        good=_job(checkpoint={"volume": _VOLUME}),
-        bad=_job(checkpoint={"volume": {"name": "checkpoints", **_VOLUME}}),
+        good=spec_with(checkpoint={"volume": _VOLUME}),
+        bad=spec_with(checkpoint={"volume": {"name": "checkpoints", **_VOLUME}}),
     ),
     Rule(
         path="spec.checkpoint",
         cel=f"!has(self.path) || !self.path.matches('{OUTSIDE}')",
         holds=lambda checkpoint: "path" not in checkpoint or not matches(OUTSIDE, checkpoint["path"]),
         message="spec.checkpoint.path: must be a folder in the volume; name one, relative and without '..'",
-        good=_job(checkpoint={"volume": _VOLUME, "path": "./runs/1"}),
-        bad=_job(checkpoint={"volume": _VOLUME, "path": "../other"}),
+        good=spec_with(checkpoint={"volume": _VOLUME, "path": "./runs/1"}),
+        bad=spec_with(checkpoint={"volume": _VOLUME, "path": "../other"}),
     ),
+    *MOUNT_RULES,
 )
 
 _RECOVERY_CHANGES: dict[str, tuple[Any, Any]] = {
@@ -379,7 +373,7 @@ _SHAPE = (
     Change("agentPython", (None, "/opt/conda/bin/python3")),
     Change("sharedMemory", ("1Gi", "8Gi")),
     Change("shardCache", (None, "8Gi")),
-    Change("template", (_template(image="train:1"), _template(image="train:2"))),
+    Change("template", (template_with(image="train:1"), template_with(image="train:2"))),
     Change("checkpoint", ({"volume": _VOLUME}, {"volume": _VOLUME, "path": "other"})),
     Change("strategy", (None, {"parallelism": {"shard": 2}})),
     Change("resume", ({"policy": "Latest"}, {"policy": "Never"})),

@@ -1,0 +1,77 @@
+"""Rules about what containers of a template mount. No API server takes pods that break them: this way that is
+told when the job is applied, not a moment later.
+"""
+
+from __future__ import annotations
+
+from ropeteam.api.rule import Rule, Spec, at, spec_with, template_with, trainer, trainer_says
+
+OURS = ["/ropeteam", "/ropeteam/", "/ropeteam-token", "/ropeteam-token/"]
+"""Where the agent and the job's token are. A pattern would cost a server too much."""
+CHECKPOINTS = ["/checkpoints", "/checkpoints/"]
+OWN_VOLUMES = "ropeteam-"
+"""Volumes that begin so may be ours, which are added later."""
+_CLAIM: Spec = {"persistentVolumeClaim": {"claimName": "data"}}
+
+
+def _mounts_at(paths: list[str], spec: Spec) -> bool:
+    return any(each["mountPath"] in paths for each in trainer(spec).get("volumeMounts", ()))
+
+
+def _cel_mounts_at(paths: list[str]) -> str:
+    return trainer_says(f"has(c.volumeMounts) && c.volumeMounts.exists(m, m.mountPath in {paths})")
+
+
+def _mounts_exist(spec: Spec) -> bool:
+    names = {each["name"] for each in at(spec, "template.spec.volumes") or ()}
+    containers = at(spec, "template.spec.containers") or ()
+    mounted = (mount["name"] for each in containers for mount in each.get("volumeMounts", ()))
+    return all(name in names or name.startswith(OWN_VOLUMES) for name in mounted)
+
+
+def _with_data(mount: str, path: str) -> Spec:
+    template = template_with(volumeMounts=[{"name": mount, "mountPath": path}])
+    template["spec"]["volumes"] = [{"name": "data", **_CLAIM}]
+    return template
+
+
+MOUNT_RULES = (
+    Rule(
+        path="spec",
+        cel=(
+            "!has(self.template) || !has(self.template.spec) || !has(self.template.spec.containers) || "
+            "self.template.spec.containers.all(c, !has(c.volumeMounts) || c.volumeMounts.all(m, "
+            f"m.name.startsWith('{OWN_VOLUMES}') || (has(self.template.spec.volumes) && "
+            "self.template.spec.volumes.exists(v, v.name == m.name))))"
+        ),
+        holds=_mounts_exist,
+        message=(
+            "spec.template: a container mounts a volume that spec.template.spec.volumes does not have; "
+            "correct the name in volumeMounts, or add the volume"
+        ),
+        good=spec_with(template=_with_data("data", "/data")),
+        bad=spec_with(template=_with_data("date", "/data")),
+    ),
+    Rule(
+        path="spec",
+        cel=f"!{_cel_mounts_at(OURS)}",
+        holds=lambda spec: not _mounts_at(OURS, spec),
+        message=(
+            "spec.template: container trainer mounts a volume at /ropeteam or /ropeteam-token, "
+            "where ours are; use another mountPath"
+        ),
+        good=spec_with(template=_with_data("data", "/ropeteam-data")),
+        bad=spec_with(template=_with_data("data", "/ropeteam")),
+    ),
+    Rule(
+        path="spec",
+        cel=f"!has(self.checkpoint) || !{_cel_mounts_at(CHECKPOINTS)}",
+        holds=lambda spec: "checkpoint" not in spec or not _mounts_at(CHECKPOINTS, spec),
+        message=(
+            "spec.template: container trainer mounts a volume at /checkpoints, where that of "
+            "spec.checkpoint is; use another mountPath, or remove spec.checkpoint"
+        ),
+        good=spec_with(template=_with_data("data", "/checkpoints")),
+        bad=spec_with(template=_with_data("data", "/checkpoints"), checkpoint={"volume": _CLAIM}),
+    ),
+)
