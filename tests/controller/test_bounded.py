@@ -45,6 +45,45 @@ def test_shallow_takes_away_what_is_deeper_and_nothing_else(value: Any, levels: 
     assert bounded.is_deeper(value, levels) == (short != value)
 
 
+KEYS = st.sampled_from(["spec", "status", "managedFields", "name", 'x"status', "a"])
+HOSTILE = st.recursive(
+    st.text('a"\\{}[],:', max_size=5) | st.just(',"status":{'),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=10,
+)
+WORDS = st.text('a"\\{}[],:', max_size=5) | st.just('},"status":{')
+STATUS = st.dictionaries(st.just("conditions"), st.lists(st.dictionaries(KEYS, WORDS), max_size=2))
+
+
+@given(st.dictionaries(KEYS, HOSTILE, max_size=3), st.none() | STATUS, st.integers(0, 60), st.booleans())
+def test_a_thing_is_read_without_what_is_too_large(spec: Any, status: Any, most: int, watched: bool) -> None:
+    meta = {"annotations": {"a": ',"managedFields":['}, "name": "n", "uid": "u"}
+    fields = [{"fieldsV1": {"f:spec": {"f:name": {}}, 'k:{"name":"x"}': {}}, "manager": '],"name":"'}]
+    object_: dict[str, Any] = {"apiVersion": "v", "kind": "K", "metadata": meta, "spec": spec}
+    if status is not None:
+        object_["status"] = status
+    text = orjson.dumps(object_ | {"metadata": meta | {"managedFields": fields}}, option=orjson.OPT_SORT_KEYS)
+    size = len(orjson.dumps(spec))
+    expected = object_ | {"spec": size if size > most else spec}
+    if watched:
+        line = b'{"type":"ADDED","object":' + text + b"}"
+        assert bounded.thing(line, most, b"}}") == {"type": "ADDED", "object": expected}
+    else:
+        assert bounded.thing(text, most) == expected
+
+
+def test_what_somebody_else_has_written_is_read_whole() -> None:
+    text = b'{"spec":{"metadata":{},"spec":{"a":1}}, "metadata":{"name":"n","managedFields":[]}}'
+    assert bounded.thing(text, 0) == orjson.loads(text)
+    with pytest.raises(orjson.JSONDecodeError):
+        bounded.thing(b'{"metadata":{},"spec":{', 0)
+
+
+def test_a_character_that_a_server_escapes_counts_as_one() -> None:
+    text = b'{"metadata":{},"spec":{"command":"' + rb"\u003c" * 100 + b'"}}'
+    assert bounded.thing(text, len(orjson.dumps({"command": "<" * 100})))["spec"] == {"command": "<" * 100}
+
+
 def test_ten_thousand_levels_are_read() -> None:
     text = b'{"before": 1, "deep": ' + b'{"a":' * 10_000 + b'"}{"' + b"}" * 10_000 + b', "after": 2}'
     with pytest.raises(orjson.JSONDecodeError):

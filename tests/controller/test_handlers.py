@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.controller.parsing import Parsed
 from tests.controller.scripted import Object, Scripted, access, serving, thing
 from tests.controller.waiting import until
 
@@ -62,15 +63,35 @@ async def test_a_job_of_thousands_of_levels_is_no_trouble_for_kopf(caplog: pytes
             return access(address)
 
         task = asyncio.create_task(handlers.run(load, bells.append, (), asyncio.Event()))
-        await until(lambda: {key.name for key in bells} == {"deep", "listed"})
+        await until(lambda: api.watches == 1)
+        assert api.limits == [1], "each has rung already, when our informer has listed it"
         api.say("ADDED", {**deep, "metadata": {**deep["metadata"], "name": "watched", "uid": "w"}})
         api.say("MODIFIED", {**job("listed", 7), "spec": {"changed": True}})
-        await until(lambda: "watched" in {key.name for key in bells} and len(bells) == 4)
+        await until(lambda: {key.name for key in bells} == {"watched", "listed"})
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
     assert api.watches == 1
     assert not [line for line in caplog.messages if "kopf stopped" in line]
+
+
+async def test_a_large_job_that_changes_is_not_parsed_for_kopf(monkeypatch: pytest.MonkeyPatch) -> None:
+    api, bells, parsed = ScriptedJobs(), list[Key](), Parsed(monkeypatch)
+    large = {**job("large", 3), "spec": {"template": [[]] * 50_000}, "status": {"state": "Running"}}
+    async with serving(api) as address:
+
+        async def load() -> Access:
+            return access(address)
+
+        task = asyncio.create_task(handlers.run(load, bells.append, (), asyncio.Event()))
+        for change in range(5):
+            api.say("MODIFIED", large)
+            await until(lambda: len(bells) == change + 1)  # noqa: B023 - it is awaited here
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    assert parsed.bytes < 5_000
+    assert parsed.walks == 0
 
 
 @pytest.mark.parametrize("trouble", ["an error in the stream", "credentials that are refused"])

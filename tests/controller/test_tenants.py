@@ -13,6 +13,7 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.controller.house import JOB, condition, job, names, operator_of, status
+from tests.controller.parsing import Parsed
 from tests.controller.scripted import Scripted, thing
 from tests.controller.waiting import until, until_async
 
@@ -130,6 +131,23 @@ async def test_thousands_of_levels_are_listed_and_watched(api: Scripted, client:
         await until(lambda: Key("default", "b") in jobs.known_keys())
         assert {job.fault != "" for job in jobs.of(Key("default", "a"))} == {True}
         assert jobs.lists == 1
+
+
+async def test_of_a_job_that_is_too_large_only_the_rest_is_parsed(
+    api: Scripted, client: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = training_job("large", 3, template=[[]] * 150_000) | {"status": {"state": "Running"}}
+    async with watching(client, "TrainingJob") as (jobs, bells):
+        parsed = Parsed(monkeypatch)
+        for version in range(4, 9):
+            large["metadata"]["resourceVersion"] = str(version)
+            api.say("MODIFIED", large)
+        await until(lambda: len(bells) == 5)
+        (seen,) = jobs.of(Key("default", "large"))
+        assert (seen.state, seen.fault[:18]) == ("Running", "spec: it has 439 K")
+        jobs.learn(await client.replace(large, "status", reading.job_text))
+    assert parsed.bytes < 5_000
+    assert parsed.walks == 0
 
 
 async def test_a_line_that_is_no_json_leads_to_a_list(api: Scripted, client: ApiClient) -> None:

@@ -64,7 +64,7 @@ def make_caches(
 
     nodes = Lens("Node", "", reading.own_key, reading.node)
     caches = Caches(
-        jobs=spread(Lens(KIND, "", reading.own_key, reading.job)),
+        jobs=spread(Lens(KIND, "", reading.own_key, reading.job, reading.job_event)),
         pods=spread(Lens("Pod", reading.MANAGED, reading.job_key, reading.pod)),
         services=spread(Lens("Service", reading.MANAGED, reading.job_key, reading.service)),
         nodes=Spread((Informer(client, nodes, ring_jobs_on),) if with_nodes else ()),

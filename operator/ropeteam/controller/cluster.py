@@ -178,11 +178,13 @@ class ApiClient:
         except (NotFound, Conflict):
             raise AlreadyGone from None
 
-    async def replace(self, thing: Object, subresource: str = "") -> Object:
+    async def replace(
+        self, thing: Object, subresource: str = "", parse: Callable[[bytes], Object] | None = None
+    ) -> Object:
         """Raises Conflict if `metadata.resourceVersion` is not the latest, NotFound."""
         place = Place.of(thing)
         path = Place(place.kind, place.namespace, place.name, subresource).path
-        return await self.request("PUT", path, body=thing)
+        return await self.request("PUT", path, body=thing, parse=parse)
 
     async def merge(self, place: Place, patch: Object) -> Object:
         """A JSON merge patch. Raises Conflict, NotFound."""
@@ -196,9 +198,10 @@ class ApiClient:
         body: Object | None = None,
         params: dict[str, str] | None = None,
         most_bytes: int = _LARGEST_ANSWER,
+        parse: Callable[[bytes], Object] | None = None,
     ) -> Object:
-        """One call, repeated while the trouble may pass. Raises ApiError, TooLarge, or the last connection
-        error.
+        """One call, repeated while the trouble may pass. `parse` reads a good answer. Raises ApiError,
+        TooLarge, or the last connection error.
         """
         for left in reversed(range(_TRIES)):
             used = self._access
@@ -206,7 +209,7 @@ class ApiClient:
                 async with self._turns, self._call(method, path, body, params or {}) as answer:
                     content = await bounded.read(answer, most_bytes)
                     if answer.status < 400:
-                        return _parse(content)
+                        return (parse or _parse)(content)
                     if answer.status == 401 and left:
                         await self._reconnect(used)
                     elif answer.status not in _PASSING or not left:

@@ -18,10 +18,10 @@ import aiohttp
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import Metadata
 from ropeteam.api.status import JobStatus
+from ropeteam.controller import reading
 from ropeteam.controller.cluster import ApiClient, ApiError, Conflict, Fenced, NotFound, Object
 from ropeteam.controller.events import announce
 from ropeteam.controller.informer import Key, Spread
-from ropeteam.controller.reading import JobSeen
 from ropeteam.core.conditions import Fact, with_facts
 from ropeteam.core.decision import Announcement
 
@@ -30,7 +30,7 @@ REASON = "OperatorFails"
 _LONGEST = 500
 _PASSING = (Conflict, NotFound, Fenced, OSError, TimeoutError, aiohttp.ClientError)
 
-Jobs = Spread[JobSeen]
+Jobs = Spread[reading.JobSeen]
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,8 @@ async def _stall(client: ApiClient, jobs: Jobs, raw: Object, words: str, now: da
     fact = Fact(ConditionType.STALLED, True, REASON, words)
     stalled = with_facts(status, (fact,), now, meta.get("generation", 0))
     if stalled != status and not status.finished:
-        jobs.learn(await client.replace({**raw, "status": stalled.to_json()}, subresource="status"))
+        written = {**raw, "status": stalled.to_json()}
+        jobs.learn(await client.replace(written, "status", reading.job_text))
 
 
 async def _announce(client: ApiClient, _: Jobs, raw: Object, words: str, now: datetime) -> None:

@@ -61,6 +61,8 @@ class Lens(Generic[T]):
     """None: not to be kept."""
     read: Callable[[Object], T]
     """What to keep. Two equal readings are no change."""
+    parse: Callable[[bytes], Object] = bounded.loads
+    """A line of a watch. Raises orjson.JSONDecodeError."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ class Informer(Generic[T]):
         async with self._client.watch(self._path, params) as stream:
             self._hear()
             async for line in bounded.lines(stream.content, LARGEST_OBJECT):
-                if not self._take(bounded.loads(line)):
+                if not self._take(self._lens.parse(line)):
                     self._version = None
                     return
                 self._hear()

@@ -13,7 +13,7 @@ import orjson
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import API_VERSION, GROUP, KIND
-from ropeteam.controller.bounded import is_deeper
+from ropeteam.controller import bounded
 from ropeteam.controller.informer import Key
 from ropeteam.core.observation import ContainerSeen, PodSeen, Role, ServiceSeen
 from ropeteam_trainer.contract import VERSION
@@ -82,6 +82,16 @@ class JobSeen(NamedTuple):
         return dict(orjson.loads(self.text))
 
 
+def job_event(line: bytes) -> Object:
+    """What a watch says of a job, for `job`. Raises orjson.JSONDecodeError."""
+    return dict(bounded.thing(line, _LARGEST_SPEC, b"}}"))
+
+
+def job_text(text: bytes) -> Object:
+    """What the API server answers to a change of a job, for `job`. Raises orjson.JSONDecodeError."""
+    return dict(bounded.thing(text, _LARGEST_SPEC))
+
+
 def job(thing: Object) -> JobSeen:
     """Of its metadata what we read, and no spec that is more than a job's can be."""
     meta = {name: thing["metadata"][name] for name in READ if name in thing["metadata"]}
@@ -98,15 +108,25 @@ def job(thing: Object) -> JobSeen:
     )
 
 
-def _fault(spec: Object) -> str:
-    if is_deeper(spec, _DEEPEST_SPEC):
-        return f"spec: it is nested more than {_DEEPEST_SPEC} levels deep; look for what repeats in it"
-    if (size := len(orjson.dumps(spec))) > _LARGEST_SPEC:
+def _fault(spec: Object | int) -> str:
+    """Of a spec, or of how many bytes it has. Its size first: depth takes far longer to find out."""
+    size = spec if isinstance(spec, int) else _size(spec)
+    if size is not None and size > _LARGEST_SPEC:
         return (
             f"spec: it has {size >> 10} KiB, and at most {_LARGEST_SPEC >> 10} are taken; "
             "large data belongs into a ConfigMap, a volume or the image"
         )
+    if size is None or bounded.is_deeper(spec, _DEEPEST_SPEC):
+        return f"spec: it is nested more than {_DEEPEST_SPEC} levels deep; look for what repeats in it"
     return ""
+
+
+def _size(spec: Object) -> int | None:
+    """As JSON. None: it is too deep to be written."""
+    try:
+        return len(orjson.dumps(spec))
+    except orjson.JSONEncodeError:
+        return None
 
 
 def pod(thing: Object) -> tuple[str, PodSeen]:

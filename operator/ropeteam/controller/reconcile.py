@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from ropeteam.api.job import API_VERSION, KIND
-from ropeteam.controller import failing, metrics
+from ropeteam.controller import failing, metrics, reading
 from ropeteam.controller.cluster import AlreadyGone, ApiClient, NotFound, Place
 from ropeteam.controller.events import announce
 from ropeteam.controller.executor import Executor
@@ -101,7 +101,7 @@ class Reconciler:
             "status": decision.status.to_json(),
         }
         try:
-            answer = await self.client.replace(written, subresource="status")
+            answer = await self.client.replace(written, "status", reading.job_text)
         except NotFound:
             self.observer.caches.jobs.learn_gone(meta.uid)
             raise
