@@ -19,6 +19,7 @@ from ropeteam.controller.informer import Key
 from ropeteam.core.actions import CreatePod, DeleteJob, DeletePod, DeleteService, PointService
 from ropeteam.core.decide import decide
 from ropeteam.core.observation import Observation
+from ropeteam.core.steady import BELIEVED_SECONDS
 from ropeteam.local.cluster import LocalCluster
 
 KEY = Key("default", "job")
@@ -52,6 +53,32 @@ async def test_a_new_job_gets_its_secret_service_coordinator_and_workers(cluster
         assert agent.startswith("ropeteam-agent-")
         seen = await status(client)
         assert (seen["attempt"], seen["observedGeneration"]) == (1, 1)
+
+
+async def test_a_secret_that_somebody_deleted_comes_back_with_the_next_pod(still: Operator) -> None:
+    seen = await with_pods(still)
+    memory = still.reconciler.observer.memories.of(KEY, seen.metadata.uid)
+    assert memory.secret_at is not None
+    memory.secret_at -= BELIEVED_SECONDS
+
+    async def known() -> bool:
+        await still.reconciler(KEY)
+        return all(slot["podUid"] for slot in (await status(still.client))["slots"])
+
+    await until_async(known)
+    for kind, prefix in (("Secret", "job-"), ("Pod", "job-0-")):
+        (gone,) = [name for name in await names(still.client, kind) if name.startswith(prefix)]
+        place = Place(kind, "default", gone)
+        uid = (await still.client.get(place))["metadata"]["uid"]
+        await still.client.delete(place, uid=uid, grace_seconds=0)
+
+    async def replaced() -> bool:
+        await still.caches.pods.parts[0].list()
+        await still.reconciler(KEY)
+        return "job-0-2" in await names(still.client, "Pod")
+
+    await until_async(replaced)
+    assert len(await names(still.client, "Secret")) == 2, "the token's and the agent's"
 
 
 async def test_the_intent_is_saved_before_anything_is_made(still: Operator) -> None:

@@ -114,7 +114,7 @@ class FakeCluster:
                 if self.scene.service is not None and self.scene.service.uid == uid:
                     self.scene = self.scene.but(service=None)
             case CreateSecret():
-                self.scene = self.scene.but(secret_exists=True)
+                self.scene = self.scene.but(secret_exists=True, secret_age=0.0)
             case CreatePolicy(manifest):
                 name = manifest["metadata"]["name"]
                 self.scene = self.scene.but(policy=PolicySeen(name=name))

@@ -31,6 +31,7 @@ from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, FailRea
 small = st.integers(0, 3)
 times = st.none() | st.integers(-4000, 100).map(lambda seconds: NOON + timedelta(seconds=seconds))
 moments = times.filter(lambda time: time is not None)
+ages = st.sampled_from([0.0, 59.0, 60.0, 1e6])
 uids = st.sampled_from(["", "uid-1", "uid-2", "uid-3", "uid-4"])
 words = st.sampled_from(["", "Evicted", "OOMKilled", "ImagePullBackOff", "CreateContainerError", "x" * 5000])
 epochs = st.builds(Epoch, small, small, small)
@@ -108,6 +109,7 @@ mishaps: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
         {"phase": "Failed", "container": ContainerSeen()},
         {"phase": "Succeeded", "container": ContainerSeen(exit_code=0)},
         {"phase": "Pending", "node": "", "scheduled_message": "0/3 nodes", "container": ContainerSeen()},
+        {"phase": "Pending", "container": ContainerSeen(waiting_reason="ContainerCreating")},
         {"phase": "Pending", "container": ContainerSeen(waiting_reason="ImagePullBackOff")},
         {"phase": "Pending", "container": ContainerSeen(waiting_reason="CreateContainerError")},
         {"container": ContainerSeen(waiting_reason="CrashLoopBackOff")},
@@ -256,6 +258,7 @@ odd_scenes: st.SearchStrategy[Scene] = st.builds(
     secret_exists=st.booleans(),
     policy=policies,
     defaults=installations,
+    secret_age=ages,
     written_at=times,
     refusal=st.sampled_from([None, None, None, Refusal(message="no"), Refusal(message="no", user=1000)]),
     report=st.none() | reports,
@@ -300,6 +303,7 @@ def plausible_scenes(draw: st.DrawFn) -> Scene:
         secret_exists=draw(st.booleans()),
         policy=draw(policies),
         defaults=draw(installations),
+        secret_age=draw(ages),
         report=(draw(st.sampled_from([True, True, False])) and _told_of(draw, places)) or None,
         report_error=draw(st.sampled_from(["", "no answer"])),
     )

@@ -370,13 +370,6 @@ def test_a_pod_of_a_slot_that_is_no_more_is_deleted() -> None:
     assert names(decide(seen.but(pods=(*seen.pods, extra)))) == ["delete Pod mnist-5-1"]
 
 
-def test_a_missing_secret_is_made() -> None:
-    assert names(decide(a_running_job().but(secret_exists=False))) == [
-        "create Secret mnist-5eed5eed-k1",
-        "ensure the agent's Secret",
-    ]
-
-
 def test_a_pod_that_is_not_seen_yet_is_made_again_under_the_same_name() -> None:
     seen = a_running_job(workers=1)
     unseen = seen.status.slots[0].model_copy(update={"pod_uid": ""})

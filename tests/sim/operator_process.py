@@ -73,7 +73,8 @@ class Operator:
             self._desired: Desired | None = None
             self._clock = JobClock()
             self._holders, self._leases = Holders(), Leases(self._world.clock.now)
-            self._secret, self._policy = False, PolicySeen()
+            self._secret_at: float | None = None
+            self._policy = PolicySeen()
             self._written_at: datetime | None = None
             self._own = self._world.kubernetes.view(0.0)
             """What it wrote itself last: its cache is never behind that."""
@@ -168,7 +169,8 @@ class Operator:
             world.checks.acts(action)
             world.film.tell("operator", str(action))
             world.kubernetes.execute(action)
-            self._secret = self._secret or isinstance(action, CreateSecret)
+            if isinstance(action, CreateSecret):
+                self._secret_at = world.clock.now
             if isinstance(action, CreatePolicy):
                 self._policy = PolicySeen(name=action.manifest["metadata"]["name"])
             yield self._called()
@@ -193,7 +195,8 @@ class Operator:
             status=job.status,
             pods=rest.pods,
             service=rest.service,
-            secret_exists=self._secret,
+            secret_exists=self._secret_at is not None,
+            secret_age=self._world.clock.now - self._secret_at if self._secret_at is not None else 0.0,
             policy=self._policy,
             key_id=KEY_ID,
             written_at=self._written_at,

@@ -140,7 +140,7 @@ def connected(
     observer = Observer(
         caches, Memories(), client, coordinators, key, defaults, *clocks, settings.deletion_proves_end
     )
-    reconciler = Reconciler(client, observer, Executor(client, caches, key, agent), Pace())
+    reconciler = Reconciler(client, observer, Executor(client, caches, key, agent, clocks.own), Pace())
     return Operator(client, caches, queue, reconciler)
 
 

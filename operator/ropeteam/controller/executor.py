@@ -7,6 +7,7 @@ again. What the API server answers goes into the caches at once, so that the nex
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -39,6 +40,7 @@ from ropeteam.core.actions import (
     PointService,
 )
 from ropeteam.core.observation import PolicySeen
+from ropeteam_trainer.clocks import boot_seconds
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Executor:
     caches: Caches
     key: OperatorKey
     agent: AgentSecret
+    clock: Callable[[], float] = boot_seconds
 
     async def execute(self, action: Action, job: Metadata, memory: Memory) -> None:
         """Twice is the same as once. Raises ApiError."""
@@ -69,7 +72,7 @@ class Executor:
             case CreateSecret():
                 with suppress(AlreadyOurs):
                     await self.client.create(secret(action, job.namespace, self.key))
-                memory.secret = True
+                memory.secret_at = self.clock()
             case CreatePolicy(manifest):
                 await self._protect(manifest, memory)
             case EnsureAgent():

@@ -50,8 +50,9 @@ class Memory:
     """What the last decision wants the coordinator to know."""
     tried_generation: int = -1
     refusal: Refusal | None = None
-    secret: bool = False
     policy: PolicySeen = PolicySeen()
+    secret_at: float | None = None
+    """When the API server last said that it exists, by the clock of this process."""
     written_at: datetime | None = None
     why: str = ""
     holders: Holders = field(default_factory=Holders)
@@ -119,8 +120,9 @@ class Observer:
             status=status,
             pods=pods,
             service=service,
-            secret_exists=memory.secret,
             policy=memory.policy,
+            secret_exists=memory.secret_at is not None,
+            secret_age=self.own_clock() - memory.secret_at if memory.secret_at is not None else 0.0,
             key_id=self.key.id,
             written_at=memory.written_at,
             report=report,

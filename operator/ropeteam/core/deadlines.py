@@ -12,6 +12,7 @@ from ropeteam.api.status import JobStatus
 from ropeteam.core import backoff, former, incidents, release
 from ropeteam.core.completion import RELEASE_SECONDS
 from ropeteam.core.handover import DELETE_MARGIN_SECONDS
+from ropeteam.core.steady import BELIEVED_SECONDS, mounts
 from ropeteam.core.view import View
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.fence import longest_life
@@ -92,6 +93,8 @@ def _pods(view: View, status: JobStatus) -> Iterator[datetime]:
         begin = backoff.ends_at(since, faults)
         if begin is not None:
             yield begin
+    if mounts(view):
+        yield view.now + timedelta(seconds=BELIEVED_SECONDS - view.seen.secret_age)
     for pod in view.workers.values():
         if pod.deleting and pod.delete_at is not None:
             yield pod.delete_at + timedelta(seconds=DELETE_MARGIN_SECONDS)

@@ -140,6 +140,8 @@ class Observation(Seen):
     service: ServiceSeen | None = None
     secret_exists: bool = False
     policy: PolicySeen = PolicySeen()
+    secret_age: float = 0.0
+    """Seconds since the API server said so, by the clock of this process. It may have been deleted since."""
     key_id: str = ""
     """Short id of the operator key: part of the Secret's name."""
     written_at: datetime | None = None

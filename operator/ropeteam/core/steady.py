@@ -18,15 +18,15 @@ from ropeteam.core.pending import live
 from ropeteam.core.view import View
 from ropeteam.core.workerpod import worker_pod
 
+BELIEVED_SECONDS = 60.0
+"""So long a Secret is taken to be there when the API server has said so. Then making it again is one request:
+of a job that makes pods, or whose pods wait."""
+_MOUNTING = frozenset({"ContainerCreating", "PodInitializing"})
+
 
 def steady(view: View, status: JobStatus) -> Answer:
-    made = (
-        *_secrets(view),
-        *policy.missing(view),
-        *_service(view),
-        *_coordinator(view),
-        *_workers(view),
-    )
+    pods = (*_coordinator(view), *_workers(view))
+    made = (*_secrets(view, bool(pods)), *policy.missing(view), *_service(view), *pods)
     actions = (*made, *_superseded(view))
     if made:
         why = "makes what is missing"
@@ -37,9 +37,16 @@ def steady(view: View, status: JobStatus) -> Answer:
     return live(view, status, why, actions)
 
 
-def _secrets(view: View) -> tuple[Action, ...]:
-    """Our agent's is asked for again with the workers: somebody may have deleted it."""
-    return () if view.seen.secret_exists else (manifests.secret(view.seen), EnsureAgent())
+def _secrets(view: View, wanted: bool) -> tuple[Action, ...]:
+    """Asked for again where a pod is to mount them, `wanted` or there: somebody may have deleted them."""
+    doubted = view.seen.secret_age >= BELIEVED_SECONDS and (wanted or mounts(view))
+    return (manifests.secret(view.seen), EnsureAgent()) if doubted or not view.seen.secret_exists else ()
+
+
+def mounts(view: View) -> bool:
+    """Some pod has a node and no container yet: it waits for what it mounts, or for its image."""
+    pods = (*view.workers.values(), *([view.coordinator] if view.coordinator else []))
+    return any(each.waiting_reason in _MOUNTING for pod in pods for each in (pod.init, pod.container))
 
 
 def _service(view: View) -> tuple[Action, ...]:
