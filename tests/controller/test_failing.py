@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from tests.controller.house import JOB, condition, job, operator_of, status
 
-from ropeteam.controller import reconcile
+from ropeteam.controller import failing, reconcile
 from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cluster import ApiError, Conflict, Object, Place
 from ropeteam.controller.failing import REASON, TOLD_AFTER
@@ -46,7 +46,7 @@ async def events(operator: Operator) -> list[str]:
 
 
 def raising(error: Exception) -> Any:
-    def decide(_: object) -> NoReturn:
+    def decide(*_: object) -> NoReturn:
         raise error
 
     return decide
@@ -69,6 +69,51 @@ async def test_after_some_failures_for_one_reason_the_job_is_stalled_until_it_ca
         assert await events(still) == [told["message"][:1024]]
     await still.reconciler(KEY)
     assert (await stalled(still))["status"] == "False"
+
+
+async def pods(operator: Operator) -> list[str]:
+    await operator.caches.pods.parts[0].list()
+    found = await operator.client.items(Place("Pod", "default"))
+    return sorted(each["metadata"]["name"] for each in found if "deletionTimestamp" not in each["metadata"])
+
+
+async def begun(operator: Operator) -> None:
+    """All pods are there."""
+    while "job-1-1" not in await pods(operator):
+        await operator.reconciler(KEY)
+
+
+async def finish(operator: Operator) -> None:
+    """The job is over, and its pods are not deleted yet."""
+    seen = await operator.client.get(JOB)
+    failed = next(each for each in seen["status"]["conditions"] if each["type"] == "Stalled")
+    seen["status"]["conditions"] += [failed | {"type": "Failed", "status": "True"}]
+    operator.caches.jobs.learn(await operator.client.replace(seen, subresource="status"))
+
+
+@pytest.mark.parametrize("over", [True, False])
+async def test_after_an_hour_pods_that_certainly_do_not_train_go(
+    still: Operator, monkeypatch: pytest.MonkeyPatch, over: bool
+) -> None:
+    await begun(still)
+    if over:
+        await finish(still)
+    monkeypatch.setattr(reconcile, "decide", raising(ValueError("odd")))
+    await fail(still, TOLD_AFTER)
+    assert len(await pods(still)) == 3
+    monkeypatch.setattr(failing, "FREED_AFTER_SECONDS", 0.0)
+    await fail(still, 1)
+    workers = [] if over else ["job-0-1", "job-1-1"]
+    assert await pods(still) == [*workers, "job-coordinator-1"]
+
+
+async def test_what_is_too_odd_to_be_observed_keeps_its_pods(
+    still: Operator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(failing, "FREED_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(type(still.reconciler.observer), "observe", raising(ValueError("odd")))
+    await fail(still, TOLD_AFTER)
+    assert [line for line in caplog.messages if "cannot free what it holds: odd" in line]
 
 
 async def test_failures_for_several_reasons_are_not_one(

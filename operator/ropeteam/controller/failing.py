@@ -3,8 +3,9 @@
 A decision that cannot be made, or a status that the API server refuses, is otherwise in the operator's log
 only, which the job's owner does not see. What passes by itself, such as an API server that is away or a job
 that changed meanwhile, is not told, nor are actions that fail: their events say so already.
-Limits: the pods stay. Without a decision nobody knows what of the job is still of use, and a world trains on
-without us. Counted anew after a restart of the operator; a round that can be decided ends the condition.
+After an hour the pods go that certainly do not train (`core/idle.py`). Limits: all others stay, for a world
+trains on without us. Counted anew after a restart of the operator, which then has not heard the coordinator
+either; a round that can be decided ends the condition.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ropeteam.core.conditions import Fact, with_facts
 from ropeteam.core.decision import Announcement
 
 TOLD_AFTER = 5
+FREED_AFTER_SECONDS = 3600.0
 REASON = "OperatorFails"
 _LONGEST = 500
 _PASSING = (Conflict, NotFound, Fenced, OSError, TimeoutError, aiohttp.ClientError)
@@ -39,20 +41,28 @@ log = logging.getLogger(__name__)
 class Failing:
     """How many rounds in a row have failed, by job."""
 
-    _rounds: dict[Key, tuple[tuple[type[Exception], int], int]] = field(default_factory=dict)
-    """Type and HTTP status of the error, and how often in a row."""
+    _rounds: dict[Key, tuple[tuple[type[Exception], int], int, float]] = field(default_factory=dict)
+    """Type and HTTP status of the error, how often in a row, and since when."""
 
-    def again(self, key: Key, error: Exception) -> bool:
-        """Whether this one is to be told: so many failed in a row for this reason."""
+    def again(self, key: Key, error: Exception, now: float) -> bool:
+        """Whether this one is to be told: so many failed in a row for this reason. `now`: by the clock of
+        this process.
+        """
         passing = isinstance(error, ApiError) and (error.status >= 500 or error.status in (401, 429))
         if passing or isinstance(error, _PASSING):
             self.forget(key)
             return False
-        reason = type(error), getattr(error, "status", 0)
-        known, count = self._rounds.get(key, (reason, 0))
-        count = count + 1 if known == reason else 1
-        self._rounds[key] = reason, count
-        return count >= TOLD_AFTER
+        reason: tuple[type[Exception], int] = (type(error), getattr(error, "status", 0))
+        known, count, since = self._rounds.get(key, (reason, 0, now))
+        if known != reason:
+            count, since = 0, now
+        self._rounds[key] = reason, count + 1, since
+        return count + 1 >= TOLD_AFTER
+
+    def frees(self, key: Key, now: float) -> bool:
+        """Whether it has gone on for so long that what does not train is not to be held any more."""
+        known = self._rounds.get(key)
+        return known is not None and known[1] >= TOLD_AFTER and now - known[2] >= FREED_AFTER_SECONDS
 
     def forget(self, key: Key) -> None:
         self._rounds.pop(key, None)
@@ -73,8 +83,8 @@ async def tell(client: ApiClient, jobs: Jobs, key: Key, error: Exception, now: d
 def _words(key: Key, error: Exception) -> str:
     text = f"{type(error).__name__}: {error}"[:_LONGEST].encode(errors="replace").decode()
     told = (
-        f"{TOLD_AFTER} rounds of the operator for this job failed in a row, and it changes nothing about it "
-        f"meanwhile: its pods stay, and what trains goes on. {text}."
+        f"{TOLD_AFTER} rounds of the operator for this job failed in a row, and it decides nothing about it "
+        f"meanwhile: what trains goes on, and pods that certainly do not are deleted after an hour. {text}."
     )
     where = f"-n {key.namespace} {key.name}"
     if isinstance(error, ApiError):

@@ -24,6 +24,7 @@ from ropeteam.controller.pace import Pace
 from ropeteam.core.actions import Action
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Announcement, Decision
+from ropeteam.core.idle import idle
 from ropeteam.core.observation import Observation
 
 _PACED_SECONDS = 1.0
@@ -57,9 +58,11 @@ class Reconciler:
             result = "success" if again is None else "requeue_after" if again > 0 else "requeue"
             return again
         except Exception as error:
-            if self.failures.again(key, error):
-                jobs, now = self.observer.caches.jobs, self.observer.clock()
-                await failing.tell(self.client, jobs, key, error, now)
+            now = self.observer.own_clock()
+            if self.failures.again(key, error, now):
+                await failing.tell(self.client, self.observer.caches.jobs, key, error, self.observer.clock())
+            if self.failures.frees(key, now):
+                await self._free(key)
             raise
         finally:
             metrics.count_round(result, clock() - began)
@@ -82,7 +85,7 @@ class Reconciler:
             memory.written_at = seen.now
         self.failures.forget(key)
         told, memory.desired = memory.desired, decision.desired  # only what is saved is spoken of
-        await self._act(seen, decision, memory)
+        await self._act(seen, decision.actions, memory)
         if changed or decision.actions or told != decision.desired:
             return 0.0
         return decision.look_again_seconds
@@ -110,7 +113,20 @@ class Reconciler:
         for announcement in decision.announcements:
             await announce(self.client, meta, announcement, seen.now)
 
-    async def _act(self, seen: Observation, decision: Decision, memory: Memory) -> None:
+    async def _free(self, key: Key) -> None:
+        """What it holds for nothing. Never raises: whatever keeps us from deciding may do so here too."""
+        try:
+            seen = await self.observer.observe(key)
+            pods = idle(seen) if seen is not None else ()
+            if seen is not None and pods:
+                words = f"{len(pods)} pods that do not train are deleted."
+                told = Announcement("Warning", failing.REASON, words)
+                await announce(self.client, seen.metadata, told, seen.now)
+                await self._act(seen, pods, self.observer.memories.of(key, seen.metadata.uid))
+        except Exception as broken:
+            log.warning("%s: cannot free what it holds: %s", key, broken)
+
+    async def _act(self, seen: Observation, actions: tuple[Action, ...], memory: Memory) -> None:
         """All of it, though some may fail; what failed is told to the user. Raises the first error."""
         turns = asyncio.Semaphore(_ACTIONS_AT_ONCE)
 
@@ -118,8 +134,8 @@ class Reconciler:
             async with turns:
                 await self.executor.execute(action, seen.metadata, memory)
 
-        results = await asyncio.gather(*map(in_turn, decision.actions), return_exceptions=True)
-        failed = [(a, e) for a, e in zip(decision.actions, results, strict=True) if e is not None]
+        results = await asyncio.gather(*map(in_turn, actions), return_exceptions=True)
+        failed = [(a, e) for a, e in zip(actions, results, strict=True) if e is not None]
         for action, error in failed[:_FAILURES_TOLD]:
             told = Announcement("Warning", "ActionFailed", f"cannot {action}: {error}")
             await announce(self.client, seen.metadata, told, seen.now)
