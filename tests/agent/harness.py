@@ -48,7 +48,11 @@ class Coordinator:
         self.cuts = False
         """Ends each connection at its first report."""
         self.older = False
-        """Of the release before: takes no nonce of the agent's."""
+        """Of a release that takes no nonce of the agent's."""
+        self.looks = True
+        """For an empty frame before the first report; False: of the release before."""
+        self.shown = 0
+        """How often one came."""
         self.said = b""
         """All bytes that the newest connection was sent."""
         self.explain: Callable[[], str] = str
@@ -116,6 +120,8 @@ class Coordinator:
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> wire.Opener:
         chance = os.urandom(wire.NONCE_SIZE)
         self.said = wire.HELLO + chance if self.older else wire.greeting(chance)
+        if not self.looks:
+            self.said = self.said.replace(wire.LOOKS, wire.ASKS + chance[:2])
         nonce, key = self.said[len(wire.HELLO) :], TOKEN
         writer.write(self.said)
         if not self.older:
@@ -130,9 +136,14 @@ class Coordinator:
             self._number = 0
             self.connections += 1
             self._send()
+            first = True
             while data := await reader.read(1 << 16):
                 for body in opener.feed(data):
-                    await self._take(codec.decode(AgentReport, body))
+                    if first and not body:
+                        self.shown += 1
+                    else:
+                        await self._take(codec.decode(AgentReport, body))
+                    first = False
         except (ConnectionError, EOFError, asyncio.CancelledError):
             pass
         finally:

@@ -106,6 +106,15 @@ async def test_a_recorded_coordinator_cannot_be_played_to_an_agent(pod, coordina
     server.close()
 
 
+async def test_the_token_is_shown_before_the_report_to_who_looks_for_it(pod, coordinator):
+    await running(pod, coordinator)
+    assert coordinator.shown == 1
+    coordinator.looks = False
+    await coordinator.cut()
+    await coordinator.wait_for(lambda _: coordinator.connections == 2)
+    assert coordinator.shown == 1, "a coordinator of the release before takes a report only"
+
+
 async def test_a_coordinator_of_the_release_before_is_obeyed_unless_it_may_be_a_recording(pod, coordinator):
     coordinator.older = True
     await running(pod, coordinator)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ropeteam_trainer.contract.wire import (
     ANSWER,
+    ASKS,
     HELLO,
     MAX_BODY,
     NONCE_SIZE,
@@ -26,6 +27,7 @@ from ropeteam_trainer.contract.wire import (
     greeting,
     http_bearer,
     job_token,
+    looks,
     session_key,
 )
 
@@ -107,6 +109,8 @@ def test_a_greeting_asks_for_an_answer_and_looks_to_older_agents_as_before() -> 
     assert len(ours) == len(older)
     assert ours.startswith(HELLO)
     assert asks(ours[len(HELLO) :])
+    assert looks(ours[len(HELLO) :])
+    assert not looks(ASKS + NONCE)
     assert not asks(older[len(HELLO) :])
 
 

@@ -10,7 +10,7 @@ from tests.coordinator.conftest import Served
 from tests.coordinator.film import agent
 from tests.coordinator.link import Crowd, Link, eventually, get_status, http, put_desired, request
 
-from ropeteam_trainer.contract import wire
+from ropeteam_trainer.contract import codec, wire
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
 from ropeteam_trainer.contract.messages import AgentReport, Shard
 from ropeteam_trainer.contract.world import Epoch, ShardFile
@@ -19,6 +19,11 @@ from ropeteam_trainer.coordinator import server
 DESIRED = Desired(1, 1, 1, {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in (0, 1)}, allowance=5)
 LONGEST = struct.pack(">I", wire.MAX_BODY) + b"x" * wire.MAX_BODY
 """A frame that lacks the last 32 bytes."""
+
+
+def long_report() -> AgentReport:
+    files = tuple(ShardFile(f"__0_{n}.distcp", 1, "f" * 64) for n in range(6_000))
+    return replace(agent(0), shards=(Shard(0, Epoch(1, 0, 1), 10, files),))
 
 
 async def registered(served: Served, report: AgentReport) -> None:
@@ -46,6 +51,21 @@ async def test_an_agent_that_has_reported_stays_whoever_comes(served: Served):
     await crowd.has_come()
     link.send(agent(0, number=2, orders_seen=1, leaving=True))
     await link.until(lambda orders: orders.leave)
+    await crowd.go()
+    await link.close()
+
+
+async def test_who_has_shown_the_token_stays_however_long_its_report_is(served: Served):
+    await put_desired(served.http, DESIRED)
+    link = await Link().connect(served.agents)
+    link.write(link.sealer.seal(b""))
+    await eventually(lambda: served.coordinator.strangers.taken == 0)
+    frame = link.sealer.seal(codec.encode(long_report()))
+    link.write(frame[: len(frame) // 2])
+    crowd = Crowd(served.agents, 150)
+    await crowd.has_come()
+    link.write(frame[len(frame) // 2 :])
+    await link.until(lambda orders: orders.number == 1)
     await crowd.go()
     await link.close()
 
@@ -89,8 +109,7 @@ async def test_what_strangers_have_said_is_held_within_a_bound(
 async def test_a_long_first_report_is_heard_beside_them(served: Served, address: str):
     """Its shards are told again on each new connection."""
     await put_desired(served.http, DESIRED)
-    files = tuple(ShardFile(f"__0_{n}.distcp", 1, "f" * 64) for n in range(6_000))
-    report = replace(agent(0), shards=(Shard(0, Epoch(1, 0, 1), 10, files),))
+    report = long_report()
     crowd = Crowd(served.agents, 5, LONGEST, address)
     await crowd.has_come()
     await registered(served, report)

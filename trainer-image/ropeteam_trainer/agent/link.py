@@ -136,6 +136,8 @@ class Link:
             key = wire.session_key(self._token, mine)
         opener = wire.Opener(key, nonce, wire.TO_AGENT)
         self._writer, self._sealer = writer, wire.Sealer(key, nonce, wire.TO_COORDINATOR)
+        if wire.looks(nonce):
+            writer.write(self._sealer.seal(LEASE))
         self._heard_at, self._delay = asyncio.get_running_loop().time(), _FIRST_DELAY
         self._number = 0
         self._sent.clear()

@@ -21,7 +21,8 @@ from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Pl
 
 LEASE = b""
 """Instead of a report: nothing has changed since the last one of this connection. It counts as the report of
-the next number. Only for a coordinator that is known to be of LEASES."""
+the next number. Only for a coordinator that is known to be of LEASES. As the first frame it is no lease, and
+only shows the token (`wire.LOOKS`)."""
 _ANSWER = struct.Struct(">QQQ")
 
 

@@ -7,10 +7,12 @@ token and the agent's nonce: a frame cannot be forged, altered, reflected, repla
 connection. A frame that fails is answered by closing the connection with a reason in the log.
 
 The coordinator speaks first, in clear: `HELLO` + nonce. The agent answers with `ANSWER` + a nonce of its own;
-without that, what a coordinator once said could be played to an agent again. Limits: releases before this
-one know no answer. Their agents take our greeting for theirs, whose nonces were all random; their
-coordinators are known by the want of `ASKS`. Such a pair has a connection that only the coordinator can be
-sure of, so whoever can record and redirect the traffic of a job could repeat old orders of the same term.
+without that, what a coordinator once said could be played to an agent again. To a coordinator that looks for
+it (`LOOKS`) the agent's first frame is an empty one: it shows the token before a report, which can be long,
+is whole. Limits: some releases know no answer. Their agents take our greeting for theirs, whose nonces were
+all random; their coordinators are known by the want of `ASKS`. Such a pair has a connection that only the
+coordinator can be sure of, so whoever can record and redirect the traffic of a job could repeat old orders of
+the same term.
 
 Pure: bytes in, bytes out; sockets and chance are the caller's.
 """
@@ -29,6 +31,8 @@ NONCE_SIZE = 16
 ASKS = b"ASKS"
 """How the nonce of a coordinator begins that takes an answer. By chance: once in 4 billion connections to an
 older one, which closes such a connection; the next one works."""
+LOOKS = ASKS + b"PF"
+"""The same of one that looks for an empty frame first. By chance, as above: once in 65,536 connections."""
 TO_COORDINATOR, TO_AGENT = b"C", b"A"
 PROXY_HEADER = "X-Ropeteam-Bearer"
 """Holds `http_bearer` where an API server's proxy does not pass `Authorization: Bearer` on."""
@@ -54,12 +58,17 @@ def job_token(operator_key: bytes, job_uid: str) -> bytes:
 
 def greeting(chance: bytes) -> bytes:
     """A coordinator's first bytes. `chance`: NONCE_SIZE of them; the first few are not used."""
-    return HELLO + ASKS + chance[len(ASKS) :]
+    return HELLO + LOOKS + chance[len(LOOKS) :]
 
 
 def asks(nonce: bytes) -> bool:
     """Does this coordinator take an answer? False: it is of an older release."""
     return nonce.startswith(ASKS)
+
+
+def looks(nonce: bytes) -> bool:
+    """Does this coordinator look for an empty frame before the first report?"""
+    return nonce.startswith(LOOKS)
 
 
 def answered(token: bytes, received: bytes) -> tuple[bytes, bytes] | None:

@@ -177,7 +177,8 @@ class Coordinator:
 
 
 class AgentLine(asyncio.BufferedProtocol):
-    """One connection. Until its first genuine report it is nobody's.
+    """One connection. Until its first genuine frame, mostly an empty one, it is a stranger's, until its first
+    report nobody's.
 
     All read into one buffer: for an asyncio.Protocol 256 KiB are allotted and freed for each lease.
     """
@@ -200,8 +201,10 @@ class AgentLine(asyncio.BufferedProtocol):
         """Number of its last report, or lease."""
         self._received = b""
         """Before its nonce, or the want of one, was known."""
+        self._stranger = True
+        """No frame of it was genuine yet."""
         self._size = 0
-        """Bytes received before its first report was whole."""
+        """Bytes received while it was."""
         self._opener: wire.Opener | None = None
         self._reader = codec.Reader(AgentReport)
 
@@ -222,7 +225,7 @@ class AgentLine(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         data = bytes(self._coordinator.buffer[:nbytes])
-        if self.report is None:
+        if self._stranger:
             self._weigh(nbytes)
         if self._opener is None:
             self._received += data
@@ -236,9 +239,10 @@ class AgentLine(asyncio.BufferedProtocol):
             if self._coordinator.is_late:
                 bodies = _newest(list(bodies))
             for body in bodies:
+                known = self._known()
                 if not self._over and body != LEASE:
                     self._heard(self._reader.decode(body))
-                elif not self._over:
+                elif not self._over and known:
                     self._renewed()
         except (wire.WireError, codec.DecodeError) as error:
             self.end(str(error))
@@ -252,10 +256,16 @@ class AgentLine(asyncio.BufferedProtocol):
     def _make_room(self) -> None:
         self.end("it has not shown the token, and others need its place")
 
+    def _known(self) -> bool:
+        """By a genuine frame: it has the token. False: this one was the first."""
+        known, self._stranger = not self._stranger, False
+        if not known:
+            self._coordinator.strangers.free(self._address, self._make_room)
+        return known
+
     def _heard(self, report: AgentReport) -> None:
         if self.report is None:
             self._patience.cancel()
-            self._coordinator.strangers.free(self._address, self._make_room)
         if self.pod not in (None, pod_of(report)):
             raise wire.WireError(f"a connection of {self.pod} reported as {pod_of(report)}")
         self.report, self.pod, self._told = report, pod_of(report), report.number
