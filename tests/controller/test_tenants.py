@@ -150,11 +150,29 @@ async def test_of_a_job_that_is_too_large_only_the_rest_is_parsed(
     assert parsed.walks == 0
 
 
-async def test_a_line_that_is_no_json_leads_to_a_list(api: Scripted, client: ApiClient) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"type": "ADDED", "object": {"metadata": }}',
+        b"[]",
+        b"null",
+        b'{"kind": "Status", "code": 502}',
+        b'{"type": "ADDED", "object": {"metadata": {"uid": "u"}}}',
+        b'{"type": "BOOKMARK", "object": []}',
+    ],
+)
+async def test_a_line_that_is_no_event_leads_to_a_list(api: Scripted, client: ApiClient, line: bytes) -> None:
     async with watching(client, "TrainingJob") as (jobs, _):
         api.listed, api.version = [training_job("a", 4)], 9
-        api.say_text(b'{"type": "ADDED", "object": {"metadata": }}')
+        api.say_text(line)
         await until(lambda: jobs.lists == 2)
+        assert jobs.known_keys() == (Key("default", "a"),)
+
+
+@pytest.mark.parametrize("page", [{}, {"items": 5}, {"items": [{}], "metadata": {}}, {"items": []}])
+async def test_a_list_that_is_none_is_asked_for_again(api: Scripted, client: ApiClient, page: Object) -> None:
+    api.listed, api.answers = [training_job("a", 4)], [(200, page)]
+    async with watching(client, "TrainingJob") as (jobs, _):
         assert jobs.known_keys() == (Key("default", "a"),)
 
 

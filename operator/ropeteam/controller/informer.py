@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 import aiohttp
-import orjson
 
 from ropeteam.controller import bounded, metrics
 from ropeteam.controller.cluster import ApiClient, ApiError, Object, Place
@@ -34,7 +33,8 @@ LARGEST_OBJECT = 20 << 20
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _HEALTHY_SECONDS = 5.0
 
-_UNREADABLE = (orjson.JSONDecodeError, bounded.TooLarge)
+_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, bounded.TooLarge)
+"""What is no JSON, or no list and no event: what stands between us and an API server may answer, too."""
 _BREAKS = (aiohttp.ClientError, TimeoutError, OSError, ApiError, *_UNREADABLE, asyncio.CancelledError)
 
 log = logging.getLogger(__name__)
@@ -135,9 +135,11 @@ class Informer(Generic[T]):
             except _BREAKS as error:
                 if was_cancelled():
                     raise
-                if isinstance(error, _UNREADABLE) or (isinstance(error, ApiError) and error.status == 410):
+                unreadable = isinstance(error, _UNREADABLE)
+                if unreadable or (isinstance(error, ApiError) and error.status == 410):
                     self._version = None
-                log.debug("watch of %s broke: %s", self._lens.kind, error)
+                level = logging.WARNING if unreadable else logging.DEBUG
+                log.log(level, "watch of %s broke: %s: %s", self.kind, type(error).__name__, error)
             lasted = loop.time() - began > _HEALTHY_SECONDS
             wait = _SHORTEST_WAIT if lasted else min(max(_SHORTEST_WAIT, wait * 2), _LONGEST_WAIT)
             await asyncio.sleep(wait * self._client.chance.uniform(0.5, 1.5))
