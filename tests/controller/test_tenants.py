@@ -291,6 +291,20 @@ def test_whatever_labels_say_pods_and_services_are_read(labels: dict[str, str]) 
     assert reading.service(led)[1].term >= 0
 
 
+@pytest.mark.parametrize("spec", ["None", 2**63, [{"workers": 2}]])
+def test_a_spec_that_is_no_map_is_a_fault_of_the_job(spec: Any) -> None:
+    seen = reading.job(training_job("a", 1) | {"spec": spec})
+    assert seen.fault.startswith("spec: it is no map of fields")
+    assert seen.parsed()["spec"] == {}
+
+
+@pytest.mark.parametrize(
+    ("told", "taken"), [("10.0.0.1", "10.0.0.1"), ("fd00::1", "fd00::1"), ("9" * 99, "")]
+)
+def test_an_address_that_is_none_is_not_known_yet(told: str, taken: str) -> None:
+    assert reading.service(thing("service", 1, clusterIP=told))[1].cluster_ip == taken
+
+
 async def test_who_hears_nothing_of_a_kind_is_not_ready(still: Operator) -> None:
     loop, asked = asyncio.get_running_loop(), still.blind()
     assert asked == ""

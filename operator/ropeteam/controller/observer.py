@@ -13,8 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from pydantic import ValidationError
-
+from ropeteam.api import rules
 from ropeteam.api.defaults import Defaults
 from ropeteam.api.job import Metadata, TrainingJobSpec
 from ropeteam.api.status import JobStatus
@@ -176,10 +175,9 @@ class Observer:
         generation = seen.metadata.generation
         if seen.status.finished or memory.tried_generation == generation:
             return memory.refusal
-        try:
-            spec = TrainingJobSpec.model_validate(seen.spec)
-        except ValidationError:
+        if rules.validate(seen.spec):
             return None  # `decide` says so better than a pod made from half a spec
+        spec = TrainingJobSpec.model_validate(seen.spec)
         try:
             memory.refusal = await self._judged(seen, spec)
         except _QuotaIsFull:

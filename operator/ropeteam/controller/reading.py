@@ -36,6 +36,7 @@ READ = (
 """Of metadata, beside annotations of ours."""
 _WHAT = {"apiVersion": API_VERSION, "kind": KIND}
 _NUMBER = re.compile("[0-9]{1,9}")
+_ADDRESS = re.compile("[0-9a-fA-F:.]{1,45}")
 _LARGEST_SPEC = 256 << 10
 _DEEPEST_SPEC = 100
 
@@ -108,7 +109,7 @@ def job(thing: Object) -> JobSeen:
     )
 
 
-def _fault(spec: Object | int) -> str:
+def _fault(spec: object) -> str:
     """Of a spec, or of how many bytes it has. Its size first: depth takes far longer to find out."""
     size = spec if isinstance(spec, int) else _size(spec)
     if size is not None and size > _LARGEST_SPEC:
@@ -116,12 +117,14 @@ def _fault(spec: Object | int) -> str:
             f"spec: it has {size >> 10} KiB, and at most {_LARGEST_SPEC >> 10} are taken; "
             "large data belongs into a ConfigMap, a volume or the image"
         )
+    if not isinstance(spec, dict):
+        return "spec: it is no map of fields; write at least workers and command"
     if size is None or bounded.is_deeper(spec, _DEEPEST_SPEC):
         return f"spec: it is nested more than {_DEEPEST_SPEC} levels deep; look for what repeats in it"
     return ""
 
 
-def _size(spec: Object) -> int | None:
+def _size(spec: object) -> int | None:
     """As JSON. None: it is too deep to be written."""
     try:
         return len(orjson.dumps(spec))
@@ -171,7 +174,9 @@ def service(thing: Object) -> tuple[str, ServiceSeen]:
     """With the UID of its job."""
     meta, spec = thing["metadata"], thing["spec"]
     term = _number((spec.get("selector") or {}).get(LABEL + "term"), 0)
-    seen = ServiceSeen(name=meta["name"], uid=meta["uid"], cluster_ip=spec.get("clusterIP", ""), term=term)
+    address = spec.get("clusterIP") or ""
+    address = address if _ADDRESS.fullmatch(address) else ""
+    seen = ServiceSeen(name=meta["name"], uid=meta["uid"], cluster_ip=address, term=term)
     return label(thing, "job-uid"), seen
 
 
