@@ -40,6 +40,11 @@ def said_of(file: Path, text: str) -> tuple[int, str]:
         ("spec: {command: &c [x, *c]}", "*c stands inside"),
         (f"spec: {{workers: {'9' * 6000}}}", "line 4: a number of 6000 digits"),
         (f"spec: {{workers: 0x{'f' * 6000}}}", "a number of 6002 digits"),
+        (
+            f"spec: {{{GOOD}, resources: {{limits: {{cpu: {2**64}}}}}}}",
+            "line 4: 18446744073709551616 has more than",
+        ),
+        (f"spec: {{workers: -0x{'f' * 17}}}", "has more than 64 bits"),
         ("spec: {1: x}", "a key is 1, which is no text"),
         ("spec: {yes: x}", "a key is yes, which is no text"),
         ("spec: {? [a, b] : x}", "a key is a list or a map"),

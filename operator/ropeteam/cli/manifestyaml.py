@@ -66,9 +66,12 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
-            return super().construct_object(node, deep)
+            value = super().construct_object(node, deep)
         except (ValueError, LookupError):  # of what has a tag that does not fit
             raise _refusal(node, f"a value is not what its tag {node.tag} says; leave the tag out") from None
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise _refusal(node, f"{node.value} has more than 64 bits; put text in quotes")
+        return value
 
     def _bounded(self, event: yaml.Event) -> None:
         if self._deepest > DEEPEST:
