@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from ropeteam_trainer.checkpoint import metadata
 
@@ -32,3 +42,30 @@ def test_what_a_pickle_writes_into_a_class_is_gone_with_it() -> None:
         metadata.parse(b"\x80\x02" + _METADATA + b"N" + fields + b"\x86b.")
     with pytest.raises(ValueError, match="no attribute"):
         metadata.parse(b"\x80\x02" + _METADATA + b")\x81.")
+
+
+def saved_as(**fields: Any) -> bytes:
+    """One tensor, as DCP writes it but for these fields of where it is."""
+    zero, size = torch.Size((0,)), torch.Size((3,))
+    chunk = ChunkStorageMetadata(zero, fields.get("sizes", size))
+    about = TensorStorageMetadata(TensorProperties(torch.float32), fields.get("shape", size), [chunk])
+    where = {"relative_path": "__0_0.distcp", "offset": 0, "length": 9} | fields
+    info = _StorageInfo(*(where[name] for name in ("relative_path", "offset", "length")))
+    return pickle.dumps(Metadata({"a": about}, None, {MetadataIndex("a", zero): info}))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"relative_path": {}},
+        {"relative_path": 5},
+        {"offset": "0"},
+        {"length": 9.0},
+        {"shape": 3},
+        {"sizes": ("x",)},
+    ],
+)
+def test_where_a_tensor_is_is_a_file_and_numbers(fields: dict[str, Any]) -> None:
+    assert metadata.parse(saved_as())["a"].shape == (3,)
+    with pytest.raises(ValueError, match="cannot be read: a tensor"):
+        metadata.parse(saved_as(**fields))

@@ -12,9 +12,11 @@ import io
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,21 @@ def _tensor(name: str, about: Any, stored: Mapping[tuple[str, Any], Any]) -> Sav
     chunks = []
     for chunk in about.chunks:
         info = stored[name, chunk.offsets]
-        chunks.append(Chunk(chunk.offsets, chunk.sizes, info.relative_path, info.offset, info.length))
-    return SavedTensor(about.size, about.properties.dtype, tuple(chunks))
+        offsets, sizes = _numbers(chunk.offsets), _numbers(chunk.sizes)
+        file, (begin, length) = info.relative_path, _numbers((info.offset, info.length))
+        chunks.append(Chunk(offsets, sizes, _is_a(str, file), begin, length))
+    dtype = _is_a(torch.dtype, about.properties.dtype)
+    return SavedTensor(_numbers(about.size), dtype, tuple(chunks))
+
+
+def _numbers(value: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(_is_a(int, each) for each in _is_a(tuple, value))
+
+
+def _is_a(kind: type[T], value: T) -> T:
+    if type(value) is not kind:
+        raise ValueError(f"a tensor is said to be where no {kind.__name__} is")
+    return value
 
 
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
