@@ -42,10 +42,10 @@ def a_plan(directory: Path) -> RankPlan:
     return RankPlan("1.0.1", (), False, CheckpointConfig(str(directory)), Resume.LATEST, None, JOB, "")
 
 
-def checkpoints(directory: Path) -> tuple[Checkpoints, torch.nn.Module]:
+def checkpoints(directory: Path, model: torch.nn.Module | None = None) -> tuple[Checkpoints, torch.nn.Module]:
     """Of one rank, without an operator."""
     kept = Checkpoints(a_plan(directory), World(0, 1, torch.device("cpu")), None)
-    model = torch.nn.Linear(3, 2)
+    model = model or torch.nn.Linear(3, 2)
     kept.keep({"model": model})
     return kept, model
 
@@ -169,14 +169,50 @@ def gadget(*words: str) -> Callable[[Path], bytes]:
     return lambda place: "".join(words).replace("{}", Gadget(place).word).encode()
 
 
-def tensors(place: Path) -> None:
-    """A gadget instead of each, and `.metadata` to match."""
-    about = pickle.loads((place / METADATA).read_bytes())
-    torch.save(Gadget(place), place / TENSORS)
-    for info in about.storage_data.values():
-        object.__setattr__(info, "offset", 0)
-        object.__setattr__(info, "length", (place / TENSORS).stat().st_size)
-    (place / METADATA).write_bytes(pickle.dumps(about))
+def tensors(make: Callable[[Path], Any]) -> Callable[[Path], None]:
+    """Something else instead of each, and `.metadata` to match."""
+
+    def act(place: Path) -> None:
+        torch.save(make(place), place / TENSORS)
+        pointing(offset=0, length=(place / TENSORS).stat().st_size)(place)
+
+    return act
+
+
+def shaped(*sizes: int) -> Callable[[Path], None]:
+    """Of the blocks that `.metadata` tells of."""
+
+    def change(about: Metadata) -> None:
+        for tensor in about.state_dict_metadata.values():
+            for chunk in tensor.chunks:
+                chunk.sizes = torch.Size(sizes)
+
+    return changed(change)
+
+
+def with_state(**fields: Any) -> Callable[[Path], None]:
+    """None: without."""
+
+    def act(place: Path) -> None:
+        tree = torch.load(place / STATE, weights_only=True) | fields
+        torch.save({name: value for name, value in tree.items() if value is not None}, place / STATE)
+
+    return act
+
+
+class OfAScript:
+    """Of this class a script may have made its state, and known to torch."""
+
+
+def of_another_model(place: Path) -> None:
+    """A state of ours, of a script that has been changed since."""
+    kept, _ = checkpoints(place / "elsewhere", torch.nn.Linear(5, 2))
+    kept.save(3, None)
+    kept.close()
+    for file in (place / "elsewhere" / "step-3").glob("*/*"):
+        if file.name != MANIFEST:
+            file.rename(place / file.name)
+    shutil.rmtree(place / "elsewhere")
 
 
 _ELSEWHERE = {"step": 3, "epoch": {"term": 1, "boot": 0, "n": 1}, "digest": "", "run": "/../../elsewhere"}
@@ -206,24 +242,44 @@ PASSED_OVER = (
     Case("a step that is a link", moved_step, after=True),
     Case("another job's", lambda _: None, job="another"),
 )
-"""The job goes on from the good one."""
-REFUSED = (
+"""What its manifest and their hashes tell: the job goes on from the good one."""
+MALFORMED = (
     Case("a global", written(METADATA, lambda place: pickle.dumps(Gadget(place), 0))),
     Case("a stack global", written(METADATA, lambda place: pickle.dumps(Gadget(place), 4))),
     Case("an instance", written(METADATA, gadget("(S'{}'\nios\nsystem\n."))),
     Case("an object", written(METADATA, gadget("(cos\nsystem\nS'{}'\no."))),
     Case("a persistent id", written(METADATA, gadget("P{}\n."))),
     Case("an extension", written(METADATA, b"\x80\x02\x82\x01.")),
-    Case("a dotted name", written(METADATA, b"\x80\x04\x8c\x05torch\x8c\x09os.system\x93.")),
     Case("getattr", written(METADATA, b"\x80\x02cbuiltins\ngetattr\n" + _CLASS + b"X\x04\0\0\0nope\x86R.")),
     Case("a file above the folder", pointing(relative_path="../../step-3/1.0.1/" + TENSORS)),
     Case("a file that no manifest names", pointing(relative_path="other.distcp")),
     Case("an end behind the file's", pointing(length=1 << 40)),
     Case("a begin before the file's", pointing(offset=-8)),
+    Case("nothing", written(METADATA, b"")),
+    Case("half of it", halved(METADATA)),
+    Case("a builtin function", written(METADATA, gadget("cbuiltins\neval\n(S'{}'\ntR."))),
+    Case("blocks without a shape", shaped()),
+    Case("blocks that are too large", shaped(3, 4)),
+    Case("state: half of it", halved(STATE)),
+    Case("state: a list", saved(STATE, lambda _: [1, 2])),
+    Case("state: without others", with_state(others=None)),
+    Case("state: a position that is none", with_state(data={"epoch": "first"})),
+    Case("state: a model that is none", with_state(models={"model": 3})),
+    Case("state: an optimizer that is none", with_state(optimizers={"optimizer": {"groups": [{}]}})),
     Case("state: a gadget", saved(STATE, Gadget)),
     Case("state: a bare pickle", written(STATE, lambda place: pickle.dumps(Gadget(place)))),
     Case("state: in the old format", saved(STATE, Gadget, _use_new_zipfile_serialization=False)),
     Case("rank: a gadget", saved(RANK, Gadget)),
-    Case("tensors: a gadget", tensors),
+    Case("rank: no generators", saved(RANK, lambda _: {"rng": {}})),
+    Case("tensors: a gadget", tensors(Gadget)),
+    Case("tensors: none", tensors(lambda _: {})),
+    Case("tensors: of another shape", tensors(lambda _: torch.ones(7))),
 )
-"""What their hashes do not tell: the job ends with an error."""
+"""What no script and no torch would read, whatever the hashes say: the job goes on from the good one."""
+UNCLEAR = (
+    Case("a name of some torch", written(METADATA, b"\x80\x04\x8c\x05torch\x8c\x09os.system\x93.")),
+    Case("state: a class of some script", saved(STATE, lambda _: OfAScript())),
+    Case("tensors: a class of some script", tensors(lambda _: OfAScript())),
+    Case("another model", of_another_model),
+)
+"""Perhaps the script or the image has changed, and an older checkpoint would be a loss: the job ends."""

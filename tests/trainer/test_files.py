@@ -57,10 +57,22 @@ def test_what_was_written_verifies_and_loads(tmp_path: Path) -> None:
     ref = commit(tmp_path)
     found = seen(tmp_path, ref)
     assert (found.fault, found.manifest is not None) == ("", True)
-    assert reader.load(tmp_path, ref, "state.pt") == {"step": 7, "models": {}, "optimizers": {}}
     assert found.manifest is not None
+    files = {file.name: file for file in found.manifest.files}
+    assert reader.load(tmp_path, ref, files["state.pt"]) == {"step": 7, "models": {}, "optimizers": {}}
     assert torch.equal(weights(tmp_path, ref, found.manifest.files), WEIGHTS)
-    assert reader.load(tmp_path, ref, "rank-0.pt") == CONTENTS["rank-0.pt"]
+    assert reader.load(tmp_path, ref, files["rank-0.pt"]) == CONTENTS["rank-0.pt"]
+
+
+def test_what_was_swapped_since_it_verified_is_not_loaded(tmp_path: Path) -> None:
+    ref = commit(tmp_path)
+    found = seen(tmp_path, ref).manifest
+    assert found is not None
+    for name in ("state.pt", "rank-0.pt"):
+        (file,) = (file for file in found.files if file.name == name)
+        flip(tmp_path / folder(ref) / name)
+        with pytest.raises(ValueError, match=rf"{name} was altered \(wrong hash\)"):
+            reader.load(tmp_path, ref, file)
 
 
 def flip(path: Path) -> None:

@@ -1,9 +1,9 @@
 """Checkpoints that somebody has planted beside a good one: nothing of them is executed, none of them hangs
 anything.
 
-Whoever can write to the folder can give his files a manifest with the right hashes: if what is in them is no
-state of ours, the job ends with an error. Else it goes on from the good one. Each case is restored by a
-process of its own, which may use a minute of a processor and 16 GiB.
+Whoever can write to the folder can give his files a manifest with the right hashes. What is proved to be no
+state of ours is passed over for the good one; what may be one, that this script or image cannot read, ends
+the job. Each case is restored by a process of its own, which may use a minute of a processor and 16 GiB.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainer.planted import CANARY, GOOD, PASSED_OVER, REFUSED, Case, Gadget, checkpoints, plant
+from tests.trainer.planted import (
+    CANARY,
+    GOOD,
+    MALFORMED,
+    PASSED_OVER,
+    UNCLEAR,
+    Case,
+    Gadget,
+    checkpoints,
+    plant,
+)
 
 from ropeteam_trainer.checkpoint import together
 
@@ -64,7 +74,7 @@ def restored(directory: Path, answer: Path) -> list[object]:
     return found
 
 
-@pytest.mark.parametrize("case", PASSED_OVER, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", PASSED_OVER + MALFORMED, ids=lambda case: case.name)
 def test_the_job_goes_on_from_the_good_one(case: Case, good: Path, tmp_path: Path) -> None:
     directory = tmp_path / "saved"
     shutil.copytree(good, directory)
@@ -73,8 +83,8 @@ def test_the_job_goes_on_from_the_good_one(case: Case, good: Path, tmp_path: Pat
     assert not (directory / CANARY).exists()
 
 
-@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
-def test_what_has_the_right_hashes_and_is_no_state_of_ours_ends_the_job(
+@pytest.mark.parametrize("case", UNCLEAR, ids=lambda case: case.name)
+def test_what_another_script_or_image_could_read_is_not_passed_over(
     case: Case, good: Path, tmp_path: Path
 ) -> None:
     directory = tmp_path / "saved"
@@ -82,6 +92,18 @@ def test_what_has_the_right_hashes_and_is_no_state_of_ours_ends_the_job(
     plant(directory, case)
     assert run(directory, tmp_path / "answer") == 1
     assert not (directory / CANARY).exists()
+
+
+@pytest.mark.parametrize("case", MALFORMED[:1] + MALFORMED[-1:], ids=lambda case: case.name)
+def test_without_a_good_one_a_malformed_one_is_not_replaced_by_nothing(
+    case: Case, good: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "saved"
+    shutil.copytree(good, directory)
+    plant(directory, case)
+    shutil.rmtree(directory / GOOD)
+    assert run(directory, tmp_path / "answer") == 1
+    assert not (tmp_path / "answer").exists()
 
 
 def test_if_nothing_was_wrong_with_it_what_is_planted_would_be_taken(good: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ropeteam_trainer.checkpoint.manifest import Manifest, folder, ref_text
 from ropeteam_trainer.checkpoint.restore import (
+    RIGHT_HASH,
     CheckpointNotFound,
     CheckpointUnavailable,
     Look,
@@ -104,6 +105,19 @@ def test_latest_takes_the_newest_in_the_folder_and_skips_what_is_torn() -> None:
     found = [m.ref for m in (CHAIN[1], CHAIN[4], CHAIN[2])]
     assert [ref.step for ref in candidates(plan(known=False), found)] == [50, 30, 20]
     assert choose(plan(known=False), found, Disk(bad={50, 40}).look).manifest == CHAIN[2]
+
+
+def test_a_malformed_checkpoint_is_passed_over_for_another_but_not_for_nothing() -> None:
+    looks = {50: Look(CHAIN[4], f"state.pt {RIGHT_HASH}: it is a list"), 40: Look(CHAIN[3])}
+    newest = CheckpointRef(50, Epoch(1, 0, 1))
+    older = CheckpointRef(40, Epoch(1, 0, 1))
+
+    def look(ref: CheckpointRef) -> Look:
+        return replace(looks[ref.step], manifest=replace(manifest(ref.step)))
+
+    assert choose(plan(known=False), (newest, older), look).manifest == manifest(40)
+    with pytest.raises(CheckpointNotFound, match=r"no state of ours: it is a list.*delete its folder"):
+        choose(plan(known=False), (newest,), look)
 
 
 def of_job(name: str, step: int) -> Look:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from tests.trainer.ranks import Crew, Ended, FakeAgent
 from ropeteam_trainer.checkpoint import reader, together
 from ropeteam_trainer.checkpoint.manifest import MANIFEST, METADATA, Manifest, folder
 from ropeteam_trainer.checkpoint.restore import CheckpointUnavailable, Look, shares
+from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.folders import Folder, NotOurs
@@ -43,14 +45,20 @@ def newest(agent: FakeAgent) -> Path:
     return Path(agent.checkpoint.directory) / folder(agent.lineage[0])
 
 
-def again(agent: FakeAgent, *fault: str, world: int = 2, during: Callable[[Crew], None] = bool) -> Ended:  # type: ignore[assignment]
+def again(
+    agent: FakeAgent,
+    *fault: str,
+    world: int = 2,
+    during: Callable[[Crew], None] = bool,  # type: ignore[assignment]
+    **plan: Any,
+) -> Ended:
     """The next world, to its end."""
     path = agent.path / "next"
     path.mkdir()
     other = FakeAgent(path, world, agent.checkpoint, Epoch(1, 0, 2))
     script = ("hiccup.py", *fault) if fault else ("train.py",)
     with Crew(path, world) as crew:
-        crew.start(*script, "--epochs", "3", agent=other, restore=agent.lineage)
+        crew.start(*script, "--epochs", "3", agent=other, restore=agent.lineage, **plan)
         during(crew)
         ended = crew.wait()
     other.close()
@@ -70,6 +78,38 @@ def test_a_file_that_only_rank_1_verifies_makes_all_ranks_go_on_from_the_parent(
     ended = again(saved)
     assert goes_on_from(3, ended)
     assert "step-6/1.0.1 is not used: rank-1.pt was altered (wrong hash) (rank 1)" in ended.output[0]
+
+
+def garbled(agent: FakeAgent, name: str) -> CheckpointRef:
+    """The newest checkpoint, with one file that is no state of ours, and its hash in the manifest."""
+    place = newest(agent)
+    torch.save([1, 2, 3], place / name)
+    content = (place / name).read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    manifest = codec.decode(Manifest, (place / MANIFEST).read_bytes())
+    files = (
+        ShardFile(file.name, len(content), digest) if file.name == name else file for file in manifest.files
+    )
+    manifest = replace(manifest, files=tuple(files))
+    (place / MANIFEST).write_bytes(manifest.to_bytes())
+    return manifest.ref
+
+
+def test_one_that_rank_1_proves_malformed_makes_all_ranks_begin_from_the_one_before(saved: FakeAgent) -> None:
+    """A new job, which nobody has told what to go on from."""
+    garbled(saved, "rank-1.pt")
+    saved.lineage.clear()
+    ended = again(saved, job_uid="another")
+    assert goes_on_from(3, ended)
+    assert "rank-1.pt has the right hash, but is no state of ours" in ended.output[0]
+
+
+def test_what_status_names_is_never_passed_over_for_its_contents(saved: FakeAgent) -> None:
+    """The job itself has saved it, so the script or the image has changed, or we have a bug."""
+    saved.lineage[0] = garbled(saved, "rank-1.pt")
+    ended = again(saved)
+    assert ended.codes == [1, 1]
+    assert "goes on from step 3" not in ended.output[0]
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import io
 import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-T = TypeVar("T")
+from ropeteam_trainer.checkpoint.contents import Malformed, runs_things
 
 
 @dataclass(frozen=True)
@@ -41,35 +41,47 @@ Saved = Mapping[str, SavedTensor]
 
 
 def parse(content: bytes) -> Saved:
-    """What a `.metadata` file says. Raises ValueError where it names what DCP would not, or lacks what DCP
-    writes."""
+    """What a `.metadata` file says. Raises Malformed where it is not what DCP writes, and ValueError for a
+    name that another version of DCP or Python may write."""
     try:
         root = _AllowList(content).load()
         stored = {(index.fqn, index.offset): info for index, info in root.storage_data.items()}
         return {name: _tensor(name, about, stored) for name, about in root.state_dict_metadata.items()}
+    except _Unknown as error:
+        raise ValueError(f"the .metadata of the checkpoint cannot be read: {error}") from None
+    except MemoryError:
+        raise
     except Exception as error:  # a pickle can go wrong in any way
-        raise ValueError(f"the .metadata of the checkpoint cannot be read: {str(error)[:200]}") from None
+        raise Malformed(f"the .metadata of the checkpoint cannot be read: {str(error)[:200]}") from None
 
 
 def _tensor(name: str, about: Any, stored: Mapping[tuple[str, Any], Any]) -> SavedTensor:
+    shape, dtype = _numbers(about.size, len(about.size)), about.properties.dtype
+    if not isinstance(name, str) or not isinstance(dtype, torch.dtype):
+        raise TypeError("a tensor has no name or no dtype")
     chunks = []
     for chunk in about.chunks:
         info = stored[name, chunk.offsets]
-        offsets, sizes = _numbers(chunk.offsets), _numbers(chunk.sizes)
-        file, (begin, length) = info.relative_path, _numbers((info.offset, info.length))
-        chunks.append(Chunk(offsets, sizes, _is_a(str, file), begin, length))
-    dtype = _is_a(torch.dtype, about.properties.dtype)
-    return SavedTensor(_numbers(about.size), dtype, tuple(chunks))
+        offsets, sizes = _numbers(chunk.offsets, len(shape)), _numbers(chunk.sizes, len(shape))
+        begin, length = _numbers((info.offset, info.length), 2)
+        if not isinstance(info.relative_path, str):
+            raise TypeError("a block is in no file")
+        if any(at + size > end for at, size, end in zip(offsets, sizes, shape, strict=True)):
+            raise ValueError(f"a block of {name} is outside of it")
+        chunks.append(Chunk(offsets, sizes, info.relative_path, begin, length))
+    return SavedTensor(shape, dtype, tuple(chunks))
 
 
-def _numbers(value: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(_is_a(int, each) for each in _is_a(tuple, value))
+def _numbers(found: Any, count: int) -> tuple[int, ...]:
+    if not isinstance(found, tuple) or len(found) != count:
+        raise TypeError("a block or a tensor has no shape")
+    if any(type(number) is not int or number < 0 for number in found):
+        raise TypeError("a number of a block or a tensor is none")
+    return found
 
 
-def _is_a(kind: type[T], value: T) -> T:
-    if type(value) is not kind:
-        raise ValueError(f"a tensor is said to be where no {kind.__name__} is")
-    return value
+class _Unknown(ValueError):
+    """A name that is none of ours, and may be another version's."""
 
 
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
@@ -126,4 +138,6 @@ class _AllowList(pickle.Unpickler):
             return self._allowed[module, name]
         if module == "torch" and name in _DTYPES:
             return _DTYPES[name]
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+        if runs_things(module, name):
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+        raise _Unknown(f"it names {module}.{name}, which no checkpoint needs")

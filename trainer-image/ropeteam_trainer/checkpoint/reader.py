@@ -3,14 +3,13 @@
 Promise: nothing is executed (weights_only, and an allow-list for `.metadata`); nothing but regular files
 below the folder is opened; what the operating system only fails to do proves nothing against a checkpoint.
 Limits: a file is read once for its hash, by one rank (together.py), and once to be loaded, by each rank that
-needs something of it, whichever ranks wrote it; what has the right hash is not judged before it is
-loaded.
+needs something of it, whichever ranks wrote it. Files of tensors are not hashed again when they are loaded;
+all others are.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -19,11 +18,14 @@ from typing import Any, BinaryIO
 
 import torch
 
+from ropeteam_trainer.checkpoint import contents
+from ropeteam_trainer.checkpoint.contents import Malformed
 from ropeteam_trainer.checkpoint.manifest import (
     MANIFEST,
     METADATA,
     MOST_BYTES,
     RUNS,
+    STATE,
     Manifest,
     folder,
     ref_at,
@@ -31,7 +33,7 @@ from ropeteam_trainer.checkpoint.manifest import (
 )
 from ropeteam_trainer.checkpoint.metadata import Chunk, Saved, parse
 from ropeteam_trainer.checkpoint.pieces import Piece, overlap
-from ropeteam_trainer.checkpoint.restore import Look
+from ropeteam_trainer.checkpoint.restore import RIGHT_HASH, Look
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
 from ropeteam_trainer.folders import Folder, NotOurs, is_plain
@@ -157,6 +159,52 @@ def check(directory: Path, ref: CheckpointRef, file: ShardFile, read: Callable[[
     return Look(None)
 
 
+def judge(
+    directory: Path,
+    ref: CheckpointRef,
+    files: Iterable[ShardFile],
+    file: ShardFile,
+    read: Callable[[int], None],
+) -> Look:
+    """One file whose hash is right, where nobody vouches for the manifest: anybody can make one. Reads it as
+    it will be loaded, into nothing. Only proof is a fault; what else goes wrong is for who loads it to say.
+    `files`: all of the manifest."""
+    try:
+        if file.name == METADATA:
+            load_metadata(directory, ref, files)
+        elif file.name == STATE:
+            contents.check_state(STATE, load(directory, ref, file))
+        elif file.name.startswith("rank-"):
+            contents.check_own(file.name, load(directory, ref, file))
+        else:
+            _judge_tensors(directory, ref, files, file, read)
+    except Malformed as error:
+        return Look(None, f"{file.name} {RIGHT_HASH}: {error}")
+    except OSError as error:
+        return Look(None, f"{file.name} cannot be read: {error}", unsure=True)
+    except Exception:
+        return Look(None)
+    return Look(None)
+
+
+def _judge_tensors(
+    directory: Path,
+    ref: CheckpointRef,
+    files: Iterable[ShardFile],
+    file: ShardFile,
+    read: Callable[[int], None],
+) -> None:
+    try:
+        saved = load_metadata(directory, ref, files)
+    except ValueError:
+        return  # told of .metadata
+    chunks = (chunk for tensor in saved.values() for chunk in tensor.chunks if chunk.file == file.name)
+    with opened(directory, ref, file.name) as stream:
+        for chunk in sorted(chunks, key=lambda chunk: chunk.begin):
+            _block(stream, chunk)
+            read(chunk.length)
+
+
 def _sha256(place: Folder, name: str, read: Callable[[int], None]) -> str:
     digest = hashlib.sha256()
     with place.open(name) as stream:
@@ -182,24 +230,28 @@ def _read(directory: Path, ref: CheckpointRef, name: str, most: int) -> bytes:
         return place.read(name, most)
 
 
-def load(directory: Path, ref: CheckpointRef, name: str) -> Any:
-    """One file of a checkpoint, on the CPU."""
-    with opened(directory, ref, name) as stream:
-        return torch.load(stream, map_location="cpu", weights_only=True)
+def _verified(directory: Path, ref: CheckpointRef, file: ShardFile) -> bytes:
+    """All of a file. Raises OSError, and ValueError if it is not the one of the manifest (any more)."""
+    content = _read(directory, ref, file.name, file.size)
+    if _digest(content) != file.sha256:
+        raise ValueError(f"{file.name} was altered (wrong hash)")
+    return content
+
+
+def load(directory: Path, ref: CheckpointRef, file: ShardFile) -> Any:
+    """One file of plain values and tensors, on the CPU. Raises OSError, ValueError, and what torch raises."""
+    return contents.load(file.name, _verified(directory, ref, file))
 
 
 def load_metadata(directory: Path, ref: CheckpointRef, files: Iterable[ShardFile]) -> Saved:
     """Where in these files, which its manifest names, its tensors are. Raises OSError and ValueError."""
     known = {file.name: file for file in files}
-    content = _read(directory, ref, METADATA, known[METADATA].size)
-    if _digest(content) != known[METADATA].sha256:
-        raise ValueError(f"{METADATA} was altered (wrong hash)")
-    saved = parse(content)
+    saved = parse(_verified(directory, ref, known[METADATA]))
     for tensor in saved.values():
         for chunk in tensor.chunks:
             file = known.get(chunk.file)
             if file is None or not 0 <= chunk.begin <= chunk.begin + chunk.length <= file.size:
-                raise ValueError(f"{METADATA} points out of the files of the checkpoint")
+                raise Malformed(f"{METADATA} points out of the files of the checkpoint")
     return saved
 
 
@@ -221,7 +273,9 @@ def fill(
 def _copy(stream: BinaryIO, chunk: Chunk, piece: Piece) -> None:
     common = overlap(chunk.offsets, chunk.sizes, piece.offsets, tuple(piece.local.shape))
     if common is not None:
-        stream.seek(chunk.begin)
-        content = io.BytesIO(stream.read(chunk.length))
-        block = torch.load(content, map_location="cpu", weights_only=True)
-        piece.local[common[1]].copy_(block[common[0]])
+        piece.local[common[1]].copy_(_block(stream, chunk)[common[0]])
+
+
+def _block(stream: BinaryIO, chunk: Chunk) -> torch.Tensor:
+    stream.seek(chunk.begin)
+    return contents.block(chunk.file, stream.read(chunk.length), chunk.sizes)

@@ -19,6 +19,10 @@ from ropeteam_trainer.checkpoint.manifest import Manifest, folder, parse_ref
 from ropeteam_trainer.contract.config import RankPlan, Resume
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
+RIGHT_HASH = "has the right hash, but is no state of ours"
+"""Of a file that proves its checkpoint malformed. Known by these words, because ranks of an earlier release
+can be told no more than a sentence."""
+
 
 @dataclass(frozen=True)
 class Look:
@@ -107,11 +111,12 @@ def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[Check
         parent = seen.manifest.parent if seen.manifest else None
         if parent is not None and not exactly and all(folder(parent) != folder(known) for known in queue):
             queue.append(parent)
-    if must_exist:
+    malformed = any(RIGHT_HASH in told for told in skipped)
+    if must_exist or malformed:  # to begin at step 0 is not to go on from the last good one
         raise CheckpointNotFound(
             f"no checkpoint can be used. {'. '.join(skipped)}. Bring the files back, or make the job anew: "
             "spec.resume.policy Latest goes on from the newest whole checkpoint that is left in its folder, "
-            "Never begins at step 0."
+            f"Never begins at step 0.{' To do without a malformed one delete its folder.' * malformed}"
         )
     return Choice(None, None, tuple(skipped))
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ropeteam_trainer.agentlink import AgentLink
-from ropeteam_trainer.checkpoint import reader, rng
+from ropeteam_trainer.checkpoint import contents, reader, rng
 from ropeteam_trainer.checkpoint.cadence import Cadence
 from ropeteam_trainer.checkpoint.kept import Kept, Shared, State
 from ropeteam_trainer.checkpoint.manifest import MANIFEST, STATE, Manifest, folder, place, run_folder
@@ -114,7 +115,9 @@ class Checkpoints:
 
     def _load(self, ref: CheckpointRef, manifest: Manifest, beat: Callable[[], None]) -> dict[str, Any]:
         """Into the kept objects. Raises KeyError, on all ranks, if they do not fit."""
-        state: dict[str, Any] = self._read(lambda: reader.load(self._directory, ref, STATE), beat)
+        files = {file.name: file for file in manifest.files}
+        state: dict[str, Any] = self._read(lambda: reader.load(self._directory, ref, files[STATE]), beat)
+        contents.check_state(STATE, state)
         shared = {kind: state[kind] for kind in State().shared}
         saved = self._read(lambda: reader.load_metadata(self._directory, ref, manifest.files), beat)
         self._check_fit(ref, shared, state["others"], saved)
@@ -129,12 +132,13 @@ class Checkpoints:
 
     def _load_own(self, ref: CheckpointRef, manifest: Manifest, beat: Callable[[], None]) -> None:
         """What only this rank has saved. Residuals of other ranks would be added to the wrong gradients."""
-        ranks = manifest.world_size
-        if _rank_file(self._world.rank) not in {file.name for file in manifest.files}:
+        ranks, name = manifest.world_size, _rank_file(self._world.rank)
+        file = next((file for file in manifest.files if file.name == name), None)
+        if file is None:
             rng.reseed(ref.step, self._world.rank)
             return
-        name = _rank_file(self._world.rank)
-        mine = self._read(lambda: reader.load(self._directory, ref, name), beat)
+        mine = self._read(partial(reader.load, self._directory, ref, file), beat)
+        contents.check_own(name, mine)
         rng.put_back(mine["rng"])
         found = {name: thing for name, thing in self._own.items() if name in mine.get("own", {})}
         if ranks == self._world.size:

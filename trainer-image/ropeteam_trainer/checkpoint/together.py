@@ -1,7 +1,8 @@
 """All ranks agree on the checkpoint to go on from.
 
     rank 0      chooses by manifests (restore.py)
-    all ranks   verify its files, each its part (restore.shares), on several threads
+    all ranks   verify its files, each its part (restore.shares), on several threads; where status does not
+                name it, so that anybody can have made its manifest, they also read what is in the files
     any rank    finds a file that is proved bad -> all fall back together, to the next choice
                 cannot tell                     -> all wait and try again, for PATIENCE_SECONDS
 
@@ -103,8 +104,9 @@ class Together:
         """Why this checkpoint is proved bad; "": it is whole."""
         self._waited_from, self._pause = None, FIRST_PAUSE  # what hindered the choice has passed
         left = shares(manifest, self._world.size)[self._world.rank]
+        look = partial(self._look_into, manifest, ref)
         while True:
-            with _Reading(self._directory, ref, left) as reading:
+            with _Reading(look, left) as reading:
                 said = self._meet(reading)
             if proved := next((f"{one.proved} (rank {n})" for n, one in enumerate(said) if one.proved), ""):
                 return proved
@@ -112,6 +114,14 @@ class Together:
                 return ""
             left = reading.left
             self._wait(said[self._world.rank].unsure)
+
+    def _look_into(
+        self, manifest: Manifest, ref: CheckpointRef, file: ShardFile, read: Callable[[int], None]
+    ) -> Look:
+        seen = reader.check(self._directory, ref, file, read)
+        if seen.fault or self._plan.lineage_known:  # who saved what status names did so with hashes
+            return seen
+        return reader.judge(self._directory, ref, manifest.files, file, read)
 
     def _meet(self, reading: _Reading) -> list[_Said]:
         """Until all have read their part, or one has found a fault."""
@@ -180,14 +190,15 @@ def _say(sentence: str) -> None:
 
 
 class _Reading:
-    """One rank's part is read and hashed in the background."""
+    """One rank's part is looked at in the background."""
 
-    def __init__(self, directory: Path, ref: CheckpointRef, files: list[ShardFile]) -> None:
+    def __init__(
+        self, look: Callable[[ShardFile, Callable[[int], None]], Look], files: list[ShardFile]
+    ) -> None:
         self._read, self._lock = 0, threading.Lock()
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(THREADS, "ropeteam-verify")
-        check = partial(reader.check, directory, ref)
-        self._files = {self._pool.submit(check, file, self._count): file for file in files}
+        self._files = {self._pool.submit(look, file, self._count): file for file in files}
 
     def after(self, seconds: float) -> _Said:
         """What is known, after so long or when all is."""
