@@ -43,5 +43,5 @@ def _plan_of_the_script(
     if checkpoint is not None:
         path = Path(checkpoint.directory).absolute()
         checkpoint = replace(checkpoint, directory=str(path))
-        epoch = world.from_rank_0(lambda: next_epoch(path))
+        epoch = world.from_rank_0(lambda: next_epoch(path), Epoch)
     return RankPlan(str(epoch), (), False, checkpoint, Resume.LATEST, None, "", "", strategy)

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from ropeteam_trainer import telling
+
 T = TypeVar("T")
 
 
@@ -43,20 +45,24 @@ class World:
             torch.cuda.set_device(chosen)
         return cls(0, 1, chosen)
 
-    def from_rank_0(self, answer: Callable[[], T]) -> T:
-        """What `answer()` gives on rank 0, on all ranks; if it raises there, the same error everywhere."""
+    def from_rank_0(self, answer: Callable[[], T], *kinds: type) -> T:
+        """What `answer()` gives on rank 0, on all ranks; if it raises there, the same error everywhere.
+        kinds: classes of ours of which the answer, or the error, may be made."""
         if self.size == 1:
             return answer()
-        box: list[Any] = [None, None]
+        mine, failed = (b"", b""), None
         if self.rank == 0:
             try:
-                box[0] = answer()
+                mine = telling.pack(answer()), telling.pack(None)
             except Exception as error:
-                box[1] = error
-        dist.broadcast_object_list(box, src=0)
-        if box[1] is not None:
-            raise box[1]
-        result: T = box[0]
+                failed = error
+                known = telling.can_be_told(error, kinds)
+                told = error if known else RuntimeError(f"{type(error).__name__}: {error}")
+                mine = telling.pack(None), telling.pack(told)
+        answered, fault = (_understood(0, part, kinds) for part in self._broadcast(mine))
+        if fault is not None:
+            raise failed or fault
+        result: T = answered
         return result
 
     def number_of_rank_0(self, number: int) -> int:
@@ -67,13 +73,44 @@ class World:
         dist.broadcast(tensor, src=0)
         return int(tensor)
 
-    def gather(self, value: T) -> list[T]:
-        """The value of each rank, on all ranks."""
+    def gather(self, value: T, *kinds: type) -> list[T]:
+        """The value of each rank, on all ranks. kinds: classes of ours of which values are made."""
         if self.size == 1:
             return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values
+        told = self._all_gather(telling.pack(value))
+        return [_understood(rank, content, kinds) for rank, content in enumerate(told)]
+
+    def _all_gather(self, mine: bytes) -> list[bytes]:
+        """By the very collectives of torch's all_gather_object."""
+        sizes = [self._numbers(0) for _ in range(self.size)]
+        dist.all_gather(sizes, self._numbers(len(mine)))
+        longest = max(int(size) for size in sizes)
+        theirs = [self._bytes(longest) for _ in range(self.size)]
+        dist.all_gather(theirs, self._bytes(longest, mine))
+        return [_content(part)[: int(size)] for part, size in zip(theirs, sizes, strict=True)]
+
+    def _broadcast(self, parts: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        """Rank 0's, by the very collectives of torch's broadcast_object_list."""
+        sizes = self._numbers(*map(len, parts))
+        dist.broadcast(sizes, src=0)
+        first, second = sizes.tolist()
+        joined = self._bytes(first + second, b"".join(parts))
+        dist.broadcast(joined, src=0)
+        content = _content(joined)
+        return content[:first], content[first:]
+
+    def _numbers(self, *numbers: int) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.long, device=self._tells_by)
+
+    def _bytes(self, size: int, content: bytes = b"") -> torch.Tensor:
+        """So many, of which the first are `content`."""
+        filled = bytearray(content.ljust(size, b"\0"))
+        return torch.frombuffer(filled, dtype=torch.uint8).to(self._tells_by)
+
+    @property
+    def _tells_by(self) -> torch.device:
+        """As torch chooses it."""
+        return torch.device("cpu") if "cpu:" in dist.get_backend_config() else self.device
 
     def leave(self, seconds: float) -> None:
         """Destroy the group when all ranks have come here, or after `seconds`; 0: do not wait for them.
@@ -98,3 +135,14 @@ class World:
         if store.add("arrived", 1) == self.size:
             store.set("all", "here")
         store.wait(["all"], timeout)
+
+
+def _content(tensor: torch.Tensor) -> bytes:
+    return tensor.cpu().numpy().tobytes()
+
+
+def _understood(rank: int, content: bytes, kinds: tuple[type, ...]) -> Any:
+    try:
+        return telling.unpack(content, kinds)
+    except telling.NotUnderstood as error:
+        raise telling.NotUnderstood(f"what rank {rank} tells is not understood: {error}") from None

@@ -77,7 +77,9 @@ save(5)
 save(6)
 
 ref = CheckpointRef(6, EPOCH)
-saved = reader.load_metadata(root, ref, [file for of_rank in world.gather(files[6]) for file in of_rank])
+saved = reader.load_metadata(
+    root, ref, [file for of_rank in world.gather(files[6], ShardFile) for file in of_rank]
+)
 into = {"model.weight": torch.zeros_like(model.weight)}
 into |= {f"model.{name}": torch.ones(()) for name in ("one", "two")}
 reader.fill(

@@ -89,8 +89,11 @@ def full(value: torch.Tensor) -> torch.Tensor:
 def whole(world: World, values: dict[str, Any]) -> Tensors:
     """All values, also those of other pipeline stages."""
     mine = {name: full(value.detach()).clone() for name, value in values.items()}
+    theirs: list[Any] = [mine] * world.size
+    if world.size > 1:
+        dist.all_gather_object(theirs, mine)  # World.gather() is for plain values
     together: Tensors = {}
-    for each in world.gather(mine):
+    for each in theirs:
         together |= each
     return together
 

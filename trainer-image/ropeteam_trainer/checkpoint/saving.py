@@ -166,7 +166,7 @@ class Checkpoints:
 
     def _commit(self, step: int) -> None:
         """Without an agent: write the manifest once all ranks have written, and prune."""
-        shards = self._world.gather(self._shard)
+        shards = self._world.gather(self._shard, ShardFile)
         if self._world.rank != 0 or not all(shards):
             return
         parent = self._lineage[0] if self._lineage else None

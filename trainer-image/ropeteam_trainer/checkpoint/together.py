@@ -26,6 +26,7 @@ from typing import NamedTuple, TypeVar
 from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.checkpoint.manifest import Manifest, folder
 from ropeteam_trainer.checkpoint.restore import (
+    CheckpointNotFound,
     CheckpointUnavailable,
     Choice,
     Look,
@@ -35,7 +36,7 @@ from ropeteam_trainer.checkpoint.restore import (
     shares,
 )
 from ropeteam_trainer.contract.config import RankPlan
-from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.folders import NotOurs
 from ropeteam_trainer.world import World
 
@@ -45,10 +46,12 @@ PATIENCE_SECONDS = 300.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 MEET_SECONDS = 2.0
 THREADS = 4
+CHOSEN = (Choice, Manifest, CheckpointRef, Epoch, ShardFile, CheckpointNotFound)
+"""What rank 0's choice is made of."""
 
 
 class _Said(NamedTuple):
-    """By one rank, in a meeting."""
+    """By one rank, in a meeting. Ranks of other releases know it by this name, with these fields."""
 
     done: bool
     read: int
@@ -69,7 +72,7 @@ class Together:
     def choose(self) -> Choice:
         """The same on all ranks. Raises CheckpointNotFound, or CheckpointUnavailable, on all ranks."""
         while True:
-            choice, trouble = self._world.from_rank_0(self._chosen)
+            choice, trouble = self._world.from_rank_0(self._chosen, *CHOSEN)
             if choice is None:
                 self._wait(trouble if self._world.rank == 0 else self._own_trouble())
             elif choice.manifest is None or choice.ref is None:
@@ -127,7 +130,7 @@ class Together:
         """Until all have read their part, or one has found a fault."""
         seconds, total = 0.01, 0
         while True:
-            said = self._world.gather(reading.after(seconds))
+            said = self._world.gather(reading.after(seconds), _Said)
             if (read := sum(one.read for one in said)) > total:
                 total = read
                 self._beat()

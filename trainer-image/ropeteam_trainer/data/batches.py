@@ -34,7 +34,8 @@ def equal(_number: int) -> tuple[float, ...] | None:
 
 def must_agree(world: World, plan: DataPlan, epochs: int) -> None:
     """Raises ValueError on all ranks if they were not given the same: samples would be lost, ranks hang."""
-    theirs = world.gather((plan.samples, plan.global_batch, plan.seed, epochs))
+    mine = (plan.samples, plan.global_batch, plan.seed, epochs)
+    theirs = world.gather(tuple(_plain(number) for number in mine))
     for rank, told in enumerate(theirs):
         for what, other, first in zip(_AGREED, told, theirs[0], strict=True):
             if other != first:
@@ -42,6 +43,11 @@ def must_agree(world: World, plan: DataPlan, epochs: int) -> None:
                     f"batches() must be given the same on all ranks, but {what} = {first} on rank 0 and "
                     f"{other} on rank {rank}. Give every rank the whole data set: batches() shares it out."
                 )
+
+
+def _plain(number: Any) -> Any:
+    """Of one of NumPy's."""
+    return number.item() if hasattr(number, "item") else number
 
 
 def shares(

@@ -1,0 +1,80 @@
+"""Two ranks tell each other what ranks do, and rank OTHER speaks as the release before did, with pickles.
+
+telling.py OTHER FILE     FILE: it sends a gadget too, that makes FILE.<rank> in whoever unpickles it
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+
+from ropeteam_trainer.checkpoint.manifest import Manifest
+from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, Choice
+from ropeteam_trainer.checkpoint.together import CHOSEN, _Said
+from ropeteam_trainer.contract.world import Epoch, ShardFile
+from ropeteam_trainer.world import World
+
+
+class Before(World):
+    """The release before."""
+
+    def gather(self, value: Any, *_: type) -> list[Any]:
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def from_rank_0(self, answer: Callable[[], Any], *_: type) -> Any:
+        box: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                box[0] = answer()
+            except Exception as error:
+                box[1] = error
+        dist.broadcast_object_list(box, src=0)
+        if box[1] is not None:
+            raise box[1]
+        return box[0]
+
+
+class Gadget:
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {sys.argv[2]}.$RANK",)
+
+
+def failing(error: Exception) -> Callable[[], Any]:
+    def answer() -> Any:
+        raise error
+
+    return answer
+
+
+def told(tell: Callable[[], Any]) -> Any:
+    """The answer, or the error in words."""
+    try:
+        return tell()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+world = World.join("cpu", 60)
+if world.rank == int(sys.argv[1]):
+    world = Before(world.rank, world.size, world.device)
+manifest = Manifest(3, Epoch(1, 0, 1), 2, "job", "uid", (ShardFile("state.pt", 7, "ab"),), None)
+choice = Choice(manifest, manifest.ref, ("another is not used",)), ""
+said = [_Said(rank == 1, 5 + rank, "", "away") for rank in range(2)]
+fits = [({f"lacks {rank}"}, {"what nobody takes"}, ["a shape"]) for rank in range(2)]
+
+assert world.from_rank_0(lambda: choice, *CHOSEN) == choice
+assert world.gather(said[world.rank], _Said) == said
+assert world.gather(fits[world.rank]) == fits
+for error in (CheckpointNotFound("no step 3"), OSError(5, "Input/output error", "/saved"), ValueError("no")):
+    words = f"{type(error).__name__}: {error}"
+    assert told(lambda error=error: world.from_rank_0(failing(error), *CHOSEN)) == words  # type: ignore[misc]
+if len(sys.argv) > 2:
+    print(told(lambda: world.gather(Gadget() if isinstance(world, Before) else 0)))
+    print(told(lambda: world.from_rank_0(Gadget)))
+world.leave(10)

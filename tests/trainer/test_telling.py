@@ -1,0 +1,105 @@
+"""What a peer sends is believed to be a value, and never done."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.trainer.planted import CANARY, Gadget
+from tests.trainer.ranks import Crew
+
+from ropeteam_trainer import telling
+from ropeteam_trainer.checkpoint.together import CHOSEN, _Said
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.telling import NotUnderstood
+
+_SHARD = b"\x80\x04cropeteam_trainer.contract.world\nShardFile\n"
+PLAIN: list[Any] = [
+    None,
+    True,
+    3,
+    -0.5,
+    "text",
+    (1, "b"),
+    [1, (2,)],
+    {"a": {"b"}},
+    {"names", "of"},
+    set(),
+    b"x",
+]
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=repr)
+def test_plain_values_are_told_as_they_are(value: Any) -> None:
+    assert telling.unpack(telling.pack(value)) == value
+
+
+def test_an_instance_is_told_only_where_its_class_is_expected() -> None:
+    ref = CheckpointRef(3, Epoch(1, 0, 2), "ab", "run")
+    content = telling.pack(("the choice", ref))
+    assert telling.unpack(content, (CheckpointRef, Epoch)) == ("the choice", ref)
+    with pytest.raises(NotUnderstood, match=r"it names ropeteam_trainer\.contract\.world\.Epoch"):
+        telling.unpack(content, (CheckpointRef,))
+    assert telling.unpack(telling.pack(_Said(True, 1, "", "")), (_Said,)).done
+
+
+def test_fields_have_the_types_that_they_should_have() -> None:
+    with pytest.raises(NotUnderstood, match=r"ShardFile\.size: expected int"):
+        telling.unpack(telling.pack(ShardFile("state.pt", "many", "")), (ShardFile,))  # type: ignore[arg-type]
+
+
+def test_a_gadget_is_not_run(tmp_path: Path) -> None:
+    gadget = Gadget(tmp_path / "step-3" / "1.0.1")
+    for content in (pickle.dumps(gadget, 0), pickle.dumps(gadget), pickle.dumps(("a", [gadget]))):
+        with pytest.raises(NotUnderstood, match="system, which ranks do not tell each other"):
+            telling.unpack(content)
+    for name in ("eval", "SystemExit", "open", "getattr", "__import__"):
+        with pytest.raises(NotUnderstood, match=f"it names builtins.{name}"):
+            telling.unpack(f"cbuiltins\n{name}\n(S'1'\ntR.".encode())
+    assert not (tmp_path / CANARY).exists()
+
+
+def test_what_is_written_into_a_class_is_gone_with_the_message() -> None:
+    """A class itself, with (None, {"size": "many"}) as its state: pickle sets these as attributes."""
+    fields = b"\x8c\x04size\x8c\x04manys"
+    with pytest.raises(NotUnderstood):
+        telling.unpack(_SHARD + b"N}" + fields + b"\x86b.", (ShardFile,))
+    assert not hasattr(ShardFile, "size")
+    with pytest.raises(NotUnderstood, match="missing name, size, sha256"):
+        telling.unpack(_SHARD + b")\x81.", (ShardFile,))
+
+
+def test_what_the_release_before_knows_keeps_its_name_and_fields() -> None:
+    """As it was when all of it was sent as pickles. A dataclass may have more fields, with defaults."""
+    known = {
+        "together._Said": "done read proved unsure",
+        "restore.Choice": "manifest ref skipped",
+        "restore.CheckpointNotFound": "",
+        "manifest.Manifest": "step epoch world_size job job_uid files parent format",
+        "world.CheckpointRef": "step epoch digest run",
+        "world.Epoch": "term boot n",
+        "world.ShardFile": "name size sha256",
+    }
+    kinds = {kind.__module__.rpartition(".")[2] + "." + kind.__qualname__: kind for kind in (*CHOSEN, _Said)}
+    assert kinds.keys() == known.keys()
+    for name, kind in kinds.items():
+        fields = getattr(kind, "_fields", None) or tuple(getattr(kind, "__dataclass_fields__", ()))
+        assert fields[: len(known[name].split())] == tuple(known[name].split())
+    assert len(_Said._fields) == 4
+
+
+@pytest.mark.parametrize("other", [0, 1, 2], ids=["rank 0", "rank 1", "none"])
+def test_ranks_of_the_release_before_are_understood_and_understand(tmp_path: Path, other: int) -> None:
+    ended = Crew(tmp_path, 2).run("telling.py", str(other))
+    assert ended.codes == [0, 0], "\n".join(ended.output)
+
+
+@pytest.mark.parametrize("hostile", [0, 1])
+def test_a_gadget_from_a_peer_is_not_run(tmp_path: Path, hostile: int) -> None:
+    made = tmp_path / "made"
+    ended = Crew(tmp_path, 2).run("telling.py", str(hostile), str(made))
+    assert ended.codes == [0, 0], "\n".join(ended.output)
+    assert [made.with_suffix(f".{rank}").exists() for rank in range(2)] == [hostile == 0, hostile == 1]
+    assert f"what rank {hostile} tells is not understood" in ended.output[1 - hostile]
