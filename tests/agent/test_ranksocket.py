@@ -1,4 +1,4 @@
-"""The socket of a rank when this process has no descriptor left."""
+"""The socket of a rank: who asks for a secret, and when this process has no descriptor left."""
 
 from __future__ import annotations
 
@@ -9,8 +9,31 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from ropeteam_trainer import agentlink
 from ropeteam_trainer.agent import ranksocket
 from ropeteam_trainer.agent.ranksocket import RankSocket
+from ropeteam_trainer.contract import config
+from ropeteam_trainer.contract.local import FromRank, ToRank
+
+
+def heard_of_servers(link: agentlink.AgentLink) -> None:
+    with link._changed:
+        assert link._changed.wait_for(lambda: link.servers, 60)
+
+
+async def test_who_asks_for_the_secret_of_servers_is_told_and_nobody_else(tmp_path: Path):
+    heard: list[FromRank] = []
+    told = RankSocket(tmp_path / "s", heard.append, "c0ffee")
+    environ = {config.RANK_SOCKET: str(tmp_path / "s")}
+    assert await asyncio.to_thread(agentlink.secret_of_servers, environ) == "c0ffee"
+    assert heard == []
+    link = await asyncio.to_thread(agentlink.connect, environ, 0)
+    assert link is not None
+    told.tell(ToRank(servers=("10.0.0.1:29404",)))
+    await asyncio.to_thread(heard_of_servers, link)
+    assert "c0ffee" not in str(vars(link))
+    await asyncio.to_thread(link.close)
+    told.close()
 
 
 def test_a_rank_that_ends_while_no_descriptor_is_left_ends_nothing_else(monkeypatch, tmp_path: Path):

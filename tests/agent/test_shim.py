@@ -48,6 +48,31 @@ def test_our_package_comes_last_and_is_not_imported(shim, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("installed", "kept"),
+    [(None, False), ("wants_secret: bool", False), ("hello_pid: int", True), ("", True)],
+)
+def test_the_secret_of_servers_is_left_only_to_a_library_that_does_not_ask_for_it(
+    shim, tmp_path, installed, kept
+):
+    """Nothing that the script starts has it, nor what keeps os.environ. `installed`: in the image."""
+    site = tmp_path / "site"
+    site.mkdir()
+    if installed is not None:
+        (site / "ropeteam_trainer" / "contract").mkdir(parents=True)
+        (site / "ropeteam_trainer" / "__init__.py").write_text("")
+        if installed:
+            (site / "ropeteam_trainer" / "contract" / "local.py").write_text(installed)
+    child = "import subprocess; print(subprocess.run(['env'], capture_output=True, text=True).stdout)"
+    (tmp_path / "x.py").write_text(child)
+    plan = '{"epoch":"1.0.1","secret":"c0ffee","line":"1.0.1"}'
+    flags = ("-S",)  # nothing is installed but what is there
+    done = shim("script", "x.py", flags=flags, ROPETEAM_RANK_PLAN=plan, PYTHONPATH=str(site))
+    assert done.returncode == 0, done.stderr
+    assert '"line"' in done.stdout
+    assert ("c0ffee" in done.stdout) is kept
+
+
+@pytest.mark.parametrize(
     ("code", "status", "ended"),
     [
         ("pass", 0, True),

@@ -22,6 +22,7 @@ from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, FromRank, ToRank, read_beat, write_beat
 
 _LOSS_SECONDS = 1.0
+_ANSWER_SECONDS = 60.0
 
 
 class Heartbeat:
@@ -134,6 +135,16 @@ class AgentLink:
         loss, self._loss = self._loss, None
         if loss is not None:
             self._socket.sendall(codec.encode(FromRank(loss=f"{float(loss):.6g}")) + b"\n")
+
+
+def secret_of_servers(environ: Mapping[str, str]) -> str:
+    """The agent tells it to who asks. Raises OSError, and DecodeError if the agent hangs up instead."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_ANSWER_SECONDS)
+        connection.connect(environ[config.RANK_SOCKET])
+        connection.sendall(codec.encode(FromRank(wants_secret=True)) + b"\n")
+        with connection.makefile("rb") as lines:
+            return codec.decode(ToRank, lines.readline()).secret
 
 
 def wait_to_be_killed() -> NoReturn:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ropeteam_trainer import agentlink
 from ropeteam_trainer.checkpoint.saving import next_epoch
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
@@ -24,8 +25,7 @@ def join(
     strategy: Strategy | None,
 ) -> tuple[World, RankPlan, roles.Place]:
     """The world, the plan (what the script wishes counts only without an agent), this rank's place."""
-    given = os.environ.get(config.RANK_PLAN)
-    plan = codec.decode(RankPlan, given) if given else None
+    plan = _plan_of_the_agent()
     chosen = plan.strategy if plan else strategy
     if chosen is not None and chosen.servers:  # no group: each rank is a world of its own
         here = roles.place(os.environ, chosen.servers)
@@ -34,6 +34,19 @@ def join(
         world = World.join(device, timeout_seconds)
         here = roles.Place(world.rank, world.size, 0)
     return world, plan or _plan_of_the_script(world, checkpoint, strategy), here
+
+
+def _plan_of_the_agent() -> RankPlan | None:
+    """With the secret of parameter servers, which what this rank starts from now on does not inherit."""
+    given = os.environ.get(config.RANK_PLAN)
+    if not given:
+        return None
+    plan = codec.decode(RankPlan, given)
+    if plan.secret:  # no shim has taken it away
+        os.environ[config.RANK_PLAN] = codec.encode(replace(plan, secret="")).decode()
+    elif plan.servers and config.RANK_SOCKET in os.environ:
+        plan = replace(plan, secret=agentlink.secret_of_servers(os.environ))
+    return plan
 
 
 def _plan_of_the_script(

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ropeteam_trainer.agent import proc
-from ropeteam_trainer.agent.environment import launcher_environment, rank_environment
+from ropeteam_trainer.agent.environment import launcher_environment, rank_environment, servers_secret
 from ropeteam_trainer.agent.lane import Lane
 from ropeteam_trainer.agent.launch import Launch, Run
 from ropeteam_trainer.agent.log import log
@@ -173,7 +173,8 @@ class Ranks:
         with contextlib.ExitStack() as made:  # all of it, or nothing
             page = Page(folder / f"page-{number}")
             made.callback(page.close)
-            socket = RankSocket(folder / f"rank-{number}.sock", heard)
+            secret = servers_secret(self._how.identity.token) if self._how.settings.servers else ""
+            socket = RankSocket(folder / f"rank-{number}.sock", heard, secret)
             made.callback(socket.close)
             read_end, write_end = os.pipe()
             made.pop_all()

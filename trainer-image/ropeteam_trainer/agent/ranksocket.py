@@ -23,9 +23,9 @@ _ACCEPT_AGAIN_SECONDS = 0.5
 
 
 class RankSocket:
-    def __init__(self, path: Path, heard: Callable[[FromRank], None]) -> None:
-        """Raises OSError, and holds nothing then."""
-        self.path, self._heard = path, heard
+    def __init__(self, path: Path, heard: Callable[[FromRank], None], secret: str = "") -> None:
+        """`secret`: of the parameter servers, for who asks. Raises OSError, and holds nothing then."""
+        self.path, self._heard, self._secret = path, heard, secret
         self._listener = socket.socket(socket.AF_UNIX)
         try:
             self._listener.bind(str(path))
@@ -106,6 +106,10 @@ class RankSocket:
         except codec.DecodeError as error:
             log(f"{self.path.name}: not understood, connection closed: {error}")
             return False
+        if said.wants_secret:
+            with contextlib.suppress(OSError):  # it has gone
+                connection.send(codec.encode(ToRank(secret=self._secret)) + b"\n")
+            return True
         if said.hello_pid is not None:
             self._library, self._waiting, self._unsent = connection, self._told, b""
             self._send(connection)

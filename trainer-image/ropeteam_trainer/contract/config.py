@@ -228,7 +228,8 @@ class RankPlan:
     """`host:port` of each parameter server when this rank was started, the chief first; later ones come by
     ToRank."""
     secret: str = ""
-    """What workers and parameter servers show each other: hex of HMAC-SHA256(job's token, "servers")."""
+    """What workers and parameter servers show each other: hex of HMAC-SHA256(job's token, "servers"). In the
+    environment for libraries of an earlier release alone; "": the agent tells it (FromRank.wants_secret)."""
     line: str = ""
     """With parameter servers: the epoch in which this line of worlds began. A server refuses a rank of
     another line, and one whose `epoch` is lower than that of another process of the same rank: its pod was

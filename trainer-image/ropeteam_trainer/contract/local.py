@@ -110,6 +110,9 @@ class FromRank:
     served: Served | None = None
     left: bool | None = None
     """True: its parameter servers do not wait for it any more; of a server: all its workers have left."""
+    wants_secret: bool | None = None
+    """True: answer with ToRank.secret, on this connection. The shim looks for this field's name in the
+    library that a script will import, to know that it asks (rankmain.py)."""
     error_type: str | None = None
     """With fingerprint and message: an uncaught exception is about to end the rank."""
     error_class: str = ""
@@ -128,3 +131,5 @@ class ToRank:
     """The checkpoint of this step is durable and committed."""
     servers: tuple[str, ...] = ()
     """Where the parameter servers are now; () while this rank's own plan holds."""
+    secret: str = ""
+    """What workers and parameter servers show each other. Told to who asks only."""
