@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.agent.life import a_plan, a_ref, an_identity
 
 from ropeteam_trainer.agent.environment import interface_names, launcher_environment, rank_environment
 from ropeteam_trainer.contract import codec, config
-from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, WorkerConfig
+from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, Trust, WorkerConfig
 
 SETTINGS = WorkerConfig("j", "n", "uid", 1, 2, 2, "h:1", checkpoint=CheckpointConfig("/c"))
 BASE = {"PATH": "/bin", config.CONFIG: "secret", config.TOKEN_FILE: "/t", config.TRACE: "/trace"}
@@ -52,6 +54,14 @@ def test_the_rank_plan_says_where_to_go_on_from():
     later = rank_environment({}, SETTINGS, a_plan(2, restore=(a_ref(5),)), an_identity(), 0)[config.RANK_PLAN]
     assert codec.decode(RankPlan, later).restore == ("step-5/1.0.1#d",)
     assert codec.decode(RankPlan, later).lineage_known
+
+
+def test_a_rank_is_told_where_the_keys_of_checkpoints_are_and_whom_to_trust():
+    """The keys themselves would be inherited by all that it starts."""
+    identity = replace(an_identity(), keys_file="/keys", keys=(b"key",))
+    found = rank_environment({}, replace(SETTINGS, trust=Trust.ANY), a_plan(), identity, 0)[config.RANK_PLAN]
+    assert codec.decode(RankPlan, found).keys == "/keys"
+    assert codec.decode(RankPlan, found).trust is Trust.ANY
 
 
 def test_a_launcher_is_told_where_and_how_many_but_no_rank():

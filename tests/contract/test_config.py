@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropeteam_trainer.checkpoint.manifest import Manifest, folder, parse_ref, ref_text
-from ropeteam_trainer.contract import codec, config
+from ropeteam_trainer.contract import codec, config, seals
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
 NUMBERS = st.integers(0, 10**9)
@@ -38,6 +38,14 @@ def test_a_worker_reads_what_it_was_given(tmp_path: Path) -> None:
     worker, identity = config.read_worker(an_environment(tmp_path))
     assert worker == config.WorkerConfig("job", "default", "uid", 1, 3, 2, "127.0.0.1:1")
     assert identity == config.PodIdentity(1, 2, "pod-uid", "127.0.0.2", "", b"\x00\xff")
+
+
+def test_keys_of_the_checkpoint_folder_lie_beside_the_token(tmp_path: Path) -> None:
+    """Pods of a job that an earlier release has made find none."""
+    file = tmp_path / seals.FILE
+    file.write_text(seals.to_text((b"new", b"old")))
+    _, identity = config.read_worker(an_environment(tmp_path))
+    assert (identity.keys_file, identity.keys) == (str(file), (b"new", b"old"))
 
 
 @pytest.mark.parametrize(

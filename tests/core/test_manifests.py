@@ -8,6 +8,8 @@ import pytest
 from tests.builders import UID, a_job, a_running_job, on_a_lost_node, vanished, written
 
 from ropeteam.api.defaults import NO_PROXIES
+from ropeteam.api.job import TrainingJobSpec
+from ropeteam.core import manifests
 from ropeteam.core.actions import (
     CreatePod,
     CreatePolicy,
@@ -116,6 +118,47 @@ def test_the_agent_reads_its_settings_and_identity() -> None:
     assert (known[config.SLOT], known[config.INCARNATION]) == ("0", "2")
     assert (worker.workers, worker.processes, worker.coordinator) == (3, 1, "10.0.0.1:29401")
     assert worker.checkpoint == config.CheckpointConfig("/checkpoints/run", None, 300, 5)
+
+
+def folder(namespace: str = "lab", name: str = "mnist", **checkpoint: Any) -> str:
+    """As the operator's key for it is derived from it."""
+    seen = a_job(checkpoint=checkpoint) if checkpoint else a_job()
+    job = seen.metadata.model_copy(update={"namespace": namespace, "name": name, "uid": namespace + name})
+    return manifests.secret(seen.but(metadata=job), TrainingJobSpec.model_validate(seen.spec)).folder
+
+
+CLAIM: dict[str, Any] = {"persistentVolumeClaim": {"claimName": "c"}}
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        folder(name="other", volume=CLAIM, path="p"),
+        folder(volume=CLAIM, path="/p/"),
+        folder(volume={"persistentVolumeClaim": {"readOnly": False, "claimName": "c"}}, path="p"),
+    ],
+)
+def test_jobs_that_save_in_one_folder_have_one_key_for_it(same: str) -> None:
+    assert same == folder(volume=CLAIM, path="p")
+
+
+def test_jobs_that_save_elsewhere_have_other_keys() -> None:
+    folders = {
+        folder(volume=CLAIM, path="p"),
+        folder(volume=CLAIM, path="q"),
+        folder(volume=CLAIM),
+        folder(volume={"nfs": {"server": "c", "path": "/"}}, path="p"),
+        folder("other", volume=CLAIM, path="p"),
+        folder(),
+    }
+    assert len(folders) == 6
+    assert folder() == "", "it has no checkpoints"
+
+
+def test_a_worker_is_told_whom_its_job_trusts() -> None:
+    told = trainer(pod(resume={"trust": "Any"}, checkpoint={"volume": CLAIM}))
+    worker = codec.decode(config.WorkerConfig, env(told)[config.CONFIG])
+    assert worker.trust is config.Trust.ANY
 
 
 def test_a_users_cadence_replaces_the_automatic_one() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
+from tests.shipped.disk import KEYS
 from tests.shipped.loop import OWNER, Process
 from tests.shipped.nodes import Pod
 from tests.shipped.operator_process import KEY
@@ -48,7 +49,7 @@ async def agent(site: Site, process: Process, pod: Pod) -> None:
         settings = replace(settings, checkpoint=replace(settings.checkpoint, directory=str(site.disk.root)))
     slot, incarnation = int(pod.env[config.SLOT]), int(pod.env[config.INCARNATION])
     token = KEY.token(settings.job_uid)
-    identity = PodIdentity(slot, incarnation, pod.uid, pod.ip, pod.node.name, token)
+    identity = PodIdentity(slot, incarnation, pod.uid, pod.ip, pod.node.name, token, "in a Secret", KEYS)
     it = Agent(
         settings,
         identity,

@@ -24,11 +24,12 @@ from ropeteam_trainer.agent import checkpoints
 from ropeteam_trainer.checkpoint.journal import Superseded
 from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder
 from ropeteam_trainer.checkpoint.restore import Look
-from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.data.plan import Position
 
 ERRORS = (errno.EIO, errno.ESTALE, errno.ENOSPC)
+KEYS: seals.Keys = (b"of the folder",)
 
 
 class Disk:
@@ -138,7 +139,7 @@ class Disk:
             path = place / file.name
             if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != file.sha256:
                 return Look(manifest, f"{file.name} is missing or altered")
-        return Look(manifest, ref=manifest.ref)
+        return Look(manifest, ref=manifest.ref_as(text), signed=seals.holds(MANIFEST, text, KEYS))
 
     def found(self) -> tuple[CheckpointRef, ...]:
         """Of all runs, as the reader lists them."""
@@ -153,7 +154,7 @@ class Disk:
         (error, self.error), self.reader = (self.error, None), ""
         looks = [self.look(ref) for ref in self.found() if ref.run == self.run]
         self.error = error
-        return tuple(look.manifest.ref for look in looks if look.manifest and not look.fault)
+        return tuple(look.ref for look in looks if look.ref and not look.fault)
 
     def saved_by_all(self, epoch: Epoch, ranks: int) -> int:
         """The newest step of which every rank of `epoch` has saved its part."""

@@ -46,8 +46,9 @@ class Agent:
         self._world, self.pod, self.site = world, pod, pod.uid
         self.config = codec.decode(WorkerConfig, pod_environment(pod)[config.CONFIG])
         node = pod.kubelet.name if pod.kubelet else ""
-        identity = PodIdentity(pod.slot, pod.incarnation, pod.uid, f"10.0.0.{pod.uid[4:]}", node, b"token")
-        self.state = machine.initial(self.config, identity, LAUNCH, world.clock.now)
+        ip = f"10.0.0.{pod.uid[4:]}"
+        self.identity = PodIdentity(pod.slot, pod.incarnation, pod.uid, ip, node, b"token")
+        self.state = machine.initial(self.config, self.identity, LAUNCH, world.clock.now)
         self.alive, self.frozen = True, False
         self.ranks: dict[int, Rank] = {}
         self.every_rank: list[Rank] = []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ropeteam_trainer.agent.environment import rank_plan
 from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, CheckpointUnavailable, choose
-from ropeteam_trainer.contract.config import WorkerConfig
+from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
 from ropeteam_trainer.contract.world import CheckpointRef, Plan, ProcessExit
 from ropeteam_trainer.data.plan import DataPlan, Position
@@ -48,6 +48,7 @@ class Parent(Protocol):
 
     site: str
     config: WorkerConfig
+    identity: PodIdentity
     frozen: bool
     memory: Memory | None
     restore: tuple[CheckpointRef, ...]
@@ -272,7 +273,7 @@ class Gang:
 
     def _restore(self, first: Rank) -> int:
         told = replace(self.plan, restore=first.parent.restore)
-        disk, plan = self._world.disk, rank_plan(first.parent.config, told)
+        disk, plan = self._world.disk, rank_plan(first.parent.config, told, first.parent.identity)
         chosen = choose(plan, disk.found(), disk.look).manifest
         if chosen is None:
             return 0

@@ -223,7 +223,8 @@ class Server(Served):
     def _choose(self) -> bool:
         disk, workers = self._world.disk, range(self._first_server)
         try:
-            told = rank_plan(self.parent.config, replace(self.plan, restore=self.parent.restore))
+            wanted = replace(self.plan, restore=self.parent.restore)
+            told = rank_plan(self.parent.config, wanted, self.parent.identity)
             chosen = choose(told, disk.found(), disk.look).manifest
         except CheckpointUnavailable:
             self.later(LOOK_SECONDS, self.begin)

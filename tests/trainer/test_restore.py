@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from ropeteam_trainer.checkpoint.restore import (
     choose,
     shares,
 )
-from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
+from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, Trust
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
 STEPS = range(10, 60, 10)
@@ -185,6 +186,19 @@ def test_the_message_names_the_folder_only_if_there_is_one() -> None:
     nowhere = RankPlan("1.0.2", (), False, None, Resume.STEP, 7, "job", "uid")
     with pytest.raises(CheckpointNotFound, match="in the checkpoint folder"):
         candidates(nowhere, ())
+
+
+def test_what_nobody_vouches_for_leads_to_no_parent() -> None:
+    """Who wrote it would vouch for that one, by its hash."""
+    keys = replace(plan(known=False), keys="file")
+    found = (CheckpointRef(30, Epoch(1, 0, 1)),)
+    for bad in (set(), {30}):
+        disk = Disk(bad=bad)
+        with suppress(CheckpointNotFound):
+            choose(keys, found, disk.look)
+        assert disk.looked == [30]
+    anybody = Disk(bad={30})
+    assert choose(replace(keys, trust=Trust.ANY), found, anybody.look).manifest == CHAIN[1]
 
 
 @given(bad=st.sets(st.sampled_from(STEPS)), restore=st.lists(st.sampled_from(CHAIN), min_size=1, max_size=4))

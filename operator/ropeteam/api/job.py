@@ -31,6 +31,11 @@ class ResumePolicy(StrEnum):
     NEVER = "Never"
 
 
+class ResumeTrust(StrEnum):
+    SIGNED = "Signed"
+    ANY = "Any"
+
+
 class StartMode(StrEnum):
     AUTO = "Auto"
     EXEC = "Exec"
@@ -73,6 +78,9 @@ class Resume(ApiModel):
     job's; Never: from the start."""
     step: int | None = Field(default=None, ge=0)
     """With policy Step."""
+    trust: ResumeTrust = ResumeTrust.SIGNED
+    """Signed: only checkpoints that a job of this namespace, volume and path has signed. Any: also those of
+    earlier releases, of other operators, and of whoever else can write to the volume."""
 
 
 class ExitCodeRule(ApiModel):

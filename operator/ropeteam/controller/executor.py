@@ -41,6 +41,7 @@ from ropeteam.core.actions import (
 )
 from ropeteam.core.observation import PolicySeen
 from ropeteam_trainer.clocks import boot_seconds
+from ropeteam_trainer.contract import seals
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,11 @@ class Executor:
 
 
 def secret(action: CreateSecret, namespace: str, key: OperatorKey) -> dict[str, Any]:
-    """Immutable: the token of a job never changes."""
+    """Immutable: the token of a job never changes, nor do the keys of its checkpoints, so whether these are
+    signed does not depend on the pod that writes."""
+    words = {"token": key.token(action.job_uid).hex()}
+    if action.folder:
+        words[seals.FILE] = seals.to_text(key.of_folder(action.folder))
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -121,5 +126,5 @@ def secret(action: CreateSecret, namespace: str, key: OperatorKey) -> dict[str, 
         },
         "type": "Opaque",
         "immutable": True,
-        "data": {"token": base64.b64encode(key.token(action.job_uid).hex().encode()).decode()},
+        "data": {name: base64.b64encode(word.encode()).decode() for name, word in words.items()},
     }

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from ropeteam.api.defaults import Defaults, JobDefaults, JobPolicy
 from ropeteam.api.model import ApiModel
-from ropeteam_trainer.contract import wire
+from ropeteam_trainer.contract import seals, wire
 
 M = TypeVar("M", bound=ApiModel)
 IMAGE = "ghcr.io/ropeteam/ropeteam:0.1.0"
@@ -42,6 +42,10 @@ class OperatorKey:
 
     def token(self, job_uid: str) -> bytes:
         return wire.job_token(self.secret, job_uid)
+
+    def of_folder(self, folder: str) -> seals.Keys:
+        """What checkpoints there are signed with."""
+        return (seals.folder_key(self.secret, folder),)
 
 
 @dataclass(frozen=True)

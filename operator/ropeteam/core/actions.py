@@ -56,13 +56,15 @@ class DeleteService:
 
 @dataclass(frozen=True)
 class CreateSecret:
-    """The per-job token. The executor derives the bytes from the operator key: no secret enters an
-    Observation."""
+    """The per-job token, and the keys of its checkpoint folder. The executor derives the bytes from the
+    operator key: no secret enters an Observation."""
 
     name: str
     job_uid: str
     labels: dict[str, str]
     owner: dict[str, Any]
+    folder: str = ""
+    """Of its checkpoints (manifests.folder): the keys that sign them come of it. Empty: it has none."""
 
     def __str__(self) -> str:
         return f"create Secret {self.name}"

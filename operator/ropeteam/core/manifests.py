@@ -7,9 +7,10 @@ root.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from ropeteam.api.job import TrainingJobSpec
+from ropeteam.api.job import Checkpoint, Metadata, TrainingJobSpec
 from ropeteam.core import names, poddefaults
 from ropeteam.core.actions import CreateSecret
 from ropeteam.core.observation import Observation, Role
@@ -38,13 +39,29 @@ DRAIN_MARGIN_SECONDS = 10
 """A pod's grace beyond drainSeconds."""
 
 
-def secret(seen: Observation) -> CreateSecret:
+def secret(seen: Observation, spec: TrainingJobSpec) -> CreateSecret:
     return CreateSecret(
         name=names.secret(seen.metadata, seen.key_id),
         job_uid=seen.metadata.uid,
         labels=names.labels(seen.metadata),
         owner=names.owner(seen.metadata),
+        folder=folder(seen.metadata, spec.checkpoint) if spec.checkpoint else "",
     )
+
+
+def folder(job: Metadata, wish: Checkpoint) -> str:
+    """Which one it is: the same text for all jobs that save there, however they mount it."""
+    volume = {
+        kind: {name: value for name, value in source.items() if name != "readOnly"}
+        for kind, source in wish.volume.items()
+        if isinstance(source, dict)
+    }
+    return json.dumps([job.namespace, volume, checkpoint_path(job.name, wish)], sort_keys=True)
+
+
+def checkpoint_path(job: str, wish: Checkpoint) -> str:
+    """Inside the volume."""
+    return (wish.path or job).strip("/")
 
 
 def service(seen: Observation) -> dict[str, Any]:

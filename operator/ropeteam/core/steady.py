@@ -40,7 +40,9 @@ def steady(view: View, status: JobStatus) -> Answer:
 def _secrets(view: View, wanted: bool) -> tuple[Action, ...]:
     """Asked for again where a pod is to mount them, `wanted` or there: somebody may have deleted them."""
     doubted = view.seen.secret_age >= BELIEVED_SECONDS and (wanted or mounts(view))
-    return (manifests.secret(view.seen), EnsureAgent()) if doubted or not view.seen.secret_exists else ()
+    if view.seen.secret_exists and not doubted:
+        return ()
+    return (manifests.secret(view.seen, view.spec), EnsureAgent())
 
 
 def mounts(view: View) -> bool:

@@ -184,6 +184,7 @@ def _worker_config(seen: Observation, spec: TrainingJobSpec) -> contract.WorkerC
         resume=contract.Resume(spec.resume.policy.value),
         resume_step=spec.resume.step,
         strategy=strategy.of_contract(spec.strategy) if spec.strategy else None,
+        trust=contract.Trust(spec.resume.trust.value),
     )
 
 
@@ -197,7 +198,7 @@ def _checkpoint_config(job: str, wish: Checkpoint | None) -> contract.Checkpoint
 
 def checkpoint_directory(job: str, wish: Checkpoint) -> str:
     """Where spec.checkpoint.path is inside the container."""
-    return f"{CHECKPOINT_PATH}/{(wish.path or job).strip('/')}"
+    return f"{CHECKPOINT_PATH}/{manifests.checkpoint_path(job, wish)}"
 
 
 def _defaults(pod_spec: dict[str, Any], container: dict[str, Any]) -> None:

@@ -16,8 +16,10 @@ from typing import Any, TypeVar
 from ropeteam_trainer.checkpoint import journal, manifest
 from ropeteam_trainer.checkpoint.journal import Claim, Held, Operation, Place, Steps, place_of
 from ropeteam_trainer.checkpoint.manifest import Manifest
+from ropeteam_trainer.contract import seals
 from ropeteam_trainer.contract.config import WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
+from ropeteam_trainer.contract.seals import Keys
 from ropeteam_trainer.contract.world import CheckpointRef, Plan
 from ropeteam_trainer.folders import Folder, NotOurs
 
@@ -34,18 +36,20 @@ class Claimed:
     """Of each of these: which of the others it descends from."""
 
 
-def claim(settings: WorkerConfig, pod_uid: str, plan: Plan) -> Claimed:
+def claim(settings: WorkerConfig, pod_uid: str, plan: Plan, keys: Keys = ()) -> Claimed:
     """Before a world of this plan saves or restores anything."""
     disk = Disk(settings)
     disk.enter()
     held = disk.carry_out(journal.claim(Claim(plan.epoch, pod_uid)))
-    restore = disk.carry_out(journal.line(held, plan.restore))
-    return Claimed(held, restore, disk.carry_out(journal.pasts(restore)))
+    entries = seals.of_run(keys, settings.job_uid)
+    restore = disk.carry_out(journal.line(held, plan.restore, entries))
+    return Claimed(held, restore, disk.carry_out(journal.pasts(restore, entries)))
 
 
-def write_manifest(settings: WorkerConfig, held: Held, grant: Grant) -> CheckpointRef:
+def write_manifest(settings: WorkerConfig, held: Held, grant: Grant, keys: Keys = ()) -> CheckpointRef:
     """The same grant twice gives the same bytes."""
-    return Disk(settings).carry_out(journal.commit(held, grant))
+    entries = seals.of_run(keys, settings.job_uid)
+    return Disk(settings, keys).carry_out(journal.commit(held, grant, entries))
 
 
 def prune(settings: WorkerConfig, held: Held, keep: tuple[CheckpointRef, ...]) -> tuple[Place, ...]:
@@ -56,9 +60,10 @@ def prune(settings: WorkerConfig, held: Held, keep: tuple[CheckpointRef, ...]) -
 class Disk:
     """The folder of one run."""
 
-    def __init__(self, settings: WorkerConfig) -> None:
+    def __init__(self, settings: WorkerConfig, keys: Keys = ()) -> None:
+        """`keys`: what manifests are signed with."""
         assert settings.checkpoint is not None
-        self._settings = settings
+        self._settings, self._keys = settings, keys
         self._directory = Path(settings.checkpoint.directory)
         self._run = manifest.run_folder(settings.job_uid)
 
@@ -129,9 +134,10 @@ class Disk:
             files=grant.files,
             parent=grant.parent,
         )
-        with run.down(manifest.place(content.ref)) as folder:  # made durable by the ranks that wrote into it
-            folder.write(manifest.MANIFEST, content.to_bytes())
-        return content.ref
+        text = content.to_bytes(self._keys)
+        with run.down(manifest.place(grant.ref)) as folder:  # made durable by the ranks that wrote into it
+            folder.write(manifest.MANIFEST, text)
+        return content.ref_as(text)
 
 
 def _rename(entries: Folder, name: str, to: str) -> bool:

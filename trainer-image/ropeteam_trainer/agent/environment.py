@@ -43,7 +43,7 @@ def rank_environment(
         "TORCHELASTIC_RUN_ID": settings.job_uid,
         "TORCHELASTIC_USE_AGENT_STORE": True,
         config.EPOCH: plan.epoch,
-        config.RANK_PLAN: codec.encode(rank_plan(settings, plan, servers_secret(identity.token))).decode(),
+        config.RANK_PLAN: codec.encode(rank_plan(settings, plan, identity)).decode(),
     } | _role(settings, plan, rank)
     return _defaults(base) | {name: str(value) for name, value in own.items()}
 
@@ -95,8 +95,8 @@ def interface_names(address: str, interface: str | None) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": interface} | ({} if is_loopback else {"NCCL_SOCKET_IFNAME": interface})
 
 
-def rank_plan(settings: WorkerConfig, plan: Plan, secret: str = "") -> RankPlan:
-    """`secret`: of the parameter servers; told only where there are any."""
+def rank_plan(settings: WorkerConfig, plan: Plan, identity: PodIdentity) -> RankPlan:
+    """The secret of parameter servers is told only where there are any."""
     return RankPlan(
         epoch=str(plan.epoch),
         restore=tuple(manifest.ref_text(ref) for ref in plan.restore),
@@ -108,8 +108,10 @@ def rank_plan(settings: WorkerConfig, plan: Plan, secret: str = "") -> RankPlan:
         job_uid=settings.job_uid,
         strategy=settings.strategy,
         servers=server_addresses(settings, plan),
-        secret=secret if settings.servers else "",
+        secret=servers_secret(identity.token) if settings.servers else "",
         line=str(plan.line) if settings.servers else "",
+        keys=identity.keys_file,
+        trust=settings.trust,
     )
 
 

@@ -210,9 +210,9 @@ class Agent:
                     self._pod.ranks.tell(epoch, rank, message)
 
     async def _claim(self, plan: Plan) -> None:
-        pod_uid = self._state.identity.pod_uid
+        me = self._state.identity
         try:
-            claimed = await self._on_disk(checkpoints.claim, self._settings, pod_uid, plan)
+            claimed = await self._on_disk(checkpoints.claim, self._settings, me.pod_uid, plan, me.keys)
         except OSError as error:
             log(f"the folder of checkpoints cannot be claimed for epoch {plan.epoch}, trying again: {error}")
             self.post(ClaimFailed(plan.epoch))
@@ -222,8 +222,9 @@ class Agent:
             self.post(RunClaimed(plan.epoch, claimed.held, claimed.restore, claimed.pasts))
 
     async def _write_manifest(self, held: Held, grant: Grant) -> None:
+        keys = self._state.identity.keys
         try:
-            ref = await self._on_disk(checkpoints.write_manifest, self._settings, held, grant)
+            ref = await self._on_disk(checkpoints.write_manifest, self._settings, held, grant, keys)
         except OSError as error:
             log(f"the manifest of step {grant.ref.step} cannot be written, trying again: {error}")
             self.post(ManifestFailed(grant.ref))

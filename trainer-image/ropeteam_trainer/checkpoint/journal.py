@@ -3,7 +3,7 @@
     <directory>/run-<job's UID>/journal/
         claim-<epoch>-<pod>             this world may write from now on; those of lower epochs may no more
         claim-<epoch>-<pod>.adopts      what it found committed after that, one place per line
-        step-<N>.<epoch>.commit         a committed checkpoint: its reference and its parent's
+        step-<N>.<epoch>.commit         a committed checkpoint: its reference and its parent's, signed
         step-<N>.<epoch>.pruning-<...>  the same, while that world considers deleting its files
         step-<N>.<epoch>.pruned         the same, files gone: descent stays provable
 
@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
-from ropeteam_trainer.contract import codec
+from ropeteam_trainer.checkpoint.manifest import JOURNAL
+from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.messages import Grant
+from ropeteam_trainer.contract.seals import Keys
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch
 
 T = TypeVar("T")
@@ -117,10 +119,21 @@ Steps = Generator[Operation, Any, T]
 
 @dataclass(frozen=True)
 class Entry:
-    """The text of a checkpoint's file in the journal."""
+    """The text of a checkpoint's file in the journal. One that is not signed, where it should be, vouches for
+    nothing: it has neither digest nor parent then."""
 
     ref: CheckpointRef
     parent: CheckpointRef | None
+
+    @classmethod
+    def read(cls, text: str, keys: Keys) -> Entry:
+        """Raises DecodeError."""
+        entry = codec.decode(cls, text)
+        vouches = not keys or seals.holds(JOURNAL, text.encode(), keys)
+        return entry if vouches else cls(replace(entry.ref, digest=""), None)
+
+    def text(self, keys: Keys) -> str:
+        return seals.signed(JOURNAL, codec.encode(self), keys).decode()
 
 
 class Claim(NamedTuple):
@@ -227,23 +240,26 @@ def claim(me: Claim) -> Steps[Held]:
     return Held(me, frozenset(counted))
 
 
-def line(held: Held, named: tuple[CheckpointRef, ...]) -> Steps[tuple[CheckpointRef, ...]]:
+def line(held: Held, named: tuple[CheckpointRef, ...], keys: Keys = ()) -> Steps[tuple[CheckpointRef, ...]]:
     """Where to go on from, newest first: what is adopted and descends from what the job's status names, then
-    what it names. If it names nothing: all that this run has committed. What was granted, and is not known to
-    be written (it has no digest), counts if it is adopted.
+    what it names. If it names nothing: all that this run has committed; what is not signed has no digest
+    then, and who restores judges it. What was granted, and is not known to be written (it has no digest),
+    counts if it is adopted.
 
     What the run began from is another run's, and has no entry here: its child names it.
     """
     names = _read((yield List())).names
-    wanted = {place_of(ref): ref.digest for ref in named if ref.digest}
+    wanted = {place_of(ref): ref for ref in named if ref.digest}
     entries: dict[Place, Entry | None] = {}
     found = []
     for place in sorted(held.adopted, reverse=True):
-        mine = yield from _entry(place, names, entries)
+        mine = yield from _entry(place, names, entries, keys)
+        if place in wanted and not (mine and mine.ref.digest):
+            mine = Entry(wanted[place], None)
         ref, passed = mine.ref if mine else None, set[Place]()
-        while ref and wanted and wanted.get(place_of(ref)) != ref.digest:
+        while ref and wanted and wanted.get(place_of(ref)) != ref:
             passed.add(place_of(ref))
-            entry = yield from _entry(place_of(ref), names, entries)
+            entry = yield from _entry(place_of(ref), names, entries, keys)
             ref = entry.parent if entry and ref.digest in ("", entry.ref.digest) else None
             if ref and place_of(ref) in passed:  # nobody is his own ancestor: somebody has written that
                 ref = None
@@ -252,7 +268,7 @@ def line(held: Held, named: tuple[CheckpointRef, ...]) -> Steps[tuple[Checkpoint
     return (*found, *(ref for ref in named if ref.digest and ref not in found))
 
 
-def pasts(refs: tuple[CheckpointRef, ...]) -> Steps[tuple[tuple[CheckpointRef, ...], ...]]:
+def pasts(refs: tuple[CheckpointRef, ...], keys: Keys = ()) -> Steps[tuple[tuple[CheckpointRef, ...], ...]]:
     """For each of them: which of the others it descends from, newest first."""
     names = _read((yield List())).names
     known, oldest = {place_of(ref): ref for ref in refs}, min((ref.step for ref in refs), default=0)
@@ -260,34 +276,35 @@ def pasts(refs: tuple[CheckpointRef, ...]) -> Steps[tuple[tuple[CheckpointRef, .
     found = []
     for ref in refs:
         past = []
-        entry = yield from _entry(place_of(ref), names, entries)
+        entry = yield from _entry(place_of(ref), names, entries, keys)
         while entry and entry.parent and oldest <= entry.parent.step < entry.ref.step:
             above = known.get(place_of(entry.parent))
             if above and above.digest == entry.parent.digest:
                 past.append(above)
-            entry = yield from _entry(place_of(entry.parent), names, entries)
+            entry = yield from _entry(place_of(entry.parent), names, entries, keys)
         found.append(tuple(past))
     return tuple(found)
 
 
-def _entry(place: Place, names: dict[Place, str], known: dict[Place, Entry | None]) -> Steps[Entry | None]:
+def _entry(
+    place: Place, names: dict[Place, str], known: dict[Place, Entry | None], keys: Keys
+) -> Steps[Entry | None]:
     """None: there is none, it cannot be read, or it is of another place. Each is read once."""
     if place not in known:
         text = (yield Read(names[place])) if place in names else ""
         try:
-            entry = codec.decode(Entry, text)
+            entry = Entry.read(text, keys)
             known[place] = entry if place_of(entry.ref) == place else None
         except codec.DecodeError:
             known[place] = None
     return known[place]
 
 
-def commit(held: Held, grant: Grant) -> Steps[CheckpointRef]:
+def commit(held: Held, grant: Grant, keys: Keys = ()) -> Steps[CheckpointRef]:
     """Raises Superseded: it would not count."""
     _read((yield List())).refuse(held.claim)
     ref: CheckpointRef = yield WriteManifest(grant)
-    text = codec.encode(Entry(ref, grant.parent)).decode()
-    yield Write(f"{place_of(ref)}.commit", text)
+    yield Write(f"{place_of(ref)}.commit", Entry(ref, grant.parent).text(keys))
     return ref
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 
-from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
 MANIFEST = "manifest.json"
@@ -44,14 +44,17 @@ class Manifest:
     parent: CheckpointRef | None
     format: int = FORMAT
 
-    def to_bytes(self) -> bytes:
-        return codec.encode(self)
+    def to_bytes(self, keys: seals.Keys = ()) -> bytes:
+        return seals.signed(MANIFEST, codec.encode(self), keys)
 
     @property
     def ref(self) -> CheckpointRef:
-        """Of a manifest that was just made: one that was read may have had other fields."""
-        digest = hashlib.sha256(self.to_bytes()).hexdigest()
-        return CheckpointRef(self.step, self.epoch, digest, self.job_uid)
+        """Of a manifest that was just made, and is not signed."""
+        return self.ref_as(self.to_bytes())
+
+    def ref_as(self, content: bytes) -> CheckpointRef:
+        """`content`: as it is on disk, where it may have other fields."""
+        return CheckpointRef(self.step, self.epoch, hashlib.sha256(content).hexdigest(), self.job_uid)
 
 
 def run_folder(run: str) -> str:

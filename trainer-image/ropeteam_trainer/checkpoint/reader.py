@@ -34,7 +34,8 @@ from ropeteam_trainer.checkpoint.manifest import (
 from ropeteam_trainer.checkpoint.metadata import Chunk, Saved, parse
 from ropeteam_trainer.checkpoint.pieces import Piece, overlap
 from ropeteam_trainer.checkpoint.restore import RIGHT_HASH, Look
-from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract import codec, seals
+from ropeteam_trainer.contract.seals import Keys
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
 from ropeteam_trainer.folders import Folder, NotOurs, is_plain
 
@@ -100,7 +101,7 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def look(directory: Path, ref: CheckpointRef) -> Look:
+def look(directory: Path, ref: CheckpointRef, keys: Keys = ()) -> Look:
     """A checkpoint's manifest, against the digest where that is known. Its files: see check()."""
     try:
         ref = locate(directory, ref)
@@ -121,9 +122,10 @@ def look(directory: Path, ref: CheckpointRef) -> Look:
     names = {file.name for file in manifest.files}
     if foreign := [name for name in names if not is_plain(name)]:
         return Look(None, f"its manifest was altered: {ascii(foreign[0])[:80]} is no name of a file of ours")
+    signed = seals.holds(MANIFEST, text, keys)
     if METADATA not in names:
-        return Look(manifest, "it has the format of an earlier Ropeteam, without .metadata")
-    return Look(manifest, ref=replace(ref, digest=digest))
+        return Look(manifest, "it has the format of an earlier Ropeteam, without .metadata", signed=signed)
+    return Look(manifest, ref=replace(ref, digest=digest), signed=signed)
 
 
 def _without_manifest(directory: Path, ref: CheckpointRef) -> Look:

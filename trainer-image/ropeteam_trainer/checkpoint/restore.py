@@ -5,7 +5,9 @@
     choose()       the first that is good; after the candidates come their parents (a step that was asked for
                    by number has no substitute)
 
-Promise: a checkpoint that was once committed is never silently replaced by a start from nothing.
+Promises: a checkpoint that was once committed is never silently replaced by a start from nothing. Where
+there are keys (seals.py), somebody vouches for each: who names it by its hash, be it status or a checkpoint
+that is vouched for itself, or the signature of its manifest; unless `resume.trust` is Any.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ropeteam_trainer.checkpoint.manifest import Manifest, folder, parse_ref
-from ropeteam_trainer.contract.config import RankPlan, Resume
+from ropeteam_trainer.contract.config import RankPlan, Resume, Trust
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
 RIGHT_HASH = "has the right hash, but is no state of ours"
@@ -36,6 +38,8 @@ class Look:
     """The fault is proof of nothing: the volume may be away, or this node's mount of it stale."""
     ref: CheckpointRef | None = None
     """Which one it is: with its digest, and the run that it is of."""
+    signed: bool = False
+    """With a key of this folder."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,15 @@ class Choice:
     """One sentence for each checkpoint that was passed over."""
 
 
+_UNSIGNED = (
+    "not signed with a key of this namespace, volume and path (it is of an earlier release, of another "
+    "operator, or was put there by somebody); spec.resume.trust Any would take it"
+)
+
+
 class CheckpointNotFound(ValueError):  # FailReason's name
-    """`resume.policy: Step` names a step that is not there, or not one committed checkpoint verifies."""
+    """`resume.policy: Step` names a step that is not there, not one committed checkpoint verifies, or those
+    that were found are not signed."""
 
 
 class CheckpointUnavailable(OSError):
@@ -100,17 +111,27 @@ def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[Check
     exactly = not plan.lineage_known and plan.resume is Resume.STEP
     must_exist = exactly or any(ref.digest for ref in queue)
     skipped: list[str] = []
+    unsigned: list[str] = []
     for ref in queue:  # grows at its end while parents are found
         seen = look(ref)
         if seen.unsure:
             raise CheckpointUnavailable(f"checkpoint {folder(ref)} cannot be judged: {seen.fault}")
-        fault = seen.fault or _foreign(plan, seen.manifest)
+        vouched = ref.digest or seen.signed or not plan.keys or plan.trust is Trust.ANY
+        fault = seen.fault or _foreign(plan, seen.manifest) or ("" if vouched else _UNSIGNED)
         if seen.manifest is not None and not fault:
             return Choice(seen.manifest, seen.ref, tuple(skipped))
         skipped.append(f"checkpoint {folder(ref)} is not used: {fault}")
-        parent = seen.manifest.parent if seen.manifest else None
+        if fault is _UNSIGNED:
+            unsigned.append(folder(ref))
+        parent = seen.manifest.parent if seen.manifest and vouched else None
         if parent is not None and not exactly and all(folder(parent) != folder(known) for known in queue):
             queue.append(parent)
+    if unsigned:
+        raise CheckpointNotFound(
+            f"checkpoint {unsigned[0]} is not signed. Make the job anew: with spec.resume.trust Any, if you "
+            "trust all who can write to its volume, or with spec.resume.policy Never, to begin at step 0. "
+            f"{len(unsigned)} passed over: {_UNSIGNED}"
+        )
     malformed = any(RIGHT_HASH in told for told in skipped)
     if must_exist or malformed:  # to begin at step 0 is not to go on from the last good one
         raise CheckpointNotFound(

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -35,6 +36,7 @@ from ropeteam_trainer.checkpoint.restore import (
     choose,
     shares,
 )
+from ropeteam_trainer.contract import seals
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.folders import NotOurs
@@ -64,6 +66,7 @@ class Together:
 
     def __init__(self, plan: RankPlan, world: World, directory: Path, beat: Callable[[], None]) -> None:
         self._plan, self._world, self._directory, self._beat = plan, world, directory, beat
+        self._keys = seals.read(plan.keys)
         self._bad: dict[str, str] = {}
         """Folders of checkpoints with a file that is proved bad."""
         self._waited_from: float | None = None
@@ -99,9 +102,9 @@ class Together:
             return ""  # this rank can read
 
     def _look(self, ref: CheckpointRef) -> Look:
-        seen = reader.look(self._directory, ref)
+        seen = reader.look(self._directory, ref, self._keys)
         bad = self._bad.get(folder(seen.ref or ref))
-        return Look(seen.manifest, bad) if bad and not seen.fault else seen
+        return replace(seen, fault=bad, ref=None) if bad and not seen.fault else seen
 
     def _verify(self, manifest: Manifest, ref: CheckpointRef) -> str:
         """Why this checkpoint is proved bad; "": it is whole."""

@@ -9,6 +9,7 @@ Everything that crosses a process border has its shape here and nowhere else:
   codec.py     dataclasses <-> JSON, strict, with errors that name the field
   wire.py      authenticated frames on a TCP connection
   signing.py   authenticated requests and answers of the coordinator's HTTP port
+  seals.py     signatures of what is written into checkpoint folders
 
 Standard library only, Python >= 3.10. Both directions of every link are *level-triggered*: each message is
 the sender's whole truth, so a lost, doubled or late one costs nothing and a reconnect needs no replay. A peer

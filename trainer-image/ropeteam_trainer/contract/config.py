@@ -9,8 +9,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from ropeteam_trainer.contract import VERSION, codec
+from ropeteam_trainer.contract import VERSION, codec, seals
 from ropeteam_trainer.contract.strategy import Strategy
 
 CONFIG = "ROPETEAM_CONFIG"
@@ -101,6 +102,11 @@ class Resume(str, enum.Enum):
     NEVER = "Never"
 
 
+class Trust(str, enum.Enum):
+    SIGNED = "Signed"
+    ANY = "Any"
+
+
 class ExitAction(str, enum.Enum):
     FAIL = "Fail"
     RETRY_FREE = "RetryFree"
@@ -182,6 +188,8 @@ class WorkerConfig(Shape):
     strategy: Strategy | None = None
     servers: int = 0
     """Parameter servers: slots after those of the workers, one rank each."""
+    trust: Trust = Trust.SIGNED
+    """What a checkpoint needs that nothing else vouches for."""
     contract: int = VERSION
 
 
@@ -234,6 +242,9 @@ class RankPlan:
     """With parameter servers: the epoch in which this line of worlds began. A server refuses a rank of
     another line, and one whose `epoch` is lower than that of another process of the same rank: its pod was
     replaced, and does not know it yet."""
+    keys: str = ""
+    """File with the keys of the checkpoint folder (seals.py). Empty: there are none."""
+    trust: Trust = Trust.SIGNED
 
 
 @dataclass(frozen=True)
@@ -246,6 +257,9 @@ class PodIdentity:
     pod_ip: str
     node: str
     token: bytes
+    keys_file: str = ""
+    """As RankPlan.keys."""
+    keys: seals.Keys = ()
 
 
 def read_worker(environ: Mapping[str, str]) -> tuple[WorkerConfig, PodIdentity]:
@@ -258,6 +272,8 @@ def read_worker(environ: Mapping[str, str]) -> tuple[WorkerConfig, PodIdentity]:
         pod_ip=environ[POD_IP],
         node=environ.get(NODE, ""),
         token=read_token(environ),
+        keys_file=(keys := _keys_file(environ)),
+        keys=seals.read(keys),
     )
     return config, identity
 
@@ -265,6 +281,12 @@ def read_worker(environ: Mapping[str, str]) -> tuple[WorkerConfig, PodIdentity]:
 def memory_folder(pod_uid: str) -> str:
     """MEMORY of a pod."""
     return f"/dev/shm/ropeteam-{pod_uid}"
+
+
+def _keys_file(environ: Mapping[str, str]) -> str:
+    """Secrets of jobs that were made by earlier releases have none."""
+    file = Path(environ.get(TOKEN_FILE, TOKEN_PATH)).with_name(seals.FILE)
+    return str(file) if file.exists() else ""
 
 
 def read_token(environ: Mapping[str, str]) -> bytes:

@@ -1,0 +1,211 @@
+"""Checkpoints in a folder that others can write to, too: a job goes on from what somebody vouches for.
+
+What is here was written by the agent's own code, or is what somebody makes of it who has no key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.agent.life import a_plan
+
+from ropeteam_trainer.agent import checkpoints
+from ropeteam_trainer.agent.checkpoints import Claimed
+from ropeteam_trainer.checkpoint import journal
+from ropeteam_trainer.checkpoint.journal import Entry, place_of
+from ropeteam_trainer.checkpoint.manifest import MANIFEST, METADATA, Manifest, folder, ref_text
+from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, Choice
+from ropeteam_trainer.checkpoint.together import Together
+from ropeteam_trainer.contract import codec, seals
+from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, Trust, WorkerConfig
+from ropeteam_trainer.contract.messages import Grant
+from ropeteam_trainer.contract.seals import Keys
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.world import World
+
+OURS: Keys = (seals.folder_key(b"operator", "ours"),)
+THEIRS: Keys = (seals.folder_key(b"operator", "theirs"),)
+AT = Epoch(1, 0, 1)
+
+
+def settings(directory: Path, run: str) -> WorkerConfig:
+    return WorkerConfig("job", "n", run, 1, 2, 2, "h:1", checkpoint=CheckpointConfig(str(directory)))
+
+
+def files(place: Path, content: str) -> tuple[ShardFile, ...]:
+    place.mkdir(parents=True, exist_ok=True)
+    for name in (METADATA, "state.pt"):
+        (place / name).write_text(content)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return tuple(ShardFile(name, len(content), digest) for name in (METADATA, "state.pt"))
+
+
+def saved(directory: Path, *steps: int, keys: Keys = OURS, run: str = "former") -> list[CheckpointRef]:
+    """By a world of that run; newest first."""
+    held = checkpoints.claim(settings(directory, run), "pod", a_plan(1), keys).held
+    line: list[CheckpointRef] = []
+    for step in steps:
+        ref = CheckpointRef(step, AT, run=run)
+        grant = Grant(ref, 4, files(directory / folder(ref), f"step {step}"), line[0] if line else None)
+        line.insert(0, checkpoints.write_manifest(settings(directory, run), held, grant, keys))
+    return line
+
+
+def forged(directory: Path, step: int, keys: Keys = (), run: str = "former", **words: Any) -> CheckpointRef:
+    """Right hashes, the job's name."""
+    ref = CheckpointRef(step, AT, run=run)
+    made = Manifest(step, AT, 4, "job", run, files(directory / folder(ref), "forged"), None)
+    text = replace(made, **words).to_bytes(keys)
+    (directory / folder(ref) / MANIFEST).write_bytes(text)
+    return made.ref_as(text)
+
+
+def choose(directory: Path, *restore: CheckpointRef, keys: Keys = OURS, **words: Any) -> Choice:
+    """What rank 0 of a new job, of the same name, goes on from."""
+    file = directory / "keys"
+    file.write_text(seals.to_text(keys))
+    config, texts = CheckpointConfig(str(directory)), tuple(map(ref_text, restore))
+    plan = RankPlan(
+        "1.0.2", texts, bool(texts), config, Resume.LATEST, None, "job", "new", keys=str(file) if keys else ""
+    )
+    plan = replace(plan, **words)
+    return Together(plan, World(0, 1, torch.device("cpu")), directory, lambda: None).choose()
+
+
+def claimed(directory: Path, *named: CheckpointRef, keys: Keys = OURS) -> Claimed:
+    """By the next world of the run, whose job's status names these."""
+    return checkpoints.claim(settings(directory, "former"), "another", a_plan(2, restore=named), keys)
+
+
+@pytest.mark.parametrize("keys", [(), THEIRS], ids=["unsigned", "of another folder"])
+def test_a_new_job_goes_on_from_the_signed_one_and_says_why_not_from_the_newer_one(
+    tmp_path: Path, keys: Keys
+):
+    (good,) = saved(tmp_path, 10)
+    forged(tmp_path, 1000, keys)
+    choice = choose(tmp_path)
+    assert choice.ref == good
+    assert "checkpoint run-former/step-1000/1.0.1 is not used: not signed" in choice.skipped[0]
+    assert "spec.resume.trust Any would take it" in choice.skipped[0]
+
+
+def test_a_signed_manifest_that_was_altered_is_not_used(tmp_path: Path):
+    older, _ = reversed(saved(tmp_path, 10, 20))
+    path = tmp_path / "run-former/step-20/1.0.1" / MANIFEST
+    path.write_bytes(path.read_bytes().replace(b'"world_size":4', b'"world_size":5'))
+    assert choose(tmp_path).ref == older
+
+
+def test_a_signed_one_elsewhere_is_not_used(tmp_path: Path):
+    """Its manifest tells its step, and its epoch."""
+    (good,) = saved(tmp_path, 10)
+    shutil.copytree(tmp_path / folder(good), tmp_path / "run-former/step-1000/1.0.1")
+    assert choose(tmp_path).ref == good
+
+
+def test_unsigned_ones_of_an_earlier_release_are_never_silently_left_for_step_0(tmp_path: Path):
+    newest = saved(tmp_path, 10, 20, keys=())[0]
+    with pytest.raises(CheckpointNotFound) as told:
+        choose(tmp_path)
+    begin = str(told.value)[:250]  # what a person sees in the job's condition is cut
+    assert "run-former/step-20/1.0.1 is not signed" in begin
+    assert "spec.resume.trust Any" in begin
+    assert "spec.resume.policy Never" in begin
+    assert choose(tmp_path, trust=Trust.ANY).ref == newest
+    assert choose(tmp_path, resume=Resume.NEVER).ref is None
+
+
+def test_a_step_that_is_asked_for_has_to_be_signed_too(tmp_path: Path):
+    saved(tmp_path, 10, keys=())
+    with pytest.raises(CheckpointNotFound, match=r"spec\.resume\.trust Any"):
+        choose(tmp_path, resume=Resume.STEP, resume_step=10)
+    assert choose(tmp_path, resume=Resume.STEP, resume_step=10, trust=Trust.ANY).ref
+
+
+def test_what_status_names_by_its_hash_needs_no_signature(tmp_path: Path):
+    """A job that was saved by pods of an earlier release, and goes on under this one."""
+    (named,) = saved(tmp_path, 10, keys=())
+    assert claimed(tmp_path, named).restore == (named,)
+    assert choose(tmp_path, named).ref == named
+
+
+def test_a_job_without_keys_takes_what_it_took_before(tmp_path: Path):
+    """Its Secret is of an earlier release, or there is no operator."""
+    first, second = reversed(saved(tmp_path, 10, 20))
+    assert choose(tmp_path, keys=()).ref == second
+    assert choose(tmp_path, keys=(), resume=Resume.STEP, resume_step=10).ref == first
+
+
+def test_either_of_two_keys_of_an_operator_is_accepted(tmp_path: Path):
+    (old,) = saved(tmp_path, 10, keys=THEIRS)
+    assert choose(tmp_path, keys=OURS + THEIRS).ref == old
+    (new,) = saved(tmp_path, 20, keys=OURS + THEIRS, run="later")
+    assert choose(tmp_path, keys=OURS).ref == new
+
+
+def write_entry(directory: Path, entry: Entry, keys: Keys = ()) -> None:
+    text = entry.text(seals.of_run(keys, "former"))
+    (directory / f"run-former/journal/{place_of(entry.ref)}.commit").write_text(text)
+
+
+def test_the_next_world_goes_on_from_what_descends_by_signed_entries(tmp_path: Path):
+    newest, named = saved(tmp_path, 10, 20)
+    assert claimed(tmp_path, named).restore == (newest, named)
+
+
+def test_an_entry_that_somebody_wrote_leads_nowhere(tmp_path: Path):
+    newest, named = saved(tmp_path, 10, 20)
+    write_entry(tmp_path, Entry(forged(tmp_path, 1000), newest))
+    assert claimed(tmp_path, named).restore == (newest, named)
+
+
+def test_an_entry_that_somebody_rewrote_tells_of_no_past(tmp_path: Path):
+    """Else what it names would come into status, by its hash."""
+    newest, named = saved(tmp_path, 10, 20)
+    planted = forged(tmp_path, 15)
+    write_entry(tmp_path, Entry(planted, named))
+    write_entry(tmp_path, Entry(newest, planted))
+    found = claimed(tmp_path, newest, named)
+    assert found.restore == (newest, named)
+    assert found.pasts == ((), ())
+
+
+def test_an_entry_of_another_run_is_none_of_ours(tmp_path: Path):
+    saved(tmp_path, 10)
+    (other,) = saved(tmp_path, 500, run="other")
+    name = f"{place_of(other)}.commit"
+    shutil.copy(tmp_path / "run-other/journal" / name, tmp_path / "run-former/journal" / name)
+    found = claimed(tmp_path).restore
+    assert [(ref.step, bool(ref.digest)) for ref in found] == [(500, False), (10, True)]
+
+
+def test_a_run_with_unsigned_entries_alone_does_not_begin_anew(tmp_path: Path):
+    """Its status names nothing: a person has to say whether they are good."""
+    (lost,) = saved(tmp_path, 10, keys=())
+    found = claimed(tmp_path).restore
+    assert found == (replace(lost, digest=""),)
+    with pytest.raises(CheckpointNotFound, match=r"spec\.resume\.trust Any"):
+        choose(tmp_path, *found)
+
+
+def test_entries_are_read_by_who_knows_of_no_signatures(tmp_path: Path):
+    """An agent of an earlier release, after a rollback."""
+    newest, named = saved(tmp_path, 10, 20)
+    assert claimed(tmp_path, named, keys=()).restore == (newest, named)
+    text = (tmp_path / "run-former/journal" / f"{place_of(newest)}.commit").read_text()
+    assert codec.decode(Entry, text) == Entry(newest, named)
+    assert journal.Entry.read(text, ()) == Entry(newest, named)
+
+
+def test_what_status_names_comes_first_whoever_wrote_its_entry(tmp_path: Path):
+    """Pods of an earlier release went on with the run, after a rollback."""
+    (older,) = saved(tmp_path, 10)
+    newer = forged(tmp_path, 20, job="job", parent=older)
+    write_entry(tmp_path, Entry(newer, older))
+    assert claimed(tmp_path, newer, older).restore == (newer, older)
