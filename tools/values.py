@@ -52,12 +52,13 @@ class Image(Values):
 
 
 class OperatorKey(Values):
-    """What the tokens of all jobs are derived from. Another key locks out every running job."""
+    """What the tokens of all jobs are derived from. Another key locks out every running job, unless the one
+    of before is kept beside it (docs/install.md)."""
 
     existing_secret: str = Name
-    """A Secret with the entry `key`, at least 64 hexadecimal digits (openssl rand -hex 48). Empty: the chart
-    makes one and keeps it. Name one if you render the chart without a cluster (GitOps): each render would
-    make another."""
+    """A Secret with the entry `key`, at least 64 hexadecimal digits (openssl rand -hex 48), and `previous` if
+    that was changed: the keys of before, one a line. Empty: the chart makes one and keeps it. Name one if you
+    render the chart without a cluster (GitOps): each render would make another."""
 
 
 class Crds(Values):

@@ -220,6 +220,13 @@ def test_the_key_is_kept_and_may_be_ones_own() -> None:
     assert {"secretName": "mine"}.items() <= pod(own)["volumes"][0]["secret"].items()
 
 
+def test_a_former_key_lies_beside_the_key() -> None:
+    (operator,) = pod()["containers"]
+    (mounted,) = (each["mountPath"] for each in operator["volumeMounts"] if each["name"] == "key")
+    assert f"--key-file={mounted}/key" in operator["args"]
+    assert f"--previous-key-file={mounted}/previous" in operator["args"]
+
+
 @pytest.mark.parametrize(
     ("value", "kind"),
     [

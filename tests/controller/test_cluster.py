@@ -14,7 +14,7 @@ from tests.controller.scripted import Object, Scripted, access, serving
 from ropeteam.controller import cluster
 from ropeteam.controller.access import Access, AccessError, load
 from ropeteam.controller.cluster import AlreadyGone, AlreadyOurs, ApiClient, ApiError, Conflict, Place
-from ropeteam.controller.settings import SettingsError, load_key, read
+from ropeteam.controller.settings import SettingsError, load_keys, read
 
 POD = Place("Pod", "default", "p")
 
@@ -107,19 +107,19 @@ async def test_a_kubeconfig_that_cannot_work_is_named(tmp_path: Path) -> None:
 
 def test_the_operator_key_is_made_once_and_only_its_owner_may_read_it(tmp_path: Path) -> None:
     settings = read(["--home", str(tmp_path)], {})
-    key = load_key(settings)
-    assert load_key(settings) == key
+    key = load_keys(settings)
+    assert load_keys(settings) == key
     assert stat.S_IMODE((tmp_path / "operator.key").stat().st_mode) == 0o600
-    assert key.secret.hex() not in repr(key)
+    assert key.accepted[0].secret.hex() not in repr(key)
 
 
 def test_a_named_key_file_must_exist_and_be_long_enough(tmp_path: Path) -> None:
     file = tmp_path / "key"
     with pytest.raises(SettingsError, match=str(file)):
-        load_key(read(["--key-file", str(file)], {}))
+        load_keys(read(["--key-file", str(file)], {}))
     file.write_text("abcd")
     with pytest.raises(SettingsError, match="openssl rand"):
-        load_key(read(["--key-file", str(file)], {}))
+        load_keys(read(["--key-file", str(file)], {}))
 
 
 def test_flags_win_over_the_environment_and_that_over_defaults() -> None:

@@ -22,7 +22,7 @@ from ropeteam.controller import reading
 from ropeteam.controller.coordinator import Bearer, Coordinators, Signed, Unreachable, Voice, voice
 from ropeteam.controller.leases import Leases
 from ropeteam.controller.observer import Memories, Memory, Observer
-from ropeteam.controller.settings import OperatorKey
+from ropeteam.controller.settings import OperatorKey, OperatorKeys
 from ropeteam.core.observation import PodSeen, Role, ServiceSeen
 from ropeteam_trainer.contract import OLDEST, SIGNED, VERSION, signing, wire
 from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired
@@ -162,7 +162,7 @@ def test_what_a_coordinator_was_made_for_decides_how_it_is_spoken_to(
     assert type(voice(KEYS, contract)) is kind
 
 
-async def voices_of(pods: tuple[PodSeen, ...], uid: str) -> list[Voice]:
+async def voices_of(pods: tuple[PodSeen, ...], uid: str, more: str = "") -> list[Voice]:
     """With which an observer speaks, twice."""
     heard = list[Voice]()
 
@@ -172,13 +172,23 @@ async def voices_of(pods: tuple[PodSeen, ...], uid: str) -> list[Voice]:
             raise Unreachable("it only listens")
 
     none: Any = None
-    observer = Observer(none, Memories(), none, Listening(), OperatorKey(b"k"), Defaults(), lambda: none)
+    observer = Observer(
+        none, Memories(), none, Listening(), OperatorKeys((OperatorKey(b"k"),)), Defaults(), lambda: none
+    )
     memory = Memory("uid", Leases(0.0), DESIRED)
     status = JobStatus(coordinator=CoordinatorStatus(term=1, pod_uid=uid, address="10.0.0.1"))
     for _ in range(2):
         service = ServiceSeen(name="job", uid="s", cluster_ip="10.0.0.1", term=1)
-        assert await observer._ask(memory, status, service, pods) == (None, "it only listens")
+        assert await observer._ask(memory, status, service, pods) == (None, f"it only listens{more}")
     return heard
+
+
+async def test_of_a_job_that_was_made_with_a_key_which_is_gone_it_is_said_what_to_do() -> None:
+    pods = (PodSeen(name="c", uid="c", role=Role.COORDINATOR, key_id="gone"),)
+    fix = "give that to the operator as a previous key"
+    await voices_of(
+        pods, "c", f" (the job was made with an operator key that is not accepted any more: {fix})"
+    )
 
 
 @pytest.mark.parametrize(

@@ -341,7 +341,7 @@ def test_actions_say_what_they_do() -> None:
             CreateService(manifest),
             PointService("mnist", "u2", selector),
             DeleteService("mnist", "u2"),
-            CreateSecret("mnist-x", UID, {}, {}),
+            CreateSecret("mnist-x", UID, {}, {}, "k1"),
             CreatePolicy(manifest),
             EnsureAgent(),
         )

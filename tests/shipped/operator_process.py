@@ -23,7 +23,7 @@ from ropeteam.controller.assembly import Clocks, connected
 from ropeteam.controller.cluster import ApiClient, ApiError, Place
 from ropeteam.controller.coordinator import Coordinators
 from ropeteam.controller.election import Elector, LeadershipLost, Timing
-from ropeteam.controller.settings import OperatorKey, read
+from ropeteam.controller.settings import OperatorKey, OperatorKeys, read
 
 if TYPE_CHECKING:
     from tests.shipped.site import Site
@@ -70,8 +70,8 @@ async def _lead(site: Site, process: Process) -> None:
     client = _client(site, process, may_write=elector.may_write)
     async with elector._client, client, coordinators:
         agent, now = AgentSecret(b"agent"), site.loop.time
-        settings = _FORMER if process.former else _SETTINGS
-        operator = connected(settings, client, coordinators, KEY, agent, Clocks(clock, now, elector.ahead))
+        settings, keys = _FORMER if process.former else _SETTINGS, OperatorKeys((KEY,))
+        operator = connected(settings, client, coordinators, keys, agent, Clocks(clock, now, elector.ahead))
         ready = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(operator.watch(ready))

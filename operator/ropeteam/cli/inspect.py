@@ -18,7 +18,7 @@ from ropeteam.controller.cluster import ApiClient
 from ropeteam.controller.coordinator import Coordinators
 from ropeteam.controller.informer import Key
 from ropeteam.controller.observer import Memories, Observer
-from ropeteam.controller.settings import IMAGE, OperatorKey
+from ropeteam.controller.settings import IMAGE, OperatorKey, OperatorKeys
 from ropeteam.core.decide import decide
 from ropeteam.core.observation import Observation
 
@@ -34,7 +34,7 @@ async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
         memories=Memories(),
         client=client,
         coordinators=Coordinators(),
-        key=OperatorKey(b""),
+        keys=OperatorKeys((OperatorKey(b""),)),
         defaults=Defaults(operator_image=IMAGE),
         clock=lambda: datetime.now(UTC),
     )

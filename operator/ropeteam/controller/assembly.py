@@ -31,7 +31,7 @@ from ropeteam.controller.informer import Key
 from ropeteam.controller.observer import Memories, Observer
 from ropeteam.controller.pace import Pace
 from ropeteam.controller.reconcile import Reconciler
-from ropeteam.controller.settings import OperatorKey, Settings, load_key
+from ropeteam.controller.settings import OperatorKeys, Settings, load_keys
 from ropeteam.controller.workqueue import WorkQueue, serve
 from ropeteam_trainer.clocks import boot_seconds
 
@@ -115,7 +115,7 @@ class Operator:
 async def assembled(settings: Settings, elector: Elector | None = None) -> AsyncIterator[Operator]:
     """Raises CrdMissing, AccessError, SettingsError, ApiError, connection errors."""
     may_write = elector.may_write if elector else _always
-    key, load = load_key(settings), partial(access.load, settings.kubeconfig)
+    keys, load = load_keys(settings), partial(access.load, settings.kubeconfig)
     async with (
         ApiClient(load, may_write, metrics.count_request) as client,
         Coordinators(may_write=may_write) as coordinators,
@@ -123,14 +123,14 @@ async def assembled(settings: Settings, elector: Elector | None = None) -> Async
         await _require_crd(client, settings.namespaces)
         agent = AgentSecret(await asyncio.to_thread(packed))
         clocks = Clocks(ahead=elector.ahead) if elector else OURS
-        yield connected(settings, client, coordinators, key, agent, clocks)
+        yield connected(settings, client, coordinators, keys, agent, clocks)
 
 
 def connected(
     settings: Settings,
     client: ApiClient,
     coordinators: Coordinators,
-    key: OperatorKey,
+    keys: OperatorKeys,
     agent: AgentSecret,
     clocks: Clocks = OURS,
 ) -> Operator:
@@ -138,9 +138,9 @@ def connected(
     caches = make_caches(client, settings.namespaces, queue.add, with_nodes=not settings.namespaces)
     defaults = settings.defaults.model_copy(update={"agent_secret": agent.name})
     observer = Observer(
-        caches, Memories(), client, coordinators, key, defaults, *clocks, settings.deletion_proves_end
+        caches, Memories(), client, coordinators, keys, defaults, *clocks, settings.deletion_proves_end
     )
-    reconciler = Reconciler(client, observer, Executor(client, caches, key, agent, clocks.own), Pace())
+    reconciler = Reconciler(client, observer, Executor(client, caches, keys, agent, clocks.own), Pace())
     return Operator(client, caches, queue, reconciler)
 
 

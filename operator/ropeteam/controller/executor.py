@@ -25,7 +25,7 @@ from ropeteam.controller.cluster import (
     Place,
 )
 from ropeteam.controller.observer import Memory
-from ropeteam.controller.settings import OperatorKey
+from ropeteam.controller.settings import OperatorKeys
 from ropeteam.core import policy
 from ropeteam.core.actions import (
     Action,
@@ -48,7 +48,7 @@ from ropeteam_trainer.contract import seals
 class Executor:
     client: ApiClient
     caches: Caches
-    key: OperatorKey
+    keys: OperatorKeys
     agent: AgentSecret
     clock: Callable[[], float] = boot_seconds
 
@@ -72,8 +72,8 @@ class Executor:
                 await self._delete(Place("Service", job.namespace, name), uid)
             case CreateSecret():
                 with suppress(AlreadyOurs):
-                    await self.client.create(secret(action, job.namespace, self.key))
-                memory.secret_at = self.clock()
+                    await self.client.create(secret(action, job.namespace, self.keys))
+                memory.secret, memory.secret_at = action.name, self.clock()
             case CreatePolicy(manifest):
                 await self._protect(manifest, memory)
             case EnsureAgent():
@@ -109,12 +109,12 @@ class Executor:
             self.caches.pods.learn(answer)
 
 
-def secret(action: CreateSecret, namespace: str, key: OperatorKey) -> dict[str, Any]:
+def secret(action: CreateSecret, namespace: str, keys: OperatorKeys) -> dict[str, Any]:
     """Immutable: the token of a job never changes, nor do the keys of its checkpoints, so whether these are
     signed does not depend on the pod that writes."""
-    words = {"token": key.token(action.job_uid).hex()}
+    words = {"token": keys.of(action.key_id).token(action.job_uid).hex()}
     if action.folder:
-        words[seals.FILE] = seals.to_text(key.of_folder(action.folder))
+        words[seals.FILE] = seals.to_text(keys.of_folder(action.folder, action.key_id))
     return {
         "apiVersion": "v1",
         "kind": "Secret",

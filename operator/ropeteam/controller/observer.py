@@ -24,8 +24,8 @@ from ropeteam.controller.holders import Holders
 from ropeteam.controller.informer import Key
 from ropeteam.controller.jobclock import JobClock
 from ropeteam.controller.leases import Leases
-from ropeteam.controller.settings import OperatorKey
-from ropeteam.core import names, nonroot, workerpod
+from ropeteam.controller.settings import OperatorKeys
+from ropeteam.core import manifests, names, nonroot, workerpod
 from ropeteam.core.observation import Observation, PodSeen, PolicySeen, Refusal, ServiceSeen
 from ropeteam_trainer import contract
 from ropeteam_trainer.clocks import boot_seconds
@@ -33,6 +33,12 @@ from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.signing import Keys
 
 _REFUSALS = {400, 403, 422}
+
+
+_LOCKED_OUT = (
+    " (the job was made with an operator key that is not accepted any more: give that to the operator as a "
+    "previous key)"
+)
 
 
 class _QuotaIsFull(Exception):
@@ -50,8 +56,9 @@ class Memory:
     tried_generation: int = -1
     refusal: Refusal | None = None
     policy: PolicySeen = PolicySeen()
-    secret_at: float | None = None
-    """When the API server last said that it exists, by the clock of this process."""
+    secret: str = ""
+    """Name of the one that the API server last said to exist, and when, by the clock of this process."""
+    secret_at: float = 0.0
     written_at: datetime | None = None
     why: str = ""
     holders: Holders = field(default_factory=Holders)
@@ -88,7 +95,7 @@ class Observer:
     memories: Memories
     client: ApiClient
     coordinators: Coordinators
-    key: OperatorKey
+    keys: OperatorKeys
     defaults: Defaults
     clock: Callable[[], datetime]
     own_clock: Callable[[], float] = boot_seconds
@@ -108,6 +115,7 @@ class Observer:
         status = JobStatus.model_validate(raw["status"])
         service = self._service(key, metadata.uid)
         pods = self._pods(key, metadata.uid)
+        own = self.keys.of(manifests.key_of(status, pods))
         report, error = await self._ask(memory, status, service, pods)
         now = self.clock()
         seen = Observation(
@@ -120,9 +128,9 @@ class Observer:
             pods=pods,
             service=service,
             policy=memory.policy,
-            secret_exists=memory.secret_at is not None,
-            secret_age=self.own_clock() - memory.secret_at if memory.secret_at is not None else 0.0,
-            key_id=self.key.id,
+            secret_exists=memory.secret == names.secret(metadata, own.id),
+            secret_age=self.own_clock() - memory.secret_at,
+            key_id=own.id,
             written_at=memory.written_at,
             report=report,
             report_error=error,
@@ -154,16 +162,18 @@ class Observer:
     async def _ask(
         self, memory: Memory, status: JobStatus, service: ServiceSeen | None, pods: tuple[PodSeen, ...]
     ) -> tuple[JobReport | None, str]:
+        """The job's coordinator, with the key of its pods."""
         address = status.coordinator.address
         if memory.desired is None or status.finished or service is None or not address:
             return None, ""
-        keys = Keys(self.key.token(memory.uid), memory.uid, memory.desired.term)
+        key_id = manifests.key_of(status, pods)
+        keys = Keys(self.keys.of(key_id).token(memory.uid), memory.uid, memory.desired.term)
         told = (pod.contract for pod in pods if pod.uid == status.coordinator.pod_uid)
         speaks = memory.voice(keys, next(told, contract.VERSION))
         try:
             report = await self.coordinators.tell(address, speaks, memory.leases.said_back(memory.desired))
         except Unreachable as error:
-            return None, str(error)
+            return None, f"{error}{'' if not key_id or self.keys.accepts(key_id) else _LOCKED_OUT}"
         memory.leases.heard(report, self.own_clock())
         if status.coordinator.former:
             memory.holders.forget()

@@ -15,6 +15,7 @@ from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import API_VERSION, GROUP, KIND
 from ropeteam.controller import bounded
 from ropeteam.controller.informer import Key
+from ropeteam.core.manifests import TOKEN_VOLUME
 from ropeteam.core.observation import ContainerSeen, PodSeen, Role, ServiceSeen
 from ropeteam_trainer.contract import VERSION
 from ropeteam_trainer.contract.config import CONFIG, TRAINER_CONTAINER
@@ -156,6 +157,7 @@ def pod(thing: Object) -> tuple[str, PodSeen]:
         scheduled_message=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
         container=_container(status.get("containerStatuses") or [], main),
         contract=_contract(thing.get("spec") or {}) if role is Role.COORDINATOR else VERSION,
+        key_id=_key_id(thing.get("spec") or {}),
     )
     return label(thing, "job-uid"), seen
 
@@ -168,6 +170,14 @@ def _contract(spec: Object) -> int:
     except (StopIteration, LookupError, TypeError, ValueError):
         return VERSION
     return told if type(told) is int else VERSION
+
+
+def _key_id(spec: Object) -> str:
+    """From the name of the Secret with the token, which ends with it."""
+    volumes = (each for each in spec.get("volumes") or () if each.get("name") == TOKEN_VOLUME)
+    volume: Object = next(volumes, {})
+    secret = volume.get("secret") or {}
+    return str(secret.get("secretName") or "").rpartition("-")[2]
 
 
 def service(thing: Object) -> tuple[str, ServiceSeen]:

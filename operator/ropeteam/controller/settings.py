@@ -1,7 +1,8 @@
 """The operator's settings: flags win over `ROPETEAM_*`, those over the defaults. Read once, at the start.
 
 The operator key is the root of all job tokens: a file that only its owner may read. Without `--key-file` it
-lies in the state folder and is made at the first start; a key file that was named must exist.
+lies in the state folder and is made at the first start; a key file that was named must exist. That of the
+previous keys may be missing; the jobs that were made with one of them keep it.
 """
 
 from __future__ import annotations
@@ -43,9 +44,25 @@ class OperatorKey:
     def token(self, job_uid: str) -> bytes:
         return wire.job_token(self.secret, job_uid)
 
-    def of_folder(self, folder: str) -> seals.Keys:
-        """What checkpoints there are signed with."""
-        return (seals.folder_key(self.secret, folder),)
+
+@dataclass(frozen=True)
+class OperatorKeys:
+    """Those that are accepted. New jobs get the first one."""
+
+    accepted: tuple[OperatorKey, ...]
+
+    def accepts(self, key_id: str) -> bool:
+        return any(key.id == key_id for key in self.accepted)
+
+    def of(self, key_id: str) -> OperatorKey:
+        """The one with this id; the current one if it is not accepted."""
+        return next((key for key in self.accepted if key.id == key_id), self.accepted[0])
+
+    def of_folder(self, folder: str, key_id: str) -> seals.Keys:
+        """What checkpoints there are signed with: by a job with this key first."""
+        own = self.of(key_id)
+        keys = (own, *(key for key in self.accepted if key != own))
+        return tuple(seals.folder_key(key.secret, folder) for key in keys)
 
 
 @dataclass(frozen=True)
@@ -55,6 +72,9 @@ class Settings:
     home: Path
     key_file: Path | None
     """None: `<home>/operator.key`, made if it is missing."""
+    previous_key_file: Path | None
+    """Keys of before, one a line, that are accepted too. There need be no such file. None:
+    `<home>/operator.key.previous`."""
     namespaces: tuple[str, ...]
     """Empty: all."""
     image: str
@@ -112,6 +132,7 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     setting("kubeconfig", "", "how to reach the API server; without it: as a pod of the cluster")
     setting("home", str(default_home(environ)), "state folder")
     setting("key-file", "", "operator key; without it: <home>/operator.key, made at the first start")
+    setting("previous-key-file", "", "keys of before, one a line; without it: <home>/operator.key.previous")
     setting("namespace", "", "look after these namespaces only (a,b,c), with rights in no others")
     setting("image", IMAGE, "image of coordinators")
     setting("image-pull-policy", "", "imagePullPolicy of that image")
@@ -136,6 +157,7 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         kubeconfig=Path(given.kubeconfig) if given.kubeconfig else None,
         home=Path(given.home),
         key_file=Path(given.key_file) if given.key_file else None,
+        previous_key_file=Path(given.previous_key_file) if given.previous_key_file else None,
         namespaces=tuple(name for name in given.namespace.split(",") if name),
         image=given.image,
         image_pull_policy=given.image_pull_policy,
@@ -159,14 +181,27 @@ def _of_file(parser: argparse.ArgumentParser, flag: str, file: str, shape: type[
         parser.error(f"--{flag} {file}: {error}")
 
 
-def load_key(settings: Settings) -> OperatorKey:
+def load_keys(settings: Settings) -> OperatorKeys:
     """Raises SettingsError."""
     file = settings.key_file or settings.home / "operator.key"
     if settings.key_file is None:
         _make_key(file)
+    before = settings.previous_key_file or settings.home / "operator.key.previous"
+    lines = _text(before).split() if before.exists() else []
+    return OperatorKeys((_key(file, _text(file)), *(_key(before, line) for line in lines)))
+
+
+def _text(file: Path) -> str:
     try:
-        secret = bytes.fromhex(file.read_text().strip())
+        return file.read_text()
     except (OSError, ValueError) as error:
+        raise SettingsError(f"cannot use the operator key {file}: {error}") from None
+
+
+def _key(file: Path, text: str) -> OperatorKey:
+    try:
+        secret = bytes.fromhex(text.strip())
+    except ValueError as error:
         raise SettingsError(f"cannot use the operator key {file}: {error}") from None
     if len(secret) < 32:
         raise SettingsError(

@@ -63,6 +63,8 @@ class CreateSecret:
     job_uid: str
     labels: dict[str, str]
     owner: dict[str, Any]
+    key_id: str
+    """Of the operator's keys, which one the token comes of."""
     folder: str = ""
     """Of its checkpoints (manifests.folder): the keys that sign them come of it. Empty: it has none."""
 

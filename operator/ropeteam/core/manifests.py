@@ -11,9 +11,10 @@ import json
 from typing import Any
 
 from ropeteam.api.job import Checkpoint, Metadata, TrainingJobSpec
+from ropeteam.api.status import JobStatus
 from ropeteam.core import names, poddefaults
 from ropeteam.core.actions import CreateSecret
-from ropeteam.core.observation import Observation, Role
+from ropeteam.core.observation import Observation, PodSeen, Role
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract import config as contract
 
@@ -45,6 +46,7 @@ def secret(seen: Observation, spec: TrainingJobSpec) -> CreateSecret:
         job_uid=seen.metadata.uid,
         labels=names.labels(seen.metadata),
         owner=names.owner(seen.metadata),
+        key_id=seen.key_id,
         folder=folder(seen.metadata, spec.checkpoint) if spec.checkpoint else "",
     )
 
@@ -174,6 +176,15 @@ def timeouts(spec: TrainingJobSpec) -> contract.Timeouts:
         fence=policy.fence_seconds,
         drain=policy.drain_seconds,
     )
+
+
+def key_of(status: JobStatus, pods: tuple[PodSeen, ...]) -> str:
+    """The id of the operator's key that this job was made with; "": it has no pods. They know each other by
+    it, so it is the same for all of them, whatever the operator's current one is. Only pods that status names
+    are asked: others may be anybody's."""
+    slots = (uid for slot in status.slots for uid in (slot.pod_uid, slot.old_pod_uid))
+    made = {pod.uid: pod.key_id for pod in pods}
+    return next((made[uid] for uid in (status.coordinator.pod_uid, *slots) if made.get(uid)), "")
 
 
 def token_volume(seen: Observation) -> dict[str, Any]:

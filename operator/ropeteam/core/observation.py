@@ -70,6 +70,8 @@ class PodSeen(Seen):
     container: ContainerSeen = ContainerSeen()
     contract: int = VERSION
     """Of a coordinator: which one it was made for."""
+    key_id: str = ""
+    """Of the operator's key that its token comes of, as the name of its Secret tells."""
 
     @property
     def ended(self) -> bool:
@@ -143,7 +145,7 @@ class Observation(Seen):
     secret_age: float = 0.0
     """Seconds since the API server said so, by the clock of this process. It may have been deleted since."""
     key_id: str = ""
-    """Short id of the operator key: part of the Secret's name."""
+    """Short id of the operator key of this job: part of the Secret's name."""
     written_at: datetime | None = None
     """When this operator last wrote the job's status; None: not since it started."""
     refusal: Refusal | None = None

@@ -1,0 +1,64 @@
+"""The operator's key is changed: what runs goes on with its own, what comes later gets the new one."""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import signal
+from pathlib import Path
+
+import pytest
+from tests.e2e.harness import Cluster, wait_for
+from tests.e2e.test_made_anew import made_anew
+from tests.e2e.test_pod_faults import operator_pid
+from tests.e2e.test_training import tiny, trace, wait_step
+
+from ropeteam_trainer.checkpoint.manifest import MANIFEST
+from ropeteam_trainer.contract import seals
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def change_key(cluster: Cluster) -> None:
+    key, previous = cluster.home / "operator.key", cluster.home / "operator.key.previous"
+    known = previous.read_text() if previous.exists() else ""
+    previous.write_text(key.read_text() + known)
+    key.write_text(secrets.token_hex(48) + "\n")
+    os.kill(operator_pid(), signal.SIGKILL)  # another one reads them when it starts
+
+
+def secrets_of(cluster: Cluster, name: str) -> set[str]:
+    """Which its pods mount."""
+    volumes = [volume for pod in cluster.pods(name, None) for volume in pod["spec"]["volumes"]]
+    return {each["secret"]["secretName"] for each in volumes if each["name"] == "ropeteam-token"}
+
+
+def keys_in(cluster: Cluster, secret: str, folder: Path) -> seals.Keys:
+    held = cluster.call("GET", f"/api/v1/namespaces/default/secrets/{secret}")["data"]
+    (folder / "keys").write_bytes(base64.b64decode(held[seals.FILE]))
+    return seals.read(str(folder / "keys"))
+
+
+def test_a_running_job_and_its_checkpoints_outlive_a_change_of_the_key(
+    cluster: Cluster, name: str, tmp_path: Path
+):
+    cluster.create(tiny(name, tmp_path, "60", "0.05", workers=2))
+    wait_step(tmp_path, 12)
+    (old,) = secrets_of(cluster, name)
+    change_key(cluster)
+    cluster.delete_pod(f"{name}-1-1")
+    wait_step(tmp_path, 20, epoch_number=2)
+    assert secrets_of(cluster, name) == {old}
+    cluster.wait_condition(name, "Complete")
+    assert max(line["step"] for line in trace(tmp_path, 0)) == 60
+
+    made_anew(cluster, name, tmp_path, 2000)
+    wait_step(tmp_path, 61, epoch_number=1)
+    (new,) = secrets_of(cluster, name)
+    assert new.rpartition("-")[2] != old.rpartition("-")[2]
+    first, *_ = keys_in(cluster, new, tmp_path)
+    found = wait_for("a manifest", lambda: list((tmp_path / "volume").glob(f"*/run-*/step-70/*/{MANIFEST}")))
+    assert seals.holds(MANIFEST, found[0].read_bytes(), (first,))
+    steps = [line["step"] for line in trace(tmp_path, 0)]
+    assert steps[steps.index(60) + 1] == 61, "it went on from what was signed with the key of before"
