@@ -35,11 +35,14 @@ def run(site: Site, block: str) -> None:
 
 def test_the_guide_works_word_by_word(bare: Site, name: str) -> None:
     page = (ROOT / "docs" / "install.md").read_text()
-    install, upgrade, team, uninstall = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    install, upgrade, change, team, uninstall = re.findall(
+        r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL
+    )
     run(bare, install)
     bare.apply(tiny(bare, name, steps=20, pause=0.0))
     bare.wait(name, "Complete")
     run(bare, upgrade)
+    run(bare, change)
     run(bare, uninstall)
     assert bare.get("deployment", RELEASE, SYSTEM) is None
     assert bare.get("trainingjob", name) is not None, "what was the user's stays"
