@@ -3,13 +3,14 @@ VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 PYTHON := $(VENV)/bin/python
 SEEDS ?= 20
+PERCENT ?= 1
 CHECKS := check-types check-format check-lint check-pure check-house check-crds check-chart check-imports check-lock check-python
 # What runs inside any image with Python 3.10.
 AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator agent checkpoint/__init__.py \
 	checkpoint/manifest.py background.py folders.py lines.py __init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sim sim-shipped seeded crds chart lock prometheus cluster cluster-down e2e e2e-core release fmt bench clean
+.PHONY: help install demo test check sim sim-shipped fuzz seeded crds chart lock prometheus cluster cluster-down e2e e2e-core release fmt bench clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -34,6 +35,9 @@ sim: $(VENV)/bin/ropeteam  ## run campaigns of the fast simulator, 3,500 steps e
 
 sim-shipped: $(VENV)/bin/ropeteam  ## run histories of the shipped code in simulated time: make sim-shipped SEEDS=200
 	$(PYTHON) tools/sim.py --shipped --seeds $(SEEDS)
+
+fuzz: $(VENV)/bin/ropeteam  ## throw generated input at every reader: make fuzz PERCENT=100 (hours)
+	$(PYTHON) tools/fuzz.py --percent $(PERCENT)
 
 seeded: $(VENV)/bin/ropeteam  ## apply each seeded bug in turn; the tests must catch every one
 	$(PYTHON) tools/seeded.py

@@ -49,8 +49,8 @@ def saved_as(**fields: Any) -> bytes:
     zero, size = torch.Size((0,)), torch.Size((3,))
     chunk = ChunkStorageMetadata(zero, fields.get("sizes", size))
     about = TensorStorageMetadata(TensorProperties(torch.float32), fields.get("shape", size), [chunk])
-    where = {"relative_path": "__0_0.distcp", "offset": 0, "length": 9} | fields
-    info = _StorageInfo(*(where[name] for name in ("relative_path", "offset", "length")))
+    where: dict[str, Any] = {"relative_path": "__0_0.distcp", "offset": 0, "length": 9} | fields
+    info = _StorageInfo(where["relative_path"], where["offset"], where["length"])
     return pickle.dumps(Metadata({"a": about}, None, {MetadataIndex("a", zero): info}))
 
 

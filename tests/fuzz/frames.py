@@ -1,0 +1,305 @@
+"""Frames, and what is none, on the sockets of agents (29401) and of ranks.
+
+A case is a way to speak, and what is said. `agents`: the coordinator's own protocol and judgement, on a
+transport in memory; time passes at the end, and an agent of the other slot is served all the same.
+`agents-live`: the same cases over its real port. `ranks`: lines on a rank's real socket, and what the agent's
+judgement makes of them. What is said with the job's token is not believed either: a rank of the job can read
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, redirect_stderr, suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.agent.life import Life, epoch
+from tests.coordinator.film import agent, config, raised
+from tests.coordinator.link import TOKEN
+from tests.fuzz import odd
+from tests.fuzz.campaign import Attempt, Campaign
+
+from ropeteam_trainer.agent import metrics as agent_metrics
+from ropeteam_trainer.agent.ranksocket import RankSocket
+from ropeteam_trainer.agent.state import RankSaid
+from ropeteam_trainer.contract import LEASES, codec, wire
+from ropeteam_trainer.contract.config import CheckpointConfig
+from ropeteam_trainer.contract.desired import Desired, SlotDesired
+from ropeteam_trainer.contract.local import FromRank, Served, ToRank
+from ropeteam_trainer.contract.messages import (
+    LEASE,
+    Problem,
+    RankPhase,
+    RankReport,
+    Shard,
+    StoreOffer,
+)
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Member, Plan, ShardFile
+from ropeteam_trainer.coordinator.log import Log
+from ropeteam_trainer.coordinator.metrics import render
+from ropeteam_trainer.coordinator.server import AgentLine, Coordinator, listen
+
+_BETWEEN = b"\0|\0"
+_WITH_TOKEN, _OLDER, _OTHER_TOKEN, _ALTERED, _STRANGER = b"T", b"O", b"W", b"A", b"S"
+_WAYS = (*(_WITH_TOKEN,) * 6, _OLDER, _OTHER_TOKEN, _ALTERED, _STRANGER)
+DESIRED = Desired(1, 1, 1, {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in (0, 1)}, allowance=5)
+REF, FILE = CheckpointRef(3, Epoch(1, 0, 1), "d" * 64, "run"), ShardFile("__0_0.distcp", 9, "f" * 64)
+
+
+@cache
+def reports() -> tuple[Any, ...]:
+    """Of an agent that registers, trains, has saved, and lost a rank."""
+    members = tuple(Member(slot, 1, f"pod-{slot}-1", f"10.0.0.{slot + 1}", 1) for slot in (0, 1))
+    plan = Plan(Epoch(1, 0, 1), 1, members, "10.0.0.1", 29500, (REF,))
+    first = agent(0, contract=LEASES, number=1)
+    trains = replace(
+        first,
+        plan=plan,
+        stopped=False,
+        ranks=(RankReport(0, RankPhase.RUNNING, 7, 4),),
+        store=StoreOffer(plan.epoch, "10.0.0.1", 29500),
+        rung=2,
+        restored=REF,
+        past=(REF,),
+    )
+    saved = replace(trains, shards=(Shard(0, plan.epoch, 10, (FILE,)),), granted=REF, committed=REF)
+    lost = replace(
+        trains,
+        stopped=True,
+        ranks=(RankReport(0, RankPhase.EXITED, 7, 4, raised()),),
+        problem=Problem(FailReason.CHECKPOINT_NOT_WRITABLE, "no space", passing=True),
+        leaving=True,
+        superseded=Epoch(2, 0, 1),
+        completed=plan.epoch,
+    )
+    return tuple(
+        codec.to_plain(each) for each in (first, trains, saved, lost, replace(trains, plan=plan.part(0)))
+    )
+
+
+def draw(chance: Random) -> bytes:
+    bodies = []
+    for _ in range(chance.choice((1, 4, 16))):
+        plain = chance.choice(reports())
+        match chance.choice(("bent", "bent", "bent", "good", "lease", "damaged")):
+            case "bent":
+                bodies.append(
+                    odd.written(odd.bent(chance, plain, lambda path: len(path) == 1 and _names(chance, path)))
+                )
+            case "good":
+                bodies.append(odd.written(plain))
+            case "lease":
+                bodies.append(LEASE)
+            case _:
+                bodies.append(odd.damaged(chance, odd.written(plain)))
+    return chance.choice(_WAYS) + _BETWEEN.join(bodies)
+
+
+def _names(chance: Random, path: odd.Path) -> bool:
+    """Mostly it is this job's: else nothing else of a report is looked at."""
+    return (
+        path[0] in ("slot", "incarnation", "pod_uid", "job_uid", "term", "contract") and chance.random() < 0.9
+    )
+
+
+class Speech:
+    """What goes over one connection. `nonce`: the coordinator's."""
+
+    def __init__(self, case: bytes, nonce: bytes) -> None:
+        self.way, self._chance = case[:1], Random(case)
+        mine, key = b"m" * wire.NONCE_SIZE, b"other" if self.way == _OTHER_TOKEN else TOKEN
+        self.greeting = b"" if self.way in (_OLDER, _STRANGER) else wire.ANSWER + mine
+        key = wire.session_key(key, mine) if self.greeting else key
+        self._sealer = wire.Sealer(key, nonce, wire.TO_COORDINATOR)
+
+    def frame(self, body: bytes) -> bytes:
+        if self.way == _STRANGER:
+            return body
+        frame = self._sealer.seal(body[: wire.MAX_BODY])
+        return (
+            odd.damaged(self._chance, frame)
+            if self.way == _ALTERED and self._chance.random() < 0.5
+            else frame
+        )
+
+
+def bodies_of(case: bytes) -> list[bytes]:
+    return case[1:].split(_BETWEEN)
+
+
+class Pipe(asyncio.Transport):
+    """A connection in memory."""
+
+    def __init__(self, coordinator: Coordinator, case: bytes) -> None:
+        super().__init__({"peername": ("10.0.0.9", 1)})
+        self.protocol, self.said, self.is_open = AgentLine(coordinator), b"", True
+        self.protocol.connection_made(self)
+        self.speech = Speech(case, self.said[len(wire.HELLO) :])
+        self.feed(self.speech.greeting)
+
+    def write(self, data: Any) -> None:
+        self.said = bytes(data)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def abort(self) -> None:
+        self.is_open = False
+
+    def feed(self, data: bytes) -> None:
+        while data and self.is_open:
+            room = self.protocol.get_buffer(-1)
+            size = min(len(room), len(data))
+            room[:size], data = data[:size], data[size:]
+            self.protocol.buffer_updated(size)
+
+
+class Clock:
+    """`slept`: time that passed beside the loop's."""
+
+    slept = 0.0
+
+    def __call__(self) -> float:
+        return self.slept
+
+
+async def in_memory(case: bytes) -> list[str]:
+    clock = Clock()
+    coordinator = _coordinator(clock)
+    pipe, ended = Pipe(coordinator, case), list[str]()
+    for body in bodies_of(case):
+        pipe.feed(pipe.speech.frame(body))
+        ended.append("taken" if pipe.is_open else "refused")
+        if not pipe.is_open:
+            pipe = Pipe(coordinator, case)
+    await asyncio.sleep(0)
+    served(coordinator)
+    for clock.slept in (3.0, 60.0):
+        coordinator._tick()
+    tell(coordinator)
+    coordinator.stop()
+    return ended
+
+
+def _coordinator(clock: Clock) -> Coordinator:
+    settings = config(checkpoint=True, timeouts=config().timeouts)
+    log = Log(lambda _: None)
+    coordinator = Coordinator(settings, 0, TOKEN, log, lambda: 1.7e9, Random(0), clock)
+    coordinator.desire(DESIRED)
+    return coordinator
+
+
+def served(coordinator: Coordinator) -> None:
+    """The agent of the other slot stays, whether or not there are orders yet: who is told of a world, or of
+    a later term, waits."""
+    pipe = Pipe(coordinator, _WITH_TOKEN)
+    pipe.feed(pipe.speech.frame(codec.encode(agent(1, contract=LEASES, number=1))))
+    coordinator._take_turn()
+    assert pipe.is_open
+
+
+def tell(coordinator: Coordinator) -> None:
+    """What the operator and Prometheus ask."""
+    report = coordinator.report()
+    codec.encode(report)
+    render(report, coordinator.state.config)
+
+
+@asynccontextmanager
+async def _memory() -> AsyncIterator[Attempt]:
+    yield in_memory
+
+
+@asynccontextmanager
+async def _live() -> AsyncIterator[Attempt]:
+    async def attempt(case: bytes) -> list[str]:
+        coordinator = _coordinator(Clock())
+        server, port = await listen(lambda: AgentLine(coordinator), "127.0.0.1", 0)
+        try:
+            for body in bodies_of(case):
+                await _send(port, case, body)
+            served(coordinator)
+            tell(coordinator)
+        finally:
+            server.close()
+            coordinator.stop()
+        return ["sent"] * len(bodies_of(case))
+
+    yield attempt
+
+
+async def _send(port: int, case: bytes, body: bytes) -> None:
+    """Each over a connection of its own, to its end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    hello = await reader.readexactly(len(wire.HELLO) + wire.NONCE_SIZE)
+    speech = Speech(case, hello[len(wire.HELLO) :])
+    with suppress(ConnectionError):
+        writer.write(speech.greeting + speech.frame(body))
+        writer.write_eof()
+        await reader.read()
+    writer.transport.abort()
+
+
+LINES = tuple(
+    codec.to_plain(each)
+    for each in (
+        FromRank(hello_pid=7, rank=0, rung=2),
+        FromRank(total_steps=90, loss="0.5", restored=REF),
+        FromRank(shard_step=10, shard_files=(FILE,)),
+        FromRank(paused=3, drained=3, left=True, served=Served(1, 2, 3)),
+        FromRank(error_type="ValueError", error_class="builtins.ValueError", fingerprint="x", message="bad"),
+    )
+)
+
+
+def draw_lines(chance: Random) -> bytes:
+    lines = []
+    for _ in range(chance.choice((1, 4, 16))):
+        text = odd.written(odd.bent(chance, chance.choice(LINES)))
+        lines.append(odd.damaged(chance, text) if chance.random() < 0.1 else text)
+    return b"\n".join(lines)
+
+
+@asynccontextmanager
+async def _ranks() -> AsyncIterator[Attempt]:
+    loop = asyncio.get_running_loop()
+
+    async def attempt(case: bytes) -> list[str]:
+        life = Life(checkpoint=CheckpointConfig("/c")).running()
+        heard, ended = list[FromRank](), list[str]()
+        told = RankSocket(folder / "rank.sock", heard.append)
+        for line in case.split(b"\n"):
+            with socket.socket(socket.AF_UNIX) as rank:
+                rank.connect(str(folder / "rank.sock"))
+                rank.setblocking(False)
+                await loop.sock_sendall(rank, line + b"\n")
+                told.tell(ToRank(pause=True))
+                told.drain()
+                ended.append("taken" if told._buffers else "refused")
+            told.drain()
+        told.close()
+        for each in heard:
+            life.sees(RankSaid(epoch(1), 0, each))
+        life.wait(1)
+        codec.encode(life.died(0, 1).report)
+        agent_metrics.render(life.state, agent_metrics.count({}, life.state), 0.0)
+        return ended
+
+    with tempfile.TemporaryDirectory() as name, redirect_stderr(io.StringIO()):
+        folder = Path(name)
+        yield attempt
+
+
+CAMPAIGNS = (
+    Campaign("agents", "frames", 1_000_000, draw, _memory),
+    Campaign("agents-live", "frames", 20_000, draw, _live),
+    Campaign("ranks", "frames", 1_000_000, draw_lines, _ranks),
+)

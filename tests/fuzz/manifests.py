@@ -1,0 +1,231 @@
+"""Texts that people, and who can write a checkpoint volume, give us.
+
+`yaml`: manifests through `ropeteam validate`: good, or refused with a sentence; of a good one pods can be
+made.
+`checkpoints`: manifests of checkpoints. `journals`: entries of a run's journal, which an agent walks along.
+Nothing outside of the folder is opened, and what is odd is passed over.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any, cast
+
+import orjson
+import yaml
+from click.testing import CliRunner
+from tests.builders import a_job
+from tests.core.fake_cluster import FakeCluster
+from tests.fuzz import odd
+from tests.fuzz.campaign import Attempt, Campaign
+from tests.fuzz.specs import SPECS
+
+from ropeteam.cli import documents
+from ropeteam.cli.main import cli
+from ropeteam_trainer.checkpoint import journal, reader
+from ropeteam_trainer.checkpoint.journal import Entry, Held, List, Place, Read
+from ropeteam_trainer.checkpoint.manifest import MANIFEST, METADATA, Manifest
+from ropeteam_trainer.checkpoint.restore import choose
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+
+_BETWEEN = b"\n\n"
+_HEAD = {"apiVersion": "ropeteam.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "good"}}
+_YAML = (
+    *(
+        "&x ",
+        "*x",
+        "<<: ",
+        "? ",
+        "- ",
+        "!!set ",
+        "!!int ",
+        "!!python/object:os.system ",
+        "1:2",
+        "0o17",
+        ".nan",
+    ),
+    *(
+        "2026-13-45",
+        "|",
+        ">-",
+        "---\n",
+        "%YAML 9\n",
+        "{",
+        "]",
+        "\t",
+        "#",
+        "~",
+        "=",
+        "'",
+        '"',
+        "@",
+        "`",
+        "\x00",
+    ),
+    *("&a [*a]", "&x [x]\n", "\r", "\ufeff", "9" * 99, "1e99", "- " * 200, "[" * 200),
+)
+
+
+def draw_yaml(chance: Random) -> bytes:
+    plain = odd.bent(chance, _HEAD | {"spec": chance.choice(SPECS)}, loose=0.3)
+    if chance.random() < 0.4:
+        return odd.written(plain)  # JSON is YAML
+    text = yaml.safe_dump(plain, allow_unicode=chance.random() < 0.5, default_flow_style=None)
+    for _ in range(chance.choice((0, 0, 1, 3))):
+        place = chance.randrange(len(text) + 1)
+        text = text[:place] + chance.choice(_YAML) + text[place + chance.choice((0, 0, 5)) :]
+    data = text.encode(errors="surrogatepass")
+    return odd.damaged(chance, data) if chance.random() < 0.1 else data
+
+
+@asynccontextmanager
+async def _yaml() -> AsyncIterator[Attempt]:
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / "job.yaml"
+
+        async def attempt(case: bytes) -> list[str]:
+            file.write_bytes(case)
+            result = CliRunner().invoke(cli, ["validate", str(file)])
+            if result.exception and not isinstance(result.exception, SystemExit):
+                raise result.exception
+            assert result.exit_code in (0, 2)
+            assert result.output.startswith("error: ") or "is good" in result.output
+            if result.exit_code == 0:
+                _made(documents.read(file).job)
+            return ["good" if result.exit_code == 0 else "refused"]
+
+        yield attempt
+
+
+def _made(job: dict[str, Any]) -> None:
+    """Its pods, as an API server would be sent them."""
+    if job["spec"].get("workers", 0) > 8:
+        return
+    fake = FakeCluster(a_job().but(spec=job["spec"]))
+    for _ in range(6):
+        for action in fake.round().actions:
+            orjson.dumps(getattr(action, "manifest", None))
+        fake.kubelets()
+
+
+class Opened:
+    """What is opened in a block, but for plain names and what is in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._inside, self._watching = str(folder), False
+        self._strange = list[str]()
+        sys.addaudithook(self._look)  # which stays for the life of the process
+
+    def _look(self, event: str, args: tuple[Any, ...]) -> None:
+        if self._watching and event == "open" and isinstance(args[0], str):
+            path = args[0]
+            if path == ".." or ("/" in path and not path.startswith(self._inside)):
+                self._strange.append(path)
+
+    def __enter__(self) -> None:
+        self._watching = True
+
+    def __exit__(self, *_: object) -> None:
+        self._watching = False
+        assert not self._strange, f"opened {self._strange}"
+
+
+@cache
+def saved() -> dict[str, Any]:
+    files = tuple(
+        ShardFile(name, 1, "f" * 64) for name in (METADATA, "__0_0.distcp", "state.pt", "rank-0.pt")
+    )
+    parent = CheckpointRef(3, Epoch(1, 0, 1), "d" * 64, "run")
+    plain: dict[str, Any] = codec.to_plain(Manifest(5, Epoch(1, 0, 2), 1, "job", "", files, parent))
+    return plain
+
+
+def draw_checkpoint(chance: Random) -> bytes:
+    plain = odd.bent(chance, saved(), lambda path: path[0] in ("step", "epoch") and chance.random() < 0.8)
+    text = odd.written(plain)
+    return odd.damaged(chance, text) if chance.random() < 0.2 else text
+
+
+@asynccontextmanager
+async def _checkpoints() -> AsyncIterator[Attempt]:
+    with tempfile.TemporaryDirectory() as name:
+        directory, nothing_else_opened = Path(name), Opened(Path(name))
+        place = directory / "step-5" / "1.0.2"
+        place.mkdir(parents=True)
+        plan = RankPlan("1.0.3", (), False, CheckpointConfig(name), Resume.LATEST, None, "job", "")
+
+        async def attempt(case: bytes) -> list[str]:
+            (place / MANIFEST).write_bytes(case)
+            looks = list[str]()
+            with nothing_else_opened:
+                choice = choose(plan, reader.find(directory), lambda ref: reader.look(directory, ref))
+                if choice.manifest and choice.ref:
+                    files = choice.manifest.files[:50]
+                    looks = [
+                        reader.check(directory, choice.ref, each, lambda _: None).fault for each in files
+                    ]
+            "".join(choice.skipped).encode()
+            assert choice.manifest is None or any(looks), "it names files that are not there"
+            return ["files to be looked at" if looks else "passed over"]
+
+        yield attempt
+
+
+PLACES = tuple(Place(Epoch(1, 0, n), 10 * n) for n in range(1, 7))
+
+
+def draw_journal(chance: Random) -> bytes:
+    """Entries whose parents are any of them, and one of which is odd."""
+    entries: dict[str, Any] = {}
+    for place in PLACES:
+        above = chance.choice((None, *PLACES))
+        parent = above and CheckpointRef(above.step, above.epoch, chance.choice(("", "d", f"d{above.step}")))
+        entry = Entry(CheckpointRef(place.step, place.epoch, chance.choice(("d", f"d{place.step}"))), parent)
+        entries[f"{place}.{chance.choice(('commit', 'pruned', 'pruning-1.0.9-p'))}"] = codec.to_plain(entry)
+    entries = odd.bent(chance, entries, loose=0.2)
+    return _BETWEEN.join(
+        part
+        for name, entry in entries.items()
+        for part in (name.encode(errors="replace"), odd.written(entry))
+    )
+
+
+@asynccontextmanager
+async def _journals() -> AsyncIterator[Attempt]:
+    held = Held(journal.Claim(Epoch(1, 0, 9), "pod"), frozenset(PLACES))
+    refs = tuple(CheckpointRef(place.step, place.epoch, f"d{place.step}") for place in PLACES)
+
+    async def attempt(case: bytes) -> list[str]:
+        words = [word.decode() for word in case.split(_BETWEEN)]
+        texts = dict(zip(words[::2], words[1::2], strict=False))
+        for walk in (journal.line(held, refs[:2]), journal.line(held, ()), journal.pasts(refs)):
+            count, answer = 0, cast(Any, None)
+            try:
+                while True:
+                    asked, count = walk.send(answer), count + 1
+                    assert count < 1000, "it goes round in circles"
+                    match asked:
+                        case List():
+                            answer = list(texts)
+                        case Read(name):
+                            answer = texts.get(name, "")
+            except StopIteration:
+                pass
+        return ["walked along"]
+
+    yield attempt
+
+
+CAMPAIGNS = (
+    Campaign("yaml", "manifests", 100_000, draw_yaml, _yaml),
+    Campaign("checkpoints", "manifests", 100_000, draw_checkpoint, _checkpoints),
+    Campaign("journals", "journals", 100_000, draw_journal, _journals),
+)
