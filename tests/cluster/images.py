@@ -216,7 +216,9 @@ def rooted() -> Image:
 
 
 def _build_rooted(image: Image) -> None:
-    container = buildah("from", f"oci:{layout().folder}:{TRAINER}").strip()
+    if not has(TRAINER):  # it is in the layout, which buildah does not begin from
+        trainer().build(trainer())
+    container = buildah("from", "--pull-never", TRAINER).strip()
     buildah("config", "--user", "0:0", container)
     buildah("commit", "--quiet", "--rm", container, image.name)
 

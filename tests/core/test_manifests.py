@@ -22,7 +22,7 @@ from ropeteam.core.actions import (
     PointService,
 )
 from ropeteam.core.decide import decide
-from ropeteam.core.view import look
+from ropeteam.core.view import changed, look
 from ropeteam.core.workerpod import sample
 from ropeteam_trainer.contract import codec, config
 
@@ -50,6 +50,12 @@ def env(container: dict[str, Any]) -> dict[str, Any]:
 
 def in_template(**container: Any) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "trainer", **container}]}}
+
+
+def mounting(volume: str, path: str) -> dict[str, Any]:
+    template = in_template(volumeMounts=[{"name": volume, "mountPath": path}])
+    template["spec"]["volumes"] = [{"name": volume, "emptyDir": {}}]
+    return template
 
 
 METRICS = {"name": "metrics", "containerPort": 29403, "protocol": "TCP"}
@@ -174,7 +180,7 @@ def test_the_short_form_is_merged_into_the_template() -> None:
         volumeMounts=[{"name": "data", "mountPath": "/data"}],
     )
     template["metadata"] = {"labels": {"team": "vision"}, "annotations": {"note": "x"}}
-    template["spec"]["nodeSelector"] = {"gpu": "h100"}
+    template["spec"] |= {"nodeSelector": {"gpu": "h100"}, "volumes": [{"name": "data", "emptyDir": {}}]}
     manifest = pod(
         command=None, image="train:2", workingDir="/src", env=[{"name": "C", "value": "3"}], template=template
     )
@@ -219,7 +225,7 @@ def test_volumes_of_the_agent_the_token_the_checkpoints_and_shared_memory() -> N
 
 
 def test_shared_memory_of_the_template_is_kept() -> None:
-    manifest = pod(template=in_template(volumeMounts=[{"name": "mine", "mountPath": "/dev/shm"}]))
+    manifest = pod(template=mounting("mine", "/dev/shm"))
     assert mounts(trainer(manifest))["/dev/shm"] == "mine"
     assert "ropeteam-shm" not in volumes(manifest)
 
@@ -234,8 +240,7 @@ def test_a_cache_of_shards_has_a_folder_and_tells_the_script_of_it() -> None:
 
 
 def test_a_disk_of_the_node_may_be_the_cache_of_shards() -> None:
-    mine = [{"name": "nvme", "mountPath": "/shard-cache"}]
-    manifest = pod(shardCache="200Gi", template=in_template(volumeMounts=mine))
+    manifest = pod(shardCache="200Gi", template=mounting("nvme", "/shard-cache"))
     assert mounts(trainer(manifest))["/shard-cache"] == "nvme"
     assert "ropeteam-shard-cache" not in volumes(manifest)
     assert config.SHARD_CACHE in env(trainer(manifest))
@@ -269,6 +274,15 @@ def test_defaults_lean_to_restricted_and_what_the_user_says_is_kept() -> None:
     kept = pod(template=template)
     assert trainer(kept)["securityContext"] == {"allowPrivilegeEscalation": True, "capabilities": {}}
     assert "automountServiceAccountToken" not in kept["spec"]
+
+
+def test_pods_of_an_attempt_that_began_under_an_earlier_release_keep_their_capabilities() -> None:
+    """Root without them may write no volume of another user: a job that ran would end at its next fault."""
+    status = a_running_job().status
+    assert status.drops_capabilities
+    seen = a_running_job().but(status=changed(status, drops_capabilities=False)).after(vanished(0), written)
+    (made,) = (action.manifest for action in decide(seen).actions if isinstance(action, CreatePod))
+    assert trainer(made)["securityContext"] == {"allowPrivilegeEscalation": False}
 
 
 @pytest.mark.parametrize("given", [{"add": ["IPC_LOCK"]}, {"drop": ["NET_RAW"]}, {"drop": []}])

@@ -70,6 +70,7 @@ def test_what_the_template_says_of_users_homes_and_names_is_kept() -> None:
     mine = [{"name": "mine", "mountPath": path} for path in ("/etc/passwd", "/ropeteam-home")]
     security = {"runAsUser": 5, "runAsGroup": 6, "fsGroup": 7, "runAsNonRoot": False}
     template = in_template(security, volumeMounts=mine, env=[{"name": "HOME", "value": "/mine"}])
+    template["spec"]["volumes"] = [{"name": "mine", "emptyDir": {}}]
     pod = made(user=5, template=template)
     (trainer,) = pod["spec"]["containers"]
     assert security.items() <= pod["spec"]["securityContext"].items()

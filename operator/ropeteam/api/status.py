@@ -239,6 +239,9 @@ class JobStatus(StatusModel):
     user: int | None = Field(default=None, ge=1)
     """As whom this attempt's container `trainer` runs because Pod Security refuses it as written. Absent: as
     image and template say."""
+    drops_capabilities: bool = False
+    """This attempt's container `trainer` has no capabilities, unless the template speaks of them. False: it
+    began under an earlier release, and pods that are replaced get what the others have."""
     slots: tuple[SlotStatus, ...] = Field(default=(), max_length=4096)
     """The workers' places and which pod holds each."""
     launcher: str = Field(default="", max_length=256)

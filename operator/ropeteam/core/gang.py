@@ -85,6 +85,7 @@ def open_attempt(view: View, status: JobStatus, stopped_at: datetime | None = No
             since=view.now,
         ),
         user=view.seen.refusal.user if view.seen.refusal else None,
+        drops_capabilities=True,
         slots=tuple(slots),
         avoided_nodes=(),
         shape=shape(view.spec),

@@ -44,7 +44,7 @@ def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> di
     container["env"] = [*_env_of_the_user(spec, container), *_env_of_ours(seen, spec, slot)]
     if spec.shard_cache and not is_server(spec, slot):
         _shard_cache(spec.shard_cache, container, pod_spec)
-    _defaults(pod_spec, container)
+    _defaults(pod_spec, container, seen.status.drops_capabilities)
     _declare_metrics(pod_spec, container)
     pod_spec["restartPolicy"] = "Never"
     pod_spec["terminationGracePeriodSeconds"] = spec.recovery.drain_seconds + manifests.DRAIN_MARGIN_SECONDS
@@ -60,7 +60,8 @@ def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> di
 
 def sample(seen: Observation, spec: TrainingJobSpec, user: int | None = None) -> dict[str, Any]:
     """To ask the API server about in a dry run, before anything is made. `user`: as in status."""
-    return worker_pod(changed(seen, status=changed(seen.status, user=user)), spec, SlotStatus(slot=0))
+    status = changed(seen.status, user=user, drops_capabilities=True)
+    return worker_pod(changed(seen, status=status), spec, SlotStatus(slot=0))
 
 
 def is_server(spec: TrainingJobSpec, slot: SlotStatus) -> bool:
@@ -201,12 +202,13 @@ def checkpoint_directory(job: str, wish: Checkpoint) -> str:
     return f"{CHECKPOINT_PATH}/{manifests.checkpoint_path(job, wish)}"
 
 
-def _defaults(pod_spec: dict[str, Any], container: dict[str, Any]) -> None:
+def _defaults(pod_spec: dict[str, Any], container: dict[str, Any], drops_capabilities: bool) -> None:
     dict_at(pod_spec, "securityContext").setdefault("seccompProfile", {"type": "RuntimeDefault"})
     own = dict_at(container, "securityContext")
     if own.get("privileged") is not True:  # Kubernetes takes no other word beside it
         own.setdefault("allowPrivilegeEscalation", False)
-        own.setdefault("capabilities", {"drop": ["ALL"]})  # any word of the user's about them is the last one
+        if drops_capabilities:  # any word of the user's about them is the last one
+            own.setdefault("capabilities", {"drop": ["ALL"]})
     pod_spec.setdefault("enableServiceLinks", False)
     if "serviceAccountName" not in pod_spec:  # who names an account wants to use it
         pod_spec.setdefault("automountServiceAccountToken", False)
