@@ -1,0 +1,177 @@
+"""What other tenants put on a real cluster, for benchmarks/tenants.py.
+
+    python -m benchmarks.hostile harmless|hostile KUBECONFIG SHARED     until SIGTERM
+
+Both ask the API server for as much, as often: things are made, changed and deleted. Harmless are ConfigMaps;
+hostile are TrainingJobs of every shape, beside false coordinators.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.cluster import images
+
+from ropeteam.api.job import API_VERSION, KIND, Metadata
+from ropeteam.controller import access
+from ropeteam.controller.cluster import AlreadyGone, ApiClient, ApiError, Place
+from ropeteam.core import names
+from ropeteam.core.observation import Role
+
+Object = dict[str, Any]
+SPACES = [f"crowd-{number}" for number in range(10)]
+CHURN = "churn"
+"""The namespace of what comes and goes."""
+PODS, CONFIG_MAPS, SERVICES, JOBS = 10_000, 5_000, 2_000, 200
+A_SECOND = 10
+"""Things that are made, changed and deleted."""
+ANSWERS = ("garbage", "endless", "compressed", "redirecting", "silent")
+_AT_ONCE = 20
+_OURS = {names.MANAGED_BY: "ropeteam", names.JOB: "no-such-job", names.TERM: "x", names.SLOT: "9" * 40}
+
+
+def _meta(name: str, space: str, **more: Any) -> Object:
+    return {"name": name, "namespace": space, **more}
+
+
+def _job(spec: Object, name: str, space: str) -> Object:
+    base = {"image": images.TRAINER, "command": ["true"], "workers": 2, "suspend": True}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": _meta(name, space), "spec": {**base, **spec}}
+
+
+def _nested(levels: int) -> Object:
+    inner: Object = {}
+    for _ in range(levels):
+        inner = {"a": inner}
+    return {"metadata": {"x": inner}}
+
+
+_CLAIM = {"volume": {"persistentVolumeClaim": {"claimName": "no-such-claim"}}}
+_UNPLACED = {"spec": {"schedulerName": "nobody", "containers": [{"name": "trainer"}]}}
+_PORT = {"spec": {"containers": [{"name": "trainer", "ports": [{"name": {}, "containerPort": 1}]}]}}
+SHAPES: dict[str, Object] = {
+    "deep": {"template": _nested(800)},
+    "wide": {"template": {"metadata": {"x": {f"key{number}": [] for number in range(20_000)}}}},
+    "unplaced": {"template": _UNPLACED, "suspend": False},
+    "port": {"template": _PORT, "suspend": False},
+    "absent": {"image": "registry.invalid/none:1", "suspend": False, "template": _UNPLACED},
+    "crowded": {"workers": 4096},
+    "misfit": {"strategy": {"parallelism": {"tensor": 7}}, "suspend": False},
+    "volume": {"checkpoint": _CLAIM, "template": _UNPLACED, "suspend": False},
+}
+"""What a TrainingJob may be that its API server takes, and that costs an operator most."""
+
+
+def hostile(number: int, space: str = "") -> Object:
+    shape = list(SHAPES)[number % len(SHAPES)]
+    return _job(SHAPES[shape], f"{shape}-{number}", space or SPACES[number % len(SPACES)])
+
+
+def harmless(number: int, space: str) -> Object:
+    """As large as the hostile one of this number."""
+    text = "x" * len(json.dumps(hostile(number)))
+    meta = _meta(f"plain-{number}", space)
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"x": text}}
+
+
+def _pod(number: int) -> Object:
+    spec = {"schedulerName": "nobody", "containers": [{"name": "c", "image": "x"}]}
+    meta = _meta(f"pod-{number}", SPACES[number % len(SPACES)])
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def _config_map(number: int) -> Object:
+    meta = _meta(f"map-{number}", SPACES[number % len(SPACES)])
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"x": "y" * 1000}}
+
+
+def _service(number: int) -> Object:
+    spec = {"clusterIP": "None", "ports": [{"port": 29402}]}
+    meta = _meta(f"service-{number}", SPACES[number % len(SPACES)], labels=_OURS)
+    return {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec}
+
+
+def _namespace(name: str) -> Object:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+
+
+async def beforehand(client: ApiClient, share: float = 1.0) -> None:
+    """Everything that is there before the honest job is. `share`: of all, to try it out."""
+    for space in SPACES:
+        await client.create(_namespace(space))
+    kinds = ((_pod, PODS), (_config_map, CONFIG_MAPS), (_service, SERVICES), (hostile, JOBS))
+    await _in_turn(client, (make(number) for make, count in kinds for number in range(int(count * share))))
+
+
+async def _in_turn(client: ApiClient, things: Iterator[Object]) -> None:
+    """A few at a time, as fast as they are taken."""
+
+    async def work() -> None:
+        for thing in things:
+            await client.create(thing)
+
+    await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
+
+
+async def churn(client: ApiClient, make: Callable[[int, str], Object]) -> None:
+    """For ever: a thing is made, changed a second later, and deleted after another."""
+    async with asyncio.TaskGroup() as group:
+        for number in itertools.count():
+            group.create_task(_life(client, make(number, CHURN)))
+            await asyncio.sleep(1 / A_SECOND)
+
+
+async def _life(client: ApiClient, thing: Object) -> None:
+    with suppress(ApiError, AlreadyGone):
+        made = await client.create(thing)
+        await asyncio.sleep(1)
+        await client.merge(Place.of(thing), {"metadata": {"annotations": {"changed": "yes"}}})
+        await asyncio.sleep(1)
+        await client.delete(Place.of(thing), uid=made["metadata"]["uid"])
+
+
+async def false_coordinators(client: ApiClient, shared: Path) -> None:
+    """A job for each kind of answer, whose coordinator a pod of its tenant is."""
+    for how in ANSWERS:
+        job = await client.create(_job({"template": _UNPLACED}, f"false-{how}", CHURN))
+        await client.create(_coordinator(how, job, shared))
+        await client.merge(Place.of(job), {"spec": {"suspend": False}})
+
+
+def _coordinator(how: str, job: Object, shared: Path) -> Object:
+    """In the place of the operator's: of its name and labels, and the job's own."""
+    owner = Metadata(name=job["metadata"]["name"], namespace=CHURN, uid=job["metadata"]["uid"], generation=1)
+    container = {
+        "name": "coordinator",
+        "image": images.TRAINER,
+        "imagePullPolicy": "Never",
+        "command": ["python", "-S", "/shared/scripts/falsecoordinator.py", how],
+        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
+    }
+    volume = {"name": "shared", "hostPath": {"path": str(shared)}}
+    meta = _meta(
+        names.coordinator(owner.name, 1), CHURN,
+        labels=names.labels(owner, Role.COORDINATOR, term=1, attempt=1), ownerReferences=[names.owner(owner)],
+    )  # fmt: skip
+    spec = {"containers": [container], "volumes": [volume], "terminationGracePeriodSeconds": 0}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+async def main(kind: str, kubeconfig: Path, shared: Path) -> None:
+    async with ApiClient(partial(access.load, kubeconfig)) as client:
+        await client.create(_namespace(CHURN))
+        if kind == "hostile":
+            await false_coordinators(client, shared)
+        await churn(client, hostile if kind == "hostile" else harmless)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))

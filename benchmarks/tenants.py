@@ -1,0 +1,176 @@
+"""Does one tenant feel what others do? An honest job beside hostile ones, on a real API server.
+
+    python -m benchmarks.tenants [TRIALS] [SHARE]      (5, 1.0; needs what `make e2e` needs)
+
+Beforehand, in other namespaces: 10,000 pods of a scheduler that nobody runs, 5,000 ConfigMaps, 2,000 Services
+with our labels, 200 hostile jobs (benchmarks/hostile.py). Then in turns: nothing more, things that do not
+concern us, and as many hostile ones beside false coordinators; each made, changed and deleted while the
+honest job starts, loses a rank and loses a pod. SHARE: of what is there beforehand.
+The nodes and all of the load are on one machine and share its cores: compare with "harmless".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from threading import Event, Thread
+
+import psutil
+from tests.cluster import images
+from tests.cluster.lab import Lab
+from tests.cluster.site import ROOT, SYSTEM, Site
+from tests.e2e.harness import wait_for
+
+from benchmarks import hostile
+from benchmarks.cluster_recovery import NODES, back, first_steps, running, start
+from benchmarks.report import Row, row, tell, write
+from ropeteam.controller import access
+from ropeteam.controller.cluster import ApiClient
+
+KINDS = ("alone", "harmless", "hostile")
+MEASURES = ("job start", "rank killed", "pod deleted", "longest silence of /healthz", "operator's memory")
+GRACE, SLOWER = 2.0, 1.5
+"""Seconds that a start may take longer than beside harmless things; and how much a recovery may."""
+GROWTH, MIB = 1.2, 32
+
+
+def main() -> int:
+    trials = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    share = float(sys.argv[2]) if len(sys.argv) > 2 else 1.0
+    lab = Lab(NODES, (images.operator(), images.trainer()))
+    site = Site.ready(lab)
+    for script in ("train_rung2.py", "falsecoordinator.py"):
+        shutil.copy(ROOT / "benchmarks" / script, site.shared / "scripts")
+    began = time.monotonic()
+    asyncio.run(_beforehand(lab.control.kubeconfig, share))
+    print(f"all is there after {time.monotonic() - began:.0f} s", flush=True)
+    samples: dict[str, list[float]] = {f"{what}, {kind}": [] for what in MEASURES for kind in KINDS}
+    for number in range(trials):
+        for kind in KINDS:
+            for what, value in window(site, kind, f"honest-{kind}-{number}").items():
+                samples[f"{what}, {kind}"].append(value)
+                print(f"{number + 1:3}/{trials} {what + ', ' + kind:38} {value:.2f}", flush=True)
+    faults = restarts(site) + tracebacks(site)
+    lab.down()
+    return show(samples, faults)
+
+
+async def _beforehand(kubeconfig: Path, share: float) -> None:
+    async with ApiClient(partial(access.load, kubeconfig)) as client:
+        await hostile.beforehand(client, share)
+
+
+def window(site: Site, kind: str, name: str) -> dict[str, float]:
+    """One turn: every measure, beside this kind of load."""
+    with _load(site, kind), Probe(site) as probe:
+        time.sleep(5)  # until it has begun
+        begin = time.time()
+        started = first_steps(start(site, name), since=0.0) - begin
+        site.delete(name)
+        folder = running(site, name)
+        begin = time.time()
+        site.kill_rank(name, 1)
+        killed = back(folder, begin)
+        wait_for("it runs", lambda: site.condition(name, "Running").get("status") == "True", 60)
+        begin = time.time()
+        site.lab.kubectl("delete", "pod", f"{name}-1-1", "--wait=false")
+        wait_for("its replacement", lambda: f"{name}-1-2" in site.uids(name), 60)
+        deleted = back(folder, begin)
+        memory = psutil.Process(site.operator(site.leader())).memory_info().rss / (1 << 20)
+        site.delete(name)
+    return dict(zip(MEASURES, (started, killed, deleted, probe.longest, memory), strict=True))
+
+
+@contextmanager
+def _load(site: Site, kind: str) -> Iterator[None]:
+    if kind == "alone":
+        yield
+        return
+    words = (kind, str(site.lab.control.kubeconfig), str(site.shared))
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.hostile", *words])
+    try:
+        yield
+        assert process.poll() is None, "the load has lasted"
+    finally:
+        process.terminate()
+        process.wait()
+        site.lab.kubectl("delete", "namespace", hostile.CHURN, "--wait", "--ignore-not-found")
+
+
+class Probe:
+    """Asks the leader's /healthz ten times a second; `longest` is the longest answer, in seconds."""
+
+    def __init__(self, site: Site) -> None:
+        pod = site.get("pod", site.leader(), SYSTEM) or {}
+        self._url = f"http://{pod['status']['podIP']}:8080/healthz"
+        self._ended, self.longest = Event(), 0.0
+        self._thread = Thread(target=self._ask, daemon=True)
+
+    def __enter__(self) -> Probe:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        while not self._ended.wait(0.1):
+            begin = time.monotonic()
+            with urllib.request.urlopen(self._url, timeout=60) as answer:
+                answer.read()
+            self.longest = max(self.longest, time.monotonic() - begin)
+
+
+def restarts(site: Site) -> list[str]:
+    """Operators that were started again."""
+    return [
+        f"{pod['metadata']['name']} was started again"
+        for pod in site.operators()
+        if any(each["restartCount"] for each in pod["status"]["containerStatuses"])
+    ]
+
+
+def tracebacks(site: Site) -> list[str]:
+    """Lines of operators that no handled error writes."""
+    names = [pod["metadata"]["name"] for pod in site.operators()]
+    lines = [line for name in names for line in site.lab.kubectl("-n", SYSTEM, "logs", name).splitlines()]
+    return [line for line in lines if "Traceback" in line or "never retrieved" in line]
+
+
+def show(samples: dict[str, list[float]], faults: list[str]) -> int:
+    table = [row(f"{name}", values, unit="") for name, values in samples.items()]
+    middle = {name: statistics.median(values) for name, values in samples.items()}
+
+    def goal(what: str, most: float, unit: str, beside: str) -> Row:
+        values = samples[f"{what}, hostile"]
+        value = max(values) if what == MEASURES[-2] else statistics.median(values)
+        return Row(f"{what}: hostile", round(value, 2), unit, len(values), round(max(values), 2),
+                   f"<= {most:.2f}", value <= most, beside)  # fmt: skip
+
+    start, killed, deleted, silence, memory = MEASURES
+    table += [
+        goal(start, middle[f"{start}, harmless"] + GRACE, "s", "harmless + 2 s"),
+        goal(killed, SLOWER * middle[f"{killed}, harmless"], "s", f"{SLOWER} x harmless"),
+        goal(deleted, SLOWER * middle[f"{deleted}, harmless"], "s", f"{SLOWER} x harmless"),
+        goal(silence, max(1.0, *samples[f"{silence}, harmless"]), "s", "1 s, or beside harmless ones"),
+        goal(memory, max(GROWTH * middle[f"{memory}, alone"], middle[f"{memory}, alone"] + MIB), "MiB",
+             "alone + 20 % or 32 MiB"),
+        Row("operators started again, and tracebacks", len(faults), "", 1, len(faults), "0", not faults, ""),
+    ]  # fmt: skip
+    print(*faults, sep="\n")
+    write("tenants", table, samples, "seconds, and MiB")
+    return tell(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
