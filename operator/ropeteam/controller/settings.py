@@ -119,8 +119,8 @@ def default_home(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("ROPETEAM_HOME") or Path.home() / ".local" / "state" / "ropeteam")
 
 
-def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
-    """Raises SystemExit (2) for an unknown flag."""
+def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    """Each flag is an environment variable, too: --key-file is ROPETEAM_KEY_FILE."""
     parser = argparse.ArgumentParser(
         prog="python -m ropeteam.controller", description="The Ropeteam operator."
     )
@@ -144,6 +144,12 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     setting("probe-address", "127.0.0.1:0", "where to serve /healthz, /readyz and /metrics")
     setting("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     setting("deleted-nodes", "unknown", "`ended`: nothing runs on a node whose object is deleted")
+    return parser
+
+
+def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
+    """Raises SystemExit (2) for an unknown flag."""
+    parser = _parser(environ)
     given = parser.parse_args(arguments)
     if given.deleted_nodes not in ("unknown", "ended"):
         parser.error(f"--deleted-nodes {given.deleted_nodes}: unknown or ended is needed")
