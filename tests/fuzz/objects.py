@@ -38,7 +38,7 @@ from ropeteam.controller.coordinator import Coordinators, Unreachable
 from ropeteam.controller.informer import Informer, Key
 from ropeteam.controller.observer import Memories, Observer
 from ropeteam.controller.outlines import _Outlined
-from ropeteam.controller.settings import OperatorKey
+from ropeteam.controller.settings import OperatorKey, OperatorKeys
 from ropeteam.core.actions import CreatePod, CreateService
 from ropeteam.core.decide import decide
 from ropeteam_trainer.contract import codec
@@ -184,9 +184,9 @@ async def attempt(case: bytes, kind: str) -> list[str]:
     if not await _heard(cached, case):
         return ["unreadable as a whole"]
     coordinators = cast(Coordinators, Silent())
-    key = OperatorKey(b"k" * 32)
+    keys = OperatorKeys((OperatorKey(b"k" * 32),))
     observer = Observer(
-        caches, Memories(), client, coordinators, key, a_job().defaults, lambda: NOON, lambda: 0.0
+        caches, Memories(), client, coordinators, keys, a_job().defaults, lambda: NOON, lambda: 0.0
     )
     return [await _decided(observer)]
 
