@@ -40,7 +40,8 @@ async def _door() -> AsyncIterator[Attempt]:
 
     def let_in(connection: socket.socket) -> None:
         inside.put(connection)
-        connection.sendall(b"x" * wire.ANSWER)  # who waits to be refused hears of it
+        with suppress(OSError):  # it may be closed by now
+            connection.sendall(b"x" * wire.ANSWER)  # who waits to be refused hears of it
 
     door = Door(listener, SECRET, PLACES, let_in)
 
