@@ -133,3 +133,11 @@ def test_who_may_reach_jobs_comes_from_a_file(tmp_path: Path, capsys: pytest.Cap
     policy = read([], {"ROPETEAM_JOB_POLICY": str(file)}).defaults.policy
     assert policy is not None
     assert policy.to_json() == PEERS
+
+
+async def test_trouble_that_may_pass_is_no_refusal(still: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that runs would not ask again."""
+    asked = answered(monkeypatch, still.client, ApiError(503, "etcdserver: request timed out"))
+    assert await rounds(still) == ["etcdserver: request timed out"]
+    assert len(asked) == 2
+    assert condition(await status(still.client, JOB), "Stalled")["reason"] != "NetworkPolicyRefused"

@@ -224,7 +224,13 @@ def test_fields_that_shape_pods_are_frozen_while_pods_run() -> None:
 
 
 @pytest.mark.parametrize(
-    "free", [{"activeDeadlineSeconds": 9999}, {"cleanPodPolicy": "All"}, {"recovery": {"maxFailures": 99}}]
+    "free",
+    [
+        {"activeDeadlineSeconds": 9999},
+        {"cleanPodPolicy": "All"},
+        {"recovery": {"maxFailures": 99}},
+        {"resume": {"trust": "Any"}},  # as a rollback to a definition that drops it
+    ],
 )
 def test_other_fields_may_change_at_any_time(free: dict[str, Any]) -> None:
     assert condition(a_running_job().after(edited(**free)), ConditionType.ACCEPTED).holds

@@ -132,6 +132,17 @@ def test_a_gang_whose_policy_is_refused_is_not_started_and_says_what_to_do() -> 
     assert not again.status.holds(ConditionType.STALLED)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_job_that_ran_gets_its_lost_pods_back_whatever_a_quota_says(workers: int) -> None:
+    """One worker, or all of them at once: none of its pods is known any more."""
+    lost = [vanished(slot) for slot in range(workers)]
+    seen = guarded(a_running_job(workers)).but(policy=PolicySeen(refusal=policy.refused(QUOTA)))
+    decision = decide(seen.after(*lost, written))
+    assert [str(each) for each in decision.actions if isinstance(each, CreatePod)] == [
+        f"create Pod mnist-{slot}-2" for slot in range(workers)
+    ]
+
+
 def test_without_the_right_to_make_one_jobs_go_on() -> None:
     """An operator that was upgraded, and its roles, which somebody else makes, not."""
     seen = waiting(RBAC).after(written)

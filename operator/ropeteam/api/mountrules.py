@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from ropeteam.api.rule import Rule, Spec, at, spec_with, template_with, trainer, trainer_says
 
-OURS = ["/ropeteam", "/ropeteam/", "/ropeteam-token", "/ropeteam-token/"]
+OURS = ["/ropeteam", "/ropeteam-token"]
 """Where the agent and the job's token are. A pattern would cost a server too much."""
-CHECKPOINTS = ["/checkpoints", "/checkpoints/"]
+CHECKPOINTS = ["/checkpoints"]
 OWN_VOLUMES = "ropeteam-"
 """Volumes that begin so may be ours, which are added later."""
 _CLAIM: Spec = {"persistentVolumeClaim": {"claimName": "data"}}

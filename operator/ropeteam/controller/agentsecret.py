@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from ropeteam.controller.cluster import AlreadyOurs, ApiClient
+from ropeteam.controller.cluster import REFUSALS, AlreadyOurs, ApiClient, ApiError
 from ropeteam.core import names
 
 _BELIEVED_SECONDS = 60.0
@@ -51,8 +51,13 @@ class AgentSecret:
         async with self._turns[namespace]:
             if clock() - self._made.get(namespace, float("-inf")) < _BELIEVED_SECONDS:
                 return
-            with suppress(AlreadyOurs):
-                await client.create(self._manifest(namespace))
+            try:
+                with suppress(AlreadyOurs):
+                    await client.create(self._manifest(namespace))
+            except ApiError as error:
+                # A quota that is full refuses what is there, too.
+                if namespace not in self._made or error.status not in REFUSALS:
+                    raise
             self._made[namespace] = clock()
 
     def _manifest(self, namespace: str) -> dict[str, Any]:

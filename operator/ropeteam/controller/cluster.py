@@ -29,6 +29,8 @@ _TRIES = 5
 _AT_ONCE = 100
 _CHANCE = SystemRandom()
 _PASSING = {429, 500, 502, 503, 504}
+REFUSALS = {400, 403, 422}
+"""The same request gets the same answer, until somebody changes something."""
 _LARGEST_ANSWER = 64 << 20
 _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
 CLUSTER_WIDE = frozenset({"Node", "Namespace", "CustomResourceDefinition"})

@@ -16,6 +16,7 @@ from ropeteam.api.job import Metadata
 from ropeteam.controller.agentsecret import AgentSecret
 from ropeteam.controller.caches import Caches
 from ropeteam.controller.cluster import (
+    REFUSALS,
     AlreadyGone,
     AlreadyOurs,
     ApiClient,
@@ -71,9 +72,7 @@ class Executor:
             case DeleteService(name, uid):
                 await self._delete(Place("Service", job.namespace, name), uid)
             case CreateSecret():
-                with suppress(AlreadyOurs):
-                    await self.client.create(secret(action, job.namespace, self.keys))
-                memory.secret, memory.secret_at = action.name, self.clock()
+                await self._make_secret(action, job.namespace, memory)
             case CreatePolicy(manifest):
                 await self._protect(manifest, memory)
             case EnsureAgent():
@@ -83,11 +82,23 @@ class Executor:
             case _:
                 assert_never(action)
 
+    async def _make_secret(self, action: CreateSecret, namespace: str, memory: Memory) -> None:
+        try:
+            with suppress(AlreadyOurs):
+                await self.client.create(secret(action, namespace, self.keys))
+        except ApiError as error:
+            # A quota that is full refuses what is there, too.
+            if memory.secret != action.name or error.status not in REFUSALS:
+                raise
+        memory.secret, memory.secret_at = action.name, self.clock()
+
     async def _protect(self, manifest: Object, memory: Memory) -> None:
         try:
             with suppress(AlreadyOurs):
                 await self.client.create(manifest)
         except ApiError as error:
+            if error.status not in REFUSALS:
+                raise
             words = policy.refused(error.message)
             memory.policy = PolicySeen(refusal=words)
             raise ApiError(error.status, words) from None

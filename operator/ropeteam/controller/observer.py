@@ -18,7 +18,7 @@ from ropeteam.api.defaults import Defaults
 from ropeteam.api.job import Metadata, TrainingJobSpec
 from ropeteam.api.status import JobStatus
 from ropeteam.controller.caches import Caches
-from ropeteam.controller.cluster import AlreadyOurs, ApiClient, ApiError, Object
+from ropeteam.controller.cluster import REFUSALS, AlreadyOurs, ApiClient, ApiError, Object
 from ropeteam.controller.coordinator import Coordinators, Unreachable, Voice, voice
 from ropeteam.controller.holders import Holders
 from ropeteam.controller.informer import Key
@@ -31,9 +31,6 @@ from ropeteam_trainer import contract
 from ropeteam_trainer.clocks import boot_seconds
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.signing import Keys
-
-_REFUSALS = {400, 403, 422}
-
 
 _LOCKED_OUT = (
     " (the job was made with an operator key that is not accepted any more: give that to the operator as a "
@@ -216,7 +213,7 @@ class Observer:
         except ApiError as error:
             if "exceeded quota" in error.message:
                 raise _QuotaIsFull from None
-            if error.status not in _REFUSALS:
+            if error.status not in REFUSALS:
                 raise
             return Refusal(message=error.message)
         return None

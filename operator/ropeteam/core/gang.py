@@ -32,6 +32,7 @@ _FREE_TO_CHANGE: Any = {
     "ttl_seconds_after_finished": True,
     "clean_pod_policy": True,
     "recovery": {"max_failures", "window_seconds"},
+    "resume": {"trust"},  # said when the job began, and a definition of an earlier release drops it
 }
 
 

@@ -43,8 +43,8 @@ def holds_up(view: View) -> bool:
 
 
 def _has_begun(view: View) -> bool:
-    """Pods of the gang have been made."""
-    return any(slot.pod_uid for slot in view.status.slots)
+    """Pods of the gang have been made, if of an earlier incarnation or attempt."""
+    return any(slot.pod_uid or slot.old_pod_uid or not slot.old_pod_gone for slot in view.status.slots)
 
 
 def refused(words: str) -> str:
