@@ -47,16 +47,18 @@ def test_our_package_comes_last_and_is_not_imported(shim, tmp_path):
     assert shim("script", "x.py").stdout == "installed\n"
 
 
+@pytest.mark.parametrize("place", ["site", "."])
 @pytest.mark.parametrize(
     ("installed", "kept"),
     [(None, False), ("wants_secret: bool", False), ("hello_pid: int", True), ("", True)],
 )
 def test_the_secret_of_servers_is_left_only_to_a_library_that_does_not_ask_for_it(
-    shim, tmp_path, installed, kept
+    shim, tmp_path, installed, kept, place
 ):
-    """Nothing that the script starts has it, nor what keeps os.environ. `installed`: in the image."""
-    site = tmp_path / "site"
-    site.mkdir()
+    """Nothing that the script starts has it, nor what keeps os.environ. `installed`: in the image, or beside
+    the script."""
+    site = tmp_path / place
+    site.mkdir(exist_ok=True)
     if installed is not None:
         (site / "ropeteam_trainer" / "contract").mkdir(parents=True)
         (site / "ropeteam_trainer" / "__init__.py").write_text("")
@@ -66,7 +68,7 @@ def test_the_secret_of_servers_is_left_only_to_a_library_that_does_not_ask_for_i
     (tmp_path / "x.py").write_text(child)
     plan = '{"epoch":"1.0.1","secret":"c0ffee","line":"1.0.1"}'
     flags = ("-S",)  # nothing is installed but what is there
-    done = shim("script", "x.py", flags=flags, ROPETEAM_RANK_PLAN=plan, PYTHONPATH=str(site))
+    done = shim("script", "x.py", flags=flags, ROPETEAM_RANK_PLAN=plan, PYTHONPATH=str(tmp_path / "site"))
     assert done.returncode == 0, done.stderr
     assert '"line"' in done.stdout
     assert ("c0ffee" in done.stdout) is kept

@@ -131,6 +131,17 @@ def naming(name: str) -> Callable[[Path], None]:
     return act
 
 
+def without(name: str) -> Callable[[Path], None]:
+    """The manifest has one file less."""
+
+    def act(place: Path) -> None:
+        plain = json.loads((place / MANIFEST).read_bytes())
+        plain["files"] = [file for file in plain["files"] if file["name"] != name]
+        (place / MANIFEST).write_text(json.dumps(plain))
+
+    return act
+
+
 def instead(name: str, make: Callable[[Path], Any]) -> Callable[[Path], None]:
     """Something that is no file."""
 
@@ -256,6 +267,7 @@ PASSED_OVER = (
     Case("a step that is a text", manifest(step="1000"), after=True),
     Case("files that are no list", manifest(files={}), after=True),
     Case("a file without a name", naming(""), after=True),
+    Case("a manifest that names no state", without(STATE), after=True),
     Case("a file named with a line's end", naming("a\nb"), after=True),
     Case("a file that is not there", lambda place: (place / RANK).unlink(), after=True),
     Case("a file that is a folder", instead(STATE, os.mkdir), after=True),

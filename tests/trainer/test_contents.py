@@ -73,6 +73,11 @@ def test_want_of_memory_proves_nothing(tmp_path: Path) -> None:
     assert told.split()[0] in ("RuntimeError", "MemoryError"), told
 
 
+def test_a_script_that_maps_its_files_makes_no_checkpoint_malformed() -> None:
+    with torch.utils.serialization.config.patch("load.mmap", True):
+        assert torch.equal(contents.load(STATE, saved(torch.ones(3))), torch.ones(3))
+
+
 def test_an_error_of_the_storage_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, _ = checkpoints(tmp_path)
     kept.save(3, None)

@@ -94,6 +94,13 @@ def test_a_committed_checkpoint_is_never_silently_replaced_by_nothing() -> None:
         choose(plan(CHAIN[4].ref), (), Disk(bad=set(STEPS)).look)
 
 
+def test_nor_is_one_that_only_the_journal_tells_of() -> None:
+    """Its entry is not signed, so it has no hash. An agent with keys tells of what is committed alone."""
+    told = replace(plan(replace(CHAIN[4].ref, digest="")), keys="/keys")
+    with pytest.raises(CheckpointNotFound, match=r"step-50/1\.0\.1 is not used: state\.pt was altered"):
+        choose(told, (), Disk(bad=set(STEPS)).look)
+
+
 def test_what_cannot_be_judged_is_not_passed_over_for_an_older_one() -> None:
     def look(ref: CheckpointRef) -> Look:
         return Look(None, "stale", unsure=True) if ref.step == 40 else Disk(bad={50}).look(ref)

@@ -6,6 +6,7 @@ What is here was written by the agent's own code, or is what somebody makes of i
 from __future__ import annotations
 
 import hashlib
+import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 from tests.agent.life import a_plan
+from torch.distributed.checkpoint.metadata import Metadata
 
 from ropeteam_trainer.agent import checkpoints
 from ropeteam_trainer.agent.checkpoints import Claimed
 from ropeteam_trainer.checkpoint import journal
 from ropeteam_trainer.checkpoint.journal import Entry, place_of
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, METADATA, Manifest, folder, ref_text
+from ropeteam_trainer.checkpoint.manifest import MANIFEST, METADATA, STATE, Manifest, folder, ref_text
 from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, Choice
 from ropeteam_trainer.checkpoint.together import Together
 from ropeteam_trainer.contract import codec, seals
@@ -39,11 +41,15 @@ def settings(directory: Path, run: str) -> WorkerConfig:
 
 
 def files(place: Path, content: str) -> tuple[ShardFile, ...]:
+    """Of a model without tensors."""
     place.mkdir(parents=True, exist_ok=True)
-    for name in (METADATA, "state.pt"):
-        (place / name).write_text(content)
-    digest = hashlib.sha256(content.encode()).hexdigest()
-    return tuple(ShardFile(name, len(content), digest) for name in (METADATA, "state.pt"))
+    (place / METADATA).write_bytes(pickle.dumps(Metadata({}, None, {})))
+    state = {"data": None, "others": {"said": content}, "models": {}, "optimizers": {}}
+    torch.save(state, place / STATE)
+    return tuple(
+        ShardFile(name, len(made := (place / name).read_bytes()), hashlib.sha256(made).hexdigest())
+        for name in (METADATA, STATE)
+    )
 
 
 def saved(directory: Path, *steps: int, keys: Keys = OURS, run: str = "former") -> list[CheckpointRef]:

@@ -26,12 +26,11 @@ _OURS = "ropeteam_trainer"
 def main(root: str, kind: str, argv: list[str]) -> NoReturn:
     """`root`: the folder or zip that holds our package. Ends the interpreter with the script's exit code."""
     _leave_no_trace(root)
-    _hide_secret(root)
     _show_rank()
     hooks.install()
     sys.argv = argv
     try:
-        _run(kind, argv[0])
+        _run(kind, argv[0], root)
     except SystemExit as end:
         if end.code is None or end.code == 0:
             _mark_end()
@@ -88,10 +87,11 @@ def _show_rank() -> None:
         name.write(f"rank {os.environ.get('RANK', '?')}")
 
 
-def _run(kind: str, target: str) -> None:
+def _run(kind: str, target: str, root: str) -> None:
     is_safe = bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
     if kind == "run-path" or (kind == "script" and not os.path.isfile(target)):
         # A folder or zip with a __main__.py, or the error that naming it gives.
+        _hide_secret(root)
         runpy.run_path(os.path.join(os.getcwd(), target), run_name="__main__")
         return
     module = types.ModuleType("__main__")
@@ -103,6 +103,7 @@ def _run(kind: str, target: str) -> None:
         if not is_safe:
             sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
         code = _script(module, target)
+    _hide_secret(root)  # by the library that the script will find, which may lie beside it
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
 

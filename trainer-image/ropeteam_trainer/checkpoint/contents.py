@@ -55,7 +55,7 @@ def load(name: str, content: bytes) -> Any:
     if not zipfile.is_zipfile(io.BytesIO(content)):
         raise Malformed(f"{name} is nothing that torch.save writes")
     try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True, mmap=False)
     except _GARBLED as error:
         if _is_proof(content):
             raise Malformed(f"torch refuses {name}: {_last_line(error)}") from None

@@ -86,6 +86,10 @@ def ref_text(ref: CheckpointRef) -> str:
     return f"{folder(ref)}#{ref.digest}"
 
 
+def rank_file(rank: int) -> str:
+    return f"rank-{rank}.pt"
+
+
 def parse_ref(text: str) -> CheckpointRef:
     """The inverse of ref_text. Raises ValueError."""
     path, _, digest = text.partition("#")

@@ -125,6 +125,8 @@ def look(directory: Path, ref: CheckpointRef, keys: Keys = ()) -> Look:
     signed = seals.holds(MANIFEST, text, keys)
     if METADATA not in names:
         return Look(manifest, "it has the format of an earlier Ropeteam, without .metadata", signed=signed)
+    if STATE not in names:
+        return Look(manifest, f"its manifest was altered: it names no {STATE}", signed=signed)
     return Look(manifest, ref=replace(ref, digest=digest), signed=signed)
 
 

@@ -109,7 +109,8 @@ def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[Check
     CheckpointUnavailable for the first that cannot be judged: it may be whole, so no older one is taken."""
     queue = list(candidates(plan, found))
     exactly = not plan.lineage_known and plan.resume is Resume.STEP
-    must_exist = exactly or any(ref.digest for ref in queue)
+    committed = plan.lineage_known and plan.keys and queue  # an agent with keys tells of nothing else
+    must_exist = exactly or committed or any(ref.digest for ref in queue)
     skipped: list[str] = []
     unsigned: list[str] = []
     for ref in queue:  # grows at its end while parents are found

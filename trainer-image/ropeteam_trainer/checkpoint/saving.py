@@ -22,7 +22,15 @@ from ropeteam_trainer.agentlink import AgentLink
 from ropeteam_trainer.checkpoint import contents, reader, rng
 from ropeteam_trainer.checkpoint.cadence import Cadence
 from ropeteam_trainer.checkpoint.kept import Kept, Shared, State
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, STATE, Manifest, folder, place, run_folder
+from ropeteam_trainer.checkpoint.manifest import (
+    MANIFEST,
+    STATE,
+    Manifest,
+    folder,
+    place,
+    rank_file,
+    run_folder,
+)
 from ropeteam_trainer.checkpoint.metadata import Saved
 from ropeteam_trainer.checkpoint.names import misfit
 from ropeteam_trainer.checkpoint.pieces import piece_of
@@ -85,7 +93,7 @@ class Checkpoints:
         self._last_saved = step
         state = self._kept.state(with_others=self._world.rank == 0)
         own = {name: thing.state_dict() for name, thing in self._own.items()}
-        files: dict[str, Any] = {_rank_file(self._world.rank): {"rng": rng.capture(), "own": own}}
+        files: dict[str, Any] = {rank_file(self._world.rank): {"rng": rng.capture(), "own": own}}
         if self._world.rank == 0:
             files[STATE] = {"step": step, "data": data, "others": state.others}
         self._shard = ()
@@ -132,7 +140,7 @@ class Checkpoints:
 
     def _load_own(self, ref: CheckpointRef, manifest: Manifest, beat: Callable[[], None]) -> None:
         """What only this rank has saved. Residuals of other ranks would be added to the wrong gradients."""
-        ranks, name = manifest.world_size, _rank_file(self._world.rank)
+        ranks, name = manifest.world_size, rank_file(self._world.rank)
         file = next((file for file in manifest.files if file.name == name), None)
         if file is None:
             rng.reseed(ref.step, self._world.rank)
@@ -187,10 +195,6 @@ class Checkpoints:
 def next_epoch(directory: Path) -> Epoch:
     """For runs without an operator: higher than that of any checkpoint in the folder."""
     return Epoch(0, 0, max((ref.epoch.n for ref in reader.find(directory)), default=0) + 1)
-
-
-def _rank_file(rank: int) -> str:
-    return f"rank-{rank}.pt"
 
 
 def _say(sentence: str) -> None:

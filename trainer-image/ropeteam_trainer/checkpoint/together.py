@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ropeteam_trainer.checkpoint import reader
-from ropeteam_trainer.checkpoint.manifest import Manifest, folder
+from ropeteam_trainer.checkpoint.manifest import Manifest, folder, parse_ref, rank_file
 from ropeteam_trainer.checkpoint.restore import (
     CheckpointNotFound,
     CheckpointUnavailable,
@@ -67,6 +67,8 @@ class Together:
     def __init__(self, plan: RankPlan, world: World, directory: Path, beat: Callable[[], None]) -> None:
         self._plan, self._world, self._directory, self._beat = plan, world, directory, beat
         self._keys = seals.read(plan.keys)
+        self._vouched = plan.lineage_known and any(parse_ref(text).digest for text in plan.restore)
+        """Status names a hash, and from there on each names its parent's: the job has saved it."""
         self._bad: dict[str, str] = {}
         """Folders of checkpoints with a file that is proved bad."""
         self._waited_from: float | None = None
@@ -125,7 +127,9 @@ class Together:
         self, manifest: Manifest, ref: CheckpointRef, file: ShardFile, read: Callable[[int], None]
     ) -> Look:
         seen = reader.check(self._directory, ref, file, read)
-        if seen.fault or self._plan.lineage_known:  # who saved what status names did so with hashes
+        ours = map(rank_file, range(self._world.size))
+        of_no_rank = file.name.startswith("rank-") and file.name not in ours
+        if seen.fault or self._vouched or of_no_rank:  # nobody will read that, and it may be large
             return seen
         return reader.judge(self._directory, ref, manifest.files, file, read)
 
