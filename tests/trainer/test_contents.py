@@ -74,7 +74,7 @@ def test_want_of_memory_proves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_script_that_maps_its_files_makes_no_checkpoint_malformed() -> None:
-    with torch.utils.serialization.config.patch("load.mmap", True):
+    with torch.utils.serialization.config.patch("load.mmap", True):  # type: ignore[attr-defined]
         assert torch.equal(contents.load(STATE, saved(torch.ones(3))), torch.ones(3))
 
 
