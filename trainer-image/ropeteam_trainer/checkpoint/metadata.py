@@ -42,15 +42,14 @@ Saved = Mapping[str, SavedTensor]
 
 def parse(content: bytes) -> Saved:
     """What a `.metadata` file says. Raises Malformed where it is not what DCP writes, and ValueError for a
-    name that another version of DCP or Python may write."""
+    name that another version of DCP or Python may write, and for want of memory."""
     try:
         root = _AllowList(content).load()
         stored = {(index.fqn, index.offset): info for index, info in root.storage_data.items()}
         return {name: _tensor(name, about, stored) for name, about in root.state_dict_metadata.items()}
-    except _Unknown as error:
-        raise ValueError(f"the .metadata of the checkpoint cannot be read: {error}") from None
-    except MemoryError:
-        raise
+    except (_Unknown, MemoryError) as error:  # of which neither is proof
+        why = error if isinstance(error, _Unknown) else "it wants more memory than there is"
+        raise ValueError(f"the .metadata of the checkpoint cannot be read: {why}") from None
     except Exception as error:  # a pickle can go wrong in any way
         raise Malformed(f"the .metadata of the checkpoint cannot be read: {str(error)[:200]}") from None
 
