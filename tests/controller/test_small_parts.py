@@ -135,6 +135,8 @@ def test_every_series_is_there_before_its_first_event() -> None:
 
 async def test_a_round_that_fails_is_counted_and_timed_as_one_that_ends_well_is() -> None:
     class Broken(Observer):
+        own_clock = staticmethod(lambda: 0.0)
+
         def __init__(self) -> None: ...
 
         async def observe(self, key: Key) -> None:

@@ -39,6 +39,8 @@ _WHAT = {"apiVersion": API_VERSION, "kind": KIND}
 _NUMBER = re.compile("[0-9]{1,9}")
 _ADDRESS = re.compile("[0-9a-fA-F:.]{1,45}")
 _LARGEST_SPEC = 256 << 10
+_MOST_BYTES = 1 << 30
+"""No object has as many: a spec that is such a number was never measured."""
 _DEEPEST_SPEC = 100
 
 
@@ -112,7 +114,7 @@ def job(thing: Object) -> JobSeen:
 
 def _fault(spec: object) -> str:
     """Of a spec, or of how many bytes it has. Its size first: depth takes far longer to find out."""
-    size = spec if isinstance(spec, int) else _size(spec)
+    size = spec if isinstance(spec, int) and spec < _MOST_BYTES else _size(spec)
     if size is not None and size > _LARGEST_SPEC:
         return (
             f"spec: it has {size >> 10} KiB, and at most {_LARGEST_SPEC >> 10} are taken; "
