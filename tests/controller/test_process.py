@@ -218,6 +218,10 @@ async def test_kopf_rings_the_bell_for_every_job_that_changes(
         if bells:
             break
     assert bells[0] == Key("default", "job")
+    other = job()
+    other["metadata"]["name"] = "other"
+    await client.create(other)
+    await until(lambda: Key("default", "other") in bells)
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
