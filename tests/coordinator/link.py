@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -28,6 +29,8 @@ class Link:
         self.orders: Orders | None = None
         self.count = self.bytes = 0
         self._files: parts.FilesOf | None = None
+        self._bodies: deque[bytes] = deque()
+        """Read, and not judged yet: of frames that came together, each may be the one that is waited for."""
 
     async def connect(self, port: int, nonce: bytes | None = None) -> Link:
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", port)
@@ -49,19 +52,23 @@ class Link:
         self.writer.write(data)
 
     async def take(self) -> bool:
-        """The next bytes; False: the coordinator closed the connection."""
-        try:
-            data = await self.reader.read(1 << 16)
-        except ConnectionError:
-            return False
-        for body in self._opener.feed(data):
-            self.count += 1
-            self.bytes += len(body)
-            if part := parts.read(body):
-                self._files = parts.add(self._files, part)
-            else:
-                self.orders = parts.with_files(as_answer(body) or codec.decode(Orders, body), self._files)
-        return bool(data)
+        """The next frame; False: the coordinator closed the connection."""
+        while not self._bodies:
+            try:
+                data = await self.reader.read(1 << 16)
+            except ConnectionError:
+                return False
+            self._bodies.extend(self._opener.feed(data))
+            if not data:
+                return False
+        body = self._bodies.popleft()
+        self.count += 1
+        self.bytes += len(body)
+        if part := parts.read(body):
+            self._files = parts.add(self._files, part)
+        else:
+            self.orders = parts.with_files(as_answer(body) or codec.decode(Orders, body), self._files)
+        return True
 
     async def until(self, holds: Callable[[Orders], bool]) -> Orders:
         """The first orders for which this holds."""
@@ -71,7 +78,12 @@ class Link:
                 assert await self.take(), "the coordinator closed the connection"
             return self.orders
 
-        return await asyncio.wait_for(wait(), PATIENCE)
+        try:
+            return await asyncio.wait_for(wait(), PATIENCE)
+        except TimeoutError as error:
+            raise AssertionError(
+                f"not within {PATIENCE} s; frames: {self.count}, last: {self.orders}"
+            ) from error
 
     async def is_closed(self) -> bool:
         """The coordinator ends this connection, without a frame before."""

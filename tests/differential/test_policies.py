@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ Object = dict[str, Any]
 OPERATOR = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "sys"}}}
 PROMETHEUS = {"ipBlock": {"cidr": "10.0.0.0/8"}}
 RULE = {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["create"]}
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+PATIENCE = 30.0
 ROLES = "/apis/rbac.authorization.k8s.io/v1"
 POLICIES = "/apis/networking.k8s.io/v1/namespaces/lab/networkpolicies"
 
@@ -66,12 +69,22 @@ async def make(server: Server, path: str, body: Object) -> None:
     assert answer.status == 201, answer.body
 
 
-async def permit(server: Server) -> None:
+async def permit(server: Server, operator: ApiClient) -> None:
+    """The API server goes by what its own watches have told it: its answer is waited for."""
     named = {"metadata": {"name": "operator"}}
     await make(server, f"{ROLES}/clusterroles", {**named, "rules": [RULE]})
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "operator"}
     user = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "operator"}
     await make(server, f"{ROLES}/clusterrolebindings", {**named, "roleRef": role, "subjects": [user]})
+    async with asyncio.timeout(PATIENCE):
+        while not await allowed(operator):  # noqa: ASYNC110 (what we wait for is in another process)
+            await asyncio.sleep(0.02)
+
+
+async def allowed(operator: ApiClient) -> bool:
+    may = {"namespace": "lab", "group": "networking.k8s.io", "resource": "networkpolicies", "verb": "create"}
+    reviewed = await operator.request("POST", REVIEWS, body={"spec": {"resourceAttributes": may}})
+    return bool(reviewed["status"]["allowed"])
 
 
 def manifest(**template: Any) -> Object:
@@ -84,7 +97,7 @@ def manifest(**template: Any) -> Object:
 
 
 async def test_it_is_taken_as_it_is_and_may_be_created_only(server: Server, operator: ApiClient) -> None:
-    await permit(server)
+    await permit(server, operator)
     mine = manifest(hostNetwork=True)
     made = await operator.create(mine)
     assert made["spec"] == mine["spec"]
@@ -99,7 +112,7 @@ async def test_a_right_that_lacks_and_a_quota_that_is_full_are_told_apart(
     server: Server, operator: ApiClient
 ) -> None:
     lacking = await refusal(operator)
-    await permit(server)
+    await permit(server, operator)
     hard = {"count/networkpolicies.networking.k8s.io": "0"}
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}
     quotas = "/api/v1/namespaces/lab/resourcequotas"
