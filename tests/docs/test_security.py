@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,13 @@ def test_what_is_called_closed_has_a_test() -> None:
     rows = [line for line in PAGE.splitlines() if re.search(r"\| closed[^|]*\|", line)]
     assert len(rows) >= 30
     assert [row for row in rows if "`tests/" not in row] == []
+
+
+def test_every_attack_stands_there_once() -> None:
+    """Two rows about one attack soon say two things of it."""
+    attacks = PAGE.partition("\n## Attacks")[2].partition("\n## ")[0]
+    told = Counter(line.split("|")[1] for line in attacks.splitlines() if line.startswith("| "))
+    assert {attack for attack, rows in told.items() if rows > 1} == {" attack "}
 
 
 def test_every_port_is_in_its_table() -> None:
