@@ -56,13 +56,20 @@ class Served:
     `program`: what it runs in place of served.py."""
 
     def __init__(
-        self, path: Path, workers: int, servers: int, asked: dict[str, Any], program: tuple[str, ...] = ()
+        self,
+        path: Path,
+        workers: int,
+        servers: int,
+        asked: dict[str, Any],
+        program: tuple[str, ...] = (),
+        checkpoint: bool = False,
     ) -> None:
         path.mkdir()
         self.path, self.workers = path, workers
         self.program = program or ("served.py", json.dumps(asked), str(path))
         world = workers + servers
-        self.agent = FakeAgent(path, world, None, Epoch(1, 0, 1))
+        saved = CheckpointConfig(str(path / "saved"), every_steps=4) if checkpoint else None
+        self.agent = FakeAgent(path, world, saved, Epoch(1, 0, 1))
         self.crew = Crew(path, world)
         self.crew.environment[config.MEMORY] = str(path)
         self.plan: dict[str, Any] = {
@@ -154,6 +161,19 @@ def test_a_killed_worker_does_not_stop_the_others_and_goes_on_where_it_was(tmp_p
     assert told(crew.ended, workers)["clocks"] == [steps] * workers
     most = max(float(each["weights"]["a"].max()) for each in found)
     assert most == pytest.approx(steps * workers, abs=0.01)
+
+
+def test_a_chief_that_saves_shows_that_it_lives(tmp_path: Path) -> None:
+    """Its workers wait and are not judged, so one that freezes as it saves must be found by its own clock."""
+    asked = request(served(), "count", steps=6, holds_save=True)
+    with Served(tmp_path / "crew", 1, 1, asked, checkpoint=True) as crew:
+        saving = tmp_path / "crew" / "saving"
+        crew.agent.wait(saving.exists)
+        first = crew.agent.beat(1)
+        assert first.phase == "serve", "the clock looks at it"
+        crew.agent.wait(lambda: crew.agent.beat(1).monotonic_ns > first.monotonic_ns)
+        saving.unlink()
+        crew.wait()
 
 
 def test_no_worker_is_further_ahead_than_the_bound(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
     served.py REQUEST FOLDER
 
-REQUEST: JSON, {strategy, model, optimizer, steps, batch, slow, dies}. model: "gpt", the tiny one, or "count":
-every gradient is -1 and the learning rate 1, so weights count the gradients that were applied. slow: {rank:
-seconds of sleep in each step}. dies: {rank: batches after which it kills itself, once, before it reports}.
+REQUEST: JSON, {strategy, model, optimizer, steps, batch, slow, dies, holds_save}. model: "gpt", the tiny
+one, or "count": every gradient is -1 and the learning rate 1, so weights count the gradients that were
+applied. slow: {rank: seconds of sleep in each step}. dies: {rank: batches after which it kills itself, once,
+before it reports}. holds_save: the first save makes FOLDER/saving and lasts until somebody deletes it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.trainer import tiny
 from torch import nn
 
 import ropeteam_trainer
+from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy
 from ropeteam_trainer.strategies.naming import named_parameters
@@ -58,6 +60,8 @@ def main() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         data = [(torch.zeros(1), torch.zeros(1))] * (request["steps"] * request["batch"])
         loss_of = _mean
+    if request.get("holds_save"):
+        hold_save(Path(sys.argv[2]) / "saving")
     model, optimizer = job.wrap(model, optimizer)
     job.restore(model=model, optimizer=optimizer)
     losses: list[tuple[int, float]] = []
@@ -83,6 +87,19 @@ def die_once(mark: Path) -> None:
     if not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hold_save(mark: Path) -> None:
+    save = Checkpoints.save
+
+    def held(*args: Any) -> None:
+        Checkpoints.save = save  # type: ignore[method-assign]
+        mark.touch()
+        while mark.exists():
+            time.sleep(0.05)
+        save(*args)
+
+    Checkpoints.save = held  # type: ignore[assignment, method-assign]
 
 
 def _mean(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:

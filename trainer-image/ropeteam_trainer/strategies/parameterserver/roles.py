@@ -60,13 +60,13 @@ def place(environ: Mapping[str, str], servers: int) -> Place:
 
 
 class Meeting:
-    """How the ranks of a job find its servers: `addresses()`, chief first, as of now; `secret`. `waiting()`
-    wraps the time in which one of them is to answer.
+    """How the ranks of a job find its servers: `addresses()`, chief first, as of now; `secret`. `alive()`
+    wraps the time in which one of them is to answer, or the chief saves.
     """
 
     def __init__(self, here: Place, plan: RankPlan, link: AgentLink | None, heart: Heartbeat) -> None:
         self._plan, self._link = plan, link
-        self.waiting = _Waiting(heart)
+        self.alive = _Alive(heart)
         self.listener: socket.socket | None = None
         self.secret = f"{plan.secret}/{plan.line}"  # ranks of another line are as strangers
         self.epoch = Epoch.parse(plan.epoch)
@@ -108,9 +108,10 @@ def memory(environ: Mapping[str, str]) -> Path | None:
     return Path(folder) if folder else None
 
 
-class _Waiting:
-    """A phase of the job while any of several threads waits for a server: not a step that takes long, but
-    not hung either, as long as the process lives. So nobody is blamed for a server that hangs but that one.
+class _Alive:
+    """A phase of the job while any of several threads waits for a server, or saves: not a step that takes
+    long, but not hung either, as long as the process lives. So nobody is blamed for a server that hangs but
+    that one, wherever it does.
     """
 
     def __init__(self, heart: Heartbeat) -> None:

@@ -176,7 +176,7 @@ class Serving:
         with chief.changed:
             if not chief.ledger.quiet:
                 return
-            with self._heart.during("checkpoint"):
+            with self._meeting.alive():
                 self._save()
             chief.judge(rules.resume)
 
@@ -220,11 +220,11 @@ class Serving:
             chief.judge(rules.cut)
             if not chief.ledger.quiet:
                 return
-            with self._heart.during("checkpoint"):
+            with self._meeting.alive():
                 self._save()
             progress = chief.ledger.progress
         if self._checkpoints is not None:
-            with self._heart.during("checkpoint"):
+            with self._meeting.alive():
                 self._checkpoints.wait()
         self._beat(progress)
         self._tell_all({"do": "progress", "step": progress, "drained": True})
@@ -260,7 +260,7 @@ class Serving:
     def _call(self, index: int, head: Head, payload: bytes) -> tuple[Head, bytes]:
         if index not in self._lines:
             self._lines[index] = Line(
-                index, self._meeting.addresses, self._meeting.secret, self._meeting.waiting
+                index, self._meeting.addresses, self._meeting.secret, self._meeting.alive
             )
         return self._lines[index].call(head, [payload] if payload else [])
 

@@ -53,7 +53,7 @@ class Training:
         alone = replace(alone, learning_rate=replace(strategy.learning_rate, trust_ratio=None))
         servers = range(self._here.servers)
         lines = [
-            Line(index, self._meeting.addresses, self._meeting.secret, self._meeting.waiting)
+            Line(index, self._meeting.addresses, self._meeting.secret, self._meeting.alive)
             for index in (0, *servers)
         ]
         me = {"worker": self._here.rank, "epoch": list(astuple(self._meeting.epoch))}
