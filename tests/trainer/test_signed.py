@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,16 @@ from ropeteam_trainer.agent import checkpoints
 from ropeteam_trainer.agent.checkpoints import Claimed
 from ropeteam_trainer.checkpoint import journal
 from ropeteam_trainer.checkpoint.journal import Entry, place_of
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, METADATA, STATE, Manifest, folder, ref_text
+from ropeteam_trainer.checkpoint.manifest import (
+    JOURNAL,
+    MANIFEST,
+    METADATA,
+    RUNS,
+    STATE,
+    Manifest,
+    folder,
+    ref_text,
+)
 from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, Choice
 from ropeteam_trainer.checkpoint.together import Together
 from ropeteam_trainer.contract import codec, seals
@@ -34,6 +44,8 @@ from ropeteam_trainer.world import World
 OURS: Keys = (seals.folder_key(b"operator", "ours"),)
 THEIRS: Keys = (seals.folder_key(b"operator", "theirs"),)
 AT = Epoch(1, 0, 1)
+LAST = (1 << 63) - 1
+"""Of all steps, and of all epochs."""
 
 
 def settings(directory: Path, run: str) -> WorkerConfig:
@@ -63,10 +75,12 @@ def saved(directory: Path, *steps: int, keys: Keys = OURS, run: str = "former") 
     return line
 
 
-def forged(directory: Path, step: int, keys: Keys = (), run: str = "former", **words: Any) -> CheckpointRef:
+def forged(
+    directory: Path, step: int, keys: Keys = (), run: str = "former", at: Epoch = AT, **words: Any
+) -> CheckpointRef:
     """Right hashes, the job's name."""
-    ref = CheckpointRef(step, AT, run=run)
-    made = Manifest(step, AT, 4, "job", run, files(directory / folder(ref), "forged"), None)
+    ref = CheckpointRef(step, at, run=run)
+    made = Manifest(step, at, 4, "job", run, files(directory / folder(ref), "forged"), None)
     text = replace(made, **words).to_bytes(keys)
     (directory / folder(ref) / MANIFEST).write_bytes(text)
     return made.ref_as(text)
@@ -113,6 +127,56 @@ def test_a_signed_one_elsewhere_is_not_used(tmp_path: Path):
     (good,) = saved(tmp_path, 10)
     shutil.copytree(tmp_path / folder(good), tmp_path / "run-former/step-1000/1.0.1")
     assert choose(tmp_path).ref == good
+
+
+def test_an_older_one_in_the_folder_of_another_run_is_not_used(tmp_path: Path):
+    """Its manifest tells its run, too. Nobody has signed which run is the newest."""
+    newest, older = saved(tmp_path, 10, 20)
+    shutil.copytree(tmp_path / folder(older), tmp_path / folder(replace(older, run="planted")))
+    (tmp_path / RUNS / "999999999.planted").touch()
+    choice = choose(tmp_path)
+    assert choice.ref == newest
+    assert "its manifest belongs to run 'former'" in choice.skipped[0]
+
+
+def test_what_status_names_by_its_hash_may_lie_in_the_folder_of_another_run(tmp_path: Path):
+    """Status of an earlier release names no run: the first copy is as good."""
+    (good,) = saved(tmp_path, 10)
+    shutil.copytree(tmp_path / folder(good), tmp_path / folder(replace(good, run="a-copy")))
+    choice = choose(tmp_path, replace(good, run=""))
+    assert choice.ref is not None
+    assert (choice.ref, choice.ref.run) == (good, "a-copy")
+
+
+def test_another_jobs_of_that_volume_and_path_is_not_used(tmp_path: Path):
+    (good,) = saved(tmp_path, 10)
+    forged(tmp_path, 1000, OURS, job="another")
+    assert choose(tmp_path).ref == good
+
+
+_SIGNATURE = b',"signature":"'
+FORGERIES: dict[str, Callable[[bytes, bytes], bytes]] = {
+    "none": lambda plain, _: plain,
+    "empty": lambda plain, _: plain[:-1] + _SIGNATURE + b'"}',
+    "of another manifest": lambda plain, signed: plain[:-1] + signed[signed.rindex(_SIGNATURE) :],
+    "of an entry of the journal": lambda plain, _: seals.signed(JOURNAL, plain, OURS),
+    "of the journal's key": lambda plain, _: seals.signed(MANIFEST, plain, seals.of_run(OURS, "former")),
+    "before other words": lambda plain, signed: signed[:-1] + b"," + plain[1:],
+    "in a field": lambda plain, signed: plain[:-1] + b',"x":' + signed + b"}",
+}
+
+
+@pytest.mark.parametrize("forge", FORGERIES.values(), ids=FORGERIES.keys())
+def test_no_signature_but_its_own_makes_one_the_newest(
+    forge: Callable[[bytes, bytes], bytes], tmp_path: Path
+):
+    (good,) = saved(tmp_path, 10)
+    path = tmp_path / folder(forged(tmp_path, LAST, at=Epoch(LAST, LAST, LAST))) / MANIFEST
+    path.write_bytes(forge(path.read_bytes(), (tmp_path / folder(good) / MANIFEST).read_bytes()))
+    assert codec.decode(Manifest, path.read_bytes()).step == LAST
+    choice = choose(tmp_path)
+    assert choice.ref == good
+    assert "not signed with a key" in choice.skipped[0]
 
 
 def test_unsigned_ones_of_an_earlier_release_are_never_silently_left_for_step_0(tmp_path: Path):
@@ -180,6 +244,29 @@ def test_an_entry_that_somebody_rewrote_tells_of_no_past(tmp_path: Path):
     found = claimed(tmp_path, newest, named)
     assert found.restore == (newest, named)
     assert found.pasts == ((), ())
+
+
+@pytest.mark.parametrize("left", [0, 40, -1])
+def test_an_entry_that_was_cut_is_none(tmp_path: Path, left: int):
+    newest, named, _ = saved(tmp_path, 5, 10, 20)
+    path = tmp_path / "run-former/journal" / f"{place_of(newest)}.commit"
+    path.write_bytes(path.read_bytes()[:left])
+    assert claimed(tmp_path, named).restore == (named,)
+
+
+def test_a_copied_entry_makes_no_other_place_committed(tmp_path: Path):
+    newest, named = saved(tmp_path, 10, 20)
+    path = tmp_path / "run-former/journal" / f"{place_of(newest)}.commit"
+    shutil.copy(path, path.with_name(f"{place_of(forged(tmp_path, 1000))}.commit"))
+    assert claimed(tmp_path, named).restore == (newest, named)
+
+
+def test_an_entry_that_is_its_own_parent_leads_nowhere(tmp_path: Path):
+    """Where nothing is signed it would be believed."""
+    (named,) = saved(tmp_path, 10, keys=())
+    planted = forged(tmp_path, 1000)
+    write_entry(tmp_path, Entry(planted, planted))
+    assert claimed(tmp_path, named, keys=()).restore == (named,)
 
 
 def test_an_entry_of_another_run_is_none_of_ours(tmp_path: Path):

@@ -119,6 +119,8 @@ def look(directory: Path, ref: CheckpointRef, keys: Keys = ()) -> Look:
         return Look(None, f"its manifest is torn or altered ({error})")
     if (manifest.step, manifest.epoch) != (ref.step, ref.epoch):
         return Look(None, f"its manifest belongs to step {manifest.step} of epoch {manifest.epoch}")
+    if ref.run and not ref.digest and manifest.job_uid != ref.run:  # what is known by its hash may be a copy
+        return Look(None, f"its manifest belongs to run {ascii(manifest.job_uid)[:80]}")
     names = {file.name for file in manifest.files}
     if foreign := [name for name in names if not is_plain(name)]:
         return Look(None, f"its manifest was altered: {ascii(foreign[0])[:80]} is no name of a file of ours")
