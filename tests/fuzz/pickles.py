@@ -98,7 +98,7 @@ def true_ones() -> tuple[bytes, ...]:
         name: TensorStorageMetadata(properties, size, [chunk]) for name in ("a.weight", "b")
     }
     stored = {
-        MetadataIndex(name, torch.Size((0, 0))): _StorageInfo("__0_0.distcp", n, 9)
+        MetadataIndex(name, torch.Size((0, 0))): _StorageInfo("__0_0.distcp", 9 * n, 9)
         for n, name in enumerate(about)
     }
     whole = Metadata(about, planner_data=None, storage_data=stored)

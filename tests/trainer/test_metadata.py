@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ropeteam_trainer.checkpoint import metadata
+from ropeteam_trainer.checkpoint import contents, metadata
 
 _METADATA = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
 
@@ -69,3 +69,43 @@ def test_where_a_tensor_is_is_a_file_and_numbers(fields: dict[str, Any]) -> None
     assert metadata.parse(saved_as())["a"].shape == (3,)
     with pytest.raises(ValueError, match=r"cannot be read: (a|object)"):
         metadata.parse(saved_as(**fields))
+
+
+def saved_in(shape: tuple[int, ...], *blocks: tuple[tuple[int, ...], tuple[int, ...]]) -> bytes:
+    """One tensor, of blocks at these offsets and of these sizes."""
+    chunks = [ChunkStorageMetadata(torch.Size(at), torch.Size(sizes)) for at, sizes in blocks]
+    about = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size(shape), chunks)
+    places = {
+        MetadataIndex("a", chunk.offsets): _StorageInfo("__0_0.distcp", 9 * n, 9)
+        for n, chunk in enumerate(chunks)
+    }
+    return pickle.dumps(Metadata({"a": about}, None, places))
+
+
+GRID = tuple(((2 * row, column), (2, 1)) for row in range(3) for column in range(2))
+BRICKS = ((0, 0), (1, 2)), ((0, 2), (2, 1)), ((1, 0), (2, 1)), ((2, 1), (1, 2)), ((1, 1), (1, 1))
+
+
+def test_blocks_that_are_the_whole_are_taken() -> None:
+    for shape, blocks in (
+        ((), (((), ()),)),
+        ((0, 3), (((0, 0), (0, 3)),)),
+        ((0, 3), ()),
+        ((5,), (((0,), (3,)), ((3,), (2,)))),
+        ((6, 2), GRID),
+        ((3, 3), BRICKS),  # none of their edges goes through
+    ):
+        assert len(metadata.parse(saved_in(shape, *blocks))["a"].chunks) == len(blocks)
+
+
+def test_blocks_that_are_not_the_whole_are_none() -> None:
+    for shape, blocks in (
+        ((), ()),
+        ((5,), (((0,), (3,)),)),
+        ((5,), (((0,), (3,)), ((2,), (2,)))),
+        ((6, 2), GRID[:-1]),
+        ((6, 2), (*GRID[:-1], ((0, 0), (2, 1)))),
+        ((3, 3), (*BRICKS[:-1], ((2, 2), (1, 1)))),
+    ):
+        with pytest.raises(contents.Malformed, match="the blocks of a are not the whole of it"):
+            metadata.parse(saved_in(shape, *blocks))

@@ -17,17 +17,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainer.planted import (
-    CANARY,
-    GOOD,
-    MALFORMED,
-    PASSED_OVER,
-    UNCLEAR,
-    Case,
-    Gadget,
-    checkpoints,
-    plant,
-)
+from tests.trainer.planted import CANARY, GOOD, Case, Gadget, checkpoints, plant
+from tests.trainer.plantedcontents import MALFORMED, UNCLEAR
+from tests.trainer.plantedfolders import PASSED_OVER
 
 from ropeteam_trainer.checkpoint import together
 

@@ -9,8 +9,10 @@ to hash tuples in tuples, or to fill the memory, can do that.
 from __future__ import annotations
 
 import io
+import itertools
+import math
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,7 @@ class Chunk:
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
+    dtype: torch.dtype
     file: str
     begin: int
     length: int
@@ -38,6 +41,9 @@ class SavedTensor:
 
 
 Saved = Mapping[str, SavedTensor]
+_LARGEST = (1 << 63) - 1
+_MOST_SPLIT = 8
+"""Dimensions along which a tensor is cut: more than any mesh has."""
 
 
 def parse(content: bytes) -> Saved:
@@ -46,7 +52,9 @@ def parse(content: bytes) -> Saved:
     try:
         root = _AllowList(content).load()
         stored = {(index.fqn, index.offset): info for index, info in root.storage_data.items()}
-        return {name: _tensor(name, about, stored) for name, about in root.state_dict_metadata.items()}
+        saved = {name: _tensor(name, about, stored) for name, about in root.state_dict_metadata.items()}
+        _demand_apart(saved)
+        return saved
     except (_Unknown, MemoryError) as error:  # of which neither is proof
         why = error if isinstance(error, _Unknown) else "it wants more memory than there is"
         raise ValueError(f"the .metadata of the checkpoint cannot be read: {why}") from None
@@ -67,16 +75,54 @@ def _tensor(name: str, about: Any, stored: Mapping[tuple[str, Any], Any]) -> Sav
             raise TypeError("a block is in no file")
         if any(at + size > end for at, size, end in zip(offsets, sizes, shape, strict=True)):
             raise ValueError(f"a block of {name} is outside of it")
-        chunks.append(Chunk(offsets, sizes, info.relative_path, begin, length))
+        chunks.append(Chunk(offsets, sizes, dtype, info.relative_path, begin, length))
+    if not _cover(shape, chunks):
+        raise ValueError(f"the blocks of {name} are not the whole of it, each part once")
     return SavedTensor(shape, dtype, tuple(chunks))
+
+
+def _cover(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
+    """Does each element lie in one block, as DCP demands of who saves? In an odd number of them it does if
+    of all corners, where two in one place cancel each other, those of the whole are left; and blocks that
+    have no more elements than the whole have no room for three."""
+    split = [dim for dim, size in enumerate(shape) if any(chunk.sizes[dim] != size for chunk in chunks)]
+    if math.prod(shape) != sum(math.prod(chunk.sizes) for chunk in chunks) or len(split) > _MOST_SPLIT:
+        return False
+    corners: set[tuple[int, ...]] = set()
+    for chunk in chunks:
+        for corner in _corners(split, chunk.offsets, chunk.sizes):
+            corners ^= {corner}
+    return math.prod(shape) == 0 or corners == set(_corners(split, (0,) * len(shape), shape))
+
+
+def _corners(
+    dims: Sequence[int], offsets: tuple[int, ...], sizes: tuple[int, ...]
+) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*((offsets[dim], offsets[dim] + sizes[dim]) for dim in dims))
+
+
+def _demand_apart(saved: Saved) -> None:
+    """No byte is of two blocks: reading all of them takes no longer than reading the files."""
+    chunks = (chunk for tensor in saved.values() for chunk in tensor.chunks)
+    spans = sorted((chunk.file, chunk.begin, chunk.begin + chunk.length) for chunk in chunks)
+    for (file, _, end), (other, begin, _) in itertools.pairwise(spans):
+        if file == other and begin < end:
+            raise ValueError(f"two blocks share bytes of {file}")
 
 
 def _numbers(found: Any, count: int) -> tuple[int, ...]:
     if not isinstance(found, tuple) or len(found) != count:
         raise TypeError("a block or a tensor has no shape")
-    if any(type(number) is not int or number < 0 for number in found):
+    if any(type(number) is not int or not 0 <= number <= _LARGEST for number in found):
         raise TypeError("a number of a block or a tensor is none")
     return found
+
+
+class _Fixed(type):
+    """Nothing is written into such a class: a method could make an iterator without end."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        raise pickle.UnpicklingError("it writes into a class")
 
 
 class _Unknown(ValueError):
@@ -87,12 +133,12 @@ _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(valu
 
 
 def _stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
-    """What a pickle gets for what it names. Made anew for each: it may write into classes and functions."""
+    """What a pickle gets for what it names. Made anew for each: it may write into functions."""
 
-    class Inert:
+    class Inert(metaclass=_Fixed):
         """Stands for a class of torch's: attributes, and no code."""
 
-    class Properties:
+    class Properties(metaclass=_Fixed):
         """TensorProperties: a tuple, of which the first is the dtype."""
 
         def __setstate__(self, state: tuple[Any, ...]) -> None:

@@ -179,7 +179,10 @@ def judge(
         if file.name == METADATA:
             load_metadata(directory, ref, files)
         elif file.name == STATE:
-            contents.check_state(STATE, load(directory, ref, file))
+            state = load(directory, ref, file)
+            contents.check_state(STATE, state)
+            if (saved := _readable(directory, ref, files)) is not None:
+                contents.check_named(STATE, state, saved)
         elif file.name.startswith("rank-"):
             contents.check_own(file.name, load(directory, ref, file))
         else:
@@ -200,15 +203,19 @@ def _judge_tensors(
     file: ShardFile,
     read: Callable[[int], None],
 ) -> None:
-    try:
-        saved = load_metadata(directory, ref, files)
-    except ValueError:
-        return  # told of .metadata
+    saved = _readable(directory, ref, files) or {}
     chunks = (chunk for tensor in saved.values() for chunk in tensor.chunks if chunk.file == file.name)
     with opened(directory, ref, file.name) as stream:
         for chunk in sorted(chunks, key=lambda chunk: chunk.begin):
             _block(stream, chunk)
             read(chunk.length)
+
+
+def _readable(directory: Path, ref: CheckpointRef, files: Iterable[ShardFile]) -> Saved | None:
+    try:
+        return load_metadata(directory, ref, files)
+    except ValueError:
+        return None  # told of .metadata
 
 
 def _sha256(place: Folder, name: str, read: Callable[[int], None]) -> str:
@@ -284,4 +291,4 @@ def _copy(stream: BinaryIO, chunk: Chunk, piece: Piece) -> None:
 
 def _block(stream: BinaryIO, chunk: Chunk) -> torch.Tensor:
     stream.seek(chunk.begin)
-    return contents.block(chunk.file, stream.read(chunk.length), chunk.sizes)
+    return contents.block(chunk.file, stream.read(chunk.length), chunk.sizes, chunk.dtype)

@@ -26,6 +26,17 @@ def capture() -> State:
 
 
 def put_back(state: State) -> None:
+    """Raises ValueError for those of a Python, NumPy or torch that has others."""
+    try:
+        _put_back(state)
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"random generators cannot be put back ({error}): were they saved under another Python, NumPy or "
+            "torch? Go on in that image, or delete the checkpoint's folder to do without it"
+        ) from None
+
+
+def _put_back(state: State) -> None:
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state:
