@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,11 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 from tests.cluster import images
 
 from ropeteam.api.job import API_VERSION, KIND, Metadata
 from ropeteam.controller import access
-from ropeteam.controller.cluster import AlreadyGone, ApiClient, ApiError, Place
+from ropeteam.controller.cluster import AlreadyGone, ApiClient, ApiError, NotFound, Place
 from ropeteam.core import names
 from ropeteam.core.observation import Role
 
@@ -47,11 +47,9 @@ def _job(spec: Object, name: str, space: str) -> Object:
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": _meta(name, space), "spec": {**base, **spec}}
 
 
-def _nested(levels: int) -> Object:
-    inner: Object = {}
-    for _ in range(levels):
-        inner = {"a": inner}
-    return {"metadata": {"x": inner}}
+def _nested(levels: int) -> orjson.Fragment:
+    """As text: our own client would not write it."""
+    return orjson.Fragment('{"metadata":{"x":' + '{"a":' * levels + "{}" + "}" * levels + "}}")
 
 
 _CLAIM = {"volume": {"persistentVolumeClaim": {"claimName": "no-such-claim"}}}
@@ -77,7 +75,7 @@ def hostile(number: int, space: str = "") -> Object:
 
 def harmless(number: int, space: str) -> Object:
     """As large as the hostile one of this number."""
-    text = "x" * len(json.dumps(hostile(number)))
+    text = "x" * len(orjson.dumps(hostile(number)))
     meta = _meta(f"plain-{number}", space)
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"x": text}}
 
@@ -99,14 +97,27 @@ def _service(number: int) -> Object:
     return {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec}
 
 
-def _namespace(name: str) -> Object:
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+async def _namespace(client: ApiClient, name: str) -> None:
+    """One in which pods may be made: it has its service account."""
+    await client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+    async with asyncio.timeout(60):
+        while not await _is_there(client, account):  # noqa: ASYNC110 (what we wait for is in another process)
+            await asyncio.sleep(0.1)
+
+
+async def _is_there(client: ApiClient, path: str) -> bool:
+    try:
+        await client.request("GET", path)
+    except NotFound:
+        return False
+    return True
 
 
 async def beforehand(client: ApiClient, share: float = 1.0) -> None:
     """Everything that is there before the honest job is. `share`: of all, to try it out."""
     for space in SPACES:
-        await client.create(_namespace(space))
+        await _namespace(client, space)
     kinds = ((_pod, PODS), (_config_map, CONFIG_MAPS), (_service, SERVICES), (hostile, JOBS))
     await _in_turn(client, (make(number) for make, count in kinds for number in range(int(count * share))))
 
@@ -167,7 +178,7 @@ def _coordinator(how: str, job: Object, shared: Path) -> Object:
 
 async def main(kind: str, kubeconfig: Path, shared: Path) -> None:
     async with ApiClient(partial(access.load, kubeconfig)) as client:
-        await client.create(_namespace(CHURN))
+        await _namespace(client, CHURN)
         if kind == "hostile":
             await false_coordinators(client, shared)
         await churn(client, hostile if kind == "hostile" else harmless)
