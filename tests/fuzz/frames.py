@@ -14,7 +14,7 @@ import io
 import socket
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, redirect_stderr, suppress
+from contextlib import asynccontextmanager, closing, redirect_stderr, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -275,17 +275,16 @@ async def _ranks() -> AsyncIterator[Attempt]:
     async def attempt(case: bytes) -> list[str]:
         life = Life(checkpoint=CheckpointConfig("/c")).running()
         heard, ended = list[FromRank](), list[str]()
-        told = RankSocket(folder / "rank.sock", heard.append)
-        for line in case.split(b"\n"):
-            with socket.socket(socket.AF_UNIX) as rank:
-                rank.connect(str(folder / "rank.sock"))
-                rank.setblocking(False)
-                await loop.sock_sendall(rank, line + b"\n")
-                told.tell(ToRank(pause=True))
+        with closing(RankSocket(folder / "rank.sock", heard.append)) as told:
+            for line in case.split(b"\n"):
+                with socket.socket(socket.AF_UNIX) as rank:
+                    rank.connect(str(folder / "rank.sock"))
+                    rank.setblocking(False)
+                    await loop.sock_sendall(rank, line + b"\n")
+                    told.tell(ToRank(pause=True))
+                    told.drain()
+                    ended.append("taken" if told._buffers else "refused")
                 told.drain()
-                ended.append("taken" if told._buffers else "refused")
-            told.drain()
-        told.close()
         for each in heard:
             life.sees(RankSaid(epoch(1), 0, each))
         life.wait(1)
