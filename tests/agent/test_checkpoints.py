@@ -11,7 +11,7 @@ from tests.agent.life import a_plan, a_ref
 from ropeteam_trainer.agent.checkpoints import Claimed, claim, prune, write_manifest
 from ropeteam_trainer.checkpoint import journal, reader
 from ropeteam_trainer.checkpoint.journal import Claim, Entry, Held, Place, Superseded, place_of
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder
+from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder, ref_text
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
@@ -70,6 +70,34 @@ def test_a_granted_manifest_is_written_and_named_by_its_digest(tmp_path):
 def test_a_manifest_without_its_folder_is_an_error_to_try_again(tmp_path):
     with pytest.raises(OSError, match="step-10"):
         write_manifest(settings_in(tmp_path), claimed(tmp_path).held, Grant(run_ref(10), 4, (), None))
+
+
+def saved_by_an_old_library(path, *steps: int, n: int = 1) -> None:
+    for step in steps:
+        saved(path, (step, n), run="")
+
+
+def test_what_a_library_older_than_folders_of_runs_saves_is_committed_and_found_where_it_lies(tmp_path):
+    """It is in the image of a job that is older than its operator."""
+    saved_by_an_old_library(tmp_path, 10, 20)
+    first = write_manifest(settings_in(tmp_path), claimed(tmp_path).held, Grant(run_ref(10), 4, FILES, None))
+    assert (first.run, ref_text(first)) == ("", f"step-10/1.0.1#{first.digest}")
+    assert codec.decode(Manifest, (tmp_path / "step-10/1.0.1" / MANIFEST).read_bytes()).job_uid == "uid"
+    again = claimed(tmp_path, 2)
+    assert [ref_text(ref) for ref in again.restore] == [ref_text(first)], "as such a library reads it"
+
+
+def test_of_the_directory_itself_only_what_the_journal_tells_is_pruned(tmp_path):
+    saved_by_an_old_library(tmp_path, 5, 10, 20, 30)
+    held, settings = claimed(tmp_path).held, settings_in(tmp_path)
+    refs = [write_manifest(settings, held, Grant(run_ref(step), 4, FILES, None)) for step in (10, 20, 30)]
+    entries = tmp_path / "run-uid/journal"
+    (entries / "step-6.1.0.1.commit").write_bytes(codec.encode(Entry(run_ref(6), None)))  # gone by hand
+    (entries / "step-7.1.0.1.commit").write_bytes(b"torn")
+    assert prune(settings, held, (refs[2], refs[1])) == (place_of(refs[0]),)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-20", "step-30", "step-5"]
+    assert prune(settings, held, (refs[2], refs[1])) == ()
+    assert {path.name for path in entries.glob("*.pruned")} == {"step-10.1.0.1.pruned"}
 
 
 def test_files_that_somebody_put_there_stop_no_pruning(tmp_path):

@@ -122,8 +122,9 @@ def test_whatever_else_changes_is_written_at_once(change: Change) -> None:
     assert decide(seen).status != seen.status
 
 
-def lineage(*steps: int) -> Change:
-    return reporting(lineage=tuple(CheckpointRef(step, Epoch(1, 0, 1), f"sha-{step}") for step in steps))
+def lineage(*steps: int, run: str = "uid-1") -> Change:
+    refs = tuple(CheckpointRef(step, Epoch(1, 0, 1), f"sha-{step}", run) for step in steps)
+    return reporting(lineage=refs)
 
 
 def test_a_checkpoint_is_saved_at_once_and_told_to_every_coordinator() -> None:
@@ -131,13 +132,16 @@ def test_a_checkpoint_is_saved_at_once_and_told_to_every_coordinator() -> None:
     decision = decide(seen)
     checkpoint = decision.status.checkpoint
     assert checkpoint is not None
-    assert (checkpoint.step, checkpoint.location) == (
-        20,
-        f"/checkpoints/run/1/run-{seen.metadata.uid}/step-20/1.0.1",
-    )
+    assert (checkpoint.step, checkpoint.location) == (20, "/checkpoints/run/1/run-uid-1/step-20/1.0.1")
     desired = decide(seen.after(saved(decision))).desired
     assert desired is not None
     assert [ref.step for ref in desired.lineage] == [20, 10]
+
+
+def test_a_checkpoint_that_an_earlier_release_has_filed_is_told_where_it_lies() -> None:
+    told = decide(a_running_job(checkpoint=CHECKPOINT).after(lineage(20, run=""))).status.checkpoint
+    assert told is not None
+    assert told.location == "/checkpoints/run/1/step-20/1.0.1"
 
 
 def test_the_same_checkpoints_are_not_written_again() -> None:

@@ -98,8 +98,8 @@ def checkpoint(view: View, report: JobReport) -> CheckpointStatus | None:
     )
     wish = view.spec.checkpoint
     folder = checkpoint_directory(view.job.name, wish) if wish else ""
-    run = report.lineage[0].run or view.job.uid
-    location = f"{folder}/run-{run}/step-{lineage[0].step}/{lineage[0].epoch}" if wish else ""
+    run = f"run-{report.lineage[0].run}/" if report.lineage[0].run else ""  # as an earlier release files it
+    location = f"{folder}/{run}step-{lineage[0].step}/{lineage[0].epoch}" if wish else ""
     if old is not None and old.lineage == lineage:
         return old
     return CheckpointStatus(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,12 +94,12 @@ class Disk:
         ):
             try:
                 while True:
-                    answer = self._do(run, entries, steps.send(answer))
+                    answer = self._do(directory, run, entries, steps.send(answer))
             except StopIteration as end:
                 result: T = end.value
                 return result
 
-    def _do(self, run: Folder, entries: Folder, operation: Operation) -> Any:
+    def _do(self, directory: Folder, run: Folder, entries: Folder, operation: Operation) -> Any:
         match operation:
             case journal.List():
                 return tuple(entries.names())
@@ -119,12 +119,22 @@ class Disk:
                 return entries.remove(name)
             case journal.Folders():
                 return tuple(_places(run))
-            case journal.Delete(place):
-                return _delete(run, place)
+            case journal.Delete(place, apart):
+                return _delete(directory if apart else run, place)
             case journal.WriteManifest(grant):
-                return self._write_manifest(run, grant)
+                return self._commit(directory, run, grant)
 
-    def _write_manifest(self, run: Folder, grant: Grant) -> CheckpointRef:
+    def _commit(self, directory: Folder, run: Folder, grant: Grant) -> CheckpointRef:
+        """A library in the image that is older than folders of runs has written into the directory itself."""
+        try:
+            return self._write_manifest(run, grant)
+        except FileNotFoundError:
+            with suppress(FileNotFoundError):
+                return replace(self._write_manifest(directory, grant), run="")
+            raise
+
+    def _write_manifest(self, parent: Folder, grant: Grant) -> CheckpointRef:
+        """Beside the files, whose names are durable: those who wrote them saw to that."""
         content = Manifest(
             step=grant.ref.step,
             epoch=grant.ref.epoch,
@@ -135,7 +145,7 @@ class Disk:
             parent=grant.parent,
         )
         text = content.to_bytes(self._keys)
-        with run.down(manifest.place(grant.ref)) as folder:  # made durable by the ranks that wrote into it
+        with parent.down(manifest.place(grant.ref)) as folder:
             folder.write(manifest.MANIFEST, text)
         return content.ref_as(text)
 

@@ -93,7 +93,7 @@ class Remove:
 
 @dataclass(frozen=True)
 class Folders:
-    """Places that have a folder on disk, committed or not."""
+    """Places that have a folder in that of the run, committed or not."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,13 @@ class Delete:
     """A checkpoint's folder, with all that is in it."""
 
     place: Place
+    apart: bool = False
+    """It lies in the directory itself."""
 
 
 @dataclass(frozen=True)
 class WriteManifest:
-    """Durable. The answer: its reference."""
+    """Durable. The answer: its reference, which names no run if its files lie in the directory itself."""
 
     grant: Grant
 
@@ -314,9 +316,10 @@ def prune(held: Held, keep: tuple[CheckpointRef, ...]) -> Steps[tuple[Place, ...
     folders = yield Folders()
     seen = _read((yield List()))
     seen.refuse(held.claim)
+    apart = yield from _apart(seen, kept | set(folders))
     old = [
         place
-        for place in sorted(folders)
+        for place in sorted(apart | set(folders))
         if place not in kept and place.step <= newest and _older(held, place)
     ]
     mine = []
@@ -334,10 +337,22 @@ def prune(held: Held, keep: tuple[CheckpointRef, ...]) -> Steps[tuple[Place, ...
         yield Rename(held.claim.pruning(place), f"{place}.pruned")
     gone = [place for place in old if place in mine or _is_rest(held, seen, place)]
     for place in gone:
-        yield Delete(place)
+        yield Delete(place, place in apart)
     for place in sorted(seen.pruned)[:-MOST_PRUNED]:
         yield Remove(f"{place}.pruned")
     return tuple(gone)
+
+
+def _apart(seen: _Seen, others: set[Place]) -> Steps[set[Place]]:
+    """Committed where a library writes that is older than folders of runs: in the directory itself. What else
+    lies there is nobody's to prune, so only what the journal names counts."""
+    entries: dict[Place, Entry | None] = {}
+    found = set()
+    for place in sorted((seen.committed | set(seen.pruning)) - others):
+        entry = yield from _entry(place, seen.names, entries, ())
+        if entry and not entry.ref.run:
+            found.add(place)
+    return found
 
 
 def _older(held: Held, place: Place) -> bool:
