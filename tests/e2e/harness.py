@@ -60,7 +60,7 @@ class Cluster:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
         self.kubeconfig = home / "kubeconfig"
         wait_for("API server", self._ready)
@@ -204,7 +204,7 @@ class Cluster:
         ]
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """A killed test run leaves no cluster behind."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
