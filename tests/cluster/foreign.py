@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.cluster import images
 from tests.cluster.lab import CannotRun, Lab
-from tests.cluster.site import ROOT, SYSTEM, Object, Site
+from tests.cluster.site import CHART, ROOT, SYSTEM, Object, Site
 from tests.e2e.harness import wait_for
 
 SCRIPTS = "ropeteam-e2e-scripts"
@@ -66,8 +66,9 @@ class ForeignSite(Site):
         self._give_scripts()
         self._make_folder("")
 
-    def install(self, *sets: str, verb: str = "install") -> None:
-        super().install(f"image.registry={REGISTRY}", "image.pullPolicy=IfNotPresent", *sets, verb=verb)
+    def install(self, *sets: str, verb: str = "install", chart: Path = CHART) -> None:
+        ours = (f"image.registry={REGISTRY}", "image.pullPolicy=IfNotPresent")
+        super().install(*ours, *sets, verb=verb, chart=chart)
 
     def job(self, name: str, command: list[str], *, workers: int = 2, **spec: Any) -> Object:
         self._make_folder(name)

@@ -4,6 +4,7 @@
     base        Debian with Python, by debootstrap: what `FROM docker.io/library/python:...` gets here
     operator, trainer       the project's own Dockerfiles, unchanged
     rooted      the trainer's, but that it runs as root, as most images with torch do
+    older       the operator's and the trainer's, but with the code of an earlier release (tests/older.py)
 They lie in one OCI layout in the cache; `loaded` is a containerd root with all of them in it, which nodes
 clone. Limits: needs root, buildah and debootstrap; a base that is in the cache is never renewed.
 """
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import older
 from tests.cluster.daemons import Daemons, until
 from tests.cluster.node import PAUSE
 from tests.cluster.oci import Layout
@@ -30,6 +32,10 @@ PYTHON = "docker.io/library/python:3.11-slim-bookworm"
 OPERATOR, TRAINER = "ghcr.io/ropeteam/ropeteam:0.1.0", "ghcr.io/ropeteam/trainer:0.1.0"
 """As the chart and the guides name them: nodes that have them need no registry."""
 ROOTED = "ghcr.io/ropeteam/trainer-root:0.1.0"
+OLDER_OPERATOR, OLDER_TRAINER = (
+    "ghcr.io/ropeteam/ropeteam-older:0.1.0",
+    "ghcr.io/ropeteam/trainer-older:0.1.0",
+)
 _PAUSE_SOURCE = """\
 #include <signal.h>
 #include <unistd.h>
@@ -216,13 +222,45 @@ def rooted() -> Image:
 
 
 def _build_rooted(image: Image) -> None:
-    if not has(TRAINER):  # it is in the layout, which buildah does not begin from
-        trainer().build(trainer())
-    container = buildah("from", "--pull-never", TRAINER).strip()
+    container = _from(trainer())
     buildah("config", "--user", "0:0", container)
     buildah("commit", "--quiet", "--rm", container, image.name)
 
 
+def _from(image: Image) -> str:
+    """A container of it. It is in the layout, which buildah does not begin from."""
+    if not has(image.name):
+        image.build(image)
+    return buildah("from", "--pull-never", image.name).strip()
+
+
+def older_ones() -> tuple[Image, ...]:
+    """None if the history does not reach that far. Packages are today's: an upgrade changes our code."""
+    if not older.is_known():
+        return ()
+    packages, library = "/opt/ropeteam/lib/python3.11/site-packages", "trainer-image/ropeteam_trainer"
+    of_operator = {"operator/ropeteam": f"{packages}/ropeteam", library: f"{packages}/ropeteam_trainer"}
+    of_trainer = {library: "/opt/ropeteam/code/ropeteam_trainer"}
+    inputs = ("requirements", "tests/older.py", "tests/cluster/images.py")
+    return (
+        Image(OLDER_OPERATOR, inputs, _with_older_code(operator(), of_operator)),
+        Image(OLDER_TRAINER, inputs, _with_older_code(trainer(), of_trainer)),
+    )
+
+
+def _with_older_code(base: Image, folders: dict[str, str]) -> Callable[[Image], None]:
+    def build(image: Image) -> None:
+        container = _from(base)
+        with tempfile.TemporaryDirectory(prefix="ropeteam-older-") as work:
+            tree = older.unpack(Path(work))
+            buildah("run", "--user", "0", container, "--", "rm", "-rf", *folders.values())
+            for source, target in folders.items():
+                buildah("copy", "--quiet", container, str(tree / source), target)
+        buildah("commit", "--quiet", "--rm", container, image.name)
+
+    return build
+
+
 def all_of_them() -> tuple[Image, ...]:
     """That tests run."""
-    return operator(), trainer(), rooted()
+    return operator(), trainer(), rooted(), *older_ones()

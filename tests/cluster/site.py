@@ -60,10 +60,10 @@ class Site:
         assert done.returncode == 0, f"helm {' '.join(words)}: {done.stderr}"
         return done.stdout
 
-    def install(self, *sets: str, verb: str = "install") -> None:
+    def install(self, *sets: str, verb: str = "install", chart: Path = CHART) -> None:
         words = [word for each in ("image.pullPolicy=Never", *sets) for word in ("--set", each)]
         self.helm(
-            verb, RELEASE, str(CHART), "--namespace", SYSTEM, "--create-namespace", *words, "--wait",
+            verb, RELEASE, str(chart), "--namespace", SYSTEM, "--create-namespace", *words, "--wait",
             "--timeout", "2m",
         )  # fmt: skip
 

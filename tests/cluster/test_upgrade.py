@@ -1,0 +1,156 @@
+"""From an earlier release to this one, with its chart, definition, operator, agents and trainer library: what
+runs goes on, what is stored is not lost, and the way to the new coordinator is the one that status tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests import older
+from tests.cluster import images
+from tests.cluster.site import RELEASE, SYSTEM, Object, Site
+from tests.cluster.test_core import last_cause, step, tiny, wait_for_new_checkpoint
+from tests.e2e.harness import wait_for
+
+pytestmark = [pytest.mark.nodes, older.needed]
+FOREVER = 100_000
+CRD = "trainingjobs.ropeteam.dev"
+KEPT = ("state", "attempt", "checkpoint", "failures", "incidents", "progress")
+
+
+@pytest.fixture
+def before(site: Site, tmp_path: Path) -> Iterator[Site]:
+    """The site with the earlier release in it, as if there had never been another."""
+    remove(site)
+    chart = older.unpack(tmp_path) / "helm" / "ropeteam"
+    site.install(f"image.repository={repository(images.OLDER_OPERATOR)}", chart=chart)
+    assert "selfFence" not in str(site.get("crd", CRD)), "the definition is the earlier one"
+    yield site
+    remove(site)
+    site.install()
+
+
+def remove(site: Site) -> None:
+    """With the definition, and so all jobs."""
+    site.helm("uninstall", RELEASE, "--namespace", SYSTEM, "--wait", "--ignore-not-found")
+    site.lab.kubectl("delete", "crd", CRD, "--ignore-not-found", "--timeout=120s")
+
+
+def repository(image: str) -> str:
+    return image.removeprefix("ghcr.io/").partition(":")[0]
+
+
+def an_older_job(site: Site, name: str, steps: int = FOREVER) -> None:
+    """Its library comes in its image, and does not change with the chart."""
+    site.apply(tiny(site, name, steps=steps, image=images.OLDER_TRAINER))
+
+
+def patch(site: Site, name: str, spec: str) -> None:
+    site.lab.kubectl("patch", "trainingjob", name, "--type=merge", "-p", f'{{"spec": {spec}}}')
+
+
+def kept(site: Site, name: str) -> Object:
+    status = site.status(name)
+    return {field: status.get(field) for field in KEPT}
+
+
+def coordinators(site: Site, name: str) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in site.pods(name, "coordinator")}
+
+
+def ranks(site: Site, name: str) -> list[int]:
+    return [site.rank(name, number) for number in (0, 1)]
+
+
+def incidents(site: Site, name: str) -> list[str]:
+    return [each["cause"] for each in site.status(name).get("incidents") or ()]
+
+
+def is_outdated(site: Site, name: str) -> bool:
+    return site.condition(name, "Running").get("reason") == "CoordinatorOutdated"
+
+
+def is_stored(site: Site, name: str, known: Object) -> bool:
+    """Accepted (by operators of before, under the new definition, it is not), and as it was."""
+    return site.condition(name, "Accepted").get("status") == "True" and kept(site, name) == known
+
+
+def test_a_running_job_of_an_earlier_release_goes_on_after_an_upgrade(before: Site, name: str) -> None:
+    site = before
+    an_older_job(site, name)
+    site.wait(name, "Running")
+    wait_for_new_checkpoint(site, name)
+    uids, coordinator, processes = site.uids(name), coordinators(site, name), ranks(site, name)
+    site.install(verb="upgrade")
+    wait_for("the condition", lambda: is_outdated(site, name), 60)
+    wait_for_new_checkpoint(site, name)
+    assert (site.uids(name), coordinators(site, name)) == (uids, coordinator)
+    assert ranks(site, name) == processes, "nothing was started anew, so no step was lost"
+    assert incidents(site, name) == []
+
+    site.kill_rank(name, 1)
+    wait_for("the incident", lambda: incidents(site, name) == ["Signal"], 60)
+    wait_for_new_checkpoint(site, name)
+    assert (site.uids(name), coordinators(site, name)) == (uids, coordinator)
+
+    loses_its_leading_pod(site, name)
+    gets_a_new_coordinator(site, name)
+
+
+def loses_its_leading_pod(site: Site, name: str) -> None:
+    """The new one has an agent of this release, beside one of the earlier."""
+    site.lab.kubectl("delete", "pod", f"{name}-0-1", "--wait=false")
+    wait_for("its replacement", lambda: f"{name}-0-2" in site.uids(name), 60)
+    wait_for("the incident", lambda: last_cause(site, name) == "PodDeleted", 60)
+    wait_for_new_checkpoint(site, name)
+    lost = [each for each in site.status(name)["incidents"] if each["cause"] == "PodDeleted"]
+    assert [(each["charged"], each["stepsLost"]) for each in lost] == [(False, 0)]
+    wait_for("the former one is gone", lambda: f"{name}-0-1" not in site.uids(name), 60)
+    wait_for("the condition", lambda: is_outdated(site, name), 60)
+
+
+def gets_a_new_coordinator(site: Site, name: str) -> None:
+    """By the command in the condition."""
+    uids, faults = site.uids(name), incidents(site, name)
+    told = re.search(r"kubectl (delete pod -n \S+ \S+)$", site.condition(name, "Running")["message"])
+    assert told is not None
+    site.lab.kubectl(*told[1].split())
+    wait_for("it is cleared", lambda: site.condition(name, "Running").get("reason") == "WorldRunning", 60)
+    wait_for_new_checkpoint(site, name)
+    assert (site.uids(name), incidents(site, name)) == (uids, faults)
+    site.kill_rank(name, 1)
+    wait_for("the incident", lambda: incidents(site, name) == [*faults, "Signal"], 60)
+    wait_for_new_checkpoint(site, name)
+
+
+def test_stored_jobs_of_an_earlier_release_are_whole_after_an_upgrade(before: Site, name: str) -> None:
+    site, rests, done, new = before, f"{name}-rests", f"{name}-done", f"{name}-new"
+    an_older_job(site, rests)
+    an_older_job(site, done, steps=30)
+    site.wait(rests, "Running")
+    wait_for_new_checkpoint(site, rests)
+    patch(site, rests, '{"suspend": true}')
+    site.wait(rests, "Suspended")
+    site.wait(done, "Complete")
+    wait_for("no pod of it is left", lambda: not site.pods(rests), 60)
+    known = {job: kept(site, job) for job in (rests, done)}
+    site.install(verb="upgrade")
+    for job, stored in known.items():
+        wait_for(f"{job} is as it was", partial(is_stored, site, job, stored), 60)
+
+    patch(site, rests, '{"suspend": false}')
+    wait_for("it goes on", lambda: step(site, rests) > known[rests]["checkpoint"]["step"], 240)
+    assert site.status(rests)["attempt"] == known[rests]["attempt"] + 1
+    assert incidents(site, rests) == []
+    patch(site, done, '{"ttlSecondsAfterFinished": 1}')
+    wait_for("it is deleted after its time", lambda: site.get("trainingjob", done) is None, 60)
+
+    an_older_job(site, name, steps=30)
+    site.apply(tiny(site, new, steps=30))
+    for job in (name, new):
+        site.wait(job, "Complete")
+        assert step(site, job) == 30
