@@ -9,6 +9,7 @@ import pytest
 from tests.agent.harness import a_plan, exit_of, rank
 
 from ropeteam_trainer.checkpoint.manifest import MANIFEST
+from ropeteam_trainer.contract import seals
 from ropeteam_trainer.contract.config import CheckpointConfig, Timeouts
 from ropeteam_trainer.contract.messages import Grant, RankPhase
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
@@ -156,6 +157,55 @@ async def test_nonsense_from_a_rank_closes_its_connection_only(pod, coordinator,
     await pod.printed("not understood")
     seen = rank(report, 0).step
     await coordinator.wait_for(lambda r: rank(r, 0).step > seen)
+
+
+@pytest.fixture
+def named(make_pod, tmp_path):
+    """A pod of a job that names a Secret with this entry; keys of the folder itself are there too."""
+
+    def make(entry):
+        (tmp_path / "mounted").mkdir()
+        if entry is not None:
+            (tmp_path / "mounted" / seals.FILE).write_text(entry)
+        (tmp_path / seals.FILE).write_text(seals.to_text((b"folder",)))
+        signing = str(tmp_path / "mounted" / seals.FILE)
+        return make_pod(checkpoint=CheckpointConfig(str(tmp_path / "checkpoints"), signing=signing))
+
+    return make
+
+
+async def test_a_named_key_signs_manifests_and_the_journal(named, coordinator, tmp_path):
+    pod = named("aa" * 32 + "\n" + "bb" * 32)
+    await started(pod, coordinator, STEPS)
+    (tmp_path / "checkpoints/run-uid-j/step-4/1.0.1").mkdir(parents=True)
+    coordinator.order(grant=Grant(CheckpointRef(4, a_plan().epoch), 1, (), None))
+    await coordinator.wait_for(lambda r: r.committed)
+    first, _ = seals.read_named(str(tmp_path / "mounted" / seals.FILE))
+    (manifest,) = (tmp_path / "checkpoints").glob("run-*/step-4/*/manifest.json")
+    (entry,) = (tmp_path / "checkpoints").glob("run-*/journal/*.commit")
+    assert seals.holds("manifest.json", manifest.read_bytes(), (first,))
+    assert seals.holds("journal", entry.read_bytes(), seals.of_run((first,), "uid-j"))
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"), [(None, "has no entry checkpoint-keys"), ("ab" * 31, "line 1"), ("\n", "is empty")]
+)
+async def test_named_keys_that_cannot_be_used_are_a_problem_and_nothing_is_written(
+    named, coordinator, tmp_path, entry, told
+):
+    pod = named(entry)
+    (pod.folder / "x.py").write_text("print('began')")
+    pod.start("python3", "x.py")
+    coordinator.order(plan=a_plan())
+    report = await coordinator.wait_for(lambda r: r.problem and r.orders_seen)
+    assert report.problem.reason.value == "CheckpointNotWritable"
+    assert not report.problem.passing
+    assert report.problem.message.startswith(
+        "checkpoints cannot be signed: the Secret of spec.checkpoint.signing"
+    )
+    assert told in report.problem.message
+    assert report.ranks == ()
+    assert not list((tmp_path / "checkpoints").iterdir())
 
 
 async def test_a_checkpoint_folder_that_cannot_be_written_is_a_problem(make_pod, coordinator, tmp_path):

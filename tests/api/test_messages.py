@@ -16,6 +16,13 @@ from ropeteam.api.rules import validate
 
 FILE = Path(__file__).with_name("messages.txt")
 _VOLUME: dict[str, Any] = {"emptyDir": {}}
+_SIGNINGS: tuple[Any, ...] = (
+    {},
+    "keys",
+    {"secretName": "My_Keys"},
+    {"secret": "keys"},
+    {"secretName": "../k"},
+)
 BAD: tuple[Any, ...] = (
     None,
     "train.py",
@@ -53,6 +60,7 @@ BAD: tuple[Any, ...] = (
     {"workers": 1, "checkpoint": {}},
     {"workers": 1, "checkpoint": {"volume": {}}},
     *({"workers": 1, "checkpoint": {"volume": _VOLUME, "path": path}} for path in (".", "././", "/", "a/..")),
+    *({"workers": 1, "checkpoint": {"volume": _VOLUME, "signing": wish}} for wish in _SIGNINGS),
     {"workers": 1, "resume": {"policy": "latest"}},
     {"workers": 1, "recovery": {"exitCodes": [{"codes": [0, 256]}]}},
     {"workers": 1, "recovery": {"maxRestarts": 3}},

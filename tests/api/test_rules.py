@@ -75,7 +75,9 @@ RUN: dict[str, st.SearchStrategy[Any]] = {
 MOUNT = st.fixed_dictionaries(
     {
         "name": st.sampled_from(["a", "b", "ropeteam-checkpoint"]),
-        "mountPath": st.sampled_from(["/a", "/ropeteam", "/ropeteam-token/", "/ropeteam/a", "/checkpoints"]),
+        "mountPath": st.sampled_from(
+            ["/a", "/ropeteam", "/ropeteam-token/", "/ropeteam/a", "/checkpoints", "/ropeteam-signing"]
+        ),
     }
 )
 CONTAINER: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
@@ -98,7 +100,10 @@ POD = st.fixed_dictionaries(
 )
 CHECKPOINT = st.fixed_dictionaries(
     {"volume": st.sampled_from([{"emptyDir": {}}, {"name": "v", "nfs": {}}, {"nfs": {}}])},
-    optional={"path": st.sampled_from(["a", "/a", "..", "a/../b", "a..b", "...", "a/.."])},
+    optional={
+        "path": st.sampled_from(["a", "/a", "..", "a/../b", "a..b", "...", "a/.."]),
+        "signing": st.just({"secretName": "keys"}),
+    },
 )
 CODES = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 RECOVERY = st.fixed_dictionaries(

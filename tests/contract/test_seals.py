@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,3 +60,56 @@ def test_a_pod_reads_what_the_operator_has_written(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(seals.to_text((NEW, OLD)))
     assert seals.read(str(tmp_path / "keys")) == (NEW, OLD)
     assert seals.read("") == ()
+
+
+A, B = "a1" * 32, "B2" * 40
+
+
+def named(folder: Path, text: str) -> seals.Keys:
+    """What a Secret with this entry gives."""
+    (folder / seals.FILE).write_text(text, newline="")
+    return seals.read_named(str(folder / seals.FILE))
+
+
+@pytest.mark.parametrize("text", [f"{A}\n{B}", f"\n {A} \r\n\n{B}\r\n", f"{A.upper()}\n{B.lower()}\n"])
+def test_a_secret_has_one_key_a_line_the_first_signs(tmp_path: Path, text: str) -> None:
+    """However an editor or kubectl has written it."""
+    one, other = named(tmp_path, A), named(tmp_path, B)
+    assert len(named(tmp_path, text)) == 2
+    assert named(tmp_path, text) == one + other
+    assert seals.read_named("") == ()
+
+
+def test_a_named_key_is_no_other_key(tmp_path: Path) -> None:
+    """Though it has the bytes of one: of the operator's, or of a folder's."""
+    folder = '["lab", {}, "mnist"]'
+    known = {bytes.fromhex(A), folder_key(bytes.fromhex(A), folder), *of_run((bytes.fromhex(A),), "r")}
+    assert not known & {*named(tmp_path, A)}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "entry checkpoint-keys is empty"),
+        (" \r\n\n", "entry checkpoint-keys is empty"),
+        (A[:62], "line 1 of its entry checkpoint-keys is no key"),
+        (A + "f", "line 1 "),
+        (f"{A}\n\ncorrect horse battery staple", "line 3 "),
+        (f"{A} {B}", "line 1 "),
+        (f"{A}\n#{B}", "line 2 "),
+        (f"\ufeff{A}", "line 1 "),
+        (f"{A}\n\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), "line 2 "),
+    ],
+)
+def test_what_is_no_key_is_told_and_not_shown(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"spec\.checkpoint\.signing\.secretName.*openssl rand -hex 32"
+    ) as error:
+        named(tmp_path, text)
+    assert told in str(error.value)
+    assert not [word for word in text.split() if len(word) > 4 and word in str(error.value)]
+
+
+def test_a_secret_without_the_entry_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no entry checkpoint-keys; .*openssl rand -hex 32"):
+        seals.read_named(str(tmp_path / seals.FILE))

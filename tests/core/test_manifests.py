@@ -161,6 +161,21 @@ def test_jobs_that_save_elsewhere_have_other_keys() -> None:
     assert folder() == "", "it has no checkpoints"
 
 
+def test_a_secret_that_the_job_names_is_mounted_and_its_keys_sign() -> None:
+    """By the pod: the operator reads no Secret. The folder's own keys stay where they were."""
+    wish = {"volume": CLAIM, "signing": {"secretName": "keys"}}
+    manifest = pod(checkpoint=wish)
+    assert {"name": "ropeteam-signing", "secret": {"secretName": "keys"}} in manifest["spec"]["volumes"]
+    mount = {"name": "ropeteam-signing", "mountPath": "/ropeteam-signing", "readOnly": True}
+    assert mount in trainer(manifest)["volumeMounts"]
+    worker = codec.decode(config.WorkerConfig, env(trainer(manifest))[config.CONFIG])
+    assert worker.checkpoint
+    assert worker.checkpoint.signing == "/ropeteam-signing/checkpoint-keys"
+    assert folder(volume=CLAIM, signing=wish["signing"]) == folder(volume=CLAIM)
+    plain = pod(checkpoint={"volume": CLAIM})
+    assert "signing" not in str(plain["spec"]["volumes"]) + str(trainer(plain)["volumeMounts"])
+
+
 def test_a_worker_is_told_whom_its_job_trusts() -> None:
     told = trainer(pod(resume={"trust": "Any"}, checkpoint={"volume": CLAIM}))
     worker = codec.decode(config.WorkerConfig, env(told)[config.CONFIG])

@@ -43,6 +43,7 @@ LONG: dict[str, Any] = SHORT | {
         "everySteps": 20,
         "everySeconds": 60,
         "keep": 3,
+        "signing": {"secretName": "keys"},
     },
     "resume": {"policy": "Step", "step": 5},
     "recovery": {

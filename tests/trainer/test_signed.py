@@ -219,6 +219,59 @@ def test_either_of_two_keys_of_an_operator_is_accepted(tmp_path: Path):
     assert choose(tmp_path, keys=OURS).ref == new
 
 
+def named(folder: Path, *keys: str) -> tuple[str, Keys]:
+    """A Secret that jobs name: its file, and what is in it."""
+    folder.mkdir(exist_ok=True)
+    (folder / seals.FILE).write_text("\n".join(keys))
+    return str(folder / seals.FILE), seals.read_named(str(folder / seals.FILE))
+
+
+def test_what_a_named_key_has_signed_is_known_whatever_the_folders_own_keys_are(tmp_path: Path):
+    """The claim has another name now, or it is another namespace, cluster or operator."""
+    file, keys = named(tmp_path / "secret", "aa" * 32)
+    (good,) = saved(tmp_path, 10, keys=keys + THEIRS)
+    config = CheckpointConfig(str(tmp_path), signing=file)
+    assert choose(tmp_path, checkpoint=config).ref == good
+    assert choose(tmp_path, checkpoint=config, keys=()).ref == good
+    other, _ = named(tmp_path / "other", "bb" * 32)
+    for config in (CheckpointConfig(str(tmp_path), signing=other), CheckpointConfig(str(tmp_path))):
+        with pytest.raises(CheckpointNotFound, match=r"spec\.checkpoint\.signing"):
+            choose(tmp_path, checkpoint=config)
+
+
+def test_a_named_key_can_be_changed(tmp_path: Path):
+    _, old = named(tmp_path / "secret", "aa" * 32)
+    (good,) = saved(tmp_path, 10, keys=old)
+    file, both = named(tmp_path / "secret", "bb" * 32, "aa" * 32)
+    assert choose(tmp_path, checkpoint=CheckpointConfig(str(tmp_path), signing=file)).ref == good
+    (newer,) = saved(tmp_path, 20, keys=both, run="later")
+    file, _ = named(tmp_path / "secret", "bb" * 32)
+    assert choose(tmp_path, checkpoint=CheckpointConfig(str(tmp_path), signing=file)).ref == newer
+
+
+def test_a_job_that_names_a_secret_without_keys_of_a_folder_takes_nothing_unsigned(tmp_path: Path):
+    """An earlier release made its own Secret, or there is no operator."""
+    file, _ = named(tmp_path / "secret", "aa" * 32)
+    saved(tmp_path, 10, keys=())
+    with pytest.raises(CheckpointNotFound, match=r"spec\.resume\.trust Any"):
+        choose(tmp_path, checkpoint=CheckpointConfig(str(tmp_path), signing=file), keys=())
+
+
+def test_a_job_that_begins_to_name_a_secret_goes_on_from_what_it_saved_before(tmp_path: Path):
+    file, keys = named(tmp_path / "secret", "aa" * 32)
+    (good,) = saved(tmp_path, 10)
+    assert choose(tmp_path, checkpoint=CheckpointConfig(str(tmp_path), signing=file)).ref == good
+    assert claimed(tmp_path, keys=keys + OURS).restore == (good,)
+
+
+def test_a_secret_that_was_spoilt_while_the_job_ran_begins_nothing(tmp_path: Path):
+    file, _ = named(tmp_path / "secret", "aa" * 32)
+    Path(file).write_text("secret")
+    saved(tmp_path, 10)
+    with pytest.raises(ValueError, match=r"line 1 of its entry checkpoint-keys is no key"):
+        choose(tmp_path, checkpoint=CheckpointConfig(str(tmp_path), signing=file))
+
+
 def write_entry(directory: Path, entry: Entry, keys: Keys = ()) -> None:
     text = entry.text(seals.of_run(keys, "former"))
     (directory / f"run-former/journal/{place_of(entry.ref)}.commit").write_text(text)

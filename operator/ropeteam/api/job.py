@@ -53,6 +53,14 @@ class CleanPodPolicy(StrEnum):
     NONE = "None"
 
 
+class Signing(ApiModel):
+    """With whose keys checkpoints are signed, instead of the operator's."""
+
+    secret_name: str = Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")
+    """A Secret in the job's namespace. Its entry `checkpoint-keys` has one key a line, of 64 hexadecimal
+    digits or more: the first signs, all are accepted. Pods wait until there is such a Secret."""
+
+
 class Checkpoint(ApiModel):
     """Where training state goes, and how often. Used by scripts that call `job.restore`."""
 
@@ -68,6 +76,9 @@ class Checkpoint(ApiModel):
     """Save after every this many seconds."""
     keep: int = Field(default=3, ge=1, le=10)
     """Committed checkpoints to keep."""
+    signing: Signing | None = None
+    """A Secret with keys of your own, so that checkpoints are trusted under another volume, path, namespace,
+    cluster or operator key too. What was signed without it, in this folder, is accepted all the same."""
 
 
 class Resume(ApiModel):
@@ -79,8 +90,9 @@ class Resume(ApiModel):
     step: int | None = Field(default=None, ge=0)
     """With policy Step."""
     trust: ResumeTrust = ResumeTrust.SIGNED
-    """Signed: only checkpoints that a job of this namespace, volume and path has signed. Any: also those of
-    earlier releases, of other operators, and of whoever else can write to the volume."""
+    """Signed: only checkpoints that a job of this namespace, volume and path has signed, or one with a key of
+    checkpoint.signing. Any: also those of earlier releases, of other operators, and of whoever else can write
+    to the volume."""
 
 
 class ExitCodeRule(ApiModel):

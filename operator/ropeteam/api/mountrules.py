@@ -9,9 +9,11 @@ from ropeteam.api.rule import Rule, Spec, at, spec_with, template_with, trainer,
 OURS = ["/ropeteam", "/ropeteam-token"]
 """Where the agent and the job's token are. A pattern would cost a server too much."""
 CHECKPOINTS = ["/checkpoints"]
+SIGNING = ["/ropeteam-signing"]
 OWN_VOLUMES = "ropeteam-"
 """Volumes that begin so may be ours, which are added later."""
 _CLAIM: Spec = {"persistentVolumeClaim": {"claimName": "data"}}
+_SIGNED: Spec = {"volume": _CLAIM, "signing": {"secretName": "keys"}}
 
 
 def _mounts_at(paths: list[str], spec: Spec) -> bool:
@@ -73,5 +75,16 @@ MOUNT_RULES = (
         ),
         good=spec_with(template=_with_data("data", "/checkpoints")),
         bad=spec_with(template=_with_data("data", "/checkpoints"), checkpoint={"volume": _CLAIM}),
+    ),
+    Rule(
+        path="spec",
+        cel=f"!has(self.checkpoint) || !has(self.checkpoint.signing) || !{_cel_mounts_at(SIGNING)}",
+        holds=lambda spec: at(spec, "checkpoint.signing") is None or not _mounts_at(SIGNING, spec),
+        message=(
+            "spec.template: container trainer mounts a volume at /ropeteam-signing, where the Secret of "
+            "spec.checkpoint.signing is; use another mountPath"
+        ),
+        good=spec_with(template=_with_data("data", "/signing"), checkpoint=_SIGNED),
+        bad=spec_with(template=_with_data("data", "/ropeteam-signing"), checkpoint=_SIGNED),
     ),
 )

@@ -27,6 +27,7 @@ from ropeteam_trainer.contract import config as contract
 AGENT_VOLUME = "ropeteam-agent"
 CHECKPOINT_VOLUME = "ropeteam-checkpoint"
 CHECKPOINT_PATH = "/checkpoints"
+SIGNING_VOLUME = "ropeteam-signing"
 SHM_VOLUME = "ropeteam-shm"
 SHARD_CACHE_VOLUME = "ropeteam-shard-cache"
 SHARD_CACHE_PATH = "/shard-cache"
@@ -103,6 +104,8 @@ def _trainer(spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> dict[str, Any]:
     list_at(container, "volumeMounts").append(manifests.token_mount())
     if spec.checkpoint:
         mount(container, CHECKPOINT_VOLUME, CHECKPOINT_PATH)
+        if spec.checkpoint.signing:
+            mount(container, SIGNING_VOLUME, contract.SIGNING_PATH.rpartition("/")[0], readOnly=True)
     limit = {"sizeLimit": spec.shared_memory} if spec.shared_memory else {}
     folder(container, pod_spec, SHM_VOLUME, "/dev/shm", {"medium": "Memory"} | limit)
     return container
@@ -145,6 +148,8 @@ def _volumes(seen: Observation, spec: TrainingJobSpec, pod_spec: dict[str, Any])
     ]
     if spec.checkpoint:
         volumes.append(copy.deepcopy(spec.checkpoint.volume) | {"name": CHECKPOINT_VOLUME})
+        if signing := spec.checkpoint.signing:
+            volumes.append({"name": SIGNING_VOLUME, "secret": {"secretName": signing.secret_name}})
 
 
 def _env_of_the_user(spec: TrainingJobSpec, container: dict[str, Any]) -> list[Any]:
@@ -194,7 +199,8 @@ def _checkpoint_config(job: str, wish: Checkpoint | None) -> contract.Checkpoint
         return None
     seconds = wish.every_seconds if wish.every_steps or wish.every_seconds else 300
     directory = checkpoint_directory(job, wish)
-    return contract.CheckpointConfig(directory, wish.every_steps, seconds, wish.keep)
+    signing = contract.SIGNING_PATH if wish.signing else ""
+    return contract.CheckpointConfig(directory, wish.every_steps, seconds, wish.keep, signing)
 
 
 def checkpoint_directory(job: str, wish: Checkpoint) -> str:

@@ -291,10 +291,13 @@ def _prepare(
     memory: Path | None,
 ) -> tuple[How, Problem | None]:
     """How ranks are started in this pod, and why they cannot, if they cannot."""
+    identity, unsigned = preflight.signer(settings, identity)
     launch, python, problem = preflight.plan_launch(command, settings, os.environ)
     interfaces = interface_names(identity.pod_ip, proc.interface_of(identity.pod_ip))
     base = interfaces | os.environ | ({config.MEMORY: str(memory)} if memory else {})
-    return How(settings, identity, launch, python, base, write_shims(folder), folder, memory), problem
+    return How(
+        settings, identity, launch, python, base, write_shims(folder), folder, memory
+    ), unsigned or problem
 
 
 async def _run(how: How, problem: Problem | None) -> int:

@@ -14,10 +14,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ropeteam_trainer.agent.launch import Launch, Run, analyse
-from ropeteam_trainer.contract.config import STORE, WorkerConfig
+from ropeteam_trainer.contract import seals
+from ropeteam_trainer.contract.config import STORE, PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import FailReason
 
@@ -50,6 +52,16 @@ def plan_launch(
     if problem is None and environ.get(STORE) != "none":
         problem = _torch(python, environ)
     return launch, python, problem
+
+
+def signer(settings: WorkerConfig, identity: PodIdentity) -> tuple[PodIdentity, Problem | None]:
+    """With the keys that the job names, if it names any, and why they cannot be used. With a Problem nothing
+    is ever written, so nothing is signed with another key instead."""
+    try:
+        named = seals.read_named(settings.checkpoint.signing) if settings.checkpoint else ()
+    except (OSError, ValueError) as error:
+        return identity, Problem(FailReason.CHECKPOINT_NOT_WRITABLE, f"checkpoints cannot be signed: {error}")
+    return replace(identity, keys=named + identity.keys), None
 
 
 def _command(command: tuple[str, ...], launch: Launch, environ: Mapping[str, str]) -> Problem | None:

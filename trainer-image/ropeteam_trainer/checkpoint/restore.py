@@ -52,8 +52,9 @@ class Choice:
 
 
 _UNSIGNED = (
-    "not signed with a key of this namespace, volume and path (it is of an earlier release, of another "
-    "operator, or was put there by somebody); spec.resume.trust Any would take it"
+    "not signed with a key of this namespace, volume and path, nor of a Secret that spec.checkpoint.signing "
+    "names (it is of an earlier release, of another operator or Secret, or was put there by somebody); "
+    "spec.resume.trust Any would take it"
 )
 
 
@@ -109,7 +110,7 @@ def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[Check
     CheckpointUnavailable for the first that cannot be judged: it may be whole, so no older one is taken."""
     queue = list(candidates(plan, found))
     exactly = not plan.lineage_known and plan.resume is Resume.STEP
-    committed = plan.lineage_known and plan.keys and queue  # an agent with keys tells of nothing else
+    committed = plan.lineage_known and plan.signs and queue  # an agent with keys tells of nothing else
     must_exist = exactly or committed or any(ref.digest for ref in queue)
     skipped: list[str] = []
     unsigned: list[str] = []
@@ -117,7 +118,7 @@ def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[Check
         seen = look(ref)
         if seen.unsure:
             raise CheckpointUnavailable(f"checkpoint {folder(ref)} cannot be judged: {seen.fault}")
-        vouched = ref.digest or seen.signed or not plan.keys or plan.trust is Trust.ANY
+        vouched = ref.digest or seen.signed or not plan.signs or plan.trust is Trust.ANY
         fault = seen.fault or _foreign(plan, seen.manifest) or ("" if vouched else _UNSIGNED)
         if seen.manifest is not None and not fault:
             return Choice(seen.manifest, seen.ref, tuple(skipped))
@@ -129,8 +130,9 @@ def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[Check
             queue.append(parent)
     if unsigned:
         raise CheckpointNotFound(
-            f"checkpoint {unsigned[0]} is not signed. Make the job anew: with spec.resume.trust Any, if you "
-            "trust all who can write to its volume, or with spec.resume.policy Never, to begin at step 0. "
+            f"checkpoint {unsigned[0]} is not signed for this job. Make it anew with spec.checkpoint.signing "
+            "(its Secret), spec.resume.trust Any (if you trust all who write there) or spec.resume.policy "
+            "Never (to begin at step 0). "
             f"{len(unsigned)} passed over: {_UNSIGNED}"
         )
     malformed = any(RIGHT_HASH in told for told in skipped)

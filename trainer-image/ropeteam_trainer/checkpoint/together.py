@@ -66,7 +66,8 @@ class Together:
 
     def __init__(self, plan: RankPlan, world: World, directory: Path, beat: Callable[[], None]) -> None:
         self._plan, self._world, self._directory, self._beat = plan, world, directory, beat
-        self._keys = seals.read(plan.keys)
+        named = seals.read_named(plan.checkpoint.signing) if plan.checkpoint else ()
+        self._keys = named + seals.read(plan.keys)
         self._vouched = plan.lineage_known and any(parse_ref(text).digest for text in plan.restore)
         """Status names a hash, and from there on each names its parent's: the job has saved it."""
         self._bad: dict[str, str] = {}

@@ -55,6 +55,7 @@ AGENT_STATE_DIR = "ROPETEAM_STATE_DIR"
 
 AGENT_PYZ = "/ropeteam/agent.pyz"
 TOKEN_PATH = "/ropeteam-token/token"
+SIGNING_PATH = f"/ropeteam-signing/{seals.FILE}"
 COORDINATOR_AGENT_PORT = 29401
 COORDINATOR_HTTP_PORT = 29402
 AGENT_METRICS_PORT = 29403
@@ -126,6 +127,8 @@ class CheckpointConfig:
     every_seconds: int | None = None
     keep: int = 3
     """Committed checkpoints to keep."""
+    signing: str = ""
+    """File with the keys of the Secret that the job names (seals.py). Empty: it names none."""
 
 
 @dataclass(frozen=True)
@@ -243,8 +246,14 @@ class RankPlan:
     another line, and one whose `epoch` is lower than that of another process of the same rank: its pod was
     replaced, and does not know it yet."""
     keys: str = ""
-    """File with the keys of the checkpoint folder (seals.py). Empty: there are none."""
+    """File with the keys of the checkpoint folder (seals.py), after those of `checkpoint.signing`. Empty:
+    there are none."""
     trust: Trust = Trust.SIGNED
+
+    @property
+    def signs(self) -> bool:
+        """There are keys, so what is not signed needs somebody else who vouches for it."""
+        return bool(self.keys or (self.checkpoint and self.checkpoint.signing))
 
 
 @dataclass(frozen=True)
@@ -260,6 +269,7 @@ class PodIdentity:
     keys_file: str = ""
     """As RankPlan.keys."""
     keys: seals.Keys = ()
+    """Of that file; with those that the job names, once they are read (preflight.signer)."""
 
 
 def read_worker(environ: Mapping[str, str]) -> tuple[WorkerConfig, PodIdentity]:

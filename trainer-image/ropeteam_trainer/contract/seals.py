@@ -5,6 +5,9 @@ job that is made anew knows what the one before it saved. Pods get it beside the
 
     checkpoint-keys    hex, one key a line: the first one signs, all of them are accepted
 
+A Secret that the job names (`spec.checkpoint.signing`) has an entry of the same name and form, and its keys
+are good in every folder. They come before the folder's own, which are accepted all the same.
+
 A signed text is the JSON object that it was, with one field more at its end, so who knows of no signatures
 reads it too:
 
@@ -18,11 +21,18 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from pathlib import Path
 
 FILE = "checkpoint-keys"
 Keys = tuple[bytes, ...]
 _FIELD, _END = b',"signature":"', b'"}'
+_EVERY_FOLDER = ""
+"""What a named key is derived for: the bytes of a Secret that is used for something else, too, are no key
+here."""
+_NAMED = re.compile(rb"(?:[0-9a-fA-F]{2}){32,}")
+_SECRET = "the Secret of spec.checkpoint.signing.secretName"
+_FORM = "one key a line, each of 64 hexadecimal digits or more (openssl rand -hex 32)"
 
 
 def folder_key(operator_key: bytes, folder: str) -> bytes:
@@ -42,6 +52,23 @@ def to_text(keys: Keys) -> str:
 def read(file: str) -> Keys:
     """The keys in `file`; "": there are none. Raises OSError, ValueError."""
     return tuple(bytes.fromhex(line) for line in Path(file).read_text("ascii").split()) if file else ()
+
+
+def read_named(file: str) -> Keys:
+    """The keys of a Secret that the job names; "": it names none. Raises OSError, and ValueError that says
+    what is wrong with the Secret, but not what is in it."""
+    if not file:
+        return ()
+    try:
+        lines = Path(file).read_bytes().splitlines()
+    except FileNotFoundError:
+        raise ValueError(f"{_SECRET} has no entry {FILE}; it needs one with {_FORM}") from None
+    given = [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]
+    if not given:
+        raise ValueError(f"{_SECRET}: its entry {FILE} is empty; it needs {_FORM}")
+    if wrong := next((number for number, line in given if not _NAMED.fullmatch(line)), 0):
+        raise ValueError(f"{_SECRET}: line {wrong} of its entry {FILE} is no key; it needs {_FORM}")
+    return tuple(folder_key(bytes.fromhex(line.decode()), _EVERY_FOLDER) for _, line in given)
 
 
 def signed(use: str, text: bytes, keys: Keys) -> bytes:
