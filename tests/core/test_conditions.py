@@ -35,9 +35,11 @@ def condition(seen: Scene, kind: ConditionType) -> Condition:
     return found
 
 
-def starting(role: Role = Role.WORKER, **fields: Any) -> Scene:
+def starting(role: Role = Role.WORKER, checkpoint: Any = None, **fields: Any) -> Scene:
     """Just started; one pod looks like this."""
-    seen = a_running_job(workers=2, gpusPerWorker=2, resources={"limits": {"memory": "8Gi"}})
+    seen = a_running_job(
+        workers=2, gpusPerWorker=2, resources={"limits": {"memory": "8Gi"}}, checkpoint=checkpoint
+    )
     status = seen.status.model_copy(update={"conditions": ()})
     target = next(pod for pod in seen.pods if pod.role is role)
     fresh = {"phase": "Pending", "node": "", "container": ContainerSeen(), **fields}
@@ -86,6 +88,36 @@ def test_a_pod_that_cannot_start_says_why(role: Role, fields: dict[str, str], sa
     running, (reason, words) = condition(seen, ConditionType.RUNNING), says.split(": ")
     assert (running.reason, words in running.message) == (reason, True), running.message
     assert condition(seen, ConditionType.STALLED).holds
+
+
+SIGNED = {"volume": {"nfs": {"server": "s", "path": "/"}}, "signing": {"secretName": "keys"}}
+MISSING = 'MountVolume.SetUp failed for volume "ropeteam-signing" : secret "keys" not found'
+
+
+@pytest.mark.parametrize("word", ["ContainerCreating", "PodInitializing"])
+def test_pods_that_wait_are_said_to_want_the_secret_that_the_job_names(word: str) -> None:
+    """What a kubelet cannot mount it says in events, not in the pod's status."""
+    seen = starting(node="node-0", container=ContainerSeen(waiting_reason=word), checkpoint=SIGNED)
+    running = condition(seen, ConditionType.RUNNING)
+    assert running.reason == "PodsStarting"
+    assert "Secret keys (spec.checkpoint.signing.secretName)" in running.message
+    assert running.message.endswith(": kubectl get secret -n lab keys")
+    assert not condition(seen, ConditionType.STALLED).holds
+
+
+def test_a_secret_that_the_kubelet_names_as_missing_stalls_the_job() -> None:
+    container = ContainerSeen(waiting_reason="ContainerCreating", waiting_message=MISSING)
+    seen = starting(node="node-0", container=container, checkpoint=SIGNED)
+    stalled = condition(seen, ConditionType.STALLED)
+    assert (stalled.holds, stalled.reason) == (True, "SecretMissing")
+    assert stalled.message == f"{MISSING}. Create it, or correct spec.checkpoint.signing.secretName."
+
+
+@pytest.mark.parametrize("checkpoint", [None, {"volume": SIGNED["volume"]}])
+def test_pods_of_other_jobs_just_start(checkpoint: Any) -> None:
+    container = ContainerSeen(waiting_reason="ContainerCreating")
+    seen = starting(node="node-0", container=container, checkpoint=checkpoint)
+    assert condition(seen, ConditionType.RUNNING).message == "Pods are being made and started."
 
 
 def test_the_kubelets_own_words_come_first() -> None:

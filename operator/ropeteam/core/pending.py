@@ -22,6 +22,8 @@ from ropeteam_trainer.contract.fence import longest_life
 
 _RUNNING = frozenset({WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE})
 _IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+MOUNTING = frozenset({"ContainerCreating", "PodInitializing"})
+"""A container's reasons to wait: for what its pod mounts, or for its image."""
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
@@ -164,6 +166,7 @@ def obstacles(view: View) -> Reason | None:
         _unprotected(view)
         or _unscheduled(view, pods)
         or _stuck(pods)
+        or _without_keys(view, pods)
         or _unreachable(view)
         or _unproven(view)
     )
@@ -225,6 +228,24 @@ def _stuck(pods: list[PodSeen]) -> Reason | None:
                 message = f"Pod {pod.name} ends again and again: see `kubectl logs {pod.name}`."
                 return Reason("CrashLoop", message, stalled=True)
     return None
+
+
+def _without_keys(view: View, pods: list[PodSeen]) -> Reason | None:
+    """Pods that wait may wait for the Secret that the job names. Most kubelets say so in events alone."""
+    signing = view.spec.checkpoint.signing if view.spec.checkpoint else None
+    workers = (pod.container for pod in pods if pod.role is not Role.COORDINATOR)
+    waiting = [each for each in workers if each.waiting_reason in MOUNTING]
+    if signing is None or not waiting:
+        return None
+    name, namespace = signing.secret_name, view.job.namespace
+    if told := next((each.waiting_message for each in waiting if f'"{name}"' in each.waiting_message), ""):
+        fix = "Create it, or correct spec.checkpoint.signing.secretName."
+        return Reason("SecretMissing", f"{told}. {fix}", stalled=True)
+    message = (
+        f"Pods are being made and started. They mount Secret {name} (spec.checkpoint.signing.secretName), "
+        f"and wait as long as it is missing: kubectl get secret -n {namespace} {name}"
+    )
+    return Reason("PodsStarting", message)
 
 
 def _image_words(pod: PodSeen, container: ContainerSeen) -> str:

@@ -14,14 +14,13 @@ from ropeteam.core.actions import Action, CreatePod, CreateService, DeletePod, E
 from ropeteam.core.answer import Answer
 from ropeteam.core.classify import Bucket
 from ropeteam.core.observation import Role
-from ropeteam.core.pending import live
+from ropeteam.core.pending import MOUNTING, live
 from ropeteam.core.view import View
 from ropeteam.core.workerpod import worker_pod
 
 BELIEVED_SECONDS = 60.0
 """So long a Secret is taken to be there when the API server has said so. Then making it again is one request:
 of a job that makes pods, or whose pods wait."""
-_MOUNTING = frozenset({"ContainerCreating", "PodInitializing"})
 
 
 def steady(view: View, status: JobStatus) -> Answer:
@@ -48,7 +47,7 @@ def _secrets(view: View, wanted: bool) -> tuple[Action, ...]:
 def mounts(view: View) -> bool:
     """Some pod has a node and no container yet: it waits for what it mounts, or for its image."""
     pods = (*view.workers.values(), *([view.coordinator] if view.coordinator else []))
-    return any(each.waiting_reason in _MOUNTING for pod in pods for each in (pod.init, pod.container))
+    return any(each.waiting_reason in MOUNTING for pod in pods for each in (pod.init, pod.container))
 
 
 def _service(view: View) -> tuple[Action, ...]:
