@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.agent.harness import Coordinator, Pod, a_plan
 from tests.agent.life import Life
-from tests.coordinator.link import Crowd
+from tests.coordinator.link import Crowd, come_at_once
 
 from ropeteam_trainer.agent import http, metrics
 from ropeteam_trainer.agent.http import Metrics
@@ -148,6 +148,12 @@ async def test_silent_peers_do_not_keep_prometheus_out(served: Any):
     await crowd.has_come()
     assert await ask(port, GET) == ("200 OK", "a 0\n")
     await crowd.go()
+
+
+async def test_prometheus_waits_in_the_queue_behind_who_comes_while_the_agent_is_busy(served: Any):
+    _, port = served
+    come_at_once(port)
+    assert await ask(port, GET) == ("200 OK", "a 0\n")
 
 
 async def test_a_port_that_is_taken_is_replaced_and_none_at_all_is_no_trouble(

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 import uvloop
 from tests.controller.waiting import until
-from tests.coordinator.link import Crowd, eventually, http
+from tests.coordinator.link import Crowd, come_at_once, eventually, http
 
 from ropeteam.controller import probes
 
@@ -40,6 +40,13 @@ async def test_half_requests_end_for_their_number_and_with_their_time_and_keep_n
                     assert answer.status == 200
                     assert answer.headers["Connection"] == "close"
         await crowd.go()
+
+
+async def test_a_probe_waits_in_the_queue_behind_who_comes_while_the_operator_is_busy() -> None:
+    async with probes.served("127.0.0.1:0", lambda: "", lambda: 0.0) as address:
+        port = int(address.rpartition(":")[2])
+        come_at_once(port)
+        assert (await http(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"))[0] == 200
 
 
 def test_connections_that_are_reset_at_once_leave_nothing_behind() -> None:

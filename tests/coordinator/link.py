@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -190,6 +191,14 @@ class Crowd:
             self._came[number] = True
             self.ended += 1
             await asyncio.sleep(0.2)
+
+
+def come_at_once(port: int) -> None:
+    """500 strangers, and one more, while the loop stands still. The kernel drops who finds the queue full and
+    lets it try again a second later, and later each time: OSError."""
+    with ExitStack() as ends:
+        for address in ("127.0.0.2",) * 500 + ("127.0.0.1",):
+            ends.enter_context(socket.create_connection(("127.0.0.1", port), 30, (address, 0)))
 
 
 async def shut(writer: asyncio.StreamWriter) -> None:

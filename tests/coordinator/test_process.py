@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,23 @@ async def test_a_coordinator_whose_output_nobody_reads_answers_and_ends(start):
     pipe.fill()
     assert await process.ends(signal.SIGTERM) == 0
     pipe.close()
+
+
+@pytest.mark.parametrize("port", [0, 1], ids=["agents", "http"])
+async def test_who_comes_behind_hundreds_of_strangers_while_it_is_busy_waits_in_the_queue(start, port: int):
+    """Else the kernel drops who comes, and lets it try again a second later, and later each time."""
+    process = await start()
+    ports = await process.listening()
+    process.child.send_signal(signal.SIGSTOP)
+    async with asyncio.timeout(PATIENCE):
+        comes = partial(asyncio.open_connection, "127.0.0.1", ports[port])
+        crowd = [(await comes(local_addr=("127.0.0.2", 0)))[1] for _ in range(500)]
+        crowd.append((await comes())[1])
+    process.child.send_signal(signal.SIGCONT)
+    await put_desired(ports[1], DESIRED)
+    for writer in crowd:
+        writer.transport.abort()
+    assert await process.ends(signal.SIGTERM) == 0
 
 
 async def test_a_decision_is_logged_once(start):

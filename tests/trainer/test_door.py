@@ -16,10 +16,13 @@ import pytest
 import torch
 from tests.trainer.ranks import SCRIPTS
 
+from ropeteam_trainer.agentlink import Heartbeat
+from ropeteam_trainer.contract.config import RankPlan, Resume
 from ropeteam_trainer.contract.strategy import ParameterServer
 from ropeteam_trainer.strategies.parameterserver import door as module
 from ropeteam_trainer.strategies.parameterserver import wire
 from ropeteam_trainer.strategies.parameterserver.door import Door
+from ropeteam_trainer.strategies.parameterserver.roles import Meeting, Place
 from ropeteam_trainer.strategies.parameterserver.server import Server
 from ropeteam_trainer.strategies.parameterserver.share import Share
 
@@ -73,6 +76,21 @@ def test_silent_strangers_keep_no_worker_out(guarded: Guarded, monkeypatch: pyte
         with guarded.comes() as worker, guarded.inside.get() as inside:
             wire.send(worker, {"do": "pull"})
             assert wire.receive(inside) == ({"do": "pull"}, 0)
+
+
+def test_who_comes_behind_hundreds_of_strangers_before_a_server_serves_waits_in_the_queue() -> None:
+    """Else the kernel drops who comes, and lets it try again a second later, and later each time."""
+    plan = RankPlan("1.0.1", (), False, None, Resume.LATEST, None, "j", "u", servers=("127.0.0.1:0",))
+    listener = Meeting(Place(rank=1, workers=1, servers=1), plan, None, Heartbeat(None)).listener
+    assert listener is not None
+    place = listener.getsockname()
+    with ExitStack() as ends:
+        for address in ("127.0.0.2",) * 500 + ("127.0.0.1",):
+            ends.enter_context(socket.create_connection(place, 30, (address, 0)))
+        door = Door(listener, SECRET, PLACES, lambda worker: worker.close())
+        door.open()
+        wire.connect(f"127.0.0.1:{place[1]}", SECRET).close()
+    door.close()
 
 
 def test_who_has_shown_the_secret_takes_no_place(guarded: Guarded) -> None:

@@ -19,7 +19,7 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ropeteam.controller import metrics
-from ropeteam_trainer.contract.strangers import HEAD_SECONDS, Strangers
+from ropeteam_trainer.contract.strangers import BACKLOG, HEAD_SECONDS, Strangers
 
 _HUNG_SECONDS = 300.0
 _PLACES = 64
@@ -105,7 +105,9 @@ async def served(
     host, _, port = address.rpartition(":")
     visit = partial(_Visit, runner.server, strangers)
     try:
-        listener = await asyncio.get_running_loop().create_server(visit, host or None, int(port))
+        listener = await asyncio.get_running_loop().create_server(
+            visit, host or None, int(port), backlog=BACKLOG
+        )
         with closing(listener):
             taken = listener.sockets[0].getsockname()
             yield f"{taken[0]}:{taken[1]}"

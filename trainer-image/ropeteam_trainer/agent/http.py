@@ -14,7 +14,7 @@ from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.metrics import CONTENT_TYPE
 from ropeteam_trainer.agent.waiting import within
 from ropeteam_trainer.contract.config import AGENT_METRICS_PORT
-from ropeteam_trainer.contract.strangers import HEAD_SECONDS, Strangers
+from ropeteam_trainer.contract.strangers import BACKLOG, HEAD_SECONDS, Strangers
 
 MOST_HEAD, MOST_PEERS = 8 << 10, 16
 FRESH_SECONDS = 1.0
@@ -33,7 +33,9 @@ class Metrics:
         """The port that answers; 0: none. Never raises."""
         for wanted in (port, 0):
             try:
-                self._server = await asyncio.start_server(self._serve, address, wanted, limit=MOST_HEAD)
+                self._server = await asyncio.start_server(
+                    self._serve, address, wanted, limit=MOST_HEAD, backlog=BACKLOG
+                )
             except OSError as error:
                 log(f"no metrics at {address}:{wanted}: {error}")
                 continue

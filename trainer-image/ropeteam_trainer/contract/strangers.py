@@ -12,6 +12,9 @@ from collections.abc import Callable
 
 HEAD_SECONDS = 5.0
 """For the head of an HTTP request: as long as a kubelet waits for the answer."""
+BACKLOG = 4096
+"""Connections that wait to be accepted: all agents of a job come at once, and strangers before them. One that
+finds no room tries again after a second."""
 
 
 class Strangers:

@@ -22,6 +22,7 @@ from ropeteam_trainer.background import end_loudly
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract import config as contract
 from ropeteam_trainer.contract.config import CoordinatorConfig
+from ropeteam_trainer.contract.strangers import BACKLOG
 from ropeteam_trainer.coordinator.http import MOST_HEAD, Http
 from ropeteam_trainer.coordinator.log import Log
 from ropeteam_trainer.coordinator.pulse import Pulse
@@ -103,7 +104,7 @@ async def serve(coordinator: Coordinator, ports: Ports, trouble: Callable[[], st
         asyncio.get_running_loop().add_signal_handler(number, over.set)
     agents, agent_port = await listen(lambda: AgentLine(coordinator), ports.host, ports.agents)
     answers = Http(coordinator, trouble).serve
-    http = await asyncio.start_server(answers, ports.host, ports.http, limit=MOST_HEAD)
+    http = await asyncio.start_server(answers, ports.host, ports.http, limit=MOST_HEAD, backlog=BACKLOG)
     http_port = http.sockets[0].getsockname()[1]
     log.say(
         "listening",

@@ -24,7 +24,7 @@ from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.fence import answer_seconds
 from ropeteam_trainer.contract.messages import LEASE, AgentReport, Grant, Orders, answer
-from ropeteam_trainer.contract.strangers import Strangers
+from ropeteam_trainer.contract.strangers import BACKLOG, Strangers
 from ropeteam_trainer.contract.world import CheckpointRef
 from ropeteam_trainer.coordinator import membership, roll, slots
 from ropeteam_trainer.coordinator.log import Log
@@ -42,9 +42,6 @@ BYTES_PER_PLACE = 64 << 10
 RESEND_SECONDS = 1.0
 _CHANCE = SystemRandom()
 READ_AT_ONCE = 64 << 10
-BACKLOG = 4096
-"""Connections that wait to be accepted: all agents of a job come at once. One that finds no room tries again
-after a second."""
 MOST_UNSENT = 4 << 20
 """Bytes that an agent may leave unread."""
 

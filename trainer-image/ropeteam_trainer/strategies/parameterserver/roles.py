@@ -22,6 +22,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from ropeteam_trainer.agentlink import AgentLink, Heartbeat
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import RankPlan
+from ropeteam_trainer.contract.strangers import BACKLOG
 from ropeteam_trainer.contract.strategy import StrategyError
 from ropeteam_trainer.contract.world import Epoch
 
@@ -82,10 +83,10 @@ class Meeting:
 
     def _listen(self, server: int) -> socket.socket:
         if not self._plan.servers:
-            return socket.create_server(("", 0))
+            return socket.create_server(("", 0), backlog=BACKLOG)
         host, _, port = self._plan.servers[server].rpartition(":")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, int(port)), family=family)
+        return socket.create_server((host, int(port)), family=family, backlog=BACKLOG)
 
     def _meet_at_store(self, here: Place) -> None:
         host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "29500"))
