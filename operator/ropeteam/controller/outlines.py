@@ -20,6 +20,8 @@ from ropeteam.controller import bounded
 from ropeteam.controller.informer import LARGEST_OBJECT
 from ropeteam.controller.reading import READ
 
+_SHOWN = ("apiVersion", "kind", "code", "reason", "message")
+
 
 class Response(aiohttp.ClientResponse):
     """As sent, but lists and watches of TrainingJobs in outline."""
@@ -55,5 +57,7 @@ class _Outlined:
 
 
 def _outline(thing: dict[str, Any]) -> dict[str, Any]:
+    """Of a job what it is and which; of a Status, which tells why a watch ends, the words and the code."""
     meta = thing.get("metadata") or {}
-    return thing | {"spec": {}, "status": {}, "metadata": {key: meta[key] for key in READ if key in meta}}
+    shown = {key: thing[key] for key in _SHOWN if key in thing}
+    return shown | {"spec": {}, "status": {}, "metadata": {key: meta[key] for key in READ if key in meta}}
