@@ -229,6 +229,19 @@ async def test_a_report_that_no_coordinator_of_ours_would_make_names_the_field()
         await told(at_once(response(codec.encode(report))))
 
 
+@pytest.mark.parametrize("each", [b"[],", b"{},", b'"ab",', b"0.1,", b'[{"a":[]}],'])
+async def test_a_report_of_more_small_things_than_slots_is_not_parsed(each: bytes) -> None:
+    """Of 17 MB of text as many lists would be half a gigabyte, and as much again for half a character."""
+    values = each * ((16 << 20) // len(each))
+    answer = at_once(response(b'{"x": "\\ud800", "y": [' + values + b"0]}"))
+    tracemalloc.start()
+    with pytest.raises(Unreachable, match="values, more than a job of this size has"):
+        await told(answer, SLOTS)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 100 << 20
+
+
 async def test_a_report_of_another_term_is_none() -> None:
     other = JobReport("u", 2, 0, WorldPhase.RUNNING, "trains")
     with pytest.raises(Unreachable, match="its report is of term 2, and term 1 was asked"):

@@ -29,6 +29,9 @@ _BASE_BYTES, _SLOT_BYTES = 1 << 20, 4 << 10
 """What a report may take. The base: ten incidents with 20 lines of output each, if every character of them is
 an escape, take 300 KiB. A slot: 900 bytes if its node's name is of the longest, and another pod is asked for
 with a message of 360 characters; some contain a whole PATH."""
+_BASE_VALUES, _SLOT_VALUES = 100_000, 128
+"""Brackets and commas in it: what is read of 3 bytes, like `[],`, takes a hundred. A slot of ours has twenty,
+and up to a hundred in its messages."""
 _REFUSAL_BYTES, _WORDS = 16 << 10, 300
 """Of an answer that is no report: what is read of it, and what of that is in the sentence about it."""
 _DESIRED = "PUT /desired"
@@ -133,6 +136,9 @@ class Coordinators:
             status, content = await self._try(address, voice, body, most)
         if status != 200:
             raise Unreachable(_quoted(status, content))
+        values = sum(map(content.count, (b"[", b"{", b",")))
+        if values > _BASE_VALUES + _SLOT_VALUES * len(desired.slots):
+            raise Unreachable(f"its report has {values} values, more than a job of this size has")
         return content
 
     async def _try(self, address: str, voice: Voice, body: bytes, most: int) -> tuple[int, bytes]:
