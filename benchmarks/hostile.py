@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from tests.cluster import images
+from tests.cluster import falsecoordinator, images
 
 from ropeteam.api.job import API_VERSION, KIND, Metadata
 from ropeteam.controller import access
@@ -33,7 +33,6 @@ CHURN = "churn"
 PODS, CONFIG_MAPS, SERVICES, JOBS = 10_000, 5_000, 2_000, 200
 A_SECOND = 10
 """Things that are made, changed and deleted."""
-ANSWERS = ("garbage", "endless", "compressed", "redirecting", "silent")
 _AT_ONCE = 20
 _OURS = {names.MANAGED_BY: "ropeteam", names.JOB: "no-such-job", names.TERM: "x", names.SLOT: "9" * 40}
 
@@ -151,7 +150,7 @@ async def _life(client: ApiClient, thing: Object) -> None:
 
 async def false_coordinators(client: ApiClient, shared: Path) -> None:
     """A job for each kind of answer, whose coordinator a pod of its tenant is."""
-    for how in ANSWERS:
+    for how in falsecoordinator.ANSWERS:
         job = await client.create(_job({"template": _UNPLACED}, f"false-{how}", CHURN))
         await client.create(_coordinator(how, job, shared))
         await client.merge(Place.of(job), {"spec": {"suspend": False}})

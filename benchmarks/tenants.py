@@ -25,7 +25,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import psutil
-from tests.cluster import images
+from tests.cluster import falsecoordinator, images
 from tests.cluster.lab import Lab
 from tests.cluster.site import ROOT, SYSTEM, Site
 from tests.e2e.harness import wait_for
@@ -48,8 +48,8 @@ def main() -> int:
     share = float(sys.argv[2]) if len(sys.argv) > 2 else 1.0
     lab = Lab(NODES, (images.operator(), images.trainer()))
     site = Site.ready(lab)
-    for script in ("train_rung2.py", "falsecoordinator.py"):
-        shutil.copy(ROOT / "benchmarks" / script, site.shared / "scripts")
+    for script in (ROOT / "benchmarks" / "train_rung2.py", falsecoordinator.__file__):
+        shutil.copy(script, site.shared / "scripts")
     began = time.monotonic()
     asyncio.run(_beforehand(lab.control.kubeconfig, share))
     print(f"all is there after {time.monotonic() - began:.0f} s", flush=True)

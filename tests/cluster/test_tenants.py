@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from tests.cluster import falsecoordinator, images
 from tests.cluster.site import SYSTEM, Site
 from tests.cluster.test_core import tiny
 from tests.e2e.harness import wait_for
 
+from ropeteam.api.job import Metadata
+from ropeteam.core import names
+from ropeteam.core.observation import Role
+
+WIDE, GROWTH = 40, 96
+"""Jobs of a megabyte, of which each once took 14; and MiB that an operator may have more beside them."""
 LABELS = {"app.kubernetes.io/managed-by": "ropeteam"}
 
 
@@ -37,10 +46,29 @@ def operators(site: Site) -> dict[str, int]:
     }
 
 
+def memory(site: Site) -> float:
+    """MiB of the operator that has most of it."""
+    pods = (pod["metadata"]["name"] for pod in site.operators())
+    return max(psutil.Process(site.operator(pod)).memory_info().rss for pod in pods) / (1 << 20)
+
+
+def first(name: str) -> str:
+    """What an API server lists before `name`."""
+    return f"aaa-{name}"
+
+
+def begin_anew(site: Site) -> None:
+    """Both operators: they list all there is."""
+    for pod in operators(site):
+        site.lab.kubectl("-n", SYSTEM, "delete", "pod", pod)
+    site.lab.kubectl("-n", SYSTEM, "rollout", "status", "deployment", "ropeteam", "--timeout=60s")
+
+
 @pytest.fixture
 def hostile(site: Site, name: str) -> Iterator[str]:
     """Names that begin with it are deleted."""
     yield f"{name}-x"
+    site.lab.kubectl("delete", "service", first(name), "--ignore-not-found")
     for kind in ("service", "pod", "trainingjob"):
         for thing in site.lab.kubectl("get", kind, "-o", "name").split():
             if thing.partition("/")[2].startswith(f"{name}-x"):
@@ -55,7 +83,7 @@ def accepted(site: Site, name: str) -> dict[str, str]:
 
 @pytest.mark.nodes
 def test_hostile_objects_cost_only_themselves(site: Site, name: str, hostile: str) -> None:
-    before = operators(site)
+    before, used = operators(site), memory(site)
     site.apply(service(f"{hostile}-service", "no-such-job"))
     pod = {"restartPolicy": "Never", "schedulerName": "nobody", "containers": [{"name": "c", "image": "x"}]}
     meta = {"name": f"{hostile}-pod", "labels": {**LABELS, "ropeteam.dev/job": "no-such-job"}}
@@ -63,7 +91,7 @@ def test_hostile_objects_cost_only_themselves(site: Site, name: str, hostile: st
     nested = '{"metadata":{"x":' + '{"a":' * 3000 + "1" + "}" * 3002
     planted(site, f"{hostile}-deep", nested)
     wide = json.dumps({"metadata": {"x": {f"key{number}": [] for number in range(60_000)}}})
-    for number in range(5):
+    for number in range(WIDE):
         planted(site, f"{hostile}-wide-{number}", wide)
     site.apply(tiny(site, name, steps=30, pause=0.0))
     site.wait(name, "Complete")
@@ -74,10 +102,55 @@ def test_hostile_objects_cost_only_themselves(site: Site, name: str, hostile: st
     assert operators(site) == before, "none was started again, by whomever"
     assert site.get("pod", f"{hostile}-pod") is not None, "what is only labelled is not deleted"
     assert site.get("service", f"{hostile}-service") is not None
-    for pod_name in before:  # lists from nothing, beside all of it
-        site.lab.kubectl("-n", SYSTEM, "delete", "pod", pod_name)
-    site.lab.kubectl("-n", SYSTEM, "rollout", "status", "deployment", "ropeteam", "--timeout=60s")
+    begin_anew(site)
+    wait_for("another leader", lambda: site.leader() in operators(site), 60)
     assert set(operators(site).values()) == {0}
+    assert memory(site) < used + GROWTH
+
+
+def false_coordinator(site: Site, job: str, how: str) -> str:
+    """In the place of the operator's: of its name, with its labels and owner."""
+    meta = (site.get("trainingjob", job) or {})["metadata"]
+    owner = Metadata(name=job, namespace="default", uid=meta["uid"], generation=1)
+    name = names.coordinator(job, 1)
+    container = {
+        "name": "coordinator",
+        "image": images.TRAINER,
+        "imagePullPolicy": "Never",
+        "command": ["python", "-S", "-c", Path(falsecoordinator.__file__).read_text(), how],
+    }
+    labels = names.labels(owner, Role.COORDINATOR, term=1, attempt=1)
+    where = {"name": name, "labels": labels, "ownerReferences": [names.owner(owner)]}
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
+    site.apply({"apiVersion": "v1", "kind": "Pod", "metadata": where, "spec": spec})
+    return name
+
+
+@pytest.mark.nodes
+def test_false_coordinators_cost_only_themselves(site: Site, name: str, hostile: str) -> None:
+    before, used = operators(site), memory(site)
+    pods = {}
+    for how in falsecoordinator.ANSWERS:
+        job = f"{hostile}-{how}"
+        site.apply(site.shape(job, ["true"], 1, suspend=True))
+        pods[job] = false_coordinator(site, job, how)
+    for job in pods:
+        site.lab.kubectl("patch", "trainingjob", job, "--type=merge", "-p", '{"spec": {"suspend": false}}')
+    for job, pod in pods.items():
+        wait_for(f"{pod} is asked", partial(is_asked, site, pod), 120)
+        wait_for("it is no coordinator", partial(is_unreachable, site, job), 60)
+    site.apply(tiny(site, name, steps=30, pause=0.0))
+    site.wait(name, "Complete")
+    assert operators(site) == before, "none was started again, by whomever"
+    assert memory(site) < used + GROWTH
+
+
+def is_asked(site: Site, pod: str) -> bool:
+    return "asked" in site.lab.kubectl("logs", pod, check=False)
+
+
+def is_unreachable(site: Site, job: str) -> bool:
+    return site.condition(job, "Running").get("reason") == "CoordinatorUnreachable"
 
 
 def test_a_service_that_a_stranger_labels_is_not_followed(site: Site, name: str, hostile: str) -> None:
@@ -88,9 +161,11 @@ def test_a_service_that_a_stranger_labels_is_not_followed(site: Site, name: str,
     real = (site.get("service", name) or {})["metadata"]["ownerReferences"]
     site.apply(service(f"{hostile}-plain", name, job["metadata"]["uid"]))
     site.apply(service(f"{hostile}-owned", name, job["metadata"]["uid"], ownerReferences=real))
-    leader = wait_for("a leader", site.leader)
-    site.lab.kubectl("-n", SYSTEM, "delete", "pod", leader, "--grace-period=0", "--force")
-    wait_for("another leader", lambda: site.leader() not in ("", leader), 60)
+    forged = service(first(name), name, job["metadata"]["uid"], ownerReferences=real)
+    forged["metadata"]["labels"]["ropeteam.dev/term"] = "1"
+    site.apply(forged)
+    begin_anew(site)
+    wait_for("another leader", lambda: site.leader() in operators(site), 60)
     site.kill_rank(name, 0)
     wait_for("an incident", lambda: site.status(name).get("incidents"), 60)
     site.wait(name, "Running")

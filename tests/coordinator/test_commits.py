@@ -84,6 +84,16 @@ def test_checkpoints_that_did_not_verify_leave_the_lineage():
     assert film.lineage == [(10, "digest-10")]
 
 
+def test_what_status_named_is_told_with_its_run():
+    """Which status does not name."""
+    film, before = Film(rung=2), Epoch(7, 3, 9)
+    film.desires(lineage=(CheckpointRef(20, before, "b"), CheckpointRef(10, before, "a")))
+    film.up()
+    film.says(0, restored=CheckpointRef(10, before, "a", "run"))
+    (told,) = film.report.lineage
+    assert (told.step, told.run) == (10, "run")
+
+
 def test_an_older_ancestor_than_we_know_becomes_the_lineage():
     film = Film(rung=2).up(step=10)
     film.saves(10)

@@ -105,6 +105,13 @@ def test_pods_that_wait_are_said_to_want_the_secret_that_the_job_names(word: str
     assert not condition(seen, ConditionType.STALLED).holds
 
 
+def test_what_else_is_known_comes_before_what_pods_may_wait_for() -> None:
+    container = ContainerSeen(waiting_reason="ContainerCreating")
+    seen = starting(node="node-0", container=container, checkpoint=SIGNED)
+    silent = seen.but(report=None, report_error="no route")
+    assert condition(silent, ConditionType.RUNNING).reason == "CoordinatorUnreachable"
+
+
 def test_a_secret_that_the_kubelet_names_as_missing_stalls_the_job() -> None:
     container = ContainerSeen(waiting_reason="ContainerCreating", waiting_message=MISSING)
     seen = starting(node="node-0", container=container, checkpoint=SIGNED)

@@ -32,7 +32,7 @@ from ropeteam_trainer.checkpoint.manifest import (
     folder,
     ref_text,
 )
-from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, Choice
+from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, CheckpointUnavailable, Choice
 from ropeteam_trainer.checkpoint.together import Together
 from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, Trust, WorkerConfig
@@ -264,12 +264,17 @@ def test_a_job_that_begins_to_name_a_secret_goes_on_from_what_it_saved_before(tm
     assert claimed(tmp_path, keys=keys + OURS).restore == (good,)
 
 
-def test_a_secret_that_was_spoilt_while_the_job_ran_begins_nothing(tmp_path: Path):
-    file, _ = named(tmp_path / "secret", "aa" * 32)
-    Path(file).write_text("secret")
-    saved(tmp_path, 10)
-    with pytest.raises(ValueError, match=r"line 1 of its entry checkpoint-keys is no key"):
-        choose(tmp_path, checkpoint=CheckpointConfig(str(tmp_path), signing=file))
+@pytest.mark.parametrize("entry", ["secret", "", None])
+def test_a_secret_that_is_spoilt_while_a_job_runs_ends_none_that_status_vouches_for(
+    tmp_path: Path, entry: str | None
+):
+    file, keys = named(tmp_path / "secret", "aa" * 32)
+    (good,) = saved(tmp_path, 10, keys=keys + OURS)
+    Path(file).unlink() if entry is None else Path(file).write_text(entry)
+    config = CheckpointConfig(str(tmp_path), signing=file)
+    assert choose(tmp_path, good, checkpoint=config).ref == good
+    with pytest.raises(CheckpointUnavailable, match="entry checkpoint-keys"):
+        choose(tmp_path, checkpoint=config)
 
 
 def write_entry(directory: Path, entry: Entry, keys: Keys = ()) -> None:

@@ -166,9 +166,10 @@ def obstacles(view: View) -> Reason | None:
         _unprotected(view)
         or _unscheduled(view, pods)
         or _stuck(pods)
-        or _without_keys(view, pods)
+        or _secret_missing(view, pods)
         or _unreachable(view)
         or _unproven(view)
+        or _mounts_keys(view, pods)
     )
 
 
@@ -230,20 +231,29 @@ def _stuck(pods: list[PodSeen]) -> Reason | None:
     return None
 
 
-def _without_keys(view: View, pods: list[PodSeen]) -> Reason | None:
-    """Pods that wait may wait for the Secret that the job names. Most kubelets say so in events alone."""
+def _keys_wanted(view: View, pods: list[PodSeen]) -> tuple[str, list[ContainerSeen]]:
+    """The Secret that the job names, and containers that may wait for it."""
     signing = view.spec.checkpoint.signing if view.spec.checkpoint else None
     workers = (pod.container for pod in pods if pod.role is not Role.COORDINATOR)
-    waiting = [each for each in workers if each.waiting_reason in MOUNTING]
-    if signing is None or not waiting:
+    waiting = [each for each in workers if signing and each.waiting_reason in MOUNTING]
+    return signing.secret_name if signing else "", waiting
+
+
+def _secret_missing(view: View, pods: list[PodSeen]) -> Reason | None:
+    name, waiting = _keys_wanted(view, pods)
+    told = next((each.waiting_message for each in waiting if f'"{name}"' in each.waiting_message), "")
+    fix = "Create it, or correct spec.checkpoint.signing.secretName."
+    return Reason("SecretMissing", f"{told}. {fix}", stalled=True) if told else None
+
+
+def _mounts_keys(view: View, pods: list[PodSeen]) -> Reason | None:
+    """Most kubelets say in events alone what they cannot mount."""
+    name, waiting = _keys_wanted(view, pods)
+    if not waiting:
         return None
-    name, namespace = signing.secret_name, view.job.namespace
-    if told := next((each.waiting_message for each in waiting if f'"{name}"' in each.waiting_message), ""):
-        fix = "Create it, or correct spec.checkpoint.signing.secretName."
-        return Reason("SecretMissing", f"{told}. {fix}", stalled=True)
     message = (
         f"Pods are being made and started. They mount Secret {name} (spec.checkpoint.signing.secretName), "
-        f"and wait as long as it is missing: kubectl get secret -n {namespace} {name}"
+        f"and wait as long as it is missing: kubectl get secret -n {view.job.namespace} {name}"
     )
     return Reason("PodsStarting", message)
 

@@ -130,9 +130,9 @@ def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[Check
             queue.append(parent)
     if unsigned:
         raise CheckpointNotFound(
-            f"checkpoint {unsigned[0]} is not signed for this job. Make it anew with spec.checkpoint.signing "
-            "(its Secret), spec.resume.trust Any (if you trust all who write there) or spec.resume.policy "
-            "Never (to begin at step 0). "
+            f"checkpoint {unsigned[0]} is not signed for this job. Make the job anew with "
+            "spec.checkpoint.signing (the Secret it was signed with), spec.resume.trust Any (if you trust "
+            "all who write there) or spec.resume.policy Never (to begin at step 0). "
             f"{len(unsigned)} passed over: {_UNSIGNED}"
         )
     malformed = any(RIGHT_HASH in told for told in skipped)

@@ -28,23 +28,23 @@ def capture() -> State:
 def put_back(state: State) -> None:
     """Raises ValueError for those of a Python, NumPy or torch that has others."""
     try:
-        _put_back(state)
+        _put_back_on_cpu(state)
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
             f"random generators cannot be put back ({error}): were they saved under another Python, NumPy or "
             "torch? Go on in that image, or delete the checkpoint's folder to do without it"
         ) from None
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
 
 
-def _put_back(state: State) -> None:
+def _put_back_on_cpu(state: State) -> None:
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state:
         import numpy
 
         numpy.random.set_state(state["numpy"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
 
 
 def reseed(step: int, rank: int) -> None:

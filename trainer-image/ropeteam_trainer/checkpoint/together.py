@@ -66,14 +66,22 @@ class Together:
 
     def __init__(self, plan: RankPlan, world: World, directory: Path, beat: Callable[[], None]) -> None:
         self._plan, self._world, self._directory, self._beat = plan, world, directory, beat
-        named = seals.read_named(plan.checkpoint.signing) if plan.checkpoint else ()
-        self._keys = named + seals.read(plan.keys)
         self._vouched = plan.lineage_known and any(parse_ref(text).digest for text in plan.restore)
         """Status names a hash, and from there on each names its parent's: the job has saved it."""
+        self._keys = self._named_keys() + seals.read(plan.keys)
         self._bad: dict[str, str] = {}
         """Folders of checkpoints with a file that is proved bad."""
         self._waited_from: float | None = None
         self._pause = FIRST_PAUSE
+
+    def _named_keys(self) -> seals.Keys:
+        """They may be spoilt while the job runs, which no job has to end for that needs none."""
+        try:
+            return seals.read_named(self._plan.checkpoint.signing) if self._plan.checkpoint else ()
+        except (OSError, ValueError) as error:
+            if self._vouched:
+                return ()
+            raise CheckpointUnavailable(str(error)) from None
 
     def choose(self) -> Choice:
         """The same on all ranks. Raises CheckpointNotFound, or CheckpointUnavailable, on all ranks."""

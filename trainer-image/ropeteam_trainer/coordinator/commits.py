@@ -91,12 +91,13 @@ def _settle_restore(state: State, report: AgentReport) -> State:
         return state
     if not world.has(report) or report.slot != state.config.lead_slot:
         return state
-    known = next((ref for ref in state.lineage if _same(ref, source)), source)
+    known = next((ref for ref in state.lineage if _same(ref, source)), None)
     ours = tuple(ref for ref in state.lineage if ref.epoch == lead_born(state) and ref.step > source.step)
     before = tuple(ref for ref in state.lineage if ref.step < source.step)
-    if known not in state.lineage:  # status was behind, and may name a line that was left
+    if known is None:  # status was behind, and may name a line that was left
         before = report.past or before
-    lineage = (*ours, known, *before)[: state.config.keep]
+    newest = replace(known, run=source.run) if known else source  # status tells of no run
+    lineage = (*ours, newest, *before)[: state.config.keep]
     state = replace(with_world(state, restored=source, base=source.step), lineage=lineage)
     return _forget_stale(state)
 

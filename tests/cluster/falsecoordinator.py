@@ -8,11 +8,14 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 PORT = 29402
+ANSWERS = ("garbage", "endless", "compressed", "redirecting", "silent")
+"""What it may be told to answer with."""
 BOMB = gzip.compress(b" " * (64 << 20))
 
 
 class Answers(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
+        print("asked", flush=True)
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         getattr(self, sys.argv[1])()
 
