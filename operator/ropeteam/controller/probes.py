@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager, closing
 from functools import partial
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -65,16 +64,6 @@ class _Visit(web.RequestHandler):
             self.transport.abort()
 
 
-@web.middleware
-async def _end_with_answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        answer = await handler(request)
-    except web.HTTPException as error:
-        answer = web.Response(status=error.status, text=error.text)
-    answer.force_close()
-    return answer
-
-
 @asynccontextmanager
 async def served(
     address: str, unready: Callable[[], str], longest_round: Callable[[], float]
@@ -83,27 +72,37 @@ async def served(
     port is taken.
     """
 
-    async def health(_: web.Request) -> web.Response:
+    def health() -> web.Response:
         seconds = longest_round()
         hung = seconds > _HUNG_SECONDS
         return web.Response(status=503 if hung else 200, text=f"longest round: {seconds:.1f} s\n")
 
-    async def ready(_: web.Request) -> web.Response:
+    def ready() -> web.Response:
         why = unready()
         return web.Response(status=503, text=f"{why}\n") if why else web.Response(text="ok\n")
 
-    async def numbers(_: web.Request) -> web.Response:
+    def numbers() -> web.Response:
         return web.Response(
             body=generate_latest(metrics.REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST}
         )
 
-    app = web.Application(middlewares=[_end_with_answer])
-    app.add_routes([web.get("/healthz", health), web.get("/readyz", ready), web.get("/metrics", numbers)])
-    runner, strangers = web.AppRunner(app, handle_signals=False, shutdown_timeout=1), Strangers(_PLACES)
-    await runner.setup()
-    assert runner.server
+    pages = {"/healthz": health, "/readyz": ready, "/metrics": numbers}
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        """aiohttp's own routes answer 500 to who expects what is no UTF-8 (`Expect:`)."""
+        page = pages.get(request.path)
+        if page is None:
+            told = web.Response(status=404, text="404: Not Found")
+        elif request.method in ("GET", "HEAD"):
+            told = page()
+        else:
+            told = web.Response(status=405, text="405: Method Not Allowed", headers={"Allow": "GET,HEAD"})
+        told.force_close()
+        return told
+
+    server, strangers = web.Server(answer), Strangers(_PLACES)
     host, _, port = address.rpartition(":")
-    visit = partial(_Visit, runner.server, strangers)
+    visit = partial(_Visit, server, strangers)
     try:
         listener = await asyncio.get_running_loop().create_server(
             visit, host or None, int(port), backlog=BACKLOG
@@ -112,4 +111,4 @@ async def served(
             taken = listener.sockets[0].getsockname()
             yield f"{taken[0]}:{taken[1]}"
     finally:
-        await runner.cleanup()
+        await server.shutdown(1)
