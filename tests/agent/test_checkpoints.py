@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.agent.life import a_plan, a_ref
 
+from ropeteam_trainer.agent import checkpoints
 from ropeteam_trainer.agent.checkpoints import Claimed, claim, prune, write_manifest
 from ropeteam_trainer.checkpoint import journal, reader
 from ropeteam_trainer.checkpoint.journal import Claim, Entry, Held, Place, Superseded, place_of
@@ -98,6 +99,61 @@ def test_of_the_directory_itself_only_what_the_journal_tells_is_pruned(tmp_path)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-20", "step-30", "step-5"]
     assert prune(settings, held, (refs[2], refs[1])) == ()
     assert {path.name for path in entries.glob("*.pruned")} == {"step-10.1.0.1.pruned"}
+
+
+def in_directory(path, step: int, job_uid: str = "other") -> bytes:
+    """A checkpoint of another run, which a library older than folders of runs has saved."""
+    (path / f"step-{step}/1.0.1").mkdir(parents=True, exist_ok=True)
+    text = Manifest(step, Epoch(1, 0, 1), 4, "j", job_uid, FILES, None).to_bytes()
+    (path / f"step-{step}/1.0.1" / MANIFEST).write_bytes(text)
+    return text
+
+
+def test_a_checkpoint_of_another_run_is_not_committed_over(tmp_path):
+    held = claimed(tmp_path).held
+    saved_by_an_old_library(tmp_path, 10)
+    text = in_directory(tmp_path, 10)
+    with pytest.raises(OSError, match="step-10"):
+        write_manifest(settings_in(tmp_path), held, Grant(run_ref(10), 4, FILES, None))
+    assert (tmp_path / "step-10/1.0.1" / MANIFEST).read_bytes() == text
+
+
+@pytest.mark.parametrize(
+    "files", [(ShardFile("state.pt", 2, "s"),), (*FILES, ShardFile("rank-0.pt", 1, "s"))]
+)
+def test_what_is_not_whole_in_the_directory_is_not_committed_there(tmp_path, files):
+    held = claimed(tmp_path).held
+    saved_by_an_old_library(tmp_path, 10)
+    with pytest.raises(OSError, match="step-10"):
+        write_manifest(settings_in(tmp_path), held, Grant(run_ref(10), 4, files, None))
+
+
+def test_what_another_run_has_saved_in_the_same_place_since_is_not_pruned(tmp_path):
+    saved_by_an_old_library(tmp_path, 10, 20)
+    held, settings = claimed(tmp_path).held, settings_in(tmp_path)
+    refs = [write_manifest(settings, held, Grant(run_ref(step), 4, FILES, None)) for step in (10, 20)]
+    in_directory(tmp_path, 10)
+    prune(settings, held, (refs[1],))
+    assert (tmp_path / "step-10/1.0.1" / MANIFEST).exists()
+
+
+def test_a_crash_while_what_lies_apart_is_deleted_leaves_nothing_behind(tmp_path, monkeypatch):
+    saved_by_an_old_library(tmp_path, 10, 20)
+    held, settings = claimed(tmp_path).held, settings_in(tmp_path)
+    refs = [write_manifest(settings, held, Grant(run_ref(step), 4, FILES, None)) for step in (10, 20)]
+
+    class Crash(BaseException):
+        pass
+
+    def crash(*_):
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "_delete", crash)
+        with pytest.raises(Crash):
+            prune(settings, held, (refs[1],))
+    prune(settings, held, (refs[1],))
+    assert not (tmp_path / "step-10").exists()
 
 
 def test_files_that_somebody_put_there_stop_no_pruning(tmp_path):

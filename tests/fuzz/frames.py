@@ -280,7 +280,8 @@ async def _ranks() -> AsyncIterator[Attempt]:
                 with socket.socket(socket.AF_UNIX) as rank:
                     rank.connect(str(folder / "rank.sock"))
                     rank.setblocking(False)
-                    await loop.sock_sendall(rank, line + b"\n")
+                    with suppress(BrokenPipeError, ConnectionResetError):  # refused before its end
+                        await loop.sock_sendall(rank, line + b"\n")
                     told.tell(ToRank(pause=True))
                     told.drain()
                     ended.append("taken" if told._buffers else "refused")

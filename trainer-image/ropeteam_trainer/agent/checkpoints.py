@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ropeteam_trainer.checkpoint import journal, manifest
 from ropeteam_trainer.checkpoint.journal import Claim, Held, Operation, Place, Steps, place_of
 from ropeteam_trainer.checkpoint.manifest import Manifest
-from ropeteam_trainer.contract import seals
+from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.config import WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.seals import Keys
@@ -119,8 +119,10 @@ class Disk:
                 return entries.remove(name)
             case journal.Folders():
                 return tuple(_places(run))
-            case journal.Delete(place, apart):
-                return _delete(directory if apart else run, place)
+            case journal.Delete(place, apart=False):
+                return _delete(run, place)
+            case journal.Delete(place):
+                return self._delete_own(directory, place)
             case journal.WriteManifest(grant):
                 return self._commit(directory, run, grant)
 
@@ -129,9 +131,30 @@ class Disk:
         try:
             return self._write_manifest(run, grant)
         except FileNotFoundError:
-            with suppress(FileNotFoundError):
+            if self._lies_in(directory, grant):
                 return replace(self._write_manifest(directory, grant), run="")
             raise
+
+    def _lies_in(self, directory: Folder, grant: Grant) -> bool:
+        """All of it, and no checkpoint of another run: there each has its first world's epochs."""
+        with suppress(OSError, ValueError), directory.down(manifest.place(grant.ref)) as folder:
+            whole = all(folder.size(file.name) == file.size for file in grant.files)
+            return whole and (not folder.has(manifest.MANIFEST) or self._wrote(folder))
+        return False
+
+    def _delete_own(self, directory: Folder, place: Place) -> None:
+        """Another run may have saved the same step there since."""
+        path = manifest.place(CheckpointRef(place.step, place.epoch))
+        with suppress(OSError, ValueError):
+            with directory.down(path) as folder:
+                ours = self._wrote(folder)
+            if ours:
+                _delete(directory, place)
+
+    def _wrote(self, folder: Folder) -> bool:
+        """Raises OSError, ValueError: it has no manifest."""
+        text = folder.read(manifest.MANIFEST, manifest.MOST_BYTES)
+        return codec.decode(Manifest, text).job_uid == self._settings.job_uid
 
     def _write_manifest(self, parent: Folder, grant: Grant) -> CheckpointRef:
         """Beside the files, whose names are durable: those who wrote them saw to that."""

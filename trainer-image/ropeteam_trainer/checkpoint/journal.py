@@ -102,7 +102,7 @@ class Delete:
 
     place: Place
     apart: bool = False
-    """It lies in the directory itself."""
+    """It lies in the directory itself, and is deleted if the job of this run has committed it."""
 
 
 @dataclass(frozen=True)
@@ -334,6 +334,8 @@ def prune(held: Held, keep: tuple[CheckpointRef, ...]) -> Steps[tuple[Place, ...
             yield Rename(held.claim.pruning(place), f"{place}.commit")
         raise
     for place in mine:
+        if place in apart:  # found by its entry alone, which goes last
+            yield Delete(place, apart=True)
         yield Rename(held.claim.pruning(place), f"{place}.pruned")
     gone = [place for place in old if place in mine or _is_rest(held, seen, place)]
     for place in gone:
