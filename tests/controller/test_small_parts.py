@@ -60,7 +60,7 @@ def test_a_look_at_one_node_does_not_touch_the_others() -> None:
 
     nodes = Informer(cast(Any, None), Lens("Node", "", own_key, node), lambda _: None)
     nothing = Spread[Any](())
-    caches = Caches(nothing, nothing, nothing, Spread((nodes,)))
+    caches = Caches(cast(Any, None), nothing, nothing, nothing, Spread((nodes,)))
     nodes._by_key = counted = Counted()
     assert not caches.node_is_lost("node-1"), "no node is seen: nothing is known"
     assert not caches.node_has_ended("node-1", True)

@@ -202,7 +202,7 @@ async def _heard(cached: Informer[Any], case: bytes) -> bool:
 
 
 async def _decided(observer: Observer) -> str:
-    job = observer.caches.job(JOB)
+    job = await observer.caches.job(JOB)
     if job is None:
         return "passed over"
     try:

@@ -1,4 +1,6 @@
-"""The caches that the operator reads: jobs, their pods and Services, and whether nodes are ready."""
+"""The caches that the operator reads: jobs, their pods and Services, and whether nodes are ready. A job for
+whose text there was no room is read from the API server each time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Any, TypeVar
 
 from ropeteam.api.job import KIND
 from ropeteam.controller import reading
-from ropeteam.controller.cluster import ApiClient
+from ropeteam.controller.budget import Budget
+from ropeteam.controller.cluster import ApiClient, NotFound, Place
 from ropeteam.controller.informer import Informer, Key, Lens, Spread
 from ropeteam.core.observation import PodSeen, ServiceSeen
 
@@ -19,6 +22,7 @@ T = TypeVar("T")
 class Caches:
     """What the informers hold. Pods and Services come with the UID of their job."""
 
+    client: ApiClient
     jobs: Spread[reading.JobSeen]
     pods: Spread[tuple[str, PodSeen]]
     services: Spread[tuple[str, ServiceSeen]]
@@ -29,8 +33,15 @@ class Caches:
     def all(self) -> tuple[Informer[Any], ...]:
         return (*self.jobs.parts, *self.pods.parts, *self.services.parts, *self.nodes.parts)
 
-    def job(self, key: Key) -> reading.JobSeen | None:
-        return next(iter(self.jobs.of(key)), None)
+    async def job(self, key: Key) -> reading.JobSeen | None:
+        """With its text. None: there is none. Raises ApiError, connection errors."""
+        job = next(iter(self.jobs.of(key)), None)
+        if job is None or job.text:
+            return job
+        try:
+            return reading.job(await self.client.get(Place(KIND, *key), reading.job_text))
+        except NotFound:  # the watch is late to tell
+            return None
 
     def node_is_lost(self, name: str) -> bool:
         """NotReady, or gone. Without any node we may not see them: then nothing is known."""
@@ -63,8 +74,11 @@ def make_caches(
         return Spread(Informer(client, lens, ring, namespace) for namespace in namespaces or ("",))
 
     nodes = Lens("Node", "", reading.own_key, reading.node)
+    budget = Budget()
+    jobs = Lens(KIND, "", reading.own_key, reading.job, reading.job_event, budget.keep, budget.let_go)
     caches = Caches(
-        jobs=spread(Lens(KIND, "", reading.own_key, reading.job, reading.job_event)),
+        client=client,
+        jobs=spread(jobs),
         pods=spread(Lens("Pod", reading.MANAGED, reading.job_key, reading.pod)),
         services=spread(Lens("Service", reading.MANAGED, reading.job_key, reading.service)),
         nodes=Spread((Informer(client, nodes, ring_jobs_on),) if with_nodes else ()),

@@ -150,8 +150,9 @@ class ApiClient:
             if old is not None:
                 await old.close()  # breaks its other calls: they are repeated with the new credentials
 
-    async def get(self, place: Place) -> Object:
-        return await self.request("GET", place.path)
+    async def get(self, place: Place, parse: Callable[[bytes], Object] | None = None) -> Object:
+        """Raises NotFound."""
+        return await self.request("GET", place.path, parse=parse)
 
     async def items(self, place: Place, labels: str = "") -> list[Object]:
         """All objects of a kind. Short lists only: an informer pages."""

@@ -20,9 +20,10 @@ from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import Metadata
 from ropeteam.api.status import JobStatus
 from ropeteam.controller import reading
-from ropeteam.controller.cluster import ApiClient, ApiError, Conflict, Fenced, NotFound, Object
+from ropeteam.controller.caches import Caches
+from ropeteam.controller.cluster import ApiError, Conflict, Fenced, NotFound, Object
 from ropeteam.controller.events import announce
-from ropeteam.controller.informer import Key, Spread
+from ropeteam.controller.informer import Key
 from ropeteam.core.conditions import Fact, with_facts
 from ropeteam.core.decision import Announcement
 
@@ -31,8 +32,6 @@ FREED_AFTER_SECONDS = 3600.0
 REASON = "OperatorFails"
 _LONGEST = 500
 _PASSING = (Conflict, NotFound, Fenced, OSError, TimeoutError, aiohttp.ClientError)
-
-Jobs = Spread[reading.JobSeen]
 
 log = logging.getLogger(__name__)
 
@@ -68,14 +67,13 @@ class Failing:
         self._rounds.pop(key, None)
 
 
-async def tell(client: ApiClient, jobs: Jobs, key: Key, error: Exception, now: datetime) -> None:
+async def tell(caches: Caches, key: Key, error: Exception, now: datetime) -> None:
     """To the job, as far as that can be done. Never raises: whatever is odd about it may be so here too."""
     words = _words(key, error)
     for step in (_stall, _announce):
-        job = next(iter(jobs.of(key)), None)
         try:
-            if job is not None:
-                await step(client, jobs, job.parsed(), words, now)
+            if (job := await caches.job(key)) is not None:
+                await step(caches, job.parsed(), words, now)
         except Exception as broken:
             log.warning("%s: cannot tell the job that rounds fail: %s", key, broken)
 
@@ -96,17 +94,17 @@ def _words(key: Key, error: Exception) -> str:
     )
 
 
-async def _stall(client: ApiClient, jobs: Jobs, raw: Object, words: str, now: datetime) -> None:
+async def _stall(caches: Caches, raw: Object, words: str, now: datetime) -> None:
     """A job that has ended keeps its status."""
     meta, status = raw["metadata"], JobStatus.model_validate(raw["status"])
     fact = Fact(ConditionType.STALLED, True, REASON, words)
     stalled = with_facts(status, (fact,), now, meta.get("generation", 0))
     if stalled != status and not status.finished:
         written = {**raw, "status": stalled.to_json()}
-        jobs.learn(await client.replace(written, "status", reading.job_text))
+        caches.jobs.learn(await caches.client.replace(written, "status", reading.job_text))
 
 
-async def _announce(client: ApiClient, _: Jobs, raw: Object, words: str, now: datetime) -> None:
+async def _announce(caches: Caches, raw: Object, words: str, now: datetime) -> None:
     """Once for each version of the job: the event's name is made from it."""
     told = Announcement("Warning", REASON, words)
-    await announce(client, Metadata.model_validate(raw["metadata"]), told, now)
+    await announce(caches.client, Metadata.model_validate(raw["metadata"]), told, now)

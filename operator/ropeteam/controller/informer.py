@@ -1,10 +1,11 @@
 """What the API server holds, kept here and up to date: list, then watch, then list again when the watch is of
 no use.
 
-Four promises that kopf's watching does not give:
+Five promises that kopf's watching does not give:
   - a list after a gap is compared with what was known, so that deletions during the gap are noticed;
   - any error in the stream leads to a new list, never to the end of the process;
   - an object that cannot be read costs nobody but itself: it is passed over, logged and counted;
+  - what a page of a list tells is kept, or left out (`Lens.keep`), before the next one is asked for;
   - what we have just written is known at once (`learn`), and an older echo of it never wins.
 Limits: a cache, not the truth: before anything irreversible, a UID or a resourceVersion goes with the call.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar
 
 import aiohttp
@@ -63,6 +64,10 @@ class Lens(Generic[T]):
     """What to keep. Two equal readings are no change."""
     parse: Callable[[bytes], Object] = bounded.loads
     """A line of a watch. Raises orjson.JSONDecodeError."""
+    keep: Callable[[Key, T], T] = lambda _, value: value
+    """As much of a reading as there is room for."""
+    let_go: Callable[[Key, T], None] = lambda *_: None
+    """What `keep` gave is kept no more."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,7 @@ class Informer(Generic[T]):
         """Know what there is now, and tell of what has changed since the last time. A page that is too large
         is asked for again with fewer objects.
         """
-        params, limit, listed = {**self._selector}, _PAGE, dict[str, Entry[T]]()
+        params, limit, listed = {**self._selector}, _PAGE, set[str]()
         self._unreadable.clear()
         while True:
             params["limit"] = str(limit)
@@ -160,26 +165,24 @@ class Informer(Generic[T]):
                     raise
                 limit = max(limit // 5, 1)
                 continue
-            listed |= {
-                entry.uid: entry for entry in map(self._entry, page["items"] or ()) if entry is not None
-            }
+            for entry in filter(None, map(self._entry, page["items"] or ())):
+                listed.add(entry.uid)
+                self._put(entry)
             limit = min(limit * 5, _PAGE)
             token = page["metadata"].get("continue")
             if not token:
                 break
             params["continue"] = token
         self._version = page["metadata"]["resourceVersion"]
-        self._replace_all(listed, int(self._version or 0))
+        self._drop_others(listed, int(self._version or 0))
         self.lists += 1
         self._hear()
         self.synced.set()
 
-    def _replace_all(self, listed: dict[str, Entry[T]], version: int) -> None:
+    def _drop_others(self, listed: set[str], version: int) -> None:
         for uid, entry in tuple(self._entries.items()):
             if uid not in listed and entry.version <= version:  # a newer one: created by us after this list
                 self._drop(uid)
-        for entry in listed.values():
-            self._put(entry)
 
     async def _watch(self) -> None:
         params = {
@@ -244,6 +247,9 @@ class Informer(Generic[T]):
             return
         if old is not None and old.key != entry.key:
             self._drop(entry.uid)
+        elif old is not None:
+            self._lens.let_go(old.key, old.value)
+        entry = replace(entry, value=self._lens.keep(entry.key, entry.value))
         self._entries[entry.uid] = entry
         self._by_key.setdefault(entry.key, {})[entry.uid] = entry
         if old is None or old.value != entry.value:
@@ -253,6 +259,7 @@ class Informer(Generic[T]):
         entry = self._entries.pop(uid, None)
         if entry is None:
             return
+        self._lens.let_go(entry.key, entry.value)
         siblings = self._by_key[entry.key]
         del siblings[uid]
         if not siblings:

@@ -103,7 +103,7 @@ class Observer:
 
     async def observe(self, key: Key) -> Observation | None:
         """None: there is no such job (any more)."""
-        job = self.caches.job(key)
+        job = await self.caches.job(key)
         if job is None:
             return None
         raw = job.parsed()

@@ -76,7 +76,9 @@ class JobSeen(NamedTuple):
     """A TrainingJob as it is kept: as text, because parsed it can be ten times as large."""
 
     text: bytes
-    """As an object, with metadata, spec and status."""
+    """As an object, with metadata, spec and status. Empty: there was no room for it (`budget.py`)."""
+    version: str
+    """resourceVersion: without a text, too, a changed job looks different."""
     state: str
     stalled: bool
     fault: str
@@ -106,6 +108,7 @@ def job(thing: Object) -> JobSeen:
         spec = {}
     return JobSeen(
         text=orjson.dumps({**_WHAT, "metadata": meta, "spec": spec, "status": status}),
+        version=thing["metadata"]["resourceVersion"],
         state=status.get("state") or "Pending",
         stalled=_condition(status, ConditionType.STALLED).get("status") == "True",
         fault=fault,

@@ -60,7 +60,7 @@ class Reconciler:
         except Exception as error:
             now = self.observer.own_clock()
             if self.failures.again(key, error, now):
-                await failing.tell(self.client, self.observer.caches.jobs, key, error, self.observer.clock())
+                await failing.tell(self.observer.caches, key, error, self.observer.clock())
             if self.failures.frees(key, now):
                 await self._free(key)
             raise
