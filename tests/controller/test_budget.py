@@ -16,7 +16,7 @@ from tests.controller.house import JOB, condition, job, names, operator_of, stat
 from tests.controller.scripted import Scripted, thing
 from tests.controller.waiting import until, until_async
 
-from ropeteam.controller import budget, reconcile
+from ropeteam.controller import budget, reading, reconcile
 from ropeteam.controller.caches import Caches, make_caches
 from ropeteam.controller.cluster import ApiClient, Object
 from ropeteam.controller.failing import REASON, TOLD_AFTER
@@ -177,3 +177,11 @@ async def test_that_its_rounds_fail_is_told(cluster: LocalCluster, monkeypatch: 
             with pytest.raises(ValueError, match="odd"):
                 await operator.reconciler(DEFAULT)
         assert condition(await status(operator.client), "Stalled")["reason"] == REASON
+
+
+@pytest.mark.parametrize(("said", "kept"), [("3", True), ("3" * 65, False), ("", False)])
+def test_of_annotations_only_a_short_one_that_is_read_is_kept(said: str, kept: bool) -> None:
+    seen = stored("tenant", 1)
+    ended = {"ropeteam.dev/coordinators-ended": said}
+    seen["metadata"]["annotations"] = {**ended, "ropeteam.dev/other": "x" * 1000, "example.com/x": "x"}
+    assert reading.job(seen).parsed()["metadata"]["annotations"] == (ended if kept else {})

@@ -15,6 +15,7 @@ from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import API_VERSION, GROUP, KIND
 from ropeteam.controller import bounded
 from ropeteam.controller.informer import Key
+from ropeteam.core.former import ENDED
 from ropeteam.core.manifests import TOKEN_VOLUME
 from ropeteam.core.observation import ContainerSeen, PodSeen, Role, ServiceSeen
 from ropeteam_trainer.contract import VERSION
@@ -34,11 +35,13 @@ READ = (
     "creationTimestamp",
     "deletionTimestamp",
 )
-"""Of metadata, beside annotations of ours."""
+"""Of metadata, beside the annotation below."""
 _WHAT = {"apiVersion": API_VERSION, "kind": KIND}
 _NUMBER = re.compile("[0-9]{1,9}")
 _ADDRESS = re.compile("[0-9a-fA-F:.]{1,45}")
 _LARGEST_SPEC = 256 << 10
+_LONGEST_NOTE = 64
+"""A term is a number of a few digits."""
 _MOST_BYTES = 1 << 30
 """No object has as many: a spec that is such a number was never measured."""
 _DEEPEST_SPEC = 100
@@ -101,13 +104,14 @@ def job_text(text: bytes) -> Object:
 def job(thing: Object) -> JobSeen:
     """Of its metadata what we read, and no spec that is more than a job's can be."""
     meta = {name: thing["metadata"][name] for name in READ if name in thing["metadata"]}
-    notes = thing["metadata"].get("annotations") or {}
-    meta["annotations"] = {name: text for name, text in notes.items() if name.startswith(LABEL)}
+    note = (thing["metadata"].get("annotations") or {}).get(ENDED, "")
+    meta["annotations"] = {ENDED: note} if 0 < len(note) <= _LONGEST_NOTE else {}
     spec, status = thing.get("spec") or {}, thing.get("status") or {}
     if fault := _fault(spec):
         spec = {}
+    text = orjson.dumps({**_WHAT, "metadata": meta, "spec": spec, "status": status})
     return JobSeen(
-        text=orjson.dumps({**_WHAT, "metadata": meta, "spec": spec, "status": status}),
+        text=memoryview(text).tobytes(),  # a copy: what orjson returns holds kilobytes more than it shows
         version=thing["metadata"]["resourceVersion"],
         state=status.get("state") or "Pending",
         stalled=_condition(status, ConditionType.STALLED).get("status") == "True",
