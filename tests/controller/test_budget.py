@@ -155,6 +155,25 @@ async def test_a_job_of_which_nothing_is_kept_runs_is_suspended_and_goes_on(clus
         await until(lambda: operator.caches.jobs.known_keys() == ())
 
 
+async def test_what_is_wrong_with_it_is_told_and_not_remembered_at_length(cluster: LocalCluster) -> None:
+    async with operator_of(cluster) as operator:
+        label = {"metadata": {"labels": {"a": "x" * 100_000}}}
+        await operator.client.create(job(template=label))
+
+        async def refusal() -> str:
+            accepted = condition(await status(operator.client), "Accepted")
+            return str(accepted["message"]) if accepted.get("status") == "False" else ""
+
+        assert "refuses the worker pod" in await until_async(refusal)
+        memory = operator.reconciler.observer.memories.of(
+            DEFAULT, (await operator.client.get(JOB))["metadata"]["uid"]
+        )
+        assert memory.refusal is not None
+        assert len(memory.refusal.message) <= 4096
+        await until(lambda: memory.why != "")
+        assert len(memory.why) <= 4096
+
+
 async def test_one_that_is_gone_already_is_no_trouble(cluster: LocalCluster) -> None:
     async with operator_of(cluster, works=False) as operator:
         await operator.client.create(job())

@@ -32,6 +32,8 @@ from ropeteam_trainer.clocks import boot_seconds
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.signing import Keys
 
+_LONGEST_REFUSAL = 4096
+"""Characters. The API server repeats what it refuses, up to a whole spec, and this is remembered."""
 _LOCKED_OUT = (
     " (the job was made with an operator key that is not accepted any more: give that to the operator as a "
     "previous key)"
@@ -215,5 +217,5 @@ class Observer:
                 raise _QuotaIsFull from None
             if error.status not in REFUSALS:
                 raise
-            return Refusal(message=error.message)
+            return Refusal(message=error.message[:_LONGEST_REFUSAL])
         return None

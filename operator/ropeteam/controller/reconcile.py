@@ -31,6 +31,8 @@ _PACED_SECONDS = 1.0
 _ORPHAN_GRACE_SECONDS = 2
 _ACTIONS_SHOWN = 20
 """In a line of the log; a job of 4,096 pods has more."""
+_LONGEST_WHY = 4096
+"""In the log, and remembered: a spec can be wrong in thousands of places."""
 _ACTIONS_AT_ONCE = 50
 """Of one job, so that a large one does not keep the others waiting."""
 _FAILURES_TOLD = 5
@@ -172,9 +174,10 @@ class Reconciler:
 
 def _tell_why(key: Key, memory: Memory, decision: Decision) -> None:
     """A line for each new reason; the same one is not repeated each round."""
-    if decision.why != memory.why or decision.actions:
+    why = decision.why[:_LONGEST_WHY]
+    if why != memory.why or decision.actions:
         actions = [str(action) for action in decision.actions[:_ACTIONS_SHOWN]]
         if more := len(decision.actions) - len(actions):
             actions.append(f"and {more} more")
-        log.info("%s: %s%s", key, decision.why, f" [{'; '.join(actions)}]" if actions else "")
-    memory.why = decision.why
+        log.info("%s: %s%s", key, why, f" [{'; '.join(actions)}]" if actions else "")
+    memory.why = why
