@@ -19,7 +19,7 @@ from ropeteam.api.job import Metadata
 from ropeteam.core import names
 from ropeteam.core.observation import Role
 
-WIDE, GROWTH = 40, 96
+WIDE, GROWTH = 12, 96
 """Jobs of a megabyte, of which each once took 14; and MiB that an operator may have more beside them."""
 LABELS = {"app.kubernetes.io/managed-by": "ropeteam"}
 
@@ -130,8 +130,8 @@ def false_coordinator(site: Site, job: str, how: str) -> str:
 def test_false_coordinators_cost_only_themselves(site: Site, name: str, hostile: str) -> None:
     before, used = operators(site), memory(site)
     pods = {}
-    for how in falsecoordinator.ANSWERS:
-        job = f"{hostile}-{how}"
+    for number, how in enumerate(falsecoordinator.ANSWERS):
+        job = f"{hostile}-{number}"
         site.apply(site.shape(job, ["true"], 1, suspend=True))
         pods[job] = false_coordinator(site, job, how)
     for job in pods:
