@@ -53,11 +53,14 @@ class _Outlined:
         with suppress(bounded.TooLarge):  # the watch ends, and kopf opens another
             async for line in bounded.lines(self._stream, LARGEST_OBJECT):
                 event = bounded.thing(line, most=0, ends=b"}}")
-                yield orjson.dumps(event | {"object": _outline(event["object"])}) + b"\n"
+                yield orjson.dumps({"type": event["type"], "object": _outline(event["object"])}) + b"\n"
 
 
 def _outline(thing: dict[str, Any]) -> dict[str, Any]:
     """Of a job what it is and which; of a Status, which tells why a watch ends, the words and the code."""
-    meta = thing.get("metadata") or {}
-    shown = {key: thing[key] for key in _SHOWN if key in thing}
-    return shown | {"spec": {}, "status": {}, "metadata": {key: meta[key] for key in READ if key in meta}}
+    meta = _plain(thing.get("metadata") or {}, READ)
+    return _plain(thing, _SHOWN) | {"spec": {}, "status": {}, "metadata": meta}
+
+
+def _plain(thing: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: thing[key] for key in keys if isinstance(thing.get(key), str | int)}
