@@ -6,15 +6,19 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.agent.life import a_plan
 from tests.agent.test_checkpoints import FILES, claimed, committed, left, run_ref, saved, settings_in
 
-from ropeteam_trainer.agent.checkpoints import prune, write_manifest
+from ropeteam_trainer.agent.checkpoints import claim, prune, write_manifest
 from ropeteam_trainer.checkpoint import journal
 from ropeteam_trainer.checkpoint.manifest import MANIFEST
+from ropeteam_trainer.contract.config import WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
+from ropeteam_trainer.contract.world import CheckpointRef
 from ropeteam_trainer.folders import Folder
 
 PLACE = "run-uid/step-30/1.0.1"
@@ -85,6 +89,46 @@ def test_no_run_is_claimed_in_a_folder_that_is_a_link(link: str, tmp_path: Path,
     with pytest.raises(OSError, match="links are not followed"):
         claimed(tmp_path)
     assert content(elsewhere) == before
+
+
+def in_volume(volume: Path, path: str) -> WorkerConfig:
+    settings = settings_in(volume / path)
+    assert settings.checkpoint is not None
+    return replace(settings, checkpoint=replace(settings.checkpoint, volume=str(volume)))
+
+
+def everything(folder: Path) -> dict[str, str]:
+    return {str(path): "" for path in folder.rglob("*")} | content(folder)
+
+
+Act = Callable[[WorkerConfig, journal.Held, tuple[CheckpointRef, ...]], object]
+ACTS: dict[str, Act] = {
+    "claim": lambda settings, _, __: claim(settings, "pod-2", a_plan(2)),
+    "commit": lambda settings, held, _: write_manifest(settings, held, Grant(run_ref(20), 4, FILES, None)),
+    "prune": prune,
+}
+
+
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+@pytest.mark.parametrize("link", ["team", "team/job"])
+def test_no_part_of_the_path_in_the_volume_may_be_a_link(link: str, act: Act, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    line, held = committed(volume / "team/job", 10, 20), claimed(volume / "team/job").held
+    (volume / link).rename(tmp_path / "elsewhere")
+    (volume / link).symlink_to(tmp_path / "elsewhere")
+    before = everything(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match=f"checkpoint.path, {Path(link).name}, is a link") as raised:
+        act(in_volume(volume, "team/job"), held, (line[0],))
+    assert raised.value.filename == str(volume / link)
+    assert everything(tmp_path / "elsewhere") == before
+
+
+@pytest.mark.parametrize("path", ["jobs", "jobs of 2026/lr=0.1"])
+def test_the_volume_may_be_behind_a_link_and_its_folders_have_any_name(path: str, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "mounted").symlink_to("disk")
+    claim(in_volume(tmp_path / "mounted", path), "pod-1", a_plan(1))
+    assert (tmp_path / "disk" / path / "run-uid").is_dir()
 
 
 def test_the_folder_of_checkpoints_itself_may_be_behind_a_link(tmp_path: Path) -> None:

@@ -44,8 +44,9 @@ class Faulty:
         raise OSError(self.number, os.strerror(self.number))
 
 
-def found(folder: Path, python: str = sys.executable, **environ: str) -> Problem | None:
-    settings = WorkerConfig("j", "n", "u", 1, 2, 1, "127.0.0.1:1", checkpoint=CheckpointConfig(str(folder)))
+def found(folder: Path, python: str = sys.executable, volume: str = "", **environ: str) -> Problem | None:
+    checkpoint = CheckpointConfig(str(folder), volume=volume)
+    settings = WorkerConfig("j", "n", "u", 1, 2, 1, "127.0.0.1:1", checkpoint=checkpoint)
     command = (python, "-c", "pass")
     environment = {"PATH": os.environ["PATH"], "ROPETEAM_STORE": "none", **environ}
     return preflight.plan_launch(command, settings, environment)[2]
@@ -85,6 +86,21 @@ def test_a_folder_that_is_not_ours_is_told_at_once(
     assert not problem.passing
     assert f"uid {os.getuid()}" in problem.message
     assert (fault.fired, pauses) == (1, [])
+
+
+@pytest.mark.parametrize("path", ["link", "link/job"])
+def test_a_link_in_the_volume_is_told_at_once_and_makes_no_folder(
+    path: str, pauses: list[float], tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "volume").mkdir()
+    (tmp_path / "volume/link").symlink_to(tmp_path / "elsewhere")
+    problem = found(tmp_path / "volume" / path, volume=str(tmp_path / "volume"))
+    assert problem is not None
+    assert (problem.reason, problem.passing) == (FailReason.CHECKPOINT_NOT_WRITABLE, False)
+    assert "a part of spec.checkpoint.path, link, is a link; " in problem.message
+    assert "uid" not in problem.message, "to give the volume to another user would not help"
+    assert (pauses, [*(tmp_path / "elsewhere").iterdir()]) == ([], [])
 
 
 def test_root_without_capabilities_is_told_how_to_get_them(

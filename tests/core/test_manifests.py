@@ -123,7 +123,9 @@ def test_the_agent_reads_its_settings_and_identity() -> None:
     worker = codec.decode(config.WorkerConfig, known[config.CONFIG])
     assert (known[config.SLOT], known[config.INCARNATION]) == ("0", "2")
     assert (worker.workers, worker.processes, worker.coordinator) == (3, 1, "10.0.0.1:29401")
-    assert worker.checkpoint == config.CheckpointConfig("/checkpoints/run", None, 300, 5)
+    assert worker.checkpoint == config.CheckpointConfig(
+        "/checkpoints/run", None, 300, 5, volume="/checkpoints"
+    )
 
 
 def folder(namespace: str = "lab", name: str = "mnist", **checkpoint: Any) -> str:
@@ -185,7 +187,9 @@ def test_a_worker_is_told_whom_its_job_trusts() -> None:
 def test_a_users_cadence_replaces_the_automatic_one() -> None:
     container = trainer(pod(checkpoint={"volume": {"nfs": {}}, "everySteps": 10}))
     worker = codec.decode(config.WorkerConfig, env(container)[config.CONFIG])
-    assert worker.checkpoint == config.CheckpointConfig("/checkpoints/mnist", 10, None, 3)
+    assert worker.checkpoint == config.CheckpointConfig(
+        "/checkpoints/mnist", 10, None, 3, volume="/checkpoints"
+    )
 
 
 def test_the_short_form_is_merged_into_the_template() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -13,10 +14,11 @@ import pytest
 import torch
 from tests.trainer.looking import seen
 
-from ropeteam_trainer.checkpoint import reader
+from ropeteam_trainer.checkpoint import reader, together
 from ropeteam_trainer.checkpoint.kept import State
 from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder
 from ropeteam_trainer.checkpoint.pieces import Piece
+from ropeteam_trainer.checkpoint.restore import CheckpointUnavailable
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.checkpoint.snapshot import Snapshot
 from ropeteam_trainer.checkpoint.writer import ShardWriter
@@ -177,6 +179,39 @@ def test_a_folder_that_is_a_link_is_not_saved_into(
     assert write(tmp_path) == {}
     assert [path.read_text() for path in elsewhere.iterdir()] == ["of somebody else"]
     assert "links are not followed" in capfd.readouterr().err
+
+
+def behind_a_link(tmp_path: Path, link: str) -> RankPlan:
+    """A good checkpoint of a job, in a volume in which a part of the path is a link."""
+    volume = tmp_path / "volume"
+    commit(volume / "team/job")
+    (volume / link).rename(tmp_path / "elsewhere")
+    (volume / link).symlink_to(tmp_path / "elsewhere")
+    config = CheckpointConfig(str(volume / "team/job"), volume=str(volume))
+    return RankPlan("1.0.2", ("step-7/1.0.1",), True, config, Resume.LATEST, None, "job", "")
+
+
+@pytest.mark.parametrize("link", ["team", "team/job"])
+def test_a_path_with_a_link_in_it_is_not_saved_into(
+    tmp_path: Path, link: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kept = Checkpoints(behind_a_link(tmp_path, link), ALONE, None)
+    before = sorted((tmp_path / "elsewhere").rglob("*"))
+    kept.save(8, None)
+    kept.close()
+    assert sorted((tmp_path / "elsewhere").rglob("*")) == before
+    assert f"part of spec.checkpoint.path, {Path(link).name}, is a link" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["later", "first"])
+@pytest.mark.parametrize("link", ["team", "team/job"])
+def test_a_path_with_a_link_in_it_is_not_restored_from_and_proves_nothing(
+    tmp_path: Path, link: str, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "PATIENCE_SECONDS", 0.0)
+    plan = replace(behind_a_link(tmp_path, link), lineage_known=known)
+    with pytest.raises(CheckpointUnavailable, match=f"checkpoint.path, {Path(link).name}, is a link"):
+        Checkpoints(plan, ALONE, None).restore(lambda: None)
 
 
 @pytest.mark.parametrize("name", ["state.pt", ".metadata.tmp", ".metadata", "__0_0.distcp"])

@@ -4,8 +4,8 @@ Whoever can write to a volume can put a link, a FIFO or a device where a file of
 below a folder that was opened is reached by one name at a time, through the open folder (`dir_fd`).
 Promises: links are neither followed nor deleted through; what is no regular file is never read or written,
 and nothing waits for it; what `write` has returned from is there whole after a power cut, and before that its
-former content is. Limits: links on the way to the first folder are followed, for that is how people mount
-things; so is a hard link, to be read; one writer of a name at a time. Raises OSError.
+former content is. Limits: links on the way to the first folder, or to its volume, are followed, for that is
+how people mount things; so is a hard link, to be read; one writer of a name at a time. Raises OSError.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +26,10 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _DEEPEST = 16
 """Folders in folders that are deleted."""
+_LINK = (
+    "a part of spec.checkpoint.path, {}, is a link; links in the volume are not followed, for they may lead "
+    "out of it. Name the folder itself, or put it in the place of the link"
+)
 
 
 class NotOurs(OSError):
@@ -36,6 +41,30 @@ def is_plain(name: str) -> bool:
     return _PLAIN.fullmatch(name) is not None and name not in (".", "..")
 
 
+@dataclass(frozen=True)
+class VolumePath:
+    """A folder in a volume. No part of `path` may be a link: whoever can write the volume can make one."""
+
+    volume: Path
+    path: Path
+    """Relative to the volume."""
+
+    def __str__(self) -> str:
+        return str(self.volume / self.path)
+
+
+Location = Path | VolumePath
+
+
+def location(directory: str, volume: str) -> Location:
+    """Of the folder of checkpoints, as a CheckpointConfig tells it. Not in the volume it may be on a local
+    cluster, where the template mounts something else there."""
+    path = Path(directory)
+    if not volume or not path.is_relative_to(volume):
+        return path
+    return VolumePath(Path(volume), path.relative_to(volume))
+
+
 class Folder:
     """An open folder. To be closed."""
 
@@ -43,12 +72,18 @@ class Folder:
         self._descriptor, self.path = descriptor, path
 
     @classmethod
-    def at(cls, path: Path, make: bool = False) -> Folder:
+    def at(cls, where: Location, make: bool = False) -> Folder:
         """Where a path leads."""
+        if isinstance(where, VolumePath):
+            here = cls.at(where.volume, make)
+            for name in where.path.parts:
+                with here:
+                    here = here._part(name, make)
+            return here
         if make:
             with suppress(FileExistsError):  # it is a file: to open it says more
-                path.mkdir(parents=True, exist_ok=True)
-        return cls(os.open(path, os.O_RDONLY | os.O_DIRECTORY), str(path))
+                where.mkdir(parents=True, exist_ok=True)
+        return cls(os.open(where, os.O_RDONLY | os.O_DIRECTORY), str(where))
 
     def __enter__(self) -> Folder:
         return self
@@ -62,13 +97,9 @@ class Folder:
     def folder(self, name: str, make: bool = False) -> Folder:
         with self._telling(name):
             try:
-                return self._folder(name)
-            except FileNotFoundError:  # first, for where it is there mkdir may say EACCES (NFS)
-                if not make:
-                    raise
-            with suppress(FileExistsError):
-                os.mkdir(name, dir_fd=self._descriptor)
-            return self._folder(name)
+                return self._enter(name, make)
+            except NotADirectoryError:
+                raise NotOurs(errno.ENOTDIR, "Not a directory, and links are not followed") from None
 
     def down(self, path: str) -> Folder:
         """Some levels below, `step-1/1.0.1`. "": this one, opened once more."""
@@ -166,7 +197,7 @@ class Folder:
 
     def _remove_tree(self, name: str, depth: int) -> None:
         with suppress(OSError):
-            with self._folder(name) as inner:
+            with self._enter(name) as inner:
                 for each in inner._all():
                     with suppress(OSError):
                         if not inner.is_folder(each):
@@ -175,12 +206,26 @@ class Folder:
                             inner._remove_tree(each, depth - 1)
             os.rmdir(name, dir_fd=self._descriptor)
 
-    def _folder(self, name: str) -> Folder:
+    def _enter(self, name: str, make: bool = False) -> Folder:
         try:
-            descriptor = os.open(name, _FOLDER, dir_fd=self._descriptor)
-        except NotADirectoryError:
-            raise NotOurs(errno.ENOTDIR, "Not a directory, and links are not followed") from None
-        return Folder(descriptor, f"{self.path}/{name}")
+            return Folder(os.open(name, _FOLDER, dir_fd=self._descriptor), f"{self.path}/{name}")
+        except FileNotFoundError:  # first, for where it is there mkdir may say EACCES (NFS)
+            if not make:
+                raise
+        with suppress(FileExistsError):
+            os.mkdir(name, dir_fd=self._descriptor)
+        return self._enter(name)
+
+    def _part(self, name: str, make: bool) -> Folder:
+        """Of a VolumePath: the job says it, so it need not be plain. That it is a link proves nothing against
+        what lies behind it, so it is not NotOurs."""
+        with self._telling(name, plain=False):
+            try:
+                return self._enter(name, make)
+            except NotADirectoryError:
+                if not stat.S_ISLNK(self._about(name).st_mode):
+                    raise
+            raise OSError(errno.ELOOP, _LINK.format(name))
 
     def _all(self) -> list[str]:
         """Opened anew: that is when a client of NFS asks the server whether its listing still holds."""
@@ -194,10 +239,10 @@ class Folder:
         return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
 
     @contextmanager
-    def _telling(self, name: str) -> Iterator[None]:
+    def _telling(self, name: str, plain: bool = True) -> Iterator[None]:
         """Refuse a name that is not plain; let errors tell the whole path."""
         try:
-            _demand(is_plain(name), "is no plain name")
+            _demand(not plain or is_plain(name), "is no plain name")
             yield
         except OSError as error:
             error.filename = f"{self.path}/{name}"

@@ -200,7 +200,9 @@ def _checkpoint_config(job: str, wish: Checkpoint | None) -> contract.Checkpoint
     seconds = wish.every_seconds if wish.every_steps or wish.every_seconds else 300
     directory = checkpoint_directory(job, wish)
     signing = contract.SIGNING_PATH if wish.signing else ""
-    return contract.CheckpointConfig(directory, wish.every_steps, seconds, wish.keep, signing)
+    return contract.CheckpointConfig(
+        directory, wish.every_steps, seconds, wish.keep, signing, CHECKPOINT_PATH
+    )
 
 
 def checkpoint_directory(job: str, wish: Checkpoint) -> str:

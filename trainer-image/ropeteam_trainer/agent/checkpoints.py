@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ropeteam_trainer.checkpoint import journal, manifest
@@ -21,7 +20,7 @@ from ropeteam_trainer.contract.config import WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.seals import Keys
 from ropeteam_trainer.contract.world import CheckpointRef, Plan
-from ropeteam_trainer.folders import Folder, NotOurs
+from ropeteam_trainer.folders import Folder, NotOurs, location
 
 T = TypeVar("T")
 _NUMBER = re.compile(r"\d{1,9}")
@@ -64,7 +63,7 @@ class Disk:
         """`keys`: what manifests are signed with."""
         assert settings.checkpoint is not None
         self._settings, self._keys = settings, keys
-        self._directory = Path(settings.checkpoint.directory)
+        self._directory = location(settings.checkpoint.directory, settings.checkpoint.volume)
         self._run = manifest.run_folder(settings.job_uid)
 
     def enter(self) -> None:

@@ -22,13 +22,23 @@ from ropeteam_trainer.contract import seals
 from ropeteam_trainer.contract.config import STORE, PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import FailReason
+from ropeteam_trainer.folders import Folder, Location, location
 
 _FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 _PATIENCES = (60, 120)
 """Seconds for an interpreter to look for torch: a cold or busy node is slow, not wrong."""
 _PAUSES = (0.5, 1, 2, 4, 8, 15)
 """Seconds between tries of what may pass by itself."""
-_FINAL = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ENOEXEC, errno.EISDIR}
+_FINAL = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.ENOEXEC,
+    errno.EISDIR,
+    errno.ELOOP,
+}
 """What the next try will say, too."""
 
 _ROOT_IS_NOT_ALMIGHTY = (
@@ -98,23 +108,25 @@ def _checkpoint(settings: WorkerConfig) -> Problem | None:
     if settings.checkpoint is None:
         return None
     folder = settings.checkpoint.directory
-    error = _tried(lambda: _write_in(folder))
+    where = location(folder, settings.checkpoint.volume)
+    error = _tried(lambda: _write_in(where))
     if error is None:
         return None
     why = f"{folder} cannot be written: {error.strerror or error}"
     if error.errno not in _FINAL:
         fix = "See to spec.checkpoint.volume, and to its mount on this node"
         return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, f"{why}. {fix}", passing=True)
+    if error.errno == errno.ELOOP:  # folders.py says what to change
+        return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, why)
     text = f"{why}. Give spec.checkpoint.volume to the user that the container runs as (uid {os.getuid()})"
     if os.getuid() == 0 and error.errno == errno.EACCES:
         text += _ROOT_IS_NOT_ALMIGHTY
     return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, text)
 
 
-def _write_in(folder: str) -> None:
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        pass
+def _write_in(where: Location) -> None:
+    with Folder.at(where, make=True), tempfile.TemporaryFile(dir=str(where)):
+        pass  # if a link has come between the two, it was a file without a name
 
 
 def _tried(action: Callable[[], None]) -> OSError | None:

@@ -44,7 +44,7 @@ from ropeteam_trainer.checkpoint.files import HashedStream, new_file, write_tree
 from ropeteam_trainer.checkpoint.manifest import MANIFEST, METADATA, STATE
 from ropeteam_trainer.checkpoint.pieces import Piece
 from ropeteam_trainer.contract.world import ShardFile
-from ropeteam_trainer.folders import Folder
+from ropeteam_trainer.folders import Folder, Location
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Content:
 
 
 def save(
-    directory: Path, place: str, content: Content, group: dist.ProcessGroup | None
+    directory: Location, place: str, content: Content, group: dist.ProcessGroup | None
 ) -> tuple[ShardFile, ...]:
     """Write this rank's files; together with all ranks of `group`, or alone. Durable when it returns.
     `place`: the checkpoint's folder, below the directory.
@@ -167,7 +167,7 @@ class _Disk(FileSystem):
     """The folder of one checkpoint, whatever path is asked for: of that the name counts. Remembers what was
     written."""
 
-    def __init__(self, directory: Path, place: str) -> None:
+    def __init__(self, directory: Location, place: str) -> None:
         self._directory, self._place = directory, place
         self.folders: list[Folder] = []
         """From the directory down to the checkpoint's own."""

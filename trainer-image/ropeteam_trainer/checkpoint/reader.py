@@ -13,7 +13,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
@@ -37,7 +36,7 @@ from ropeteam_trainer.checkpoint.restore import RIGHT_HASH, Look
 from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.seals import Keys
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
-from ropeteam_trainer.folders import Folder, NotOurs, is_plain
+from ropeteam_trainer.folders import Folder, Location, NotOurs, is_plain
 
 _BLOCK = 4 << 20
 _ABSENT = (FileNotFoundError, NotOurs)
@@ -45,7 +44,7 @@ _WRONG_KIND = (NotOurs, NotADirectoryError)
 """What is there is not what was saved."""
 
 
-def find(directory: Path) -> tuple[CheckpointRef, ...]:
+def find(directory: Location) -> tuple[CheckpointRef, ...]:
     """All that look like checkpoints, unverified, without digest. Newest runs first, what is in no run last.
     Folders with other names are not ours, nor are those that may not be entered. Raises OSError where the
     directory cannot be listed: that is no empty one."""
@@ -82,7 +81,7 @@ def _has_manifest(root: Folder, ref: CheckpointRef) -> bool:
     return False
 
 
-def locate(directory: Path, ref: CheckpointRef) -> CheckpointRef:
+def locate(directory: Location, ref: CheckpointRef) -> CheckpointRef:
     """The same, with its run. A reference that was in status has none; its digest tells which it is."""
     if ref.run or not ref.digest:
         return ref
@@ -101,7 +100,7 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def look(directory: Path, ref: CheckpointRef, keys: Keys = ()) -> Look:
+def look(directory: Location, ref: CheckpointRef, keys: Keys = ()) -> Look:
     """A checkpoint's manifest, against the digest where that is known. Its files: see check()."""
     try:
         ref = locate(directory, ref)
@@ -132,7 +131,7 @@ def look(directory: Path, ref: CheckpointRef, keys: Keys = ()) -> Look:
     return Look(manifest, ref=replace(ref, digest=digest), signed=signed)
 
 
-def _without_manifest(directory: Path, ref: CheckpointRef) -> Look:
+def _without_manifest(directory: Location, ref: CheckpointRef) -> Look:
     """One that was committed, in a directory without any: that is a volume which is not mounted (yet)."""
     try:
         with Folder.at(directory) as root:
@@ -144,7 +143,7 @@ def _without_manifest(directory: Path, ref: CheckpointRef) -> Look:
     return Look(None, "it has no manifest, so it was never committed")
 
 
-def check(directory: Path, ref: CheckpointRef, file: ShardFile, read: Callable[[int], None]) -> Look:
+def check(directory: Location, ref: CheckpointRef, file: ShardFile, read: Callable[[int], None]) -> Look:
     """One file against the manifest. `read` is told of bytes as they are read."""
     try:
         with Folder.at(directory) as root, root.down(folder(ref)) as place:
@@ -166,7 +165,7 @@ def check(directory: Path, ref: CheckpointRef, file: ShardFile, read: Callable[[
 
 
 def judge(
-    directory: Path,
+    directory: Location,
     ref: CheckpointRef,
     files: Iterable[ShardFile],
     file: ShardFile,
@@ -197,7 +196,7 @@ def judge(
 
 
 def _judge_tensors(
-    directory: Path,
+    directory: Location,
     ref: CheckpointRef,
     files: Iterable[ShardFile],
     file: ShardFile,
@@ -211,7 +210,7 @@ def _judge_tensors(
             read(chunk.length)
 
 
-def _readable(directory: Path, ref: CheckpointRef, files: Iterable[ShardFile]) -> Saved | None:
+def _readable(directory: Location, ref: CheckpointRef, files: Iterable[ShardFile]) -> Saved | None:
     try:
         return load_metadata(directory, ref, files)
     except ValueError:
@@ -228,7 +227,7 @@ def _sha256(place: Folder, name: str, read: Callable[[int], None]) -> str:
 
 
 @contextmanager
-def opened(directory: Path, ref: CheckpointRef, name: str) -> Iterator[BinaryIO]:
+def opened(directory: Location, ref: CheckpointRef, name: str) -> Iterator[BinaryIO]:
     """One file of a checkpoint."""
     with (
         Folder.at(directory) as root,
@@ -238,12 +237,12 @@ def opened(directory: Path, ref: CheckpointRef, name: str) -> Iterator[BinaryIO]
         yield stream
 
 
-def _read(directory: Path, ref: CheckpointRef, name: str, most: int) -> bytes:
+def _read(directory: Location, ref: CheckpointRef, name: str, most: int) -> bytes:
     with Folder.at(directory) as root, root.down(folder(ref)) as place:
         return place.read(name, most)
 
 
-def _verified(directory: Path, ref: CheckpointRef, file: ShardFile) -> bytes:
+def _verified(directory: Location, ref: CheckpointRef, file: ShardFile) -> bytes:
     """All of a file. Raises OSError, and ValueError if it is not the one of the manifest (any more)."""
     content = _read(directory, ref, file.name, file.size)
     if _digest(content) != file.sha256:
@@ -251,12 +250,12 @@ def _verified(directory: Path, ref: CheckpointRef, file: ShardFile) -> bytes:
     return content
 
 
-def load(directory: Path, ref: CheckpointRef, file: ShardFile) -> Any:
+def load(directory: Location, ref: CheckpointRef, file: ShardFile) -> Any:
     """One file of plain values and tensors, on the CPU. Raises OSError, ValueError, and what torch raises."""
     return contents.load(file.name, _verified(directory, ref, file))
 
 
-def load_metadata(directory: Path, ref: CheckpointRef, files: Iterable[ShardFile]) -> Saved:
+def load_metadata(directory: Location, ref: CheckpointRef, files: Iterable[ShardFile]) -> Saved:
     """Where in these files, which its manifest names, its tensors are. Raises OSError and ValueError."""
     known = {file.name: file for file in files}
     saved = parse(_verified(directory, ref, known[METADATA]))
@@ -269,7 +268,11 @@ def load_metadata(directory: Path, ref: CheckpointRef, files: Iterable[ShardFile
 
 
 def fill(
-    directory: Path, ref: CheckpointRef, saved: Saved, pieces: Mapping[str, Piece], beat: Callable[[], None]
+    directory: Location,
+    ref: CheckpointRef,
+    saved: Saved,
+    pieces: Mapping[str, Piece],
+    beat: Callable[[], None],
 ) -> None:
     """Read each piece, by its name, from the blocks that it was saved in. `beat` is called after each."""
     by_file: dict[str, list[tuple[Chunk, Piece]]] = {}

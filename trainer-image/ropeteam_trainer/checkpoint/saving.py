@@ -39,7 +39,7 @@ from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
-from ropeteam_trainer.folders import Folder
+from ropeteam_trainer.folders import Folder, location
 from ropeteam_trainer.world import World
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Checkpoints:
         assert plan.checkpoint is not None
         self.config = plan.checkpoint
         self._plan, self._world, self._link = plan, world, link
-        self._directory = Path(plan.checkpoint.directory)
+        self._directory = location(plan.checkpoint.directory, plan.checkpoint.volume)
         self._epoch = Epoch.parse(plan.epoch)
         self._cadence = Cadence(plan.checkpoint, world.number_of_rank_0)
         self._writer = ShardWriter(self._directory, self._epoch, world, self._written, plan.job_uid)

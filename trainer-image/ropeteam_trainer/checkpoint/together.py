@@ -21,7 +21,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ropeteam_trainer.checkpoint import reader
@@ -39,7 +38,7 @@ from ropeteam_trainer.checkpoint.restore import (
 from ropeteam_trainer.contract import seals
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
-from ropeteam_trainer.folders import NotOurs
+from ropeteam_trainer.folders import Location, NotOurs
 from ropeteam_trainer.world import World
 
 T = TypeVar("T")
@@ -64,7 +63,7 @@ class _Said(NamedTuple):
 class Together:
     """`beat` is called when something has moved on any rank."""
 
-    def __init__(self, plan: RankPlan, world: World, directory: Path, beat: Callable[[], None]) -> None:
+    def __init__(self, plan: RankPlan, world: World, directory: Location, beat: Callable[[], None]) -> None:
         self._plan, self._world, self._directory, self._beat = plan, world, directory, beat
         self._vouched = plan.lineage_known and any(parse_ref(text).digest for text in plan.restore)
         """Status names a hash, and from there on each names its parent's: the job has saved it."""
@@ -181,7 +180,7 @@ class Together:
         return CheckpointUnavailable if here else UnavailableElsewhere
 
 
-def patiently(action: Callable[[], T], directory: Path, beat: Callable[[], None]) -> T:
+def patiently(action: Callable[[], T], directory: Location, beat: Callable[[], None]) -> T:
     """What `action()` gives, as soon as the volume lets it. Raises CheckpointUnavailable when it does not,
     and NotOurs at once: that is no trouble of the volume."""
     began, pause = time.monotonic(), FIRST_PAUSE
@@ -200,7 +199,7 @@ def patiently(action: Callable[[], T], directory: Path, beat: Callable[[], None]
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def _fix(directory: Path) -> str:
+def _fix(directory: Location) -> str:
     return f"See to the volume of {directory} and to its mount; to do without a checkpoint, delete its folder"
 
 

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -27,6 +26,7 @@ from ropeteam_trainer.checkpoint.manifest import folder
 from ropeteam_trainer.checkpoint.pieces import local_part, piece_of
 from ropeteam_trainer.checkpoint.snapshot import Snapshot
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+from ropeteam_trainer.folders import Location
 from ropeteam_trainer.world import World
 
 Written = Callable[[int, tuple[ShardFile, ...]], None]
@@ -35,7 +35,9 @@ _PATIENCE = timedelta(hours=1)
 
 
 class ShardWriter:
-    def __init__(self, directory: Path, epoch: Epoch, world: World, written: Written, run: str = "") -> None:
+    def __init__(
+        self, directory: Location, epoch: Epoch, world: World, written: Written, run: str = ""
+    ) -> None:
         """`run`: UID of the job. `written` is called in the writer thread, only when all files of all ranks
         are synced."""
         self._directory, self._epoch, self._world, self._written = directory, epoch, world, written

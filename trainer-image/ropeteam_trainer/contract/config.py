@@ -129,6 +129,9 @@ class CheckpointConfig:
     """Committed checkpoints to keep."""
     signing: str = ""
     """File with the keys of the Secret that the job names (seals.py). Empty: it names none."""
+    volume: str = ""
+    """Where the volume is mounted that `directory` is in: no part below it may be a link. Empty, as operators
+    of earlier releases and scripts of their own say it: links are followed."""
 
 
 @dataclass(frozen=True)
