@@ -244,6 +244,22 @@ def endless() -> bytes:
     return b"\x80\x02" + kind + b"N" + _fields(**methods, **words) + b"\x86b0" + made + root + b"b."
 
 
+def growing(level: bytes) -> bytes:
+    """A pickle that does so again and again, from the empty tuple in place 0 of the memo on, and makes a dict
+    of which what is there in the end is the key."""
+    return b"\x80\x02})q\0" + b"0" + 100 * level + b"h\0Ns."
+
+
+def sets_in_sets() -> bytes:
+    """Two that are equal, which to find out takes for ever: of pairs of one such set and a number."""
+    pairs = [
+        b"(" + b"".join(b"h" + bytes([place]) + b"K" + n + b"\x86" for n in (b"\0", b"\1"))
+        for place in (0, 1)
+    ]
+    level = b"".join(pair + b"\x91q" + bytes([place]) + b"0" for place, pair in enumerate(pairs))
+    return b"\x80\x04}(\x91q\x000(\x91q\x010" + 100 * level + b"(h\0Nh\1Nu."
+
+
 def of_another_model(place: Path) -> None:
     """A state of ours, of a script that has been changed since."""
     kept, _ = checkpoints(place / "elsewhere", torch.nn.Linear(5, 2))
@@ -298,6 +314,13 @@ MALFORMED = (
     Case("a method written into a class", written(METADATA, endless())),
     Case("a word written into a dtype", written(METADATA, b"\x80\x02ctorch\nfloat32\nN" + _WORD + b"\x86b.")),
     Case("a frame of 2^62 bytes", written(METADATA, b"\x80\x04\x95\0\0\0\0\0\0\0\x40N.")),
+    Case("tuples twice in tuples", written(METADATA, growing(b"h\0h\0\x86q\x000"))),
+    Case("tuples twice in tuples, copied", written(METADATA, growing(b"h\x002\x86q\x000"))),
+    Case("tuples twice in shapes", written(METADATA, growing(b"ctorch\nSize\n(h\0h\0l\x85Rq\x000"))),
+    Case("sets twice in sets", written(METADATA, sets_in_sets())),
+    Case("a tuple a million deep", written(METADATA, b"\x80\x02})" + (1 << 20) * b"\x85" + b"Ns.")),
+    Case("a memo of 2^31 places", written(METADATA, b"\x80\x02Nr\xff\xff\xff\x7f.")),
+    Case("bytes of which 2^36 are not there", written(METADATA, b"\x80\5\x96\0\0\0\0\x10\0\0\0.")),
     Case("a tensor of no blocks", about_weight(chunks=[])),
     Case("blocks over each other, and a gap of that size", cut(((0, 0), (2, 2)), ((0, 1), (2, 1)))),
     Case("blocks in one place of a file", cut(((0, 0), (1, 3)), ((1, 0), (1, 3)), in_one_place=True)),

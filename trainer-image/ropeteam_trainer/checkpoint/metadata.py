@@ -2,8 +2,8 @@
 
 It is torch.distributed.checkpoint's own, and a pickle. Nothing of what it names is imported or called here:
 an allow-list puts inert stand-ins in the place of the few classes that it needs, and refuses all others.
-(So a restart does not wait for the import of torch.distributed.checkpoint either.) Limit: one that was made
-to hash tuples in tuples, or to fill the memory, can do that.
+(So a restart does not wait for the import of torch.distributed.checkpoint either.) What it makes is no larger
+than its bytes (operations.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from ropeteam_trainer.checkpoint.contents import Malformed, runs_things
+from ropeteam_trainer.checkpoint.operations import check_sizes
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,17 @@ Saved = Mapping[str, SavedTensor]
 _LARGEST = (1 << 63) - 1
 _MOST_SPLIT = 8
 """Dimensions along which a tensor is cut: more than any mesh has."""
+_MOST_DIMENSIONS = 64
+"""Of a tensor: many of torch's operations take no more."""
 
 
 def parse(content: bytes) -> Saved:
     """What a `.metadata` file says. Raises Malformed where it is not what DCP writes, and ValueError for a
     name that another version of DCP or Python may write, and for want of memory."""
     try:
+        check_sizes(content)
         root = _AllowList(content).load()
-        stored = {(index.fqn, index.offset): info for index, info in root.storage_data.items()}
+        stored = {_place(index): info for index, info in root.storage_data.items()}
         saved = {name: _tensor(name, about, stored) for name, about in root.state_dict_metadata.items()}
         _demand_apart(saved)
         return saved
@@ -62,14 +66,21 @@ def parse(content: bytes) -> Saved:
         raise Malformed(f"the .metadata of the checkpoint cannot be read: {str(error)[:200]}") from None
 
 
+def _place(index: Any) -> tuple[str, tuple[int, ...]]:
+    """Of a block. Looked at before it is hashed: many can share what takes long to hash."""
+    if not isinstance(index.fqn, str):
+        raise TypeError("a block is of no tensor")
+    return index.fqn, _numbers(index.offset)
+
+
 def _tensor(name: str, about: Any, stored: Mapping[tuple[str, Any], Any]) -> SavedTensor:
-    shape, dtype = _numbers(about.size, len(about.size)), about.properties.dtype
+    shape, dtype = _numbers(about.size), about.properties.dtype
     if not isinstance(name, str) or not isinstance(dtype, torch.dtype):
         raise TypeError("a tensor has no name or no dtype")
     chunks = []
     for chunk in about.chunks:
-        info = stored[name, chunk.offsets]
         offsets, sizes = _numbers(chunk.offsets, len(shape)), _numbers(chunk.sizes, len(shape))
+        info = stored[name, offsets]
         begin, length = _numbers((info.offset, info.length), 2)
         if not isinstance(info.relative_path, str):
             raise TypeError("a block is in no file")
@@ -110,8 +121,9 @@ def _demand_apart(saved: Saved) -> None:
             raise ValueError(f"two blocks share bytes of {file}")
 
 
-def _numbers(found: Any, count: int) -> tuple[int, ...]:
-    if not isinstance(found, tuple) or len(found) != count:
+def _numbers(found: Any, count: int | None = None) -> tuple[int, ...]:
+    """So many; None: one for each dimension of some tensor."""
+    if not isinstance(found, tuple) or len(found) > _MOST_DIMENSIONS or count not in (None, len(found)):
         raise TypeError("a block or a tensor has no shape")
     if any(type(number) is not int or not 0 <= number <= _LARGEST for number in found):
         raise TypeError("a number of a block or a tensor is none")
@@ -144,9 +156,13 @@ def _stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
         def __setstate__(self, state: tuple[Any, ...]) -> None:
             self.dtype = state[0]
 
-    def number(value: int) -> int:
-        """Stands for an enum."""
-        return value
+    def number(_value: int) -> int:
+        """Stands for an enum, of which nobody asks for the member."""
+        return 0
+
+    def size(numbers: tuple[int, ...]) -> tuple[int, ...]:
+        """Stands for torch.Size. Of a list tuple() would make a tuple that is larger than the list."""
+        return _numbers(numbers)
 
     def member(kind: Any, _name: str) -> int:
         """Stands for getattr, by which some versions of Python (3.11.9) write a member of an enum; for
@@ -168,7 +184,7 @@ def _stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
         (f"{dcp}.metadata", "_MEM_FORMAT_ENCODING"): number,
         (f"{dcp}.filesystem", "_StorageInfo"): Inert,
         ("builtins", "getattr"): member,
-        ("torch", "Size"): tuple,
+        ("torch", "Size"): size,
         ("torch.serialization", "_get_layout"): layout,
     }
 
