@@ -149,15 +149,14 @@ async def _life(client: ApiClient, thing: Object) -> None:
 
 
 async def false_coordinators(client: ApiClient, shared: Path) -> None:
-    """A job for each kind of answer, whose coordinator a pod of its tenant is."""
+    """A job for each kind of answer, beside whose coordinator a pod of its tenant answers: the job's Service
+    leads to both."""
     for how in falsecoordinator.ANSWERS:
-        job = await client.create(_job({"template": _UNPLACED}, f"false-{how}", CHURN))
+        job = await client.create(_job({"template": _UNPLACED, "suspend": False}, f"false-{how}", CHURN))
         await client.create(_coordinator(how, job, shared))
-        await client.merge(Place.of(job), {"spec": {"suspend": False}})
 
 
 def _coordinator(how: str, job: Object, shared: Path) -> Object:
-    """In the place of the operator's: of its name and labels, and the job's own."""
     owner = Metadata(name=job["metadata"]["name"], namespace=CHURN, uid=job["metadata"]["uid"], generation=1)
     container = {
         "name": "coordinator",
@@ -167,11 +166,9 @@ def _coordinator(how: str, job: Object, shared: Path) -> Object:
         "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
     }
     volume = {"name": "shared", "hostPath": {"path": str(shared)}}
-    meta = _meta(
-        names.coordinator(owner.name, 1), CHURN,
-        labels=names.labels(owner, Role.COORDINATOR, term=1, attempt=1), ownerReferences=[names.owner(owner)],
-    )  # fmt: skip
+    labels = names.labels(owner, Role.COORDINATOR, term=1, attempt=1)
     spec = {"containers": [container], "volumes": [volume], "terminationGracePeriodSeconds": 0}
+    meta = _meta(f"{owner.name}-false", CHURN, labels=labels)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 

@@ -100,6 +100,9 @@ def _load(site: Site, kind: str) -> Iterator[None]:
     try:
         yield
         assert process.poll() is None, "the load has lasted"
+        for how in falsecoordinator.ANSWERS if kind == "hostile" else ():
+            said = site.lab.kubectl("-n", hostile.CHURN, "logs", f"false-{how}-false")
+            assert "asked" in said, f"the operator has asked the {how} coordinator"
     finally:
         process.terminate()
         process.wait()
