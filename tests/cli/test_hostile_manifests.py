@@ -52,6 +52,8 @@ def said_of(file: Path, text: str) -> tuple[int, str]:
         ("spec: {workers: 2, workers: 3}", "key 'workers' is there twice"),
         (f'spec: {{{GOOD}, image: "a\\0b"}}', "a text with a character that no"),
         (f'spec: {{{GOOD}, image: "\\ud800"}}', "a text with a character that no"),
+        (f'spec: {{{GOOD}, image: "\\U00110000"}}', "means no character"),
+        (f'spec: {{{GOOD}, image: "\\U99999999"}}', "means no character"),
         (f"spec: {{{GOOD}, template: {{x: .inf}}}}", ".inf is no number that JSON knows"),
         (f"spec: {{{GOOD}, template: {{x: 1.0e+999}}}}", "is no number that JSON knows"),
         (f"spec: {{{GOOD}, template: {{x: !!set {{a}}}}}}", "set means nothing to Kubernetes"),

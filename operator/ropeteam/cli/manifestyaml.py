@@ -30,6 +30,10 @@ def documents(text: str) -> Iterator[Any]:
         yield from yaml.load_all(text, _Loader)
     except yaml.YAMLError as error:
         raise Refused(f"not valid YAML: {' '.join(str(error).split())}") from None
+    except Refused:
+        raise
+    except (ValueError, OverflowError):  # of chr()
+        raise Refused("not valid YAML: an escape (\\U and eight digits) means no character") from None
 
 
 class _Loader(yaml.SafeLoader):

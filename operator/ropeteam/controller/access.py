@@ -47,7 +47,7 @@ async def load(kubeconfig: Path | None) -> Access:
         return await _through_kubernetes_client(None)
     try:
         cluster, user, folder = _current(kubeconfig)
-    except (OSError, yaml.YAMLError, LookupError, TypeError) as error:
+    except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise AccessError(f"cannot read the kubeconfig {kubeconfig}: {error}") from None
     if not set(user) <= _PLAIN_USER:
         return await _through_kubernetes_client(kubeconfig)

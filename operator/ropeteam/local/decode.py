@@ -43,7 +43,7 @@ def manifest(resource: Resource, content: str, raw: bytes) -> Object:
     shown = raw.decode(errors="replace")[:25] or "<empty>"
     try:
         body = yaml.safe_load(raw) if content == "application/yaml" else json.loads(raw)
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, OverflowError, yaml.YAMLError) as error:
         text = f"{refused}: couldn't get version/kind; json parse error: {error} ({shown})"
         raise ApiError(400, "BadRequest", text) from None
     if body is None and not resource.schema:
@@ -82,7 +82,7 @@ def change(resource: Resource, content: str, query: Mapping[str, str], raw: byte
         raise invalid("PatchOptions", "meta.k8s.io", "", [cause])
     try:
         body = yaml.safe_load(raw) if content == APPLY else json.loads(raw)
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, OverflowError, yaml.YAMLError) as error:
         raise ApiError(400, "BadRequest", f"error decoding patch: {error}") from None
     wanted, word = (list, "array") if content == JSON_PATCH else (dict, "object")
     if not isinstance(body, wanted):

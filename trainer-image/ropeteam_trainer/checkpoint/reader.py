@@ -255,10 +255,13 @@ def load(directory: Location, ref: CheckpointRef, file: ShardFile) -> Any:
     return contents.load(file.name, _verified(directory, ref, file))
 
 
-def load_metadata(directory: Location, ref: CheckpointRef, files: Iterable[ShardFile]) -> Saved:
-    """Where in these files, which its manifest names, its tensors are. Raises OSError and ValueError."""
+def load_metadata(
+    directory: Location, ref: CheckpointRef, files: Iterable[ShardFile], judged: bool = False
+) -> Saved:
+    """Where in these files, which its manifest names, its tensors are. Raises OSError and ValueError.
+    `judged`: by judge(), on all ranks, or it is the job's own."""
     known = {file.name: file for file in files}
-    saved = parse(_verified(directory, ref, known[METADATA]))
+    saved = parse(_verified(directory, ref, known[METADATA]), judged)
     for tensor in saved.values():
         for chunk in tensor.chunks:
             file = known.get(chunk.file)
