@@ -77,9 +77,15 @@ def hostile(number: int, space: str = "") -> Object:
     return _job(SHAPES[shape], f"{shape}-{number}", space or SPACES[number % len(SPACES)])
 
 
+def coming(number: int, space: str) -> Object:
+    """Of those that come and go. None starts pods: on one machine with the nodes they would be what is felt."""
+    made = hostile(number, space)
+    return {**made, "spec": {**made["spec"], "suspend": True}}
+
+
 def harmless(number: int, space: str) -> Object:
-    """The hostile one of this number, of the other kind."""
-    return {**hostile(number, space), "apiVersion": f"{OTHER_GROUP}/v1alpha1", "kind": OTHER_KIND}
+    """The same, of the other kind."""
+    return {**coming(number, space), "apiVersion": f"{OTHER_GROUP}/v1alpha1", "kind": OTHER_KIND}
 
 
 async def define_other(client: ApiClient) -> None:
@@ -202,7 +208,7 @@ async def main(kind: str, kubeconfig: Path, shared: Path) -> None:
         await _namespace(client, CHURN)
         if kind == "hostile":
             await false_coordinators(client, shared)
-        await churn(client, hostile if kind == "hostile" else harmless)
+        await churn(client, coming if kind == "hostile" else harmless)
 
 
 if __name__ == "__main__":

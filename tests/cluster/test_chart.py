@@ -358,3 +358,11 @@ def test_the_operators_pod_is_restricted() -> None:
     for container in spec["containers"]:
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_an_operator_that_has_not_yet_listed_everything_is_not_ended() -> None:
+    """It takes as long as the API server does, and would be begun anew each time."""
+    container = pod()["containers"][0]
+    ends = {container[kind]["httpGet"]["path"] for kind in ("startupProbe", "livenessProbe")}
+    assert ends == {"/healthz"}
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"

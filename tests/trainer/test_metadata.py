@@ -109,3 +109,12 @@ def test_blocks_that_are_not_the_whole_are_none() -> None:
     ):
         with pytest.raises(contents.Malformed, match="the blocks of a are not the whole of it"):
             metadata.parse(saved_in(shape, *blocks))
+
+
+def test_what_was_judged_is_not_searched_again_for_what_could_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes longer than to read it, and a restart waits for it."""
+    content = pickle.dumps(Metadata({}, None, {}))
+    monkeypatch.setattr(metadata, "check_sizes", pytest.fail)
+    assert metadata.parse(content, judged=True) == {}
+    with pytest.raises(pytest.fail.Exception):
+        metadata.parse(content)
