@@ -34,9 +34,9 @@ SPACES = [f"crowd-{number}" for number in range(10)]
 CHURN = "churn"
 """The namespace of what comes and goes."""
 PODS, CONFIG_MAPS, SERVICES, JOBS = 10_000, 5_000, 2_000, 200
-A_SECOND = 3
-"""Things that are made, changed and deleted. Of ten a small machine's API server needs a core and more, and
-falls behind whatever they are."""
+A_SECOND = 1
+"""Things that are made, changed and deleted. Of three, as large as these, the API server of a small machine
+needs most of a core, whatever they are, and everything on it is slow."""
 OTHER_GROUP, OTHER_KIND = "other.example.com", "OtherJob"
 _AT_ONCE = 20
 _OURS = {names.MANAGED_BY: "ropeteam", names.JOB: "no-such-job", names.TERM: "x", names.SLOT: "9" * 40}
@@ -78,7 +78,7 @@ def hostile(number: int, space: str = "") -> Object:
 
 
 def coming(number: int, space: str) -> Object:
-    """Of those that come and go. None starts pods: on one machine with the nodes they would be what is felt."""
+    """Of those that come and go. None starts pods: on one machine with the nodes these would be felt."""
     made = hostile(number, space)
     return {**made, "spec": {**made["spec"], "suspend": True}}
 
