@@ -15,6 +15,8 @@ import aiohttp
 import psutil
 from tests.cluster.daemons import until
 
+from benchmarks.scale.worlds import OPERATOR_KEY
+
 
 @dataclass(frozen=True)
 class OperatorProcess:
@@ -48,6 +50,7 @@ async def operator(kubeconfig: Path, home: Path) -> AsyncIterator[OperatorProces
 
 def _start(kubeconfig: Path, home: Path, log: Path) -> subprocess.Popen[bytes]:
     home.mkdir(parents=True, exist_ok=True)
+    (home / "operator.key").write_text(OPERATOR_KEY.hex())
     flags = ("--kubeconfig", str(kubeconfig), "--home", str(home))
     with log.open("wb") as output:
         command = (sys.executable, "-m", "ropeteam.controller", *flags)

@@ -9,6 +9,7 @@ called.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,11 +17,14 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract import codec, signing, wire
 from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT
 from ropeteam_trainer.contract.desired import Desired, JobReport, SlotReport, WorldPhase
 from ropeteam_trainer.contract.messages import Progress
 from ropeteam_trainer.contract.world import Epoch
+
+OPERATOR_KEY = b"benchmark" * 4
+"""Of which the tokens come, that answers are signed with."""
 
 
 @dataclass
@@ -36,13 +40,26 @@ class Worlds:
     complete: set[str] = field(default_factory=set)
     """UIDs of jobs whose ranks are done."""
     calls: int = 0
+    _gates: dict[tuple[str, int], signing.Gate] = field(default_factory=dict)
+    """By UID of the job, and term."""
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         self.calls += 1
         desired = codec.decode(Desired, await request.read())
         assert request.transport is not None
         uid = await self._job(request.transport.get_extra_info("sockname")[0])
-        return web.Response(body=codec.encode(self._report(uid, desired)), content_type="application/json")
+        gate, given = self._gate(uid, desired.term), request.headers.get(signing.HEADER, "")
+        now = time.monotonic()
+        admitted = gate.admits("PUT /desired", given, now)
+        status, body = (200, codec.encode(self._report(uid, desired))) if admitted else (401, b"")
+        headers = {signing.HEADER: gate.sign(given, status, body, now)}
+        return web.Response(status=status, body=body, headers=headers, content_type="application/json")
+
+    def _gate(self, uid: str, term: int) -> signing.Gate:
+        if (uid, term) not in self._gates:
+            keys = signing.Keys(wire.job_token(OPERATOR_KEY, uid), uid, term)
+            self._gates[uid, term] = signing.Gate(keys, os.urandom)
+        return self._gates[uid, term]
 
     async def _job(self, address: str) -> str:
         """The watch that fills `uids` may be a moment behind the operator."""
