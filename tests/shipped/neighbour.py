@@ -14,6 +14,7 @@ from typing import Any, cast
 from ropeteam_trainer.agent import checkpoints
 from ropeteam_trainer.checkpoint import journal
 from ropeteam_trainer.checkpoint.manifest import folder, run_folder
+from ropeteam_trainer.contract.config import CheckpointConfig
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
@@ -23,7 +24,7 @@ _SAVED = {Epoch(1, 0, 1): (4, 8), Epoch(9, 0, 1): (400, 404)}
 
 
 def move_in(root: Path) -> None:
-    settings = SimpleNamespace(checkpoint=SimpleNamespace(directory=str(root)), job_uid=UID, job="climb")
+    settings = SimpleNamespace(checkpoint=CheckpointConfig(str(root)), job_uid=UID, job="climb")
     disk = checkpoints.Disk(cast(Any, settings))
     disk.enter()
     for epoch, steps in _SAVED.items():
