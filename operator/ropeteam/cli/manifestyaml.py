@@ -30,10 +30,6 @@ def documents(text: str) -> Iterator[Any]:
         yield from yaml.load_all(text, _Loader)
     except yaml.YAMLError as error:
         raise Refused(f"not valid YAML: {' '.join(str(error).split())}") from None
-    except Refused:
-        raise
-    except (ValueError, OverflowError):  # of chr()
-        raise Refused("not valid YAML: an escape (\\U and eight digits) means no character") from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -67,6 +63,12 @@ class _Loader(yaml.SafeLoader):
         self._bounded(event)
         self._depth, self._deepest = self._depth - 1, max(deepest, self._deepest)
         return node
+
+    def scan_flow_scalar_non_spaces(self, double: bool, start_mark: yaml.Mark) -> Any:
+        try:
+            return super().scan_flow_scalar_non_spaces(double, start_mark)
+        except (ValueError, OverflowError):  # of chr()
+            raise Refused(f"line {start_mark.line + 1}: \\U and digits that mean no character") from None
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
