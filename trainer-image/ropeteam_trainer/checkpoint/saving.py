@@ -127,8 +127,8 @@ class Checkpoints:
         state: dict[str, Any] = self._read(lambda: reader.load(self._directory, ref, files[STATE]), beat)
         contents.check_state(STATE, state)
         shared = {kind: state[kind] for kind in State().shared}
-        files_of = manifest.files
-        saved = self._read(lambda: reader.load_metadata(self._directory, ref, files_of, judged=True), beat)
+        load_metadata = partial(reader.load_metadata, self._directory, ref, manifest.files, judged=True)
+        saved = self._read(load_metadata, beat)
         self._check_fit(ref, shared, state["others"], saved)
         tensors = self._kept.room(shared, saved)
         pieces = {name: piece for name, tensor in tensors.items() if (piece := piece_of(tensor)) is not None}
