@@ -1,6 +1,6 @@
 """What other tenants put on a real cluster, for benchmarks/tenants.py.
 
-    python -m benchmarks.hostile harmless|hostile KUBECONFIG SHARED     until SIGTERM
+    python -m benchmarks.hostile harmless|hostile KUBECONFIG     until SIGTERM
 
 Both ask the API server for as much, as often: things are made, changed and deleted. Hostile are TrainingJobs
 of every shape, beside false coordinators; harmless are the same things under a definition of the same fields
@@ -21,13 +21,12 @@ from typing import Any
 import orjson
 import yaml
 from tests.cluster import falsecoordinator, images
-from tests.cluster.site import ROOT
+from tests.cluster.site import ROOT, false_coordinator
 
-from ropeteam.api.job import API_VERSION, KIND, Metadata
+from ropeteam.api.job import API_VERSION, KIND
 from ropeteam.controller import access, cluster
 from ropeteam.controller.cluster import AlreadyGone, ApiClient, ApiError, NotFound, Place
 from ropeteam.core import names
-from ropeteam.core.observation import Role
 
 Object = dict[str, Any]
 SPACES = [f"crowd-{number}" for number in range(10)]
@@ -178,38 +177,21 @@ async def _life(client: ApiClient, thing: Object) -> None:
         await client.delete(Place.of(thing), uid=made["metadata"]["uid"])
 
 
-async def false_coordinators(client: ApiClient, shared: Path) -> None:
-    """A job for each kind of answer, beside whose coordinator a pod of its tenant answers: the job's Service
-    leads to both."""
+async def false_coordinators(client: ApiClient) -> None:
+    """A job for each kind of answer, beside whose coordinator a pod of its tenant answers."""
     for how in falsecoordinator.ANSWERS:
         job = await client.create(_job({"template": _UNPLACED, "suspend": False}, f"false-{how}", CHURN))
-        await client.create(_coordinator(how, job, shared))
+        await client.create(false_coordinator(job, how))
 
 
-def _coordinator(how: str, job: Object, shared: Path) -> Object:
-    owner = Metadata(name=job["metadata"]["name"], namespace=CHURN, uid=job["metadata"]["uid"], generation=1)
-    container = {
-        "name": "coordinator",
-        "image": images.TRAINER,
-        "imagePullPolicy": "Never",
-        "command": ["python", "-S", "/shared/scripts/falsecoordinator.py", how],
-        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
-    }
-    volume = {"name": "shared", "hostPath": {"path": str(shared)}}
-    labels = names.labels(owner, Role.COORDINATOR, term=1, attempt=1)
-    spec = {"containers": [container], "volumes": [volume], "terminationGracePeriodSeconds": 0}
-    meta = _meta(f"{owner.name}-false", CHURN, labels=labels)
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
-
-
-async def main(kind: str, kubeconfig: Path, shared: Path) -> None:
+async def main(kind: str, kubeconfig: Path) -> None:
     find_other()
     async with ApiClient(partial(access.load, kubeconfig)) as client:
         await _namespace(client, CHURN)
         if kind == "hostile":
-            await false_coordinators(client, shared)
+            await false_coordinators(client)
         await churn(client, coming if kind == "hostile" else harmless)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))
+    asyncio.run(main(sys.argv[1], Path(sys.argv[2])))

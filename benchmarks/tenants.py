@@ -50,8 +50,7 @@ def main() -> int:
     share = float(sys.argv[2]) if len(sys.argv) > 2 else 1.0
     lab = Lab(NODES, (images.operator(), images.trainer()))
     site = Site.ready(lab)
-    for script in (ROOT / "benchmarks" / "train_rung2.py", falsecoordinator.__file__):
-        shutil.copy(script, site.shared / "scripts")
+    shutil.copy(ROOT / "benchmarks" / "train_rung2.py", site.shared / "scripts")
     began = time.monotonic()
     asyncio.run(_beforehand(lab.control.kubeconfig, share))
     print(f"all is there after {time.monotonic() - began:.0f} s", flush=True)
@@ -98,7 +97,7 @@ def _load(site: Site, kind: str) -> Iterator[None]:
     if kind == "alone":
         yield
         return
-    words = (kind, str(site.lab.control.kubeconfig), str(site.shared))
+    words = (kind, str(site.lab.control.kubeconfig))
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.hostile", *words])
     try:
         yield

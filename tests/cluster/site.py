@@ -17,9 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.cluster import images
+from tests.cluster import falsecoordinator, images
 from tests.cluster.lab import Lab
 from tests.e2e.harness import environments, wait_for
+
+from ropeteam.api.job import Metadata
+from ropeteam.core import names
+from ropeteam.core.observation import Role
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "ropeteam"
@@ -27,6 +31,22 @@ CONFIG = "ROPETEAM_CONFIG"
 SYSTEM, RELEASE = "ropeteam-system", "ropeteam"
 PATIENCE = 120.0
 Object = dict[str, Any]
+
+
+def false_coordinator(job: Object, how: str) -> Object:
+    """A pod with the labels of the job's own: the job's Service leads to it as well, and it answers the
+    operator so (falsecoordinator.py)."""
+    owner = Metadata.model_validate(job["metadata"])
+    container = {
+        "name": "coordinator",
+        "image": images.TRAINER,
+        "imagePullPolicy": "Never",
+        "command": ["python", "-S", "-c", Path(falsecoordinator.__file__).read_text(), how],
+    }
+    labels = names.labels(owner, Role.COORDINATOR, term=1, attempt=1)
+    meta = {"name": f"{owner.name}-false", "namespace": owner.namespace, "labels": labels}
+    spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
 class Site:

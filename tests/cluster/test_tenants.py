@@ -5,19 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from tests.cluster import falsecoordinator, images
-from tests.cluster.site import SYSTEM, Site
+from tests.cluster import falsecoordinator
+from tests.cluster.site import SYSTEM, Site, false_coordinator
 from tests.cluster.test_core import tiny
 from tests.e2e.harness import wait_for
-
-from ropeteam.api.job import Metadata
-from ropeteam.core import names
-from ropeteam.core.observation import Role
 
 WIDE, GROWTH = 10, 96
 """Jobs of a megabyte, of which each once took 14; and MiB that an operator may have more beside them."""
@@ -108,25 +103,6 @@ def test_hostile_objects_cost_only_themselves(site: Site, name: str, hostile: st
     assert memory(site) < used + GROWTH
 
 
-def false_coordinator(site: Site, job: str, how: str) -> str:
-    """A pod with the labels of the job's own, which its Service leads to as well."""
-    meta = (site.get("trainingjob", job) or {})["metadata"]
-    owner = Metadata(name=job, namespace="default", uid=meta["uid"], generation=1)
-    name = f"{job}-false"
-    container = {
-        "name": "coordinator",
-        "image": images.TRAINER,
-        "imagePullPolicy": "Never",
-        "command": ["python", "-S", "-c", Path(falsecoordinator.__file__).read_text(), how],
-    }
-    labels = names.labels(owner, Role.COORDINATOR, term=1, attempt=1)
-    spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
-    site.apply(
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
-    )
-    return name
-
-
 @pytest.mark.nodes
 def test_false_coordinators_cost_only_themselves(site: Site, name: str, hostile: str) -> None:
     before, used = operators(site), memory(site)
@@ -135,7 +111,9 @@ def test_false_coordinators_cost_only_themselves(site: Site, name: str, hostile:
         job = site.shape(f"{hostile}-{number}", ["true"], 1)
         job["spec"]["template"]["spec"]["schedulerName"] = "nobody"
         site.apply(job)
-        pods.append(false_coordinator(site, f"{hostile}-{number}", how))
+        pod = false_coordinator(site.get("trainingjob", f"{hostile}-{number}") or {}, how)
+        site.apply(pod)
+        pods.append(pod["metadata"]["name"])
     for pod in pods:
         wait_for(f"{pod} is asked", partial(is_asked, site, pod), 120)
     site.apply(tiny(site, name, steps=30, pause=0.0))
