@@ -21,7 +21,7 @@ from tests.cluster.node import Node
 from tests.cluster.site import Site
 from tests.cluster.test_core import UNCHANGED, tiny, wait_for_new_checkpoint
 from tests.cluster.test_faults import FOREVER, coordinators_node
-from tests.e2e.harness import wait_for
+from tests.e2e.harness import files, wait_for
 
 pytestmark = [pytest.mark.nodes, pytest.mark.timeout(900)]
 TAINT = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
@@ -57,8 +57,8 @@ def cut_off(site: Site, name: str, island: list[Node]) -> list[int]:
 
 def whole(folder: Path, ref: dict[str, Any]) -> bool:
     """The manifest and every file that it names are there."""
-    found = [path for path in folder.rglob("manifest.json") if f"step-{ref['step']}" in path.parts]
-    mine = [path for path in found if ref["epoch"] in path.parts]
+    found = [path for path in files(folder) if path.name == "manifest.json"]
+    mine = [path for path in found if {f"step-{ref['step']}", ref["epoch"]} <= set(path.parts)]
     names = [file["name"] for path in mine for file in json.loads(path.read_text())["files"]]
     return bool(names) and all((mine[0].parent / name).exists() for name in names)
 

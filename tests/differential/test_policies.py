@@ -70,7 +70,7 @@ async def make(server: Server, path: str, body: Object) -> None:
 
 
 async def permit(server: Server, operator: ApiClient) -> None:
-    """The API server goes by what its own watches have told it: its answer is waited for."""
+    """The API server goes by what its own watches have told it, of quotas too: its answer is waited for."""
     named = {"metadata": {"name": "operator"}}
     await make(server, f"{ROLES}/clusterroles", {**named, "rules": [RULE]})
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "operator"}
@@ -119,6 +119,10 @@ async def test_a_right_that_lacks_and_a_quota_that_is_full_are_told_apart(
     await make(server, quotas, {**quota, "spec": {"hard": hard}})
     whole = {**quota, "status": {"hard": hard, "used": hard}}
     assert (await server.ask(Call("PUT", f"{quotas}/small/status", whole))).status == 200
+    tried = Call("POST", POLICIES, manifest(), {"dryRun": "All"})
+    async with asyncio.timeout(PATIENCE):
+        while "exceeded quota" not in str((await server.ask(tried)).body):
+            await asyncio.sleep(0.02)
     full = await refusal(operator)
     assert "exceeded quota: small" in full
     assert (goes_on(lacking), goes_on(full)) == (True, False)

@@ -39,6 +39,11 @@ def wait_for(what: str, probe: Callable[[], T | None], patience: float = PATIENC
     return answer
 
 
+def files(folder: Path) -> list[Path]:
+    """All below a folder that others prune meanwhile, which ends `rglob` with FileNotFoundError."""
+    return [Path(place, name) for place, _, names in os.walk(folder) for name in names]
+
+
 class Refused(Exception):
     """The API server said no."""
 

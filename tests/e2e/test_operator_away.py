@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.e2e.conftest import SCRIPTS, job
-from tests.e2e.harness import Cluster, wait_for
+from tests.e2e.harness import Cluster, files, wait_for
 from tests.e2e.test_pod_faults import operator_pid
 
 EVERY, KEEP = 10, 3
@@ -40,7 +40,7 @@ def test_all_pods_are_lost_while_the_operator_is_away(cluster: Cluster, name: st
 
 def committed(volume: Path, term: int = 1) -> set[int]:
     """Steps that this term has committed: a manifest without its entry in the journal does not count."""
-    found = (re.fullmatch(r"step-(\d+)\.(\d+)\..*\.commit", path.name) for path in volume.rglob("journal/*"))
+    found = (re.fullmatch(r"step-(\d+)\.(\d+)\..*\.commit", path.name) for path in files(volume))
     return {int(each[1]) for each in found if each and int(each[2]) == term}
 
 
