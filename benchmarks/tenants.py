@@ -99,16 +99,24 @@ def _load(site: Site, kind: str) -> Iterator[None]:
         return
     words = (kind, str(site.lab.control.kubeconfig))
     process = subprocess.Popen([sys.executable, "-m", "benchmarks.hostile", *words])
+    false = falsecoordinator.ANSWERS if kind == "hostile" else ()
     try:
+        for how in false:
+            wait_for(f"the {how} coordinator is asked", partial(_asked, site, how))
+        before = sum(_asked(site, how) for how in false)
         yield
         assert process.poll() is None, "the load has lasted"
-        for how in falsecoordinator.ANSWERS if kind == "hostile" else ():
-            said = site.lab.kubectl("-n", hostile.CHURN, "logs", f"false-{how}-false")
-            assert "asked" in said, f"the operator has asked the {how} coordinator"
+        assert not false or sum(_asked(site, how) for how in false) > before, "they were asked meanwhile"
     finally:
         process.terminate()
         process.wait()
         site.lab.kubectl("delete", "namespace", hostile.CHURN, "--wait", "--ignore-not-found")
+
+
+def _asked(site: Site, how: str) -> int:
+    """How often the operator has asked this false coordinator."""
+    said = site.lab.kubectl("-n", hostile.CHURN, "logs", f"false-{how}-false", check=False)
+    return said.count("asked")
 
 
 class Probe:
