@@ -4,7 +4,8 @@
 
 Both ask the API server for as much, as often: things are made, changed and deleted. Hostile are TrainingJobs
 of every shape, beside false coordinators; harmless are the same things under a definition of the same fields
-that is of another group, which is no business of ours.
+that is of another group, which is no business of ours. Those have a controller too, which asks the API server
+for what any does: it watches, and of each thing it saves a status once and makes an event.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ PODS, CONFIG_MAPS, SERVICES, JOBS = 10_000, 5_000, 2_000, 200
 A_SECOND = 1
 """Things that are made, changed and deleted. Of three, as large as these, the API server of a small machine
 needs most of a core, whatever they are, and everything on it is slow."""
+OPERATORS = 2
+"""As many as the chart has."""
 OTHER_GROUP, OTHER_KIND = "other.example.com", "OtherJob"
 _AT_ONCE = 20
 _OURS = {names.MANAGED_BY: "ropeteam", names.JOB: "no-such-job", names.TERM: "x", names.SLOT: "9" * 40}
@@ -163,14 +166,41 @@ async def _in_turn(client: ApiClient, things: Iterator[Object]) -> None:
 async def churn(client: ApiClient, make: Callable[[int, str], Object]) -> None:
     """For ever: a thing is made, changed a second later, and deleted after another."""
     async with asyncio.TaskGroup() as group:
+        for _ in range(OPERATORS if make is harmless else 0):
+            group.create_task(_watch(client))
         for number in itertools.count():
             group.create_task(_life(client, make(number, CHURN)))
             await asyncio.sleep(1 / A_SECOND)
 
 
+async def _watch(client: ApiClient) -> None:
+    """As an operator does: it hears of each change."""
+    async with client.watch(f"/apis/{OTHER_GROUP}/v1alpha1/{OTHER_KIND.lower()}s", {}) as answer:
+        async for _ in answer.content.iter_any():
+            pass
+
+
+async def _handle(client: ApiClient, made: Object) -> None:
+    """As an operator does: it says what has become of it."""
+    fact = {
+        "type": "Suspended",
+        "status": "True",
+        "reason": "Suspended",
+        "lastTransitionTime": made["metadata"]["creationTimestamp"],
+    }
+    space, name = made["metadata"]["namespace"], made["metadata"]["name"]
+    status = {"state": "Suspended", "conditions": [fact]}
+    await client.merge(Place(made["kind"], space, name, "status"), {"status": status})
+    about = {"apiVersion": made["apiVersion"], "kind": made["kind"], "namespace": space, "name": name}
+    event = {"apiVersion": "v1", "kind": "Event", "metadata": _meta(name, space), "involvedObject": about}
+    await client.create({**event, "type": "Normal", "reason": "Suspended", "message": "No pod runs."})
+
+
 async def _life(client: ApiClient, thing: Object) -> None:
     with suppress(ApiError, AlreadyGone):
         made = await client.create(thing)
+        if made["kind"] == OTHER_KIND:
+            await _handle(client, made)
         await asyncio.sleep(1)
         await client.merge(Place.of(thing), {"metadata": {"annotations": {"changed": "yes"}}})
         await asyncio.sleep(1)

@@ -31,7 +31,7 @@ from tests.cluster.site import ROOT, SYSTEM, Site
 from tests.e2e.harness import wait_for
 
 from benchmarks import hostile
-from benchmarks.cluster_recovery import NODES, back, first_steps, running, start
+from benchmarks.cluster_recovery import NODES, RANKS, back, first_steps, running, start
 from benchmarks.report import Row, row, tell, write
 from ropeteam.controller import access
 from ropeteam.controller.cluster import ApiClient
@@ -79,6 +79,7 @@ def window(site: Site, kind: str, name: str) -> dict[str, float]:
         started = first_steps(start(site, name), since=0.0) - begin
         site.delete(name)
         folder = running(site, name)
+        wait_for("ranks can be forked", partial(_warm, site, name), 120)
         begin = time.time()
         site.kill_rank(name, 1)
         killed = back(folder, begin)
@@ -111,6 +112,14 @@ def _load(site: Site, kind: str) -> Iterator[None]:
         process.terminate()
         process.wait()
         site.lab.kubectl("delete", "namespace", hostile.CHURN, "--wait", "--ignore-not-found")
+
+
+def _warm(site: Site, name: str) -> bool:
+    """Its agents restart ranks from a process that has imported torch. A busy machine comes to that later."""
+    logs = (
+        site.lab.kubectl("logs", f"{name}-{slot}-1", "-c", "trainer", check=False) for slot in range(RANKS)
+    )
+    return all("ranks can be forked" in said for said in logs)
 
 
 def _asked(site: Site, how: str) -> int:
