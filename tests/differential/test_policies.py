@@ -121,7 +121,7 @@ async def test_a_right_that_lacks_and_a_quota_that_is_full_are_told_apart(
     assert (await server.ask(Call("PUT", f"{quotas}/small/status", whole))).status == 200
     tried = Call("POST", POLICIES, manifest(), {"dryRun": "All"})
     async with asyncio.timeout(PATIENCE):
-        while "exceeded quota" not in str((await server.ask(tried)).body):
+        while "exceeded quota" not in str((await server.ask(tried)).body):  # noqa: ASYNC110 (as above)
             await asyncio.sleep(0.02)
     full = await refusal(operator)
     assert "exceeded quota: small" in full
