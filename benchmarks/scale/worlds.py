@@ -58,7 +58,7 @@ class Worlds:
     def _gate(self, uid: str, term: int) -> signing.Gate:
         if (uid, term) not in self._gates:
             keys = signing.Keys(wire.job_token(OPERATOR_KEY, uid), uid, term)
-            self._gates[uid, term] = signing.Gate(keys, os.urandom)
+            self._gates[uid, term] = signing.Gate(keys, os.urandom, time.monotonic())
         return self._gates[uid, term]
 
     async def _job(self, address: str) -> str:
@@ -81,7 +81,7 @@ class Worlds:
         return JobReport(
             job_uid=uid,
             term=desired.term,
-            boot=1,
+            boot=0,
             phase=WorldPhase.COMPLETE if uid in self.complete else phase,
             why=f"epoch {epoch} runs with {len(slots)} ranks" if full else "waiting for the agents",
             epoch=epoch if full else None,

@@ -53,6 +53,13 @@ def test_a_challenge_ends() -> None:
     assert gate.admits(PUT, caller.sign(PUT, b"", NONCE), CHALLENGE_SECONDS - 1)
 
 
+def test_no_challenge_is_needed_until_the_first_request_or_for_a_minute() -> None:
+    first = Caller(KEYS).sign(PUT, b"", NONCE)
+    gate = Gate(KEYS, Random(1).randbytes, 5.0)
+    assert [gate.admits(PUT, first, 6.0) for _ in range(2)] == [True, False]
+    assert not Gate(KEYS, Random(1).randbytes, 5.0).admits(PUT, first, 5.0 + CHALLENGE_SECONDS)
+
+
 @pytest.mark.parametrize("other", OTHERS)
 def test_another_key_job_or_term_is_neither_admitted_nor_believed(other: Keys) -> None:
     caller, gate = acquainted()

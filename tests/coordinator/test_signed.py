@@ -32,13 +32,28 @@ def generation(served: Served) -> int:
     return desired.generation if desired else 0
 
 
-async def test_a_conversation_costs_one_request_a_time_after_the_first(served: Served):
+async def test_a_conversation_costs_one_request_a_time(served: Served):
     operator = Operator(served.http)
     for count in range(1, 6):
         status, text = await operator.ask(PUT, body(count))
         assert (status, codec.decode(JobReport, text).generation_seen) == (200, count)
         await operator.ask("GET /status")
-    assert operator.requests == 1 + 2 * 5
+    assert operator.requests == 2 * 5
+
+
+async def test_who_names_no_challenge_is_taken_once_by_the_first_process_of_a_term(served: Served):
+    """Later ones do not know what the first one has taken."""
+    first, second = (Operator(served.http).signed(PUT, body(count))[0] for count in (1, 2))
+    assert (await http(served.http, first))[0] == 200
+    for raw in (first, second):
+        assert await http(served.http, raw) == (401, UNSIGNED)
+    assert generation(served) == 1
+    again = Coordinator(config(), 1, TOKEN, Log(served.lines.append))
+    server = await asyncio.start_server(Http(again).serve, "127.0.0.1", 0)
+    async with server:
+        assert await http(server.sockets[0].getsockname()[1], first) == (401, UNSIGNED)
+    again.stop()
+    assert again.state.desired is None
 
 
 async def test_the_first_request_of_an_operator_may_be_as_large_as_any(served: Served):
@@ -148,7 +163,8 @@ async def test_nothing_but_what_was_asked_for_is_signed(served: Served):
 
 
 async def test_the_body_of_who_signed_for_another_challenge_is_not_waited_for(served: Served):
-    raw, _ = Operator(served.http).signed(PUT, body(1))
+    await Operator(served.http).ask(PUT, body(1))
+    raw, _ = Operator(served.http).signed(PUT, body(2))
     reader, writer = await asyncio.open_connection("127.0.0.1", served.http)
     writer.write(raw.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
     assert (await reader.read()).startswith(b"HTTP/1.1 401 ")

@@ -3,7 +3,7 @@
     PUT http://<clusterIP>:29402/desired    Desired -> JobReport
 
 Short timeouts, no second try: the next round asks again, and training does not wait for us. Only a challenge
-that has passed is answered at once, which a coordinator asks for once (contract/signing.py).
+that has passed is answered at once (contract/signing.py).
 Request and answer are signed with the job's token. Somebody else's answer is none, but whoever may make pods
 in a namespace can read the token there, and a coordinator of an earlier release signs nothing. So an answer
 is read up to a bound and for a time, is not unpacked, and leads nowhere else; whatever it is, it is a report

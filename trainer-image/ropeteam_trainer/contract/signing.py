@@ -10,9 +10,10 @@ the request's whole signature, status, next challenge and body: it answers this 
 The two share no clock, so a coordinator names the one challenge that it takes. A request that changes
 something uses it up: a recording is refused, and so is what was held back, once a later request was taken or
 CHALLENGE_SECONDS have passed. Each genuine answer brings the next challenge, so a conversation costs one
-round trip a time; who comes without one (its first request, a coordinator that has restarted, another
-operator spoke meanwhile) is refused with the one that holds, and asks again once. One challenge is held,
-whoever asks. A request that only reads uses none up: as long as it holds, a recording of it is answered too.
+round trip a time; who comes without one (a coordinator that has restarted, another operator, or another one
+spoke meanwhile) is refused with the one that holds, and asks again once. Nothing was recorded yet of a
+coordinator's first process: until it has taken a request it takes one without a challenge. One challenge is
+held, whoever asks. A request that only reads uses none up: as long as it holds, a recording of it is answered too.
 Limits: nothing is hidden from who sees the traffic.
 
 Pure: chance and time are the caller's.
@@ -79,11 +80,13 @@ class Caller:
 
 
 class Gate:
-    """The coordinator's end. `chance`: so many bytes of it."""
+    """The coordinator's end. `chance`: so many bytes of it. `began`: now, if no process of this term has
+    taken requests before; None: one may have.
+    """
 
-    def __init__(self, keys: Keys, chance: Callable[[int], bytes]) -> None:
+    def __init__(self, keys: Keys, chance: Callable[[int], bytes], began: float | None = None) -> None:
         self._keys, self._chance = keys, chance
-        self._challenge, self._made_at = "", float("-inf")
+        self._challenge, self._made_at = ("", float("-inf")) if began is None else (_NONE, began)
 
     def admits(self, what: str, signature: str, now: float) -> bool:
         """May this be done? Once, unless it only reads. Ask `covers` of its body."""

@@ -95,9 +95,10 @@ class Http:
         self._bearer = wire.http_bearer(coordinator.token)
         config = coordinator.state.config
         keys = signing.Keys(coordinator.token, config.job_uid, config.term)
-        self._gate = signing.Gate(keys, coordinator.chance.randbytes)
         self._signed_at = coordinator.now()
         """When an operator last signed something."""
+        began = self._signed_at if coordinator.state.boot == 0 else None
+        self._gate = signing.Gate(keys, coordinator.chance.randbytes, began)
         self.strangers = Strangers(MOST_STRANGERS)
         self._metrics = Answer(200, b"")
         self._metrics_at = float("-inf")
