@@ -13,7 +13,8 @@ CHALLENGE_SECONDS have passed. Each genuine answer brings the next challenge, so
 round trip a time; who comes without one (a coordinator that has restarted, another operator, or another one
 spoke meanwhile) is refused with the one that holds, and asks again once. Nothing was recorded yet of a
 coordinator's first process: until it has taken a request it takes one without a challenge. One challenge is
-held, whoever asks. A request that only reads uses none up: as long as it holds, a recording of it is answered too.
+held, whoever asks. A request that only reads uses none up: as long as it holds, a recording of it is answered
+too.
 Limits: nothing is hidden from who sees the traffic.
 
 Pure: chance and time are the caller's.
