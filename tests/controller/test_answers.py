@@ -62,7 +62,8 @@ async def served(answer: Answer, reads: bool = True) -> AsyncIterator[tuple[int,
             yield server.sockets[0].getsockname()[1], requests
         finally:
             for task, writer in serving.items():
-                writer.transport.abort()
+                if not task.done():  # else its transport may be gone, which cannot be aborted
+                    writer.transport.abort()
                 task.cancel()
             await asyncio.gather(*serving, return_exceptions=True)
 
