@@ -3,7 +3,7 @@
 A container runtime that is down, or a node's disk that is full, stops reading; a write then blocks for ever,
 and with it the loop that renews the leadership. Lines wait here, `MOST_LINES` of them; what is more is
 dropped, and counted in the log once somebody reads again. They leave together, every `LAG_SECONDS`: a thread
-that wakes for each of them takes the interpreter from the event loop each time (a twelfth of a processor
+that wakes for each of them takes the interpreter from the event loop each time (a seventeenth of its time
 while a thousand jobs start).
 """
 
