@@ -232,6 +232,7 @@ reports = st.builds(
     ).map(tuple),
     replace_all=st.booleans(),
     failure=st.sampled_from([None] * 5 + [Problem(FailReason.EXIT_CODE, "it said 42")]),
+    notice=st.none() | st.builds(Problem, st.sampled_from(FailReason), words),
 )
 services = st.builds(
     ServiceSeen,

@@ -25,7 +25,7 @@ from ropeteam.core.bounds import HIGHEST_COUNT, LONGEST_TEXT, OutOfBounds, bound
 from ropeteam.core.decide import decide
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.desired import JobReport, ReplaceWish, SlotReport, Stages
-from ropeteam_trainer.contract.messages import Problem, Progress
+from ropeteam_trainer.contract.messages import Problem, ProcessGroup, Progress
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, FailReason, ProcessExit
 
 REPORT = a_report(a_job(), lineage=(CheckpointRef(1, Epoch(1, 0, 1)),), incidents=(an_incident(),))
@@ -37,6 +37,8 @@ FULL = replace(
     progress=Progress(1, 2, "0.5", 3.0, "train"),
     failure=Problem(FailReason.EXIT_CODE, "it said 42"),
     stalled=Problem(FailReason.CHECKPOINT_UNAVAILABLE, "no answer"),
+    notice=Problem(FailReason.SPLIT_WORLD, "2 process groups of 4 ranks"),
+    process_groups=(ProcessGroup(4, 4, (0,), "train.py"), ProcessGroup(4, 3, (1,), "train.py")),
     incidents=(
         replace(
             an_incident(),
@@ -85,6 +87,11 @@ def with_incident(**fields: Any) -> JobReport:
         ),
         (replace(REPORT, incidents=(an_incident(),) * 11), "incidents has 11 entries, at most 10"),
         (replace(REPORT, lineage=REPORT.lineage * 11), "lineage has 11 entries, at most 10"),
+        (replace(FULL, process_groups=FULL.process_groups * 6), "process_groups has 12 entries, at most 10"),
+        (
+            replace(REPORT, process_groups=(ProcessGroup(1, 1, tuple(range(17)), "train.py"),)),
+            r"process_groups\[0\].slots has 17 entries, at most 16",
+        ),
         (
             with_incident(exit=ProcessExit(1, None, last_lines=("",) * 21)),
             r"incidents\[1\].exit.last_lines has 21",

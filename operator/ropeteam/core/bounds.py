@@ -19,8 +19,10 @@ T = TypeVar("T")
 LONGEST_TEXT = 4096
 LONGEST_NAME = 64
 HIGHEST_COUNT = (1 << 31) - 1
-_MOST = {"incidents": 10, "lineage": 10, "last_lines": 20}
+_MOST = {"incidents": 10, "lineage": 10, "last_lines": 20, "process_groups": 10}
 """As a coordinator keeps. Of all else: one for each slot."""
+MOST_SLOTS_NAMED = 16
+"""Of one process group."""
 _NAMES = frozenset({"id", "job_uid", "pod_uid", "digest", "run"})
 """Cut they would be others."""
 _COUNTS = frozenset({"term", "newer_term", "boot", "n", "incarnation"})
@@ -64,13 +66,18 @@ def _field(name: str, value: Any, slots: int) -> Any:
         return _number(name, value)
     if type(value) is str:
         return _text(name, value)
-    if type(value) in (tuple, dict) and len(value) > (most := _MOST.get(name, slots)):
+    if type(value) in (tuple, dict) and len(value) > (most := _most(name, value, slots)):
         raise OutOfBounds(f"has {len(value)} entries, at most {most} are expected")
     if type(value) is tuple:
         return tuple(_entry(f"[{index}]", name, each, slots) for index, each in enumerate(value))
     if type(value) is dict:
         return {key: _entry(f".{key[:20]}", name, each, slots) for key, each in value.items()}
     return _parts(value, slots) if is_dataclass(value) else value  # one of few words, a float, nothing
+
+
+def _most(name: str, value: Any, slots: int) -> int:
+    """A report's `slots` are a dict of all of them, those of a process group a list of some."""
+    return MOST_SLOTS_NAMED if name == "slots" and type(value) is tuple else _MOST.get(name, slots)
 
 
 def _entry(place: str, name: str, value: Any, slots: int) -> Any:

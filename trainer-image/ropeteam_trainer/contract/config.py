@@ -219,6 +219,8 @@ class CoordinatorConfig(Shape):
     lease: int = 0
     """Seconds for which it may answer agents after the operator has heard of it (Desired.heard). 0: for
     ever."""
+    worlds_per_pod: bool = False
+    """Each pod may train a world of its own: more than one default process group is no oddity."""
     contract: int = VERSION
 
 

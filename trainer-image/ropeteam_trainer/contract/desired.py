@@ -7,7 +7,7 @@ import enum
 from dataclasses import dataclass, field
 
 from ropeteam_trainer.contract import OLDEST, VERSION
-from ropeteam_trainer.contract.messages import Problem, Progress
+from ropeteam_trainer.contract.messages import Problem, ProcessGroup, Progress
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, ProcessExit
 
 
@@ -147,6 +147,10 @@ class JobReport:
     failure: Problem | None = None
     stalled: Problem | None = None
     """What keeps it from training although it tries again and again; it will not end by that."""
+    notice: Problem | None = None
+    """What is odd about the world although it runs; it may end well."""
+    process_groups: tuple[ProcessGroup, ...] = ()
+    """Default process groups that processes of the current world have formed, largest first, at most 10."""
     newer_term: int = 0
     """A world of this term has claimed the folder of checkpoints, or an agent obeys it, so this coordinator
     is silent. Status went back (a backup of etcd), or it was cut off. 0: none has."""

@@ -95,6 +95,20 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class ProcessGroup:
+    """A default process group of torch.distributed that processes of one world have formed."""
+
+    size: int
+    """Its world size, as those processes gave it."""
+    members: int
+    """Processes that are known to have formed it."""
+    slots: tuple[int, ...]
+    """Where they are, lowest first, at most 16."""
+    who: str
+    """The program: `train.py`."""
+
+
+@dataclass(frozen=True)
 class AgentReport:
     slot: int
     incarnation: int

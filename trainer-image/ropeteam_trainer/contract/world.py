@@ -201,7 +201,7 @@ _FREE |= {Cause.STORAGE_UNAVAILABLE, Cause.RETRIED_FREE}
 
 
 class FailReason(str, enum.Enum):
-    """Why a job ended as Failed, or cannot start. Condition reasons, CamelCase."""
+    """Why a job ended as Failed, cannot start, or runs oddly. Condition reasons, CamelCase."""
 
     REPEATED_ERROR = "RepeatedError"
     BUDGET_SPENT = "FailureBudgetSpent"
@@ -215,6 +215,12 @@ class FailReason(str, enum.Enum):
     NO_PROGRESS = "NoProgress"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     INVALID_SPEC = "InvalidSpec"
+    SCRIPT_INVALID = "ScriptInvalid"  # no rank of it can start in any pod: a SyntaxError, for example
+    # What a report may also say of a world that runs (JobReport.notice):
+    SPLIT_WORLD = "SplitWorld"  # several default process groups, where one of the job's size was asked for
+    SMALLER_PROCESS_GROUP = "SmallerProcessGroup"  # one, but of fewer ranks than the job has
+    NO_PROCESS_GROUP = "NoProcessGroup"  # none, though there are ranks to form one
+    RANK_ENDED = "RankEnded"  # some ranks have ended well while others go on
 
 
 @dataclass(frozen=True)
