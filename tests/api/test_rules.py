@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.api.cel import as_job, cel_says, cel_tells
 
-from ropeteam.api.rule import Change, Changes, Rule, Spec, at
+from ropeteam.api.rule import Change, Changes, Rule, Spec, at, template_with
 from ropeteam.api.rulebook import CHANGES, MAX_SLOTS, RULES
 from ropeteam.api.rules import validate, validate_name, validate_update
 from ropeteam.api.status import JobStatus
@@ -38,6 +38,23 @@ def test_a_name_is_judged_alike_by_server_and_twin(name: str) -> None:
     good = name in ("a", "char-gpt", "a" * 40)
     assert validate_name(name) == (() if good else (rule.message,))
     assert cel_says(rule.cel, self={"metadata": {"name": name}}) == good
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ({"args": ["train.py"]}, True),
+        ({"template": template_with(args=["train.py"])}, True),
+        ({"args": ["train.py"], "template": template_with(command=["python"])}, False),
+        ({"command": ["python"], "template": template_with(args=["train.py"])}, False),
+    ],
+)
+def test_arguments_of_an_unknown_entrypoint_are_refused_with_how_to_find_it(spec: Spec, told: bool) -> None:
+    said = validate({"workers": 1, **spec})
+    assert [
+        each for each in said if "docker inspect --format '{{json .Config.Entrypoint}}' IMAGE" in each
+    ] == (list(said))
+    assert bool(said) is told
 
 
 @pytest.mark.parametrize("rule", NAME_RULES, ids=_id)

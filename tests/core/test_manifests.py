@@ -337,8 +337,9 @@ def test_a_template_may_leave_out_almost_everything(template: dict[str, Any]) ->
     assert trainer(sample(seen, look(seen).spec))["image"] == "train:1"
 
 
-def test_the_coordinator_has_no_rights_at_all() -> None:
-    seen = a_running_job(recovery={"exitCodes": [{"codes": [75], "action": "RetryFree"}]})
+@pytest.mark.parametrize(("worlds", "per_pod"), [("One", False), ("PerPod", True)])
+def test_the_coordinator_has_no_rights_at_all(worlds: str, per_pod: bool) -> None:
+    seen = a_running_job(worlds=worlds, recovery={"exitCodes": [{"codes": [75], "action": "RetryFree"}]})
     alone = seen.but(pods=(), report=None).after(written)
     manifest = next(action.manifest for action in decide(alone).actions if isinstance(action, CreatePod))
     spec, container = manifest["spec"], manifest["spec"]["containers"][0]
@@ -349,6 +350,7 @@ def test_the_coordinator_has_no_rights_at_all() -> None:
     assert container["command"] == ["python", "-m", "ropeteam_trainer.coordinator"]
     told = codec.decode(config.CoordinatorConfig, env(container)[config.CONFIG])
     assert (told.term, told.workers, told.exit_codes[0].codes) == (2, 4, (75,))
+    assert told.worlds_per_pod is per_pod
     assert env(container)[config.POD_IP]["fieldRef"]["fieldPath"] == "status.podIP"
 
 

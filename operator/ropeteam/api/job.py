@@ -25,6 +25,11 @@ class Launcher(StrEnum):
     PER_POD = "PerPod"
 
 
+class Worlds(StrEnum):
+    ONE = "One"
+    PER_POD = "PerPod"
+
+
 class ResumePolicy(StrEnum):
     LATEST = "Latest"
     STEP = "Step"
@@ -149,7 +154,7 @@ class TrainingJobSpec(ApiModel):
     command: tuple[Argument, ...] | None = Field(default=None, min_length=1, max_length=256)
     """What runs today under torchrun, unchanged; `torchrun [flags] train.py` is parsed and means the same."""
     args: tuple[Argument, ...] | None = Field(default=None, max_length=256)
-    """Arguments after the command."""
+    """Arguments after the command, which must be given too: an image's own entrypoint is not known here."""
     env: Env | None = None
     """Environment of the trainer container, as in a pod. RANK, MASTER_ADDR and their like are set by us."""
     working_dir: str | None = Field(default=None, min_length=1, max_length=1024)
@@ -162,6 +167,9 @@ class TrainingJobSpec(ApiModel):
     """Ranks on each worker. Omitted: gpusPerWorker, or 1."""
     launcher: Launcher = Launcher.AUTO
     """PerRank: the command is started once per rank; PerPod: once per pod. Auto: seen from the command."""
+    worlds: Worlds = Worlds.ONE
+    """One: all ranks must form one default process group (torch.distributed) of the job's size; PerPod: each
+    pod may train a world of its own."""
     agent_python: str | None = Field(default=None, min_length=1, max_length=1024)
     """Interpreter for our agent, if the image's python3 is not the one. Needs Python 3.10."""
     shared_memory: str | None = Field(default=None, pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$", max_length=32)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ropeteam.api.commandrules import COMMAND_RULES
 from ropeteam.api.mountrules import MOUNT_RULES
 from ropeteam.api.quantity import amount
 from ropeteam.api.rule import Change, Changes, Rule, Spec, at, spec_with, template_with, trainer, trainer_says
@@ -34,17 +35,6 @@ _CEL_SERVERS = (
 
 def _served(servers: int) -> Spec:
     return {"sync": {"type": "ParameterServer", "parameterServer": {"servers": servers}}}
-
-
-def _given_twice(field: str, value: Any, other: Any) -> Rule:
-    return Rule(
-        path="spec",
-        cel=f"!has(self.{field}) || !{trainer_says(f'has(c.{field}) && c.{field} != self.{field}')}",
-        holds=lambda spec: field not in spec or trainer(spec).get(field, spec[field]) == spec[field],
-        message=f"spec.{field}: spec.template gives container trainer another value; keep one of the two",
-        good=spec_with(**{field: value}, template=template_with(**{field: value})),
-        bad=spec_with(**{field: value}, template=template_with(**{field: other})),
-    )
 
 
 def _env_is_given_once(spec: Spec) -> bool:
@@ -115,14 +105,7 @@ RULES: tuple[Rule, ...] = (
         good={"metadata": {"name": "char-gpt"}},
         bad={"metadata": {"name": "4-gpus"}},
     ),
-    Rule(
-        path="spec",
-        cel=f"has(self.command) || {trainer_says('has(c.command)')}",
-        holds=lambda spec: "command" in spec or "command" in trainer(spec),
-        message="spec.command: is missing; set what to run, for example [python, train.py]",
-        good=spec_with(),
-        bad={"workers": 2},
-    ),
+    *COMMAND_RULES,
     Rule(
         path="spec",
         cel=(
@@ -145,10 +128,6 @@ RULES: tuple[Rule, ...] = (
         good=spec_with(template={"spec": {"restartPolicy": "Never"}}),
         bad=spec_with(template={"spec": {"restartPolicy": "OnFailure"}}),
     ),
-    _given_twice("image", "train:1", "train:2"),
-    _given_twice("command", ["python", "a.py"], ["python", "b.py"]),
-    _given_twice("args", ["--a"], ["--b"]),
-    _given_twice("workingDir", "/a", "/b"),
     # To CEL the two are of different types, which it cannot compare: so not even the same value twice.
     Rule(
         path="spec",
@@ -370,6 +349,7 @@ _SHAPE = (
     Change("gpusPerWorker", (0, 1)),
     Change("processesPerWorker", (None, 2)),
     Change("launcher", ("Auto", "PerPod")),
+    Change("worlds", ("One", "PerPod")),
     Change("agentPython", (None, "/opt/conda/bin/python3")),
     Change("sharedMemory", ("1Gi", "8Gi")),
     Change("shardCache", (None, "8Gi")),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ropeteam.api.job import Checkpoint, Metadata, TrainingJobSpec
+from ropeteam.api.job import Checkpoint, Metadata, TrainingJobSpec, Worlds
 from ropeteam.api.status import JobStatus
 from ropeteam.core import names, poddefaults
 from ropeteam.core.actions import CreateSecret
@@ -164,6 +164,7 @@ def _coordinator_config(seen: Observation, spec: TrainingJobSpec) -> contract.Co
         keep=spec.checkpoint.keep if spec.checkpoint else 3,
         checkpoint=spec.checkpoint is not None,
         lease=seen.status.coordinator.lease_seconds,
+        worlds_per_pod=spec.worlds is Worlds.PER_POD,
     )
 
 
