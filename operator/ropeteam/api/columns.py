@@ -20,7 +20,10 @@ _TELLS = {
 
 def with_columns(status: JobStatus) -> JobStatus:
     """`status` with the texts that only the columns need."""
-    explains = status.condition(_TELLS.get(status.state, ConditionType.RUNNING))
+    kind = _TELLS.get(status.state, ConditionType.RUNNING)
+    if status.state == "Running" and status.holds(ConditionType.DEGRADED):
+        kind = ConditionType.DEGRADED  # that it runs the column STATE says
+    explains = status.condition(kind)
     newest = status.incidents[-1] if status.incidents else None
     failures, workers = status.failures, status.workers
     return status.model_copy(

@@ -39,15 +39,16 @@ COMMAND_RULES: tuple[Rule, ...] = (
         good=spec_with(),
         bad={"workers": 2},
     ),
-    # In a pod such args go to the image's entrypoint. Our agent takes its place: it would run their first word.
+    # In a pod such args go to the image's entrypoint. Our agent is in its place: it would run their first
+    # word as a program.
     Rule(
         path="spec",
         cel=f"{_cel_gives('command')} || !{_cel_gives('args')}",
         holds=lambda spec: _gives(spec, "command") or not _gives(spec, "args"),
         message=(
             "spec.command: is missing beside args, and the API does not know the image's entrypoint; write "
-            "it here: `crane config IMAGE`, or `docker inspect --format '{{json .Config.Entrypoint}}' IMAGE`, "
-            "shows it"
+            "it here: `crane config IMAGE`, or `docker inspect --format '{{json .Config.Entrypoint}}' IMAGE`"
+            ", shows it"
         ),
         good=spec_with(args=["--lr", "0.1"]),
         bad={"workers": 2, "args": ["--lr", "0.1"]},

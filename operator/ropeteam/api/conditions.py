@@ -18,6 +18,7 @@ class ConditionType(StrEnum):
     COMPLETE = "Complete"
     FAILED = "Failed"
     STALLED = "Stalled"
+    DEGRADED = "Degraded"
 
 
 class Condition(StatusModel):

@@ -19,6 +19,7 @@ _EXPLAINS = (
     ConditionType.STALLED,
     ConditionType.RECOVERING,
     ConditionType.SUSPENDED,
+    ConditionType.DEGRADED,
     ConditionType.RUNNING,
 )
 
@@ -90,7 +91,7 @@ def _with_report(seen: Picture, report: JobReport) -> Picture:
             "world_size": report.world_size,
             "epoch": str(report.epoch) if report.epoch else "",
             "checkpoint_step": lineage[0].step if lineage else seen.checkpoint_step,
-            "why": report.why or seen.why,
+            "why": (report.notice.message if report.notice else report.why) or seen.why,
             "live": True,
         }
     )

@@ -15,6 +15,7 @@ from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import API_VERSION, GROUP, KIND
 from ropeteam.controller import bounded
 from ropeteam.controller.informer import Key
+from ropeteam.core import unserved
 from ropeteam.core.former import ENDED
 from ropeteam.core.manifests import TOKEN_VOLUME
 from ropeteam.core.observation import ContainerSeen, PodSeen, Role, ServiceSeen
@@ -35,13 +36,15 @@ READ = (
     "creationTimestamp",
     "deletionTimestamp",
 )
-"""Of metadata, beside the annotation below."""
+"""Of metadata, beside some labels and annotations."""
 _WHAT = {"apiVersion": API_VERSION, "kind": KIND}
 _NUMBER = re.compile("[0-9]{1,9}")
 _ADDRESS = re.compile("[0-9a-fA-F:.]{1,45}")
 _LARGEST_SPEC = 256 << 10
 _LONGEST_NOTE = 64
 """A term is a number of a few digits."""
+_MOST_WORDS = 8
+"""Labels, annotations or gates that are kept of one object."""
 _MOST_BYTES = 1 << 30
 """No object has as many: a spec that is such a number was never measured."""
 _DEEPEST_SPEC = 100
@@ -105,7 +108,10 @@ def job(thing: Object) -> JobSeen:
     """Of its metadata what we read, and no spec that is more than a job's can be."""
     meta = {name: thing["metadata"][name] for name in READ if name in thing["metadata"]}
     note = (thing["metadata"].get("annotations") or {}).get(ENDED, "")
-    meta["annotations"] = {ENDED: note} if 0 < len(note) <= _LONGEST_NOTE else {}
+    meta["annotations"] = _asking(thing["metadata"].get("annotations"))
+    if 0 < len(note) <= _LONGEST_NOTE:
+        meta["annotations"][ENDED] = note
+    meta["labels"] = _asking(thing["metadata"].get("labels"))
     spec, status = thing.get("spec") or {}, thing.get("status") or {}
     if fault := _fault(spec):
         spec = {}
@@ -117,6 +123,12 @@ def job(thing: Object) -> JobSeen:
         stalled=_condition(status, ConditionType.STALLED).get("status") == "True",
         fault=fault,
     )
+
+
+def _asking(words: Object | None) -> dict[str, str]:
+    """Labels or annotations that ask for a queue or a gang; of long texts that they are there is enough."""
+    found = sorted(key for key in words or () if unserved.asks(key))[:_MOST_WORDS]
+    return {key: str((words or {})[key])[:_LONGEST_NOTE] for key in found}
 
 
 def _fault(spec: object) -> str:
@@ -148,7 +160,7 @@ def pod(thing: Object) -> tuple[str, PodSeen]:
     told = label(thing, "role")
     role = Role(told) if told in list(Role) else Role.WORKER
     main = "coordinator" if role is Role.COORDINATOR else TRAINER_CONTAINER
-    scheduled = _condition(status, "PodScheduled")
+    scheduled, spec = _condition(status, "PodScheduled"), thing.get("spec") or {}
     seen = PodSeen(
         name=meta["name"],
         uid=meta["uid"],
@@ -159,14 +171,20 @@ def pod(thing: Object) -> tuple[str, PodSeen]:
         phase=status.get("phase") or "Pending",
         reason=status.get("reason") or _condition(status, "DisruptionTarget").get("reason", ""),
         message=status.get("message") or "",
-        node=(thing.get("spec") or {}).get("nodeName") or "",
+        node=spec.get("nodeName") or "",
         deleting="deletionTimestamp" in meta,
         delete_at=meta.get("deletionTimestamp"),
         init=_pending_init(status.get("initContainerStatuses") or []),
+        created=meta.get("creationTimestamp"),
+        scheduler=spec.get("schedulerName") or "",
+        scheduled=scheduled.get("status", ""),
+        gates=tuple(each["name"] for each in (spec.get("schedulingGates") or ())[:_MOST_WORDS]),
+        queued=unserved.MANAGED in (meta.get("labels") or {}),
+        grouped=bool(spec.get("schedulingGroup") or spec.get("workloadRef")),
         scheduled_message=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
         container=_container(status.get("containerStatuses") or [], main),
-        contract=_contract(thing.get("spec") or {}) if role is Role.COORDINATOR else VERSION,
-        key_id=_key_id(thing.get("spec") or {}),
+        contract=_contract(spec) if role is Role.COORDINATOR else VERSION,
+        key_id=_key_id(spec),
     )
     return label(thing, "job-uid"), seen
 

@@ -1,13 +1,17 @@
-"""Kubernetes events: what changed between two statuses, said once, after the write that made it true."""
+"""Kubernetes events: what changed between two statuses, said once, after the write that made it true.
+
+An event is one line. What a script wrote before it died stays in status.incidents.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ropeteam.api.conditions import ConditionType
+from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.api.status import JobStatus
-from ropeteam.core.conditions import accepted
+from ropeteam.core.conditions import SUCCEEDED, accepted
 from ropeteam.core.decision import Announcement
+from ropeteam.core.view import one_line
 
 _LONGEST = 1024
 _WORTH_SAYING = {
@@ -17,9 +21,12 @@ _WORTH_SAYING = {
     ConditionType.COMPLETE: True,
     ConditionType.FAILED: True,
     ConditionType.STALLED: True,
+    ConditionType.DEGRADED: True,
 }
 """Which conditions, when they flip to which side."""
-_BAD = frozenset({ConditionType.ACCEPTED, ConditionType.FAILED, ConditionType.STALLED})
+_BAD = frozenset(
+    {ConditionType.ACCEPTED, ConditionType.FAILED, ConditionType.STALLED, ConditionType.DEGRADED}
+)
 
 
 def changes(old: JobStatus, new: JobStatus, why: str) -> tuple[Announcement, ...]:
@@ -28,18 +35,18 @@ def changes(old: JobStatus, new: JobStatus, why: str) -> tuple[Announcement, ...
 
 def _attempts(old: JobStatus, new: JobStatus, why: str) -> Iterator[Announcement]:
     if new.attempt != old.attempt:
-        yield Announcement("Normal", "Started", why[:_LONGEST])
+        yield Announcement("Normal", "Started", _line(why))
         return
     if new.coordinator.term != old.coordinator.term:
-        yield Announcement("Warning", "CoordinatorReplaced", why[:_LONGEST])
+        yield Announcement("Warning", "CoordinatorReplaced", _line(why))
     if [slot.incarnation for slot in new.slots] != [slot.incarnation for slot in old.slots]:
-        yield Announcement("Warning", "WorkerReplaced", why[:_LONGEST])
+        yield Announcement("Warning", "WorkerReplaced", _line(why))
 
 
 def _user(old: JobStatus, new: JobStatus) -> Iterator[Announcement]:
     if new.user is not None and new.user != old.user:
         fact = accepted(new.user)
-        yield Announcement("Normal", fact.reason, fact.message[:_LONGEST])
+        yield Announcement("Normal", fact.reason, _line(fact.message))
 
 
 def _incidents(old: JobStatus, new: JobStatus) -> Iterator[Announcement]:
@@ -47,12 +54,27 @@ def _incidents(old: JobStatus, new: JobStatus) -> Iterator[Announcement]:
     for each in new.incidents:
         if each.id not in known:
             place = f"slot {each.slot}" + (f", rank {each.rank}" if each.rank is not None else "")
-            yield Announcement("Warning", each.cause, f"{each.id}: {place}: {each.message}"[:_LONGEST])
+            yield Announcement("Warning", each.cause, _line(f"{each.id}: {place}: {each.message}"))
 
 
 def _conditions(old: JobStatus, new: JobStatus) -> Iterator[Announcement]:
     for each in new.conditions:
-        before = old.condition(each.type)
-        if _WORTH_SAYING.get(each.type) is each.holds and (before is None or before.holds is not each.holds):
-            message = each.message or f"{each.type} is {each.status}."
-            yield Announcement("Warning" if each.type in _BAD else "Normal", each.reason, message[:_LONGEST])
+        if _WORTH_SAYING.get(each.type) is each.holds and _is_new(old.condition(each.type), each):
+            message = _line(each.message) or f"{each.type} is {each.status}."
+            yield Announcement("Warning" if _is_bad(each) else "Normal", each.reason, message)
+
+
+def _is_new(before: Condition | None, now: Condition) -> bool:
+    """Degraded may hold for one reason after another; each is said."""
+    other = now.type is ConditionType.DEGRADED and before is not None and before.reason != now.reason
+    return before is None or before.holds is not now.holds or other
+
+
+def _is_bad(condition: Condition) -> bool:
+    return condition.type in _BAD or (
+        condition.type is ConditionType.COMPLETE and condition.reason != SUCCEEDED
+    )
+
+
+def _line(text: str) -> str:
+    return one_line(text)[:_LONGEST]

@@ -13,15 +13,15 @@ from datetime import timedelta
 
 from ropeteam.api.job import CleanPodPolicy
 from ropeteam.api.status import JobStatus, SlotStatus
-from ropeteam.core import incidents
+from ropeteam.core import degraded, incidents
 from ropeteam.core.actions import Action, DeleteJob, DeletePod, DeleteService
 from ropeteam.core.answer import Answer
 from ropeteam.core.classify import finished_cleanly
-from ropeteam.core.conditions import ended
+from ropeteam.core.conditions import SUCCEEDED, ended
 from ropeteam.core.gang import active
 from ropeteam.core.handover import holder
 from ropeteam.core.observation import PodSeen
-from ropeteam.core.view import View, changed
+from ropeteam.core.view import View, changed, one_line
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.world import FailReason
 
@@ -38,7 +38,9 @@ def complete(view: View, status: JobStatus) -> Answer | None:
         return None
     why = f"pod {released.name} was released" if released else "the coordinator says that all ranks are done"
     step = f" at step {status.progress.step}" if status.progress else ""
-    facts = ended(True, "Succeeded", f"All ranks have finished{step}.")
+    facts = ended(True, SUCCEEDED, f"All ranks have finished{step}.")
+    if words := degraded.without_group(view):
+        facts = ended(True, FailReason.NO_PROCESS_GROUP.value, f"All ranks have finished{step}, but: {words}")
     return Answer(f"complete: {why}", _over(view, status), "Complete", facts)
 
 
@@ -57,7 +59,7 @@ def _failure(view: View, status: JobStatus) -> tuple[str, str] | None:
         return told.reason.value, told.message
     charged, allowed = status.failures.charged, view.spec.recovery.max_failures
     if charged > allowed:
-        last = next((each.message for each in reversed(status.incidents) if each.charged), "")
+        last = next((one_line(each.message) for each in reversed(status.incidents) if each.charged), "")
         hours = f"within {view.spec.recovery.window_seconds} seconds"
         fix = "Mend the cause, or raise spec.recovery.maxFailures."
         message = f"{charged} incidents {hours}, and {allowed} are allowed. The last: {last} {fix}"
@@ -70,7 +72,8 @@ def _failure(view: View, status: JobStatus) -> tuple[str, str] | None:
 
 
 def _never_trained(status: JobStatus, slot: SlotStatus, limit: int) -> str:
-    last = next((each.message for each in reversed(status.incidents) if each.slot == slot.slot), "")
+    mine = (each.message for each in reversed(status.incidents) if each.slot == slot.slot)
+    last = one_line(next(mine, ""))
     return f"{limit} pods of slot {slot.slot} in a row ended before they could train. The last: {last}"
 
 

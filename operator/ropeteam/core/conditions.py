@@ -67,13 +67,16 @@ def not_accepted(reason: str, message: str) -> tuple[Fact, ...]:
     )
 
 
+SUCCEEDED = "Succeeded"
+
+
 def ended(complete: bool, reason: str, message: str) -> tuple[Fact, ...]:
     """The last facts about a job."""
     over = "Finished"
     return (
         Fact(ConditionType.RUNNING, False, over),
         Fact(ConditionType.RECOVERING, False, over),
-        Fact(ConditionType.FINISHED, True, "Succeeded" if complete else "Failed", message),
+        Fact(ConditionType.FINISHED, True, SUCCEEDED if complete else "Failed", message),
         Fact(ConditionType.COMPLETE if complete else ConditionType.FAILED, True, reason, message),
         Fact(ConditionType.STALLED, False, over),
     )

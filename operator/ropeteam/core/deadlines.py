@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from ropeteam.api.status import JobStatus
-from ropeteam.core import backoff, former, incidents, release
+from ropeteam.core import backoff, former, incidents, release, unserved
 from ropeteam.core.completion import RELEASE_SECONDS
 from ropeteam.core.handover import DELETE_MARGIN_SECONDS
 from ropeteam.core.steady import BELIEVED_SECONDS, mounts
@@ -67,6 +67,8 @@ def _moments(view: View, status: JobStatus) -> Iterator[datetime]:
     for each in status.coordinator.former:
         if (left := former.lapses_in(view, each)) < math.inf:
             yield view.now + timedelta(seconds=left)
+    if (silent := unserved.silent_at(view)) is not None:
+        yield silent
     yield from _accounting(view, status)
     yield from _pods(view, status)
 

@@ -20,6 +20,7 @@ from ropeteam.core import (
     completion,
     conditions,
     deadlines,
+    degraded,
     gang,
     handover,
     progress,
@@ -123,7 +124,7 @@ def _conclude(view: View, answer: Answer) -> Decision:
     wait = None
     status = changed(answer.status, observed_generation=job.generation, state=answer.state)
     if not saved.finished:
-        facts = (*_acceptance(view, status), *answer.facts)
+        facts = (*_acceptance(view, status), *answer.facts, *degraded.facts(view, status))
         status = changed(status, workers=count_workers(view, status))
         status = conditions.with_facts(status, facts, now, job.generation)
         status = with_columns(status)

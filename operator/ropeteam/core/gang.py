@@ -14,7 +14,7 @@ from typing import Any
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus
-from ropeteam.core import former
+from ropeteam.core import former, unserved
 from ropeteam.core.actions import Action, DeletePod
 from ropeteam.core.answer import Answer
 from ropeteam.core.classify import cannot_write
@@ -145,9 +145,8 @@ def stop(view: View, status: JobStatus) -> Answer | None:
 
 
 def _at_rest(view: View, status: JobStatus) -> Answer:
-    message = "No pod runs. Set spec.suspend to false to go on."
     facts = (
-        Fact(ConditionType.SUSPENDED, True, "Suspended", message),
+        Fact(ConditionType.SUSPENDED, True, "Suspended", unserved.resumption(view)),
         Fact(ConditionType.RUNNING, False, "Suspended"),
         Fact(ConditionType.RECOVERING, False, "Suspended"),
     )

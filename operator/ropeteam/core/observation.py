@@ -65,6 +65,17 @@ class PodSeen(Seen):
     """metadata.deletionTimestamp: when its grace ends. None while deleting: taken as over."""
     init: ContainerSeen = ContainerSeen()
     """The first init container that has not succeeded; empty when all have."""
+    created: datetime | None = None
+    scheduler: str = ""
+    """spec.schedulerName."""
+    scheduled: str = ""
+    """PodScheduled: `True`, `False`; empty: no scheduler has said anything yet."""
+    gates: tuple[str, ...] = ()
+    """Scheduling gates, by name."""
+    queued: bool = False
+    """Kueue has taken it."""
+    grouped: bool = False
+    """It is in a group of Kubernetes' own gang scheduling."""
     scheduled_message: str = ""
     """Message of PodScheduled=False: the scheduler's own words."""
     container: ContainerSeen = ContainerSeen()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
-from ropeteam.core import former, names, policy
+from ropeteam.core import former, names, policy, unserved
 from ropeteam.core.actions import Action
 from ropeteam.core.answer import Answer
 from ropeteam.core.conditions import NOT_SUSPENDED, Fact
@@ -22,6 +22,7 @@ from ropeteam_trainer.contract.fence import longest_life
 
 _RUNNING = frozenset({WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE})
 _IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+_TOGETHER = "All workers train together."
 MOUNTING = frozenset({"ContainerCreating", "PodInitializing"})
 """A container's reasons to wait: for what its pod mounts, or for its image."""
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
@@ -105,13 +106,18 @@ def _running_fact(view: View) -> Fact:
     if runs(view) and pod is not None and pod.contract < SIGNED:
         return Fact(ConditionType.RUNNING, True, "CoordinatorOutdated", _unsigned(view, pod))
     if runs(view):
-        return Fact(ConditionType.RUNNING, True, "WorldRunning", "All workers train together.")
+        return Fact(ConditionType.RUNNING, True, "WorldRunning", _together(view))
     obstacle = obstacles(view)
     if obstacle is not None:
         return Fact(ConditionType.RUNNING, False, obstacle.word, obstacle.message)
     if view.report is not None:
         return Fact(ConditionType.RUNNING, False, "WorldForming", view.report.why)
     return Fact(ConditionType.RUNNING, False, "PodsStarting", "Pods are being made and started.")
+
+
+def _together(view: View) -> str:
+    odd = view.report is not None and view.report.notice is not None
+    return "All workers run; the condition Degraded says what is odd." if odd else _TOGETHER
 
 
 def _silence(view: View) -> str:
@@ -134,7 +140,7 @@ def _silence(view: View) -> str:
 def _lateness(view: View, seconds: int) -> str:
     pod, node = names.coordinator(view.job.name, view.status.coordinator.term), view.status.coordinator.node
     return (
-        f"All workers train together. Their coordinator does not keep up: it was late by up to {seconds} s, "
+        f"{_together(view)} Their coordinator does not keep up: it was late by up to {seconds} s, "
         "and a fault is mended as much later. No worker is taken for lost because of that. If it lasts, node "
         f"{node} gives pod {pod} too little of a processor."
     )
@@ -142,7 +148,7 @@ def _lateness(view: View, seconds: int) -> str:
 
 def _unsigned(view: View, pod: PodSeen) -> str:
     return (
-        f"All workers train together. Their coordinator is of an earlier release (contract {pod.contract}, "
+        f"{_together(view)} Their coordinator is of an earlier release (contract {pod.contract}, "
         f"this one has {VERSION}): what it and the operator tell each other is not signed, so who sees that "
         "traffic can repeat or invent it. The job goes on so. To give it a coordinator of this release, "
         f"which takes over the running world: kubectl delete pod -n {view.job.namespace} {pod.name}"
@@ -189,6 +195,12 @@ def _unproven(view: View) -> Reason | None:
 
 
 def _unscheduled(view: View, pods: list[PodSeen]) -> Reason | None:
+    for word, told in (
+        ("SchedulingGated", unserved.gates(view)),
+        ("SchedulerNotServed", unserved.silent(view)),
+    ):
+        if told:
+            return Reason(word, told, stalled=True)
     waiting = [pod for pod in pods if not pod.node and pod.scheduled_message]
     if not waiting:
         return None

@@ -41,6 +41,11 @@ def moment(unix_ms: int, now: datetime) -> datetime:
         return now
 
 
+def one_line(text: str) -> str:
+    """The first that says something. What a script wrote comes after it."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
 @dataclass(frozen=True)
 class View:
     """What `decide` looks at."""
