@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+from pydantic import ValidationError
 
 from ropeteam.api.columns import duration, with_columns
 from ropeteam.api.conditions import Condition, ConditionType
@@ -108,3 +109,16 @@ def test_ranks_per_worker_are_as_told_else_one_for_each_gpu_else_one() -> None:
 
 def test_a_status_of_a_newer_operator_is_read() -> None:
     assert JobStatus.model_validate({"state": "Running", "invented": 1}).to_json()["state"] == "Running"
+
+
+def test_of_the_conditions_of_a_newer_operator_those_that_are_known_are_read() -> None:
+    time = "2026-11-20T12:00:00Z"
+    told = [
+        {"type": kind, "status": "True", "reason": "R", "lastTransitionTime": time}
+        for kind in ("New", "Running")
+    ]
+    status = JobStatus.model_validate({"conditions": told})
+    assert [each.type for each in status.conditions] == [ConditionType.RUNNING]
+    for wrong in (5, ["True"]):
+        with pytest.raises(ValidationError):
+            JobStatus.model_validate({"conditions": wrong})

@@ -26,7 +26,8 @@ from ropeteam.cli.report import report
 from ropeteam.cli.run import Ending
 from ropeteam.cli.screen import LiveScreen, News, PlainScreen, plain_line, screen
 from ropeteam_trainer.contract.desired import JobReport, WorldPhase
-from ropeteam_trainer.contract.messages import Progress
+from ropeteam_trainer.contract.messages import Problem, Progress
+from ropeteam_trainer.contract.world import FailReason
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 KILLED = IncidentStatus(
@@ -177,3 +178,15 @@ def test_the_demo_passes_only_if_both_faults_were_survived_and_the_model_has_lea
     told = "\n".join(shortcomings(Ending(bad, {}, log.replace("1.55", "1.7"))))
     for words in ("the job is Failed", "deleted pod of slot 2", "does not say how long", "loss is 1.7"):
         assert words in told
+
+
+def test_what_is_odd_about_a_world_is_told_before_what_it_does() -> None:
+    words = "2 default process groups of 2 ranks"
+    notice = Problem(FailReason.SPLIT_WORLD, words)
+    assert picture("gpt", a_status(), a_report(notice=notice), NOW).why == words
+    times: dict[str, Any] = {"last_transition_time": NOW, "status": "True"}
+    conditions = (
+        Condition(type=ConditionType.RUNNING, reason="WorldRunning", message="trains", **times),
+        Condition(type=ConditionType.DEGRADED, reason="SplitWorld", message=words, **times),
+    )
+    assert picture("gpt", a_status(conditions=conditions), None, NOW).why == words

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, Field, field_validator
 
 from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.api.model import StatusModel
@@ -225,7 +225,7 @@ class JobStatus(StatusModel):
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """Accepted, Suspended, Running, Recovering, Finished, Complete, Failed, Stalled."""
+    """Accepted, Suspended, Running, Recovering, Finished, Complete, Failed, Stalled, Degraded."""
     attempt: int = Field(default=0, ge=0)
     """Starts of the whole gang. 0: not started yet."""
     coordinator: CoordinatorStatus = CoordinatorStatus()
@@ -272,6 +272,14 @@ class JobStatus(StatusModel):
     """The job's clock, as of this status."""
     coordinator_fault_since: AwareDatetime | None = None
     """Since when the coordinator has not answered; only for the reason CoordinatorUnreachable."""
+
+    @field_validator("conditions", mode="before")
+    @classmethod
+    def _known(cls, told: Any) -> Any:
+        """A newer operator may have written others, as it may have other fields."""
+        if not isinstance(told, list):
+            return told
+        return [each for each in told if not isinstance(each, dict) or each.get("type") in [*ConditionType]]
 
     def condition(self, kind: ConditionType) -> Condition | None:
         return next((each for each in self.conditions if each.type == kind), None)
