@@ -1,0 +1,44 @@
+"""What nobody serves is named by the operator with the rights that it has: on the local cluster, with all of
+its I/O."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.controller.house import condition, job, operator_of, status
+from tests.controller.waiting import until_async
+
+from ropeteam.controller.cluster import ApiClient, Object, Place
+from ropeteam.local.cluster import LocalCluster
+
+QUEUE = "kueue.x-k8s.io/queue-name"
+
+
+async def degraded(client: ApiClient) -> Object | None:
+    found = condition(await status(client), "Degraded")
+    return found if found.get("status") == "True" else None
+
+
+async def warned(client: ApiClient) -> list[str]:
+    return [
+        each["reason"] for each in await client.items(Place("Event", "default")) if each["type"] == "Warning"
+    ]
+
+
+async def test_a_queue_and_a_gang_that_nobody_serves_are_named(tmp_path: Path) -> None:
+    wish = job(template={"metadata": {"labels": {"volcano.sh/queue-name": "v"}}})
+    wish["metadata"]["labels"] = {QUEUE: "team-a"}
+    async with LocalCluster(tmp_path / "home") as cluster, operator_of(cluster) as operator:
+        await operator.client.create(wish)
+        told = await until_async(lambda: degraded(operator.client))
+        assert told["reason"] == "QueueNotServed"
+        assert "(queue team-a)" in told["message"]
+
+        async def both() -> bool:
+            return (
+                "volcano.sh/queue-name: read by Volcano"
+                in (await degraded(operator.client) or told)["message"]
+            )
+
+        await until_async(both)
+        assert (await warned(operator.client)).count("QueueNotServed") == 1
