@@ -47,6 +47,11 @@ async def ended(coordinator, plan):
     return await coordinator.wait_for(lambda r: r.plan == plan and r.stopped)
 
 
+def zygotes(pod):
+    """The zygote, and what it has forked."""
+    return {pid for pid, line in pod.living().items() if "zygote.py" in line}
+
+
 async def zygote_is_warm(pod):
     await until(lambda: "[ropeteam agent] ranks can be forked" in pod.text(), pod.text)
 
@@ -125,6 +130,60 @@ async def test_a_dead_zygote_and_a_dead_store_are_replaced(make_pod, coordinator
             os.kill(pid, signal.SIGKILL)
     again = await coordinator.wait_for(lambda r: r.store and r.store != first.store)
     assert again.store.epoch == epoch
+    report = await ended(coordinator, await a_world(coordinator, 2))
+    assert exit_of(report).clean, pod.text()
+
+
+DIES_INSTEAD_OF_ITS_FIRST_FORK = """
+import os, signal, sys, time
+from pathlib import Path
+def fork(fork=os.fork):
+    if not os.path.exists("killed"):
+        while not os.path.exists("published"):
+            time.sleep(0.01)
+        Path("killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return fork()
+if any(word.endswith("zygote.py") for word in sys.orig_argv):
+    os.fork = fork
+"""
+
+
+async def test_a_zygote_that_dies_before_it_forks_a_published_store_ends_that_world_aloud(
+    make_pod, coordinator
+):
+    pod = make_pod()
+    (pod.folder / "sitecustomize.py").write_text(DIES_INSTEAD_OF_ITS_FIRST_FORK)
+    (pod.folder / "x.py").write_text(REDUCE)
+    pod.start("python3", "x.py", ROPETEAM_STORE="", PYTHONPATH=str(pod.folder))
+    plan = await a_world(coordinator, 1)
+    await coordinator.wait_for(lambda r: r.plan == plan)
+    (pod.folder / "published").touch()
+    exit = exit_of(await ended(coordinator, plan))
+    assert (pod.folder / "killed").exists()
+    assert "the store of epoch 1.0.1" in exit.message, "not whatever the rank made of it"
+    report = await ended(coordinator, await a_world(coordinator, 2))
+    assert exit_of(report).clean, pod.text()
+
+
+async def test_a_store_that_dies_before_any_rank_has_come_ends_its_world_aloud(make_pod, coordinator):
+    pod = make_pod()
+    (pod.folder / "x.py").write_text(
+        "import os, time\nif not os.path.exists('go'): time.sleep(1000)\n" + REDUCE
+    )
+    pod.start("python3", "x.py", ROPETEAM_STORE="")
+    await until(lambda: zygotes(pod), pod.text)
+    (zygote,) = zygotes(pod)
+    plan = await a_world(coordinator, 1)
+    await coordinator.wait_for(lambda r: r.plan == plan and not r.stopped)
+    await until(lambda: zygotes(pod) - {zygote}, pod.text)
+    (store,) = zygotes(pod) - {zygote}
+    os.kill(store, signal.SIGKILL)
+    exit = exit_of(await ended(coordinator, plan))
+    assert exit.signal == signal.SIGKILL
+    assert not exit.killed, "this is what ended the world, not a consequence"
+    assert "the store of epoch 1.0.1" in exit.message
+    (pod.folder / "go").touch()
     report = await ended(coordinator, await a_world(coordinator, 2))
     assert exit_of(report).clean, pod.text()
 

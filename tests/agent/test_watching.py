@@ -5,9 +5,25 @@ from __future__ import annotations
 import pytest
 from tests.agent.life import Life, a_plan, a_ref, epoch
 
-from ropeteam_trainer.agent.effects import CloseStore, HostStore, KillRanks, Prune, TellRank, WriteManifest
+from ropeteam_trainer.agent.effects import (
+    CloseStore,
+    HostStore,
+    KillRanks,
+    Prune,
+    StartRanks,
+    TellRank,
+    WriteManifest,
+)
 from ropeteam_trainer.agent.report import news
-from ropeteam_trainer.agent.state import LinkLost, LinkUp, ManifestFailed, ManifestWritten, StoreDown, StoreUp
+from ropeteam_trainer.agent.state import (
+    LinkLost,
+    LinkUp,
+    ManifestFailed,
+    ManifestWritten,
+    RanksStarted,
+    StoreDown,
+    StoreUp,
+)
 from ropeteam_trainer.contract.config import Timeouts
 from ropeteam_trainer.contract.local import ToRank
 from ropeteam_trainer.contract.messages import Grant, Progress, RankPhase, Shard, StoreOffer
@@ -204,6 +220,59 @@ def test_a_store_that_fails_is_tried_again_after_a_pause():
     life = Life().sees(LinkUp()).ordered(host_store=epoch()).sees(StoreDown(epoch()))
     assert life.wait(0.5).did == ()
     assert life.wait(0.5).did == (HostStore(epoch()),)
+
+
+def a_host():
+    """It has offered the store that a_plan(1) names."""
+    life = Life().sees(LinkUp()).ordered(host_store=epoch(1))
+    return life.sees(StoreUp(StoreOffer(epoch(1), "s", 1)))
+
+
+def test_ranks_whose_store_ends_are_killed_and_the_store_is_the_cause():
+    life = a_host().running().sees(StoreDown(epoch(1))).wait(0)
+    assert life.did == (KillRanks(epoch(1), (0, 1)),)
+    assert life.wait(1).did_no(KillRanks), "once"
+    exit = life.died(0).report.ranks[0].exit
+    assert (exit.signal, exit.killed) == (9, False), "weighed as what nobody ordered"
+    assert exit.message == "the store of epoch 1.0.1 at s:1 has ended (this pod's log says why)"
+
+
+def test_ranks_that_have_not_started_yet_are_killed_when_they_have():
+    life = a_host().ordered(plan=a_plan(1)).sees(StoreDown(epoch(1))).wait(0)
+    assert life.did_no(KillRanks), "nobody has a pid"
+    assert life.sees(RanksStarted(epoch(1))).did_a(KillRanks).ranks == (0, 1)
+
+
+def test_ranks_that_save_on_orders_may_do_so_without_a_store():
+    life = a_host().running().ordered(pause=epoch(1)).sees(StoreDown(epoch(1))).wait(0)
+    assert life.did_no(KillRanks)
+    assert life.ordered(pause=None).did_a(KillRanks).ranks == (0, 1)
+
+
+def test_a_plan_that_crosses_the_end_of_its_store_starts_nothing():
+    life = a_host().sees(StoreDown(epoch(1)))
+    assert life.report.store is None
+    life.wait(1).sees(StoreUp(StoreOffer(epoch(1), "s", 2)))
+    assert life.report.store == StoreOffer(epoch(1), "s", 2)
+    life.ordered(plan=a_plan(1))
+    assert life.did_no(StartRanks)
+    exits = [rank.exit for rank in life.report.ranks]
+    assert [exit.message.partition(" has")[0] for exit in exits] == ["the store of epoch 1.0.1 at s:1"] * 2
+
+
+def test_a_plan_that_names_the_newer_store_of_its_epoch_starts():
+    life = a_host().sees(StoreDown(epoch(1))).wait(1).sees(StoreUp(StoreOffer(epoch(1), "s", 2)))
+    assert life.ordered(plan=a_plan(1, store_port=2)).did_a(StartRanks)
+
+
+def test_a_store_that_was_closed_for_a_problem_that_passes_is_missed():
+    life = a_host()
+    life.disk_answers = False
+    life.ordered(plan=a_plan(1)).wait(301)
+    assert CloseStore(epoch(1)) in life.did
+    life.claimed(a_plan(1))
+    assert life.did_no(StartRanks)
+    assert "has ended" in life.report.ranks[0].exit.message
 
 
 def test_no_store_is_held_by_a_refused_or_fenced_agent():

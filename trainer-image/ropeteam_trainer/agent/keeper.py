@@ -2,7 +2,8 @@
 
 The listening socket is the agent's, bound to the pod's address alone, so the port is told at once;
 the store itself is a fork of the zygote and dies with the agent. While the zygote still imports torch, ranks
-do too; those that are faster wait in the socket's queue. Killing a store ends the epoch for ranks in it.
+do too; those that are faster wait in the socket's queue. A store that ends is not replaced on its port, where
+a second one would know nothing of what ranks told the first: StoreDown ends the epoch (machine.py).
 ROPETEAM_STORE=none, for ranks that never use torch (tests): the socket listens and nobody answers.
 """
 
@@ -38,7 +39,7 @@ class Keeper:
         self._stores: dict[Epoch, _Store] = {}
 
     def host(self, epoch: Epoch) -> None:
-        """Answers with StoreUp, and with StoreDown if it comes to nothing."""
+        """Answers with StoreUp, and with StoreDown if it comes to nothing or ends, then or later."""
         try:
             listener = socket.create_server((self._address, 0), backlog=2048)
         except OSError as error:

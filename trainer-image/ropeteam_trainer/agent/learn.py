@@ -69,9 +69,7 @@ def learn(state: State, event: Event) -> Stepped:
             stores = (*state.stores, offer) if offer.epoch in state.asked else state.stores
             return replace(state, stores=stores), ()
         case StoreDown(epoch):
-            stores = tuple(offer for offer in state.stores if offer.epoch != epoch)
-            asked, again = state.asked - {epoch}, state.now + RETRY_SECONDS
-            return replace(state, stores=stores, asked=asked, store_retry_at=again), ()
+            return replace(state, asked=state.asked - {epoch}, store_retry_at=state.now + RETRY_SECONDS), ()
         case ManifestWritten(ref):
             return replace(state, committed=ref, writing=None), ()
         case ManifestFailed(_):

@@ -14,6 +14,7 @@ only on `release`; without an answer for fenceSeconds no rank lives.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -39,7 +40,7 @@ from ropeteam_trainer.agent.state import Event, RankState, State, World
 from ropeteam_trainer.checkpoint.journal import Held
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import ToRank
-from ropeteam_trainer.contract.messages import Problem
+from ropeteam_trainer.contract.messages import Problem, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Plan, ProcessExit
 
 EXIT_DONE, EXIT_UNBURIED, EXIT_LEFT = 0, 3, 143
@@ -48,6 +49,8 @@ CLAIM_SECONDS = 300.0
 that world are ended after startSeconds, and that is charged: it has to be less."""
 
 _NONE_YET = Epoch(0, 0, 0)
+_LOST_STORES_KNOWN = 8
+"""A plan that names one was made before its loss was told: moments ago."""
 _NOT_HERE = ProcessExit(None, None, killed=True, message="it does not live in this pod any more")
 
 
@@ -101,12 +104,20 @@ def _judge(state: State) -> Stepped:
         return state, ()
     stuck = []
     for rank in world.ranks:
-        uses_library = rank.has_library or state.rung >= 1
-        if why := hang.verdict(rank, state.config.timeouts, uses_library, state.now):
+        if why := _verdict(state, world.plan, rank):
             world = world.with_rank(replace(rank, killed_for=why))
             stuck.append(rank.rank)
     effects = (KillRanks(world.born, tuple(stuck)),) if stuck else ()
     return replace(state, world=world), effects
+
+
+def _verdict(state: State, plan: Plan, rank: RankState) -> ProcessExit | None:
+    """Why this rank makes no progress, or will not: torch tries for half an hour to reach a store."""
+    goes_on = rank.started_at is not None and not rank.exit and not rank.killed_for
+    if goes_on and (loss := _store_loss(state, plan)):
+        return loss
+    uses_library = rank.has_library or state.rung >= 1
+    return hang.verdict(rank, state.config.timeouts, uses_library, state.now)
 
 
 def _terminate(state: State) -> Stepped:
@@ -184,8 +195,9 @@ def _start_world(state: State) -> Stepped:
     slot = state.identity.slot
     ranks = tuple(RankState(rank) for rank in plan.ranks(slot))
     born = plan.born(slot)
-    if born != plan.epoch:  # it keeps ranks that are not here, as it will learn from this
-        ranks = tuple(replace(rank, alive=False, exit=_NOT_HERE) for rank in ranks)
+    # If it keeps ranks that are not here, or names a store that has ended, it will learn so from this.
+    if dead := _store_loss(state, plan) if born == plan.epoch else _NOT_HERE:
+        ranks = tuple(replace(rank, alive=False, exit=dead) for rank in ranks)
         return replace(state, world=World(plan, born, ranks)), ()
     if _leads(state) and not (state.held and state.held.claim.epoch == plan.epoch):
         return _claim(state, plan)
@@ -206,6 +218,15 @@ def _claim(state: State, plan: Plan) -> Stepped:
     if state.claiming or state.now < state.claim_retry_at:
         return state, ()
     return replace(_busy(state), claiming=plan.epoch), (ClaimRun(plan),)
+
+
+def _store_loss(state: State, plan: Plan) -> ProcessExit | None:
+    """Only the pod that held it knows, and tells by the end of its ranks. As a rank that a signal kills."""
+    offer = StoreOffer(plan.epoch, plan.store_host, plan.store_port)
+    if offer not in state.lost_stores:
+        return None
+    text = f"the store of epoch {plan.epoch} at {offer.host}:{offer.port} has ended (this pod's log says why)"
+    return ProcessExit(None, signal.SIGKILL, message=text)
 
 
 def _busy(state: State) -> State:
@@ -244,13 +265,14 @@ def _hold_stores(state: State) -> Stepped:
         keep.add(state.orders.host_store)
     surplus = tuple(sorted(state.asked - keep))
     asked = state.asked & keep
+    stores = tuple(offer for offer in state.stores if offer.epoch in asked)
+    lost = (*state.lost_stores, *(offer for offer in state.stores if offer not in stores))
     effects: tuple[Effect, ...] = tuple(CloseStore(epoch) for epoch in surplus)
     host = state.orders.host_store if state.orders else None
     if host in keep and host not in asked and state.now >= state.store_retry_at:
         asked |= {host}
         effects += (HostStore(host),)
-    stores = tuple(offer for offer in state.stores if offer.epoch in asked)
-    return replace(state, asked=asked, stores=stores), effects
+    return replace(state, asked=asked, stores=stores, lost_stores=lost[-_LOST_STORES_KNOWN:]), effects
 
 
 def _may_serve(state: State) -> bool:

@@ -271,6 +271,8 @@ class State:
     stores: tuple[StoreOffer, ...] = ()
     asked: frozenset[Epoch] = frozenset()
     """Stores that were ordered from the keeper, ready or not."""
+    lost_stores: tuple[StoreOffer, ...] = ()
+    """The newest that were offered and are held no more. A plan that was on its way may name one."""
     store_retry_at: float = 0.0
     held: Held | None = None
     """Our claim to the folder of the run: that of the newest world whose leading rank was started here."""
