@@ -54,7 +54,7 @@ class SimPod:
         self.disk = cast(concurrent.futures.Executor, self)
         self.alive: dict[int, Rank] = {}
         self.every_rank: list[Rank] = []
-        self.open: set[Epoch] = set()
+        self.open: dict[Epoch, int] = {}
         self.stopped = False
         """The whole container is (a paused machine), ranks too."""
         self._number = 30000
@@ -153,12 +153,21 @@ class SimPod:
     def opened(self, epoch: Epoch) -> None:
         if not self.process.alive:
             return
-        if self._site.random.random() < 0.03:
+        chance = self._site.random.random()
+        if chance < 0.03:
             self._post(StoreDown(epoch))
             return
+        if chance < 0.06:
+            self._site.loop.after(100 * (chance - 0.03), self.process.call, self._store_dies, epoch)
         self._number += 1
-        self.open.add(epoch)
+        self.open[epoch] = self._number
         self._post(StoreUp(StoreOffer(epoch, self.identity.pod_ip, self._number)))
+
+    def _store_dies(self, epoch: Epoch) -> None:
+        """Maybe before its plan comes, maybe while ranks wait in it, maybe after."""
+        if epoch in self.open:
+            del self.open[epoch]
+            self._post(StoreDown(epoch))
 
 
 class SiteRank(Rank):
@@ -192,4 +201,4 @@ class Stores:
         loop.after(0.05 + 0.2 * loop.random.random(), self._pod.process.call, self._pod.opened, epoch)
 
     def close(self, epoch: Epoch) -> None:
-        self._pod.open.discard(epoch)
+        self._pod.open.pop(epoch, None)

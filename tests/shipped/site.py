@@ -286,7 +286,9 @@ class Site:
 
     def store_answers(self, plan: Plan) -> bool:
         live = (pod for pod in self.pods.values() if pod.process.alive)
-        return any(p.identity.pod_ip == plan.store_host and plan.epoch in p.open for p in live)
+        return any(
+            p.identity.pod_ip == plan.store_host and p.open.get(plan.epoch) == plan.store_port for p in live
+        )
 
     def gang(self, rank: Rank) -> Gang:
         epoch = rank.plan.epoch

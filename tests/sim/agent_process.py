@@ -52,7 +52,9 @@ class Agent:
         self.alive, self.frozen = True, False
         self.ranks: dict[int, Rank] = {}
         self.every_rank: list[Rank] = []
-        self.stores: set[Epoch] = set()
+        self.stores: dict[Epoch, int] = {}
+        """Their ports."""
+        self._looks_in_vain = 0
         self.restore: tuple[CheckpointRef, ...] = ()
         self.memory: Memory | None = None
         """Outlives ranks."""
@@ -143,6 +145,8 @@ class Agent:
         self.see(state.Tick())
         if self.is_awake:
             self._world.checks.alone(self, self._world.clock.now - self._answered_at)
+            self._looks_in_vain = self._looks_in_vain + 1 if self._waits_in_vain() else 0
+            self._world.checks.store_is_missed(self, self._looks_in_vain)
 
     def _carry_out(self, effect: effects.Effect) -> None:
         world, clock, random = self._world, self._world.clock, self._world.random
@@ -166,7 +170,7 @@ class Agent:
             case effects.HostStore(epoch):
                 clock.after(0.05 + 0.3 * random.random(), self._open_store, epoch)
             case effects.CloseStore(epoch):
-                self.stores.discard(epoch)
+                self.stores.pop(epoch, None)
             case effects.WriteManifest(held, grant):
                 clock.after(world.disk.write_seconds(), self._write_manifest, held, grant)
             case effects.Prune(held, keep):
@@ -237,12 +241,31 @@ class Agent:
     def _open_store(self, epoch: Epoch) -> None:
         if not self.alive:
             return
-        if self._world.random.random() < 0.05:
+        chance = self._world.random.random()
+        if chance < 0.05:
             self.see(state.StoreDown(epoch))
             return
-        self.stores.add(epoch)
-        port = 30000 + self._world.next_number()
+        if chance < 0.08:
+            self._world.clock.after(100 * (chance - 0.05), self._store_dies, epoch)
+        port = self.stores[epoch] = 30000 + self._world.next_number()
         self.see(state.StoreUp(StoreOffer(epoch, self.state.identity.pod_ip, port)))
+
+    def _store_dies(self, epoch: Epoch) -> None:
+        """Maybe before its plan comes, maybe while ranks wait in it, maybe after."""
+        if self.alive and epoch in self.stores:
+            self._world.film.tell(self.pod.name, f"loses the store of {epoch}")
+            del self.stores[epoch]
+            self.see(state.StoreDown(epoch))
+
+    def _waits_in_vain(self) -> bool:
+        """Ranks live here, and nobody has asked for their end, although the store that we held is gone."""
+        world, orders = self.state.world, self.state.orders
+        if world is None or world.killing or (orders and orders.pause == world.plan.epoch):
+            return False
+        plan = world.plan
+        if plan.store_host != self.state.identity.pod_ip or self.stores.get(plan.epoch) == plan.store_port:
+            return False
+        return any(rank.started_at and not rank.exit and not rank.killed_for for rank in world.ranks)
 
     def _claim(self, plan: Plan) -> None:
         if not self.alive:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 Place = tuple[int, Epoch]
 """A checkpoint's step and epoch."""
 _SAMPLE = 7
+_LOOKS = 5
 _FENCE_MARGIN = 1.5
 """Two ticks of an agent, and a kill."""
 _SETTLES_WITHIN = 5
@@ -138,6 +139,10 @@ class Checks:
         living = [rank.number for rank in agent.ranks.values() if rank.alive]
         late = seconds > fence + _FENCE_MARGIN and bool(living)
         require(not late, "an agent alone for fenceSeconds ends its ranks", agent.pod.name, seconds, living)
+
+    def store_is_missed(self, agent: Agent, looks: int) -> None:
+        """So often in a row its ranks were found to live on without the store that it held for them."""
+        require(looks < _LOOKS, "a store's end is never a silent wait", agent.pod.name)
 
     def plan_is_one(self, gang: Gang, rank: Rank) -> None:
         one, other = (replace(plan, restore=()).hash for plan in (gang.plan, rank.plan))

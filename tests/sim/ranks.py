@@ -225,15 +225,13 @@ class Gang:
     def join(self, rank: Rank) -> None:
         rank.gang = self
         if not self._world.store_answers(self.plan):
-            self._world.clock.after(0.1, rank.when_awake, lambda: self._refused(rank))
+            # torch tries for as long as its timeout is, 30 minutes.
+            self._world.clock.after(0.5, rank.when_awake, lambda: self.join(rank))
             return
         self.ranks[rank.number] = rank
         rank.joined = True
         if len(self.ranks) == self.plan.world_size:
             self._world.clock.after(0.05, self._begin)
-
-    def _refused(self, rank: Rank) -> None:
-        rank.raises("DistNetworkError", "DistNetworkError: Connection refused")
 
     def _begin(self) -> None:
         """init_process_group has returned on all ranks; rank 0 chooses where to go on."""

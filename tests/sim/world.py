@@ -154,7 +154,10 @@ class World:
     def store_answers(self, plan: Plan) -> bool:
         """The keeper of this epoch's store lives."""
         agents = (agent for agent in self.agents.values() if agent.alive)
-        return any(a.state.identity.pod_ip == plan.store_host and plan.epoch in a.stores for a in agents)
+        return any(
+            a.state.identity.pod_ip == plan.store_host and a.stores.get(plan.epoch) == plan.store_port
+            for a in agents
+        )
 
     def gang(self, rank: Rank) -> Gang:
         epoch = rank.plan.epoch
