@@ -157,7 +157,7 @@ class SimPod:
         if chance < 0.03:
             self._post(StoreDown(epoch))
             return
-        if chance < 0.06:
+        if chance < 0.06 and not self.config.servers:  # theirs would end slot 0 alone
             self._site.loop.after(100 * (chance - 0.03), self.process.call, self._store_dies, epoch)
         self._number += 1
         self.open[epoch] = self._number

@@ -245,7 +245,7 @@ class Agent:
         if chance < 0.05:
             self.see(state.StoreDown(epoch))
             return
-        if chance < 0.08:
+        if chance < 0.08 and not self.config.servers:  # theirs would end slot 0 alone
             self._world.clock.after(100 * (chance - 0.05), self._store_dies, epoch)
         port = self.stores[epoch] = 30000 + self._world.next_number()
         self.see(state.StoreUp(StoreOffer(epoch, self.state.identity.pod_ip, port)))
