@@ -1,6 +1,6 @@
 """The shim around a user's script: runs it as `python` would, and says how it ended.
 
-    rank.py <kind> <script or module> [arguments]      kind: script, module or run-path
+    rank.py <kind> <script or module> [arguments]      kind: script, module, run-path, code or stdin
 What the script sees (`__main__`, sys.argv, sys.path[0], __file__, pickling, multiprocessing) is as without
 the shim; our package is appended to sys.path, last. An uncaught exception is printed without our frames and
 told to the agent; the script's end is marked in the heartbeat page, because finished processes sometimes
@@ -21,6 +21,8 @@ from typing import Any, NoReturn
 from ropeteam_trainer.agent import hooks
 
 _OURS = "ropeteam_trainer"
+_NAMES = {"code": "-c", "stdin": "-"}
+"""What `python -c` and `python -` have in the place of a script, which is text here."""
 
 
 def main(root: str, kind: str, argv: list[str]) -> NoReturn:
@@ -28,7 +30,7 @@ def main(root: str, kind: str, argv: list[str]) -> NoReturn:
     _leave_no_trace(root)
     _show_rank()
     hooks.install()
-    sys.argv = argv
+    sys.argv = [_NAMES.get(kind, argv[0]), *argv[1:]]
     try:
         _run(kind, argv[0], root)
     except SystemExit as end:
@@ -95,7 +97,11 @@ def _run(kind: str, target: str, root: str) -> None:
         runpy.run_path(os.path.join(os.getcwd(), target), run_name="__main__")
         return
     module = types.ModuleType("__main__")
-    if kind == "module":
+    if kind in _NAMES:
+        if not is_safe:
+            sys.path.insert(0, "")
+        code = _text(module, kind, target)
+    elif kind == "module":
         if not is_safe:
             sys.path.insert(0, os.getcwd())
         code = _module(module, target)
@@ -118,6 +124,21 @@ def _script(module: types.ModuleType, path: str) -> types.CodeType:
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     with io.open_code(path) as file:
         return compile(file.read(), path, "exec", dont_inherit=True)
+
+
+def _text(module: types.ModuleType, kind: str, text: str) -> types.CodeType:
+    import importlib.machinery
+
+    name = "<string>" if kind == "code" else "<stdin>"
+    module.__loader__ = importlib.machinery.BuiltinImporter
+    module.__dict__.update(__builtins__=__builtins__)
+    if kind == "stdin":
+        module.__dict__.update(__file__=name, __cached__=None)
+    if kind == "code" and sys.version_info >= (3, 13):  # which shows its lines in tracebacks
+        import linecache
+
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    return compile(text, name, "exec", dont_inherit=True)
 
 
 def _module(module: types.ModuleType, name: str) -> types.CodeType:
