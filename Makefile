@@ -6,11 +6,11 @@ SEEDS ?= 20
 PERCENT ?= 1
 CHECKS := check-types check-format check-lint check-pure check-house check-crds check-chart check-imports check-lock check-python
 # What runs inside any image with Python 3.10.
-AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator agent checkpoint/__init__.py \
+AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator agent launchers checkpoint/__init__.py \
 	checkpoint/manifest.py background.py folders.py lines.py __init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sim sim-shipped fuzz seeded crds chart lock prometheus cluster cluster-down e2e e2e-core release fmt bench clean
+.PHONY: help install demo test check sim sim-shipped fuzz seeded crds chart lock launchers prometheus cluster cluster-down e2e e2e-core release fmt bench clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -53,6 +53,9 @@ chart: $(VENV)/bin/ropeteam  ## write the chart's values, their schema, the CRD 
 lock: $(VENV)/bin/ropeteam  ## write uv.lock from pyproject.toml, and its parts for the images in requirements/
 	uv lock
 	tools/requirements
+
+launchers: $(VENV)/bin/ropeteam  ## record the options of launchers: make launchers WITH=/path/to/python (that has accelerate, say)
+	$(PYTHON) -m tools.launchers $(PYTHON) $(WITH)
 
 prometheus: $(VENV)/bin/ropeteam  ## build a real Prometheus for the tests, once (Go; 6 minutes on 2 cores)
 	$(PYTHON) -m tests.cluster.tools prometheus promtool

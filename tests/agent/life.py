@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from ropeteam_trainer.agent import machine
 from ropeteam_trainer.agent.effects import ClaimRun, Effect
-from ropeteam_trainer.agent.launch import Launch, Run
 from ropeteam_trainer.agent.report import report
 from ropeteam_trainer.agent.state import (
     BeatsRead,
@@ -25,6 +24,7 @@ from ropeteam_trainer.contract.config import CheckpointConfig, PodIdentity, Star
 from ropeteam_trainer.contract.local import Beat, FromRank
 from ropeteam_trainer.contract.messages import AgentReport, Orders
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Member, Plan, ProcessExit
+from ropeteam_trainer.launchers import Launch, Run
 
 E = TypeVar("E")
 SCRIPT = Launch(Run.SCRIPT, ("x.py",), "python3", text="PerRank (python)")

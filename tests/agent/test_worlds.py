@@ -6,7 +6,6 @@ import pytest
 from tests.agent.life import Life, a_plan, epoch, killed
 
 from ropeteam_trainer.agent.effects import DropLink, Exit, KillRanks, StartRanks, TerminateRanks, WarmUp
-from ropeteam_trainer.agent.launch import Launch, Run
 from ropeteam_trainer.agent.state import (
     LinkLost,
     LinkUp,
@@ -20,6 +19,7 @@ from ropeteam_trainer.agent.state import (
 from ropeteam_trainer.contract.config import Start, Timeouts
 from ropeteam_trainer.contract.messages import Orders, Problem, RankPhase
 from ropeteam_trainer.contract.world import FailReason, ProcessExit
+from ropeteam_trainer.launchers import Launch, Run
 
 
 def test_a_plan_starts_its_ranks_once():

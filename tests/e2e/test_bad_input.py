@@ -44,8 +44,8 @@ def test_a_command_that_is_not_found(cluster: Cluster, name: str):
 
 
 def test_an_unknown_torchrun_flag(cluster: Cluster, name: str):
-    cluster.create(job(name, ["torchrun", "--nproc-per-nod", "1", "train.py"]))
-    assert "--nproc-per-nod" in failed(cluster, name, "LauncherRefused")
+    cluster.create(job(name, ["torchrun", "--nproc-per-rank", "1", "train.py"]))
+    assert "--nproc-per-rank" in failed(cluster, name, "LauncherRefused")
 
 
 def test_an_interpreter_without_torch(cluster: Cluster, name: str, tmp_path: Path):

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from ropeteam_trainer.agent.launch import Launch, Run, analyse
 from ropeteam_trainer.contract.config import Launcher
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import FailReason
+from ropeteam_trainer.launchers import Job, Launch, MeetingPlace, Run, analyse, processes_of
+
+ONE = Job(workers=1, processes=1)
+TWO = Job(workers=2, processes=1)
+PLACE = MeetingPlace(1, "10.0.0.1", 29500, "10.0.0.2", 4711)
 
 
-def understood(line: str, launcher: Launcher = Launcher.AUTO, processes: int = 1) -> Launch:
-    launch = analyse(tuple(line.split()), launcher, processes)
+def understood(line: str, job: Job = ONE, launcher: Launcher = Launcher.AUTO) -> Launch:
+    launch = analyse(tuple(line.split()), launcher, job)
     assert isinstance(launch, Launch), launch
     return launch
 
 
-def refused(line: str, processes: int = 1) -> str:
-    problem = analyse(tuple(line.split()), Launcher.AUTO, processes)
+def refused(line: str, job: Job = ONE) -> str:
+    problem = analyse(tuple(line.split()), Launcher.AUTO, job)
     assert isinstance(problem, Problem), problem
     assert problem.reason is FailReason.LAUNCHER_REFUSED
     return problem.message
@@ -29,20 +33,35 @@ def refused(line: str, processes: int = 1) -> str:
         ("python x.py --lr 1", Run.SCRIPT, "x.py --lr 1", "python", ""),
         ("/opt/bin/python3.12 -u x.py", Run.SCRIPT, "x.py", "/opt/bin/python3.12", "-u"),
         ("python3 -X dev -W ignore -OO x.py -m", Run.SCRIPT, "x.py -m", "python3", "-X dev -W ignore -OO"),
+        ("python -Xdev -uBmpkg.train", Run.MODULE, "pkg.train", "python", "-X dev -uB"),
+        (
+            "python --check-hash-based-pycs never -- x.py",
+            Run.SCRIPT,
+            "x.py",
+            "python",
+            "--check-hash-based-pycs never --",
+        ),
         ("python -m pkg.train -c 3", Run.MODULE, "pkg.train -c 3", "python", ""),
-        ("python -c pass", Run.COMMAND, "python -c pass", "python", ""),
+        ("python -u -c pass -m", Run.CODE, "pass -m", "python", "-u"),
+        ("python -m torchrun x.py", Run.MODULE, "torchrun x.py", "python", ""),
         ("python", Run.COMMAND, "python", "python", ""),
+        ("python - a", Run.COMMAND, "python - a", "python", ""),
         ("python -m", Run.COMMAND, "python -m", "python", ""),
         ("python -W", Run.COMMAND, "python -W", "python", ""),
         ("torchrun x.py", Run.SCRIPT, "x.py", None, ""),
-        ("torchrun --nproc-per-node=gpu --nnodes 2 x.py -m", Run.SCRIPT, "x.py -m", None, ""),
+        ("torchrun --nproc-per-node=gpu --nnodes 1 x.py -m", Run.SCRIPT, "x.py -m", None, ""),
         ("torchrun --nproc_per_node 1 --standalone -m pkg.train a", Run.MODULE, "pkg.train a", None, ""),
-        ("torchrun --max-restarts=3 -t 3 -r 1 --run-path x", Run.RUN_PATH, "x", None, ""),
-        ("torchrun --rdzv-backend c10d -- x.py --y", Run.SCRIPT, "x.py --y", None, ""),
+        ("torchrun -mr 3 pkg.train", Run.MODULE, "pkg.train", None, ""),
+        ("torchrun --max-restarts=3 -t 3 -r1 --run-path x", Run.RUN_PATH, "x", None, ""),
+        ("torchrun --run-path --no-python x", Run.RUN_PATH, "x", None, ""),
+        ("torchrun --rdzv-backend c10d --rdzv-end a:1 -- x.py --y", Run.SCRIPT, "x.py --y", None, ""),
         ("torchrun --no-python bash -c true", Run.COMMAND, "bash -c true", None, ""),
         ("python -u -m torch.distributed.run --role=a x.py", Run.SCRIPT, "x.py", "python", "-u"),
-        ("deepspeed --num_nodes 2 -H hosts x.py --deepspeed", Run.SCRIPT, "x.py --deepspeed", None, ""),
+        ("python /opt/bin/torchrun --role a x.py", Run.SCRIPT, "x.py", "python", ""),
+        ("python -m torch.distributed.launch --use_env x.py", Run.SCRIPT, "x.py", "python", ""),
+        ("deepspeed --num_nodes 1 -H hosts x.py --deepspeed", Run.SCRIPT, "x.py --deepspeed", None, ""),
         ("deepspeed --module --no_ssh --node_rank=1 pkg.train a", Run.MODULE, "pkg.train a", None, ""),
+        ("python -m deepspeed.launcher.runner --save_pid x.py", Run.SCRIPT, "x.py", "python", ""),
     ],
 )
 def test_commands_that_start_once_per_rank(line, run, argv, python, flags):
@@ -50,41 +69,232 @@ def test_commands_that_start_once_per_rank(line, run, argv, python, flags):
     assert (launch.run, " ".join(launch.argv), launch.python) == (run, argv, python)
     assert " ".join(launch.flags) == flags
     assert not launch.per_pod
+    assert launch.program == line.split()[0]
     assert launch.text.startswith("PerRank")
     assert launch.forkable == (run is not Run.COMMAND)
 
 
+def test_flags_of_deepspeed_that_change_no_rank_are_taken():
+    flags = (
+        "--bind_cores_to_rank --bind_core_list 0-3 --venv_script a.sh --enable_each_rank_log logs --save_pid"
+        " -q --ssh_port 22 --force_multi --launcher pdsh --include localhost:3 --num_gpus -1 --num_nodes -1"
+    )
+    assert understood(f"deepspeed {flags} x.py").argv == ("x.py",)
+
+
 def test_everything_else_starts_once_per_pod():
-    for line in ("accelerate launch x.py", "sh -c ./run.sh", "env A=1 python x.py"):
+    for line in (
+        "./run.sh --fast",
+        "accelerate config",
+        "sh ./run.sh",
+        "env",
+        "env -i python x.py",
+        "tune ls",
+    ):
         launch = understood(line)
         assert launch.per_pod
         assert " ".join(launch.argv) == line
-    assert understood("accelerate launch x.py").text == "PerPod (accelerate)"
+        assert launch.joined(PLACE) == launch.argv
+    assert understood("./run.sh").text == "PerPod (run.sh)"
 
 
-def test_deepspeed_tells_a_script_its_local_rank():
-    assert understood("deepspeed x.py --lr 1").arguments(3) == ("x.py", "--local_rank=3", "--lr", "1")
-    assert understood("deepspeed --no_python ./run").arguments(0) == ("./run", "--local_rank=0")
-    assert understood("deepspeed --no_local_rank x.py").arguments(3) == ("x.py",)
-    assert understood("torchrun x.py --lr 1").arguments(3) == ("x.py", "--lr", "1")
+def test_a_script_is_told_its_local_rank_as_its_launcher_would():
+    def third(line: str) -> str:
+        return " ".join(understood(line).arguments(3))
+
+    assert third("deepspeed x.py --lr 1") == "x.py --local_rank=3 --lr 1"
+    assert third("deepspeed --no_python ./run") == "./run --local_rank=3"
+    assert third("deepspeed --no_local_rank x.py") == "x.py"
+    assert third("torchrun x.py --lr 1") == "x.py --lr 1"
+    assert third("python -m torch.distributed.launch x.py a") == "x.py --local-rank=3 a"
+    assert third("python -m torch.distributed.launch --use-env x.py a") == "x.py a"
 
 
 def test_the_launcher_field_decides():
-    assert understood("python x.py", Launcher.PER_POD) == Launch(
-        Run.COMMAND, ("python", "x.py"), per_pod=True, text="PerPod (as asked)"
+    as_asked = Launch(
+        Run.COMMAND, ("python", "x.py"), per_pod=True, program="python", text="PerPod (as asked)"
     )
-    assert not understood("sh -c ./run.sh", Launcher.PER_RANK).per_pod
-    assert understood("python x.py", Launcher.PER_RANK).run is Run.SCRIPT
+    assert understood("python x.py", launcher=Launcher.PER_POD) == as_asked
+    for line in ("sh -c ./run.sh", "accelerate launch --num_processes 1 x.py", "srun python x.py"):
+        launch = understood(line, TWO, Launcher.PER_RANK)
+        assert not launch.per_pod
+        assert " ".join(launch.argv) == line
+    assert understood("python x.py", launcher=Launcher.PER_RANK).run is Run.SCRIPT
+    assert understood("srun python x.py", launcher=Launcher.PER_POD).per_pod
 
 
-def test_torchrun_flags_that_cannot_be_honoured_are_refused_by_name():
-    assert "--frobnicate is not known" in refused("torchrun --frobnicate x.py")
-    assert "--nnodes needs a value" in refused("torchrun --nnodes")
-    assert "no script" in refused("torchrun --standalone")
-    assert "deepspeed flag --include is not known" in refused("deepspeed --include localhost:0 x.py")
-    for flag in ("--num_gpus", "--num_accelerators"):
-        assert "--num-gpus 4, the job has 2" in refused(f"deepspeed {flag} 4 x.py", processes=2)
-    message = refused("torchrun --nproc-per-node=4 x.py", processes=2)
-    assert "--nproc-per-node 4" in message
-    assert "2 processes" in message
-    assert "spec.processesPerWorker" in message
+@pytest.mark.parametrize(
+    ("line", "job", "words"),
+    [
+        ("torchrun --frobnicate x.py", ONE, "torchrun flag --frobnicate is not known here (torch 2."),
+        ("torchrun --nnodes", ONE, "--nnodes: expected one argument"),
+        ("torchrun --rdzv x.py", ONE, "ambiguous option: --rdzv"),
+        ("torchrun --standalone", ONE, "required: script"),
+        ("torchrun --help", ONE, "-h/--help shows help and trains nothing"),
+        ("torchrun --standalone x.py", TWO, "--standalone makes of each worker a world of its own"),
+        ("torchrun --nnodes=1 x.py", TWO, "--nnodes 1, but the job has 2 workers: set spec.workers to 1 or"),
+        (
+            "torchrun --nnodes=3:4 x.py",
+            TWO,
+            "--nnodes 3:4, but the job has 2 workers: set spec.workers to 4 or",
+        ),
+        ("torchrun --nnodes=1:many x.py", TWO, "--nnodes 1:many is not a number"),
+        ("torchrun --nproc-per-node many x.py", ONE, "--nproc-per-node many is not a number"),
+        (
+            "torchrun --nproc-per-node 4 x.py",
+            Job(1, 2),
+            "4 processes per worker, the job has 2: set spec.proc",
+        ),
+        ("torchrun -m --no-python x", ONE, "--module and --no-python exclude each other"),
+        ("python -m torch.distributed.launch --no-python x", ONE, "--no-python needs --use-env"),
+        ("deepspeed --num_gpus 4 x.py", Job(1, 2), "--num-gpus 4 asks for 4 processes"),
+        ("deepspeed --num_accelerators 1 x.py", Job(1, 2), "--num-gpus 1 asks for 1 process per worker"),
+        ("deepspeed --num_nodes 3 x.py", TWO, "--num-nodes 3, but the job has 2 workers"),
+        ("deepspeed --include worker-1:0 x.py", TWO, "--include names other ranks"),
+        ("deepspeed --include localhost:0,1 x.py", ONE, "--include names other ranks"),
+        ("deepspeed -e localhost:0 x.py", ONE, "--exclude is not known here: set spec.gpusPerWorker"),
+        ("deepspeed --autotuning run x.py", ONE, "--autotuning starts many trainings"),
+        ("deepspeed --module --no_python x", ONE, "--module and --no_python exclude each other"),
+        ("mpirun -n 2 python x.py", TWO, "mpirun starts processes in other pods"),
+        ("env A=1 srun python x.py", TWO, "srun starts processes in other pods"),
+        ("uv run --frobnicate python x.py", ONE, "uv run flag --frobnicate is not known here"),
+    ],
+)
+def test_what_contradicts_the_job_is_refused_by_name(line, job, words):
+    assert words in refused(line, job)
+
+
+def test_a_range_of_nodes_may_hold_the_workers():
+    assert understood("torchrun --nnodes=1:4 x.py", TWO).argv == ("x.py",)
+    assert understood("torchrun --nnodes 2 --node-rank 7 --master-addr a x.py", TWO).argv == ("x.py",)
+
+
+# ---- launchers that run themselves
+
+
+@pytest.mark.parametrize(
+    ("line", "job", "words"),
+    [
+        (
+            "accelerate launch x.py a",
+            Job(2, 8),
+            "accelerate launch --num_machines 2 --num_processes 16 --machine_rank 1"
+            " --main_process_ip 10.0.0.1 --main_process_port 29500 x.py a",
+        ),
+        (
+            "accelerate-launch --cpu x.py",
+            TWO,
+            "accelerate-launch --num_machines 2 --num_processes 2 --machine_rank 1"
+            " --main_process_ip 10.0.0.2 --main_process_port 4711 --cpu x.py",
+        ),
+        (
+            "uv run -q python -m accelerate.commands.launch --use_deepspeed --num-machines 2 x.py",
+            TWO,
+            "uv run -q python -m accelerate.commands.launch --num_machines 2 --num_processes 2"
+            " --machine_rank 1 --main_process_ip 10.0.0.1 --main_process_port 29500"
+            " --deepspeed_multinode_launcher standard --use_deepspeed --num-machines 2 x.py",
+        ),
+        (
+            "fabric run --accelerator cpu x.py --devices 2 --lr 1",
+            Job(2, 2),
+            "fabric run --devices 2 --num-nodes 2 --node-rank 1 --main-address 10.0.0.1 --main-port 29500"
+            " --accelerator cpu x.py --devices 2 --lr 1",
+        ),
+        (
+            "composer -n 2 x.py",
+            Job(1, 2),
+            "composer --nproc 2 --world_size 2 --node_rank 1 --master_addr 10.0.0.1 --master_port 29500"
+            " -n 2 x.py",
+        ),
+        (
+            "tune run full_finetune_distributed --config c",
+            TWO,
+            "tune run --nnodes 2 --nproc-per-node 1 --node-rank 1 --rdzv-backend static"
+            " --rdzv-endpoint 10.0.0.1:29500 full_finetune_distributed --config c",
+        ),
+        (
+            "tune run lora_finetune_single_device --config c",
+            TWO,
+            "tune run lora_finetune_single_device --config c",
+        ),
+        (
+            "accelerate launch --machine_rank 0 --config_file f x.py",
+            ONE,
+            "accelerate launch --machine_rank 0 --config_file f x.py",
+        ),
+    ],
+)
+def test_launchers_of_a_pod_join_one_world(line, job, words):
+    launch = understood(line, job)
+    assert launch.per_pod
+    assert launch.run is Run.COMMAND
+    assert " ".join(launch.joined(PLACE)) == words
+    assert launch.hosts_store == ("29500" in words)
+    assert launch.text.startswith("PerPod (")
+    assert launch.text.endswith(", flags added)") == (words != line)
+
+
+@pytest.mark.parametrize(
+    ("line", "job", "words"),
+    [
+        (
+            "accelerate launch --num_processes 3 x.py",
+            TWO,
+            "--num-processes 3 counts all ranks, and is no multiple",
+        ),
+        ("accelerate launch --num_processes 8 x.py", TWO, "asks for 4 processes per worker, the job has 1"),
+        ("accelerate launch --num_machines 4 x.py", TWO, "--num-machines 4, but the job has 2 workers"),
+        (
+            "accelerate launch --machine_rank 0 x.py",
+            TWO,
+            "--machine-rank is set in each pod by Ropeteam: leave it out",
+        ),
+        (
+            "accelerate launch --cpu x.py",
+            Job(1, 2),
+            "--cpu starts one process per pod, the job has 2 per worker",
+        ),
+        (
+            "accelerate launch --mpirun_hostfile f x.py",
+            TWO,
+            "--mpirun-hostfile starts processes in other pods",
+        ),
+        ("accelerate launch --deepspeed_multinode_launcher pdsh x.py", TWO, "set it to standard"),
+        ("fabric run --devices 0,1 x.py", TWO, "--devices 0,1 asks for 2 processes"),
+        ("fabric run --devices 3 x.py", TWO, "--devices 3 asks for 3 processes"),
+        ("fabric run x.py --main-port 1", TWO, "--main-port is set in each pod by Ropeteam"),
+        ("composer --world_size 4 x.py", TWO, "--world_size 4, but the job has 2 ranks"),
+        ("tune run --nnodes 3 full --config c", TWO, "--nnodes 3, but the job has 2 workers"),
+        ("tune run --rdzv-endpoint a:1 full --config c", TWO, "--rdzv-endpoint is set in each pod"),
+    ],
+)
+def test_flags_of_a_launcher_of_a_pod_agree_with_the_job(line, job, words):
+    assert words in refused(line, job)
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("torchrun --nproc-per-node 2 x.py", 2),
+        ("env A=1 python -m torch.distributed.run --nproc_per_node=8 x.py", 8),
+        ("torchrun --nproc-per-node gpu x.py", None),
+        ("torchrun --nproc-per-node many x.py", None),
+        ("torchrun x.py", None),
+        ("torchrun --frobnicate x.py", None),
+        ("deepspeed --num_gpus 4 x.py", 4),
+        ("accelerate launch --num_processes 8 x.py", 4),
+        ("accelerate launch x.py", None),
+        ("fabric run --devices auto x.py", None),
+        ("fabric run x.py --devices 0,", 1),
+        ("composer -n 2 x.py", 2),
+        ("python x.py --nproc-per-node 2", None),
+        ("./run.sh", None),
+        ("", None),
+    ],
+)
+def test_a_command_may_say_how_many_ranks_a_worker_has(line, count):
+    command = tuple(line.split())
+    assert processes_of(command, Launcher.AUTO, 2) == count
+    assert processes_of(command, Launcher.PER_POD, 2) is None
+    if count and "accelerate" in line:
+        assert processes_of(command, Launcher.PER_RANK, 2) is None

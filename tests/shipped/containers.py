@@ -13,13 +13,13 @@ from tests.shipped.nodes import Pod
 from tests.shipped.operator_process import KEY
 from tests.shipped.pod import SimPod
 
-from ropeteam_trainer.agent.launch import Launch, Run
 from ropeteam_trainer.agent.main import Agent
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CoordinatorConfig, PodIdentity, WorkerConfig
 from ropeteam_trainer.coordinator.__main__ import Ports, serve
 from ropeteam_trainer.coordinator.log import Log
 from ropeteam_trainer.coordinator.server import Coordinator
+from ropeteam_trainer.launchers import Launch, Run
 
 if TYPE_CHECKING:
     from tests.shipped.site import Site

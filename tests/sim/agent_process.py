@@ -18,7 +18,6 @@ from tests.sim.network import Connection
 from tests.sim.ranks import Rank
 
 from ropeteam_trainer.agent import effects, machine, report, state
-from ropeteam_trainer.agent.launch import Launch, Run
 from ropeteam_trainer.checkpoint import journal
 from ropeteam_trainer.checkpoint.journal import Claim, Held, Superseded
 from ropeteam_trainer.contract import codec, config
@@ -27,6 +26,7 @@ from ropeteam_trainer.contract.fence import renew_seconds
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.messages import AgentReport, Grant, Orders, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
+from ropeteam_trainer.launchers import Launch, Run
 
 if TYPE_CHECKING:
     from tests.sim.servers import Memory

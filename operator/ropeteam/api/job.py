@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, Field
 
+from ropeteam.api import commands
 from ropeteam.api.model import ApiModel, StatusModel
 from ropeteam.api.podparts import Env, PodTemplate, Resources, Volume
 from ropeteam.api.status import JobStatus
@@ -164,7 +165,8 @@ class TrainingJobSpec(ApiModel):
     gpus_per_worker: int = Field(default=0, ge=0, le=64)
     """GPUs for each worker (resource nvidia.com/gpu)."""
     processes_per_worker: int | None = Field(default=None, ge=1, le=128)
-    """Ranks on each worker. Omitted: gpusPerWorker, or 1."""
+    """Ranks on each worker. Omitted: gpusPerWorker, or what the command says (torchrun --nproc-per-node), or
+    1."""
     launcher: Launcher = Launcher.AUTO
     """PerRank: the command is started once per rank; PerPod: once per pod. Auto: seen from the command."""
     worlds: Worlds = Worlds.ONE
@@ -203,7 +205,7 @@ class TrainingJobSpec(ApiModel):
     @property
     def processes(self) -> int:
         """Ranks per worker."""
-        return self.processes_per_worker or self.gpus_per_worker or 1
+        return commands.processes(self)
 
     @property
     def servers(self) -> int:

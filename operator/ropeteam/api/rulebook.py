@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from ropeteam.api.commandrules import COMMAND_RULES
+from ropeteam.api.commands import MAX_RANKS
 from ropeteam.api.mountrules import MOUNT_RULES
 from ropeteam.api.quantity import amount
 from ropeteam.api.rule import Change, Changes, Rule, Spec, at, spec_with, template_with, trainer, trainer_says
@@ -19,7 +20,7 @@ from ropeteam.api.schema import matches
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.strategy import SyncType
 
-MAX_NAME, MAX_RANKS, MAX_SLOTS = 40, 8192, 4096
+MAX_NAME, MAX_SLOTS = 40, 4096
 GPU = "nvidia.com/gpu"
 NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 """DNS-1035: also good for the Service."""

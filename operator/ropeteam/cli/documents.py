@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropeteam.api import rules, strategy
+from ropeteam.api import commands, rules, strategy
 from ropeteam.api.job import API_VERSION, KIND, TrainingJobSpec
 from ropeteam.cli import manifestyaml
 from ropeteam.cli.errors import BadInput
@@ -72,6 +72,7 @@ def problems(job: Object) -> Iterator[str]:
     if not faults:
         spec = TrainingJobSpec.model_validate(job["spec"])
         yield from strategy.problems(spec.strategy, spec.workers * spec.processes)
+        yield from commands.problems(spec)
 
 
 async def apply(client: ApiClient, manifest: Manifest, workdir: Path) -> None:

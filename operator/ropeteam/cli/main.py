@@ -134,9 +134,14 @@ def explain(snapshot: IO[bytes]) -> None:
 @click.argument("manifest", type=_MANIFEST)
 def validate(manifest: Path) -> None:
     """Say what is wrong with a manifest, field by field. Exit status 2: it cannot work."""
+    from ropeteam.api import commands
+    from ropeteam.api.job import TrainingJobSpec
     from ropeteam.cli import documents
 
-    click.echo(f"{manifest}: TrainingJob {documents.read(manifest).name} is good")
+    read = documents.read(manifest)
+    click.echo(f"{manifest}: TrainingJob {read.name} is good")
+    for note in commands.notes(TrainingJobSpec.model_validate(read.job["spec"])):
+        click.echo(f"  {note}")
 
 
 @cli.command()

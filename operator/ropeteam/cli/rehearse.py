@@ -29,7 +29,8 @@ def rehearse(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> Ans
     with tempfile.TemporaryDirectory(prefix="ropeteam-plan-") as scratch:
         answer, said = Path(scratch, "answer"), Path(scratch, "said")
         environment = {**launch.environment, **_as_first_rank(spec), config.PLAN_FILE: str(answer)}
-        ours = [sys.executable, "-m", "ropeteam_trainer.planning", spec.launcher.value, str(spec.processes)]
+        shape = [spec.launcher.value, str(spec.workers), str(spec.processes)]
+        ours = [sys.executable, "-m", "ropeteam_trainer.planning", *shape]
         with said.open("wb") as output, _nothing_left():
             process = subprocess.Popen(
                 [*ours, *launch.command],

@@ -34,7 +34,6 @@ from ropeteam_trainer.agent.effects import (
     WriteManifest,
 )
 from ropeteam_trainer.agent.environment import server_addresses
-from ropeteam_trainer.agent.launch import Launch
 from ropeteam_trainer.agent.learn import Stepped, learn
 from ropeteam_trainer.agent.state import Event, RankState, State, World
 from ropeteam_trainer.checkpoint.journal import Held
@@ -42,6 +41,7 @@ from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import ToRank
 from ropeteam_trainer.contract.messages import Problem, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Plan, ProcessExit
+from ropeteam_trainer.launchers import Launch
 
 EXIT_DONE, EXIT_UNBURIED, EXIT_LEFT = 0, 3, 143
 CLAIM_SECONDS = 300.0

@@ -43,7 +43,6 @@ from ropeteam_trainer.agent.effects import (
 from ropeteam_trainer.agent.environment import interface_names
 from ropeteam_trainer.agent.http import Metrics
 from ropeteam_trainer.agent.lane import Lane
-from ropeteam_trainer.agent.launch import Launch
 from ropeteam_trainer.agent.link import Link
 from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.memory import make as make_memory
@@ -69,6 +68,7 @@ from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.fence import TICK_SECONDS, renew_seconds
 from ropeteam_trainer.contract.messages import Grant, Problem
 from ropeteam_trainer.contract.world import Plan
+from ropeteam_trainer.launchers import Launch
 from ropeteam_trainer.lines import take_over
 
 EXIT_NOT_OURS = 2
@@ -294,7 +294,8 @@ def _prepare(
     identity, unsigned = preflight.signer(settings, identity)
     launch, python, problem = preflight.plan_launch(command, settings, os.environ)
     interfaces = interface_names(identity.pod_ip, proc.interface_of(identity.pod_ip))
-    base = interfaces | os.environ | ({config.MEMORY: str(memory)} if memory else {})
+    ours = {config.MEMORY: str(memory)} if memory else {}
+    base = interfaces | os.environ | dict(launch.env) | ours
     return How(
         settings, identity, launch, python, base, write_shims(folder), folder, memory
     ), unsigned or problem

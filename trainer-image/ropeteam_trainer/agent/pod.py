@@ -14,7 +14,6 @@ from typing import Protocol
 
 from ropeteam_trainer.agent.keeper import Keeper
 from ropeteam_trainer.agent.lane import Lane
-from ropeteam_trainer.agent.launch import Run
 from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.ranks import How, Ranks
 from ropeteam_trainer.agent.reaper import Reaper
@@ -24,6 +23,7 @@ from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.local import ToRank
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import Epoch, FailReason, Plan
+from ropeteam_trainer.launchers import Run
 
 DYING_SECONDS = 0.01
 """Between two looks at whether a rank is dying: 15 microseconds per rank."""
@@ -84,7 +84,8 @@ class Processes:
         self._reaper = reaper = Reaper()
         flags = how.launch.flags if how.launch.run is not Run.COMMAND else ()
         command = (how.python, *flags, how.shims.zygote)
-        self._zygote = ZygoteClient(reaper, command, os.environ, self._zygote_is_broken)
+        environment = os.environ | dict(how.launch.env)
+        self._zygote = ZygoteClient(reaper, command, environment, self._zygote_is_broken)
         self.stores = Keeper(how.identity.pod_ip, reaper, self._zygote if self._torch else None, post)
         self.ranks = Ranks(how, reaper, self._zygote, self._services, post)
         self.disk = Lane("disk")

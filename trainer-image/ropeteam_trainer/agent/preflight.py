@@ -7,24 +7,29 @@ Problem says so (`passing`), and another pod is asked for. Limit: SIGTERM is not
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ropeteam_trainer.agent.launch import Launch, Run, analyse
 from ropeteam_trainer.contract import seals
 from ropeteam_trainer.contract.config import STORE, PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import FailReason
 from ropeteam_trainer.folders import Folder, Location, location
+from ropeteam_trainer.launchers import Job, Launch, Run, analyse
 
 _FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+_SHOW_PLACE = "import json, os; print(json.dumps([dict(os.environ), os.getcwd()]))"
+_WRAPPER_SECONDS = 600
+"""For `uv run` and its like, which may install packages first."""
 _PATIENCES = (60, 120)
 """Seconds for an interpreter to look for torch: a cold or busy node is slow, not wrong."""
 _PAUSES = (0.5, 1, 2, 4, 8, 15)
@@ -54,11 +59,15 @@ def plan_launch(
     python = settings.agent_python or "python3"
     if not command:
         return Launch(), python, Problem(FailReason.COMMAND_NOT_FOUND, "the container has no command")
-    launch = analyse(command, settings.launcher, settings.processes)
+    launch = analyse(command, settings.launcher, Job(settings.workers, settings.processes))
     if isinstance(launch, Problem):
         return Launch(), python, launch
-    python = launch.python or _shebang(command[0], environ) or python
-    problem = _command(command, launch, environ) or _checkpoint(settings)
+    launch = _inside(launch, environ)
+    if isinstance(launch, Problem):
+        return Launch(), python, launch
+    environ = {**environ, **dict(launch.env)}
+    python = launch.python or _shebang(launch.program, environ) or python
+    problem = _command(launch, environ) or _checkpoint(settings)
     if problem is None and environ.get(STORE) != "none":
         problem = _torch(python, environ)
     return launch, python, problem
@@ -74,19 +83,45 @@ def signer(settings: WorkerConfig, identity: PodIdentity) -> tuple[PodIdentity, 
     return replace(identity, keys=named + identity.keys), None
 
 
-def _command(command: tuple[str, ...], launch: Launch, environ: Mapping[str, str]) -> Problem | None:
+def _inside(launch: Launch, environ: Mapping[str, str]) -> Launch | Problem:
+    """With what its wrapper (`uv run`, a login shell) makes of environment and folder."""
+    if not launch.wrapper:
+        return launch
+    given = {**environ, **dict(launch.env)}
+    try:
+        done = subprocess.run(
+            [*launch.wrapper, sys.executable, "-I", "-c", _SHOW_PLACE],
+            env=given,
+            cwd=launch.cwd or None,
+            timeout=_WRAPPER_SECONDS,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        shown, folder = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", "") or str(error)).strip().splitlines() or [""]
+        text = f"{' '.join(launch.wrapper)} fails: {said[-1]}: correct spec.command or spec.image"
+        return Problem(FailReason.COMMAND_NOT_FOUND, text, isinstance(error, subprocess.TimeoutExpired))
+    made = {name: value for name, value in shown.items() if given.get(name) != value and name != "_"}
+    return replace(launch, env=(*launch.env, *made.items()), cwd=folder)
+
+
+def _command(launch: Launch, environ: Mapping[str, str]) -> Problem | None:
     # torchrun itself is never run, but it names the interpreter.
-    program = launch.argv[0] if launch.run is Run.COMMAND else command[0]
+    program = launch.argv[0] if launch.run is Run.COMMAND else launch.program
     if shutil.which(program, path=environ.get("PATH")) is None:
         return Problem(
             FailReason.COMMAND_NOT_FOUND,
             f"{program} is not in the image: correct spec.command or spec.image"
             f" (PATH is {environ.get('PATH')})",
         )
-    if launch.run in (Run.SCRIPT, Run.RUN_PATH) and not Path(launch.argv[0]).exists():
+    folder = Path.cwd() / launch.cwd
+    if launch.run in (Run.SCRIPT, Run.RUN_PATH) and not (folder / launch.argv[0]).exists():
         return Problem(
             FailReason.COMMAND_NOT_FOUND,
-            f"{launch.argv[0]} is not a file in {Path.cwd()}: correct spec.command or spec.workingDir",
+            f"{launch.argv[0]} is not a file in {folder}: correct spec.command or spec.workingDir",
         )
     return None
 

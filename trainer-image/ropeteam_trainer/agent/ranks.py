@@ -21,9 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ropeteam_trainer.agent import proc
-from ropeteam_trainer.agent.environment import launcher_environment, rank_environment, servers_secret
+from ropeteam_trainer.agent.environment import (
+    LAUNCHER_PORT,
+    launcher_environment,
+    rank_environment,
+    servers_secret,
+)
 from ropeteam_trainer.agent.lane import Lane
-from ropeteam_trainer.agent.launch import Launch, Run
 from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.memory import empty
 from ropeteam_trainer.agent.output import Output
@@ -47,6 +51,7 @@ from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
 from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
+from ropeteam_trainer.launchers import Launch, MeetingPlace, Run
 
 RESCAN_SECONDS, SELDOM_SECONDS = 0.01, 0.5
 """A dying process is looked at again after the first, if no SIGCHLD comes before; then ever more seldom."""
@@ -196,7 +201,7 @@ class Ranks:
                 "kind": launch.run.value,
                 "argv": launch.arguments(local_rank),
                 "env": environment,
-                "cwd": str(Path.cwd()),
+                "cwd": str(Path.cwd() / launch.cwd),
             }
             try:
                 with reaper.expecting():
@@ -207,13 +212,17 @@ class Ranks:
                 # It may have been, and nobody has told: two processes would be the same rank.
                 await within(BURIAL_SECONDS, self._end_strays(rank, _NO_SESSION))
         if rank.pid is None:
-            rank.pid = spawn(self._argv(local_rank), environment, rank.write_end)
+            rank.pid = spawn(self._argv(local_rank, plan), environment, rank.write_end, cwd=launch.cwd)
             reaper.watch(rank.pid, lambda status: self._died(rank, status))
         os.close(rank.write_end)
         rank.write_end = -1
 
-    def _argv(self, local_rank: int) -> list[str]:
+    def _argv(self, local_rank: int, plan: Plan) -> list[str]:
         launch = self._how.launch
+        if launch.per_pod:
+            address = plan.members[0].address
+            place = MeetingPlace(self._how.slot, address, LAUNCHER_PORT, plan.store_host, plan.store_port)
+            return list(launch.joined(place))
         argv = launch.arguments(local_rank)
         if launch.run is Run.COMMAND:
             return list(argv)
@@ -227,6 +236,8 @@ class Ranks:
         environment = rank_environment(how.base, how.settings, plan, how.identity, rank.number)
         environment[config.RANK_PAGE] = str(rank.page.path)
         environment[config.RANK_SOCKET] = str(rank.socket.path)
+        if how.launch.hosts_store:
+            environment["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         return environment
 
     # ---- ending

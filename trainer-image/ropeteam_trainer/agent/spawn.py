@@ -49,8 +49,10 @@ def spawn(
     environment: Mapping[str, str],
     output: int | None = None,
     inherit: tuple[int, ...] = (),
+    cwd: str = "",
 ) -> int:
-    """A child in a session of its own. `output`: for its stdout and stderr. Raises OSError."""
+    """A child in a session of its own. `output`: for its stdout and stderr. `cwd`: where, if not here. Raises
+    OSError."""
     me = os.getpid()
     with warnings.catch_warnings():
         # The other thread of the agent only ever waits for a disk; the child calls one system call and execs.
@@ -58,6 +60,7 @@ def spawn(
         process = subprocess.Popen(
             argv,
             env=environment,
+            cwd=cwd or None,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

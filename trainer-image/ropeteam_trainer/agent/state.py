@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ropeteam_trainer.agent.launch import Launch
 from ropeteam_trainer.checkpoint.journal import Held
 from ropeteam_trainer.contract.config import PodIdentity, Start, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, Served, ToRank
 from ropeteam_trainer.contract.messages import Grant, Orders, Problem, Shard, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
+from ropeteam_trainer.launchers import Launch
 
 DISK_SECONDS = 60.0
 """After which a claim or a manifest that is under way is told of: a disk that hangs makes no error."""

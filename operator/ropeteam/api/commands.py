@@ -1,0 +1,73 @@
+"""What a job's command says about its ranks, by the table of ropeteam_trainer.launchers. Pure.
+
+The operator counts ranks by it; `ropeteam validate` tells what the agent would refuse, before there is a pod.
+Limit: a command with `$(VARIABLES)` is known in its pod only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ropeteam.api.rule import trainer
+from ropeteam_trainer.contract import config
+from ropeteam_trainer.contract.messages import Problem
+from ropeteam_trainer.launchers import Job, Launch, analyse, processes_of
+
+if TYPE_CHECKING:
+    from ropeteam.api.job import TrainingJobSpec
+
+MAX_PROCESSES, MAX_RANKS = 128, 8192
+"""Of a worker; of a job."""
+
+
+def command_of(spec: TrainingJobSpec) -> tuple[str, ...]:
+    """Command and arguments of the container `trainer`."""
+    given = trainer({"template": spec.template or {}})
+    command, args = spec.command or given.get("command"), spec.args or given.get("args")
+    return (*(command or ()), *(args or ()))
+
+
+def processes(spec: TrainingJobSpec) -> int:
+    """Ranks per worker."""
+    said = spec.processes_per_worker or spec.gpus_per_worker
+    return said or _of_command(spec) or 1
+
+
+def _of_command(spec: TrainingJobSpec) -> int | None:
+    """None: it does not say, or says more than a job may have."""
+    count = processes_of(command_of(spec), config.Launcher(spec.launcher.value), spec.workers)
+    fits = count and count <= MAX_PROCESSES and count * spec.workers + spec.servers <= MAX_RANKS
+    return count if fits else None
+
+
+def problems(spec: TrainingJobSpec) -> Iterator[str]:
+    """Why the command cannot be started as the job wants it."""
+    found = _analysed(spec)
+    if isinstance(found, Problem):
+        yield f"spec.command: {found.message}"
+
+
+def notes(spec: TrainingJobSpec) -> Iterator[str]:
+    """What may not be meant."""
+    found, ranks = _analysed(spec), spec.workers * spec.processes
+    if found is None or isinstance(found, Problem) or not found.per_pod or ranks == 1:
+        return
+    if spec.launcher.value == config.Launcher.AUTO.value and not found.joining:
+        yield (
+            "spec.command: starts once per pod, as it is, and makes the ranks of its pod by itself;"
+            " set spec.launcher to PerRank to start it once per rank, or to PerPod if that is meant"
+        )
+    if found.text.startswith("PerPod (accelerate") and spec.processes > 1 and not spec.gpus_per_worker:
+        yield (
+            "spec.command: accelerate starts one process per pod where it sees no GPU;"
+            f" for {spec.processes} per worker on CPUs start the script with torchrun"
+        )
+
+
+def _analysed(spec: TrainingJobSpec) -> Launch | Problem | None:
+    """None: nobody knows here."""
+    command = command_of(spec)
+    if not command or any("$(" in word for word in command):
+        return None
+    return analyse(command, config.Launcher(spec.launcher.value), Job(spec.workers, spec.processes))

@@ -1,0 +1,160 @@
+"""What does the user's command mean? Pure: a command line in, a Launch or a Problem out.
+
+    python [flags] x.py | -m x | -c CODE            once per rank, through our shim
+    a launcher of table.py                          once per rank, its flags parsed; or per pod, with ours
+    anything else (a shell's script)                once per pod, as it is
+`spec.launcher` decides otherwise: PerRank starts any command once per rank, PerPod once per pod, as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ropeteam_trainer.contract.config import Launcher as Field
+from ropeteam_trainer.contract.messages import Problem
+from ropeteam_trainer.contract.world import FailReason
+from ropeteam_trainer.launchers.interpreter import call_of
+from ropeteam_trainer.launchers.launch import Job, Launch, Run
+from ropeteam_trainer.launchers.parsing import Parsed, Refused, parse
+from ropeteam_trainer.launchers.table import MODULES, OF_OTHER_HOSTS, PROGRAMS, Launcher, Words
+from ropeteam_trainer.launchers.wrappers import Inner, name_of, unwrapped
+
+_PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?|pypy3?")
+
+
+def analyse(command: Words, launcher: Field, job: Job) -> Launch | Problem:
+    """How `command`, which is not empty, is started in each pod of `job`; or why it cannot be."""
+    name = name_of(command[0])
+    if launcher is Field.PER_POD:
+        return Launch(Run.COMMAND, command, per_pod=True, program=command[0], text="PerPod (as asked)")
+    try:
+        inner = unwrapped(command)
+        found = _understood(inner, job, launcher)
+    except Refused as error:
+        return Problem(FailReason.LAUNCHER_REFUSED, str(error))
+    if found is not None:
+        return replace(found, env=inner.env, cwd=inner.cwd)
+    if inner.is_uv_script and launcher is Field.AUTO:
+        return Launch(Run.COMMAND, command, program=command[0], text="PerRank (uv run)")
+    if launcher is Field.PER_RANK:
+        return Launch(Run.COMMAND, command, program=command[0], text="PerRank (as asked)")
+    return Launch(Run.COMMAND, command, per_pod=True, program=command[0], text=f"PerPod ({name})")
+
+
+def processes_of(command: Words, launcher: Field, workers: int) -> int | None:
+    """How many ranks the command itself asks for on each of so many workers. None: it does not say, or is
+    refused for another reason."""
+    if launcher is Field.PER_POD or not command:
+        return None
+    try:
+        found = _found(unwrapped(command))
+        if found is None or found.launcher is None or (found.launcher.join and launcher is Field.PER_RANK):
+            return None
+        given = parse(found.launcher.name, found.launcher.options, found.arguments)
+        return found.launcher.processes(given, workers)
+    except Refused:
+        return None
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A command of which we know the program."""
+
+    launcher: Launcher | None
+    arguments: Words
+    """Of the launcher; without one the script, module or code, and its arguments."""
+    run: Run = Run.COMMAND
+    """Without a launcher."""
+    python: str | None = None
+    flags: Words = ()
+
+
+def _found(inner: Inner) -> _Found | None:
+    is_python = _PYTHON.fullmatch(inner.name)
+    found = _python(inner) if is_python else _known(PROGRAMS, inner.words)
+    is_read = found is not None and found.run is Run.STDIN
+    return None if inner.stdin is not None and not is_read else found
+
+
+def _known(names: Mapping[Words, Launcher], words: Words) -> _Found | None:
+    called = (name_of(words[0]), *words[1:])
+    fits = ((name, each) for name, each in names.items() if called[: len(name)] == name)
+    return next((_Found(each, words[len(name) :]) for name, each in fits), None)
+
+
+def _python(inner: Inner) -> _Found:
+    call, python = call_of(inner.words), inner.words[0]
+    if not call.rest:
+        return _Found(None, inner.words, python=python)
+    known = None if call.kind == "-c" else _known({"-m": MODULES}.get(call.kind, PROGRAMS), call.rest)
+    if known:
+        return replace(known, python=python, flags=call.flags)
+    if call.rest[0] == "-" and not call.kind:
+        if inner.stdin is None:
+            return _Found(None, inner.words, python=python)
+        return _Found(None, (inner.stdin, *call.rest[1:]), Run.STDIN, python, call.flags)
+    return _Found(None, call.rest, _RUNS[call.kind], python, call.flags)
+
+
+_RUNS = {"-m": Run.MODULE, "-c": Run.CODE, "": Run.SCRIPT}
+
+
+def _understood(inner: Inner, job: Job, field: Field) -> Launch | None:
+    """None: it is no command of ours, or one that is started as it is. Raises Refused."""
+    if inner.name in OF_OTHER_HOSTS and field is Field.AUTO:
+        raise Refused(
+            f"{inner.name} starts processes in other pods, which no pod may: write the command that it starts"
+            " (launcher: PerRank starts any command once per rank), or torchrun and the script"
+        )
+    found = _found(inner)
+    if found is None:
+        return None
+    launcher = found.launcher
+    if launcher is None:
+        how = "PerRank (python -m)" if found.run is Run.MODULE else "PerRank (python)"
+        ours = Launch(found.run, found.arguments, found.python, found.flags, text=how)
+        return replace(ours, wrapper=inner.wrapper, program=inner.words[0])
+    if launcher.join and field is Field.PER_RANK:
+        return None
+    parsed = parse(launcher.name, launcher.options, found.arguments)
+    launcher.agree(parsed, job)
+    return _per_pod(inner, found, parsed, job) if launcher.join else _per_rank(inner, found, parsed)
+
+
+def _per_pod(inner: Inner, found: _Found, parsed: Parsed, job: Job) -> Launch:
+    argv = (*inner.wrapper, *inner.words)
+    assert found.launcher is not None
+    assert found.launcher.join is not None
+    joining = found.launcher.join(parsed, job) if job.ranks > 1 else ()
+    return Launch(
+        Run.COMMAND,
+        argv,
+        per_pod=True,
+        joining=joining,
+        joining_at=len(argv) - len(found.arguments),
+        program=argv[0],
+        text=f"PerPod ({found.launcher.name}{', flags added' if joining else ''})",
+    )
+
+
+def _per_rank(inner: Inner, found: _Found, parsed: Parsed) -> Launch:
+    launcher, given = found.launcher, parsed.given
+    assert launcher is not None
+    if "run-path" in given:
+        run = Run.RUN_PATH
+    elif "no-python" in given:
+        run = Run.COMMAND
+    else:
+        run = Run.MODULE if "module" in given else Run.SCRIPT
+    return Launch(
+        run,
+        parsed.rest,
+        found.python,
+        found.flags if run is not Run.COMMAND else (),
+        local_rank="" if launcher.unless in given else launcher.local_rank,
+        wrapper=inner.wrapper,
+        program=inner.words[0],
+        text=f"PerRank ({launcher.name} flags parsed)",
+    )

@@ -1,0 +1,44 @@
+"""The command line of a Python interpreter, read as the interpreter reads it.
+
+Limit: what its flags mean is its own affair; they are passed on.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_TAKES_VALUE = re.compile(r"-(?P<before>[^-cmWX]*)(?P<letter>[cmWX])(?P<value>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Call:
+    flags: tuple[str, ...]
+    kind: str
+    """-m, -c, or nothing: what `rest` begins with."""
+    rest: tuple[str, ...]
+    """Module, code, script or `-`, and the arguments after it."""
+
+
+def call_of(words: tuple[str, ...]) -> Call:
+    flags, rest = list[str](), list(words[1:])
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        before, flag, value = _split(rest.pop(0))
+        flags += [before] * bool(before)
+        rest = [value] * bool(value) + rest
+        if flag in ("-m", "-c"):
+            return Call(tuple(flags), flag, tuple(rest))
+        if flag:
+            flags += [flag, *rest[:1]]
+            rest = rest[1:]
+    return Call(tuple(flags), "", tuple(rest))
+
+
+def _split(word: str) -> tuple[str, str, str]:
+    """Switches, a flag that takes a value, and the value, if it is in the same word: -um, -Xdev."""
+    if word == "--check-hash-based-pycs":
+        return "", word, ""
+    takes = None if word.startswith("--") else _TAKES_VALUE.fullmatch(word)
+    if takes is None:
+        return word, "", ""
+    return f"-{takes['before']}" * bool(takes["before"]), f"-{takes['letter']}", takes["value"]

@@ -1,0 +1,89 @@
+"""The command line of a launcher, read as the launcher reads it: by argparse, with its recorded options.
+
+Abbreviations, `--flag=value`, `-x value`, grouped letters and `--` are argparse's own affair. What a value
+may be is not checked here. fabric reads with click, which takes its options after the script too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from ropeteam_trainer.launchers.options import Options
+
+_PROGRAM, _ARGUMENTS = "<program>", "<arguments>"
+"""No option's name."""
+
+
+class Refused(Exception):
+    """A command that cannot work; its text names the part and the fix."""
+
+
+@dataclass(frozen=True)
+class Parsed:
+    given: Mapping[str, str]
+    """Options by their first long name, with dashes: the value, or "" of a switch."""
+    rest: tuple[str, ...]
+    """The script, module or program, and its arguments."""
+    at: int
+    """Where they begin, of the words that were read. Of fabric, which mixes them: not known, so 0."""
+
+    def number(self, option: str) -> int | None:
+        """None: not given. Raises Refused if it is none."""
+        value = self.given.get(option)
+        if value is None:
+            return None
+        if not value.isdecimal():
+            raise Refused(f"--{option} {value} is not a number")
+        return int(value)
+
+
+class _Help(argparse.Action):
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise Refused(f"{'/'.join(self.option_strings)} shows help and trains nothing: leave it out")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Refused(f"{self.prog}: {message}")
+
+
+def parse(launcher: str, options: Options, args: Sequence[str]) -> Parsed:
+    """Raises Refused, with what argparse says, or the flag that is not known."""
+    found, unknown = _parser(launcher, options).parse_known_args(args)
+    given = vars(found)
+    program, arguments = given.pop(_PROGRAM), given.pop(_ARGUMENTS, [])
+    if unknown and not options.interspersed:
+        raise Refused(
+            f"{launcher} flag {unknown[0]} is not known here ({options.version}): leave it out,"
+            " or set spec.launcher to start the command as it is"
+        )
+    texts = {name: value if isinstance(value, str) else "" for name, value in given.items()}
+    at = 0 if options.interspersed else len(args) - len(arguments) - 1
+    if args[at] == "--" and program != "--":
+        at -= 1  # argparse leaves out one after the script
+    return Parsed(texts, (program, *arguments), at)
+
+
+@functools.cache
+def _parser(launcher: str, options: Options) -> _Parser:
+    parser = _Parser(
+        prog=launcher, add_help=False, allow_abbrev=options.abbreviations, argument_default=argparse.SUPPRESS
+    )
+    parser.add_argument("-h", "--help", action=_Help, nargs=0)
+    for word in options.values.split():
+        parser.add_argument(*word.split("|"), dest=_name(word))
+    for word in options.switches.split():
+        parser.add_argument(*word.split("|"), dest=_name(word), action="store_true")
+    parser.add_argument(_PROGRAM, metavar="script")
+    if not options.interspersed:
+        parser.add_argument(_ARGUMENTS, nargs=argparse.REMAINDER)
+    return parser
+
+
+def _name(flags: str) -> str:
+    long = next(flag for flag in flags.split("|") if flag.startswith("--"))
+    return long[2:].replace("_", "-")

@@ -1,0 +1,110 @@
+"""Lines of a shell that mean one simple command, which needs no shell.
+
+    set -e; export A=b; cd /work && C=d torchrun x.py
+    python - <<'END' (the text of a script) END
+Promise: a line with anything that only a shell can do (variables, patterns, pipes, redirections, several
+commands) is None, and stays a matter of the shell. Limits: so is much that would be simple to the eye.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_QUOTED = r"""'[^']*'|"(?:[^"$`\\]|\\["$`\\])*\""""
+_PIECE = rf"""{_QUOTED}|\\[^\n]|[^\s'"\\$`|&;<>()*?\[\]{{}}~#!]"""
+_TOKEN = re.compile(rf"(?P<blank>(?:[ \t]|\\\n)+)|(?P<operator>&&|;|\n)|(?P<word>(?:{_PIECE})+)")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_SET = re.compile(r"[-+][eux]*o?|pipefail")
+_HERE = re.compile(
+    r"(?P<line>.*?)[ \t]*<<[ \t]*(?P<quote>['\"])(?P<end>\w+)(?P=quote)[ \t]*\n(?P<text>.*?)^(?P=end)\s*",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Simple:
+    words: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+    cwd: str = ""
+    stdin: str | None = None
+    """The text of a here-document."""
+
+
+def simple(line: str) -> Simple | None:
+    """None: it takes a shell."""
+    stdin = None
+    if here := _HERE.fullmatch(line):
+        line, stdin = here["line"], here["text"]
+        if here["end"] in stdin.splitlines():
+            return None  # it ends there, and what follows are commands
+    commands = _commands(line)
+    if not commands:
+        return None
+    env, cwd = list[tuple[str, str]](), ""
+    for raw in commands[:-1]:
+        name, *arguments = raw
+        if name == "cd" and len(arguments) == 1 and not arguments[0].startswith("-"):
+            cwd = posixpath.join(cwd, _value(arguments[0]))
+        elif name == "export" and all(map(_ASSIGNMENT.match, arguments)):
+            env += map(_pair, arguments)
+        elif name != "set" or not all(map(_SET.fullmatch, arguments)):
+            return None
+    last = commands[-1]
+    while last and _ASSIGNMENT.match(last[0]):
+        env.append(_pair(last.pop(0)))
+    return Simple(tuple(map(_value, last)), tuple(env), cwd, stdin) if last else None
+
+
+def line_of(words: tuple[str, ...]) -> tuple[str, bool] | None:
+    """Of `bash [options] -c LINE`: the line, and whether the shell reads files of the user's first. None: it
+    is something else."""
+    letters, rest = "", list(words[1:])
+    while rest and re.fullmatch(r"-[ceuxlio]+|--login|pipefail", rest[0]):
+        word = rest.pop(0)
+        letters += "l" if word == "--login" else word * word.startswith("-")
+    return (rest[0], bool(set("li") & set(letters))) if "c" in letters and rest else None
+
+
+def _commands(line: str) -> list[list[str]]:
+    """The words of each, quoted as they are. Empty: it is not simple."""
+    commands: list[list[str]] = [[]]
+    for kind, text in _tokens(line):
+        if kind == "operator":
+            commands.append([])
+        elif kind == "word":
+            commands[-1].append(text)
+        elif kind != "blank":
+            return []
+    return [command for command in commands if command]
+
+
+def _tokens(line: str) -> Iterator[tuple[str, str]]:
+    at = 0
+    while at < len(line):
+        found = _TOKEN.match(line, at)
+        if found is None or found.lastgroup is None:
+            yield "", ""
+            return
+        yield found.lastgroup, found[0]
+        at = found.end()
+
+
+def _value(word: str) -> str:
+    """Without its quotes."""
+    return re.sub(_PIECE, lambda piece: _unquoted(piece[0]), word)
+
+
+def _unquoted(piece: str) -> str:
+    if piece.startswith("'"):
+        return piece[1:-1]
+    if piece.startswith('"'):
+        return re.sub(r"\\(.)", r"\1", piece[1:-1])
+    return piece.removeprefix("\\")
+
+
+def _pair(word: str) -> tuple[str, str]:
+    name, _, value = word.partition("=")
+    return name, _value(value)

@@ -1,0 +1,291 @@
+"""The launchers: by which names they go, which flags must agree with the job, and how they start here.
+
+Once per rank: torchrun in all spellings, deepspeed. Their flags are read and they never run. Once per pod:
+accelerate, fabric, composer, tune. They run, with flags that make one world of all pods.
+Limits: what a configuration file of a launcher says is not known; its flags, and ours, go before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ropeteam_trainer.launchers.launch import Job
+from ropeteam_trainer.launchers.options import OPTIONS, Options
+from ropeteam_trainer.launchers.parsing import Parsed, Refused
+
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    name: str
+    options: Options
+    count: str
+    """The option that says how many ranks a worker has."""
+    nodes: str
+    """The option that says how many workers there are."""
+    own: Words = ()
+    """Options in which each pod has a value of its own, or that of pod 0."""
+    join: Callable[[Parsed, Job], Words] | None = None
+    """Flags that make one world of all pods. None: it starts once per rank."""
+    check: Callable[[Parsed, Job], None] | None = None
+    """Raises Refused for what else contradicts the job."""
+    local_rank: str = ""
+    """The flag by which a script is told its local rank."""
+    unless: str = ""
+    """The option with which it is not."""
+    counts: Callable[[Launcher, Parsed, int], int | None] | None = None
+    """Ranks per worker, of so many workers, where `count` does not just say it."""
+
+    def processes(self, parsed: Parsed, workers: int) -> int | None:
+        """Ranks per worker that the command asks for. None: it does not say. Raises Refused."""
+        if self.counts:
+            return self.counts(self, parsed, workers)
+        value = parsed.given.get(self.count)
+        return None if value in _AS_MANY_AS_THERE_ARE else parsed.number(self.count)
+
+    def agree(self, parsed: Parsed, job: Job) -> None:
+        """Raises Refused where the command and the job say different things."""
+        count = self.processes(parsed, job.workers)
+        if count is not None and count != job.processes:
+            flag = f"--{self.count} {parsed.given[self.count]}"
+            raise Refused(
+                f"{flag} asks for {_count(count, 'process')} per worker, the job has {job.processes}:"
+                f" set spec.processesPerWorker to {count} or leave the flag out"
+            )
+        self._agree_on_nodes(parsed, job)
+        if self.check:
+            self.check(parsed, job)
+        for option in self.own:
+            if self.join and job.workers > 1 and option in parsed.given:
+                raise Refused(f"--{option} is set in each pod by Ropeteam: leave it out")
+
+    def _agree_on_nodes(self, parsed: Parsed, job: Job) -> None:
+        nodes = parsed.given.get(self.nodes, "-1")
+        low, _, high = nodes.partition(":")
+        if not (low.isdecimal() and (high or low).isdecimal()):
+            if nodes == "-1":
+                return
+            raise Refused(f"--{self.nodes} {nodes} is not a number")
+        if not int(low) <= job.workers <= int(high or low):
+            raise Refused(
+                f"--{self.nodes} {nodes}, but the job has {_count(job.workers, 'worker')}:"
+                f" set spec.workers to {high or low} or leave the flag out"
+            )
+
+
+_AS_MANY_AS_THERE_ARE = (None, "gpu", "cpu", "auto", "xpu", "-1")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'es' if what.endswith('s') else 's'}" if number != 1 else f"1 {what}"
+
+
+# ---- torch
+
+
+def _torchrun(parsed: Parsed, job: Job) -> None:
+    if "standalone" in parsed.given and job.workers > 1:
+        raise Refused(
+            f"--standalone makes of each worker a world of its own, the job has {job.workers}: leave it out"
+        )
+    if {"module", "no-python"} <= parsed.given.keys() and "run-path" not in parsed.given:
+        raise Refused("--module and --no-python exclude each other: leave one out")
+
+
+def _torch_launch(parsed: Parsed, job: Job) -> None:
+    _torchrun(parsed, job)
+    if "no-python" in parsed.given and "use-env" not in parsed.given:
+        raise Refused("--no-python needs --use-env: add it")
+
+
+TORCHRUN = Launcher("torchrun", OPTIONS["torchrun"], "nproc-per-node", "nnodes", check=_torchrun)
+TORCH_LAUNCH = replace(
+    TORCHRUN,
+    name="torch.distributed.launch",
+    options=replace(OPTIONS["torchrun"], switches=f"{OPTIONS['torchrun'].switches} --use-env|--use_env"),
+    check=_torch_launch,
+    local_rank="--local-rank",
+    unless="use-env",
+)
+
+
+# ---- deepspeed
+
+
+def _deepspeed(parsed: Parsed, job: Job) -> None:
+    if "autotuning" in parsed.given:
+        raise Refused(
+            "--autotuning starts many trainings, one after the other: run it outside of the job, once"
+        )
+    if "exclude" in parsed.given:
+        raise Refused(
+            "--exclude is not known here: set spec.gpusPerWorker or spec.processesPerWorker instead"
+        )
+    if {"module", "no-python"} <= parsed.given.keys():
+        raise Refused("--module and --no_python exclude each other: leave one out")
+    host, _, slots = parsed.given.get("include", "localhost").partition(":")
+    if host != "localhost" or (slots and len(slots.split(",")) != job.processes):
+        raise Refused(
+            "--include names other ranks than those of the job: leave it out, and set spec.workers and"
+            " spec.processesPerWorker"
+        )
+
+
+DEEPSPEED = Launcher(
+    "deepspeed",
+    OPTIONS["deepspeed"],
+    "num-gpus",
+    "num-nodes",
+    check=_deepspeed,
+    local_rank="--local_rank",
+    unless="no-local-rank",
+)
+
+
+# ---- accelerate
+
+_MULTI = {"multi-gpu", "use-fsdp", "use-deepspeed", "use-megatron-lm", "config-file"}
+"""Options with which it starts ranks by torchrun. Else one rank of a pod is the script, started as it is."""
+
+
+def _accelerate_counts(launcher: Launcher, parsed: Parsed, workers: int) -> int | None:
+    total = parsed.number(launcher.count)
+    if total is None or total % workers == 0:
+        return None if total is None else total // workers
+    raise Refused(f"--num-processes {total} counts all ranks, and is no multiple of the {workers} workers")
+
+
+def _accelerate(parsed: Parsed, job: Job) -> None:
+    if "mpirun-hostfile" in parsed.given:
+        raise Refused("--mpirun-hostfile starts processes in other pods, which no pod may: leave it out")
+    if "cpu" in parsed.given and job.processes > 1:
+        raise Refused(
+            f"--cpu starts one process per pod, the job has {job.processes} per worker: set"
+            " spec.processesPerWorker to 1, or start the script with torchrun"
+        )
+    if parsed.given.get("deepspeed-multinode-launcher", "standard") != "standard":
+        raise Refused("--deepspeed-multinode-launcher starts processes in other pods: set it to standard")
+
+
+def _accelerate_joins(parsed: Parsed, job: Job) -> Words:
+    is_plain = job.processes == 1 and not _MULTI & parsed.given.keys()
+    meet = ("{store_host}", "{store_port}") if is_plain else ("{address}", "{port}")
+    return (
+        *(
+            "--num_machines",
+            str(job.workers),
+            "--num_processes",
+            str(job.ranks),
+            "--machine_rank",
+            "{node_rank}",
+        ),
+        *("--main_process_ip", meet[0], "--main_process_port", meet[1]),
+        *("--deepspeed_multinode_launcher", "standard") * ("use-deepspeed" in parsed.given),
+    )
+
+
+ACCELERATE = Launcher(
+    "accelerate",
+    OPTIONS["accelerate"],
+    "num-processes",
+    "num-machines",
+    own=("machine-rank", "main-process-ip", "main-process-port", "rdzv-backend"),
+    join=_accelerate_joins,
+    check=_accelerate,
+    counts=_accelerate_counts,
+)
+
+
+# ---- fabric, composer, tune
+
+
+def _fabric_counts(launcher: Launcher, parsed: Parsed, _: int) -> int | None:
+    value = parsed.given.get(launcher.count)
+    if value and "," in value:
+        return len([number for number in value.split(",") if number])
+    return None if value in _AS_MANY_AS_THERE_ARE else parsed.number(launcher.count)
+
+
+def _fabric_joins(_: Parsed, job: Job) -> Words:
+    return (
+        *("--devices", str(job.processes), "--num-nodes", str(job.workers), "--node-rank", "{node_rank}"),
+        *("--main-address", "{address}", "--main-port", "{port}"),
+    )
+
+
+def _composer(parsed: Parsed, job: Job) -> None:
+    total = parsed.number("world-size")
+    if total not in (None, job.ranks):
+        raise Refused(f"--world_size {total}, but the job has {job.ranks} ranks: leave it out")
+
+
+def _composer_joins(_: Parsed, job: Job) -> Words:
+    return (
+        *("--nproc", str(job.processes), "--world_size", str(job.ranks), "--node_rank", "{node_rank}"),
+        *("--master_addr", "{address}", "--master_port", "{port}"),
+    )
+
+
+def _tune_joins(parsed: Parsed, job: Job) -> Words:
+    if parsed.rest[0].endswith("_single_device"):
+        return ()
+    return (
+        *("--nnodes", str(job.workers), "--nproc-per-node", str(job.processes), "--node-rank", "{node_rank}"),
+        *("--rdzv-backend", "static", "--rdzv-endpoint", "{address}:{port}"),  # without: standalone
+    )
+
+
+FABRIC = Launcher(
+    "fabric",
+    OPTIONS["fabric"],
+    "devices",
+    "num-nodes",
+    own=("node-rank", "main-address", "main-port"),
+    join=_fabric_joins,
+    counts=_fabric_counts,
+)
+COMPOSER = Launcher(
+    "composer",
+    OPTIONS["composer"],
+    "nproc",
+    "",
+    own=("base-rank", "node-rank", "master-addr", "master-port"),
+    join=_composer_joins,
+    check=_composer,
+)
+TUNE = replace(
+    TORCHRUN,
+    name="tune",
+    own=("node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint"),
+    join=_tune_joins,
+)
+
+PROGRAMS: Mapping[Words, Launcher] = {
+    ("torchrun",): TORCHRUN,
+    ("deepspeed",): DEEPSPEED,
+    ("deepspeed.pt",): DEEPSPEED,
+    ("ds",): DEEPSPEED,
+    ("accelerate", "launch"): ACCELERATE,
+    ("accelerate-launch",): ACCELERATE,
+    ("fabric", "run"): FABRIC,
+    ("lightning", "run"): FABRIC,
+    ("composer",): COMPOSER,
+    ("tune", "run"): TUNE,
+}
+MODULES: Mapping[Words, Launcher] = {
+    ("torch.distributed.run",): TORCHRUN,
+    ("torch.distributed.launch",): TORCH_LAUNCH,
+    ("deepspeed.launcher.runner",): DEEPSPEED,
+    ("accelerate.commands.launch",): ACCELERATE,
+    ("accelerate.commands.accelerate_cli", "launch"): ACCELERATE,
+    ("lightning.fabric.cli",): FABRIC,
+    ("lightning_fabric.cli",): FABRIC,
+    ("composer",): COMPOSER,
+    ("composer.cli",): COMPOSER,
+    ("composer.cli.launcher",): COMPOSER,
+    ("torchtune._cli.tune", "run"): TUNE,
+}
+OF_OTHER_HOSTS = ("mpirun", "mpiexec", "mpiexec.hydra", "srun", "horovodrun")
+"""Launchers that start processes in other pods, which no pod may."""

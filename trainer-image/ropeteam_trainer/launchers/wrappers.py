@@ -1,0 +1,127 @@
+"""What stands in front of a launcher, and what remains of it.
+
+    env A=b, exec, nohup, nice, time     gone, but for the variables
+    bash -c LINE                         gone, if the line is simple (shell.py)
+    conda run, uv run, poetry run        whose interpreter and environment count: `wrapper`
+Limits: `env` with flags is not looked through. `nice` and `time` have no effect here.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ropeteam_trainer.launchers.options import OPTIONS, Options
+from ropeteam_trainer.launchers.parsing import parse
+from ropeteam_trainer.launchers.shell import line_of, simple
+
+_ENVIRONMENT_OF_SHELL = 'exec "$0" "$@"'
+"""The line of a shell that reads its files and becomes the words after it."""
+_CONDA = Options(
+    "conda 25.9",
+    "-n|--name -p|--prefix --cwd",
+    "-v|--verbose --dev --debug-wrapper-scripts --no-capture-output|--live-stream",
+)
+"""From conda/cli/main_run.py; it is in no index."""
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A command without what stands in front of it."""
+
+    words: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+    cwd: str = ""
+    wrapper: tuple[str, ...] = ()
+    stdin: str | None = None
+    is_uv_script: bool = False
+    """`uv run x.py`: its environment is its own, by what is written in the script."""
+
+    @property
+    def name(self) -> str:
+        return name_of(self.words[0])
+
+
+def name_of(program: str) -> str:
+    return program.rpartition("/")[2]
+
+
+def unwrapped(command: tuple[str, ...]) -> Inner:
+    """Raises Refused for flags of a wrapper that are not known."""
+    inner = Inner(command)
+    while not inner.is_uv_script and (next_one := _without_first(inner)) is not None and next_one.words:
+        inner = next_one
+    return inner
+
+
+def _without_first(inner: Inner) -> Inner | None:
+    """None: nothing of ours is in front."""
+    strip = _STRIP.get(inner.name)
+    return strip(inner) if strip else None
+
+
+def _dropped(flags: str) -> Callable[[Inner], Inner | None]:
+    """Of a program that only passes on. `flags`: a pattern of words that it may be given."""
+
+    def strip(inner: Inner) -> Inner | None:
+        rest = list(inner.words[1:])
+        while rest and re.fullmatch(flags, rest[0]):
+            rest.pop(0)
+        return None if rest[:1] and rest[0].startswith("-") else replace(inner, words=tuple(rest))
+
+    return strip
+
+
+def _env(inner: Inner) -> Inner | None:
+    rest, env = list(inner.words[1:]), list(inner.env)
+    while rest and re.match(r"[A-Za-z_]\w*=", rest[0]):
+        name, _, value = rest.pop(0).partition("=")
+        env.append((name, value))
+    return None if rest[:1] and rest[0].startswith("-") else replace(inner, words=tuple(rest), env=tuple(env))
+
+
+def _shell(inner: Inner) -> Inner | None:
+    found = line_of(inner.words)
+    command = simple(found[0]) if found else None
+    if found is None or command is None or (command.cwd and inner.wrapper):
+        return None
+    files = (inner.words[0], "-lc", _ENVIRONMENT_OF_SHELL) if found[1] else ()
+    return replace(
+        inner,
+        words=command.words,
+        env=inner.env + command.env,
+        cwd=posixpath.join(inner.cwd, command.cwd),
+        wrapper=inner.wrapper + files,
+        stdin=command.stdin,
+    )
+
+
+def _runner(options: Options) -> Callable[[Inner], Inner | None]:
+    """Of `NAME run [options] command`."""
+
+    def strip(inner: Inner) -> Inner | None:
+        if inner.words[1:2] != ("run",) or not inner.words[2:]:
+            return None
+        parsed = parse(f"{inner.name} run", options, inner.words[2:])
+        is_script = parsed.rest[0].endswith(".py") or {"module", "script", "gui-script"} & parsed.given.keys()
+        if is_script or parsed.rest[0] == "-":
+            return replace(inner, is_uv_script=True)
+        at = 2 + parsed.at
+        return replace(inner, words=inner.words[at:], wrapper=inner.wrapper + inner.words[:at])
+
+    return strip
+
+
+_STRIP: Mapping[str, Callable[[Inner], Inner | None]] = {
+    "env": _env,
+    "exec": _dropped(r"(?!)"),
+    "nohup": _dropped(r"(?!)"),
+    "time": _dropped(r"-p"),
+    "nice": _dropped(r"-n|-?-?\d+|-n-?\d+|--adjustment(=-?\d+)?"),
+    **dict.fromkeys(("sh", "bash", "dash"), _shell),
+    **dict.fromkeys(("conda", "mamba"), _runner(_CONDA)),
+    **dict.fromkeys(("poetry", "pipenv"), _runner(Options("", "", ""))),
+    "uv": _runner(OPTIONS["uv"]),
+}
