@@ -54,6 +54,17 @@ def test_a_good_manifest_is_good(file: Path) -> None:
     assert "TrainingJob good is good" in result.output
 
 
+def test_a_command_is_judged_as_the_agent_would(file: Path) -> None:
+    file.write_text(GOOD.replace("[python, train.py]", "[torchrun, --nnodes=4, train.py]"))
+    result = ropeteam("validate", str(file))
+    assert result.exit_code == 2
+    assert "spec.command: --nnodes 4, but the job has 2 workers: set spec.workers to 4" in result.output
+    file.write_text(GOOD.replace("[python, train.py]", "[./run.sh]"))
+    result = ropeteam("validate", str(file))
+    assert result.exit_code == 0
+    assert "spec.command: starts once per pod, as it is" in result.output
+
+
 def test_every_fault_is_told(file: Path) -> None:
     file.write_text(GOOD.replace("workers: 2", "workers: 0, comand: [x]").replace("name: good", "name: Bad_"))
     result = ropeteam("validate", str(file))
