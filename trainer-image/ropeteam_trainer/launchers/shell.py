@@ -83,13 +83,11 @@ def _commands(line: str) -> list[list[str]]:
 
 def _tokens(line: str) -> Iterator[tuple[str, str]]:
     at = 0
-    while at < len(line):
-        found = _TOKEN.match(line, at)
-        if found is None or found.lastgroup is None:
-            yield "", ""
-            return
-        yield found.lastgroup, found[0]
+    while found := _TOKEN.match(line, at):
+        yield str(found.lastgroup), found[0]
         at = found.end()
+    if at < len(line):
+        yield "", line[at:]
 
 
 def _value(word: str) -> str:
