@@ -74,11 +74,12 @@ PROGRESS = (
     Panel("Samples per second", "Of the whole job.", {_JOB: _job("ropeteam_job_samples_per_second")}),
     Panel(
         "World",
-        "Ranks that train, workers that are there, workers that should be.",
+        "Ranks that train, workers that are there, that should be; ranks by the size of their process group.",
         {
             f"{_JOB} ranks": _job("ropeteam_job_world_size"),
             f"{_JOB} members": _job("ropeteam_job_members"),
             f"{_JOB} workers": _job("ropeteam_job_workers"),
+            f"{_JOB} group of {{{{size}}}}": _max("ropeteam_job_process_group_ranks", "size"),
         },
     ),
     Panel(

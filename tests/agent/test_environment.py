@@ -6,7 +6,12 @@ from dataclasses import replace
 
 from tests.agent.life import a_plan, a_ref, an_identity
 
-from ropeteam_trainer.agent.environment import interface_names, launcher_environment, rank_environment
+from ropeteam_trainer.agent.environment import (
+    interface_names,
+    launcher_environment,
+    launcher_port,
+    rank_environment,
+)
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, Trust, WorkerConfig
 
@@ -32,6 +37,7 @@ def test_a_rank_gets_torchruns_variables():
         "TORCHELASTIC_RESTART_COUNT": "4",
         "TORCHELASTIC_RUN_ID": "uid",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        config.STORE_ADDRESS: "10.0.0.9:77",
         "OMP_NUM_THREADS": "1",
         config.EPOCH: "1.0.3",
         "PATH": "/bin",
@@ -64,14 +70,30 @@ def test_a_rank_is_told_where_the_keys_of_checkpoints_are_and_whom_to_trust():
     assert codec.decode(RankPlan, found).trust is Trust.ANY
 
 
-def test_a_launcher_is_told_where_and_how_many_but_no_rank():
-    found = launcher_environment({"A": "b"}, a_plan(processes=4), slot=1)
-    assert found["NNODES"] == "2"
-    assert found["NODE_RANK"] == "1"
-    assert found["NPROC_PER_NODE"] == "4"
-    assert found["MASTER_ADDR"] == "10.0.0.0"
-    assert found["A"] == "b"
-    assert not {"RANK", "LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE"} & set(found)
+def test_a_command_that_runs_once_per_pod_finds_pytorchjobs_names_and_torchruns():
+    plan = a_plan(processes=4)
+    found = launcher_environment({"A": "b", "PET_NNODES": "7"}, SETTINGS, plan, an_identity(1))
+    where = {"MASTER_ADDR": "10.0.0.0", "MASTER_PORT": str(launcher_port("uid"))}
+    count = {"NNODES": "2", "NODE_RANK": "1", "NPROC_PER_NODE": "4"}
+    expected = where | count | {f"PET_{name}": value for name, value in (where | count).items()}
+    expected |= {"RANK": "1", "WORLD_SIZE": "2", "A": "b"}
+    assert {name: found.get(name) for name in expected} == expected
+    assert not {"LOCAL_RANK", "TORCHELASTIC_USE_AGENT_STORE", config.RANK_PLAN} & set(found), (
+        "it starts the ranks itself, and hosts their store"
+    )
+
+
+def test_a_single_process_of_a_pod_is_the_rank_also_when_a_shell_starts_it():
+    found = launcher_environment({}, replace(SETTINGS, processes=1), a_plan(processes=1), an_identity(1))
+    assert (found["RANK"], found["LOCAL_RANK"], found["NPROC_PER_NODE"]) == ("1", "0", "1")
+    assert codec.decode(RankPlan, found[config.RANK_PLAN]).epoch == "1.0.1"
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in found
+
+
+def test_jobs_meet_at_ports_of_their_own():
+    ports = {launcher_port(str(number)) for number in range(100)}
+    assert len(ports) > 90
+    assert all(20_000 <= port < 29_000 for port in ports)
 
 
 def test_gloo_and_nccl_use_the_pods_interface():

@@ -36,7 +36,7 @@ def told(error: Exception, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Fro
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "s"))
         listener.listen()
-        monkeypatch.setenv("ROPETEAM_RANK_SOCKET", str(folder / "s"))
+        monkeypatch.setenv("ROPETEAM_AGENT_SOCKET", str(folder / "s"))
         rankmain._tell(error, "/")
         connection, _ = listener.accept()
         with connection, connection.makefile("rb") as lines:

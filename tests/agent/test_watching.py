@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from tests.agent.life import Life, a_plan, a_ref, epoch
 
@@ -20,16 +23,18 @@ from ropeteam_trainer.agent.state import (
     LinkUp,
     ManifestFailed,
     ManifestWritten,
+    RankSaid,
     RanksStarted,
     StoreDown,
     StoreUp,
 )
 from ropeteam_trainer.contract.config import Timeouts
-from ropeteam_trainer.contract.local import ToRank
+from ropeteam_trainer.contract.local import FromRank, GroupFormed, ToRank
 from ropeteam_trainer.contract.messages import Grant, Progress, RankPhase, Shard, StoreOffer
 from ropeteam_trainer.contract.world import ProcessExit, ShardFile
 
 FILES = (ShardFile("state.pt", 3, "abc"),)
+LIE: dict[str, Any] = {"error_type": "E", "fingerprint": "f", "message": "ValueError: a lie", "child": True}
 
 
 def test_phases_of_a_rank():
@@ -186,6 +191,20 @@ def test_what_a_rank_said_before_it_died_explains_its_exit():
     assert (told.fingerprint, told.message) == ("f", "ValueError: bad")
     life = Life().running().said(0, error_type="ValueError", fingerprint="f", message="ValueError: bad")
     assert life.died(0, exit=ProcessExit(None, 9, oom=True)).report.ranks[0].exit.fingerprint == "SIGKILL"
+
+
+def test_a_rank_that_was_failing_when_it_was_to_be_ended_is_told_by_its_error():
+    told = Life().running().said(0, **LIE).ordered(plan=None).died(0).report.ranks[0].exit
+    assert (told.code, told.signal, told.killed, told.message) == (1, None, False, "ValueError: a lie")
+
+
+def test_an_error_after_the_order_to_end_or_for_a_peer_is_a_consequence():
+    late = Life().running().ordered(plan=None).said(0, **LIE).died(0)
+    long_ago = Life().running().said(0, **LIE).wait(61).ordered(plan=None).died(0)
+    missed = Life().running().said(0, **(LIE | {"message": "E: Connection closed by peer"}))
+    for life in (late, long_ago, missed.ordered(plan=None).died(0)):
+        told = life.report.ranks[0].exit
+        assert (told.signal, told.killed) == (9, True)
 
 
 def test_the_end_of_the_script_is_remembered():
@@ -350,3 +369,16 @@ def test_only_the_agent_of_rank_zero_in_the_current_world_prunes_and_once_per_li
 def test_what_a_world_went_on_from_is_reported():
     assert Life().running().said(0, restored=a_ref(5)).report.restored == a_ref(5)
     assert Life().running().said(1, restored=a_ref(5)).report.restored == a_ref(5)
+
+
+def test_groups_and_ends_of_what_a_rank_started_are_remembered():
+    life = Life().running().said(0, group=GroupFormed(2, 0, "a", "train.py"), child=True)
+    (told,) = life.report.groups
+    assert (told.id, told.size, told.ranks, told.members) == ("a", 2, (0,), (0,))
+    assert life.report.tells_groups
+    ended = FromRank(ended=True, rank=5, child=True)
+    lost = FromRank(error_type="E", message="E: Connection closed by peer", rank=6, child=True)
+    for said in (ended, replace(ended, rank=7), lost):
+        life = life.sees(RankSaid(epoch(1), 0, said))
+    told_exit = life.died(0, exit=ProcessExit(1, None)).report.ranks[0].exit
+    assert (told_exit.rank, told_exit.message[:33]) == (5, "rank 5 had ended, then rank 6: E:")

@@ -296,3 +296,62 @@ def test_a_dying_rank_ends_the_world_and_is_waited_for():
     film.exits(0, more)
     assert film.phase != "Stopping"
     assert (film.incident.cause, film.incident.rank, film.incident.exit) == (Cause.SIGNAL, 0, more)
+
+
+MISSING = replace(
+    raised("ModuleNotFoundError: No module named 'x' (train.py:1)"),
+    error_class="builtins.ModuleNotFoundError",
+)
+
+
+def test_a_script_that_cannot_run_in_any_pod_is_not_tried_again():
+    film = Film().up()
+    film.exits(0, MISSING)
+    film.obeys()
+    assert film.state.failure is not None
+    assert film.state.failure.reason is FailReason.SCRIPT_INVALID
+    assert "Correct the script" in film.state.failure.message
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        raised(),
+        replace(MISSING, message="ImportError: libcuda.so.1: cannot open shared object file (train.py:1)"),
+    ],
+)
+def test_what_may_be_the_pods_fault_is_tried_again(how: ProcessExit):
+    film = Film().up()
+    film.exits(0, how)
+    film.obeys()
+    assert film.state.failure is None
+
+
+def test_in_a_job_that_has_run_a_missing_module_may_be_the_pods_fault():
+    film = Film().up(step=3)
+    film.exits(0, MISSING)
+    film.obeys()
+    assert film.state.failure is None
+    film.later(5)
+    film.obeys()
+    film.exits(0, MISSING)
+    film.obeys()
+    assert film.state.failure is None, "of the second world nothing is known"
+
+
+def test_a_rank_that_had_ended_well_went_before_one_that_missed_it():
+    film = Film(processes=2).up(step=3)
+    one, other = film.agents[0].ranks
+    well = replace(other, phase=RankPhase.EXITED, exit=CLEAN)
+    film.says(0, ranks=(one, well))
+    film.exits(1, RESET)
+    assert (film.incident.rank, film.incident.slot) == (1, 0)
+    assert film.incident.message.startswith(
+        "rank 1 had ended with exit code 0, then rank 2 exited 1: Runtime"
+    )
+
+
+def test_the_rank_that_a_launcher_names_is_the_one_that_failed():
+    film = Film(processes=2).up(step=3)
+    film.exits(1, replace(raised(), rank=3))
+    assert (film.incident.rank, film.incident.message[:6]) == (3, "rank 3")

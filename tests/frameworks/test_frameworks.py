@@ -52,8 +52,12 @@ def saved(cluster: Cluster, pod: str) -> int:
 
 def script(cluster: Cluster, name: str, rank: str) -> int:
     """The process that runs the script as this rank: a launcher has a rank's environment too."""
-    run = {"TORCHELASTIC_RUN_ID": cluster.uid(name), "RANK": rank}
-    found = [pid for pid, environment in environments() if run.items() <= environment.items()]
+    uid = cluster.uid(name)
+    found = [
+        pid
+        for pid, environment in environments()
+        if environment.get("RANK") == rank and uid in environment.get("ROPETEAM_RANK_PLAN", "")
+    ]
     return max(found, key=lambda pid: len(psutil.Process(pid).parents()))
 
 

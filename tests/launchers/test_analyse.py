@@ -11,7 +11,7 @@ from ropeteam_trainer.launchers import Job, Launch, MeetingPlace, Run, analyse, 
 
 ONE = Job(workers=1, processes=1)
 TWO = Job(workers=2, processes=1)
-PLACE = MeetingPlace(1, "10.0.0.1", 29500, "10.0.0.2", 4711)
+PLACE = MeetingPlace(1, "10.0.0.1", 29500)
 
 
 def understood(line: str, job: Job = ONE, launcher: Launcher = Launcher.AUTO) -> Launch:
@@ -157,7 +157,8 @@ def test_the_launcher_field_decides():
         ("deepspeed --module --no_python x", ONE, "--module and --no_python exclude each other"),
         ("mpirun -n 2 python x.py", TWO, "mpirun starts processes in other pods"),
         ("env A=1 srun python x.py", TWO, "srun starts processes in other pods"),
-        ("uv run --frobnicate python x.py", ONE, "uv run flag --frobnicate is not known here"),
+        ("tune run --nnodes 1:4 full --config c", TWO, "--nnodes 1:4 is a range: say 2"),
+        ("torchrun --virtual-local-rank x.py", Job(1, 2), "--virtual-local-rank is not done here"),
     ],
 )
 def test_what_contradicts_the_job_is_refused_by_name(line, job, words):
@@ -185,7 +186,7 @@ def test_a_range_of_nodes_may_hold_the_workers():
             "accelerate-launch --cpu x.py",
             TWO,
             "accelerate-launch --num_machines 2 --num_processes 2 --machine_rank 1"
-            " --main_process_ip 10.0.0.2 --main_process_port 4711 --cpu x.py",
+            " --main_process_ip 10.0.0.1 --main_process_port 29500 --cpu x.py",
         ),
         (
             "uv run -q python -m accelerate.commands.launch --use_deepspeed --num-machines 2 x.py",
@@ -229,7 +230,6 @@ def test_launchers_of_a_pod_join_one_world(line, job, words):
     assert launch.per_pod
     assert launch.run is Run.COMMAND
     assert " ".join(launch.joined(PLACE)) == words
-    assert launch.hosts_store == ("29500" in words)
     assert launch.text.startswith("PerPod (")
     assert launch.text.endswith(", flags added)") == (words != line)
 
@@ -298,3 +298,15 @@ def test_a_command_may_say_how_many_ranks_a_worker_has(line, count):
     assert processes_of(command, Launcher.PER_POD, 2) is None
     if count and "accelerate" in line:
         assert processes_of(command, Launcher.PER_RANK, 2) is None
+
+
+def test_a_newer_runners_flag_leaves_the_command_as_it_is():
+    launch = understood("uv run --frobnicate python x.py", TWO)
+    assert (launch.run, launch.per_pod, launch.text) == (Run.COMMAND, True, "PerPod (uv)")
+
+
+def test_a_path_is_seen_from_where_the_command_starts():
+    launch = analyse(("bash", "-c", "cd /work && .venv/bin/python x.py"), Launcher.AUTO, ONE)
+    assert isinstance(launch, Launch)
+    assert (launch.python, launch.program) == ("/work/.venv/bin/python", "/work/.venv/bin/python")
+    assert understood("python x.py", ONE).python == "python"

@@ -14,7 +14,7 @@ from ropeteam.controller import metrics as operator
 from ropeteam_trainer.agent import metrics as agent
 from ropeteam_trainer.contract.desired import JobReport, WorldPhase
 from ropeteam_trainer.contract.local import Served
-from ropeteam_trainer.contract.messages import Progress
+from ropeteam_trainer.contract.messages import ProcessGroup, Progress
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch
 from ropeteam_trainer.coordinator.metrics import render
 
@@ -40,6 +40,7 @@ def texts() -> dict[str, str]:
     report = JobReport(
         "u", 1, 0, WorldPhase.RUNNING, "why", rung=2, lineage=(CheckpointRef(1, Epoch(1, 0, 1)),),
         checkpoint_unix_ms=1, progress=Progress(loss="1", total_steps=9),
+        process_groups=(ProcessGroup(2, 2, (0, 1), "train.py"),),
     )  # fmt: skip
     life = Life().running().beats(0, 1).said(0, served=Served(applied=2, staleness=1, dropped=1))
     return {

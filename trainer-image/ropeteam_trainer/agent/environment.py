@@ -1,7 +1,7 @@
 """The environment of a rank: the user's, with torchrun's variables and ours. Pure.
 
-A command that runs once per pod for several ranks is a launcher itself: it gets where and how many, not RANK,
-and no store of ours, because it brings up its own.
+A command that runs once per pod may be a launcher, or a script that starts processes by itself: it is told
+where and how many (in PyTorchJob's and torchrun's names), and brings up a store of its own.
 Where there are parameter servers, ROLE_* count workers and servers apart; RANK and WORLD_SIZE count all.
 """
 
@@ -16,8 +16,8 @@ from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import PodIdentity, RankPlan, WorkerConfig
 from ropeteam_trainer.contract.world import Plan
 
-LAUNCHER_PORT = 29500
-"""Where launchers meet by default; the pod's address is ours alone."""
+_LAUNCHER_PORTS = range(20_000, 29_000)
+"""Below those that the kernel gives away by itself, and ours."""
 _NOT_FOR_RANKS = (config.CONFIG, config.TOKEN_FILE, config.SLOT, config.INCARNATION, config.POD_UID)
 _MAX_RESTARTS = 1000
 
@@ -42,6 +42,7 @@ def rank_environment(
         "TORCHELASTIC_MAX_RESTARTS": _MAX_RESTARTS,
         "TORCHELASTIC_RUN_ID": settings.job_uid,
         "TORCHELASTIC_USE_AGENT_STORE": True,
+        config.STORE_ADDRESS: f"{plan.store_host}:{plan.store_port}",
         config.EPOCH: plan.epoch,
         config.RANK_PLAN: codec.encode(rank_plan(settings, plan, identity)).decode(),
     } | _role(settings, plan, rank)
@@ -71,20 +72,38 @@ def servers_secret(token: bytes) -> str:
     return hmac.new(token, b"servers", hashlib.sha256).hexdigest()
 
 
-def launcher_environment(base: Mapping[str, str], plan: Plan, slot: int) -> dict[str, str]:
-    """For a launcher that starts the ranks of a pod by itself."""
+def launcher_environment(
+    base: Mapping[str, str], settings: WorkerConfig, plan: Plan, identity: PodIdentity
+) -> dict[str, str]:
+    """For a command that runs once per pod: PyTorchJob's contract, and torchrun's own variables (PET_*),
+    which a torchrun inside finds. RANK and WORLD_SIZE count such commands. The store is theirs: it is hosted
+    in the pod of slot 0, by a process of theirs.
+    """
+    slot = identity.slot
     member = plan.member(slot)
     assert member is not None
-    own = {
+    where: dict[str, object] = {
+        "MASTER_ADDR": plan.members[0].address,
+        "MASTER_PORT": launcher_port(settings.job_uid),
+    }
+    count: dict[str, object] = {
         "NNODES": plan.slots,
         "NODE_RANK": slot,
         "NPROC_PER_NODE": member.processes,
-        "WORLD_SIZE": plan.world_size,
-        "MASTER_ADDR": plan.members[0].address,
-        "MASTER_PORT": LAUNCHER_PORT,
-        config.EPOCH: plan.epoch,
     }
+    own = where | count | {f"PET_{name}": value for name, value in (where | count).items()}
+    own |= {"RANK": slot, "WORLD_SIZE": plan.slots, config.EPOCH: plan.epoch}
+    if member.processes == 1:  # it is the rank, and may use the library
+        own |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+        own[config.RANK_PLAN] = codec.encode(rank_plan(settings, plan, identity)).decode()
     return _defaults(base) | {name: str(value) for name, value in own.items()}
+
+
+def launcher_port(job_uid: str) -> int:
+    """Where the commands of all pods meet, at slot 0. Each job has a port of its own: pods of a local
+    cluster, and those in their host's network, share one network."""
+    number = int(hashlib.sha256(job_uid.encode()).hexdigest(), 16)
+    return _LAUNCHER_PORTS[number % len(_LAUNCHER_PORTS)]
 
 
 def interface_names(address: str, interface: str | None) -> dict[str, str]:

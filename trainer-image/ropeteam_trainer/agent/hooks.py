@@ -10,13 +10,12 @@ scripts that rankmain.py runs; a launcher's or a shell's own children import wha
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import sys
-import types
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
 from typing import Any
+
+from ropeteam_trainer.agent.children import AfterImport, attempt
 
 Hook = Callable[[Any], None]
 
@@ -27,41 +26,8 @@ def install() -> None:
         return
     waiting = dict(_HOOKS)
     for name in [name for name in waiting if name in sys.modules]:
-        _attempt(waiting.pop(name), sys.modules[name])
-    sys.meta_path.insert(0, _AfterImport(waiting))
-
-
-class _AfterImport:
-    """Finds no module by itself: it lets the others find one, and has the hook run once it is executed."""
-
-    def __init__(self, waiting: dict[str, Hook]) -> None:
-        self._waiting = waiting
-
-    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        hook = self._waiting.pop(name, None)
-        if hook is None:
-            return None
-        spec = importlib.util.find_spec(name)  # asks us again, in vain
-        if spec is not None and spec.loader is not None:
-            # The loader stays what it is: others ask for its type, its file, its sources.
-            loader: Any = spec.loader
-            loader.exec_module = _followed_by(loader.exec_module, hook)
-        return spec
-
-
-def _followed_by(execute: Callable[[types.ModuleType], None], hook: Hook) -> Hook:
-    def both(module: types.ModuleType) -> None:
-        execute(module)
-        _attempt(hook, module)
-
-    return both
-
-
-def _attempt(hook: Hook, module: types.ModuleType) -> None:
-    try:
-        hook(module)
-    except Exception as error:
-        print(f"ropeteam: no hook in {module.__name__}: {error!r}. The script goes on.", file=sys.stderr)
+        attempt(waiting.pop(name), sys.modules[name])
+    sys.meta_path.insert(0, AfterImport(waiting))
 
 
 def _report_progress(trainer: Any) -> None:

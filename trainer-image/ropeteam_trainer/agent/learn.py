@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from ropeteam_trainer.agent import hang
+from ropeteam_trainer.agent import hang, heard
 from ropeteam_trainer.agent.effects import DropLink, Effect
 from ropeteam_trainer.agent.state import (
     BeatsRead,
@@ -140,19 +140,27 @@ def _about_ranks(
             if said.error_class in _PROBLEMS:
                 problem = Problem(_PROBLEMS[said.error_class], said.message)
             rung = max(state.rung, said.rung or 0)
-            return replace(state, rung=rung, problem=problem, world=_with_said(world, event.rank, said))
+            return replace(
+                state, rung=rung, problem=problem, world=_with_said(world, event.rank, said, state.now)
+            )
 
 
 def _with_exit(state: State, world: World, number: int, exit: ProcessExit, alive: bool) -> World:
     """A command that runs once per pod stands for all ranks of the pod.
 
-    `killed`: by us. Not if it was dying already when the kill was ordered.
+    `killed`: by us. Not if it was dying already when the kill was ordered, nor if it was failing: a launcher
+    takes its time to end, and a peer that failed in consequence may be reported before.
     """
     ending = (world.killing and exit.signal == signal.SIGKILL) or world.terminate_by is not None
+    told = next((rank for rank in world.ranks if rank.rank == number), None)
     for rank in world.ranks:
-        if rank.alive and (rank.rank == number or state.launch.per_pod):
+        if told and rank.alive and (rank is told or state.launch.per_pod):
             ours = ending and (rank.exit is None or rank.exit.killed)
-            explained = _explained(replace(exit, killed=exit.killed or ours), rank, _needed(state))
+            failing = told.failing and state.now - told.error_at <= heard.CHILD_SECONDS
+            if ours and failing and world.terminate_by is None:
+                ours, exit = False, replace(exit, code=1, signal=None)  # as Python ends for an exception
+            heard_of = replace(rank, error=told.error, error_at=told.error_at, ended=told.ended)
+            explained = _explained(state, replace(exit, killed=exit.killed or ours), heard_of)
             world = world.with_rank(replace(rank, alive=alive, exit=explained))
     return world
 
@@ -172,11 +180,12 @@ def _needed(state: State) -> str:
     return _EARLY_SERVER if state.config.is_server(state.identity.slot) else _EARLY
 
 
-def _explained(exit: ProcessExit, rank: RankState, needed: str) -> ProcessExit:
+def _explained(state: State, exit: ProcessExit, rank: RankState) -> ProcessExit:
     """Add why: the agent's own verdict, else what the rank said before it died, else nothing but how.
 
     A server that uses the library says when its workers have left: its script may reach its end too early.
     """
+    needed, error = _needed(state), rank.error
     exit = replace(exit, reached_end=exit.reached_end or rank.beat.reached_end)
     if rank.killed_for and exit.code != 0:  # else it ended by itself, before our SIGKILL
         why = rank.killed_for
@@ -188,13 +197,14 @@ def _explained(exit: ProcessExit, rank: RankState, needed: str) -> ProcessExit:
         return replace(exit, early=True, fingerprint="early end", message=needed)
     if exit.fingerprint or exit.clean:
         return exit
-    if rank.error and not exit.oom:
-        storage = _STORAGE.get(rank.error.error_class, "")
-        return replace(exit, fingerprint=rank.error.fingerprint, message=rank.error.message, storage=storage)
-    return replace(exit, fingerprint=exit.how)
+    if error and not exit.oom and heard.explains(error, exit, state.now - rank.error_at):
+        storage = _STORAGE.get(error.error_class, "")
+        return replace(heard.caused(exit, error, rank.rank, rank.ended), storage=storage)
+    exit = replace(exit, fingerprint=exit.how)
+    return heard.of_a_shell(exit) if state.launch.per_pod else exit
 
 
-def _with_said(world: World, number: int, said: FromRank) -> World:
+def _with_said(world: World, number: int, said: FromRank, now: float) -> World:
     rank = next((rank for rank in world.ranks if rank.rank == number), None)
     if rank is None:
         return world
@@ -208,9 +218,16 @@ def _with_said(world: World, number: int, said: FromRank) -> World:
         rank = replace(rank, left=True)
     if said.served is not None:
         rank = replace(rank, served=said.served)
-    if said.error_type is not None:
-        rank = replace(rank, error=said)
+    if said.error_type is not None and heard.better(rank.error, said):
+        told = heard.after(rank.error, said, now - rank.error_at)
+        ending = world.killing or world.terminate_by is not None
+        failing = rank.failing or (heard.is_cause(told) and not ending)
+        rank = replace(rank, error=told, error_at=now, failing=failing)
+    if said.ended and rank.ended is None:
+        rank = replace(rank, ended=said.rank)
     world = world.with_rank(rank)
+    if said.group is not None:
+        world = replace(world, groups=heard.with_group(world.groups, number, said.group))
     if said.shard_step is not None:
         shard = Shard(number, world.born, said.shard_step, said.shard_files)
         others = tuple(s for s in world.shards if (s.rank, s.step) != (shard.rank, shard.step))

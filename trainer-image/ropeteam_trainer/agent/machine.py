@@ -103,18 +103,23 @@ def _judge(state: State) -> Stepped:
     if world is None or world.killing or (state.orders and state.orders.pause == world.plan.epoch):
         return state, ()
     stuck = []
+    loss = None if _have_met(world) else _store_loss(state, world.plan)
     for rank in world.ranks:
-        if why := _verdict(state, world.plan, rank):
+        if why := _verdict(state, rank, loss):
             world = world.with_rank(replace(rank, killed_for=why))
             stuck.append(rank.rank)
     effects = (KillRanks(world.born, tuple(stuck)),) if stuck else ()
     return replace(state, world=world), effects
 
 
-def _verdict(state: State, plan: Plan, rank: RankState) -> ProcessExit | None:
+def _have_met(world: World) -> bool:
+    """Its ranks are connected to their store: who asks it from now on gets an error, and does not wait."""
+    return any(group.size >= world.plan.world_size for group in world.groups)
+
+
+def _verdict(state: State, rank: RankState, loss: ProcessExit | None) -> ProcessExit | None:
     """Why this rank makes no progress, or will not: torch tries for half an hour to reach a store."""
-    goes_on = rank.started_at is not None and not rank.exit and not rank.killed_for
-    if goes_on and (loss := _store_loss(state, plan)):
+    if loss and rank.started_at is not None and not rank.exit and not rank.killed_for:
         return loss
     uses_library = rank.has_library or state.rung >= 1
     return hang.verdict(rank, state.config.timeouts, uses_library, state.now)
@@ -221,9 +226,10 @@ def _claim(state: State, plan: Plan) -> Stepped:
 
 
 def _store_loss(state: State, plan: Plan) -> ProcessExit | None:
-    """Only the pod that held it knows, and tells by the end of its ranks. As a rank that a signal kills."""
+    """Only the pod that held it knows, and tells by the end of its ranks. As a rank that a signal kills.
+    Parameter servers and commands that run once per pod do not use it."""
     offer = StoreOffer(plan.epoch, plan.store_host, plan.store_port)
-    if offer not in state.lost_stores:
+    if offer not in state.lost_stores or state.config.servers or state.launch.per_pod:
         return None
     text = f"the store of epoch {plan.epoch} at {offer.host}:{offer.port} has ended (this pod's log says why)"
     return ProcessExit(None, signal.SIGKILL, message=text)

@@ -80,7 +80,8 @@ class Processes:
 
     def __init__(self, how: How, problem: Problem | None, post: Callable[[Event], None]) -> None:
         self._how, self._problem, self._post = how, problem, post
-        self._torch = os.environ.get(config.STORE) != "none" and problem is None
+        is_served = os.environ.get(config.STORE) != "none" and not how.launch.per_pod
+        self._torch = is_served and problem is None
         self._reaper = reaper = Reaper()
         flags = how.launch.flags if how.launch.run is not Run.COMMAND else ()
         command = (how.python, *flags, how.shims.zygote)

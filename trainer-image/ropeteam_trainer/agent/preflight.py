@@ -62,13 +62,13 @@ def plan_launch(
     launch = analyse(command, settings.launcher, Job(settings.workers, settings.processes))
     if isinstance(launch, Problem):
         return Launch(), python, launch
-    launch = _inside(launch, environ)
+    launch = _inside(_with_bash_env(launch, command[0], environ), environ)
     if isinstance(launch, Problem):
         return Launch(), python, launch
     environ = {**environ, **dict(launch.env)}
     python = launch.python or _shebang(launch.program, environ) or python
     problem = _command(launch, environ) or _checkpoint(settings)
-    if problem is None and environ.get(STORE) != "none":
+    if problem is None and environ.get(STORE) != "none" and not launch.per_pod:  # whose Python we do not know
         problem = _torch(python, environ)
     return launch, python, problem
 
@@ -81,6 +81,14 @@ def signer(settings: WorkerConfig, identity: PodIdentity) -> tuple[PodIdentity, 
     except (OSError, ValueError) as error:
         return identity, Problem(FailReason.CHECKPOINT_NOT_WRITABLE, f"checkpoints cannot be signed: {error}")
     return replace(identity, keys=named + identity.keys), None
+
+
+def _with_bash_env(launch: Launch, program: str, environ: Mapping[str, str]) -> Launch:
+    """A bash that we read instead of running it would have read this file."""
+    is_read = Path(program).name == "bash" and launch.argv[:1] != (program,)
+    if not is_read or not environ.get("BASH_ENV"):
+        return launch
+    return replace(launch, wrapper=(program, "-c", 'exec "$0" "$@"', *launch.wrapper))
 
 
 def _inside(launch: Launch, environ: Mapping[str, str]) -> Launch | Problem:

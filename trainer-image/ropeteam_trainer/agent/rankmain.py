@@ -10,7 +10,7 @@ the script has ended.
 
 from __future__ import annotations
 
-# ruff: noqa: PTH100, PTH109, PTH113, PTH118, PTH119, PTH120
+# ruff: noqa: PTH100, PTH109, PTH113, PTH118, PTH120
 # pathlib would be one more import before the script
 import os
 import runpy
@@ -18,7 +18,7 @@ import sys
 import types
 from typing import Any, NoReturn
 
-from ropeteam_trainer.agent import hooks
+from ropeteam_trainer.agent import children, hooks
 
 _OURS = "ropeteam_trainer"
 _NAMES = {"code": "-c", "stdin": "-"}
@@ -29,6 +29,8 @@ def main(root: str, kind: str, argv: list[str]) -> NoReturn:
     """`root`: the folder or zip that holds our package. Ends the interpreter with the script's exit code."""
     _leave_no_trace(root)
     _show_rank()
+    children.install()
+    children.be_rank()
     hooks.install()
     sys.argv = [_NAMES.get(kind, argv[0]), *argv[1:]]
     try:
@@ -42,9 +44,9 @@ def main(root: str, kind: str, argv: list[str]) -> NoReturn:
     except BaseException as error:
         # As the interpreter does; exit handlers look at last_value to know that this is no good end.
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-        _tell(error, root)
         trimmed = _user_part(error.__traceback__)
-        sys.excepthook(type(error), error.with_traceback(trimmed), trimmed)
+        _tell(error.with_traceback(trimmed), root)
+        sys.excepthook(type(error), error, trimmed)
         sys.exit(1)
     _mark_end()
     sys.exit(0)
@@ -181,46 +183,10 @@ def _mark_end() -> None:
 
 def _tell(error: BaseException, root: str) -> None:
     """Why this rank ends, to the agent. Never in the way of the exception itself."""
-    path = os.environ.get("ROPETEAM_RANK_SOCKET")
-    if not path:
-        return
-    import json
-    import socket
-
-    name, where = type(error).__name__, _where(error, root)
     try:
-        first_line = (str(error).strip().splitlines() or [""])[0][:300]
-    except Exception as broken:
-        first_line = f"its __str__ raised {type(broken).__name__}"
-    message = f"{name}: {first_line} ({where})" if first_line else f"{name} ({where})"
-    line = {"error_type": name, "fingerprint": f"{name} at {where}", "message": message}
-    line["error_class"] = f"{type(error).__module__}.{type(error).__qualname__}"
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(5)
-            connection.connect(path)
-            connection.sendall(json.dumps(line).encode() + b"\n")
+        children.tell(children.error_of(error, (root,)))
     except OSError as broken:
-        print(f"cannot tell the agent about {name}: {broken}", file=sys.stderr)
-
-
-def _where(error: BaseException, root: str) -> str:
-    """`train.py:31`: the innermost frame of the user's own code, else the innermost of all."""
-    import sysconfig
-
-    libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-    found = "?"
-    frame = _user_part(error.__traceback__)
-    has_user_frame = False
-    while frame is not None:
-        name = frame.tb_frame.f_code.co_filename
-        is_user = not name.startswith(("<", root, *libraries))
-        if is_user or not has_user_frame:
-            found, has_user_frame = f"{os.path.basename(name)}:{frame.tb_lineno}", has_user_frame or is_user
-        frame = frame.tb_next
-    if found == "?" and isinstance(error, SyntaxError):
-        found = f"{os.path.basename(error.filename or '?')}:{error.lineno}"
-    return found
+        print(f"cannot tell the agent about {type(error).__name__}: {broken}", file=sys.stderr)
 
 
 def _user_part(trace: types.TracebackType | None) -> types.TracebackType | None:

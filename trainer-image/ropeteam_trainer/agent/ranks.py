@@ -22,8 +22,8 @@ from pathlib import Path
 
 from ropeteam_trainer.agent import proc
 from ropeteam_trainer.agent.environment import (
-    LAUNCHER_PORT,
     launcher_environment,
+    launcher_port,
     rank_environment,
     servers_secret,
 )
@@ -220,9 +220,8 @@ class Ranks:
     def _argv(self, local_rank: int, plan: Plan) -> list[str]:
         launch = self._how.launch
         if launch.per_pod:
-            address = plan.members[0].address
-            place = MeetingPlace(self._how.slot, address, LAUNCHER_PORT, plan.store_host, plan.store_port)
-            return list(launch.joined(place))
+            port = launcher_port(self._how.settings.job_uid)
+            return list(launch.joined(MeetingPlace(self._how.slot, plan.members[0].address, port)))
         argv = launch.arguments(local_rank)
         if launch.run is Run.COMMAND:
             return list(argv)
@@ -230,14 +229,16 @@ class Ranks:
 
     def _environment(self, rank: _Rank, plan: Plan) -> dict[str, str]:
         how = self._how
+        if how.launch.per_pod:
+            environment = launcher_environment(how.base, how.settings, plan, how.identity)
+        else:
+            environment = rank_environment(how.base, how.settings, plan, how.identity, rank.number)
+        environment["PYTHONPATH"] = how.shims.python_path(how.base)
+        environment[config.AGENT_SOCKET] = str(rank.socket.path)
         member = plan.member(how.slot)
-        if how.launch.per_pod and member and member.processes > 1:
-            return launcher_environment(how.base, plan, how.slot)
-        environment = rank_environment(how.base, how.settings, plan, how.identity, rank.number)
-        environment[config.RANK_PAGE] = str(rank.page.path)
-        environment[config.RANK_SOCKET] = str(rank.socket.path)
-        if how.launch.hosts_store:
-            environment["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+        if not how.launch.per_pod or (member and member.processes == 1):
+            environment[config.RANK_PAGE] = str(rank.page.path)
+            environment[config.RANK_SOCKET] = str(rank.socket.path)
         return environment
 
     # ---- ending
@@ -266,7 +267,7 @@ class Ranks:
         was_oom, self._oom_kills = oom_kills > self._oom_kills, max(oom_kills, self._oom_kills)
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         code = os.WEXITSTATUS(status) if number is None else None
-        oom = was_oom and number == signal.SIGKILL
+        oom = was_oom and (number == signal.SIGKILL or (self._how.launch.per_pod and code != 0))
         if number and rank.dying_since is None:
             self._tell_dying(rank, number)
         rank.dying_since = rank.dying_since or time.monotonic()

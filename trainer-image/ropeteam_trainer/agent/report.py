@@ -27,6 +27,8 @@ def report(state: State) -> AgentReport:
         stopped=state.stopped,
         ranks=tuple(_rank(rank, state.rung) for rank in world.ranks) if world else (),
         store=max(state.stores, key=lambda offer: offer.epoch, default=None),
+        groups=world.groups if world else (),
+        tells_groups=True,
         shards=world.shards if world else (),
         committed=state.committed,
         granted=replace(state.grant.ref, digest="") if state.grant else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import os
 import subprocess
 import warnings
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ropeteam_trainer
+from ropeteam_trainer import agent
 from ropeteam_trainer.agent import proc
 
 _SHIM = """\
@@ -28,6 +30,12 @@ class Shims:
     """Holds our package and nothing else: what is appended to sys.path of ranks."""
     rank: str
     zygote: str
+    site: str
+    """Folder of our `sitecustomize`: the first of PYTHONPATH of ranks."""
+
+    def python_path(self, base: Mapping[str, str]) -> str:
+        """PYTHONPATH of a process whose user asked for that of `base`."""
+        return os.pathsep.join(filter(None, (self.site, base.get("PYTHONPATH"))))
 
 
 def write_shims(folder: Path) -> Shims:
@@ -41,7 +49,11 @@ def write_shims(folder: Path) -> Shims:
     rank, zygote = folder / "rank.py", folder / "zygote.py"
     rank.write_text(_SHIM.format(root=str(root), module="rankmain", arguments="sys.argv[1], sys.argv[2:]"))
     zygote.write_text(_SHIM.format(root=str(root), module="zygote", arguments="int(sys.argv[1])"))
-    return Shims(str(root), str(rank), str(zygote))
+    site = folder / "site"
+    site.mkdir()
+    source = importlib.resources.files(agent).joinpath("children.py")
+    (site / "sitecustomize.py").write_bytes(source.read_bytes())
+    return Shims(str(root), str(rank), str(zygote), str(site))
 
 
 def spawn(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from ropeteam_trainer.checkpoint.journal import Held
 from ropeteam_trainer.contract.config import PodIdentity, Start, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, Served, ToRank
-from ropeteam_trainer.contract.messages import Grant, Orders, Problem, Shard, StoreOffer
+from ropeteam_trainer.contract.messages import Grant, GroupReport, Orders, Problem, Shard, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
 from ropeteam_trainer.launchers import Launch
 
@@ -206,6 +206,11 @@ class RankState:
     left: bool = False
     """A worker: its parameter servers do not wait for it any more. A server: all its workers have left."""
     error: FromRank | None = None
+    error_at: float = 0.0
+    failing: bool = False
+    """An error that blames no peer was told before the agent was to end it."""
+    ended: int | None = None
+    """The first of the ranks that a launcher runs here which has reached its end."""
     killed_for: ProcessExit | None = None
     """Why the agent killed it, when it was the rank's own fault: a template for its exit."""
     told: ToRank = field(default_factory=ToRank)
@@ -234,6 +239,8 @@ class World:
     """SIGTERM was sent; SIGKILL follows at this time."""
     shards: tuple[Shard, ...] = ()
     restored: CheckpointRef | None = None
+    groups: tuple[GroupReport, ...] = ()
+    """Default process groups that its ranks, or their children, have formed."""
     total_steps: int | None = None
     loss: str = ""
 

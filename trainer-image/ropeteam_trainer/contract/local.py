@@ -90,8 +90,21 @@ class Served:
 
 
 @dataclass(frozen=True)
+class GroupFormed:
+    """A default process group of torch.distributed, as one of its processes sees it."""
+
+    size: int
+    rank: int
+    id: str = ""
+    """The same for all of its processes, and for no other group. "": its store could not tell."""
+    who: str = ""
+    """The program: `train.py`."""
+
+
+@dataclass(frozen=True)
 class FromRank:
-    """One line from a rank. Fields that say nothing are left out (None)."""
+    """One line from a rank, or from a process that it has started. Fields that say nothing are left out
+    (None)."""
 
     hello_pid: int | None = None
     rank: int | None = None
@@ -113,8 +126,19 @@ class FromRank:
     wants_secret: bool | None = None
     """True: answer with ToRank.secret, on this connection. The shim looks for this field's name in the
     library that a script will import, to know that it asks (rankmain.py)."""
+    group: GroupFormed | None = None
     error_type: str | None = None
-    """With fingerprint and message: an uncaught exception is about to end the rank."""
+    """With fingerprint and message: an uncaught exception is about to end the rank, or another process
+    (`child`); `rank` says which, if known."""
+    child: bool = False
+    """A process tells this that is not the rank itself: it was started by a launcher, or by the script."""
+    ended: bool | None = None
+    """True: a child that had formed a group (`rank`) has ended by itself, by no exception."""
+    launcher: bool = False
+    """The exception speaks of another process, which this one had started: how that one ended."""
+    signal: int | None = None
+    code: int | None = None
+    """With `launcher`: its signal, or exit code."""
     error_class: str = ""
     """Its class, with the module: a script may have classes of the same names as ours."""
     fingerprint: str = ""

@@ -109,6 +109,20 @@ class ProcessGroup:
 
 
 @dataclass(frozen=True)
+class GroupReport:
+    """The same in one pod, as its agent was told."""
+
+    id: str
+    size: int
+    who: str
+    ranks: tuple[int, ...]
+    """Ranks of the plan that formed it, or whose children did. A command that runs once per pod has the
+    lowest rank of the pod."""
+    members: tuple[int, ...]
+    """Their ranks in the group."""
+
+
+@dataclass(frozen=True)
 class AgentReport:
     slot: int
     incarnation: int
@@ -134,6 +148,10 @@ class AgentReport:
     """No rank process (nor descendant) of `plan` is alive. True also before the first plan."""
     ranks: tuple[RankReport, ...] = ()
     store: StoreOffer | None = None
+    groups: tuple[GroupReport, ...] = ()
+    """Default process groups that were formed in `plan`, at most 16."""
+    tells_groups: bool = False
+    """It would tell of them. An agent of an earlier release does not."""
     shards: tuple[Shard, ...] = ()
     """Shards of the current epoch that are written but not yet known to be committed."""
     committed: CheckpointRef | None = None

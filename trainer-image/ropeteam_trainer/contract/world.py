@@ -250,6 +250,10 @@ class ProcessExit:
     """Same text = same fault: exception type and innermost frame, or signal, or exit code."""
     message: str = ""
     """One line for a person: `ValueError: bad lr (train.py:31)`. Empty: all that is known is how it ended."""
+    error_class: str = ""
+    """Of the exception, with its module: `builtins.ImportError`."""
+    rank: int | None = None
+    """Whose end this is, where a launcher had started the ranks. None: of the rank that tells it."""
     last_lines: tuple[str, ...] = ()
     """The last lines it wrote, at most 20, at most 4 KiB in all."""
 

@@ -9,11 +9,11 @@ cleanly, is done, not faulty; while that is undecided there is no sign yet.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ropeteam_trainer.contract.config import ExitAction
 from ropeteam_trainer.contract.messages import RankPhase, RankReport
+from ropeteam_trainer.contract.peers import blames_a_peer
 from ropeteam_trainer.contract.world import Cause, ProcessExit
 from ropeteam_trainer.coordinator import roll
 from ropeteam_trainer.coordinator.slots import ALL, Slots, has
@@ -21,11 +21,6 @@ from ropeteam_trainer.coordinator.state import Crew, Pod, State, crews, holds_sl
 
 LEFT, LOST, TOLD, SIGNAL, ERROR, CONSEQUENCE, OURS = 6, 5, 4, 3, 2, 1, 0
 
-_BROKEN_PEER = re.compile(
-    r"Dist(Backend|Network|Store)Error|Connection (closed|reset) by peer|Connection refused|Broken pipe"
-    r"|gloo::|ncclRemoteError|ncclSystemError|ProcessGroupNCCL|NCCL (communicator was aborted|watchdog)"
-)
-"""How torch.distributed says that somebody else died."""
 _ABORTED = 6
 
 
@@ -92,7 +87,22 @@ def _of_rank(state: State, crew: Crew, rank: RankReport, least: int) -> Evidence
     weight, cause = _weigh(state, exit)
     if weight < least:
         return None
-    return Evidence(weight, cause, slot, describe(rank.rank, exit, cause), rank.rank, exit)
+    number = rank.rank if exit.rank is None else exit.rank
+    sign = Evidence(weight, cause, slot, describe(number, exit, cause), number, exit)
+    return _after_an_end(state, sign) if weight == CONSEQUENCE and not exit.storage else sign
+
+
+def _after_an_end(state: State, sign: Evidence) -> Evidence:
+    """A peer that is missed has ended by itself: it went first."""
+    known = (
+        (crew.member.slot, rank) for crew in crews(state, state.roll.clean) for rank in crew.known.values()
+    )
+    ended = next(((slot, rank.rank) for slot, rank in known if roll.is_clean(rank)), None)
+    if ended is None:
+        return sign
+    slot, number = ended
+    message = f"rank {number} had ended with exit code 0, then {sign.message}"
+    return replace(sign, slot=slot, rank=number, message=message)
 
 
 def _weigh(state: State, exit: ProcessExit) -> tuple[int, Cause]:
@@ -128,7 +138,7 @@ def _consequence(exit: ProcessExit) -> bool:
     if exit.signal not in (None, _ABORTED):
         return False
     text = " ".join((exit.fingerprint, exit.message) if exit.message else exit.last_lines)
-    return _BROKEN_PEER.search(text) is not None
+    return blames_a_peer(text)
 
 
 def describe(rank: int, exit: ProcessExit, cause: Cause) -> str:

@@ -16,13 +16,13 @@ from ropeteam_trainer.coordinator.drains import GATHER_SECONDS, SAVES_THROUGH_US
 from ropeteam_trainer.coordinator.state import (
     Moment,
     State,
-    World,
     enter,
     leaving,
     lost,
     seat,
     wanted,
 )
+from ropeteam_trainer.coordinator.world import World
 
 TICK_SECONDS = 1.0
 """We wake at least this often, so that a pause of our own loop is noticed."""

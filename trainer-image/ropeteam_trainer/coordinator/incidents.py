@@ -14,7 +14,7 @@ from dataclasses import replace
 from ropeteam_trainer.contract.config import ExitAction
 from ropeteam_trainer.contract.desired import Incident, ReplaceWish, Stages
 from ropeteam_trainer.contract.messages import Problem
-from ropeteam_trainer.contract.world import Cause, FailReason
+from ropeteam_trainer.contract.world import Cause, Epoch, FailReason
 from ropeteam_trainer.coordinator.evidence import LEFT, LOST, Evidence, collect, exit_rule, fingerprint
 from ropeteam_trainer.coordinator.slots import Slots
 from ropeteam_trainer.coordinator.state import Fault, Ledger, Moment, State, crew_of, wanted
@@ -117,7 +117,8 @@ def close(state: State, at: Moment) -> State:
     state = _with_last(state, replace(fault, incident=incident))
     ledger = _learn(state, incident, progressed(state, fault), at)
     state = replace(state, ledger=ledger)
-    return replace(state, failure=state.failure or _verdict(state, incident))
+    verdict = _invalid(state, fault) or _verdict(state, incident)
+    return replace(state, failure=state.failure or verdict)
 
 
 def progressed(state: State, fault: Fault) -> bool:
@@ -174,6 +175,26 @@ def _escalate(state: State, incident: Incident, progress: bool, ledger: Ledger) 
     if ledger.barren >= 2 and ledger.repeats < 2 and not state.world.plan.kept:
         ledger = replace(ledger, replace_all_of=state.world.plan.attempt)
     return ledger
+
+
+_INVALID = frozenset(
+    f"builtins.{name}"
+    for name in ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
+) | {"ropeteam_trainer.contract.strategy.StrategyError"}
+_FIRST = Epoch(1, 0, 1)
+
+
+def _invalid(state: State, fault: Fault) -> Problem | None:
+    """A script that cannot have run in any pod. In a job that has run before, it may be the pod."""
+    incident, world = fault.incident, state.world
+    assert world is not None
+    kind = incident.exit.error_class if incident.exit and incident.cause is Cause.ERROR else ""
+    if kind not in _INVALID or world.plan.epoch != _FIRST or progressed(state, fault):
+        return None
+    if "shared object" in incident.message:
+        return None  # of a driver, perhaps, that this node lacks
+    text = f"{incident.message}. Correct the script, the image or spec.strategy: no restart mends this"
+    return Problem(FailReason.SCRIPT_INVALID, f"{text}.")
 
 
 def _verdict(state: State, incident: Incident) -> Problem | None:

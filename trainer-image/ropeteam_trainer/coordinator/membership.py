@@ -33,6 +33,7 @@ from ropeteam_trainer.coordinator import (
     commits,
     drains,
     forming,
+    groups,
     incidents,
     keeping,
     lease,
@@ -259,6 +260,8 @@ def _forming(state: State, at: Moment) -> State:
 
 
 def _running(state: State, at: Moment) -> State:
+    if split := groups.split(state, at.now):
+        return _fault(replace(state, failure=state.failure or split), (), at)
     if world_done(state):
         return enter(state, WorldPhase.COMPLETING, at)
     state = drains.note_leavers(state, at)

@@ -41,6 +41,12 @@ class _Job(Collector):
             "epoch", "Worlds formed by this boot of the coordinator.", report.epoch.n if report.epoch else 0
         )
         yield self._gauge("world_size", "Ranks of the world that runs; 0: none.", report.world_size)
+        yield self._set(
+            "process_group_ranks",
+            "Ranks known to have formed default process groups of this size in the current world.",
+            [(str(size), ranks) for size, ranks in _by_size(report).items()],
+            "size",
+        )
         yield self._gauge("workers", "Workers and parameter servers that the job should have.", self._workers)
         yield self._gauge("members", "Those whose agent is registered and whose lease holds.", registered)
         yield self._gauge(
@@ -81,6 +87,13 @@ class _Job(Collector):
         for member, value in values:
             family.add_metric([*self._labels.values(), member], value)
         return family
+
+
+def _by_size(report: JobReport) -> dict[int, int]:
+    found: Counter[int] = Counter()
+    for group in report.process_groups:
+        found[group.size] += group.members
+    return found
 
 
 def _number(text: str) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ropeteam_trainer.coordinator import commits, incidents, roll, slots
+from ropeteam_trainer.coordinator import commits, groups, incidents, roll, slots
 from ropeteam_trainer.coordinator.state import (
     Moment,
     ReportReceived,
@@ -34,7 +34,7 @@ def absorb(state: State, told: Iterable[ReportReceived], at: Moment) -> State:
             ours.append(each)
     if not ours:
         return state
-    state = _note_members(state, ours)
+    state = _note_members(state, ours, at)
     if state.running:
         state = _note_stages(state, at)
     if known is None and state.world and state.world.base is not None:
@@ -42,7 +42,7 @@ def absorb(state: State, told: Iterable[ReportReceived], at: Moment) -> State:
     return state
 
 
-def _note_members(state: State, told: list[ReportReceived]) -> State:
+def _note_members(state: State, told: list[ReportReceived], at: Moment) -> State:
     world = state.world
     assert world is not None
     here = [each.report for each in told if world.has(each.report)]
@@ -51,6 +51,7 @@ def _note_members(state: State, told: list[ReportReceived]) -> State:
     dead = slots.NONE if state.running else stopped & (applied | state.roll.dead)
     highest = max((rank.step for report in here for rank in report.ranks), default=0)
     first = world.plan.members[0].slot
+    known = groups.absorb(world.groups, here) if any(report.groups for report in here) else world.groups
     for report in here:
         if report.slot == first:
             state = replace(state, progress=report.progress)
@@ -58,6 +59,11 @@ def _note_members(state: State, told: list[ReportReceived]) -> State:
         state,
         seen=world.seen | slots.of(report.slot for report in here),
         step=max(world.step, highest),
+        step_at=at.now if highest > world.step else world.step_at,
+        ended_at=at.now if world.ended_at is None and state.roll.clean else world.ended_at,
+        groups=known,
+        telling=world.telling | slots.of(report.slot for report in here if report.tells_groups),
+        grouped_at=at.now if known and world.grouped_at is None else world.grouped_at,
         quiet=world.quiet | dead,
     )
 

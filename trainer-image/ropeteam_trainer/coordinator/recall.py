@@ -21,7 +21,6 @@ from ropeteam_trainer.coordinator.state import (
     Moment,
     ReportReceived,
     State,
-    World,
     enter,
     member_pod,
     pod_of,
@@ -29,6 +28,7 @@ from ropeteam_trainer.coordinator.state import (
     wanted,
     with_world,
 )
+from ropeteam_trainer.coordinator.world import World
 
 
 def judge(state: State, at: Moment) -> State:

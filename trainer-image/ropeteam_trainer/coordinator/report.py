@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ropeteam_trainer.contract.desired import JobReport, ReplaceWish, SlotReport, WorldPhase
 from ropeteam_trainer.contract.world import Cause
-from ropeteam_trainer.coordinator import lease, slots, unfit
+from ropeteam_trainer.coordinator import groups, lease, slots, unfit
 from ropeteam_trainer.coordinator.commits import last_word
 from ropeteam_trainer.coordinator.drains import terminating
 from ropeteam_trainer.coordinator.forming import obstacle, unfinished
@@ -46,6 +46,8 @@ def job_report(state: State, now: float) -> JobReport:
         replace_all=state.ledger.replace_all_of is not None and not _over(state),
         failure=state.failure if state.phase is WorldPhase.FAILED else None,
         stalled=None if _over(state) else unfit.stalled(state),
+        notice=groups.notice(state, now),
+        process_groups=groups.shown(state),
         newer_term=state.newer_term,
         generation_seen=state.desired.generation if state.desired else 0,
         sent=now,

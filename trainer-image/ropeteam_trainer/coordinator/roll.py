@@ -25,7 +25,6 @@ from ropeteam_trainer.coordinator.state import (
     Crew,
     Pod,
     State,
-    World,
     crew_of,
     holds_slot,
     lead_born,
@@ -34,6 +33,7 @@ from ropeteam_trainer.coordinator.state import (
     pod_of,
     wanted,
 )
+from ropeteam_trainer.coordinator.world import World
 
 _ROUNDING = 0.001
 """Seconds; far above what sums of times lose."""

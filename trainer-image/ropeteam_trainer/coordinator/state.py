@@ -15,11 +15,12 @@ from ropeteam_trainer.contract import OLDEST, VERSION
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, Incident, ReplaceWish, SlotDesired, WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport, Grant, Problem, Progress, RankReport
-from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Member, Plan
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Member
 from ropeteam_trainer.coordinator import slots
 from ropeteam_trainer.coordinator.facts import NOBODY, Facts
 from ropeteam_trainer.coordinator.lateness import Lateness
 from ropeteam_trainer.coordinator.slots import Slots
+from ropeteam_trainer.coordinator.world import World
 
 
 class Pod(NamedTuple):
@@ -81,48 +82,6 @@ class Agent:
 
     report: AgentReport
     heard: float
-
-
-@dataclass(frozen=True)
-class World:
-    """One epoch: its plan and how far it came. Outlives its end, until the next plan."""
-
-    plan: Plan
-    since: float
-    seen: Slots = slots.NONE
-    """Slots whose agent has confirmed the plan."""
-    quiet: Slots = slots.NONE
-    """Slots where no rank of this plan lives nor will start again (known once the plan was withdrawn)."""
-    started_at: float | None = None
-    """When all ranks had been started."""
-    stepped: bool = False
-    """All ranks have made a step: this world made progress."""
-    step: int = 0
-    """Highest step of any rank."""
-    restored: CheckpointRef | None = None
-    base: int | None = None
-    """The step it went on from, once known."""
-    leavers: tuple[int, ...] = ()
-    """Slots that were asked to leave (SIGTERM) while it ran."""
-    leave_at: float | None = None
-    """When the first of them said so."""
-    paused_at: float | None = None
-    """When the drain began."""
-    stop_at: int | None = None
-    """The step at which all ranks stop and save."""
-    kept: Slots = slots.NONE
-    """Slots whose ranks live on although the world ended; only ever shrinks."""
-
-    def has(self, report: AgentReport) -> bool:
-        """This agent's ranks are those of this world, whether or not it has heard that they were kept."""
-        if report.plan and report.plan.epoch == self.plan.epoch and report.plan.hash == self.plan.hash:
-            return True
-        now = self.plan.member(report.slot)
-        if now is None or now.born is None or report.plan is None:
-            return False
-        then = report.plan.member(report.slot)
-        same_pod = then and (now.incarnation, now.pod_uid) == (then.incarnation, then.pod_uid)
-        return bool(same_pod) and report.plan.born(report.slot) == now.born
 
 
 @dataclass(frozen=True)

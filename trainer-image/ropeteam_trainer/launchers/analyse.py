@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import functools
+import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -35,7 +37,9 @@ def analyse(command: Words, launcher: Field, job: Job) -> Launch | Problem:
     except Refused as error:
         return Problem(FailReason.LAUNCHER_REFUSED, str(error))
     if found is not None:
-        return replace(found, env=inner.env, cwd=inner.cwd)
+        python = _placed(found.python, inner.cwd) if found.python else None
+        program = _placed(found.program, inner.cwd)
+        return replace(found, env=inner.env, cwd=inner.cwd, python=python, program=program)
     if inner.is_uv_script and launcher is Field.AUTO:
         return Launch(Run.COMMAND, command, program=command[0], text="PerRank (uv run)")
     if launcher is Field.PER_RANK:
@@ -43,6 +47,12 @@ def analyse(command: Words, launcher: Field, job: Job) -> Launch | Problem:
     return Launch(Run.COMMAND, command, per_pod=True, program=command[0], text=f"PerPod ({name})")
 
 
+def _placed(program: str, cwd: str) -> str:
+    """A path is seen from where the command starts."""
+    return posixpath.join(cwd, program) if "/" in program else program
+
+
+@functools.lru_cache(maxsize=512)
 def processes_of(command: Words, launcher: Field, workers: int) -> int | None:
     """How many ranks the command itself asks for on each of so many workers. None: it does not say, or is
     refused for another reason."""

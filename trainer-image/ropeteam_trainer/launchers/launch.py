@@ -41,9 +41,6 @@ class MeetingPlace:
     address: str
     port: int
     """Of node 0, where nobody listens yet."""
-    store_host: str
-    store_port: int
-    """Of our store."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +81,6 @@ class Launch:
         """`argv` of the one process of a pod."""
         words = (word.format(**vars(place)) for word in self.joining)
         return (*self.argv[: self.joining_at], *words, *self.argv[self.joining_at :])
-
-    @property
-    def hosts_store(self) -> bool:
-        """Whether node 0 opens a store of its own, so that ranks must not look for ours."""
-        return any("{port}" in word for word in self.joining)
 
     @property
     def forkable(self) -> bool:

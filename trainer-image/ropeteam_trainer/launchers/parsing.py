@@ -59,7 +59,7 @@ def parse(launcher: str, options: Options, args: Sequence[str]) -> Parsed:
     if unknown and not options.interspersed:
         raise Refused(
             f"{launcher} flag {unknown[0]} is not known here ({options.version}): leave it out,"
-            " or set spec.launcher to start the command as it is"
+            " or set spec.launcher to PerPod to start the command as it is"
         )
     texts = {name: value if isinstance(value, str) else "" for name, value in given.items()}
     at = 0 if options.interspersed else len(args) - len(arguments) - 1

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 
 _QUOTED = r"""'[^']*'|"(?:[^"$`\\]|\\["$`\\])*\""""
 _PIECE = rf"""{_QUOTED}|\\[^\n]|[^\s'"\\$`|&;<>()*?\[\]{{}}~#!]"""
-_TOKEN = re.compile(rf"(?P<blank>(?:[ \t]|\\\n)+)|(?P<operator>&&|;|\n)|(?P<word>(?:{_PIECE})+)")
+_TOKEN = re.compile(rf"(?P<blank>[ \t]+)|(?P<operator>&&|;|\n)|(?P<word>(?:{_PIECE})+)")
+_JOINED = re.compile(r"""'[^']*'|"[^"]*"|\\\n""")
+"""A line that ends with a backslash goes on in the next, but in quotes (in double ones it is not simple)."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _SET = re.compile(r"[-+][eux]*o?|pipefail")
-_HERE = re.compile(
-    r"(?P<line>.*?)[ \t]*<<[ \t]*(?P<quote>['\"])(?P<end>\w+)(?P=quote)[ \t]*\n(?P<text>.*?)^(?P=end)\s*",
-    re.DOTALL | re.MULTILINE,
-)
+_HERE = re.compile(r"<<[ \t]*(?P<quote>['\"])(?P<end>\w+)(?P=quote)[ \t]*\n")
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,10 @@ class Simple:
 
 def simple(line: str) -> Simple | None:
     """None: it takes a shell."""
-    stdin = None
-    if here := _HERE.fullmatch(line):
-        line, stdin = here["line"], here["text"]
-        if here["end"] in stdin.splitlines():
-            return None  # it ends there, and what follows are commands
-    commands = _commands(line)
+    first, stdin = _here_document(line)
+    if first is None:
+        return None
+    commands = _commands(_JOINED.sub(lambda found: "" if found[0] == "\\\n" else found[0], first))
     if not commands:
         return None
     env, cwd = list[tuple[str, str]](), ""
@@ -58,14 +55,26 @@ def simple(line: str) -> Simple | None:
     return Simple(tuple(map(_value, last)), tuple(env), cwd, stdin) if last else None
 
 
+def _here_document(line: str) -> tuple[str | None, str | None]:
+    """The line before it, and its text, if there is one. No line: it is not the end of the command."""
+    at = line.find("<<")
+    here = _HERE.match(line, at) if at >= 0 else None
+    if here is None:
+        return line, None
+    lines = line[here.end() :].rstrip().split("\n")
+    if lines.count(here["end"]) != 1 or lines[-1] != here["end"]:
+        return None, None  # what follows its end are commands
+    return line[:at], "".join(f"{each}\n" for each in lines[:-1])
+
+
 def line_of(words: tuple[str, ...]) -> tuple[str, bool] | None:
     """Of `bash [options] -c LINE`: the line, and whether the shell reads files of the user's first. None: it
     is something else."""
     letters, rest = "", list(words[1:])
-    while rest and re.fullmatch(r"-[ceuxlio]+|--login|pipefail", rest[0]):
+    while rest and re.fullmatch(r"-[ceuxlo]+|--login|pipefail", rest[0]):
         word = rest.pop(0)
         letters += "l" if word == "--login" else word * word.startswith("-")
-    return (rest[0], bool(set("li") & set(letters))) if "c" in letters and rest else None
+    return (rest[0], "l" in letters) if "c" in letters and rest else None
 
 
 def _commands(line: str) -> list[list[str]]:

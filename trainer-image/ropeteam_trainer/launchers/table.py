@@ -68,6 +68,8 @@ class Launcher:
             if nodes == "-1":
                 return
             raise Refused(f"--{self.nodes} {nodes} is not a number")
+        if self.join and high and low != high:
+            raise Refused(f"--{self.nodes} {nodes} is a range: say {job.workers}, or leave the flag out")
         if not int(low) <= job.workers <= int(high or low):
             raise Refused(
                 f"--{self.nodes} {nodes}, but the job has {_count(job.workers, 'worker')}:"
@@ -90,6 +92,8 @@ def _torchrun(parsed: Parsed, job: Job) -> None:
         raise Refused(
             f"--standalone makes of each worker a world of its own, the job has {job.workers}: leave it out"
         )
+    if "virtual-local-rank" in parsed.given and job.processes > 1:
+        raise Refused("--virtual-local-rank is not done here: each rank finds its LOCAL_RANK; leave it out")
     if {"module", "no-python"} <= parsed.given.keys() and "run-path" not in parsed.given:
         raise Refused("--module and --no-python exclude each other: leave one out")
 
@@ -146,9 +150,6 @@ DEEPSPEED = Launcher(
 
 # ---- accelerate
 
-_MULTI = {"multi-gpu", "use-fsdp", "use-deepspeed", "use-megatron-lm", "config-file"}
-"""Options with which it starts ranks by torchrun. Else one rank of a pod is the script, started as it is."""
-
 
 def _accelerate_counts(launcher: Launcher, parsed: Parsed, workers: int) -> int | None:
     total = parsed.number(launcher.count)
@@ -170,8 +171,6 @@ def _accelerate(parsed: Parsed, job: Job) -> None:
 
 
 def _accelerate_joins(parsed: Parsed, job: Job) -> Words:
-    is_plain = job.processes == 1 and not _MULTI & parsed.given.keys()
-    meet = ("{store_host}", "{store_port}") if is_plain else ("{address}", "{port}")
     return (
         *(
             "--num_machines",
@@ -181,7 +180,7 @@ def _accelerate_joins(parsed: Parsed, job: Job) -> Words:
             "--machine_rank",
             "{node_rank}",
         ),
-        *("--main_process_ip", meet[0], "--main_process_port", meet[1]),
+        *("--main_process_ip", "{address}", "--main_process_port", "{port}"),
         *("--deepspeed_multinode_launcher", "standard") * ("use-deepspeed" in parsed.given),
     )
 
@@ -266,7 +265,6 @@ PROGRAMS: Mapping[Words, Launcher] = {
     ("torchrun",): TORCHRUN,
     ("deepspeed",): DEEPSPEED,
     ("deepspeed.pt",): DEEPSPEED,
-    ("ds",): DEEPSPEED,
     ("accelerate", "launch"): ACCELERATE,
     ("accelerate-launch",): ACCELERATE,
     ("fabric", "run"): FABRIC,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ropeteam_trainer.launchers.options import OPTIONS, Options
-from ropeteam_trainer.launchers.parsing import parse
+from ropeteam_trainer.launchers.parsing import Refused, parse
 from ropeteam_trainer.launchers.shell import line_of, simple
 
 _ENVIRONMENT_OF_SHELL = 'exec "$0" "$@"'
@@ -104,7 +104,10 @@ def _runner(options: Options) -> Callable[[Inner], Inner | None]:
     def strip(inner: Inner) -> Inner | None:
         if inner.words[1:2] != ("run",) or not inner.words[2:]:
             return None
-        parsed = parse(f"{inner.name} run", options, inner.words[2:])
+        try:
+            parsed = parse(f"{inner.name} run", options, inner.words[2:])
+        except Refused:
+            return None  # a newer one's flag: it runs as it is
         is_script = parsed.rest[0].endswith(".py") or {"module", "script", "gui-script"} & parsed.given.keys()
         if is_script or parsed.rest[0] == "-":
             return replace(inner, is_uv_script=True)

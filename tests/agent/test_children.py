@@ -1,0 +1,209 @@
+"""What any Python process below a rank tells the agent, and that it changes nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ropeteam_trainer.agent.spawn import write_shims
+from ropeteam_trainer.contract import codec, config
+from ropeteam_trainer.contract.local import FromRank
+
+JOIN = "import torch.distributed as dist; dist.init_process_group('gloo', **{}); dist.destroy_process_group()"
+
+
+class Site:
+    """Our folder on PYTHONPATH, and a socket in the agent's place."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lines: list[bytes] = []
+        (folder / "shims").mkdir()
+        self.shims = write_shims(folder / "shims")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(folder / "s"))
+        self._listener.listen()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection, connection.makefile("rb") as lines:
+                self.lines += lines
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # it is closed
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def start(self, *argv: str, **env: str) -> subprocess.Popen[str]:
+        ours = {"PYTHONPATH": self.shims.python_path(env), config.AGENT_SOCKET: str(self.folder / "s")}
+        base = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        return subprocess.Popen(
+            [sys.executable, *argv], env=base | env | ours, cwd=self.folder, text=True, stdout=-1, stderr=-1
+        )
+
+    def run(self, *argv: str, **env: str) -> tuple[int, str, str]:
+        process = self.start(*argv, **env)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    @property
+    def told(self) -> list[FromRank]:
+        return [codec.decode(FromRank, line) for line in self.lines]
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path)
+    yield site
+    site.close()
+
+
+def test_an_exception_is_told_and_printed_as_ever(site: Site) -> None:
+    (site.folder / "x.py").write_text("def f():\n    raise ValueError('bad lr')\nf()\n")
+    code, _, err = site.run("x.py", RANK="3")
+    assert code == 1
+    assert err.splitlines()[0] == "Traceback (most recent call last):"
+    assert "sitecustomize" not in err
+    (said,) = site.told
+    assert (said.message, said.rank, said.child) == ("ValueError: bad lr (x.py:2)", 3, True)
+    assert said.error_class == "builtins.ValueError"
+
+
+def test_a_process_pays_for_no_torch_and_sees_its_own_path(site: Site) -> None:
+    probe = "import sys; print(sys.path, 'torch' in sys.modules, 'json' in sys.modules)"
+    _, ours, _ = site.run("-c", probe)
+    plain = subprocess.run([sys.executable, "-c", probe], cwd=site.folder, text=True, capture_output=True)
+    assert ours == plain.stdout
+    assert site.told == []
+
+
+def test_the_users_own_sitecustomize_runs(site: Site) -> None:
+    (site.folder / "theirs").mkdir()
+    (site.folder / "theirs" / "sitecustomize.py").write_text("print('theirs'); import sys; sys.mine = 1")
+    probe = "import sys, sitecustomize; print(sys.mine, sitecustomize.__file__); raise KeyError(1)"
+    _, out, _ = site.run("-c", probe, PYTHONPATH=str(site.folder / "theirs"))
+    assert out.split() == ["theirs", "1", str(site.folder / "theirs" / "sitecustomize.py")]
+    assert site.told[0].message == "KeyError: 1 (<string>:1)"
+
+
+def test_members_of_one_group_tell_the_same_name_and_others_another(site: Site) -> None:
+    def group(store: str, size: int) -> list[subprocess.Popen[str]]:
+        where = f"init_method='file://{site.folder}/{store}'"
+        return [
+            site.start("-c", JOIN.format(f"dict({where}, rank={rank}, world_size={size})"))
+            for rank in range(size)
+        ]
+
+    for process in [*group("one", 2), *group("two", 1)]:
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    groups = [said.group for said in site.told if said.group]
+    assert sorted((each.size, each.rank) for each in groups) == [(1, 0), (2, 0), (2, 1)]
+    assert len({each.id for each in groups}) == 2
+    assert "" not in {each.id for each in groups}
+    assert {each.who for each in groups} == {"-c"}
+
+
+@pytest.mark.parametrize("how", ["", "init_method='tcp://127.0.0.1:{}', rank=0, world_size=1"])
+def test_a_script_that_says_where_its_processes_meet_hosts_the_store_there(site: Site, how: str) -> None:
+    """TORCHELASTIC_USE_AGENT_STORE made it wait for a store that nobody hosts."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    code, _, err = site.run(
+        *("-c", JOIN.format(f"dict({how.format(port)})")),
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"},
+        **{"TORCHELASTIC_USE_AGENT_STORE": "True", config.STORE_ADDRESS: "10.0.0.1:1234"},
+    )
+    assert code == 0, err
+    assert [said.group.size for said in site.told if said.group] == [1]
+
+
+KILL = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+SPAWN = """
+import os, sys, torch.multiprocessing as mp
+def f(rank):
+    if rank == 1:
+        {}
+if __name__ == "__main__":
+    mp.spawn(f, nprocs=2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (
+            f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {KILL!r}], check=True)",
+            (None, 9, "CalledProcessError: "),
+        ),
+        (SPAWN.format(KILL), (1, 9, "")),
+        (SPAWN.format("sys.exit(3)"), (1, None, "")),
+        (SPAWN.format("raise ValueError('bad')"), (1, None, "ValueError: bad (x.py:5)")),
+    ],
+    ids=["subprocess", "killed", "code", "raised"],
+)
+def test_a_process_that_started_another_tells_how_that_one_ended(
+    site: Site, script: str, expected: tuple[int | None, int | None, str]
+) -> None:
+    (site.folder / "x.py").write_text(script)
+    site.run("x.py")
+    said = site.told[-1]
+    assert said.launcher
+    assert (said.rank, said.signal) == expected[:2]
+    assert said.message.startswith(expected[2])
+    assert bool(said.message) == bool(expected[2])
+    assert said.code == (3 if "sys.exit(3)" in script else None)
+
+
+CHILD = """
+import multiprocessing as mp
+def f():
+    raise ValueError("bad")
+if __name__ == "__main__":
+    child = mp.get_context("{}").Process(target=f)
+    child.start()
+    child.join()
+    print(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_process_of_multiprocessing_tells_why_it_ends(site: Site, method: str) -> None:
+    (site.folder / "x.py").write_text(CHILD.format(method))
+    _, out, err = site.run("x.py", RANK="1")
+    (said,) = site.told
+    assert (said.message, said.rank, said.child) == ("ValueError: bad (x.py:4)", 1, True)
+    assert (out, "ValueError: bad" in err) == ("1\n", True), "and it ends as ever"
+
+
+def test_torchrun_tells_the_first_that_failed(site: Site) -> None:
+    (site.folder / "x.py").write_text(f"import os\nif os.environ['RANK'] == '1':\n    {KILL}\n")
+    site.run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "x.py")
+    assert [(said.rank, said.signal, said.launcher) for said in site.told] == [(1, 9, True)]
+
+
+def test_a_member_of_a_group_that_ends_is_told_of(site: Site) -> None:
+    where = f"dict(init_method='file://{site.folder}/one', rank=0, world_size=1)"
+    site.run("-c", JOIN.format(where), RANK="5")
+    assert [(said.ended, said.rank) for said in site.told if said.ended] == [(True, 5)]
+
+
+def test_who_does_not_reach_the_agent_goes_on(site: Site) -> None:
+    site.close()
+    where = f"dict(init_method='file://{site.folder}/one', rank=0, world_size=1)"
+    code, out, err = site.run("-c", JOIN.format(where) + "; print('on')")
+    assert (code, out) == (0, "on\n"), err
+    assert "a process group is not told of" in err

@@ -1,0 +1,345 @@
+"""What every Python process of a rank tells the agent: the process groups it forms, and why it fails.
+
+The agent puts this file into a folder of its own as `sitecustomize.py`, first on PYTHONPATH, so it is read by
+whatever a rank or a launcher starts; rankmain.py and the zygote call `install` themselves. Order: the hooks
+wait for torch to be imported -> the user's own sitecustomize runs, as without us.
+Promise: no torch is imported, and no line of a script changes; what cannot be told is not, and the script
+goes on. Limits: processes without this folder on PYTHONPATH (`python -S`, `-I`, `env -i`) tell nothing, nor
+does one that ends by `os._exit`. Everything here is Python 3.10's standard library and this file alone.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: PTH119, PTH120
+# each import here is paid by every Python process of a job
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType, TracebackType
+    from typing import Any
+
+    Hook = Callable[[Any], None]
+
+_TELL_SECONDS = 5
+_MARK = "_ropeteam_children"
+"""On `sys`: the hooks of this process are in place, whichever copy of this file did it."""
+
+
+def install() -> None:
+    """Once per process, before torch is imported."""
+    if hasattr(sys, _MARK):
+        return
+    setattr(sys, _MARK, {})
+    waiting = dict(_HOOKS)
+    for name in [name for name in waiting if name in sys.modules]:
+        attempt(waiting.pop(name), sys.modules[name])
+    sys.meta_path.insert(0, AfterImport(waiting))
+
+
+def be_rank() -> None:
+    """This process is a rank itself, whose end rankmain.py tells of."""
+    getattr(sys, _MARK)["is child"] = False
+
+
+class AfterImport:
+    """Finds no module by itself: it lets the others find one, and has the hook run once it is executed."""
+
+    def __init__(self, waiting: dict[str, Hook]) -> None:
+        self._waiting = waiting
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        hook = self._waiting.pop(name, None)
+        if hook is None:
+            return None
+        import importlib.util
+
+        spec = importlib.util.find_spec(name)  # asks us again, in vain
+        if spec is not None and spec.loader is not None:
+            # The loader stays what it is: others ask for its type, its file, its sources.
+            loader: Any = spec.loader
+            loader.exec_module = _followed_by(loader.exec_module, hook)
+        return spec
+
+
+def _followed_by(execute: Hook, hook: Hook) -> Hook:
+    def both(module: ModuleType) -> None:
+        execute(module)
+        attempt(hook, module)
+
+    return both
+
+
+def attempt(hook: Hook, module: ModuleType) -> None:
+    try:
+        hook(module)
+    except Exception as error:
+        print(f"ropeteam: no hook in {module.__name__}: {error!r}. The script goes on.", file=sys.stderr)
+
+
+# ---- process groups
+
+
+def _tell_of_groups(c10d: Any) -> None:
+    """torch.distributed.distributed_c10d: each default process group is told once it has formed."""
+    import functools
+
+    original = c10d.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        _tell_of_end()
+        try:
+            told = {"id": _id_of(c10d), "size": c10d.get_world_size(), "rank": c10d.get_rank(), "who": _who()}
+            tell({"group": told})
+        except Exception as error:
+            print(f"ropeteam: a process group is not told of: {error!r}", file=sys.stderr)
+        return result
+
+    c10d.init_process_group = init_process_group
+
+
+def _id_of(c10d: Any) -> str:
+    """The same for all members of one group, and for no other: the first wrote it into their store."""
+    try:
+        mine = f"{os.uname().nodename}:{os.getpid()}:{os.urandom(4).hex()}"
+        found: bytes = c10d._get_default_store().compare_set("ropeteam/group", "", mine)
+        return found.decode()
+    except Exception:  # a store of some other kind
+        return ""
+
+
+def _who() -> str:
+    """The program, for people."""
+    main: Any = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name != "__main__":
+        return str(spec.name).removesuffix(".__main__")[:100]
+    return os.path.basename(sys.argv[0] if sys.argv and sys.argv[0] else "python")[:100]
+
+
+def _let_others_host(rendezvous: Any) -> None:
+    """torch.distributed.rendezvous: TORCHELASTIC_USE_AGENT_STORE speaks of the store of our plan alone. A
+    script that says itself where its processes meet hosts the store there, as under plain `python`."""
+    create, is_ours = rendezvous._create_c10d_store, rendezvous._torchelastic_use_agent_store
+    here: list[str] = []
+
+    def use_agent_store() -> bool:
+        ours = os.environ.get("ROPETEAM_STORE_ADDRESS")
+        return bool(is_ours()) and not (ours and here and here[-1] != ours)
+
+    def create_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+        here.append(f"{hostname}:{port}")
+        try:
+            return create(hostname, port, *args, **kwargs)
+        finally:
+            here.pop()
+
+    rendezvous._torchelastic_use_agent_store = use_agent_store
+    rendezvous._create_c10d_store = create_store
+
+
+def _tell_of_processes(process: Any) -> None:
+    """multiprocessing.process prints what ends a child, and calls no hook."""
+    original = process.BaseProcess._bootstrap
+
+    def _bootstrap(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run = self.run
+
+        def run_and_tell() -> None:
+            try:
+                run()
+            except Exception as error:
+                _tell_as_child(error)
+                raise
+
+        self.run = run_and_tell
+        return original(self, *args, **kwargs)
+
+    process.BaseProcess._bootstrap = _bootstrap
+
+
+_HOOKS: dict[str, Hook] = {
+    "torch.distributed.distributed_c10d": _tell_of_groups,
+    "torch.distributed.rendezvous": _let_others_host,
+    "multiprocessing.process": _tell_of_processes,
+}
+
+# ---- exceptions
+
+
+def error_of(error: BaseException, ours: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What FromRank says of an uncaught exception. Of a launcher's: how the first of its processes ended.
+    `ours`: beginnings of file names that are not the script's."""
+    name, where, text = type(error).__name__, _where(error, ours), _first_line(error)
+    own = {
+        "error_type": name,
+        "error_class": f"{type(error).__module__}.{type(error).__qualname__}",
+        "fingerprint": f"{name} at {where}",
+        "message": f"{name}: {text} ({where})" if text else f"{name} ({where})",
+    }
+    read = _OF_LAUNCHERS.get(name)
+    if read is None:
+        return own
+    try:
+        return {**own, "launcher": True, **read(error)}
+    except Exception:  # another release's launcher: its own words will do
+        return own
+
+
+def _first_line(error: BaseException) -> str:
+    try:
+        return (str(error).strip().splitlines() or [""])[0][:300]
+    except Exception as broken:
+        return f"its __str__ raised {type(broken).__name__}"
+
+
+def _where(error: BaseException, ours: tuple[str, ...]) -> str:
+    """`train.py:31`: the innermost frame of the user's own code, else the innermost of all."""
+    import sysconfig
+
+    libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+    found = "?"
+    frame: TracebackType | None = error.__traceback__
+    has_user_frame = False
+    while frame is not None:
+        name = frame.tb_frame.f_code.co_filename
+        is_user = name in ("<string>", "<stdin>") or not name.startswith(("<", *ours, *libraries))
+        if is_user or not has_user_frame:
+            found, has_user_frame = f"{os.path.basename(name)}:{frame.tb_lineno}", has_user_frame or is_user
+        frame = frame.tb_next
+    if isinstance(error, SyntaxError) and not has_user_frame:
+        found = f"{os.path.basename(error.filename or '?')}:{error.lineno}"
+    return found
+
+
+_OF_ANOTHER = {"error_class": "", "fingerprint": "", "message": ""}
+"""Where the exception has no more to say than how a rank has ended."""
+
+
+def _of_torchrun(error: Any) -> dict[str, Any]:
+    """torch.distributed.elastic.multiprocessing.errors.ChildFailedError"""
+    rank, failure = error.get_first_failure()
+    return {"rank": int(rank), **_OF_ANOTHER, **_ended(failure.exitcode)}
+
+
+def _of_spawn(error: Any) -> dict[str, Any]:
+    """torch.multiprocessing.spawn.ProcessExitedException"""
+    return {"rank": int(error.error_index), **_OF_ANOTHER, **_ended(error.exit_code)}
+
+
+def _of_spawned(error: Any) -> dict[str, Any]:
+    """torch.multiprocessing.spawn.ProcessRaisedException: its text ends with the other's traceback."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    last = lines[-1].strip()
+    frames = [line.split('"') for line in lines if line.startswith('  File "')]
+    name = last.partition(":")[0]
+    own = [frame for frame in frames if "site-packages" not in frame[1]] or frames
+    where = f"{os.path.basename(own[-1][1])}:{own[-1][2].split()[2].strip(',')}" if own else "?"
+    return {
+        "rank": int(error.error_index),
+        "error_class": name if "." in name else f"builtins.{name}",
+        "fingerprint": f"{name} at {where}",
+        "message": f"{last[:300]} ({where})",
+    }
+
+
+def _of_subprocess(error: Any) -> dict[str, Any]:
+    """subprocess.CalledProcessError"""
+    return _ended(error.returncode)
+
+
+def _ended(code: int) -> dict[str, Any]:
+    return {"signal": -code} if code < 0 else {"code": code}
+
+
+_OF_LAUNCHERS = {
+    "ChildFailedError": _of_torchrun,
+    "ProcessExitedException": _of_spawn,
+    "ProcessRaisedException": _of_spawned,
+    "CalledProcessError": _of_subprocess,
+}
+
+
+# ---- telling
+
+
+def tell(line: dict[str, Any]) -> None:
+    """One FromRank to the agent, if there is one. Raises OSError."""
+    path = os.environ.get("ROPETEAM_AGENT_SOCKET")
+    if not path:
+        return
+    import json
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_TELL_SECONDS)
+        connection.connect(path)
+        connection.sendall(json.dumps(line).encode() + b"\n")
+
+
+def _tell_of_errors() -> None:
+    """In a process that rankmain.py does not run: of one that ends by an exception."""
+    getattr(sys, _MARK)["is child"] = True
+    former = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if getattr(sys, _MARK)["is child"]:
+            _tell_as_child(error)
+        former(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _tell_as_child(error: BaseException) -> None:
+    getattr(sys, _MARK)["failed"] = True
+    try:
+        tell({**_rank(), **error_of(error), "child": True})
+    except Exception as broken:
+        print(f"ropeteam: {type(error).__name__} is not told to the agent: {broken!r}", file=sys.stderr)
+
+
+def _tell_of_end() -> None:
+    """Of a member of a group that is no rank of the agent's own: peers that wait for it fail later."""
+    state: dict[str, bool] = getattr(sys, _MARK)
+    if not state.get("is child") or state.get("end is told"):
+        return
+    state["end is told"] = True
+    import atexit
+    import contextlib
+
+    def at_end() -> None:
+        if not state.get("failed") and (rank := _rank()):
+            with contextlib.suppress(OSError):  # its launcher tells how it ended
+                tell({"ended": True, "child": True, **rank})
+
+    atexit.register(at_end)
+
+
+def _rank() -> dict[str, int]:
+    rank = os.environ.get("RANK", "")
+    return {"rank": int(rank)} if rank.isdecimal() else {}
+
+
+def _customize() -> None:
+    """As `sitecustomize`: our part, then that of whoever else has one."""
+    here = os.path.dirname(__file__)
+    sys.path[:] = [entry for entry in sys.path if entry != here]
+    if os.environ.get("ROPETEAM_AGENT_SOCKET"):
+        install()
+        _tell_of_errors()
+    us = sys.modules.pop("sitecustomize")
+    try:
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+        sys.modules["sitecustomize"] = us
+
+
+if __name__ == "sitecustomize":
+    _customize()
