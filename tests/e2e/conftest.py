@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import pytest
 from tests.e2e.harness import JOBS, Cluster
 
 SCRIPTS = Path(__file__).parent / "scripts"
+PROGRAMS = Path(__file__).parents[1] / "programs" / "scripts"
+"""Those of the campaign (tests/programs), which runs all their ways."""
 _numbers = itertools.count(1)
 
 
@@ -48,3 +52,11 @@ def job(
         "metadata": {"name": name},
         "spec": {"workers": workers, "image": "local", "command": command, "env": env, **spec},
     }
+
+
+def program(name: str, command: list[str], **spec: Any) -> dict[str, Any]:
+    """A TrainingJob that runs in the folder of the campaign's own scripts, with our torchrun on its PATH."""
+    made = job(name, command, torch=True, workingDir=str(PROGRAMS), **spec)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    made["spec"]["env"] = [{"name": "PATH", "value": path}]
+    return made

@@ -205,7 +205,8 @@ class Cluster:
         return [
             Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
             for pid, env in environments()
-            if env.get("TORCHELASTIC_RUN_ID") == job_uid or job_uid in env.get("ROPETEAM_CONFIG", "")
+            if env.get("TORCHELASTIC_RUN_ID") == job_uid
+            or job_uid in env.get("ROPETEAM_CONFIG", "") + env.get("ROPETEAM_RANK_PLAN", "")
         ]
 
 

@@ -1,0 +1,51 @@
+"""One world, or a clear word: a handful of the ways of tests/programs/own.toml, by real processes.
+
+Limit: they prove what is told and how a job ends, not how soon; the campaign measures that.
+"""
+
+from __future__ import annotations
+
+from tests.e2e.conftest import program
+from tests.e2e.harness import Cluster, wait_for
+
+
+def trained(cluster: Cluster, name: str) -> list[str]:
+    """Of each pod the last line of its log, without the rank before it."""
+    logs = [cluster.logs(pod["metadata"]["name"]).splitlines() for pod in cluster.pods(name)]
+    return [lines[-1].partition("] ")[2] for lines in logs]
+
+
+def test_pods_that_train_alone_are_told_of_and_then_the_job_fails(cluster: Cluster, name: str):
+    line = "true; torchrun --standalone --nnodes=1 worlds.py env 600"
+    cluster.create(program(name, ["bash", "-c", line], recovery={"startSeconds": 10}))
+
+    def smaller() -> str:
+        seen = cluster.condition(name, "Degraded")
+        return seen["message"] if seen.get("reason") == "SmallerProcessGroup" else ""
+
+    assert "the job has 2 ranks" in wait_for("SmallerProcessGroup", smaller)
+    failed = cluster.wait_condition(name, "Failed")
+    assert failed["reason"] == "SplitWorld"
+    assert "a process group of 1 by worlds.py in slot " in failed["message"]
+    assert "spec.worlds: PerPod" in failed["message"]
+    assert cluster.status(name)["incidents"] == []
+
+
+def test_torchrun_in_a_shell_line_joins_the_one_world(cluster: Cluster, name: str):
+    cluster.create(program(name, ["bash", "-c", "true; torchrun worlds.py env 1"], cleanPodPolicy="None"))
+    assert cluster.wait_condition(name, "Complete")["reason"] == "Succeeded"
+    assert trained(cluster, name) == ["trained in a world of 2"] * 2
+
+
+def test_groups_before_the_one_of_all_ranks_are_no_split_world(cluster: Cluster, name: str):
+    cluster.create(program(name, ["python", "worlds.py", "preflight", "1"], cleanPodPolicy="None"))
+    assert cluster.wait_condition(name, "Complete")["reason"] == "Succeeded"
+    assert trained(cluster, name) == ["trained in a world of 2"] * 2
+    assert cluster.condition(name, "Degraded").get("status", "False") == "False"
+
+
+def test_a_job_without_any_group_says_so_at_its_end(cluster: Cluster, name: str):
+    cluster.create(program(name, ["python", "worlds.py", "no_group", "0"]))
+    complete = cluster.wait_condition(name, "Complete")
+    assert complete["reason"] == "NoProcessGroup"
+    assert "none of them has told of a process group" in complete["message"]
