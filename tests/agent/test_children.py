@@ -18,6 +18,7 @@ from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.local import FromRank
 
 JOIN = "import torch.distributed as dist; dist.init_process_group('gloo', **{}); dist.destroy_process_group()"
+_LAST = b"last\n"
 
 
 class Site:
@@ -26,6 +27,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.lines: list[bytes] = []
+        self._all_read = threading.Event()
         (folder / "shims").mkdir()
         self.shims = write_shims(folder / "shims")
         self._listener = socket.socket(socket.AF_UNIX)
@@ -41,6 +43,9 @@ class Site:
                 return
             with connection, connection.makefile("rb") as lines:
                 self.lines += lines
+            if self.lines[-1:] == [_LAST]:
+                self.lines.pop()
+                self._all_read.set()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # it is closed
@@ -61,6 +66,12 @@ class Site:
 
     @property
     def told(self) -> list[FromRank]:
+        """By all that have ended: connections are read one after the other, so ours is the last."""
+        self._all_read.clear()
+        with socket.socket(socket.AF_UNIX) as ours:
+            ours.connect(str(self.folder / "s"))
+            ours.sendall(_LAST)
+        assert self._all_read.wait(60)
         return [codec.decode(FromRank, line) for line in self.lines]
 
 
