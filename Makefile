@@ -10,7 +10,7 @@ AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator a
 	checkpoint/manifest.py background.py folders.py lines.py __init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sim sim-shipped fuzz seeded crds chart lock launchers prometheus cluster cluster-down e2e e2e-core release fmt bench clean
+.PHONY: help install demo test check sim sim-shipped fuzz seeded crds chart lock launchers prometheus cluster cluster-down e2e e2e-core gpu release fmt bench clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -68,6 +68,9 @@ cluster-down: $(VENV)/bin/ropeteam  ## stop it, and leave nothing behind
 
 e2e: $(VENV)/bin/ropeteam  ## end to end on real nodes that are killed, cut off, restored (Linux, root); or on KUBECONFIG's cluster, without that
 	ROPETEAM_E2E=1 $(PYTHON) -m pytest tests/cluster $(if $(KUBECONFIG),,tests/differential tests/frameworks)
+
+gpu: $(VENV)/bin/ropeteam  ## what needs a GPU: forks beside CUDA, NCCL, every technique on a device (one GPU; minutes)
+	ROPETEAM_GPU=1 $(PYTHON) -m pytest -W default -rA tests/gpu
 
 e2e-core: $(VENV)/bin/ropeteam  ## the core of it; a machine that cannot is told so, loudly (what CI runs)
 	tools/e2e-core

@@ -2,7 +2,8 @@
 
     train_ddp.py FOLDER
 
-Saves every 10 steps, resumes from its file, and logs when each rank started and made each step.
+Saves every 10 steps, resumes from its file, and logs when each rank started and made each step. With
+$DEVICE=cuda all ranks train on the first GPU; gloo carries their gradients.
 """
 
 import json
@@ -27,6 +28,7 @@ def main() -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     dist.init_process_group("gloo")
+    torch.set_default_device(os.environ.get("DEVICE", "cpu"))
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -122,7 +122,8 @@ def served(**fields: Any) -> dict[str, Any]:
             {"parallelism": {"pipeline": 2, "shard": 2}, "pipelining": {"schedule": "ZeroBubble"}},
             "ZeroBubble leaves the last stage without gradients where shard is above 1; use Interleaved",
         ),
-        (2, {"offload": "Parameters"}, "offload: goes with sharding Gradients or Parameters"),
+        (2, {"offload": "Parameters"}, "offload: goes with sharding Gradients or Parameters over two ranks"),
+        (1, {"sharding": "Parameters", "offload": "Parameters"}, "offload: goes with sharding Gradients or Parameters over two ranks or more"),
         (
             4,
             {"sync": {"type": "Local", "local": {"groups_of": 2}}},

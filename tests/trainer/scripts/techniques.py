@@ -1,13 +1,15 @@
 """Train the tiny GPT under each strategy of a file, in one world, and compare with one process.
 
-    techniques.py REQUESTS
+    techniques.py REQUESTS [DEVICE]
 
 REQUESTS: JSON, a list of {name, optimizer, steps, batch, strategy}; rank 0 prints RESULT {name: figures}.
+DEVICE: cpu, or cuda:0 for all ranks, which then exchange by gloo if they are several (NCCL wants a GPU each).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,18 +27,27 @@ from ropeteam_trainer.strategies.wrap import Progress, wrap
 from ropeteam_trainer.world import World
 
 torch.set_num_threads(1)
+DEVICE = torch.device(sys.argv[2] if len(sys.argv) > 2 else "cpu")
 Tensors = dict[str, torch.Tensor]
 
 
 def main() -> None:
-    world = World.join("cpu", 60)
+    if DEVICE.type == "cuda":
+        dist.init_process_group("gloo" if int(os.environ["WORLD_SIZE"]) > 1 else "cpu:gloo,cuda:nccl")
+    world = World.join(DEVICE, 60)
     requests = json.loads(Path(sys.argv[1]).read_text())
     settings = {key: requests[0][key] for key in ("optimizer", "steps", "batch")}
     assert all(settings.items() <= request.items() for request in requests), "one process stands for all"
     alone = train(settings, World(0, 1, world.device), Strategy())
     results = {}
     for request in requests:
-        split = train(request, world, codec.from_plain(Strategy, request["strategy"]))
+        try:
+            split = train(request, world, codec.from_plain(Strategy, request["strategy"]))
+        except Exception as error:  # on all ranks, or the world hangs and the test fails by that
+            if DEVICE.type == "cpu":
+                raise
+            results[request["name"]] = {"error": f"{type(error).__name__}: {error}"}
+            continue
         results[request["name"]] = compared(alone, split)
     if world.rank == 0:
         print(f"RESULT {json.dumps(results)}")
@@ -46,6 +57,7 @@ def main() -> None:
 def train(request: dict[str, Any], world: World, strategy: Strategy) -> tuple[list[float], Tensors, Tensors]:
     """Losses, first gradients, last weights: all whole, on every rank."""
     model, optimizer = tiny.made(request["optimizer"])
+    model.to(DEVICE)
     done = 0
     weight = 1.0
     wrapped = wrap(
@@ -55,7 +67,7 @@ def train(request: dict[str, Any], world: World, strategy: Strategy) -> tuple[li
     losses: list[float] = []
     first: Tensors = {}
     for done in range(request["steps"]):
-        inputs, target = tiny.batch(done, request["batch"])
+        inputs, target = (each.to(DEVICE) for each in tiny.batch(done, request["batch"]))
         begin, end = len(inputs) * mine // ways, len(inputs) * (mine + 1) // ways
         weight = (end - begin) * ways / len(inputs)
         wrapped.optimizer.zero_grad()
@@ -88,7 +100,7 @@ def full(value: torch.Tensor) -> torch.Tensor:
 
 def whole(world: World, values: dict[str, Any]) -> Tensors:
     """All values, also those of other pipeline stages."""
-    mine = {name: full(value.detach()).clone() for name, value in values.items()}
+    mine = {name: full(value.detach()).to("cpu", copy=True) for name, value in values.items()}
     theirs: list[Any] = [mine] * world.size
     if world.size > 1:
         dist.all_gather_object(theirs, mine)  # World.gather() is for plain values

@@ -172,7 +172,7 @@ def _of_ways(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
         ),
         (
             strategy.offload is not Offload.NONE and (not shards or zero_1),
-            "offload: goes with sharding Gradients or Parameters",
+            "offload: goes with sharding Gradients or Parameters over two ranks or more",
         ),
     ]
 
