@@ -83,6 +83,18 @@ def test_a_command_that_runs_once_per_pod_finds_pytorchjobs_names_and_torchruns(
     )
 
 
+def test_a_pod_that_is_a_world_of_its_own_meets_nobody():
+    settings = replace(SETTINGS, worlds_per_pod=True)
+    first, second = (
+        launcher_environment({}, settings, a_plan(processes=4), an_identity(slot)) for slot in (0, 1)
+    )
+    expected = {"NNODES": "1", "NODE_RANK": "0", "NPROC_PER_NODE": "4", "MASTER_ADDR": "10.0.0.1"}
+    expected |= {"RANK": "0", "WORLD_SIZE": "1", "PET_NNODES": "1", "PET_NODE_RANK": "0"}
+    assert {name: second[name] for name in expected} == expected
+    assert first["MASTER_ADDR"] == "10.0.0.0"
+    assert first["MASTER_PORT"] != second["MASTER_PORT"], "two pods may share the network of one node"
+
+
 def test_a_single_process_of_a_pod_is_the_rank_also_when_a_shell_starts_it():
     found = launcher_environment({}, replace(SETTINGS, processes=1), a_plan(processes=1), an_identity(1))
     assert (found["RANK"], found["LOCAL_RANK"], found["NPROC_PER_NODE"]) == ("1", "0", "1")

@@ -74,6 +74,13 @@ def test_commands_that_start_once_per_rank(line, run, argv, python, flags):
     assert launch.forkable == (run is not Run.COMMAND)
 
 
+def test_words_after_the_script_are_its_own_whatever_flag_they_could_be():
+    """--logs could be --logs-specs, in two spellings."""
+    assert understood("torchrun --nproc-per-node 1 -m pkg.train --logs a --no").argv == (
+        "pkg.train", "--logs", "a", "--no",
+    )  # fmt: skip
+
+
 def test_flags_of_deepspeed_that_change_no_rank_are_taken():
     flags = (
         "--bind_cores_to_rank --bind_core_list 0-3 --venv_script a.sh --enable_each_rank_log logs --save_pid"
@@ -128,7 +135,7 @@ def test_the_launcher_field_decides():
     [
         ("torchrun --frobnicate x.py", ONE, "torchrun flag --frobnicate is not known here (torch 2."),
         ("torchrun --nnodes", ONE, "--nnodes: expected one argument"),
-        ("torchrun --rdzv x.py", ONE, "ambiguous option: --rdzv"),
+        ("torchrun --rdzv x.py", ONE, "torchrun flag --rdzv is not known here"),
         ("torchrun --standalone", ONE, "required: script"),
         ("torchrun --help", ONE, "-h/--help shows help and trains nothing"),
         ("torchrun --standalone x.py", TWO, "--standalone makes of each worker a world of its own"),
@@ -232,6 +239,14 @@ def test_launchers_of_a_pod_join_one_world(line, job, words):
     assert " ".join(launch.joined(PLACE)) == words
     assert launch.text.startswith("PerPod (")
     assert launch.text.endswith(", flags added)") == (words != line)
+
+
+def test_launchers_of_a_pod_that_is_a_world_of_its_own_join_no_other():
+    alone = understood("composer x.py", Job(2, 1, worlds_per_pod=True))
+    assert alone.joined(PLACE) == ("composer", "x.py")
+    pair = understood("composer x.py", Job(2, 2, worlds_per_pod=True))
+    words = "--nproc 2 --world_size 2 --node_rank 0 --master_addr 10.0.0.2 --master_port 20001"
+    assert pair.joined(MeetingPlace(0, "10.0.0.2", 20001)) == ("composer", *words.split(), "x.py")
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,11 @@ def served(**fields: Any) -> dict[str, Any]:
             "ZeroBubble leaves the last stage without gradients where shard is above 1; use Interleaved",
         ),
         (2, {"offload": "Parameters"}, "offload: goes with sharding Gradients or Parameters over two ranks"),
-        (1, {"sharding": "Parameters", "offload": "Parameters"}, "offload: goes with sharding Gradients or Parameters over two ranks or more"),
+        (
+            1,
+            {"sharding": "Parameters", "offload": "Parameters"},
+            "offload: goes with sharding Gradients or Parameters over two ranks or more",
+        ),
         (
             4,
             {"sync": {"type": "Local", "local": {"groups_of": 2}}},

@@ -70,4 +70,5 @@ def _analysed(spec: TrainingJobSpec) -> Launch | Problem | None:
     command = command_of(spec)
     if not command or any("$(" in word for word in command):
         return None
-    return analyse(command, config.Launcher(spec.launcher.value), Job(spec.workers, spec.processes))
+    job = Job(spec.workers, spec.processes, spec.worlds.value == "PerPod")
+    return analyse(command, config.Launcher(spec.launcher.value), job)

@@ -250,6 +250,17 @@ RULES: tuple[Rule, ...] = (
         bad=spec_with(launcher="PerPod", recovery={"start": "Fork"}),
     ),
     Rule(
+        path="spec",
+        cel="self.worlds != 'PerPod' || !has(self.checkpoint)",
+        holds=lambda spec: spec["worlds"] != "PerPod" or not spec.get("checkpoint"),
+        message=(
+            "spec.checkpoint: is of one world, and with worlds PerPod each pod is one; leave it out, and let "
+            "the script save where it wants"
+        ),
+        good=spec_with(worlds="PerPod"),
+        bad=spec_with(worlds="PerPod", checkpoint={"volume": {"nfs": {}}}),
+    ),
+    Rule(
         path="spec.recovery",
         cel="self.fenceSeconds > self.lostSeconds",
         holds=lambda recovery: recovery["fenceSeconds"] > recovery["lostSeconds"],

@@ -14,7 +14,7 @@ import copy
 from typing import Any
 
 from ropeteam.api import strategy
-from ropeteam.api.job import Checkpoint, TrainingJobSpec
+from ropeteam.api.job import Checkpoint, TrainingJobSpec, Worlds
 from ropeteam.api.quantity import amount
 from ropeteam.api.status import SlotStatus
 from ropeteam.core import manifests, names, nonroot, poddefaults
@@ -191,6 +191,7 @@ def _worker_config(seen: Observation, spec: TrainingJobSpec) -> contract.WorkerC
         resume_step=spec.resume.step,
         strategy=strategy.of_contract(spec.strategy) if spec.strategy else None,
         trust=contract.Trust(spec.resume.trust.value),
+        worlds_per_pod=spec.worlds is Worlds.PER_POD,
     )
 
 

@@ -15,6 +15,7 @@ from ropeteam_trainer.checkpoint import manifest
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import PodIdentity, RankPlan, WorkerConfig
 from ropeteam_trainer.contract.world import Plan
+from ropeteam_trainer.launchers import MeetingPlace
 
 _LAUNCHER_PORTS = range(20_000, 29_000)
 """Below those that the kernel gives away by itself, and ours."""
@@ -77,32 +78,37 @@ def launcher_environment(
 ) -> dict[str, str]:
     """For a command that runs once per pod: PyTorchJob's contract, and torchrun's own variables (PET_*),
     which a torchrun inside finds. RANK and WORLD_SIZE count such commands. The store is theirs: it is hosted
-    in the pod of slot 0, by a process of theirs.
+    where they meet, by a process of theirs.
     """
-    slot = identity.slot
-    member = plan.member(slot)
+    member, place = plan.member(identity.slot), meeting_place(settings, plan, identity.slot)
+    nodes = 1 if settings.worlds_per_pod else plan.slots
     assert member is not None
-    where: dict[str, object] = {
-        "MASTER_ADDR": plan.members[0].address,
-        "MASTER_PORT": launcher_port(settings.job_uid),
-    }
+    where: dict[str, object] = {"MASTER_ADDR": place.address, "MASTER_PORT": place.port}
     count: dict[str, object] = {
-        "NNODES": plan.slots,
-        "NODE_RANK": slot,
+        "NNODES": nodes,
+        "NODE_RANK": place.node_rank,
         "NPROC_PER_NODE": member.processes,
     }
     own = where | count | {f"PET_{name}": value for name, value in (where | count).items()}
-    own |= {"RANK": slot, "WORLD_SIZE": plan.slots, config.EPOCH: plan.epoch}
+    own |= {"RANK": place.node_rank, "WORLD_SIZE": nodes, config.EPOCH: plan.epoch}
     if member.processes == 1:  # it is the rank, and may use the library
         own |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
         own[config.RANK_PLAN] = codec.encode(rank_plan(settings, plan, identity)).decode()
     return _defaults(base) | {name: str(value) for name, value in own.items()}
 
 
-def launcher_port(job_uid: str) -> int:
-    """Where the commands of all pods meet, at slot 0. Each job has a port of its own: pods of a local
-    cluster, and those in their host's network, share one network."""
-    number = int(hashlib.sha256(job_uid.encode()).hexdigest(), 16)
+def meeting_place(settings: WorkerConfig, plan: Plan, slot: int) -> MeetingPlace:
+    """The commands of all pods meet at slot 0; if each pod is a world of its own, each at itself."""
+    host = plan.member(slot)
+    if settings.worlds_per_pod and host is not None:
+        return MeetingPlace(0, host.address, launcher_port(f"{settings.job_uid}/{slot}"))
+    return MeetingPlace(slot, plan.members[0].address, launcher_port(settings.job_uid))
+
+
+def launcher_port(world: str) -> int:
+    """Each world has a port of its own: pods of a local cluster, and those in their host's network, share one
+    network."""
+    number = int(hashlib.sha256(world.encode()).hexdigest(), 16)
     return _LAUNCHER_PORTS[number % len(_LAUNCHER_PORTS)]
 
 

@@ -59,7 +59,8 @@ def plan_launch(
     python = settings.agent_python or "python3"
     if not command:
         return Launch(), python, Problem(FailReason.COMMAND_NOT_FOUND, "the container has no command")
-    launch = analyse(command, settings.launcher, Job(settings.workers, settings.processes))
+    job = Job(settings.workers, settings.processes, settings.worlds_per_pod)
+    launch = analyse(command, settings.launcher, job)
     if isinstance(launch, Problem):
         return Launch(), python, launch
     launch = _inside(_with_bash_env(launch, command[0], environ), environ)

@@ -23,7 +23,7 @@ from pathlib import Path
 from ropeteam_trainer.agent import proc
 from ropeteam_trainer.agent.environment import (
     launcher_environment,
-    launcher_port,
+    meeting_place,
     rank_environment,
     servers_secret,
 )
@@ -51,7 +51,7 @@ from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
 from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
-from ropeteam_trainer.launchers import Launch, MeetingPlace, Run
+from ropeteam_trainer.launchers import Launch, Run
 
 RESCAN_SECONDS, SELDOM_SECONDS = 0.01, 0.5
 """A dying process is looked at again after the first, if no SIGCHLD comes before; then ever more seldom."""
@@ -220,8 +220,7 @@ class Ranks:
     def _argv(self, local_rank: int, plan: Plan) -> list[str]:
         launch = self._how.launch
         if launch.per_pod:
-            port = launcher_port(self._how.settings.job_uid)
-            return list(launch.joined(MeetingPlace(self._how.slot, plan.members[0].address, port)))
+            return list(launch.joined(meeting_place(self._how.settings, plan, self._how.slot)))
         argv = launch.arguments(local_rank)
         if launch.run is Run.COMMAND:
             return list(argv)

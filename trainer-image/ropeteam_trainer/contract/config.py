@@ -200,6 +200,8 @@ class WorkerConfig(Shape):
     """Parameter servers: slots after those of the workers, one rank each."""
     trust: Trust = Trust.SIGNED
     """What a checkpoint needs that nothing else vouches for."""
+    worlds_per_pod: bool = False
+    """A command that runs once per pod finds itself alone, and so is a world of its own."""
     contract: int = VERSION
 
 

@@ -137,7 +137,8 @@ def _per_pod(inner: Inner, found: _Found, parsed: Parsed, job: Job) -> Launch:
     argv = (*inner.wrapper, *inner.words)
     assert found.launcher is not None
     assert found.launcher.join is not None
-    joining = found.launcher.join(parsed, job) if job.ranks > 1 else ()
+    world = replace(job, workers=1) if job.worlds_per_pod else job
+    joining = found.launcher.join(parsed, world) if world.ranks > 1 else ()
     return Launch(
         Run.COMMAND,
         argv,

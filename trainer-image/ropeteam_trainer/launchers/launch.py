@@ -27,6 +27,8 @@ class Job:
     workers: int
     processes: int
     """Per worker."""
+    worlds_per_pod: bool = False
+    """Launchers of pods join no others."""
 
     @property
     def ranks(self) -> int:

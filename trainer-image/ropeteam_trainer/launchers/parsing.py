@@ -50,6 +50,12 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise Refused(f"{self.prog}: {message}")
 
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """What an abbreviation may mean. argparse looks at the words of the script too, and older releases
+        refuse those that could be several of our options: here they are none."""
+        found = super()._get_option_tuples(option_string)
+        return found if len(found) == 1 else []
+
 
 def parse(launcher: str, options: Options, args: Sequence[str]) -> Parsed:
     """Raises Refused, with what argparse says, or the flag that is not known."""
