@@ -178,22 +178,19 @@ def test_a_secret_that_the_job_names_is_mounted_and_its_keys_sign() -> None:
     assert "signing" not in str(plain["spec"]["volumes"]) + str(trainer(plain)["volumeMounts"])
 
 
-def test_a_worker_is_told_whom_its_job_trusts() -> None:
-    told = trainer(pod(resume={"trust": "Any"}, checkpoint={"volume": CLAIM}))
-    assert codec.decode(config.WorkerConfig, env(told)[config.CONFIG]).trust is config.Trust.ANY
-
-
-def test_a_worker_is_told_whether_its_pod_is_a_world() -> None:
-    for worlds in ("One", "PerPod"):
-        worker = codec.decode(config.WorkerConfig, env(trainer(pod(worlds=worlds)))[config.CONFIG])
-        assert worker.worlds_per_pod is (worlds == "PerPod")
+def test_a_worker_is_told_whom_its_job_trusts_and_whether_its_pod_is_a_world() -> None:
+    for given, found in (("One", False), ("PerPod", True)):
+        told = env(trainer(pod(resume={"trust": "Any"}, worlds=given)))[config.CONFIG]
+        worker = codec.decode(config.WorkerConfig, told)
+        assert (worker.trust, worker.worlds_per_pod) == (config.Trust.ANY, found)
 
 
 def test_a_users_cadence_replaces_the_automatic_one() -> None:
     container = trainer(pod(checkpoint={"volume": {"nfs": {}}, "everySteps": 10}))
     worker = codec.decode(config.WorkerConfig, env(container)[config.CONFIG])
-    expected = config.CheckpointConfig("/checkpoints/mnist", 10, None, 3, volume="/checkpoints")
-    assert worker.checkpoint == expected
+    assert worker.checkpoint == config.CheckpointConfig(
+        "/checkpoints/mnist", 10, None, 3, volume="/checkpoints"
+    )
 
 
 def test_the_short_form_is_merged_into_the_template() -> None:
