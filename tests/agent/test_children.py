@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ropeteam_trainer.agent.spawn import write_shims
 from ropeteam_trainer.contract import codec, config
@@ -140,6 +141,27 @@ def test_a_script_that_says_where_its_processes_meet_hosts_the_store_there(site:
     )
     assert code == 0, err
     assert [said.group.size for said in site.told if said.group] == [1]
+
+
+AGAIN = """
+import os, time, torch, torch.distributed as dist
+for _ in range(3):
+    time.sleep(0.5 * int(os.environ["RANK"]))
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+"""
+
+
+def test_a_group_of_all_ranks_can_be_formed_again_and_again(site: Site) -> None:
+    """torch itself reads the addresses of the group before: under torchrun this fails as a rule."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
+    where |= {"TORCHELASTIC_USE_AGENT_STORE": "True", config.STORE_ADDRESS: f"127.0.0.1:{store.port}"}
+    ranks = [site.start("-c", AGAIN, RANK=str(rank), **where) for rank in range(2)]
+    errors = [process.communicate(timeout=120)[1] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], errors
+    assert len({said.group.id for said in site.told if said.group}) == 3
 
 
 KILL = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"

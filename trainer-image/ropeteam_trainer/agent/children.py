@@ -92,6 +92,7 @@ def _tell_of_groups(c10d: Any) -> None:
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
+        _count_formed(c10d)
         _tell_of_end()
         try:
             told = {"id": _id_of(c10d), "size": c10d.get_world_size(), "rank": c10d.get_rank(), "who": _who()}
@@ -101,6 +102,14 @@ def _tell_of_groups(c10d: Any) -> None:
         return result
 
     c10d.init_process_group = init_process_group
+
+
+def _count_formed(c10d: Any) -> None:
+    """A group of all ranks on our store: one after it is the next for each of them."""
+    state: dict[str, Any] = getattr(sys, _MARK)
+    if state.pop("is on our store", False):
+        formed = state.setdefault("formed", {})
+        formed[c10d.get_world_size()] = formed.get(c10d.get_world_size(), 0) + 1
 
 
 def _id_of(c10d: Any) -> str:
@@ -124,20 +133,26 @@ def _who() -> str:
 
 def _let_others_host(rendezvous: Any) -> None:
     """torch.distributed.rendezvous: TORCHELASTIC_USE_AGENT_STORE speaks of the store of our plan alone. A
-    script that says itself where its processes meet hosts the store there, as under plain `python`."""
+    script that says itself where its processes meet hosts the store there, as under plain `python`. One that
+    forms its group anew on our store finds it empty: torch would read where peers listened for the group
+    before, and now and then be refused there."""
     create, is_ours = rendezvous._create_c10d_store, rendezvous._torchelastic_use_agent_store
+    state: dict[str, Any] = getattr(sys, _MARK)
     here: list[str] = []
 
     def use_agent_store() -> bool:
         ours = os.environ.get("ROPETEAM_STORE_ADDRESS")
         return bool(is_ours()) and not (ours and here and here[-1] != ours)
 
-    def create_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+    def create_store(hostname: str, port: int, rank: int, world_size: int, *args: Any, **kwargs: Any) -> Any:
         here.append(f"{hostname}:{port}")
         try:
-            return create(hostname, port, *args, **kwargs)
+            store = create(hostname, port, rank, world_size, *args, **kwargs)
+            state["is on our store"] = here[-1] == os.environ.get("ROPETEAM_STORE_ADDRESS")
         finally:
             here.pop()
+        before = state.get("formed", {}).get(world_size, 0) if state["is on our store"] else 0
+        return sys.modules["torch.distributed"].PrefixStore(f"again/{before}", store) if before else store
 
     rendezvous._torchelastic_use_agent_store = use_agent_store
     rendezvous._create_c10d_store = create_store
