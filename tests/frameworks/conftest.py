@@ -1,4 +1,4 @@
-"""Accelerate, Lightning Fabric, transformers and DeepSpeed themselves, beside the project's environment.
+"""Accelerate, Fabric, transformers, DeepSpeed and Composer themselves, beside the project's environment.
 
 Each set is installed once, into a folder of the cache, by the first run that needs it: 15 seconds, and for
 DeepSpeed, which compiles an operator for its first start, another minute on two cores. Where that cannot be,
@@ -21,7 +21,22 @@ __all__ = ["cluster", "name"]
 SCRIPTS = Path(__file__).parent / "scripts"
 FRAMEWORKS = ("accelerate==1.15.0", "lightning-fabric==2.6.6", "transformers==5.23.0")
 DEEPSPEED = "deepspeed==0.19.8"
-IT_NEEDS = ("einops", "hjson", "msgpack", "ninja", "packaging", "py-cpuinfo", "setuptools", "tqdm", "wheel")
+DEEPSPEED_NEEDS = (
+    "einops",
+    "hjson",
+    "msgpack",
+    "ninja",
+    "packaging",
+    "py-cpuinfo",
+    "setuptools",
+    "tqdm",
+    "wheel",
+)
+COMPOSER = "mosaicml==0.32.1"
+COMPOSER_NEEDS = (
+    *("torchmetrics<1.7.5", "torch_optimizer", "coolname", "tabulate", "py-cpuinfo", "importlib-metadata"),
+    *("mosaicml-cli", "pillow", "tqdm", "setuptools<81"),
+)
 OURS = ("numpy", "psutil", "pydantic", "torch")
 """What the project's environment has already."""
 FIRST_START = "from deepspeed.ops.op_builder.all_ops import ALL_OPS; ALL_OPS['deepspeed_shm_comm'].load()"
@@ -39,6 +54,17 @@ def frameworks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
+def composer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a job that MosaicML's composer starts."""
+    folder = CACHE / COMPOSER.replace("==", "-")
+    with Making(folder) as making:
+        if making.is_needed:
+            making.install(*COMPOSER_NEEDS)
+            making.install(COMPOSER, "torchvision==0.28.0", "--no-deps")
+    return with_our_python(environment(folder), folder / "bin", tmp_path_factory.mktemp("programs"))
+
+
+@pytest.fixture(scope="session")
 def deepspeed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a job whose script imports DeepSpeed."""
     folder = CACHE / DEEPSPEED.replace("==", "-")
@@ -46,7 +72,7 @@ def deepspeed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     built_for = folder / "built-for"
     with Making(folder) as making:
         if making.is_needed:
-            making.install(*IT_NEEDS)
+            making.install(*DEEPSPEED_NEEDS)
             making.install(DEEPSPEED, "--no-deps", "--no-build-isolation", DS_BUILD_OPS="0", **found)
         if not built_for.exists() or built_for.read_text() != sys.executable:
             making.run([sys.executable, "-c", FIRST_START], **found)

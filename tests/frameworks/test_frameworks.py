@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,11 @@ def accelerated_per_rank(folder: Path) -> dict[str, Any]:
 
 def fabric(folder: Path) -> dict[str, Any]:
     return {"command": [*TORCHRUN, f"{SCRIPTS}/fabric.py", str(folder), STEPS]}
+
+
+def plain(*launcher: str) -> Callable[[Path], dict[str, Any]]:
+    """A script that knows of no launcher, under this one."""
+    return lambda folder: {"command": [*launcher, f"{SCRIPTS}/plain.py", str(folder), STEPS]}
 
 
 def zero(folder: Path, stage: int) -> dict[str, Any]:
@@ -94,11 +100,31 @@ class Killed:
 
 
 @pytest.mark.timeout(2700)
-@pytest.mark.parametrize("shape", [accelerated, fabric, *[accelerated_per_rank] * EVERYTHING])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        accelerated,
+        fabric,
+        plain("fabric", "run", "--accelerator=cpu", "--strategy=ddp"),
+        *[accelerated_per_rank, plain("python", "-m", "accelerate.commands.launch", "--cpu")] * EVERYTHING,
+        *[plain("uv", "run", "--no-project", "torchrun")] * EVERYTHING,
+    ],
+    ids=["accelerate", "fabric", "fabric run", *["per rank", "module", "uv"] * EVERYTHING],
+)
 def test_a_script_of_another_framework_goes_on_in_its_pods(
     cluster: Cluster, name: str, tmp_path: Path, frameworks: dict[str, str], shape: Any
 ) -> None:
     killed = Killed(cluster, name, shape(tmp_path), frameworks)
+    killed.kill()
+    killed.assert_it_goes_on()
+
+
+@pytest.mark.skipif(not EVERYTHING, reason="a part of make e2e: it takes a minute to install")
+@pytest.mark.timeout(2700)
+def test_the_launcher_of_composer_makes_one_world_that_goes_on(
+    cluster: Cluster, name: str, tmp_path: Path, composer: dict[str, str]
+) -> None:
+    killed = Killed(cluster, name, plain("composer")(tmp_path), composer)
     killed.kill()
     killed.assert_it_goes_on()
 
