@@ -6,7 +6,7 @@ s/f'cuda:\{[^}']*\}'/'cpu'/g
 s/([!=]= ?)(["'])cuda\2/\1\2CUDA\2/g
 s/(["'])cuda\1 in /\1CUDA\1 in /g
 s/(["'])cuda(:[0-9]+)?\1/\1cpu\1/g
-s/device_ids ?= ?\[[^]]*\]/device_ids=None/g
+s/device_ids ?= ?\[([^][]|\[[^]]*\])*\]/device_ids=None/g
 s/output_device ?= ?[A-Za-z_.]+/output_device=None/g
 s/\.cuda\(([^()]|\([^()]*\))*\)//g
 s/\.to\((rank|gpu|gpu_id|self\.gpu_id|local_rank|self\.local_rank|args\.gpu)\)/.to("cpu")/g
