@@ -22,7 +22,12 @@ class Watched:
 
     def __init__(self, client: ApiClient) -> None:
         self.bells: list[Key] = []
-        lens = Lens[Object]("Pod", "", lambda o: Key("default", o["metadata"]["name"]), lambda o: o["spec"])
+        self.gone: list[Object] = []
+
+        def key(o: Object) -> Key:
+            return Key("default", o["metadata"]["name"])
+
+        lens = Lens[Object]("Pod", "", key, lambda o: o["spec"], gone=self.gone.append)
         self.informer = Informer(client, lens, self.bells.append)
 
     @property
@@ -51,6 +56,18 @@ async def test_watch_events_change_the_store_and_ring(api: Scripted, watched: Wa
     await until(lambda: watched.names == {"a", "c"})
     assert watched.bells == [Key("default", "c"), A, B]
     assert watched.informer.of(A) == ({"changed": True},)
+
+
+async def test_what_a_deleted_object_was_in_the_end_is_told(api: Scripted, watched: Watched) -> None:
+    """Also of one that we have deleted ourselves, and forgotten."""
+    watched.informer.learn_gone(thing("a", 3)["metadata"]["uid"])
+    watched.bells.clear()
+    api.say("DELETED", thing("a", 6, ended=1))
+    api.say("DELETED", thing("b", 7, ended=2))
+    await until(lambda: len(watched.gone) == 2)
+    assert watched.gone == [{"ended": 1}, {"ended": 2}]
+    assert watched.bells == [A, B]
+    assert watched.names == set()
 
 
 async def test_a_change_of_nothing_that_is_kept_rings_no_bell(api: Scripted, watched: Watched) -> None:

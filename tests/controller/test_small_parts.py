@@ -13,13 +13,14 @@ from aiohttp import web
 
 from ropeteam.api.status import IncidentStatus, JobStatus, ProgressStatus, StagesStatus
 from ropeteam.controller import metrics, probes
-from ropeteam.controller.caches import Caches
+from ropeteam.controller.caches import Caches, Ended
 from ropeteam.controller.coordinator import Bearer, Coordinators, Unreachable
 from ropeteam.controller.informer import Informer, Key, Lens, Spread
 from ropeteam.controller.observer import Observer
 from ropeteam.controller.pace import Pace
 from ropeteam.controller.reading import node, own_key
 from ropeteam.controller.reconcile import Reconciler
+from ropeteam.core.observation import ContainerSeen, PodSeen, Role
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.desired import Desired, JobReport, WorldPhase
 from ropeteam_trainer.contract.world import Cause
@@ -213,3 +214,12 @@ async def test_nobody_answers() -> None:
     async with Coordinators(port=1) as coordinators:
         with pytest.raises(Unreachable, match=r"127\.0\.0\.1"):
             await coordinators.tell("127.0.0.1", Bearer("bearer"), DESIRED)
+
+
+def test_of_pods_that_are_gone_it_is_known_which_were_seen_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ended, "MOST", 2)
+    ended = Ended()
+    for uid, phase in (("1", "Failed"), ("2", "Running"), ("3", "Succeeded"), ("4", "Failed")):
+        container = ContainerSeen(exit_code=1)
+        ended.take(("job", PodSeen(name=uid, uid=uid, role=Role.WORKER, phase=phase, container=container)))
+    assert [uid for uid in "1234" if uid in ended] == ["3", "4"]

@@ -88,6 +88,7 @@ def test_those_that_a_restored_status_does_not_know_may_live(newest: int) -> Non
         {"annotation": "1"},
         {"annotation": "7"},
         {"pod": {"phase": "Failed", "container": ContainerSeen(exit_code=143)}},
+        {"was_seen_to_end": True},
     ],
 )
 def test_what_proves_its_end(proof: dict[str, Any]) -> None:
@@ -110,9 +111,15 @@ def test_what_does_not(proof: dict[str, Any]) -> None:
 
 
 def with_proof(
-    seen: Scene, dead_nodes: tuple[str, ...] = (), annotation: str = "", pod: dict[str, Any] | None = None
+    seen: Scene,
+    dead_nodes: tuple[str, ...] = (),
+    annotation: str = "",
+    pod: dict[str, Any] | None = None,
+    was_seen_to_end: bool = False,
 ) -> Scene:
     seen = seen.but(dead_nodes=dead_nodes)
+    if was_seen_to_end:
+        seen = seen.but(ended_pods=(seen.status.coordinator.former[0].pod_uid,))
     if annotation:
         seen = seen.but(metadata=seen.metadata.model_copy(update={"annotations": {ENDED: annotation}}))
     if pod is not None:
@@ -120,6 +127,12 @@ def with_proof(
         old = PodSeen(name="mnist-coordinator-1", uid=uid, role=Role.COORDINATOR, term=1, node=NODE, **pod)
         seen = seen.but(pods=(*seen.pods, old))
     return seen
+
+
+def test_a_former_pod_that_was_seen_to_end_writes_no_more() -> None:
+    seen = an_island()
+    assert not gone(seen)
+    assert gone(seen.but(ended_pods=(seen.status.slots[1].old_pod_uid,)))
 
 
 def leased(seen: Scene, seconds: int = 20) -> Scene:

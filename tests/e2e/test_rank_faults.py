@@ -109,6 +109,21 @@ def test_a_clean_exit_of_one_rank_does_not_hide_the_death_of_another(
     assert lines(tmp_path, 0)[-1]["step"] == lines(tmp_path, 1)[-1]["step"] == 400
 
 
+def test_jobs_that_get_new_pods_at_the_same_time_wait_for_no_person(
+    cluster: Cluster, name: str, tmp_path: Path
+):
+    """Each fault is another one, so after two of them the pods are replaced: all ends come in one rush."""
+    script = tmp_path / "bad.py"
+    faults = "".join(f"if at == {line}: raise RuntimeError('fault')\n" for line in range(200))
+    script.write_text(f"import random\nat = random.randrange(200)\n{faults}")
+    names = [f"{name}-{number}" for number in range(8)]
+    for each in names:
+        cluster.create(job(each, ["python", str(script)], recovery={"maxFailures": 4}))
+    reasons = {cluster.wait_condition(each, "Failed")["reason"] for each in names}
+    assert reasons <= {"FailureBudgetSpent", "RepeatedError"}
+    assert max(cluster.status(each)["attempt"] for each in names) > 1, "new pods"
+
+
 def test_a_finished_rank_that_aborts_counts_as_done(cluster: Cluster, name: str, tmp_path: Path):
     cluster.create(job(name, ["python", str(SCRIPTS / "abort_at_end.py"), str(tmp_path)]))
     cluster.wait_condition(name, "Complete")

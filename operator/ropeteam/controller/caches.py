@@ -5,7 +5,7 @@ whose text there was no room is read from the API server each time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ropeteam.api.job import KIND
@@ -13,9 +13,31 @@ from ropeteam.controller import reading
 from ropeteam.controller.budget import Budget
 from ropeteam.controller.cluster import ApiClient, NotFound, Place
 from ropeteam.controller.informer import Informer, Key, Lens, Spread
+from ropeteam.core.classify import has_ended
 from ropeteam.core.observation import PodSeen, ServiceSeen
 
 T = TypeVar("T")
+
+
+class Ended:
+    """UIDs of deleted pods whose end the kubelet had told: the last so many. Events may come so quickly that
+    nobody has read the pod between its end and its deletion. Limits: none that went while there was no watch,
+    or before this process."""
+
+    MOST = 16_384
+
+    def __init__(self) -> None:
+        self._uids: dict[str, None] = {}
+
+    def take(self, seen: tuple[str, PodSeen]) -> None:
+        _, pod = seen
+        if has_ended(pod):
+            self._uids[pod.uid] = None
+        if len(self._uids) > self.MOST:
+            del self._uids[next(iter(self._uids))]
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._uids
 
 
 @dataclass(frozen=True)
@@ -28,6 +50,7 @@ class Caches:
     services: Spread[tuple[str, ServiceSeen]]
     nodes: Spread[reading.NodeSeen]
     """Empty without rights in the whole cluster."""
+    ended: Ended = field(default_factory=Ended)
 
     @property
     def all(self) -> tuple[Informer[Any], ...]:
@@ -76,10 +99,12 @@ def make_caches(
     nodes = Lens("Node", "", reading.own_key, reading.node)
     budget = Budget()
     jobs = Lens(KIND, "", reading.own_key, reading.job, reading.job_event, budget.keep, budget.let_go)
+    ended = Ended()
     caches = Caches(
         client=client,
+        ended=ended,
         jobs=spread(jobs),
-        pods=spread(Lens("Pod", reading.MANAGED, reading.job_key, reading.pod)),
+        pods=spread(Lens("Pod", reading.MANAGED, reading.job_key, reading.pod, gone=ended.take)),
         services=spread(Lens("Service", reading.MANAGED, reading.job_key, reading.service)),
         nodes=Spread((Informer(client, nodes, ring_jobs_on),) if with_nodes else ()),
     )

@@ -68,6 +68,8 @@ class Lens(Generic[T]):
     """As much of a reading as there is room for."""
     let_go: Callable[[Key, T], None] = lambda *_: None
     """What `keep` gave is kept no more."""
+    gone: Callable[[T], None] = lambda _: None
+    """What an object was when it was deleted, which nobody may have read before."""
 
 
 @dataclass(frozen=True)
@@ -210,10 +212,18 @@ class Informer(Generic[T]):
             return False
         self._version = thing["metadata"]["resourceVersion"]
         if kind == "DELETED":
-            self._drop(thing["metadata"]["uid"])
+            self._take_leave(thing)
         elif kind != "BOOKMARK":
             self._take_in(thing)
         return True
+
+    def _take_leave(self, thing: Object) -> None:
+        entry, uid = self._entry(thing), thing["metadata"]["uid"]
+        if entry is not None:
+            self._lens.gone(entry.value)
+        if entry is not None and uid not in self._entries:  # we have deleted it ourselves
+            self._on_change(entry.key)
+        self._drop(uid)
 
     def _take_in(self, thing: Object) -> None:
         entry = self._entry(thing)

@@ -134,6 +134,7 @@ class Observer:
             report=report,
             report_error=error,
             dead_nodes=self._dead_nodes(status),
+            ended_pods=self._ended_pods(status),
             answered_for=memory.holders.answered_for(self.own_clock()),
             held=memory.holders.of(status, self.own_clock()),
             unheard=memory.leases.of(status, self.own_clock()),
@@ -145,6 +146,11 @@ class Observer:
         names = {each.node for each in status.coordinator.former if each.node}
         ended = (name for name in sorted(names) if self.caches.node_has_ended(name, self.deletion_proves_end))
         return tuple(ended)
+
+    def _ended_pods(self, status: JobStatus) -> tuple[str, ...]:
+        former = [each.pod_uid for each in status.coordinator.former]
+        former += [slot.old_pod_uid for slot in status.slots]
+        return tuple(uid for uid in former if uid in self.caches.ended)
 
     def _service(self, key: Key, job_uid: str) -> ServiceSeen | None:
         """The one of that name: any other is not one that we have made."""

@@ -75,6 +75,12 @@ def cannot_write(pod: PodSeen) -> bool:
     return pod.container.exit_code is not None or not pod.node or pod.init.exit_code not in (None, 0)
 
 
+def has_ended(pod: PodSeen) -> bool:
+    """Only the kubelet tells of an exit, and of a phase that no restart follows."""
+    over = pod.phase in ("Succeeded", "Failed") and pod.reason not in LOST_NODES
+    return over and pod.container.exit_code is not None
+
+
 def cause_of(pod: PodSeen | None) -> tuple[Cause, str]:
     """Why a worker pod was lost, as cause and sentence. None: the object is gone."""
     if pod is None:

@@ -74,7 +74,7 @@ def _slot(view: View, slot: SlotStatus, old: PodSeen | None) -> SlotStatus:
     life = longest_life(view.spec.recovery.fence_seconds)
     stepped_back = slot.replaced_at is not None and view.now < slot.replaced_at
     fenced = (view.passed(slot.replaced_at, life) or stepped_back) and view.held(slot) >= life
-    proven = old is not None and cannot_write(old)
+    proven = cannot_write(old) if old is not None else slot.old_pod_uid in view.seen.ended_pods
     trains = view.report is not None and view.report.phase is WorldPhase.RUNNING and view.registered(slot)
     return changed(
         slot,

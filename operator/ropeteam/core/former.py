@@ -2,7 +2,8 @@
 
 Such a one, cut off together with its agents, keeps them and their world alive: nothing there is fenced. Below
 rung 2, where the script writes its own checkpoints, no fence of a replaced pod is therefore counted before
-each former coordinator is proven to have ended: by the kubelet's word, by a node that somebody vouches for
+each former coordinator is proven to have ended: by the kubelet's word (also if the pod is
+gone since: Observation.ended_pods), by a node that somebody vouches for
 (Observation.dead_nodes), by a person (ENDED), or because all agents obey the present one and are not with it.
 From rung 2 on the storage decides whose checkpoints count.
 One of which only agents tell, because status went back to before it (a backup of etcd), counts too.
@@ -16,8 +17,7 @@ from __future__ import annotations
 import math
 
 from ropeteam.api.status import CoordinatorStatus, FormerCoordinatorStatus
-from ropeteam.core.classify import LOST_NODES
-from ropeteam.core.observation import PodSeen
+from ropeteam.core.classify import has_ended
 from ropeteam.core.view import View
 from ropeteam_trainer.contract.fence import longest_lease
 
@@ -117,10 +117,4 @@ def _ended(view: View, former: FormerCoordinatorStatus) -> bool:
     if former.node in view.seen.dead_nodes or lapses_in(view, former) <= 0:
         return True
     pods = (pod for pod in view.all_coordinators if pod.uid == former.pod_uid)
-    return any(_saw_its_end(pod) for pod in pods)
-
-
-def _saw_its_end(pod: PodSeen) -> bool:
-    """Only the kubelet tells of an exit, and of a phase that no restart follows."""
-    over = pod.phase in ("Succeeded", "Failed") and pod.reason not in LOST_NODES
-    return over and pod.container.exit_code is not None
+    return former.pod_uid in view.seen.ended_pods or any(has_ended(pod) for pod in pods)

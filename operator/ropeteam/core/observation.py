@@ -175,4 +175,6 @@ class Observation(Seen):
     dead_nodes: tuple[str, ...] = ()
     """Of nodes of former coordinators: those on which nothing runs any more, as somebody vouches: tainted
     out-of-service, or deleted where the installation says that this proves it."""
+    ended_pods: tuple[str, ...] = ()
+    """UIDs of former pods that are gone, and of which the kubelet had told before that they had ended."""
     defaults: Defaults = Defaults()
