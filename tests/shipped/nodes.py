@@ -255,8 +255,8 @@ class Node:
             self._later(min(0.3 * 2**pod.restarts, 10.0), self._start, pod)
         else:
             self._report(pod, "Succeeded" if code == 0 else "Failed", ended)
-        if pod.deleting:
-            self._later(0.1, self._forget, pod)
+        if pod.deleting:  # sometimes in one rush, so that nobody reads the pod in between
+            self._later(self.site.loop.random.choice((0.0, 0.1)), self._forget, pod)
 
     def _forget(self, pod: Pod) -> None:
         self.pods.pop(pod.uid, None)
