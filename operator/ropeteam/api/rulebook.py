@@ -252,7 +252,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         path="spec",
         cel="self.worlds != 'PerPod' || !has(self.checkpoint)",
-        holds=lambda spec: spec["worlds"] != "PerPod" or not spec.get("checkpoint"),
+        holds=lambda spec: spec.get("worlds") != "PerPod" or not spec.get("checkpoint"),
         message=(
             "spec.checkpoint: is of one world, and with worlds PerPod each pod is one; leave it out, and let "
             "the script save where it wants"
