@@ -52,6 +52,18 @@ def zygotes(pod):
     return {pid for pid, line in pod.living().items() if "zygote.py" in line}
 
 
+def stores(pod, zygote):
+    """What it has forked, but for the process in between, which forks the orphan and ends."""
+    return {pid for pid in zygotes(pod) - {zygote} if parent(pid) not in (zygote, None)}
+
+
+def parent(pid):
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has ended
+        return None
+
+
 async def zygote_is_warm(pod):
     await until(lambda: "[ropeteam agent] ranks can be forked" in pod.text(), pod.text)
 
@@ -176,8 +188,8 @@ async def test_a_store_that_dies_before_any_rank_has_come_ends_its_world_aloud(m
     (zygote,) = zygotes(pod)
     plan = await a_world(coordinator, 1)
     await coordinator.wait_for(lambda r: r.plan == plan and not r.stopped)
-    await until(lambda: zygotes(pod) - {zygote}, pod.text)
-    (store,) = zygotes(pod) - {zygote}
+    await until(lambda: stores(pod, zygote), pod.text)
+    (store,) = stores(pod, zygote)
     os.kill(store, signal.SIGKILL)
     exit = exit_of(await ended(coordinator, plan))
     assert exit.signal == signal.SIGKILL
