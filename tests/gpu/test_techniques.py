@@ -31,7 +31,6 @@ def trained(path: Path, world: int, strategy: dict[str, Any]) -> Figures:
         ended = crew.start("techniques.py", str(path / "requests"), "cuda:0").wait(seconds=300)
     assert not any(ended.codes), (ended.codes, ended.output)
     found: Figures = ended.result["it"]
-    assert "error" not in found, (found, ended.output)
     return found
 
 

@@ -2,9 +2,9 @@
 
 Such a one, cut off together with its agents, keeps them and their world alive: nothing there is fenced. Below
 rung 2, where the script writes its own checkpoints, no fence of a replaced pod is therefore counted before
-each former coordinator is proven to have ended: by the kubelet's word (also if the pod is
-gone since: Observation.ended_pods), by a node that somebody vouches for
-(Observation.dead_nodes), by a person (ENDED), or because all agents obey the present one and are not with it.
+each former coordinator is proven to have ended: by the kubelet's word (also of a pod that is gone since:
+Observation.ended_pods), by a node that somebody vouches for (Observation.dead_nodes), by a person (ENDED), or
+because all agents obey the present one and are not with it.
 From rung 2 on the storage decides whose checkpoints count.
 One of which only agents tell, because status went back to before it (a backup of etcd), counts too.
 Limits: one whose pod was never seen on a node, and that no agent obeys, is not remembered.

@@ -34,10 +34,7 @@ def install() -> None:
     if hasattr(sys, _MARK):
         return
     setattr(sys, _MARK, {})
-    waiting = dict(_HOOKS)
-    for name in [name for name in waiting if name in sys.modules]:
-        attempt(waiting.pop(name), sys.modules[name])
-    sys.meta_path.insert(0, AfterImport(waiting))
+    hook_into(_HOOKS)
 
 
 def be_rank() -> None:
@@ -45,7 +42,15 @@ def be_rank() -> None:
     getattr(sys, _MARK)["is child"] = False
 
 
-class AfterImport:
+def hook_into(hooks: dict[str, Hook]) -> None:
+    """By module: of one that is imported already now, of the others once they are."""
+    waiting = dict(hooks)
+    for name in [name for name in waiting if name in sys.modules]:
+        _attempt(waiting.pop(name), sys.modules[name])
+    sys.meta_path.insert(0, _AfterImport(waiting))
+
+
+class _AfterImport:
     """Finds no module by itself: it lets the others find one, and has the hook run once it is executed."""
 
     def __init__(self, waiting: dict[str, Hook]) -> None:
@@ -68,12 +73,12 @@ class AfterImport:
 def _followed_by(execute: Hook, hook: Hook) -> Hook:
     def both(module: ModuleType) -> None:
         execute(module)
-        attempt(hook, module)
+        _attempt(hook, module)
 
     return both
 
 
-def attempt(hook: Hook, module: ModuleType) -> None:
+def _attempt(hook: Hook, module: ModuleType) -> None:
     try:
         hook(module)
     except Exception as error:

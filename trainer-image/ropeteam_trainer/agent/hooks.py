@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ropeteam_trainer.agent.children import AfterImport, attempt
+from ropeteam_trainer.agent.children import hook_into
 
 Hook = Callable[[Any], None]
 
@@ -24,10 +24,7 @@ def install() -> None:
     """Before the script runs. A module that is there already, because this rank was forked, is taken now."""
     if os.environ.get("ROPETEAM_HOOKS") == "none":
         return
-    waiting = dict(_HOOKS)
-    for name in [name for name in waiting if name in sys.modules]:
-        attempt(waiting.pop(name), sys.modules[name])
-    sys.meta_path.insert(0, AfterImport(waiting))
+    hook_into(_HOOKS)
 
 
 def _report_progress(trainer: Any) -> None:
