@@ -189,6 +189,13 @@ def test_release_kills_what_still_lives_before_the_exit():
     assert life.died(0, 1).did_a(Exit) == Exit(0)
 
 
+def test_a_failed_job_kills_what_still_lives_and_ends_its_agents_with_a_code_of_its_own():
+    life = Life().running().ordered(failed="RepeatedError: five times the same")
+    life.did_a(KillRanks)
+    assert life.did_no(Exit)
+    assert life.died(0, 1).did_a(Exit) == Exit(4)
+
+
 def test_sigterm_is_told_and_answered_with_leave():
     life = Life().running().sees(Terminated())
     assert life.report.leaving

@@ -31,7 +31,7 @@ def test_agents_that_came_before_the_operator_spoke_are_remembered():
     film.reboots()
     film.says(0)
     film.says(1)
-    assert film.report.why == "waiting for the operator's first word"
+    assert film.report.why == "waiting for the operator's first request"
     film.desires()
     assert film.phase == "Running"
 

@@ -175,6 +175,44 @@ def test_an_exit_code_that_is_final_fails_the_job_at_once():
     assert film.report.why.startswith("failed: ExitCodeRule: rank 1 exited 42")
 
 
+def failed_by_a_rule() -> Film:
+    film = Film(exit_codes=(ExitCodeRule((42,), ExitAction.FAIL),)).up(step=3)
+    film.exits(1, ProcessExit(42, None))
+    film.obeys()
+    return film
+
+
+def test_agents_of_a_failed_job_exit_once_its_status_says_why():
+    film = failed_by_a_rule()
+    assert film.told(0).failed == ""
+    film.desires(failure=film.report.failure)
+    assert film.told(0).failed.startswith("ExitCodeRule: rank 1 exited 42")
+    assert film.told(1).failed == film.told(0).failed
+
+
+def test_agents_of_a_failed_job_exit_though_the_operator_is_away():
+    film = failed_by_a_rule()
+    fence = film.config.timeouts.fence
+    film.later(fence - 1)
+    assert film.told(0).failed == ""
+    film.later(1)
+    assert film.told(0).failed != ""
+    assert film.report.failure is not None, "an operator that comes back reads why"
+
+
+@pytest.mark.parametrize("boots", [0, 1])
+def test_what_the_operator_fails_ends_the_world_and_then_the_agents(boots: int):
+    film = Film().up(step=3)
+    if boots:
+        film.reboots()
+        film.says(0)
+    film.desires(failure=Problem(FailReason.DEADLINE_EXCEEDED, "an hour is over"))
+    assert film.told(0).plan is None
+    film.obeys()
+    assert film.phase == "Failed"
+    assert film.told(0).failed == "DeadlineExceeded: an hour is over"
+
+
 def test_a_final_exit_code_that_shows_while_others_are_stopped():
     film = Film(workers=3, exit_codes=(ExitCodeRule((2,), ExitAction.FAIL),)).up(step=3)
     film.exits(0, RESET)

@@ -214,6 +214,19 @@ def test_a_coordinator_that_does_not_answer_yet_is_no_fault() -> None:
     assert not condition(seen, ConditionType.STALLED).holds
 
 
+def test_a_coordinator_that_never_answers_stalls_the_job_with_the_way_to_it() -> None:
+    seen = a_running_job().after(unreachable)
+    seen = seen.but(status=seen.status.model_copy(update={"conditions": ()})).after(written)
+    assert not condition(seen.after(seconds(59)), ConditionType.STALLED).holds
+    late = seen.after(seconds(60))
+    stalled = condition(late, ConditionType.STALLED)
+    assert (stalled.holds, stalled.reason) == (True, "CoordinatorUnreachable")
+    for words in ("Service mnist, port 29402: 10.0.0.1: no answer", "NetworkPolicy of namespace lab",
+                  "kubectl logs -n lab mnist-coordinator-1"):  # fmt: skip
+        assert words in stalled.message
+    assert condition(late, ConditionType.RUNNING).message == stalled.message
+
+
 def test_while_a_coordinator_asks_around_the_world_is_as_it_was() -> None:
     decision = decide(a_running_job().after(reporting(phase=WorldPhase.WAITING)))
     assert decision.status.state == "Running"

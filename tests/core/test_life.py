@@ -213,8 +213,44 @@ def test_the_coordinator_goes_when_all_workers_have_ended() -> None:
     assert isinstance(actions[1], DeleteService)
 
 
-def test_workers_of_a_failed_job_go_at_once_and_the_coordinator_after_them() -> None:
+def test_agents_of_a_failed_job_are_told_and_what_has_ended_by_itself_stays() -> None:
     seen = failed()
+    decision = decide(seen)
+    assert decision.actions == ()
+    assert decision.desired is not None
+    assert decision.desired.failure == a_problem()
+    assert decision.look_again_seconds == 1
+    over = decide(seen.after(ended(0, 4), ended(1, 4)))
+    assert [action.name for action in over.actions if isinstance(action, DeletePod)] == [
+        "mnist-coordinator-1"
+    ]
+    assert over.desired is None
+
+
+def test_a_reason_that_a_newer_operator_has_saved_is_told_as_one_that_we_know() -> None:
+    seen = failed()
+    facts = (each.model_copy(update={"reason": "Newest"}) for each in seen.status.conditions)
+    told = decide(seen.but(status=seen.status.model_copy(update={"conditions": tuple(facts)}))).desired
+    assert told is not None
+    assert told.failure is not None
+    assert told.failure.reason is FailReason.REPEATED_ERROR
+
+
+def test_pods_that_say_that_the_job_has_failed_are_not_replaced_before_the_coordinator_was_asked() -> None:
+    """Their operator was away when they left."""
+    seen = a_running_job(workers=2).after(ended(0, 4), ended(1, 4))
+    asking = seen.but(report=None)
+    decision = decide(asking)
+    assert (decision.status.slots, decision.status.incidents) == (asking.status.slots, ())
+    asking = asking.after(written)
+    assert decide(asking).actions == ()
+    assert decide(asking).desired is not None
+    assert decide(seen.after(reporting(failure=a_problem()))).status.state == "Failed"
+    assert decide(asking.after(unreachable)).status != asking.status, "nobody knows why: it is tried again"
+
+
+def test_workers_of_a_failed_job_that_do_not_exit_go_and_the_coordinator_after_them() -> None:
+    seen = failed().after(seconds(20))
     assert [action.name for action in decide(seen).actions if isinstance(action, DeletePod)] == [
         "mnist-0-1",
         "mnist-1-1",
@@ -225,10 +261,10 @@ def test_workers_of_a_failed_job_go_at_once_and_the_coordinator_after_them() -> 
 
 @pytest.mark.parametrize(
     ("policy", "goes"),
-    [("All", {"mnist-0-1", "mnist-1-1"}), ("Running", {"mnist-1-1"}), ("None", {"mnist-coordinator-1"})],
+    [("All", {"mnist-0-1", "mnist-1-1"}), ("Running", {"mnist-1-1"}), ("None", {"mnist-1-1"})],
 )
 def test_clean_pod_policy(policy: str, goes: set[str]) -> None:
-    actions = decide(failed(cleanPodPolicy=policy).after(ended(0))).actions
+    actions = decide(failed(cleanPodPolicy=policy).after(ended(0), seconds(20))).actions
     assert {action.name for action in actions if isinstance(action, DeletePod)} == goes
 
 
@@ -243,7 +279,6 @@ def test_terminal_is_final() -> None:
     seen = failed().after(edited(suspend=True), ended(0, 0))
     decision = decide(seen)
     assert decision.status == seen.status.model_copy(update={"observed_generation": 2})
-    assert decision.desired is None
 
 
 def test_a_problem_that_no_restart_mends_fails_the_job_with_its_words() -> None:

@@ -214,7 +214,7 @@ class Operator:
 
     def _ask(self, view: View) -> Process:
         """PUT /desired: (report, "") or (None, why not)."""
-        if self._desired is None or view.status.finished or view.service is None:
+        if self._desired is None or view.service is None:
             return None, ""
         answers: list[JobReport | str] = []
         task = self._task

@@ -11,7 +11,7 @@ _TELLS = {
     "Failed": ConditionType.FAILED,
     "Invalid": ConditionType.ACCEPTED,
     "Suspended": ConditionType.SUSPENDED,
-    "Suspending": ConditionType.SUSPENDED,
+    "Suspending": ConditionType.RUNNING,
     "Recovering": ConditionType.RECOVERING,
     "Restarting": ConditionType.RECOVERING,
 }

@@ -169,7 +169,7 @@ class Observer:
     ) -> tuple[JobReport | None, str]:
         """The job's coordinator, with the key of its pods."""
         address = status.coordinator.address
-        if memory.desired is None or status.finished or service is None or not address:
+        if memory.desired is None or service is None or not address:
             return None, ""
         key_id = manifests.key_of(status, pods)
         keys = Keys(self.keys.of(key_id).token(memory.uid), memory.uid, memory.desired.term)

@@ -18,6 +18,7 @@ from ropeteam.core.actions import Action, DeleteJob, DeletePod, DeleteService
 from ropeteam.core.answer import Answer
 from ropeteam.core.classify import finished_cleanly
 from ropeteam.core.conditions import SUCCEEDED, ended
+from ropeteam.core.desired import desired
 from ropeteam.core.gang import active
 from ropeteam.core.handover import holder
 from ropeteam.core.observation import PodSeen
@@ -25,8 +26,11 @@ from ropeteam.core.view import View, changed, one_line
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.world import FailReason
 
-RELEASE_SECONDS = 10
-"""For the other agents to hear RELEASE and exit by themselves before their pods are deleted."""
+RELEASE_SECONDS, DISMISS_SECONDS = 10, 20
+"""For agents to hear that the job is Complete, or Failed, and exit by themselves before their pods are
+deleted: what has ended stays, with its log."""
+EXIT_FAILED = 4
+"""Of an agent that was told so."""
 
 
 def complete(view: View, status: JobStatus) -> Answer | None:
@@ -47,10 +51,24 @@ def complete(view: View, status: JobStatus) -> Answer | None:
 def failed(view: View, status: JobStatus) -> Answer | None:
     reason = _failure(view, status)
     if reason is None:
+        return _dismissed(view, status)
+    return _fail(view, status, *reason)
+
+
+def _fail(view: View, status: JobStatus, word: str, message: str) -> Answer:
+    why = f"failed: {word}: {message}"
+    if view.spec.clean_pod_policy is CleanPodPolicy.ALL:
+        message += " Its pods are deleted with their logs, as spec.cleanPodPolicy says (All)."
+    return Answer(why, _over(view, status), "Failed", ended(False, word, message))
+
+
+def _dismissed(view: View, status: JobStatus) -> Answer | None:
+    """The coordinator has failed the job while the operator was away: it is asked before any pod is replaced.
+    If it is lost too, nobody knows why, and the job is tried again."""
+    asked = view.seen.report is not None or view.seen.report_error or desired(view, status) is None
+    if asked or not any(pod.container.exit_code == EXIT_FAILED for pod in view.workers.values()):
         return None
-    word, message = reason
-    facts = ended(False, word, message)
-    return Answer(f"failed: {word}: {message}", _over(view, status), "Failed", facts)
+    return Answer("a worker was told that the job has failed; asking why", view.status, status.state)
 
 
 def _failure(view: View, status: JobStatus) -> tuple[str, str] | None:
@@ -85,14 +103,18 @@ def deadline(view: View, status: JobStatus) -> Answer | None:
     if view.job_time < status.start_time + timedelta(seconds=limit):
         return None
     message = f"The job has run for {limit} seconds, which is spec.activeDeadlineSeconds."
-    facts = ended(False, FailReason.DEADLINE_EXCEEDED.value, message)
-    return Answer("failed: the deadline has passed", _over(view, status), "Failed", facts)
+    return _fail(view, status, FailReason.DEADLINE_EXCEEDED.value, message)
 
 
 def _over(view: View, status: JobStatus) -> JobStatus:
     final = frozenset(each.id for each in status.incidents)
     settled = incidents.settle(status, view.spec.recovery, view.now, view.job_time, final)
     return changed(settled, completion_time=view.now, drain_since=None, coordinator_fault_since=None)
+
+
+def exit_seconds(status: JobStatus) -> int:
+    """So long pods have after the job's end to end by themselves."""
+    return DISMISS_SECONDS if status.state == "Failed" else RELEASE_SECONDS
 
 
 def clean_up(view: View) -> Answer | None:
@@ -104,14 +126,13 @@ def clean_up(view: View) -> Answer | None:
     if ttl is not None and view.passed(status.completion_time, ttl):
         gone = DeleteJob(view.job.name, view.job.uid)
         return _clean(view, "the job ended ttlSecondsAfterFinished ago", (gone,))
-    released = status.state == "Complete" and not view.passed(status.completion_time, RELEASE_SECONDS)
-    if released and active(view.all_workers):
+    failed, keeps = status.state == "Failed", view.spec.clean_pod_policy is CleanPodPolicy.NONE
+    if active(view.all_workers) and not view.passed(status.completion_time, exit_seconds(status)):
         return _clean(view, "the workers are about to exit by themselves", ())
     workers = _unwanted(view)
     if workers:
         return _clean(view, "the job has ended: pods go", _delete(workers))
-    keeps = view.spec.clean_pod_policy is CleanPodPolicy.NONE
-    if active(view.all_workers) and not keeps:
+    if active(view.all_workers) and (failed or not keeps):
         return _clean(view, "the workers go, then the coordinator", ())
     service = view.seen.service
     more: tuple[Action, ...] = (DeleteService(service.name, service.uid),) if service else ()
@@ -119,8 +140,9 @@ def clean_up(view: View) -> Answer | None:
 
 
 def _unwanted(view: View) -> tuple[PodSeen, ...]:
+    """No policy lets a job that has failed keep what a pod that runs holds."""
     policy = view.spec.clean_pod_policy
-    if policy is CleanPodPolicy.NONE:
+    if policy is CleanPodPolicy.NONE and view.status.state != "Failed":
         return ()
     ended_too = policy is CleanPodPolicy.ALL
     # A sidecar outlives the trainer; without one a pod has ended a moment after its container.

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from ropeteam.api.status import JobStatus
 from ropeteam.core import backoff, former, incidents, release, unserved
-from ropeteam.core.completion import RELEASE_SECONDS
+from ropeteam.core.completion import exit_seconds
 from ropeteam.core.handover import DELETE_MARGIN_SECONDS
 from ropeteam.core.steady import BELIEVED_SECONDS, mounts
 from ropeteam.core.view import View
@@ -53,7 +53,7 @@ def _moments(view: View, status: JobStatus) -> Iterator[datetime]:
     spec = view.spec
     if status.finished:
         end, ttl = status.completion_time or view.now, spec.ttl_seconds_after_finished
-        yield end + timedelta(seconds=RELEASE_SECONDS)
+        yield end + timedelta(seconds=exit_seconds(status))
         if ttl is not None:
             yield end + timedelta(seconds=ttl)
         return

@@ -32,6 +32,7 @@ from ropeteam.core.conditions import Fact
 from ropeteam.core.decision import Decision
 from ropeteam.core.desired import desired
 from ropeteam.core.fold import count_workers, fold
+from ropeteam.core.gang import active
 from ropeteam.core.observation import Observation
 from ropeteam.core.steady import steady
 from ropeteam.core.view import View, changed, look
@@ -134,7 +135,8 @@ def _conclude(view: View, answer: Answer) -> Decision:
     writes = status != saved
     if writes and not saved.finished:
         status = changed(status, clock=ClockStatus(job=view.job_time, wall=now))
-    told = None if status.finished else desired(view, status)
+    done = status.finished and (status.state != "Failed" or not active(view.all_workers))
+    told = None if done else desired(view, status)
     looks = [wait, answer.again, deadlines.next_look(view, status)]
     if told is not None:
         looks.append(deadlines.next_question(view, status))

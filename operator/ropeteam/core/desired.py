@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus, SlotStatus
 from ropeteam.core.handover import holder
 from ropeteam.core.incidents import accounted
 from ropeteam.core.progress import lineage
 from ropeteam.core.view import View
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
+from ropeteam_trainer.contract.messages import Problem
+from ropeteam_trainer.contract.world import FailReason
 
 
 def desired(view: View, status: JobStatus) -> Desired | None:
@@ -25,7 +28,16 @@ def desired(view: View, status: JobStatus) -> Desired | None:
         allowance=max(0, status.failures.allowed - status.failures.charged),
         charged_incidents=accounted(status, told),
         lineage=lineage(status),
+        failure=_failure(status),
     )
+
+
+def _failure(status: JobStatus) -> Problem | None:
+    found = status.condition(ConditionType.FAILED)
+    if found is None or not found.holds:
+        return None
+    known = next((each for each in FailReason if each.value == found.reason), FailReason.REPEATED_ERROR)
+    return Problem(known, found.message)
 
 
 def _slot(view: View, slot: SlotStatus) -> SlotDesired:

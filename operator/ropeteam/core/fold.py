@@ -97,7 +97,8 @@ def count_workers(view: View, status: JobStatus) -> WorkersStatus:
     pods = [
         pod for slot in slots if (pod := view.workers.get(slot.slot)) and pod.incarnation == slot.incarnation
     ]
-    running = sum(pod.container.running and not pod.deleting for pod in pods)
+    over = status.completion_time is not None  # what still runs is about to exit
+    running = 0 if over else sum(pod.container.running and not pod.deleting for pod in pods)
     known = sum(view.registered(slot) for slot in slots) if view.report else view.status.workers.ready
     desired = len(slots) or view.spec.slots
     lost = sum(slot.incarnation > 1 and slot.faults > 0 for slot in slots)

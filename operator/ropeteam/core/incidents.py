@@ -63,7 +63,7 @@ def record(status: JobStatus, found: IncidentStatus, alone: bool) -> JobStatus:
     ends = (each for each in reversed(status.incidents) if not is_of_pod(each) and not each.settled)
     world = next((each for each in ends if each.stages.planned is None), None)
     if alone or world is None:
-        return changed(status, incidents=(*status.incidents, found))
+        return changed(status, incidents=(*status.incidents, changed(found, attempt=status.attempt)))
     joined = _joined(world, (found,))
     return changed(status, incidents=tuple(joined if each is world else each for each in status.incidents))
 
@@ -79,7 +79,8 @@ def merge(status: JobStatus, told: tuple[Incident, ...], now: datetime) -> JobSt
     if fresh:
         evidence = tuple(each for each in listed if is_of_pod(each) and not each.settled)
         listed = [each for each in listed if each not in evidence]
-        listed += [_joined(_translated(each, now), evidence) for each in fresh]
+        found = (changed(_translated(each, now), attempt=status.attempt) for each in fresh)
+        listed += [_joined(each, evidence) for each in found]
         last = _epoch(fresh[-1].id)
     failures = changed(status.failures, last_epoch=str(last) if last > NO_EPOCH else "")
     return changed(status, incidents=tuple(listed), failures=failures)

@@ -17,6 +17,7 @@ from ropeteam.core.conditions import NOT_SUSPENDED, Fact
 from ropeteam.core.observation import ContainerSeen, PodSeen, Role
 from ropeteam.core.view import View
 from ropeteam_trainer.contract import SIGNED, VERSION
+from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.fence import longest_life
 
@@ -25,6 +26,8 @@ _IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "Err
 _TOGETHER = "All workers train together."
 MOUNTING = frozenset({"ContainerCreating", "PodInitializing"})
 """A container's reasons to wait: for what its pod mounts, or for its image."""
+UNREACHED_SECONDS = 60
+"""A coordinator whose pod runs answers within seconds."""
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
@@ -285,5 +288,16 @@ def _unreachable(view: View) -> Reason | None:
         return None
     if is_unknown(view):
         return Reason("CoordinatorUnreachable", _silence(view), stalled=True)
+    late = view.passed(view.status.coordinator_fault_since, UNREACHED_SECONDS)
     message = "The coordinator's pod runs but does not answer the operator yet."
-    return Reason("CoordinatorUnreachable", message)
+    return Reason("CoordinatorUnreachable", _cut_off(view, pod) if late else message, late)
+
+
+def _cut_off(view: View, pod: PodSeen) -> str:
+    namespace, service = view.job.namespace, names.service(view.job.name)
+    return (
+        f"The operator has not reached the job's coordinator for {UNREACHED_SECONDS} s, and no world can "
+        f"form meanwhile: Service {service}, port {COORDINATOR_HTTP_PORT}: {view.seen.report_error}. Check "
+        f"that no NetworkPolicy of namespace {namespace} keeps the operator from it; what the coordinator "
+        f"says: kubectl logs -n {namespace} {pod.name}"
+    )

@@ -25,6 +25,7 @@ from ropeteam_trainer.contract.desired import JobReport
 M = TypeVar("M", bound=BaseModel)
 Judgement = tuple[TrainingJobSpec | None, tuple[str, ...]]
 """A spec, and what is wrong with it."""
+MOST_WORKERS = 4096
 _SPECS_REMEMBERED, _LONGEST_REMEMBERED = 2048, 4096
 
 
@@ -161,8 +162,14 @@ def _parse(seen: Observation) -> tuple[TrainingJobSpec, tuple[str, ...]]:
     if spec is not None:
         problems = (*rules.validate_name(seen.metadata.name), *problems)
     if problems or spec is None:
-        return TrainingJobSpec(workers=max(1, len(seen.status.slots))), problems
+        return TrainingJobSpec(workers=len(seen.status.slots) or _workers(seen.spec)), problems
     return spec, ()
+
+
+def _workers(spec: dict[str, Any]) -> int:
+    """As a spec says that cannot be used otherwise."""
+    wanted = spec.get("workers")
+    return wanted if type(wanted) is int and 0 < wanted <= MOST_WORKERS else 1
 
 
 def _judgement(spec: dict[str, Any]) -> Judgement:

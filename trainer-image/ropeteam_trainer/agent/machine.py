@@ -9,7 +9,7 @@ each brings one thing nearer to what the orders say, so a lost, doubled or early
   stores, ranks, checkpoints
 Promises: ranks that two epochs started never live together; orders of a lower (term, boot) change nothing; a
 rank's fault never ends the agent (but what cannot be killed, except by the container's end, does: 3); exit 0
-only on `release`; without an answer for fenceSeconds no rank lives.
+only on `release`, 4 only when the job has failed; without an answer for fenceSeconds no rank lives.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from ropeteam_trainer.contract.messages import Problem, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Plan, ProcessExit
 from ropeteam_trainer.launchers import Launch
 
-EXIT_DONE, EXIT_UNBURIED, EXIT_LEFT = 0, 3, 143
+EXIT_DONE, EXIT_UNBURIED, EXIT_FAILED, EXIT_LEFT = 0, 3, 4, 143
 CLAIM_SECONDS = 300.0
 """How long a volume may be away before another node is tried, as for ranks that restore. The other ranks of
 that world are ended after startSeconds, and that is charged: it has to be less."""
@@ -87,6 +87,8 @@ def _leave(state: State) -> Stepped:
     orders = state.orders
     if orders and orders.release and not orders.refused:
         return replace(state, exit_code=EXIT_DONE), ()
+    if orders and orders.failed and not orders.refused:
+        return replace(state, exit_code=EXIT_FAILED), ()
     if state.leave_by is None:
         return state, ()
     told = orders is not None and orders.leave

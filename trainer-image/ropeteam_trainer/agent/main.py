@@ -1,10 +1,10 @@
 """The agent's process: `python -m ropeteam_trainer.agent -- command`, or `python3 -I agent.pyz -- command`.
 
 One loop. Whatever happens becomes an event of the machine; what the machine wants is carried out here, in
-order. Promises: exit code 0 only when the coordinator released the job, 143 when asked to leave, 2 for an
-environment that is not ours, 3 when something of a rank cannot be killed; else nothing that was started lives
-on. Limits: SIGKILL of the agent kills ranks, zygote and stores by their parent-death signal; what those have
-started dies with the container.
+order. Promises: exit code 0 only when the coordinator released the job, 4 when it says that the job has
+failed, 143 when asked to leave, 2 for an environment that is not ours, 3 when something of a rank cannot be
+killed; else nothing that was started lives on. Limits: SIGKILL of the agent kills ranks, zygote and stores by
+their parent-death signal; what those have started dies with the container.
 """
 
 from __future__ import annotations
@@ -194,6 +194,8 @@ class Agent:
             case DropLink(why):
                 self._link.drop(why)
             case Exit(code):
+                if code == machine.EXIT_FAILED and self._state.orders:
+                    log(f"the job has failed: {self._state.orders.failed}")
                 self._done.set_result(code)
 
     async def _world_worker(self) -> None:

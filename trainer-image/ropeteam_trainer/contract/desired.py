@@ -45,6 +45,8 @@ class Desired:
     later than that, whenever it arrives: CoordinatorConfig.lease is counted from there. -1: it has none."""
     contract: int = OLDEST
     """The coordinator may be of an earlier release, made by an operator before this one."""
+    failure: Problem | None = None
+    """The job has failed with it, and status says so: agents may exit."""
 
 
 class WorldPhase(str, enum.Enum):

@@ -215,6 +215,8 @@ class Orders:
     complete: Epoch | None = None
     release: bool = False
     """All agents acknowledged COMPLETE: exit 0. Nothing else may make an agent exit 0."""
+    failed: str = ""
+    """The job has failed, for this reason: end all ranks, then exit 4."""
     refused: str = ""
     """Not one of us: an older incarnation, a pod being deleted, an unknown contract. Kill ranks, stay
     quiet."""

@@ -240,6 +240,8 @@ def _advance(state: State, at: Moment, rounds: int = len(WorldPhase)) -> State:
 def _note_problems(state: State, at: Moment) -> State:
     if state.failure or state.phase in _FINAL:
         return state
+    if state.desired and state.desired.failure:
+        return replace(state, failure=state.desired.failure)
     return unfit.note(state, at)
 
 
@@ -326,6 +328,11 @@ def _drained(state: State, at: Moment) -> State:
 
 
 def _failed(state: State, at: Moment) -> State:
+    """Agents exit, and their pods with them, once status says why: an operator that is away for long reads
+    it here later."""
+    saved = state.desired is not None and state.desired.failure is not None
+    if saved or at.now - state.phase_since >= state.config.timeouts.fence:
+        state = replace(state, dismissed=True)
     unfinished = forming.unfinished(state)
     state = incidents.weigh_again(state, at, state.touched if unfinished else slots.ALL)
     return state if unfinished else incidents.close(state, at)

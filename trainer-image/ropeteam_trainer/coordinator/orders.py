@@ -112,7 +112,13 @@ class Replies:
             leave=leave,
             complete=world.plan.epoch if world and member and done else None,
             release=state.phase is WorldPhase.COMPLETE,
+            failed=_last_words(state),
         )
+
+
+def _last_words(state: State) -> str:
+    failure = state.failure if state.dismissed else None
+    return f"{failure.reason.value}: {failure.message}" if failure else ""
 
 
 def reply(state: State, report: AgentReport, now: float) -> Orders | None:
@@ -165,6 +171,7 @@ def _common(state: State) -> tuple[object, ...]:
         state.phase,
         state.desired is None,
         state.draining,
+        state.dismissed,
         state.n,
         world and (world.plan.epoch, world.kept, world.stop_at),
         commits.kept(state),

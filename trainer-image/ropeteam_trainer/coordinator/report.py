@@ -124,7 +124,7 @@ def _why(state: State, now: float) -> str:
     if state.superseded:
         return f"silent: {state.superseded}"
     if state.desired is None:
-        return "waiting for the operator's first word"
+        return "waiting for the operator's first request"
     if not lease.holds(state, now):
         return f"silent: no operator has heard of this coordinator for {state.config.lease} s (selfFence)"
     sentence = _SENTENCES[state.phase]

@@ -175,6 +175,8 @@ class State:
     """The last 10, oldest first."""
     ledger: Ledger = Ledger()
     failure: Problem | None = None
+    dismissed: bool = False
+    """The job has failed, and agents may exit: the operator has saved it, or has been away for long."""
     unfit: tuple[Unfit, ...] = ()
     disk_owes: tuple[str, int] = ("", 0)
     """What a volume does not answer (AgentReport.disk_owes), and since when by the wall clock."""
