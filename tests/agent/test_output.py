@@ -14,6 +14,7 @@ from tests.agent.harness import a_plan, exit_of, until
 from tests.agent.pipes import Pipe
 
 from ropeteam_trainer import lines
+from ropeteam_trainer.agent import output as output_module
 from ropeteam_trainer.agent.output import Output
 from ropeteam_trainer.contract.config import Start, Timeouts
 from ropeteam_trainer.lines import MOST_BYTES, Lines
@@ -45,6 +46,39 @@ async def test_all_lines_go_out_in_order_to_one_who_reads(pipe: Pipe):
     many("rank 0", 500, sink)
     await pipe.says("rank 0 499 ")
     assert [line.split()[2] for line in pipe.text.splitlines() if line] == [str(n) for n in range(500)]
+
+
+async def printed(pipe: Pipe, pieces: list[bytes], last: str) -> list[str]:
+    """What comes out of what a rank writes piece by piece."""
+    sink, (read_end, write_end) = Lines(pipe.w), os.pipe()
+    output = Output(read_end, "rank 0", sink)
+    for piece in pieces:
+        os.write(write_end, piece)
+        await asyncio.sleep(0.02)
+    os.close(write_end)
+    output.close()
+    await pipe.says(last)
+    return [line.removeprefix("[rank 0] ") for line in pipe.text.splitlines()]
+
+
+async def test_of_a_progress_bar_the_first_and_the_last_of_a_second_are_forwarded(pipe: Pipe):
+    bar = [f"\r{percent:3}%|##".encode() for percent in range(0, 101, 10)]
+    assert await printed(pipe, [*bar, b"\n", b"done\n"], "done") == ["  0%|##", "100%|##", "done"]
+
+
+async def test_a_progress_bar_that_ends_its_lines_so_is_forwarded_each_second(pipe: Pipe, monkeypatch):
+    monkeypatch.setattr(output_module, "BAR_SECONDS", 0.0)
+    got = await printed(pipe, [b"1 of 3\r", b"2 of 3\r", b"3 of 3\r", b"\n", b"done\n"], "done")
+    assert got == ["1 of 3", "2 of 3", "3 of 3", "done"]
+
+
+async def test_lines_that_end_with_a_carriage_return_too_are_lines(pipe: Pipe):
+    assert await printed(pipe, [b"one\r", b"\ntwo\r\n", b"\r\n", b"done\n"], "done") == [
+        "one",
+        "two",
+        "",
+        "done",
+    ]
 
 
 async def test_what_nobody_reads_is_dropped_by_whole_lines_and_told_when_it_flows_again(pipe: Pipe):

@@ -2,6 +2,8 @@
 
 A rank that prints faster than its container's output is read waits, as without us. One whose output is not
 read at all does not: its lines are dropped (lines.py), and the last of them travel in reports all the same.
+A progress bar writes its line again and again, each time after a carriage return: of what it has shown, one
+line a second is forwarded, and the last when its line ends.
 Limits: the last 20 lines, at most 4 KiB in all, travel in reports. Bytes that are not UTF-8 are replaced
 there, never in what is forwarded. A line without end is cut every 64 KiB.
 """
@@ -20,6 +22,7 @@ _LONGEST_LINE = 1 << 16
 _READS_AT_END = 256
 """Of what a dead rank left in its pipe. Only somebody who still writes there could leave more."""
 _PAUSE_SECONDS = 0.02
+BAR_SECONDS = 1.0
 
 
 class Output:
@@ -29,6 +32,8 @@ class Output:
         self._fd, self._name, self._sink = fd, name, sink
         self._prefix = f"[{name}] ".encode()
         self._partial = b""
+        self._bar_at = float("-inf")
+        """When a line of a progress bar was forwarded last."""
         self._last: deque[bytes] = deque(maxlen=LAST_LINES)
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
@@ -42,7 +47,7 @@ class Output:
         self._loop.remove_reader(self._fd)
         self._read(_READS_AT_END)
         if self._partial:
-            self._forward([self._partial])
+            self._forward([_shown(self._partial)])
         os.close(self._fd)
 
     def last_lines(self) -> tuple[str, ...]:
@@ -78,12 +83,29 @@ class Output:
             if not data:
                 return False
             *lines, self._partial = (self._partial + data).split(b"\n")
+            self._show_bar()
             if len(self._partial) >= _LONGEST_LINE:
                 lines, self._partial = [*lines, self._partial], b""
-            self._forward(lines)
+            self._forward([_shown(line) for line in lines])
         return True
+
+    def _show_bar(self) -> None:
+        """Of a line that is written again and again, what is complete."""
+        written = self._partial.rstrip(b"\r")  # the newline may be still to come
+        before, _, _ = written.rpartition(b"\r")
+        if not (bar := _shown(before)):
+            return
+        self._partial = self._partial[len(before) + 1 :]
+        if (now := self._loop.time()) - self._bar_at >= BAR_SECONDS:
+            self._bar_at = now
+            self._sink.add(self._name, [self._prefix + bar])
 
     def _forward(self, lines: list[bytes]) -> None:
         self._last.extend(lines)
         if lines:
             self._sink.add(self._name, [self._prefix + line for line in lines])
+
+
+def _shown(line: bytes) -> bytes:
+    """What a terminal shows in the end of a line that was written over."""
+    return next((part for part in reversed(line.split(b"\r")) if part), b"") if b"\r" in line else line
