@@ -125,6 +125,18 @@ def test_the_link_sends_the_last_loss_when_it_closes(tmp_path: Path) -> None:
     agent.close()
 
 
+def test_batches_say_how_many_steps_there_will_be_also_after_a_restore(tmp_path: Path) -> None:
+    agent = FakeAgent(tmp_path, 1, None, Epoch(1, 0, 1))
+    first = alone(environ={config.RANK_SOCKET: str(tmp_path / "socket.0")})
+    first.step = 4
+    first._feed.restore({"epoch": 1, "offset": 2, "samples": 5, "seed": 0})
+    for _ in first.batches(list(range(5)), global_batch=2, epochs=3):
+        first.report()
+    assert first.step == 9
+    agent.wait(lambda: agent.said(0, "total_steps") == [9])
+    agent.close()
+
+
 def test_a_script_that_counts_on_more_steps_than_64_bits_hold_is_heard_all_the_same(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path, 1, None, Epoch(1, 0, 1))
     endless = alone(environ={config.RANK_SOCKET: str(tmp_path / "socket.0")})

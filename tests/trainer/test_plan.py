@@ -62,6 +62,14 @@ def test_exactly_once_under_any_worlds_and_restarts(plan: DataPlan, worlds: list
     assert len(kept) == plan.steps(2)
 
 
+@given(plan=plans, epochs=st.integers(0, 3), done=st.integers(0, 60))
+def test_the_steps_that_are_left_are_the_batches_that_come(plan: DataPlan, epochs: int, done: int) -> None:
+    at, steps = Position(), 0
+    while at.epoch < epochs and steps < done:
+        at, steps = plan.after(at), steps + 1
+    assert plan.steps_left(at, epochs) == plan.steps(epochs) - steps
+
+
 @given(plan=plans, offset=st.integers(0, 59), world=st.integers(1, 9))
 def test_ranks_share_a_batch_fairly_and_weights_make_the_mean_exact(
     plan: DataPlan, offset: int, world: int

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from ropeteam_trainer.strategies.parameterserver.training import Training
     from ropeteam_trainer.strategies.wrap import Progress, Wrapped
 
+END_SECONDS = 60.0
+"""So long a rank that has ended waits for the others, to save with them."""
 _job: Job | None = None
 
 
@@ -109,6 +111,8 @@ class Job:
         self._save_owed = False  # it is due, and waits until all ranks have the same weights
         self._rung = 1
         self._total_steps: int | None = None
+        self._expected: int | None = None
+        """As batches() foresees, or report() was told."""
         self._feed = Feed(world)
         self._model: Module | None = None
         self._failed = False
@@ -198,9 +202,10 @@ class Job:
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
         if self._link is not None:
             self._link.offer_loss(loss)
-            if total_steps != self._total_steps and total_steps is not None:
-                self._total_steps = total_steps
-                self._link.send(FromRank(total_steps=min(int(total_steps), sys.maxsize)))
+            self._expected = self._expected if total_steps is None else min(int(total_steps), sys.maxsize)
+            if self._expected not in (None, self._total_steps):
+                self._total_steps = self._expected
+                self._link.send(FromRank(total_steps=self._expected))
         if self._trace is not None:
             self._trace.step(
                 self.step, self._feed.epoch, self._feed.taken, None if loss is None else float(loss)
@@ -279,7 +284,7 @@ class Job:
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> Iterator[Any]:
         """This rank's part of each global batch, until `epochs` data epochs (counted from the job's start)
-        are done.
+        are done. Its batches are the steps that progress is shown of, unless report() is given a total.
 
         dataset: a tensor, a sequence, or a map-style Dataset, the same on all ranks. global_batch: samples
         per step of all ranks together, whatever their number; the last batch of an epoch may be smaller.
@@ -300,6 +305,7 @@ class Job:
         plan = DataPlan(len(dataset), asked.global_samples or global_batch, seed)
         model = self._balanced_model() if balance else None
         wish = Wish(dataset, plan, epochs, workers, prefetch, balance, model, collate)
+        self._expected = self.step + self._feed.left(wish)
         return self._feed.batches(wish, self.data_rank, self.data_ways, self._loading)
 
     def _loading(self) -> AbstractContextManager[None]:
@@ -357,6 +363,15 @@ class Job:
             with self.phase("paused"):
                 agentlink.wait_to_be_killed()
 
+    def _save_the_end(self) -> None:
+        """What was trained since the last checkpoint, if all ranks have ended well, after the same step."""
+        ended = not self._failed and self._heart.script_has_ended and self._training is None
+        owes = self._checkpoints is not None and self.step > max(0, self._checkpoints.newest)
+        if ended and owes and self._world.meets(f"end/{self.step}", END_SECONDS):
+            if self._wrapped is not None:
+                self._wrapped.meet()
+            self._save()
+
     def _note_failure(self, report: Callable[..., Any], *error: Any) -> None:
         """An excepthook: an uncaught exception is about to end the script."""
         self._failed = True
@@ -369,6 +384,7 @@ class Job:
             self._training.leave()
             if self._link is not None:
                 self._link.send(FromRank(left=True))
+        self._save_the_end()
         self._model = self._wrapped = None  # they hold the group
         if self._checkpoints is not None:
             self._checkpoints.close()

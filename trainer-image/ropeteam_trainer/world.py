@@ -121,17 +121,27 @@ class World:
         """
         if not dist.is_initialized():
             return
-        with suppress(Exception):  # peers that failed or left do not matter any more
-            if self.size > 1 and seconds > 0:
-                self._meet(timedelta(seconds=seconds))
+        if seconds > 0:
+            self.meets("exit", seconds)
         with suppress(Exception):
             dist.destroy_process_group()
 
-    def _meet(self, timeout: timedelta) -> None:
+    def meets(self, where: str, seconds: float) -> bool:
+        """Whether all ranks have come here within `seconds`; peers that failed or left never do."""
+        if self.size == 1:
+            return True
+        if not dist.is_initialized():
+            return False
+        with suppress(Exception):
+            self._meet(where, timedelta(seconds=seconds))
+            return True
+        return False
+
+    def _meet(self, where: str, timeout: timedelta) -> None:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store over restarts
         tcp = TCPStore(address, port, is_master=False, timeout=timeout)
-        store = PrefixStore(f"ropeteam/exit/{attempt}", tcp)
+        store = PrefixStore(f"ropeteam/{where}/{attempt}", tcp)
         if store.add("arrived", 1) == self.size:
             store.set("all", "here")
         store.wait(["all"], timeout)

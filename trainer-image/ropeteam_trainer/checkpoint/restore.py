@@ -51,6 +51,7 @@ class Choice:
     """One sentence for each checkpoint that was passed over."""
 
 
+_STEPS_NAMED = 10
 _UNSIGNED = (
     "not signed with a key of this namespace, volume and path, nor of a Secret that spec.checkpoint.signing "
     "names (it is of an earlier release, of another operator or Secret, or was put there by somebody); "
@@ -188,5 +189,7 @@ def _no_such_step(plan: RankPlan, saved: Sequence[int]) -> str:
         if earlier
         else "Choose another spec.resume"
     )
-    count = len(set(saved))
-    return f"cannot resume from step {wanted}: not among {count} checkpoints in {directory}. {fix} to go on."
+    steps = sorted(set(saved), reverse=True)
+    more = f" and {len(steps) - _STEPS_NAMED} earlier ones" if len(steps) > _STEPS_NAMED else ""
+    there = f"those of steps {', '.join(map(str, steps[:_STEPS_NAMED]))}{more}" if steps else "none"
+    return f"cannot resume from step {wanted}: the checkpoints in {directory} are {there}. {fix} to go on."

@@ -63,7 +63,8 @@ class Checkpoints:
         self._writer = ShardWriter(self._directory, self._epoch, world, self._written, plan.job_uid)
         self._kept = Kept({})
         self._own: Mapping[str, Any] = {}
-        self._last_saved = -1
+        self.newest = -1
+        """Step of what was restored, or saved since."""
         self._shard: tuple[ShardFile, ...] = ()
         self._lineage: list[CheckpointRef] = []
         self.due = self._cadence.due
@@ -88,9 +89,9 @@ class Checkpoints:
 
     def save(self, step: int, data: dict[str, int] | None) -> None:
         """Copy the state and write it in the background. A second save of the same step does nothing."""
-        if step == self._last_saved:
+        if step == self.newest:
             return
-        self._last_saved = step
+        self.newest = step
         state = self._kept.state(with_others=self._world.rank == 0)
         own = {name: thing.state_dict() for name, thing in self._own.items()}
         files: dict[str, Any] = {rank_file(self._world.rank): {"rng": rng.capture(), "own": own}}
@@ -114,7 +115,7 @@ class Checkpoints:
         ref = choice.ref
         state = self._load(ref, choice.manifest, beat)
         self._load_own(ref, choice.manifest, beat)
-        self._lineage = [ref]
+        self._lineage, self.newest = [ref], ref.step
         if self._world.rank == 0:
             _say(f"goes on from step {ref.step} (checkpoint {folder(ref)})")
             if self._link is not None:

@@ -76,6 +76,10 @@ class Feed:
             "seed": self._plan.seed,
         }
 
+    def left(self, wish: Wish) -> int:
+        """Batches that batches() will bring. ValueError if the data are not those of the checkpoint."""
+        return wish.plan.steps_left(_begin(self._saved, wish.plan, self._position), wish.epochs)
+
     def batches(
         self, wish: Wish, rank: int, ways: int, loading_now: Callable[[], AbstractContextManager[None]]
     ) -> Iterator[Any]:

@@ -77,6 +77,11 @@ class DataPlan:
         """Global batches in `epochs` data epochs."""
         return math.ceil(self.samples / self.global_batch) * epochs
 
+    def steps_left(self, at: Position, epochs: int) -> int:
+        """Global batches from there until `epochs` data epochs are done."""
+        begun = math.ceil((self.samples - at.offset) / self.global_batch)
+        return begun + self.steps(epochs - at.epoch - 1) if at.epoch < epochs else 0
+
 
 def permuted(index: int, size: int, key: int) -> int:
     """The image of `index` under the permutation of range(size) that `key` names."""

@@ -1,0 +1,108 @@
+"""A checkpoint as one file of plain PyTorch, which needs nothing of this library:
+
+    python -m ropeteam_trainer.checkpoint.export /checkpoints/run-5eed/step-400/1.0.3 model.pt
+
+    saved = torch.load("model.pt", weights_only=True)      # {"step": 400, "model": ..., "optimizer": ...}
+    model.load_state_dict(saved["model"])
+
+Each object is under the name that restore() was given it by. Names of parameters are those of the model as
+it was written, whatever wrapped, sharded or split it. An optimizer is by these names, too:
+`torch.distributed.checkpoint.state_dict.set_optimizer_state_dict` takes it. A folder of checkpoints in place
+of one means its newest. All files are verified against the manifest's hashes.
+Limits: all of it is in memory at once. Who wrote the checkpoint is not asked: signatures need keys.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ropeteam_trainer.checkpoint import contents, names, reader
+from ropeteam_trainer.checkpoint.kept import State
+from ropeteam_trainer.checkpoint.manifest import STATE, Manifest, ref_at
+from ropeteam_trainer.checkpoint.pieces import Piece
+from ropeteam_trainer.contract.world import CheckpointRef
+
+
+class NoCheckpoint(ValueError):
+    """There is none, or not a whole one. The text says what was found."""
+
+
+def export(folder: Path) -> dict[str, Any]:
+    """Raises NoCheckpoint, OSError."""
+    directory, ref = _find(folder.absolute())
+    look = reader.look(directory, ref)
+    manifest = look.manifest
+    if manifest is None or look.ref is None:
+        raise NoCheckpoint(f"{folder} is no checkpoint that can be used: {look.fault}")
+    for file in manifest.files:
+        found = reader.check(directory, ref, file, lambda _: None)
+        if found.fault:
+            raise NoCheckpoint(f"{folder} is damaged: {found.fault}")
+    return _read(directory, ref, manifest)
+
+
+def _find(folder: Path) -> tuple[Path, CheckpointRef]:
+    """Where it is: `<directory>[/run-<UID>]/step-<n>/<epoch>`, or the newest below a directory."""
+    parent = folder.parent.parent
+    run = parent.name.removeprefix("run-") if parent.name.startswith("run-") else ""
+    if (ref := ref_at(run, folder.parent.name, folder.name)) is not None:
+        return (parent.parent if run else parent), ref
+    refs = reader.find(folder)
+    if not refs:
+        raise NoCheckpoint(f"{folder} holds no checkpoint: name one, as status.checkpoint.location does")
+    newest = max((ref for ref in refs if ref.run == refs[0].run), key=lambda ref: (ref.step, ref.epoch))
+    return folder, newest
+
+
+def _read(directory: Path, ref: CheckpointRef, manifest: Manifest) -> dict[str, Any]:
+    saved = reader.load_metadata(directory, ref, manifest.files)
+    tensors = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in saved.items()}
+    whole = {name: Piece(each, tuple(each.shape), (0,) * each.dim()) for name, each in tensors.items()}
+    reader.fill(directory, ref, saved, whole, lambda: None)
+    files = {file.name: file for file in manifest.files}
+    state = reader.load(directory, ref, files[STATE])
+    contents.check_state(STATE, state)
+    shared = {kind: state[kind] for kind in State().shared}
+    result = {"step": ref.step, **state["others"]}
+    for name, extra in shared["models"].items():
+        mine = {
+            key.removeprefix(f"{name}."): each for key, each in tensors.items() if key.startswith(f"{name}.")
+        }
+        result[name] = {**mine, **extra}
+    for name, part in shared["optimizers"].items():
+        result[name] = _optimizer(name, part, tensors)
+    return result
+
+
+def _optimizer(name: str, part: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    parameters = [each for group in part["groups"] for each in group["names"]]
+    state = {
+        each: {key: tensors[names.state_name(name, each, key)] for key in part["tensors"].get(each, ())}
+        | part["values"].get(each, {})
+        for each in parameters
+    }
+    groups = [{"params": list(group["names"]), **group["values"]} for group in part["groups"]]
+    return {"state": state, "param_groups": groups}
+
+
+def main() -> int:
+    if len(sys.argv) != 3:
+        print("usage: python -m ropeteam_trainer.checkpoint.export CHECKPOINT FILE", file=sys.stderr)
+        return 2
+    try:
+        found = export(Path(sys.argv[1]))
+        torch.save(found, sys.argv[2])
+    except (NoCheckpoint, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    held = ", ".join(name for name in found if name != "step")
+    print(f"{sys.argv[2]}: step {found['step']}, {held}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
