@@ -72,6 +72,23 @@ async def test_mistakes_are_explained(kubectl: Kubectl):
     assert 'The TrainingJob "mnist" is invalid: spec.workers: Invalid value: 0' in said
 
 
+async def test_lists_are_sorted(kubectl: Kubectl):
+    for name in ("first", "second"):
+        await kubectl("apply", "-f", "-", text=SERVICE.replace("front", name))
+    said = await kubectl("get", "services", "--sort-by=.metadata.creationTimestamp")
+    assert [line.split()[0] for line in said.splitlines()] == ["NAME", "first", "second"]
+    assert "CLUSTER-IP" in said
+
+
+async def test_what_the_local_cluster_does_not_have_says_what_there_is(kubectl: Kubectl):
+    await kubectl("apply", "-f", "-", text=POD)
+    await kubectl("wait", "--for=condition=Ready", "pod/hello", "--timeout=60s")
+    said = await kubectl("exec", "hello", "--", "true", fails=True)
+    assert "the local cluster has no exec: a pod is processes of this machine, with address 127." in said
+    said = await kubectl("port-forward", "hello", "8080:8080", fails=True)
+    assert "the local cluster has no port-forward" in said
+
+
 async def test_wait_sees_a_condition(api: Client, kubectl: Kubectl):
     await kubectl("apply", "-f", "-", text=JOB)
     waits = asyncio.create_task(kubectl("wait", "--for=condition=Complete", "--timeout=50s", "tj/mnist"))

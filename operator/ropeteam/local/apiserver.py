@@ -33,6 +33,8 @@ _STAYS_HERE = (
     "content-encoding",
 )
 
+_NOT_SERVED = {"exec": "exec", "attach": "attach", "portforward": "port-forward"}
+
 
 @dataclass(frozen=True)
 class Target:
@@ -109,6 +111,8 @@ class ApiServer:
             return await self._proxy(request, target)
         if target.subresource == "log":
             return await self._log(request, target)
+        if target.subresource in _NOT_SERVED:
+            raise self._not_served(target)
         if target.subresource not in ("", "status") or (
             target.subresource and not target.resource.has_status
         ):
@@ -117,6 +121,16 @@ class ApiServer:
             return await self._read(request, target)
         body = await request.read()
         return self._write(request, target, body)
+
+    def _not_served(self, target: Target) -> ApiError:
+        pod = self.store.get(r.PODS, (target.namespace, target.name))
+        uid, address = pod["metadata"]["uid"], pod["status"].get("podIP", "not known yet")
+        text = (
+            f"the local cluster has no {_NOT_SERVED[target.subresource]}: a pod is processes of this "
+            f"machine, with address {address}, where its ports are open. Its processes: "
+            f"grep -lsz {uid} /proc/[0-9]*/environ"
+        )
+        return ApiError(501, "NotImplemented", text)
 
     def _target(self, parts: list[str]) -> Target:
         match parts:

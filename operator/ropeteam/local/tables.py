@@ -29,7 +29,7 @@ def table(resource: Resource, items: list[Object], meta: Object, include: str) -
         for n, p, _ in columns
     ]
     rows = [
-        {"cells": [cell(item) for _, _, cell in columns], "object": _included(item, include)}
+        {"cells": [cell(item) for _, _, cell in columns], "object": _included(resource, item, include)}
         for item in items
     ]
     wanted = ("resourceVersion", "continue", "remainingItemCount")
@@ -38,11 +38,11 @@ def table(resource: Resource, items: list[Object], meta: Object, include: str) -
     return {**api, "metadata": kept, "columnDefinitions": head, "rows": rows}
 
 
-def _included(item: Object, include: str) -> Object | None:
+def _included(resource: Resource, item: Object, include: str) -> Object | None:
     if include == "None":
         return None
-    if include == "Object":
-        return item
+    if include == "Object":  # kubectl --sort-by reads it
+        return {"kind": resource.kind, "apiVersion": resource.api_version, **item}
     return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": item["metadata"]}
 
 
