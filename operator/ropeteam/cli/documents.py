@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from ropeteam.controller.cluster import (
 
 WORKDIR = "ropeteam.dev/workdir"
 """Where relative paths in a command begin, on the local cluster."""
+OF_OTHERS = frozenset({"TrainJob", "PyTorchJob", "MPIJob", "JobSet", "RayJob", "TFJob"})
 MOST_BYTES = 3 << 20
 """Of a request to an API server."""
 
@@ -41,6 +44,32 @@ class Manifest:
     @property
     def namespace(self) -> str:
         return str(self.job["metadata"]["namespace"])
+
+
+def given(words: tuple[str, ...], workers: int | None) -> Manifest:
+    """A manifest's file, or a command to run in so many pods (1). Raises BadInput."""
+    if workers is None and len(words) == 1:
+        if not Path(words[0]).is_file():
+            raise BadInput(
+                f"{words[0]}: no such file. To run a command: ropeteam run -n 2 -- torchrun train.py"
+            )
+        return read(Path(words[0]))
+    if words[0].endswith((".yaml", ".yml")):
+        raise BadInput(
+            f"{words[0]} is a manifest, which says itself how many workers there are; leave out -n"
+        )
+    spec = {"workers": workers or 1, "image": "local", "command": list(words)}
+    job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": _name_of(words)}, "spec": spec}
+    if faults := list(problems(job)):
+        raise BadInput("\n  ".join(["this command cannot work:", *faults]))
+    return Manifest(_with_names(job, Path("the command")), ())
+
+
+def _name_of(words: tuple[str, ...]) -> str:
+    """That of its script, as Kubernetes takes it."""
+    script = next((word for word in words if word.endswith(".py")), words[0])
+    plain = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")
+    return plain[:40].strip("-") if plain[:1].isalpha() else "job"
 
 
 def read(file: Path, workers: int | None = None) -> Manifest:
@@ -73,6 +102,12 @@ def problems(job: Object) -> Iterator[str]:
         spec = TrainingJobSpec.model_validate(job["spec"])
         yield from strategy.problems(spec.strategy, spec.workers * spec.processes)
         yield from commands.problems(spec)
+
+
+async def make_namespace(client: ApiClient, name: str) -> None:
+    """On a local cluster, which begins with `default` alone."""
+    with suppress(AlreadyOurs, Conflict):
+        await client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
 
 async def apply(client: ApiClient, manifest: Manifest, workdir: Path) -> None:
@@ -114,6 +149,9 @@ def _with_names(document: Any, file: Path) -> Object:
     meta = document.get("metadata")
     if not isinstance(meta, dict) or not isinstance(meta.get("name"), str):
         raise BadInput(f"{file}: {document['kind']} without metadata.name")
+    if document["kind"] in OF_OTHERS:
+        text = "belongs to another operator; Ropeteam runs a TrainingJob, which is shorter: see README"
+        raise BadInput(f"{file}: kind {document['kind']} {text}")
     if not Place.knows(document["kind"]):
         raise BadInput(f"{file}: kind {document['kind']} cannot be applied here; use kubectl apply")
     for field in ("labels", "annotations"):

@@ -99,10 +99,13 @@ class Follower:
         if not pods:
             return ""
         newest = max(pods, key=lambda pod: int(reading.label(pod, "incarnation")))
-        path = Place("Pod", self.namespace, newest["metadata"]["name"], "log").path
+        return await self.log(newest["metadata"]["name"], tailLines=str(count))
+
+    async def log(self, pod: str, **params: str) -> str:
+        """Empty if there is none (any more)."""
+        path = Place("Pod", self.namespace, pod, "log").path
         try:
-            params = {"container": "trainer", "tailLines": str(count)}
-            async with self._client.open(path, params) as answer:
+            async with self._client.open(path, {"container": "trainer", **params}) as answer:
                 return (await answer.read()).decode(errors="replace")
         except ApiError:
             return ""

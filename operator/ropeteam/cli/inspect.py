@@ -13,6 +13,7 @@ from ropeteam.api.defaults import Defaults
 from ropeteam.cli.errors import BadInput
 from ropeteam.cli.follow import Follower
 from ropeteam.cli.masking import masked
+from ropeteam.cli.picture import TO_ACT_ON
 from ropeteam.controller.caches import make_caches
 from ropeteam.controller.cluster import ApiClient
 from ropeteam.controller.coordinator import Coordinators
@@ -66,4 +67,8 @@ def explain(text: bytes, source: str) -> Iterator[str]:
     yield from (f"  would announce {each.reason}: {each.message}" for each in decision.announcements)
     yield from (f"  would {action}" for action in decision.actions)
     if decision.look_again_seconds is not None:
-        yield f"  would look again within {decision.look_again_seconds:g} s"
+        yield f"  would look again within {decision.look_again_seconds:.1f} s"
+    for kind in TO_ACT_ON:
+        found = decision.status.condition(kind)
+        if found is not None and found.holds:
+            yield f"  {kind.value}: {found.reason}: {found.message}"

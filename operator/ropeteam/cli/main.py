@@ -30,27 +30,73 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("manifest", type=_MANIFEST)
+@click.argument("words", nargs=-1, required=True, metavar="MANIFEST | [-n N] -- COMMAND...")
+@click.option("-n", "--workers", type=click.IntRange(min=1), help="Pods; for a command without a manifest.")
+@click.option("--logs", "ranks", default="0", show_default=True, metavar="RANK|all|none", help="To print.")
 @_HOME
 @click.option("--keep", is_flag=True, help="Leave the cluster up when the job has ended, until Ctrl-C.")
-def run(manifest: Path, home: Path, keep: bool) -> None:
-    """Run a job on this machine, from start to end, and show how it goes.
+def run(words: tuple[str, ...], workers: int | None, ranks: str, home: Path, keep: bool) -> None:
+    """Run a job on this machine, and show how it goes until it ends.
 
-    Exit status 0: the job is Complete. Its checkpoints stay in the state folder.
+    A job is a manifest, or a command: ropeteam run -n 2 -- torchrun train.py. Rank 0's output is printed;
+    that of all ranks stays in the state folder, and so do checkpoints. Exit status 0: the job is Complete.
     """
     from rich.console import Console
 
-    from ropeteam.cli import documents, errors
+    from ropeteam.cli import documents, errors, logs
     from ropeteam.cli.run import train
 
-    read = documents.read(manifest)
-    raise SystemExit(errors.run(train(read, home, Console(), keep)).exit_code)
+    shown = logs.ranks(ranks)
+    read = documents.given(words, workers)
+    raise SystemExit(errors.run(train(read, home, Console(), keep, ranks=shown)).exit_code)
+
+
+@cli.command("logs")
+@click.argument("job")
+@click.option("--rank", "ranks", default="all", show_default=True, metavar="RANK|all", help="Whose.")
+@click.option(
+    "--attempt", type=click.IntRange(min=1), help="Of which start of all pods.  [default: the newest]"
+)
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended; wait for its pods.")
+@_NAMESPACE
+@_KUBECONFIG
+@_HOME
+def show_logs(
+    job: str,
+    ranks: str,
+    attempt: int | None,
+    follow: bool,
+    namespace: str,
+    kubeconfig: Path | None,
+    home: Path,
+) -> None:
+    """Print what the ranks of JOB print.
+
+    Of pods that are gone: what the job's status keeps of their last words.
+    """
+    from ropeteam.cli import errors, logs
+    from ropeteam.cli.connect import connected, kubeconfig_of
+    from ropeteam.cli.follow import Follower
+
+    shown = logs.ranks(ranks)
+    if follow and attempt is not None:
+        raise errors.BadInput("--follow shows the newest attempt; leave out --attempt")
+
+    async def look() -> None:
+        async with connected(kubeconfig_of(kubeconfig, home)) as client:
+            follower = Follower(client, namespace, job)
+            if follow:
+                await logs.followed(client, follower, shown, click.echo)
+            else:
+                await logs.printed(follower, shown, attempt, click.echo)
+
+    errors.run(look())
 
 
 @cli.command()
 @_HOME
 def up(home: Path) -> None:
-    """Start a local cluster and its operator, for kubectl to play with, until Ctrl-C."""
+    """Start a local cluster with its operator, for kubectl."""
     import asyncio
     from contextlib import suppress
 
@@ -60,6 +106,7 @@ def up(home: Path) -> None:
     async def stay_up() -> None:
         async with LocalStack(home, click.echo) as local:
             click.echo(f"export KUBECONFIG={local.kubeconfig}")
+            click.echo("In another terminal, with that: kubectl apply -f job.yaml; ropeteam watch JOB")
             click.echo("Ctrl-C ends the cluster and everything in it.")
             with suppress(asyncio.CancelledError):
                 await local.cluster_ended()
@@ -94,6 +141,8 @@ def watch(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None
                     shown.say(line)
         if last is None:
             raise errors.BadInput(f"there is no TrainingJob {job} in namespace {namespace}")
+        if not (last.finished or last.refused):
+            raise errors.Trouble(f"the TrainingJob {job} was deleted")
         return last.complete
 
     raise SystemExit(0 if errors.run(look()) else 1)
@@ -105,7 +154,7 @@ def watch(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None
 @_KUBECONFIG
 @_HOME
 def snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None:
-    """Print all that the operator knows about JOB now, as JSON for `ropeteam explain`.
+    """Print what the operator knows about JOB, as JSON for `explain`.
 
     Values of the environment, words after --token and its like, and foreign annotations are masked. What the
     script said when it failed is not.
@@ -155,7 +204,7 @@ def validate(manifest: Path) -> None:
     help="For the script to come to job.wrap().",
 )
 def plan(manifest: Path, workers: int | None, timeout_seconds: int) -> None:
-    """Say what a job would cost: its ranks, memory, messages, batch and learning rate.
+    """Say what a job would cost: ranks, memory, messages, batch.
 
     Runs the script on this machine up to job.wrap(), as one rank that talks to nobody and with a model that
     takes no memory. Exit status 2: the job cannot work.
@@ -171,8 +220,24 @@ def plan(manifest: Path, workers: int | None, timeout_seconds: int) -> None:
 
 
 @cli.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def export(checkpoint: Path, file: Path) -> None:
+    """Write a CHECKPOINT as one FILE of plain PyTorch.
+
+    Of a folder of checkpoints, the newest. torch.load(FILE) gives the step, and the state of each object
+    under the name that restore() knew it by.
+    """
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "ropeteam_trainer.checkpoint.export", str(checkpoint), str(file)]
+    raise SystemExit(subprocess.run(command, check=False).returncode)
+
+
+@cli.command()
 def crd() -> None:
-    """Print the CustomResourceDefinition: ropeteam crd | kubectl apply -f -"""
+    """Print the CustomResourceDefinition, for `kubectl apply -f -`."""
     from ropeteam.api.crd import to_yaml
 
     click.echo(to_yaml(), nl=False)

@@ -13,6 +13,8 @@ from ropeteam.api.status import IncidentStatus, JobStatus
 from ropeteam.core import incidents
 from ropeteam_trainer.contract.desired import JobReport
 
+TO_ACT_ON = (ConditionType.FAILED, ConditionType.STALLED, ConditionType.DEGRADED)
+"""Where one of them holds, it says what a person must know, and the coordinator's own sentence does not."""
 _EXPLAINS = (
     ConditionType.FAILED,
     ConditionType.COMPLETE,
@@ -76,11 +78,14 @@ def picture(name: str, status: JobStatus, report: JobReport | None, now: datetim
         refused=refused and not status.finished,
         reason=shown.reason if shown else "",
     )
-    return _with_report(seen, report) if report else seen
+    acts = refused or (shown is not None and shown.holds and shown.type in TO_ACT_ON)
+    return _with_report(seen, report, acts) if report else seen
 
 
-def _with_report(seen: Picture, report: JobReport) -> Picture:
+def _with_report(seen: Picture, report: JobReport, acts: bool) -> Picture:
+    """acts: what status says is for a person to act on."""
     told, lineage = report.progress, report.lineage
+    why = report.notice.message if report.notice else report.why
     return Picture(
         **{
             **seen.__dict__,
@@ -91,7 +96,7 @@ def _with_report(seen: Picture, report: JobReport) -> Picture:
             "world_size": report.world_size,
             "epoch": str(report.epoch) if report.epoch else "",
             "checkpoint_step": lineage[0].step if lineage else seen.checkpoint_step,
-            "why": (report.notice.message if report.notice else report.why) or seen.why,
+            "why": seen.why if acts else why or seen.why,
             "live": True,
         }
     )
@@ -103,12 +108,15 @@ def recovery_seconds(incident: IncidentStatus) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
 
 
-def incident_line(incident: IncidentStatus) -> str:
-    """`Signal in slot 1 (rank 1): recovered in 2.1 s, 3 steps lost`."""
+def incident_line(incident: IncidentStatus, over: bool = False) -> str:
+    """`Signal in slot 1 (rank 1): recovered in 2.1 s, 3 steps lost`. over: the job has ended."""
     rank = "" if incident.rank is None else f" (rank {incident.rank})"
     seconds = recovery_seconds(incident)
+    what = f"{incident.cause} in slot {incident.slot}{rank}"
+    if over and seconds is None:
+        return f"{what}: not recovered"
     after = "recovering" if seconds is None else f"recovered in {seconds:.1f} s"
-    return f"{incident.cause} in slot {incident.slot}{rank}: {after}, {steps_lost(incident)}"
+    return f"{what}: {after}, {steps_lost(incident)}"
 
 
 def steps_lost(incident: IncidentStatus) -> str:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 from rich.console import Console
 
 from ropeteam.cli import documents
 from ropeteam.cli.connect import connected
 from ropeteam.cli.errors import Trouble
 from ropeteam.cli.follow import Follower
+from ropeteam.cli.logs import Logs
 from ropeteam.cli.picture import Picture
 from ropeteam.cli.report import report
 from ropeteam.cli.screen import Screen, screen
 from ropeteam.cli.up import LocalStack
-from ropeteam.controller.cluster import ApiClient, Object
+from ropeteam.controller.cluster import ApiClient, ApiError, Object
+
+_LAST_LOOK_SECONDS = 2.0
 
 Alongside = Callable[[ApiClient, Follower], Awaitable[None]]
 """Something that happens while the job trains."""
@@ -40,31 +45,67 @@ class Ending:
 
 
 async def train(
-    manifest: documents.Manifest, home: Path, console: Console, keep: bool, alongside: Alongside | None = None
+    manifest: documents.Manifest,
+    home: Path,
+    console: Console,
+    keep: bool,
+    alongside: Alongside | None = None,
+    ranks: str = "none",
 ) -> Ending:
-    """Raises Trouble when the cluster does not start, or the job is deleted meanwhile."""
+    """`ranks`: whose output is shown (logs.Ranks). Raises Trouble when the cluster does not start, or the job
+    is deleted meanwhile."""
     with screen(console) as shown:
         async with AsyncExitStack() as stack:
             local = await stack.enter_async_context(LocalStack(home, shown.say))
             client = await stack.enter_async_context(connected(local.kubeconfig))
+            await documents.make_namespace(client, manifest.namespace)
             await documents.apply(client, manifest, Path.cwd())
             follower = Follower(client, manifest.namespace, manifest.name)
-            ending = await _to_the_end(local, follower, client, shown, alongside)
+            folder = _empty(local.home / "logs" / manifest.namespace / manifest.name)
+            logs = Logs(client, follower, ranks, shown.output, folder)
+            try:
+                ending = await _to_the_end(local, follower, client, shown, logs, alongside)
+            except asyncio.CancelledError:
+                await _say_where_it_stood(follower, local.home, shown, folder)
+                raise
             for line in [*report(ending.job, local.home), *await _failure(ending, follower)]:
                 shown.say(line)
+            shown.say(f"  logs of all ranks: {folder}")
             if keep:
                 shown.say(f"export KUBECONFIG={local.kubeconfig}\nthe cluster stays until Ctrl-C")
                 await local.cluster_ended()
             return ending
 
 
+async def _say_where_it_stood(follower: Follower, home: Path, shown: Screen, logs: Path) -> None:
+    """It was interrupted: what there is stays, and can be gone on from."""
+    with suppress(ApiError, aiohttp.ClientError, TimeoutError):
+        async with asyncio.timeout(_LAST_LOOK_SECONDS):
+            if job := await follower.job():
+                for line in report(job, home):
+                    shown.say(line)
+    shown.say(f"  interrupted; logs of all ranks: {logs}")
+
+
+def _empty(folder: Path) -> Path:
+    """Without what an earlier job of that name has left."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
 async def _to_the_end(
-    local: LocalStack, follower: Follower, client: ApiClient, shown: Screen, alongside: Alongside | None
+    local: LocalStack,
+    follower: Follower,
+    client: ApiClient,
+    shown: Screen,
+    logs: Logs,
+    alongside: Alongside | None,
 ) -> Ending:
     """The job's end; whatever else ends first is trouble."""
-    watching = asyncio.create_task(_watch(follower, shown))
+    watching = asyncio.create_task(_watch(follower, shown, logs))
     ended = asyncio.create_task(local.cluster_ended())
-    tasks: list[asyncio.Task[object]] = [watching, ended]
+    tasks: list[asyncio.Task[object]] = [watching, ended, asyncio.create_task(logs.follow())]
     if alongside is not None:
         tasks.append(asyncio.ensure_future(alongside(client, follower)))
     try:
@@ -82,10 +123,11 @@ async def _to_the_end(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _watch(follower: Follower, shown: Screen) -> Ending:
+async def _watch(follower: Follower, shown: Screen, logs: Logs) -> Ending:
     last: Picture | None = None
     async for last in follower.pictures():
         shown.show(last)
+    await logs.end()
     job = await follower.job()
     if last is None or job is None or not (last.finished or last.refused):
         raise Trouble(f"the job {follower.name} was deleted while it ran")

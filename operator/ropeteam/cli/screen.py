@@ -33,6 +33,10 @@ class Screen(Protocol):
 
     def say(self, text: str) -> None: ...
 
+    def output(self, text: str) -> None:
+        """What a script has printed."""
+        ...
+
 
 def screen(console: Console) -> Screen:
     return LiveScreen(console) if console.is_terminal else PlainScreen(console)
@@ -59,6 +63,9 @@ class LiveScreen:
 
     def say(self, text: str) -> None:
         self._live.console.print(Text(text))
+
+    def output(self, text: str) -> None:
+        self._live.console.print(Text.from_ansi(text), soft_wrap=True)
 
 
 class PlainScreen:
@@ -87,6 +94,9 @@ class PlainScreen:
     def say(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
 
+    def output(self, text: str) -> None:
+        self._console.print(Text.from_ansi(text), soft_wrap=True)
+
 
 class News:
     """Incidents as they open and as they are over: each told once."""
@@ -100,7 +110,8 @@ class News:
             recovered = recovery_seconds(incident) is not None and incident.steps_lost is not None
             if (incident.id, recovered) not in self._told:
                 self._told |= {(incident.id, recovered), (incident.id, False)}
-                lines.append(f"incident {incident.id}: {incident_line(incident)} - {_first_line(incident)}")
+                what = incident_line(incident, seen.finished)
+                lines.append(f"incident {incident.id}: {what} - {_first_line(incident)}")
         return lines
 
 
@@ -135,7 +146,9 @@ def panel(seen: Picture, eta: str) -> Group:
     )
     parts: list[Any] = [head]
     if seen.total_steps:
-        parts.append(ProgressBar(total=seen.total_steps, completed=seen.step))
+        bar = Table.grid(expand=True)  # alone it ends no line, and takes the next one's place
+        bar.add_row(ProgressBar(total=seen.total_steps, completed=seen.step))
+        parts.append(bar)
     facts = facts_of(seen, eta)
     table = Table.grid(padding=(0, 3))
     table.add_row(*(Text(name, style="dim") for name, _ in facts))

@@ -33,6 +33,7 @@ REFUSALS = {400, 403, 422}
 """The same request gets the same answer, until somebody changes something."""
 _LARGEST_ANSWER = 64 << 20
 _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
+_ENDLESS = aiohttp.ClientTimeout(total=None, connect=5)
 CLUSTER_WIDE = frozenset({"Node", "Namespace", "CustomResourceDefinition"})
 _HOMES = {
     "Pod": ("/api/v1", "pods"),
@@ -251,6 +252,15 @@ class ApiClient:
         """
         async with self._call("GET", path, None, params or {}, headers=headers) as answer:
             if answer.status >= 400 and not whatever:
+                raise _error(answer.status, await answer.read())
+            yield answer
+
+    @asynccontextmanager
+    async def stream(self, path: str, params: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer that goes on for as long as there is something to say: a log that is followed. Raises
+        ApiError."""
+        async with self._call("GET", path, None, params, _ENDLESS) as answer:
+            if answer.status >= 400:
                 raise _error(answer.status, await answer.read())
             yield answer
 

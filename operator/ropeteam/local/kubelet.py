@@ -144,14 +144,16 @@ class Kubelet:
 
 
 def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What stands for the image's environment: this process's, without what is ours or set per rank."""
+    """What stands for the image's environment: this process's, without what is ours or set per rank. Our own
+    programs are found first, but for those of an environment that the user has activated."""
     kept = {
         name: value
         for name, value in environ.items()
         if not name.startswith("ROPETEAM_") and name not in RESERVED_ENV and name != "KUBECONFIG"
     }
-    ours = str(Path(sys.prefix, "bin"))
-    return kept | {"PATH": os.pathsep.join([ours, environ.get("PATH", os.defpath)])}
+    ours, path = str(Path(sys.prefix, "bin")), environ.get("PATH", os.defpath)
+    active = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
+    return kept | {"PATH": os.pathsep.join([path, ours] if active else [ours, path])}
 
 
 def _pod_addresses(network: str) -> Iterator[str]:

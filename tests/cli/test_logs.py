@@ -1,0 +1,136 @@
+"""What a script prints reaches the person: while `run` runs, in files, and with `logs` when all is over."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+from tests.cli import test_commands
+from tests.cli.test_commands import manifest, until
+
+from ropeteam.cli import documents, errors, logs
+from ropeteam.cli.connect import connected
+from ropeteam.cli.follow import Follower
+from ropeteam.cli.main import cli
+from ropeteam.cli.run import train
+
+home, up = test_commands.home, test_commands.up
+GREETS = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
+FAILS = f"""{GREETS}
+import time
+if os.environ['RANK'] == '0':
+    open('begun', 'w').close()
+    time.sleep(1000)
+while not os.path.exists('begun'):
+    time.sleep(0.05)
+raise ValueError('no learning rate')
+"""
+
+
+def shown(read: documents.Manifest, home: Path, ranks: str) -> list[str]:
+    console = Console(record=True, width=200, file=io.StringIO())
+    ending = errors.run(train(read, home, console, keep=False, ranks=ranks))
+    assert ending.exit_code == 0
+    return console.export_text().splitlines()
+
+
+def test_run_prints_what_rank_0_prints_and_keeps_the_logs_of_all(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = shown(documents.read(manifest(tmp_path, GREETS)), home, "0")
+    assert "rank 0 of 2" in said
+    assert not [line for line in said if "rank 1 of 2" in line]
+    folder = home / "logs" / "default" / "job"
+    assert f"  logs of all ranks: {folder}" in said
+    assert "[rank 1] rank 1 of 2" in (folder / "job-1-1.log").read_text().splitlines()
+
+
+def test_a_command_runs_without_a_manifest(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "My train_1.py").write_text(GREETS)
+    read = documents.given(("torchrun", "--nproc-per-node", "1", "My train_1.py"), 2)
+    assert read.name == "my-train-1"
+    said = shown(read, home, "all")
+    assert {"[rank 0] rank 0 of 2", "[rank 1] rank 1 of 2"} <= set(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "workers", "told"),
+    [
+        (("train.yaml",), None, "train.yaml: no such file. To run a command: ropeteam run -n 2 -- "),
+        (
+            ("job.yaml",),
+            2,
+            "job.yaml is a manifest, which says itself how many workers there are; leave out -n",
+        ),
+        (("torchrun", "--nproc-per-nodes", "1", "t.py"), 2, "torchrun flag --nproc-per-nodes is not known"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_with_the_way_to_go_on(
+    words: tuple[str, ...], workers: int | None, told: str
+) -> None:
+    with pytest.raises(errors.BadInput) as error:
+        documents.given(words, workers)
+    assert told in error.value.message
+
+
+def test_lines_of_one_rank_are_shown_as_the_script_printed_them() -> None:
+    lines = ["agent: a word", "[rank 1] one", "[rank 10] ten", "[rank 1] [rank 10] said so"]
+    assert logs.chosen(lines, "1") == ["one", "[rank 10] said so"]
+    assert logs.chosen(lines, "all") == lines[1:]
+    assert logs.chosen(lines, "none") == []
+    with pytest.raises(errors.BadInput, match="'zero' is no rank"):
+        logs.ranks("zero")
+
+
+def apply(folder: Path, home: Path, **spec: Any) -> None:
+    async def work() -> None:
+        async with connected(home / "kubeconfig") as client:
+            await documents.apply(client, documents.read(manifest(folder, FAILS, **spec)), folder)
+
+    asyncio.run(work())
+
+
+def command(home: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, [*arguments, "--kubeconfig", str(home / "kubeconfig")])
+
+
+async def _workers(home: Path) -> list[Any]:
+    async with connected(home / "kubeconfig") as client:
+        return await Follower(client, "default", "job").pods()
+
+
+@pytest.mark.usefixtures("up")
+def test_logs_of_a_job_that_has_failed(tmp_path: Path, home: Path) -> None:
+    assert "there is no TrainingJob job in namespace default" in command(home, "logs", "job").output
+    apply(tmp_path, home, recovery={"maxFailures": 0})
+    followed = command(home, "logs", "job", "-f", "--rank", "1")
+    assert followed.exit_code == 0, followed.output
+    assert "rank 1 of 2" in followed.output.splitlines()
+    printed = command(home, "logs", "job")
+    assert {"[rank 0] rank 0 of 2", "[rank 1] ValueError: no learning rate"} <= set(
+        printed.output.splitlines()
+    )
+    assert command(home, "logs", "job", "--rank", "0").output == "rank 0 of 2\n"
+    later = command(home, "logs", "job", "--attempt", "7")
+    assert later.exit_code == 2
+    assert "job has not made attempt 7; its newest is 1" in later.output
+
+
+@pytest.mark.usefixtures("up")
+def test_logs_of_pods_that_are_gone_are_what_status_keeps(tmp_path: Path, home: Path) -> None:
+    apply(tmp_path, home, recovery={"maxFailures": 0}, cleanPodPolicy="All")
+    assert command(home, "watch", "job").exit_code == 1
+    until("the pods are gone", lambda: not asyncio.run(_workers(home)))
+    printed = command(home, "logs", "job")
+    assert printed.exit_code == 0, printed.output
+    assert "cleanPodPolicy is All" in printed.output
+    assert "ValueError: no learning rate" in printed.output
