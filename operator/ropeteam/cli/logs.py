@@ -3,7 +3,8 @@
 An agent forwards each line of a rank as `[rank N] line`. Of one rank, the prefix is left out: what is shown
 is what the script printed. A file has all that a container wrote.
 Limits: a command that runs once per pod (`accelerate launch`, a shell) has one output, that of the pod's
-lowest rank. A pod that begins and is deleted within half a second is not seen.
+lowest rank. A pod that begins and is deleted within half a second is not seen; a log that breaks off is not
+taken up again.
 """
 
 from __future__ import annotations
@@ -79,10 +80,14 @@ class Logs:
 
     async def _stream(self, pod: Object) -> None:
         name = pod["metadata"]["name"]
-        with suppress(ApiError, aiohttp.ClientError, TimeoutError):
+        try:
             async for lines in self._read(name):
                 if found := chosen(lines, self._ranks):
                     self._show("\n".join(found))
+        except ApiError:
+            return  # it is gone
+        except (aiohttp.ClientError, OSError) as error:
+            self._show(f"ropeteam: the log of pod {name} broke off: {error or type(error).__name__}")
 
     async def _read(self, name: str) -> AsyncIterator[list[str]]:
         """Lines of a pod, in batches; all that it writes goes into its file."""

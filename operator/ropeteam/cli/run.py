@@ -52,7 +52,7 @@ async def train(
     alongside: Alongside | None = None,
     ranks: str = "none",
 ) -> Ending:
-    """`ranks`: whose output is shown (logs.Ranks). Raises Trouble when the cluster does not start, or the job
+    """`ranks`: whose output is shown (logs.ranks). Raises Trouble when the cluster does not start, or the job
     is deleted meanwhile."""
     with screen(console) as shown:
         async with AsyncExitStack() as stack:
