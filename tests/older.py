@@ -30,5 +30,6 @@ def unpack(folder: Path) -> Path:
     words = ("git", "-C", str(ROOT), "archive", COMMIT)
     archive = subprocess.run(words, check=True, capture_output=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(folder, filter="data")
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python < 3.11.4 has none
+        tar.extractall(folder)
     return folder

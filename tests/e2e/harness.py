@@ -200,6 +200,14 @@ class Cluster:
     def coordinator_pid(self, name: str) -> int:
         return _process(self.uid(name), "ROPETEAM_CONFIG", b"ropeteam_trainer.coordinator")
 
+    def operator_pid(self) -> int:
+        """Of this cluster: others may run beside it."""
+        for pid, _ in environments():
+            arguments = _arguments(pid)
+            if b"ropeteam.controller" in arguments and str(self.home).encode() in arguments:
+                return pid
+        raise AssertionError("no operator process")
+
     def leftovers(self, job_uid: str) -> list[str]:
         """Command lines of processes that belong to this job."""
         return [
@@ -223,6 +231,13 @@ def _process(uid: str, variable: str, argument: bytes) -> int:
             if argument in arguments and b"ropeteam.local.shim" not in arguments:
                 return pid
     raise AssertionError(f"no process {argument!r} of {uid}")
+
+
+def _arguments(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def _comm(pid: int) -> str:

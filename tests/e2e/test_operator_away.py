@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tests.e2e.conftest import SCRIPTS, job
 from tests.e2e.harness import Cluster, files, wait_for
-from tests.e2e.test_pod_faults import operator_pid
 
 EVERY, KEEP = 10, 3
 
@@ -20,7 +19,7 @@ def test_all_pods_are_lost_while_the_operator_is_away(cluster: Cluster, name: st
     checkpoint = {"volume": {"hostPath": {"path": str(tmp_path)}}, "everySteps": EVERY, "keep": KEEP}
     cluster.create(job(name, command, workers=1, torch=True, checkpoint=checkpoint))
     wait_for("a checkpoint in status", lambda: cluster.status(name).get("checkpoint"))
-    operator = operator_pid()
+    operator = cluster.operator_pid()
     os.kill(operator, signal.SIGSTOP)
     try:
         named = {ref["step"] for ref in cluster.status(name)["checkpoint"]["lineage"]}
@@ -52,7 +51,7 @@ def test_a_job_that_fences_itself_ends_its_ranks_and_goes_on_in_its_pods(
     cluster.create(job(name, command, recovery=recovery))
     cluster.wait_condition(name, "Running")
     first, pods = cluster.wait_rank(name, 0), cluster.pod_uids(name)
-    operator = operator_pid()
+    operator = cluster.operator_pid()
     os.kill(operator, signal.SIGSTOP)
     try:
         wait_for("the rank's end", lambda: cluster.rank_pid(name, 0) is None)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.conftest import ticking
-from tests.e2e.harness import Cluster, environments, wait_for
+from tests.e2e.harness import Cluster, wait_for
 from tests.e2e.story import epochs, lines, wait_steps
 
 
@@ -118,28 +118,8 @@ def test_a_killed_operator_changes_nothing_but_comes_back(cluster: Cluster, name
     cluster.create(ticking(name, tmp_path))
     wait_steps(tmp_path)
     pods = cluster.pod_uids(name)
-    os.kill(operator_pid(), signal.SIGKILL)
+    os.kill(cluster.operator_pid(), signal.SIGKILL)
     os.kill(cluster.wait_rank(name, 0), signal.SIGKILL)
     wait_steps(tmp_path, epoch_number=2)
     wait_for("the incident in status", lambda: cluster.status(name).get("incidents"))
     assert cluster.pod_uids(name) == pods
-
-
-def operator_pid() -> int:
-    ours = os.getpid()
-    for pid, _ in environments():
-        try:
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"ropeteam.controller" in arguments and _descends_from(pid, ours):
-            return pid
-    raise AssertionError("no operator process")
-
-
-def _descends_from(pid: int, ancestor: int) -> bool:
-    while pid > 1:
-        if pid == ancestor:
-            return True
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-    return False

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from tests.e2e.harness import Cluster, wait_for
 from tests.e2e.test_made_anew import made_anew
-from tests.e2e.test_pod_faults import operator_pid
 from tests.e2e.test_training import tiny, trace, wait_step
 
 from ropeteam_trainer.checkpoint.manifest import MANIFEST
@@ -25,7 +24,7 @@ def change_key(cluster: Cluster) -> None:
     known = previous.read_text() if previous.exists() else ""
     previous.write_text(key.read_text() + known)
     key.write_text(secrets.token_hex(48) + "\n")
-    os.kill(operator_pid(), signal.SIGKILL)  # another one reads them when it starts
+    os.kill(cluster.operator_pid(), signal.SIGKILL)  # another one reads them when it starts
 
 
 def secrets_of(cluster: Cluster, name: str) -> set[str]:

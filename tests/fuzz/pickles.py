@@ -102,7 +102,8 @@ def true_ones() -> tuple[bytes, ...]:
         for n, name in enumerate(about)
     }
     whole = Metadata(about, planner_data=None, storage_data=stored)
-    return tuple(pickle.dumps(whole, protocol) for protocol in (2, 3, 4, 5))
+    written = (pickle.dumps(whole, protocol) for protocol in (2, 3, 4, 5))
+    return tuple(each for each in written if b"getattr" not in each)  # Python < 3.11.4 has it for enums in 2
 
 
 def operations(data: bytes) -> list[bytes]:
