@@ -1,4 +1,5 @@
-"""The local cluster and the operator as two processes; an operator that dies is started again.
+"""The local cluster and the operator as two processes; an operator that dies is started again. The first one
+is started beside the cluster, imports its modules meanwhile, and begins when that answers.
 
 Both end with us, however we end: orderly by SIGTERM, and by the kernel if we are killed. Their output goes to
 `<home>/cluster.log` and `<home>/operator.log`.
@@ -43,8 +44,9 @@ class LocalStack:
     async def __aenter__(self) -> Self:
         self.home.mkdir(0o700, parents=True, exist_ok=True)
         try:
+            self._operator = await self._spawn_operator("--wait", stdin=asyncio.subprocess.PIPE)
             await self._start_cluster()
-            self._keeper = asyncio.create_task(self._keep_operator())
+            self._keeper = asyncio.create_task(self._keep_operator(self._operator))
         except BaseException:
             await self._stop()
             raise
@@ -74,19 +76,31 @@ class LocalStack:
             await self._cluster.wait()
             raise Trouble(self.log_tail("cluster").removeprefix("error: "))
 
-    async def _keep_operator(self) -> None:
+    async def _keep_operator(self, operator: asyncio.subprocess.Process) -> None:
+        assert operator.stdin is not None
+        operator.stdin.write(b"the cluster answers\n")
         wait, loop = _FIRST_WAIT, asyncio.get_running_loop()
         while True:
             began = loop.time()
-            arguments = ("--kubeconfig", str(self.kubeconfig), "--home", str(self.home))
-            self._operator = await self._spawn("operator", "ropeteam.controller", *arguments)
-            code = await self._operator.wait()
+            code = await operator.wait()
             wait = _FIRST_WAIT if loop.time() - began > _LONGEST_WAIT else min(wait * 2, _LONGEST_WAIT)
             self._say(f"the operator ended ({_ending(code)}: {self.log_tail('operator')}); starting it again")
             await asyncio.sleep(wait)
+            operator = self._operator = await self._spawn_operator()
+
+    async def _spawn_operator(
+        self, *more: str, stdin: int = asyncio.subprocess.DEVNULL
+    ) -> asyncio.subprocess.Process:
+        arguments = ("--kubeconfig", str(self.kubeconfig), "--home", str(self.home), *more)
+        return await self._spawn("operator", "ropeteam.controller", *arguments, stdin=stdin)
 
     async def _spawn(
-        self, name: str, module: str, *arguments: str, stdout: int | None = None
+        self,
+        name: str,
+        module: str,
+        *arguments: str,
+        stdin: int = asyncio.subprocess.DEVNULL,
+        stdout: int | None = None,
     ) -> asyncio.subprocess.Process:
         log = (self.home / f"{name}.log").open("ab")
         self._logs.append(log)
@@ -95,7 +109,7 @@ class LocalStack:
             "-m",
             module,
             *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=stdin,
             stdout=log if stdout is None else stdout,
             stderr=log,
             start_new_session=True,  # Ctrl-C is for us; we end them in order

@@ -29,6 +29,8 @@ def main() -> int:
     output = Output(sys.stderr.fileno())
     logging.basicConfig(level=settings.log_level, handlers=[output])
     gc.set_threshold(*SELDOM)
+    if settings.waits and not sys.stdin.readline():
+        return 0  # nobody is there any more
     try:
         uvloop.run(assembly.run(settings))
     except (

@@ -97,6 +97,8 @@ class Settings:
     `<home>/operator.address`.
     """
     log_level: str
+    waits: bool
+    """For a line on stdin, when all is imported: who starts it does something else meanwhile."""
 
     @property
     def defaults(self) -> Defaults:
@@ -144,6 +146,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     setting("probe-address", "127.0.0.1:0", "where to serve /healthz, /readyz and /metrics")
     setting("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     setting("deleted-nodes", "unknown", "`ended`: nothing runs on a node whose object is deleted")
+    parser.add_argument("--wait", action="store_true", help="begin when a line comes on stdin")
     return parser
 
 
@@ -175,6 +178,7 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         deletion_proves_end=given.deleted_nodes == "ended",
         probe_address=given.probe_address,
         log_level=given.log_level.upper(),
+        waits=given.wait,
     )
 
 
