@@ -2,6 +2,7 @@
 VENV ?= .venv
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 PYTHON := $(VENV)/bin/python
+ENGINE ?= docker
 SEEDS ?= 20
 PERCENT ?= 1
 CHECKS := check-types check-format check-lint check-pure check-house check-crds check-chart check-imports check-lock check-python
@@ -10,7 +11,7 @@ AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator a
 	checkpoint/manifest.py background.py folders.py lines.py __init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sim sim-shipped fuzz seeded crds chart lock launchers prometheus cluster cluster-down e2e e2e-core gpu release fmt bench clean
+.PHONY: help install demo test check sim sim-shipped fuzz seeded crds chart lock launchers prometheus cluster cluster-down e2e e2e-core gpu release images fmt bench clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -77,6 +78,10 @@ e2e-core: $(VENV)/bin/ropeteam  ## the core of it; a machine that cannot is told
 
 release: $(VENV)/bin/ropeteam  ## write dist/: make release VERSION=x.y.z PYTHON_IMAGE=python@sha256:... [STEPS="wheel chart sboms images sums"]
 	$(PYTHON) -m tools.release --version "$(VERSION)" --base "$(PYTHON_IMAGE)" $(STEPS)
+
+images:  ## build the images of operator and trainer: make images ENGINE=podman
+	$(ENGINE) build -t ghcr.io/ropeteam/ropeteam:0.1.0 .
+	$(ENGINE) build -f trainer-image/Dockerfile -t ghcr.io/ropeteam/trainer:0.1.0 .
 
 fmt: $(VENV)/bin/ropeteam  ## format and mend what ruff can mend
 	ruff check --fix .

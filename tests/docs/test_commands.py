@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/getting-started.md"]
+GUIDES = [f"docs/guides/{page.name}" for page in sorted((ROOT / "docs" / "guides").glob("*.md"))]
+PAGES = ["README.md", "docs/getting-started.md", *GUIDES]
 
 
-def blocks(page: str) -> list[str]:
-    return re.findall(r"^```bash\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+def blocks(page: str, kind: str = "bash") -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.timeout(1800)
@@ -49,6 +50,36 @@ def test_getting_started_works_word_by_word(tmp_path: Path):
     except subprocess.TimeoutExpired as error:
         os.killpg(shell.pid, signal.SIGTERM)  # the cluster too
         raise AssertionError(shell.communicate()[0][-6000:]) from error
+
+
+@pytest.mark.parametrize("page", [page for page in GUIDES if blocks(page)])
+def test_commands_of_a_guide_work(page: str, tmp_path: Path):
+    commands = "\n".join(blocks(page)).replace("/tmp/", f"{tmp_path}/")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "HOME": str(tmp_path), "PATH": path}
+    script = f"set -euxo pipefail\n{commands}"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+
+
+def test_a_manifest_that_brings_its_code_trains_with_it(tmp_path: Path):
+    (tmp_path / "job.yaml").write_text(blocks("docs/guides/code.md", "yaml")[0])
+    home = ["--home", str(tmp_path / "home")]
+    command = [
+        sys.executable,
+        "-m",
+        "ropeteam.cli",
+        "run",
+        *home,
+        "--logs",
+        "all",
+        str(tmp_path / "job.yaml"),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {"[rank 0] rank 0 of 2", "[rank 1] rank 1 of 2"} <= set(done.stdout.splitlines())
 
 
 def test_readme_has_no_command_that_nobody_runs():
@@ -90,7 +121,8 @@ def test_yaml_in_the_documents_is_valid():
 
     seen = 0
     for page in (*PAGES, "docs/api.md"):
-        for block in re.findall(r"^```yaml\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL):
-            assert validate(yaml.safe_load(block)["spec"]) == (), page
-            seen += 1
-    assert seen >= 2
+        for each in (each for block in blocks(page, "yaml") for each in yaml.safe_load_all(block)):
+            if each.get("kind", "TrainingJob") == "TrainingJob":
+                assert validate(each["spec"]) == (), page
+                seen += 1
+    assert seen >= 6
