@@ -2,9 +2,9 @@
 
     python -m benchmarks.first_output [TRIALS]        (10)
 
-Two ranks of a DDP script that imports torch, makes a step and prints when it did. Of both: from the command to
-the first step of rank 0. Of `ropeteam run`, which starts a cluster, an operator, a coordinator and pods in that
-time: from the print to the line on its stdout, too.
+Two ranks of a DDP script that imports torch, makes a step and prints when it did. Of both: from the command
+to the first step of rank 0. Of `ropeteam run`, which starts a cluster, an operator, a coordinator and pods in
+that time: from the print to the line on its stdout, too.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ def test_the_deadline_fails_the_job(cluster: Cluster, name: str, tmp_path: Path)
     cluster.create(ticking(name, tmp_path, activeDeadlineSeconds=3))
     failed = cluster.wait_condition(name, "Failed")
     assert failed["reason"] == "DeadlineExceeded"
-    wait_for("pods gone", lambda: not cluster.pods(name, None))
+    wait_for("the coordinator gone", lambda: not cluster.pods(name, "coordinator"))
+    assert {pod["status"]["phase"] for pod in cluster.pods(name)} == {"Failed"}, "they ended by themselves"
+    assert cluster.leftovers(cluster.uid(name)) == []
 
 
 def test_ttl_deletes_the_finished_job_and_all_that_is_its(cluster: Cluster, name: str, tmp_path: Path):

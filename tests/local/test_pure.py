@@ -186,7 +186,7 @@ def test_the_status_column_of_pods(main: Object, init: list[Object], word: str):
     assert tables.pod_status(pod) == word
     assert tables.pod_status(pod | {"metadata": {"deletionTimestamp": "x"}}) == "Terminating"
     whole = tables.table(r.PODS, [pod], {"resourceVersion": "1"}, "Object")
-    assert whole["rows"][0]["object"] == pod
+    assert whole["rows"][0]["object"] == {"kind": "Pod", "apiVersion": "v1", **pod}
     assert tables.table(r.PODS, [pod], {}, "None")["rows"][0]["object"] is None
 
 
