@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.builders import a_running_job, seconds, unreachable, written
 from tests.controller.house import job, operator_of
 from tests.controller.waiting import until_async
 
@@ -36,6 +37,7 @@ async def test_explain_replays_a_snapshot(tmp_path: Path) -> None:
             seen = await until_async(made)
     text = seen.model_dump_json().encode()
     assert Observation.model_validate_json(text) == seen
+    assert seen.secret_age == 0, "read just now: not made again for a pod that waits to mount it"
     why, *lines = inspect.explain(text, "file")
     assert why == decide(seen).why
     assert not [line for line in lines if "create" in line], "everything is there already"
@@ -48,3 +50,9 @@ async def test_a_snapshot_of_no_job_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadInput, match="no TrainingJob nothing"):
             await inspect.snapshot(client, "default", "nothing")
+
+
+def test_explain_says_what_a_person_must_act_on() -> None:
+    seen = a_running_job().after(unreachable, written, seconds(600))
+    lines = list(inspect.explain(seen.model_dump_json().encode(), "file"))
+    assert [line for line in lines if line.startswith("  Stalled: CoordinatorUnreachable: ")]

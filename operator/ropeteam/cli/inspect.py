@@ -46,7 +46,8 @@ async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
     secrets = await follower.secrets(seen.metadata.uid)
     key_id = secrets[-1]["metadata"]["name"].rpartition("-")[2] if secrets else ""
     report = None if seen.status.finished else await follower.report(job)
-    whole = seen.model_copy(update={"secret_exists": bool(secrets), "key_id": key_id, "report": report})
+    seen_now = {"secret_exists": bool(secrets), "secret_age": 0.0, "key_id": key_id, "report": report}
+    whole = seen.model_copy(update=seen_now)
     return masked(whole)
 
 
