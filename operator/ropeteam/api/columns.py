@@ -11,7 +11,6 @@ _TELLS = {
     "Failed": ConditionType.FAILED,
     "Invalid": ConditionType.ACCEPTED,
     "Suspended": ConditionType.SUSPENDED,
-    "Suspending": ConditionType.RUNNING,
     "Recovering": ConditionType.RECOVERING,
     "Restarting": ConditionType.RECOVERING,
 }

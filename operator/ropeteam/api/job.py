@@ -20,6 +20,9 @@ Argument = Annotated[str, Field(max_length=16_384)]
 """One word of a command."""
 
 
+MOST_WORKERS = 4096
+
+
 class Launcher(StrEnum):
     AUTO = "Auto"
     PER_RANK = "PerRank"
@@ -148,7 +151,7 @@ class Recovery(ApiModel):
 class TrainingJobSpec(ApiModel):
     """A distributed training job: one command, started as a gang on a number of workers."""
 
-    workers: int = Field(ge=1, le=4096)
+    workers: int = Field(ge=1, le=MOST_WORKERS)
     """Pods that train together. Immutable."""
     image: str | None = Field(default=None, min_length=1, max_length=1024)
     """Image of the trainer container. Any with Python 3.10 or newer; nothing of ours needs to be in it."""

@@ -24,6 +24,7 @@ from ropeteam.controller.cluster import ApiClient, ApiError, Object, Place
 
 Show = Callable[[str], None]
 """One or more lines, without the last line's end."""
+_FOLLOWED = {"container": "trainer", "follow": "true"}
 LAST_SECONDS = 5.0
 """For the logs of pods to end when their job has."""
 
@@ -95,7 +96,7 @@ class Logs:
         file = (self._keep / f"{name}.log").open("wb") if self._keep else None
         rest = b""
         try:
-            async with self._client.stream(path, {"container": "trainer", "follow": "true"}) as answer:
+            async with self._client.open(path, _FOLLOWED, endless=True) as answer:
                 async for part in answer.content.iter_any():
                     if file:
                         file.write(part)
@@ -137,7 +138,7 @@ async def printed(follower: Follower, ranks: str, attempt: int | None, show: Sho
     wanted = status.attempt if attempt is None else attempt
     if wanted > status.attempt:
         raise BadInput(f"{follower.name} has not made attempt {wanted}; its newest is {status.attempt}")
-    found = [pod for pod in _newest(await follower.pods()) if _attempt(pod, status.attempt) == wanted]
+    found = [pod for pod in _in_order(await follower.pods()) if _attempt(pod, status.attempt) == wanted]
     for pod in found:
         text = await follower.log(pod["metadata"]["name"])
         if lines := chosen(text.split("\n"), ranks):
@@ -154,8 +155,8 @@ async def _job(follower: Follower) -> Object:
     return job
 
 
-def _newest(pods: list[Object]) -> list[Object]:
-    """In the order of slots; of those of one slot that still are, the older first."""
+def _in_order(pods: list[Object]) -> list[Object]:
+    """Of slots; of several in one slot the older first."""
     return sorted(
         pods, key=lambda pod: (int(reading.label(pod, "slot")), int(reading.label(pod, "incarnation")))
     )

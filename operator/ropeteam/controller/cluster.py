@@ -246,21 +246,14 @@ class ApiClient:
         headers: dict[str, str] | None = None,
         *,
         whatever: bool = False,
+        endless: bool = False,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One try at an answer that need not be JSON: a log, or what a Service's proxy returns. Raises
-        ApiError, but for `whatever` status.
+        """One try at an answer that need not be JSON: a log, or what a Service's proxy returns. `endless`: a
+        log that is followed. Raises ApiError, but for `whatever` status.
         """
-        async with self._call("GET", path, None, params or {}, headers=headers) as answer:
+        limits = _ENDLESS if endless else _TIMEOUT
+        async with self._call("GET", path, None, params or {}, limits, headers) as answer:
             if answer.status >= 400 and not whatever:
-                raise _error(answer.status, await answer.read())
-            yield answer
-
-    @asynccontextmanager
-    async def stream(self, path: str, params: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer that goes on for as long as there is something to say: a log that is followed. Raises
-        ApiError."""
-        async with self._call("GET", path, None, params, _ENDLESS) as answer:
-            if answer.status >= 400:
                 raise _error(answer.status, await answer.read())
             yield answer
 

@@ -24,13 +24,12 @@ from ropeteam.core.handover import holder
 from ropeteam.core.observation import PodSeen
 from ropeteam.core.view import View, changed, one_line
 from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.messages import EXIT_FAILED
 from ropeteam_trainer.contract.world import FailReason
 
 RELEASE_SECONDS, DISMISS_SECONDS = 10, 20
 """For agents to hear that the job is Complete, or Failed, and exit by themselves before their pods are
 deleted: what has ended stays, with its log."""
-EXIT_FAILED = 4
-"""Of an agent that was told so."""
 
 
 def complete(view: View, status: JobStatus) -> Answer | None:

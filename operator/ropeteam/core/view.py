@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from ropeteam.api import rules, strategy
 from ropeteam.api.conditions import ConditionType
-from ropeteam.api.job import Metadata, TrainingJobSpec
+from ropeteam.api.job import MOST_WORKERS, Metadata, TrainingJobSpec
 from ropeteam.api.status import JobStatus, SlotStatus
 from ropeteam.core.classify import Bucket, bucket
 from ropeteam.core.observation import Observation, PodSeen, Role
@@ -25,7 +25,6 @@ from ropeteam_trainer.contract.desired import JobReport
 M = TypeVar("M", bound=BaseModel)
 Judgement = tuple[TrainingJobSpec | None, tuple[str, ...]]
 """A spec, and what is wrong with it."""
-MOST_WORKERS = 4096
 _SPECS_REMEMBERED, _LONGEST_REMEMBERED = 2048, 4096
 
 

@@ -39,11 +39,11 @@ from ropeteam_trainer.agent.state import Event, RankState, State, World
 from ropeteam_trainer.checkpoint.journal import Held
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import ToRank
-from ropeteam_trainer.contract.messages import Problem, StoreOffer
+from ropeteam_trainer.contract.messages import EXIT_FAILED, Problem, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Plan, ProcessExit
 from ropeteam_trainer.launchers import Launch
 
-EXIT_DONE, EXIT_UNBURIED, EXIT_FAILED, EXIT_LEFT = 0, 3, 4, 143
+EXIT_DONE, EXIT_UNBURIED, EXIT_LEFT = 0, 3, 143
 CLAIM_SECONDS = 300.0
 """How long a volume may be away before another node is tried, as for ranks that restore. The other ranks of
 that world are ended after startSeconds, and that is charged: it has to be less."""

@@ -66,7 +66,7 @@ from ropeteam_trainer.clocks import asleep_seconds
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.fence import TICK_SECONDS, renew_seconds
-from ropeteam_trainer.contract.messages import Grant, Problem
+from ropeteam_trainer.contract.messages import EXIT_FAILED, Grant, Problem
 from ropeteam_trainer.contract.world import Plan
 from ropeteam_trainer.launchers import Launch
 from ropeteam_trainer.lines import take_over
@@ -194,7 +194,7 @@ class Agent:
             case DropLink(why):
                 self._link.drop(why)
             case Exit(code):
-                if code == machine.EXIT_FAILED and self._state.orders:
+                if code == EXIT_FAILED and self._state.orders:
                     log(f"the job has failed: {self._state.orders.failed}")
                 self._done.set_result(code)
 

@@ -23,6 +23,8 @@ LEASE = b""
 """Instead of a report: nothing has changed since the last one of this connection. It counts as the report of
 the next number. Only for a coordinator that is known to be of LEASES. As the first frame it is no lease, and
 only shows the token (`wire.LOOKS`)."""
+EXIT_FAILED = 4
+"""Of an agent whose job has failed (`Orders.failed`)."""
 _ANSWER = struct.Struct(">QQQ")
 
 
@@ -216,7 +218,7 @@ class Orders:
     release: bool = False
     """All agents acknowledged COMPLETE: exit 0. Nothing else may make an agent exit 0."""
     failed: str = ""
-    """The job has failed, for this reason: end all ranks, then exit 4."""
+    """The job has failed, for this reason: end all ranks, then exit with EXIT_FAILED."""
     refused: str = ""
     """Not one of us: an older incarnation, a pod being deleted, an unknown contract. Kill ranks, stay
     quiet."""
