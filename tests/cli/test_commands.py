@@ -115,6 +115,16 @@ def test_run_of_a_job_that_fails_tells_the_reason_and_the_last_lines(
     assert "the last words" in said
 
 
+def test_run_makes_the_namespace_that_a_manifest_names(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = manifest(tmp_path, "pass")
+    file.write_text(file.read_text().replace("name: job", "name: job\n  namespace: team-a"))
+    ending, said = run(file, home)
+    assert ending.exit_code == 0, said
+
+
 def test_ctrl_c_ends_a_run_and_leaves_nothing(tmp_path: Path, home: Path) -> None:
     file = manifest(tmp_path, "import time; open('started', 'w').close(); time.sleep(3600)")
     process = ropeteam("run", str(file), "--home", str(home), cwd=tmp_path)
@@ -123,6 +133,8 @@ def test_ctrl_c_ends_a_run_and_leaves_nothing(tmp_path: Path, home: Path) -> Non
     said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, said
     assert "Traceback" not in said
+    assert "job: " in said
+    assert f"interrupted; logs of all ranks: {home}/logs/default/job" in said
 
 
 @pytest.fixture

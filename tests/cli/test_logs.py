@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,14 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 from tests.cli import test_commands
-from tests.cli.test_commands import manifest, until
+from tests.cli.test_commands import PATIENCE, manifest, ropeteam, until
 
 from ropeteam.cli import documents, errors, logs
 from ropeteam.cli.connect import connected
 from ropeteam.cli.follow import Follower
 from ropeteam.cli.main import cli
 from ropeteam.cli.run import train
+from ropeteam.controller.cluster import Place
 
 home, up = test_commands.home, test_commands.up
 GREETS = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
@@ -60,6 +63,18 @@ def test_a_command_runs_without_a_manifest(
     assert read.name == "my-train-1"
     said = shown(read, home, "all")
     assert {"[rank 0] rank 0 of 2", "[rank 1] rank 1 of 2"} <= set(said)
+
+
+def test_a_script_runs_in_the_environment_that_is_activated(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    theirs = tmp_path / "theirs"
+    venv.create(theirs)
+    monkeypatch.setenv("VIRTUAL_ENV", str(theirs))
+    monkeypatch.setenv("PATH", f"{theirs}/bin:{os.environ['PATH']}")
+    file = manifest(tmp_path, "import sys; print('prefix', sys.prefix)")
+    assert f"prefix {theirs}" in shown(documents.read(file), home, "0")
 
 
 @pytest.mark.parametrize(
@@ -134,3 +149,23 @@ def test_logs_of_pods_that_are_gone_are_what_status_keeps(tmp_path: Path, home: 
     assert printed.exit_code == 0, printed.output
     assert "cleanPodPolicy is All" in printed.output
     assert "ValueError: no learning rate" in printed.output
+
+
+@pytest.mark.usefixtures("up")
+def test_watch_says_that_a_job_was_deleted(tmp_path: Path, home: Path) -> None:
+    endless = manifest(tmp_path, "import time; time.sleep(1000)")
+
+    async def apply_and_delete() -> None:
+        async with connected(home / "kubeconfig") as client:
+            read = documents.read(endless)
+            await documents.apply(client, read, tmp_path)
+            made = await client.get(Place.of(read.job))
+            watch = ropeteam("watch", "job", "--kubeconfig", str(home / "kubeconfig"), cwd=tmp_path)
+            assert watch.stdout is not None
+            await asyncio.to_thread(watch.stdout.readline)
+            await client.delete(Place.of(read.job), uid=made["metadata"]["uid"])
+            said, _ = await asyncio.to_thread(watch.communicate, None, PATIENCE)
+            assert watch.returncode == 1
+            assert "error: the TrainingJob job was deleted" in said
+
+    asyncio.run(apply_and_delete())

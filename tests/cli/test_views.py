@@ -24,7 +24,7 @@ from ropeteam.cli.demo import shortcomings, validation_loss
 from ropeteam.cli.picture import Eta, Picture, incident_line, picture
 from ropeteam.cli.report import report
 from ropeteam.cli.run import Ending
-from ropeteam.cli.screen import LiveScreen, News, PlainScreen, plain_line, screen
+from ropeteam.cli.screen import LiveScreen, News, PlainScreen, panel, plain_line, screen
 from ropeteam_trainer.contract.desired import JobReport, WorldPhase
 from ropeteam_trainer.contract.messages import Problem, Progress
 from ropeteam_trainer.contract.world import FailReason
@@ -190,3 +190,26 @@ def test_what_is_odd_about_a_world_is_told_before_what_it_does() -> None:
         Condition(type=ConditionType.DEGRADED, reason="SplitWorld", message=words, **times),
     )
     assert picture("gpt", a_status(conditions=conditions), None, NOW).why == words
+
+
+def test_columns_keep_their_names_beside_a_bar() -> None:
+    console = Console(record=True, width=120, file=io.StringIO())
+    console.print(panel(a_picture(step=5, total_steps=10, loss="1.5"), "5s"))
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert ["ready", "step", "loss", "ETA"] in lines
+    assert ["3/3", "5/10", "1.5", "5s"] in lines
+
+
+@pytest.mark.parametrize("kind", [ConditionType.STALLED, ConditionType.FAILED, ConditionType.DEGRADED])
+def test_what_a_person_must_act_on_wins_over_the_coordinators_sentence(kind: ConditionType) -> None:
+    held = Condition(
+        type=kind, status="True", reason="VolumeMissing", message="Create it.", last_transition_time=NOW
+    )
+    seen = picture("gpt", a_status(conditions=(held,)), a_report(), NOW)
+    assert (seen.reason, seen.why) == ("VolumeMissing", "Create it.")
+
+
+def test_an_incident_that_a_job_has_ended_with_was_not_recovered_from() -> None:
+    open_ = KILLED.model_copy(update={"stages": StagesStatus(), "steps_lost": None})
+    (line,) = News().of(a_picture(incidents=(open_,), finished=True))
+    assert line.startswith("incident 1.0.1: Signal in slot 1 (rank 1): not recovered - ")

@@ -131,3 +131,16 @@ def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match="cannot read"):
         documents.read(file)
+
+
+def test_a_job_of_another_operator_is_told_so(file: Path) -> None:
+    file.write_text("apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: mnist}\n")
+    said = ropeteam("validate", str(file))
+    assert said.exit_code == 2
+    assert "kind PyTorchJob belongs to another operator; Ropeteam runs a TrainingJob" in said.output
+
+
+def test_help_shows_the_whole_summary_of_each_command() -> None:
+    said = ropeteam("--help").output
+    assert "  logs " in said
+    assert "..." not in said.partition("Commands:")[2]

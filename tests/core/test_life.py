@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from tests.builders import (
@@ -345,3 +346,14 @@ def test_a_pod_that_was_replaced_does_not_complete_the_job() -> None:
 def test_a_coordinator_that_waits_for_our_word_is_asked_soon() -> None:
     seen = a_running_job().after(reporting(phase=WorldPhase.COMPLETING), written)
     assert decide(seen).look_again_seconds == 1
+
+
+def test_of_a_job_that_has_ended_nobody_is_ready() -> None:
+    done = a_running_job(workers=2).after(reporting(phase=WorldPhase.COMPLETE), written)
+    assert done.status.workers.summary == "0/2"
+    assert failed().status.workers.summary == "0/2"
+
+
+@pytest.mark.parametrize(("workers", "told"), [(3, "0/3"), ("three", "0/1"), (5000, "0/1")])
+def test_an_invalid_job_is_shown_with_the_workers_that_it_wants(workers: Any, told: str) -> None:
+    assert decide(a_job(workers=workers, image=7)).status.workers.summary == told

@@ -48,6 +48,7 @@ def test_the_wish_to_drain_is_saved_before_it_is_told() -> None:
     seen = a_running_job().after(edited(suspend=True))
     decision = decide(seen)
     assert (decision.status.state, decision.status.drain_since) == ("Suspending", seen.now)
+    assert decision.status.reason == "Suspending", "not why it is not suspended"
     assert decision.actions == ()
     assert decision.desired is not None
     assert decision.desired.drain

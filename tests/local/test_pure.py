@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ropeteam.local import podspec, schema, selectors, tables
+from ropeteam.local import kubelet, podspec, schema, selectors, tables
 from ropeteam.local import resources as r
 from ropeteam.local.patch import json_patch, merge
 from ropeteam.local.resources import ApiError
@@ -200,6 +201,15 @@ def test_commands_are_looked_up_in_our_environment_first(tmp_path: Path):
     assert podspec.find_command("python2.0", path, tmp_path) == str(tmp_path / "python2.0")
     with pytest.raises(podspec.StartError, match="no such file"):
         podspec.find_command("./none", path, tmp_path)
+
+
+@pytest.mark.parametrize("active", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_programs_of_an_activated_environment_come_before_ours(active: str):
+    ours = str(Path(sys.prefix, "bin"))
+    plain = {"PATH": "/theirs/bin:/usr/bin"}
+    assert kubelet.base_environment(plain)["PATH"] == f"{ours}:/theirs/bin:/usr/bin"
+    found = kubelet.base_environment({**plain, active: "/theirs"})["PATH"]
+    assert found == f"/theirs/bin:/usr/bin:{ours}"
 
 
 def test_a_container_without_a_command_is_told_what_to_do(tmp_path: Path):
