@@ -269,6 +269,16 @@ def test_clean_pod_policy(policy: str, goes: set[str]) -> None:
     assert {action.name for action in actions if isinstance(action, DeletePod)} == goes
 
 
+@pytest.mark.parametrize(
+    ("policy", "goes"),
+    [("All", {"mnist-0-1", "mnist-1-1"}), ("Running", {"mnist-1-1"}), ("None", {"mnist-coordinator-1"})],
+)
+def test_clean_pod_policy_of_a_completed_job(policy: str, goes: set[str]) -> None:
+    """One worker has ended, the other's sidecar runs on."""
+    seen = completed(cleanPodPolicy=policy).after(ended(0, 0), ended(1, 0, phase="Running"), seconds(11))
+    assert {action.name for action in decide(seen).actions if isinstance(action, DeletePod)} == goes
+
+
 def test_a_finished_job_is_deleted_when_its_time_is_over() -> None:
     seen = completed(ttlSecondsAfterFinished=3600)
     assert decide(seen).look_again_seconds == 10
