@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,6 +61,22 @@ def test_a_job_trains_to_its_end(site: Site, name: str) -> None:
     site.wait(name, "Complete")
     assert site.status(name)["state"] == "Complete"
     assert site.status(name)["failures"].get("charged", 0) == 0
+
+
+def test_a_folder_goes_with_its_job_and_away_with_it(site: Site, name: str, tmp_path: Path) -> None:
+    (tmp_path / "src" / "pkg").mkdir(parents=True)
+    (tmp_path / "src" / "pkg" / "__init__.py").write_text("NAME = 'submitted'\n")
+    (tmp_path / "src" / "train.py").write_text("import pkg; print(pkg.NAME)\n")
+    job = site.job(name, ["python", "train.py"], ttlSecondsAfterFinished=5)
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    where = ["--kubeconfig", str(site.lab.control.kubeconfig)]
+    files = [str(tmp_path / "src"), str(tmp_path / "job.yaml")]
+    subprocess.run([sys.executable, "-m", "ropeteam.cli", "submit", *files, *where], check=True)
+    label = f"ropeteam.dev/code-of={name}"
+    assert len(site.items("configmaps", labels=label)) == 1
+    site.wait(name, "Complete")
+    wait_for("it is gone", lambda: site.get("trainingjob", name) is None, 60)
+    wait_for("its code too", lambda: not site.items("configmaps", labels=label), 60)
 
 
 def test_a_finished_job_is_deleted_after_its_time(site: Site, name: str) -> None:

@@ -110,10 +110,10 @@ async def make_namespace(client: ApiClient, name: str) -> None:
         await client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
 
-async def apply(client: ApiClient, manifest: Manifest, workdir: Path) -> None:
-    """Raises BadInput when the server refuses a document."""
-    annotations = manifest.job["metadata"].setdefault("annotations", {})
-    annotations.setdefault(WORKDIR, str(workdir))
+async def apply(client: ApiClient, manifest: Manifest, workdir: Path | None) -> None:
+    """Raises BadInput when the server refuses a document. workdir: of a job on the local cluster."""
+    if workdir is not None:
+        manifest.job["metadata"].setdefault("annotations", {}).setdefault(WORKDIR, str(workdir))
     for thing in (*manifest.others, manifest.job):
         try:
             await _apply_one(client, thing)

@@ -51,6 +51,28 @@ def run(words: tuple[str, ...], workers: int | None, ranks: str, home: Path, kee
     raise SystemExit(errors.run(train(read, home, Console(), keep, ranks=shown)).exit_code)
 
 
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("manifest", type=_MANIFEST)
+@_KUBECONFIG
+@_HOME
+def submit(folder: Path, manifest: Path, kubeconfig: Path | None, home: Path) -> None:
+    """Bring a job and the FOLDER of its code into a cluster.
+
+    The folder becomes a ConfigMap of this job, up to 1 MB, and is where its command starts. What is hidden,
+    large, a link or a key is left out, and listed.
+    """
+    from ropeteam.cli import documents, errors
+    from ropeteam.cli.connect import connected, kubeconfig_of
+    from ropeteam.cli.submit import submit
+
+    async def bring() -> None:
+        async with connected(kubeconfig_of(kubeconfig, home)) as client:
+            await submit(client, documents.read(manifest), folder, click.echo)
+
+    errors.run(bring())
+
+
 @cli.command("logs")
 @click.argument("job")
 @click.option("--rank", "ranks", default="all", show_default=True, metavar="RANK|all", help="Whose.")

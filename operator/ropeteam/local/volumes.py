@@ -65,10 +65,10 @@ def _fill(folder: Path, source: Object, resource: r.Resource, look: Lookup) -> N
         text = f'MountVolume.SetUp failed for volume "{folder.name}" : {what}'
         raise NotReady("ContainerCreating", text)
     data = contents(owner) if owner else {}
-    paths = {item["key"]: item["path"] for item in source.get("items", ())} or {name: name for name in data}
-    for key, path in paths.items():
-        target = folder / path
+    for item in source.get("items") or ({"key": name, "path": name} for name in data):
+        target = folder / item["path"]
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
         target.touch(mode=0o600)
-        target.write_bytes(data.get(key, b""))
+        target.write_bytes(data.get(item["key"], b""))
+        target.chmod(item.get("mode", source.get("defaultMode", 0o600)))

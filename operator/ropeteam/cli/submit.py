@@ -1,0 +1,49 @@
+"""A job and the folder that its command starts in, brought into any cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ropeteam.cli import bundle
+from ropeteam.cli.documents import Manifest, apply
+from ropeteam.cli.errors import BadInput
+from ropeteam.controller.cluster import ApiClient, ApiError, NotFound, Object, Place
+
+
+async def submit(client: ApiClient, read: Manifest, folder: Path, say: Callable[[str], None]) -> None:
+    """The folder first, so that no pod waits for it; it goes with the job. Raises BadInput: the job exists,
+    or the server refuses something; then nothing is left behind."""
+    code = bundle.bundle(folder)
+    stored = bundle.config_map(read.job, code)
+    job = bundle.with_code(read.job, code, stored["metadata"]["name"])
+    await _check_absent(client, job)
+    try:
+        made = await client.create(stored)
+    except ApiError as error:
+        raise BadInput(f"ConfigMap {stored['metadata']['name']} was refused: {error}") from None
+    try:
+        await apply(client, Manifest(job, read.others), None)
+    except BadInput:
+        await client.delete(Place.of(stored), uid=made["metadata"]["uid"])
+        raise
+    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": read.name}
+    owner["uid"] = (await client.get(Place.of(job)))["metadata"]["uid"]
+    await client.merge(Place.of(stored), {"metadata": {"ownerReferences": [owner]}})
+    for line in bundle.told(code, stored["metadata"]["name"], read.namespace):
+        say(line)
+    where = "" if read.namespace == "default" else f" -n {read.namespace}"
+    say(f"trainingjob/{read.name} created; what it prints: ropeteam logs {read.name} -f{where}")
+
+
+async def _check_absent(client: ApiClient, job: Object) -> None:
+    """Its pods are made of the code that it was submitted with."""
+    try:
+        await client.get(Place.of(job))
+    except NotFound:
+        return
+    meta = job["metadata"]
+    raise BadInput(
+        f"TrainingJob {meta['name']} exists already in namespace {meta['namespace']}. Give this one another "
+        f"metadata.name, or delete that: kubectl delete tj -n {meta['namespace']} {meta['name']}"
+    )
