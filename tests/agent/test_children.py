@@ -127,6 +127,7 @@ def test_members_of_one_group_tell_the_same_name_and_others_another(site: Site) 
     assert len({each.id for each in groups}) == 2
     assert "" not in {each.id for each in groups}
     assert {each.who for each in groups} == {"-c"}
+    assert [said.joins for said in site.told if not said.group] == [True] * 3, "each before it waited"
 
 
 @pytest.mark.parametrize("how", ["", "init_method='tcp://127.0.0.1:{}', rank=0, world_size=1"])

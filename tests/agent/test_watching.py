@@ -372,7 +372,9 @@ def test_what_a_world_went_on_from_is_reported():
 
 
 def test_groups_and_ends_of_what_a_rank_started_are_remembered():
-    life = Life().running().said(0, group=GroupFormed(2, 0, "a", "train.py"), child=True)
+    life = Life().running().said(0, joins=True)
+    assert life.report.ranks[0].joins
+    life = life.said(0, group=GroupFormed(2, 0, "a", "train.py"), child=True)
     (told,) = life.report.groups
     assert (told.id, told.size, told.ranks, told.members) == ("a", 2, (0,), (0,))
     assert life.report.tells_groups

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.coordinator.film import CLEAN, SIGKILL, Film, raised
 
+from ropeteam_trainer.contract.desired import Stage
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Plan
 from ropeteam_trainer.coordinator import membership
@@ -81,9 +82,9 @@ def test_without_servers_all_end():
 def test_a_world_of_kept_ranks_runs_once_all_have_made_a_step():
     seen = struck(1)
     seen.obeys()
-    assert "is starting" in seen.report.why
+    assert seen.report.stage is Stage.FIRST_STEP
     seen.reaches(12, base=11)
-    assert "is starting" not in seen.report.why
+    assert seen.report.stage is Stage.TRAINING
     assert seen.incident.stages.first_step is not None
 
 
@@ -109,7 +110,7 @@ def test_done_ranks_do_not_keep_a_world_from_running(steps_here):
         seen.reaches(11)
     else:
         seen.exits(1, CLEAN)
-    assert "is starting" not in seen.report.why
+    assert seen.report.stage is Stage.TRAINING
 
 
 def test_the_death_of_a_kept_rank_counts_before_its_agent_knows_the_new_plan():

@@ -22,7 +22,7 @@ from tests.builders import (
 from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.core.decide import decide
 from ropeteam.core.observation import ContainerSeen, Observation, Role
-from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.desired import Stage, WorldPhase
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import Cause, FailReason
 
@@ -239,6 +239,38 @@ def test_a_job_recovers_until_its_world_runs_again() -> None:
     assert "bad lr" in recovering.message
     back = seen.after(reporting(phase=WorldPhase.RUNNING), written)
     assert (back.status.state, condition(back, ConditionType.RECOVERING).holds) == ("Running", False)
+
+
+def test_a_job_runs_from_its_first_step() -> None:
+    seen = a_running_job().after(forming)
+    seen = seen.but(status=seen.status.model_copy(update={"conditions": ()})).after(written)
+    for stage in (Stage.SCRIPT_STARTING, Stage.FIRST_STEP):
+        seen = seen.after(reporting(phase=WorldPhase.RUNNING, stage=stage, why="rank 1 is missing"), written)
+        running = condition(seen, ConditionType.RUNNING)
+        assert (running.holds, running.reason, running.message) == (False, stage.value, "rank 1 is missing")
+        assert (seen.status.state, seen.status.reason) == ("Starting", stage.value)
+        assert decide(seen).look_again_seconds == 1, "the first step comes soon"
+    trains = seen.after(reporting(stage=Stage.TRAINING), written)
+    assert (trains.status.state, condition(trains, ConditionType.RUNNING).reason) == (
+        "Running",
+        "WorldRunning",
+    )
+
+
+def test_a_job_recovers_until_the_first_step_of_its_next_world() -> None:
+    seen = a_running_job().after(reporting(stage=Stage.RESTORING, incidents=(an_incident(),)), written)
+    assert seen.status.state == "Recovering"
+    assert condition(seen, ConditionType.RUNNING).reason == "Restoring"
+    assert seen.after(reporting(stage=Stage.TRAINING), written).status.state == "Running"
+
+
+def test_a_coordinator_that_falls_silent_before_the_first_step_changes_nothing() -> None:
+    starting = reporting(stage=Stage.FIRST_STEP, why="works on its first step")
+    seen = a_running_job().after(starting, written)
+    before = condition(seen, ConditionType.RUNNING)
+    for change in (unreachable, reporting(phase=WorldPhase.WAITING, why=before.message, stage=Stage.UNTOLD)):
+        after = condition(seen.after(change), ConditionType.RUNNING)
+        assert (after.holds, after.reason, after.message) == (False, before.reason, before.message)
 
 
 def test_a_first_world_that_fails_before_it_was_seen_running_recovers_too() -> None:

@@ -20,8 +20,8 @@ _TELLS = {
 def with_columns(status: JobStatus) -> JobStatus:
     """`status` with the texts that only the columns need."""
     kind = _TELLS.get(status.state, ConditionType.RUNNING)
-    if status.state == "Running" and status.holds(ConditionType.DEGRADED):
-        kind = ConditionType.DEGRADED  # that it runs the column STATE says
+    if status.state in ("Starting", "Running") and status.holds(ConditionType.DEGRADED):
+        kind = ConditionType.DEGRADED  # the rest the column STATE says
     explains = status.condition(kind)
     newest = status.incidents[-1] if status.incidents else None
     failures, workers = status.failures, status.workers

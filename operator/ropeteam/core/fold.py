@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus, WorkersStatus
 from ropeteam.core import former, incidents, progress
 from ropeteam.core.classify import cannot_write, strong_evidence
 from ropeteam.core.observation import PodSeen
+from ropeteam.core.pending import ran
 from ropeteam.core.view import View, changed
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.fence import longest_life
@@ -65,7 +65,7 @@ def _silent_since(view: View) -> datetime | None:
     if view.report is not None:
         return None
     pod = view.coordinator
-    away = view.status.holds(ConditionType.RUNNING) and (pod is None or not pod.container.running)
+    away = ran(view) and (pod is None or not pod.container.running)
     return since or (view.now if view.seen.report_error or away else None)
 
 

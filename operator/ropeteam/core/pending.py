@@ -18,10 +18,13 @@ from ropeteam.core.observation import ContainerSeen, PodSeen, Role
 from ropeteam.core.view import View
 from ropeteam_trainer.contract import SIGNED, VERSION
 from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT
-from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.desired import Stage, WorldPhase
 from ropeteam_trainer.contract.fence import longest_life
 
 _RUNNING = frozenset({WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE})
+_BEFORE_THE_FIRST_STEP = frozenset(
+    stage.value for stage in Stage if stage not in (Stage.UNTOLD, Stage.TRAINING)
+)
 _IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _TOGETHER = "All workers train together."
 MOUNTING = frozenset({"ContainerCreating", "PodInitializing"})
@@ -41,12 +44,26 @@ class Reason:
 
 
 def runs(view: View) -> bool:
-    """As far as is known. While the coordinator is silent, or has just booted, the world is as it was: for as
-    long as workers can be without it."""
+    """There is a world, as far as is known. While the coordinator is silent, or has just booted, it is as it
+    was: for as long as workers can be without it."""
     report = view.report
     if report is None or report.phase is WorldPhase.WAITING:
-        return view.status.holds(ConditionType.RUNNING) and not is_unknown(view)
+        return ran(view) and not is_unknown(view)
     return report.phase in _RUNNING
+
+
+def ran(view: View) -> bool:
+    """There was a world when status was saved."""
+    saved = view.status.condition(ConditionType.RUNNING)
+    return saved is not None and (saved.holds or saved.reason in _BEFORE_THE_FIRST_STEP)
+
+
+def trains(view: View) -> bool:
+    """It runs, and was seen to make steps."""
+    report = view.report
+    if report is None or report.phase is WorldPhase.WAITING:
+        return runs(view) and view.status.holds(ConditionType.RUNNING)
+    return runs(view) and report.stage.value not in _BEFORE_THE_FIRST_STEP
 
 
 def is_unknown(view: View) -> bool:
@@ -56,8 +73,8 @@ def is_unknown(view: View) -> bool:
 
 
 def recovers(view: View, status: JobStatus) -> bool:
-    """It ran before in this attempt, or something has gone wrong since."""
-    if runs(view):
+    """It trained before in this attempt, or something has gone wrong since."""
+    if trains(view):
         return False
     was = view.status.holds(ConditionType.RUNNING) or view.status.holds(ConditionType.RECOVERING)
     known = {each.id for each in view.status.incidents}
@@ -65,7 +82,7 @@ def recovers(view: View, status: JobStatus) -> bool:
 
 
 def live_state(view: View, status: JobStatus) -> str:
-    if runs(view):
+    if trains(view):
         return "Running"
     if recovers(view, status):
         return "Recovering"
@@ -96,25 +113,37 @@ def live_facts(view: View, status: JobStatus) -> tuple[Fact, ...]:
 
 
 def _running_fact(view: View) -> Fact:
-    pod = view.coordinator
+    return _trains_fact(view) if trains(view) else _waits_fact(view)
+
+
+def _trains_fact(view: View) -> Fact:
+    report, pod = view.report, view.coordinator
     away = bool(view.seen.report_error) or pod is None or not pod.container.running
-    if away and view.report is None and runs(view):
+    if away and report is None:
         return Fact(ConditionType.RUNNING, True, "CoordinatorUnreachable", _silence(view))
-    if runs(view) and view.report is not None and view.report.phase is WorldPhase.WAITING:
-        return Fact(ConditionType.RUNNING, True, "CoordinatorRestarted", _adopting(view.report.why))
-    if runs(view) and view.report is not None and view.report.phase is WorldPhase.COMPLETING:
-        return Fact(ConditionType.RUNNING, True, "WorldCompleting", view.report.why)
-    if runs(view) and view.report is not None and view.report.late_seconds:
-        return Fact(ConditionType.RUNNING, True, "CoordinatorLate", _lateness(view, view.report.late_seconds))
-    if runs(view) and pod is not None and pod.contract < SIGNED:
+    if report is not None and report.phase is WorldPhase.WAITING:
+        return Fact(ConditionType.RUNNING, True, "CoordinatorRestarted", _adopting(report.why))
+    if report is not None and report.phase is WorldPhase.COMPLETING:
+        return Fact(ConditionType.RUNNING, True, "WorldCompleting", report.why)
+    if report is not None and report.late_seconds:
+        return Fact(ConditionType.RUNNING, True, "CoordinatorLate", _lateness(view, report.late_seconds))
+    if pod is not None and pod.contract < SIGNED:
         return Fact(ConditionType.RUNNING, True, "CoordinatorOutdated", _unsigned(view, pod))
+    return Fact(ConditionType.RUNNING, True, "WorldRunning", _together(view))
+
+
+def _waits_fact(view: View) -> Fact:
+    """What the first step waits for."""
+    report, saved = view.report, view.status.condition(ConditionType.RUNNING)
     if runs(view):
-        return Fact(ConditionType.RUNNING, True, "WorldRunning", _together(view))
-    obstacle = obstacles(view)
-    if obstacle is not None:
+        reason, words = (saved.reason, saved.message) if saved else ("", "")
+        if report is not None:
+            reason, words = report.stage.value or reason, report.why
+        return Fact(ConditionType.RUNNING, False, reason, words)
+    if (obstacle := obstacles(view)) is not None:
         return Fact(ConditionType.RUNNING, False, obstacle.word, obstacle.message)
-    if view.report is not None:
-        return Fact(ConditionType.RUNNING, False, "WorldForming", view.report.why)
+    if report is not None:
+        return Fact(ConditionType.RUNNING, False, "WorldForming", report.why)
     return Fact(ConditionType.RUNNING, False, "PodsStarting", "Pods are being made and started.")
 
 

@@ -96,6 +96,7 @@ def _tell_of_groups(c10d: Any) -> None:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        _tell_of_joining()
         result = original(*args, **kwargs)
         _count_formed(c10d)
         _tell_of_end()
@@ -107,6 +108,13 @@ def _tell_of_groups(c10d: Any) -> None:
         return result
 
     c10d.init_process_group = init_process_group
+
+
+def _tell_of_joining() -> None:
+    import contextlib
+
+    with contextlib.suppress(OSError):  # it is told of once it has formed
+        tell({"joins": True})
 
 
 def _count_formed(c10d: Any) -> None:

@@ -210,6 +210,8 @@ def _with_said(world: World, number: int, said: FromRank, now: float) -> World:
         return world
     if said.hello_pid is not None or said.rung is not None:
         rank = replace(rank, has_library=True)
+    if said.joins:
+        rank = replace(rank, joins=True)
     if said.paused is not None:
         rank = replace(rank, paused=said.paused)
     if said.drained is not None:

@@ -198,6 +198,8 @@ class RankState:
     started_at: float | None = None
     has_library: bool = False
     """It said hello: it can be paused, and a first step is expected."""
+    joins: bool = False
+    """It has called init_process_group."""
     beat: Beat = field(default_factory=Beat)
     paces: tuple[Pace, ...] = ()
     paused: int | None = None

@@ -61,6 +61,18 @@ class WorldPhase(str, enum.Enum):
     FAILED = "Failed"
 
 
+class Stage(str, enum.Enum):
+    """How far a world that runs is on its way to its first step."""
+
+    UNTOLD = ""  # nothing runs, or a coordinator of an earlier release
+    RANKS_STARTING = "RanksStarting"
+    SCRIPT_STARTING = "ScriptStarting"  # it imports, say
+    PROCESS_GROUP_FORMING = "ProcessGroupForming"  # some ranks are in init_process_group
+    RESTORING = "Restoring"
+    FIRST_STEP = "FirstStep"
+    TRAINING = "Training"  # all ranks have made a step; of a script that tells of none, all that can be known
+
+
 @dataclass(frozen=True)
 class SlotReport:
     incarnation: int
@@ -132,6 +144,7 @@ class JobReport:
     phase: WorldPhase
     why: str
     """One sentence: what it does or waits for, and why."""
+    stage: Stage = Stage.UNTOLD
     epoch: Epoch | None = None
     world_size: int = 0
     slots: dict[str, SlotReport] = field(default_factory=dict)

@@ -126,6 +126,8 @@ class FromRank:
     wants_secret: bool | None = None
     """True: answer with ToRank.secret, on this connection. The shim looks for this field's name in the
     library that a script will import, to know that it asks (rankmain.py)."""
+    joins: bool | None = None
+    """True: it calls init_process_group, and may wait there for others."""
     group: GroupFormed | None = None
     error_type: str | None = None
     """With fingerprint and message: an uncaught exception is about to end the rank, or another process

@@ -49,6 +49,8 @@ class RankReport:
     steps_here: int = 0
     """Steps reported by this process, i.e. in this epoch. > 0 means: the world makes progress."""
     exit: ProcessExit | None = None
+    joins: bool = False
+    """It, or a process that it started, has called init_process_group."""
 
 
 @dataclass(frozen=True)

@@ -85,26 +85,26 @@ def _size(state: State, world: World) -> int:
     return world.plan.slots if is_per_pod else world.plan.world_size
 
 
-def _is_judged(state: State) -> bool:
+def is_judged(state: State) -> bool:
     """Parameter servers and their workers form no group, and one rank needs none."""
     world, config = state.world, state.config
     return world is not None and world.plan.world_size > 1 and not (config.servers or config.worlds_per_pod)
 
 
-def _is_late(state: State, since: float | None, now: float) -> bool:
+def is_late(state: State, since: float | None, now: float) -> bool:
     return since is not None and now - since >= state.config.timeouts.start
 
 
 def split(state: State, now: float) -> Problem | None:
     """Why this world is not the one that was asked for, once that is certain."""
     world = state.world
-    if world is None or not _is_judged(state) or not world.groups or formed(state, world):
+    if world is None or not is_judged(state) or not world.groups or formed(state, world):
         return None
     grouped = slots.NONE
     for group in world.groups:
         grouped |= group.ranks
     ended = _first_ended(state, grouped)
-    if ended is None and not _is_late(state, world.grouped_at, now):
+    if ended is None and not is_late(state, world.grouped_at, now):
         return None
     end = f"no other has formed in startSeconds ({state.config.timeouts.start} s)"
     if ended is not None:
@@ -138,7 +138,7 @@ def notice(state: State, now: float) -> Problem | None:
     world = state.world
     if world is None or not state.running:
         return None
-    if _is_judged(state) and not formed(state, world):
+    if is_judged(state) and not formed(state, world):
         if world.groups:
             text = f"{_what_formed(world)}. Unless one of all ranks forms in startSeconds "
             text += (
@@ -146,7 +146,7 @@ def notice(state: State, now: float) -> Problem | None:
             )
             return Problem(FailReason.SMALLER_PROCESS_GROUP, text)
         is_over = state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE)
-        if roll.all_are(state, world.telling) and (is_over or _is_late(state, world.started_at, now)):
+        if roll.all_are(state, world.telling) and (is_over or is_late(state, world.started_at, now)):
             text = _NONE_FORMED.format(world.plan.world_size, "" if is_over else _WAITING)
             return Problem(FailReason.NO_PROCESS_GROUP, text)
     return _ended(state, world, now) if state.phase is WorldPhase.RUNNING else None

@@ -41,6 +41,7 @@ from ropeteam_trainer.coordinator import (
     recall,
     roll,
     slots,
+    stage,
     unfit,
 )
 from ropeteam_trainer.coordinator.evidence import Evidence, collect, world_done
@@ -266,7 +267,7 @@ def _running(state: State, at: Moment) -> State:
         return _fault(replace(state, failure=state.failure or split), (), at)
     if world_done(state):
         return enter(state, WorldPhase.COMPLETING, at)
-    state = drains.note_leavers(state, at)
+    state = drains.note_leavers(stage.note(state, at.now), at)
     signs = collect(state, at.now)
     leave = drains.parting(state, at)
     if signs or leave or state.failure:

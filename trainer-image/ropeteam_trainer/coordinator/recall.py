@@ -48,7 +48,9 @@ def judge(state: State, at: Moment) -> State:
     state = _with_former(state, former, at)
     if _unanimous(state, agents) and _by_itself(state, at.now):
         moved = any(rank.steps_here for agent in agents.values() for rank in agent.report.ranks)
-        return _absorb_all(with_world(enter(state, WorldPhase.RUNNING, at), stepped=moved), agents, at)
+        quiet = not any(agent.report.rung for agent in agents.values())
+        running = with_world(enter(state, WorldPhase.RUNNING, at), stepped=moved, trains=moved or quiet)
+        return _absorb_all(running, agents, at)
     return keeping.stop(_absorb_all(state, agents, at), at)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ropeteam_trainer.contract.desired import JobReport, ReplaceWish, SlotReport, WorldPhase
 from ropeteam_trainer.contract.world import Cause
-from ropeteam_trainer.coordinator import groups, lease, slots, unfit
+from ropeteam_trainer.coordinator import groups, lease, slots, stage, unfit
 from ropeteam_trainer.coordinator.commits import last_word
 from ropeteam_trainer.coordinator.drains import terminating
 from ropeteam_trainer.coordinator.forming import obstacle, unfinished
@@ -33,6 +33,7 @@ def job_report(state: State, now: float) -> JobReport:
         boot=state.boot,
         phase=state.phase,
         why=why(state, now),
+        stage=stage.stage(state),
         epoch=world.plan.epoch if world else None,
         world_size=world.plan.world_size if world and live else 0,
         slots=_slots(state, now),
@@ -143,8 +144,7 @@ def _running(state: State, _: float) -> str:
     assert world is not None
     if world.leave_at is not None:
         return f"epoch {world.plan.epoch} runs; {_pods(world.leavers)} asked to leave, gathering others"
-    stage = "runs" if world.stepped or (world.started_at is not None and state.rung == 0) else "is starting"
-    return f"epoch {world.plan.epoch} {stage} with {world.plan.world_size} ranks"
+    return stage.sentence(state)
 
 
 def _draining(state: State, _: float) -> str:

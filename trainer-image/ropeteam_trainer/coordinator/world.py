@@ -39,6 +39,8 @@ class World:
     """When all ranks had been started."""
     stepped: bool = False
     """All ranks have made a step: this world made progress."""
+    trains: bool = False
+    """The same, or as much as can be known of a script that tells of no steps (stage.py)."""
     step: int = 0
     """Highest step of any rank."""
     restored: CheckpointRef | None = None

@@ -1,0 +1,162 @@
+"""How far a world is before its first step: what it is waiting for, by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.coordinator.film import CLEAN, Film
+
+from ropeteam_trainer.contract.desired import Stage
+from ropeteam_trainer.contract.messages import GroupReport, Progress, RankPhase
+from ropeteam_trainer.coordinator import stage
+from ropeteam_trainer.coordinator.state import with_world
+
+
+def joins(seen: Film, *slots: int) -> None:
+    for slot in slots:
+        ranks = tuple(replace(rank, joins=True) for rank in seen.agents[slot].ranks)
+        seen.says(slot, ranks=ranks)
+
+
+def forms(seen: Film, size: int) -> None:
+    for slot in range(size):
+        seen.says(slot, groups=(GroupReport("a", size, "train.py", (slot,), (slot,)),))
+
+
+def ask(seen: Film) -> Stage:
+    """As the operator does, who says each second what it desires."""
+    seen.desires()
+    return seen.report.stage
+
+
+def test_each_step_on_the_way_has_a_name():
+    seen = Film(workers=3)
+    assert ask(seen) is Stage.UNTOLD
+    seen.up()
+    seen.says(2, ranks=(replace(seen.agents[2].ranks[0], phase=RankPhase.STARTING),))
+    stages, sentences = [ask(seen)], [seen.report.why]
+    for change in (
+        lambda: joins(seen, 0),
+        lambda: forms(seen, 3),
+        lambda: seen.says(0, progress=Progress(phase="restore")),
+        lambda: seen.says(0, progress=Progress(phase="data")),
+        lambda: seen.reaches(12, base=11),
+    ):
+        change()
+        stages.append(ask(seen))
+        sentences.append(seen.report.why)
+    assert stages == [
+        Stage.SCRIPT_STARTING,
+        Stage.PROCESS_GROUP_FORMING,
+        Stage.FIRST_STEP,
+        Stage.RESTORING,
+        Stage.FIRST_STEP,
+        Stage.TRAINING,
+    ]
+    assert sentences == [
+        "epoch 1.0.1 has started its 3 ranks; their script imports, or prepares",
+        "the 3 ranks of epoch 1.0.1 form their process group: ranks 1, 2 not in init_process_group yet",
+        "epoch 1.0.1 works on its first step with 3 ranks",
+        "epoch 1.0.1 restores its checkpoint with 3 ranks",
+        "epoch 1.0.1 works on its first step with 3 ranks",
+        "epoch 1.0.1 runs with 3 ranks",
+    ]
+    for slot in range(3):
+        seen.exits(slot, CLEAN)
+    assert ask(seen) is Stage.UNTOLD
+
+
+def test_ranks_that_are_not_started_yet():
+    seen = Film().up()
+    early = with_world(seen.state, started_at=None)
+    assert stage.stage(early) is Stage.RANKS_STARTING
+    assert stage.sentence(early) == "the 2 ranks of epoch 1.0.1 are being started"
+
+
+def test_few_that_are_missed_are_named():
+    seen = Film(workers=8).up()
+    joins(seen, 0, 1)
+    assert seen.report.why.endswith("more than 5 have not called init_process_group yet")
+    joins(seen, 2, 3, 4, 5, 6)
+    assert seen.report.why.endswith("rank 7 not in init_process_group yet")
+    joins(seen, 7)
+    assert seen.report.why.endswith("all have called init_process_group")
+
+
+def test_of_a_command_per_pod_the_first_rank_of_each_pod_speaks():
+    seen = Film(rung=0, processes=2).up()
+    for slot in (0, 1):
+        seen.says(slot, launcher="PerPod (accelerate launch)")
+    first, second = seen.agents[0].ranks
+    seen.says(0, ranks=(replace(first, joins=True), second))
+    assert seen.report.why.endswith("rank 2 not in init_process_group yet")
+
+
+def test_a_script_that_tells_of_no_steps_trains_when_its_group_has_formed():
+    seen = Film(rung=0).up()
+    assert ask(seen) is Stage.SCRIPT_STARTING
+    seen.later(60)
+    assert ask(seen) is Stage.SCRIPT_STARTING, "importing takes as long as it takes"
+    forms(seen, 2)
+    assert ask(seen) is Stage.FIRST_STEP, "it may be in init() of our library"
+    seen.later(2)
+    assert ask(seen) is Stage.TRAINING
+    assert seen.report.why == "epoch 1.0.1 runs with 2 ranks; no step was told of"
+    for slot in (0, 1):
+        seen.says(slot, rung=1)
+    assert ask(seen) is Stage.TRAINING, "its first step is still to come, but it was said"
+
+
+def test_a_script_that_uses_the_library_trains_from_its_first_step():
+    seen = Film(rung=0).up()
+    forms(seen, 2)
+    seen.says(0, rung=1)
+    seen.later(60)
+    assert ask(seen) is Stage.FIRST_STEP
+    seen.reaches(1)
+    assert ask(seen) is Stage.TRAINING
+
+
+def test_ranks_that_form_no_group_train_when_a_group_is_called_missing():
+    seen = Film(rung=0).up()
+    seen.later(599)
+    assert ask(seen) is Stage.SCRIPT_STARTING
+    seen.later(2)
+    assert ask(seen) is Stage.TRAINING
+    assert seen.report.notice is not None
+
+
+@pytest.mark.parametrize("settings", [{"workers": 1}, {"worlds_per_pod": True}])
+def test_where_no_group_is_waited_for_time_decides(settings):
+    seen = Film(rung=0, **settings).up()
+    seen.later(9)
+    assert ask(seen) is Stage.SCRIPT_STARTING
+    seen.later(2)
+    assert ask(seen) is Stage.TRAINING
+    other = Film(rung=1, **settings).up()
+    other.later(11)
+    assert ask(other) is Stage.FIRST_STEP
+
+
+def test_agents_of_an_earlier_release_tell_of_no_groups():
+    seen = Film(rung=0).up()
+    for slot in (0, 1):
+        seen.says(slot, tells_groups=False)
+    seen.state = with_world(seen.state, telling=0)
+    seen.later(11)
+    assert ask(seen) is Stage.TRAINING
+
+
+@pytest.mark.parametrize(
+    ("rung", "step", "then"),
+    [(1, 5, Stage.TRAINING), (1, 0, Stage.SCRIPT_STARTING), (0, 0, Stage.TRAINING)],
+)
+def test_a_coordinator_that_was_restarted_says_what_the_one_before_had_said(rung, step, then):
+    seen = Film(rung=rung).up(step=step)
+    seen.reboots()
+    seen.desires()
+    for slot in (0, 1):
+        seen.says(slot)
+    assert seen.phase == "Running"
+    assert seen.report.stage is then
