@@ -1,17 +1,20 @@
-"""What the shim tells of an exception, and what the agent makes of its class."""
+"""What the shim tells of an exception, and what agent and coordinator make of its class."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Container
 from pathlib import Path
 
 import pytest
+import torch
 
 from ropeteam_trainer.agent import learn, rankmain
 from ropeteam_trainer.checkpoint import restore
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.local import FromRank
+from ropeteam_trainer.coordinator import evidence
 
 
 @pytest.mark.parametrize(
@@ -21,11 +24,12 @@ from ropeteam_trainer.contract.local import FromRank
         (restore.CheckpointUnavailable("x"), learn._STORAGE),
         (restore.UnavailableElsewhere("x"), learn._STORAGE),
         (restore.UnavailableEverywhere("x"), learn._STORAGE),
+        (torch.OutOfMemoryError("CUDA out of memory"), evidence._WITHOUT_MEMORY),
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_the_agent_knows_our_exceptions_by_the_class_that_the_shim_tells(
-    error: Exception, known: dict[str, object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_exceptions_with_a_meaning_are_known_by_the_class_that_the_shim_tells(
+    error: Exception, known: Container[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     said = told(error, monkeypatch, tmp_path)
     assert said.error_type == type(error).__name__

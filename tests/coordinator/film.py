@@ -27,6 +27,12 @@ def raised(message: str = "ValueError: bad lr (train.py:31)", code: int = 1) -> 
     return ProcessExit(code, None, fingerprint=message, message=message)
 
 
+GPU_FULL = replace(
+    raised("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. (train.py:31)"),
+    error_class="torch.OutOfMemoryError",
+)
+
+
 def config(workers: int = 2, **changes: Any) -> CoordinatorConfig:
     settings: dict[str, Any] = {"term": 1, "processes": 1, "timeouts": Timeouts()}
     return CoordinatorConfig("mnist", "default", JOB_UID, workers=workers, **{**settings, **changes})

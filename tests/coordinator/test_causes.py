@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.coordinator.film import CLEAN, KILLED, SIGKILL, Film, raised
+from tests.coordinator.film import CLEAN, GPU_FULL, KILLED, SIGKILL, Film, raised
 
 from ropeteam_trainer.contract.config import ExitAction, ExitCodeRule
 from ropeteam_trainer.contract.messages import Problem, RankPhase
@@ -28,6 +28,7 @@ NCCL_ABORT = ProcessExit(None, 6, last_lines=("[E] ProcessGroupNCCL.cpp: watchdo
         (HUNG, Cause.HANG),
         (LATE, Cause.START_TIMEOUT),
         (OOM, Cause.OUT_OF_MEMORY),
+        (replace(GPU_FULL, error_class="torch.cuda.OutOfMemoryError"), Cause.OUT_OF_MEMORY),
         (RESET, Cause.ERROR),
     ],
 )
@@ -48,6 +49,8 @@ def test_how_a_rank_ended_names_the_cause(how: ProcessExit, cause: Cause):
         (ProcessExit(None, 9, last_lines=("step 3",)), "rank 1 was ended by SIGKILL"),
         (ProcessExit(None, 40), "rank 1 was ended by signal 40"),
         (HUNG, "rank 1 made no progress and was killed"),
+        (OOM, "rank 1 was killed for want of memory"),
+        (GPU_FULL, f"rank 1 exited 1: {GPU_FULL.message}"),
     ],
 )
 def test_an_incident_says_why(how: ProcessExit, message: str):
@@ -68,6 +71,8 @@ def test_an_incident_says_why(how: ProcessExit, message: str):
         (SIGKILL, SIGKILL, Cause.SIGNAL, 0),
         (raised(), RESET, Cause.ERROR, 0),
         (OOM, HUNG, Cause.OUT_OF_MEMORY, 0),
+        (RESET, GPU_FULL, Cause.OUT_OF_MEMORY, 1),
+        (GPU_FULL, SIGKILL, Cause.SIGNAL, 1),
     ],
 )
 def test_the_root_cause_wins_and_the_first_among_equals(

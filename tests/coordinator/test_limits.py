@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.coordinator.film import CLEAN, SIGKILL, Film, raised
+from tests.coordinator.film import CLEAN, GPU_FULL, SIGKILL, Film, raised
 
 from ropeteam_trainer.contract.world import Cause, FailReason, ProcessExit
 
@@ -100,17 +100,19 @@ def test_no_limit_is_no_limit():
     assert len(film.report.incidents) == 10, "the last ten are told"
 
 
-def test_the_same_error_three_times_without_a_new_step_ends_the_job():
+@pytest.mark.parametrize("how", [raised(), GPU_FULL])
+def test_the_same_error_three_times_without_a_new_step_ends_the_job(how: ProcessExit):
     film = Film().up(step=5)
-    strike(film, raised(), step=5)
-    strike(film, raised(), step=5)
+    strike(film, how, step=5)
+    strike(film, how, step=5)
     assert film.phase == "Running"
-    strike(film, raised(), step=5)
+    strike(film, how, step=5)
     assert film.phase == "Failed"
     failure = film.report.failure
     assert failure is not None
     assert failure.reason is FailReason.REPEATED_ERROR
-    assert "ValueError: bad lr (train.py:31)" in failure.message
+    assert how.message in failure.message
+    assert all(incident.charged for incident in film.report.incidents)
 
 
 @pytest.mark.parametrize("how", [SEGFAULT, ProcessExit(3, None), ProcessExit(None, 11)])
@@ -161,10 +163,11 @@ def test_two_barren_worlds_that_ended_in_one_pod_ask_for_another_pod():
     assert film.report.replace == ()
 
 
-def test_the_scripts_own_error_again_is_not_mended_by_another_pod():
+@pytest.mark.parametrize("how", [raised(), GPU_FULL])
+def test_the_scripts_own_error_again_is_not_mended_by_another_pod(how: ProcessExit):
     film = Film(workers=3).up()
-    strike(film, raised(), slot=2)
-    strike(film, raised(), slot=2)
+    strike(film, how, slot=2)
+    strike(film, how, slot=2)
     assert not film.report.replace
     strike(film, raised("another"), slot=2)
     assert [wish.slot for wish in film.report.replace] == [2], "other errors each time: the pod may be sick"
@@ -208,20 +211,21 @@ def test_pods_replaced_by_a_new_attempt_are_no_incident():
     assert plan.attempt == 2
 
 
-def test_a_script_that_reports_no_steps_is_believed_after_a_while():
+@pytest.mark.parametrize("how", [raised(), GPU_FULL])
+def test_a_script_that_reports_no_steps_is_believed_after_a_while(how: ProcessExit):
     film = Film(rung=0).up()
     film.later(1.5)
     film.exits(1, SIGKILL)
     film.obeys()
     assert film.phase == "Running", "struck from outside after running for a second"
     film.later(30)
-    film.exits(1, raised())
+    film.exits(1, how)
     film.obeys()
     assert film.phase == "Forming", "an exception may take as long as the imports to show"
     film.later(1)
     film.obeys()
     film.later(61)
-    film.exits(1, raised())
+    film.exits(1, how)
     film.obeys()
     assert film.phase == "Running"
     assert film.incident.stages.first_step is None, "nobody saw a step"

@@ -61,7 +61,7 @@ def test_memory_that_is_not_there_is_named_and_the_job_goes_on(
     wait_step(folder, 5)
     (folder / "too-much").touch()
     found = wait_for("incident", lambda: cluster.status(name).get("incidents"))
-    assert found[-1]["cause"] == "Error"
+    assert found[-1]["cause"] == "OutOfMemory"
     assert "OutOfMemoryError: CUDA out of memory" in found[-1]["message"]
     assert "train.py:" in found[-1]["message"]
     cluster.wait_condition(name, "Complete")

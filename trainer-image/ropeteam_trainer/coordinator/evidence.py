@@ -22,6 +22,8 @@ from ropeteam_trainer.coordinator.state import Crew, Pod, State, crews, holds_sl
 LEFT, LOST, TOLD, SIGNAL, ERROR, CONSEQUENCE, OURS = 6, 5, 4, 3, 2, 1, 0
 
 _ABORTED = 6
+_WITHOUT_MEMORY = frozenset({"torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"})
+"""What a script raises for want of an accelerator's memory, in torch of today and of before."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,12 @@ def _weigh(state: State, exit: ProcessExit) -> tuple[int, Cause]:
         return CONSEQUENCE, Cause.ERROR
     if exit.signal is not None:
         return SIGNAL, Cause.SIGNAL
-    return ERROR, Cause.ERROR
+    return ERROR, Cause.OUT_OF_MEMORY if exit.error_class in _WITHOUT_MEMORY else Cause.ERROR
+
+
+def is_script(cause: Cause, exit: ProcessExit | None) -> bool:
+    """It raised an exception, or ended by a code of its own: so it would in any pod."""
+    return cause is Cause.ERROR or (cause is Cause.OUT_OF_MEMORY and exit is not None and not exit.oom)
 
 
 def exit_rule(state: State, exit: ProcessExit | None) -> ExitAction | None:
@@ -144,7 +151,7 @@ def _consequence(exit: ProcessExit) -> bool:
 def describe(rank: int, exit: ProcessExit, cause: Cause) -> str:
     """One line for people."""
     said = {
-        Cause.OUT_OF_MEMORY: "was killed for want of memory",
+        Cause.OUT_OF_MEMORY: "was killed for want of memory" if exit.oom else f"exited {exit.code}",
         Cause.HANG: "made no progress and was killed",
         Cause.START_TIMEOUT: "made no first step in time and was killed",
         Cause.STORAGE_UNAVAILABLE: "could not read its checkpoint",

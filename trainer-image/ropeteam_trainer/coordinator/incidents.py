@@ -15,7 +15,15 @@ from ropeteam_trainer.contract.config import ExitAction
 from ropeteam_trainer.contract.desired import Incident, ReplaceWish, Stages
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import Cause, Epoch, FailReason
-from ropeteam_trainer.coordinator.evidence import LEFT, LOST, Evidence, collect, exit_rule, fingerprint
+from ropeteam_trainer.coordinator.evidence import (
+    LEFT,
+    LOST,
+    Evidence,
+    collect,
+    exit_rule,
+    fingerprint,
+    is_script,
+)
 from ropeteam_trainer.coordinator.slots import Slots
 from ropeteam_trainer.coordinator.state import Fault, Ledger, Moment, State, crew_of, wanted
 
@@ -127,7 +135,8 @@ def progressed(state: State, fault: Fault) -> bool:
     assert world is not None
     if state.rung >= 1 or world.stepped:
         return world.stepped
-    slow = fault.incident.cause in (Cause.ERROR, Cause.UNKNOWN)
+    cause = fault.incident.cause
+    slow = cause is Cause.UNKNOWN or is_script(cause, fault.incident.exit)
     needed = BELIEVED_SECONDS if slow else BELIEVED_AFTER_SIGNAL_SECONDS
     return world.started_at is not None and fault.at - world.started_at >= needed
 
@@ -165,9 +174,9 @@ def _escalate(state: State, incident: Incident, progress: bool, ledger: Ledger) 
     culprit = (incident.slot, member.incarnation) if member and in_place and not progress else None
     times = ledger.culprit_times + 1 if culprit and culprit == ledger.culprit else int(culprit is not None)
     ledger = replace(ledger, culprit=culprit, culprit_times=times)
-    is_script = incident.cause is Cause.ERROR and ledger.repeats >= 2
+    repeats = is_script(incident.cause, incident.exit) and ledger.repeats >= 2
     is_node = incident.exit is not None and incident.exit.storage == "here"
-    if culprit and (times >= 2 or is_node) and not is_script:
+    if culprit and (times >= 2 or is_node) and not repeats:
         where = f"slot {incident.slot} ended {times} worlds in a row without a new step"
         message = f"{where}; last: {incident.message}"
         wish = ReplaceWish(*culprit, incident.cause, message, avoid_node=True)
