@@ -259,6 +259,34 @@ def test_what_cannot_work_is_refused_with_the_nearest_that_can(spec: dict[str, A
     assert "spec." in result.output
 
 
+@pytest.mark.usefixtures("_forked")
+@pytest.mark.parametrize("ranks", [3, 8])
+def test_heads_that_ranks_cannot_share_are_refused(ranks: int) -> None:
+    recipe = ["python", "-m", "ropeteam_trainer.recipes.char_gpt"]
+    result = planned(None, workers=ranks, command=recipe, **ways(tensor=ranks))
+    assert result.exit_code == 2, result.output
+    why = f"4 heads cannot be shared equally by {ranks} ranks; use 2 or 4"
+    assert f"spec.strategy.parallelism.tensor: {why}" in result.output
+
+
+@pytest.mark.usefixtures("_forked")
+def test_unequal_parts_of_a_layer_are_refused_where_they_are_handed_on() -> None:
+    def split(plan: str) -> Result:
+        script = "from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel\n" + SCRIPT
+        script += WRAP.replace("loss=torch.nn.functional.mse_loss", f"tensor_plan=lambda _: {plan}")
+        return planned(script, workers=3, **ways(tensor=3))
+
+    handed_on = split("{'0': ColwiseParallel(), '2': RowwiseParallel()}")
+    assert handed_on.exit_code == 2, handed_on.output
+    assert "the 16 columns of 0 cannot be shared equally by 3 ranks; use a divisor of 16, 2 for" in (
+        handed_on.output
+    )
+    kept = split("{'0': ColwiseParallel(use_local_output=False), '2': RowwiseParallel()}")
+    assert rows(kept)["mesh"] == "tensor 3"
+    gathered = split("{'0': ColwiseParallel(output_layouts=torch.distributed.tensor.Replicate())}")
+    assert rows(gathered)["mesh"] == "tensor 3"
+
+
 def test_environment_and_arguments_are_the_jobs() -> None:
     script = "import os, sys\nprint(os.environ['WIDTH'], sys.argv[1:], os.environ['WORLD_SIZE'])\n" + SCRIPT
     script += "assert (os.environ['WIDTH'], sys.argv[1:]) == ('8', ['--wide', '8'])\n"

@@ -34,7 +34,7 @@ from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan
 from ropeteam_trainer.contract.local import PHASES, FromRank
-from ropeteam_trainer.contract.strategy import Batch, Strategy, StrategyError, TensorParallel
+from ropeteam_trainer.contract.strategy import Batch, Strategy, StrategyError, TensorSplit
 from ropeteam_trainer.data import batches as loading
 from ropeteam_trainer.data.feed import Feed, Wish
 from ropeteam_trainer.data.plan import DataPlan
@@ -133,7 +133,7 @@ class Job:
         optimizer: Optimizer,
         *,
         loss: Callable[..., torch.Tensor] | None = None,
-        tensor_plan: Callable[[TensorParallel], Mapping[str, Any]] | None = None,
+        tensor_plan: Callable[[TensorSplit], Mapping[str, Any]] | None = None,
     ) -> tuple[Module, Optimizer]:
         """Split the work as spec.strategy says; without it, whole copies whose gradients are averaged.
 

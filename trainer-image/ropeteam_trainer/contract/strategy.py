@@ -95,6 +95,13 @@ class TensorParallel:
 
 
 @dataclass(frozen=True)
+class TensorSplit(TensorParallel):
+    """What a model's tensor_plan() is told: these wishes, and among how many ranks a layer is split."""
+
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
 class Pipelining:
     schedule: Schedule = Schedule.ONE_FORWARD_ONE_BACKWARD
     micro_batches: int | None = None

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import RankPlan, Resume
 from ropeteam_trainer.contract.plan import Answer
-from ropeteam_trainer.contract.strategy import Strategy, StrategyError, TensorParallel
+from ropeteam_trainer.contract.strategy import Strategy, StrategyError, TensorSplit
 from ropeteam_trainer.job import Job
 from ropeteam_trainer.planning import answers
 from ropeteam_trainer.planning.measure import join, measure
@@ -48,7 +48,7 @@ class Rehearsal(Job):
         optimizer: Optimizer,
         *,
         loss: Callable[..., torch.Tensor] | None = None,
-        tensor_plan: Callable[[TensorParallel], Mapping[str, Any]] | None = None,
+        tensor_plan: Callable[[TensorSplit], Mapping[str, Any]] | None = None,
     ) -> NoReturn:
         del os.environ[config.PLAN]  # optimizers may step now
         try:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 import ropeteam_trainer
-from ropeteam_trainer.contract.strategy import TensorParallel
+from ropeteam_trainer.contract.strategy import StrategyError, TensorSplit
 from ropeteam_trainer.recipes import common
 
 CONTEXT, WIDTH, HEADS, LAYERS = 64, 64, 4, 2
@@ -80,8 +80,13 @@ class CharGPT(nn.Sequential):
         blocks = {f"block_{number}": Block() for number in range(LAYERS)}
         super().__init__(OrderedDict(embed=Embed(symbols), **blocks, head=Head(symbols)))
 
-    def tensor_plan(self, _: TensorParallel) -> dict[str, ParallelStyle]:
+    def tensor_plan(self, split: TensorSplit) -> dict[str, ParallelStyle]:
         """Which layers are split how: heads and hidden units by columns, what gathers them by rows."""
+        if HEADS % split.ranks:
+            raise StrategyError(
+                f"strategy.parallelism.tensor: {HEADS} heads cannot be shared equally by {split.ranks} "
+                "ranks; use 2 or 4"
+            )
         columns = {f"block_*.{name}": ColwiseParallel() for name in ("query", "key", "value", "up")}
         rows = {f"block_*.{name}": RowwiseParallel() for name in ("mix", "down")}
         return {**columns, **rows}

@@ -13,16 +13,17 @@ Sources: Shoeybi et al., "Megatron-LM", 2019; Korthikanti et al., "Reducing Acti
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, parallelize_module
 
-from ropeteam_trainer.contract.strategy import StrategyError, TensorParallel
+from ropeteam_trainer.contract.strategy import StrategyError, TensorParallel, TensorSplit
 
 Plan = Mapping[str, ParallelStyle]
-PlanMaker = Callable[[TensorParallel], Plan]
+PlanMaker = Callable[[TensorSplit], Plan]
 
 
 def apply(model: nn.Module, mesh: DeviceMesh, settings: TensorParallel, make: PlanMaker | None) -> None:
@@ -33,4 +34,36 @@ def apply(model: nn.Module, mesh: DeviceMesh, settings: TensorParallel, make: Pl
             "strategy.parallelism.tensor: nobody says how to split this model; give it a method "
             "tensor_plan(settings), or wrap(..., tensor_plan=f), that returns {layer name: ColwiseParallel()}"
         )
-    parallelize_module(model, mesh, dict(chosen(settings)))
+    plan: Plan = chosen(TensorSplit(settings.sequence, settings.loss, mesh.size()))
+    names = {id(layer): name for name, layer in model.named_modules()}
+    parallelize_module(model, mesh, {path: _EqualParts(style, names) for path, style in plan.items()})
+    parallelize_module(model, mesh, dict(plan))
+
+
+@dataclass
+class _EqualParts(ParallelStyle):
+    """Splits nothing. Whoever gets a part as a plain tensor takes all parts to be as large as its own."""
+
+    style: ParallelStyle
+    names: Mapping[int, str]
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        """Raises StrategyError."""
+        style, ranks = self.style, device_mesh.size()
+        if (
+            isinstance(style, ColwiseParallel)
+            and style.use_local_output
+            and style.output_layouts[0].is_shard()
+        ):
+            columns: int = getattr(module, "out_features", getattr(module, "embedding_dim", 0))
+            if columns % ranks:
+                raise StrategyError(
+                    f"strategy.parallelism.tensor: the {columns} columns of {self.names[id(module)]} cannot "
+                    f"be shared equally by {ranks} ranks; use a divisor of {columns}, "
+                    f"{_divisor_below(columns, ranks)} for example"
+                )
+        return module
+
+
+def _divisor_below(number: int, most: int) -> int:
+    return next(each for each in range(most, 0, -1) if number % each == 0)
