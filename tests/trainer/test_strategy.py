@@ -68,7 +68,21 @@ def served(**fields: Any) -> dict[str, Any]:
         (3, {"parallelism": {"tensor": 2}}, "tensor 2 x pipeline 1 does not divide 3 ranks; use 4 ranks"),
         (4, {"parallelism": {"shard": 3}}, "shard 3 makes 3 ranks, but this world has 4; use 6 ranks"),
         (2, {"parallelism": {"replicate": 4}}, "replicate 4 makes 4 ranks, but this world has 2"),
-        (4, {"sync": {"type": "Ring"}, "parallelism": {"shard": 2}}, "sync: Ring keeps whole copies"),
+        (
+            4,
+            {"sync": {"type": "Ring"}, "parallelism": {"shard": 2}},
+            "sync: Ring keeps whole copies in step; use AllReduce with parallelism.shard 2, or leave",
+        ),
+        (
+            4,
+            {"sync": {"type": "Ring"}, "parallelism": {"replicate": 2}},
+            "use AllReduce with parallelism.replicate 2 of 4 ranks, or leave that out",
+        ),
+        (
+            8,
+            {"sync": {"type": "Ring"}, "sharding": "Gradients", "parallelism": {"tensor": 2, "pipeline": 2}},
+            "AllReduce with sharding Gradients and parallelism.tensor 2 and parallelism.pipeline 2, or leave",
+        ),
         (4, {"sync": {"type": "Replicate"}, "sharding": "Parameters"}, "sync: Replicate keeps whole copies"),
         (
             4,
@@ -95,7 +109,11 @@ def served(**fields: Any) -> dict[str, Any]:
         (2, served(backup_workers=2), "backupWorkers 2 leaves none of 2 workers; lower it"),
         (2, served(scale_by_staleness=True), "in mode Synchronous no gradient is stale"),
         (2, {**served(), "precision": "Float16"}, "use BFloat16"),
-        (4, {**served(), "sharding": "Parameters"}, "sync: ParameterServer keeps whole copies"),
+        (
+            4,
+            {**served(), "sharding": "Parameters"},
+            "ParameterServer keeps whole copies in step; use AllReduce with sharding Parameters, or leave",
+        ),
         (2, {"learning_rate": {"scaling": "Linear"}}, "scaling needs baseBatch"),
         (
             2,

@@ -146,7 +146,7 @@ def _of_ways(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
         (
             not averages and (splits_model or shards),
             f"sync: {strategy.sync.type.value} keeps whole copies in step; use AllReduce with "
-            "shard, tensor or pipeline above 1",
+            f"{_splitting(strategy, grid)}, or leave that out",
         ),
         (
             strategy.gradient_compression is not None and (splits_model or shards or not averages),
@@ -175,6 +175,15 @@ def _of_ways(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
             "offload: goes with sharding Gradients or Parameters over two ranks or more",
         ),
     ]
+
+
+def _splitting(strategy: Strategy, grid: Layout) -> str:
+    """What makes ranks hold parts of the model, in the manifest's words."""
+    asked, sharding = strategy.parallelism, strategy.sharding
+    words = [f"sharding {sharding.value}"] if sharding and grid.shard > 1 else []
+    named = {"shard": asked.shard or 1, "tensor": asked.tensor, "pipeline": asked.pipeline}
+    words += [f"parallelism.{name} {number}" for name, number in named.items() if number > 1]
+    return " and ".join(words) or f"parallelism.replicate {asked.replicate} of {grid.world} ranks"
 
 
 def _of_local(local: Local, grid: Layout) -> list[tuple[bool, str]]:
