@@ -110,7 +110,7 @@ def test_every_rule_stands_in_it_once() -> None:
     found = [each for _, node in nodes(crd.job_schema()) for each in _rules(node)]
     messages = [each["message"] for each in found if "message" in each]
     assert sorted(messages) == sorted(rule.message for rule in RULES)
-    assert [each["rule"] for each in found if "messageExpression" in each] == [c.cel for c in CHANGES]
+    assert [each["rule"] for each in found if "messageExpression" in each] == [CHANGES.cel]
 
 
 def _rules(node: dict[str, Any]) -> list[dict[str, str]]:

@@ -70,7 +70,7 @@ BAD: tuple[Any, ...] = (
 
 def messages() -> str:
     rules = [f"{rule.path or '.'}\n    {rule.message}" for rule in RULES]
-    changes = [f"{', '.join(each.field for each in c.fields)}\n    spec.FIELD: {c.advice}" for c in CHANGES]
+    changes = [f"{', '.join(each.field for each in CHANGES.fields)}\n    spec.FIELD: {CHANGES.advice}"]
     shapes = ["\n    ".join([_short(spec), *validate(spec)]) for spec in BAD]
     return "\n".join(["# Rules", *rules, "", "# Changes", *changes, "", "# Shape", *shapes, ""])
 

@@ -44,7 +44,7 @@ def scenarios() -> Iterator[Scenario]:
         for word, example in (("good", rule.good), ("bad", rule.bad)):
             body = job(spec=example) if rule.path else job(example["metadata"]["name"])
             yield scenario(f"rule/{number}-{rule.path or 'job'}/{word}", post(JOBS, body))
-    for change in (change for changes in CHANGES for change in changes.fields):
+    for change in CHANGES.fields:
         yield from _changes(change.field, *change.examples)
 
 

@@ -97,6 +97,21 @@ def test_suspend_saves_and_resume_loses_no_step(cluster: Cluster, name: str, tmp
     assert steps == list(range(1, STEPS + 1)), "none lost, none repeated"
 
 
+def test_a_suspended_job_goes_on_with_more_workers_and_with_fewer(
+    cluster: Cluster, name: str, tmp_path: Path
+):
+    cluster.create(tiny(name, tmp_path, str(STEPS), "0.05", workers=2))
+    for world, workers in ((1, RANKS), (2, 1)):
+        wait_step(tmp_path, 13 * world, epoch_number=world)
+        cluster.patch(name, {"suspend": True})
+        cluster.wait_condition(name, "Suspended")
+        cluster.patch(name, {"workers": workers, "suspend": False})
+    cluster.wait_condition(name, "Complete")
+    assert [line["step"] for line in trace(tmp_path, 0)] == list(range(1, STEPS + 1)), "none lost or repeated"
+    assert samples_by_data_epoch(tmp_path) == [Counter(range(SAMPLES))] * (STEPS * BATCH // SAMPLES)
+    assert 0 < len(trace(tmp_path, 2)) < len(trace(tmp_path, 1)) < STEPS, "three ranks, then one"
+
+
 def test_a_rank_that_hangs_is_found_and_the_gang_goes_on(cluster: Cluster, name: str, tmp_path: Path):
     cluster.create(tiny(name, tmp_path, "40", "0.02", workers=2, recovery={"hangSeconds": 5}))
     wait_step(tmp_path, 12)

@@ -91,7 +91,7 @@ def _ruled(schema: Schema, path: str) -> Schema:
     """`schema` with the rules of its path, and inside spec those of the paths below."""
     rules = [{"rule": rule.cel, "message": rule.message} for rule in RULES if rule.path == path]
     if not path:
-        rules += [{"rule": each.cel, "messageExpression": each.message_cel} for each in CHANGES]
+        rules += [{"rule": CHANGES.cel, "messageExpression": CHANGES.message_cel}]
     elif "properties" in schema:
         below = {name: _ruled(each, f"{path}.{name}") for name, each in schema["properties"].items()}
         schema = {**schema, "properties": below}

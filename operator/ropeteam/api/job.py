@@ -152,7 +152,7 @@ class TrainingJobSpec(ApiModel):
     """A distributed training job: one command, started as a gang on a number of workers."""
 
     workers: int = Field(ge=1, le=MOST_WORKERS)
-    """Pods that train together. Immutable."""
+    """Pods that train together."""
     image: str | None = Field(default=None, min_length=1, max_length=1024)
     """Image of the trainer container. Any with Python 3.10 or newer; nothing of ours needs to be in it."""
     command: tuple[Argument, ...] | None = Field(default=None, min_length=1, max_length=256)

@@ -352,6 +352,7 @@ _RECOVERY_CHANGES: dict[str, tuple[Any, Any]] = {
     "exitCodes": ([], [{"codes": [75], "action": "RetryFree"}]),
 }
 _SHAPE = (
+    Change("workers", (2, 3)),
     Change("image", ("train:1", "train:2")),
     Change("command", (["python", "a.py"], ["python", "b.py"])),
     Change("args", (["--a"], None)),
@@ -371,16 +372,10 @@ _SHAPE = (
     Change("resume", ({"policy": "Latest"}, {"policy": "Never"})),
     *(Change(f"recovery.{name}", values) for name, values in _RECOVERY_CHANGES.items()),
 )
-CHANGES = (
-    Changes(
-        (Change("workers", (2, 3)),), False, "cannot change; delete the job and create it with the new value"
-    ),
-    Changes(
-        _SHAPE,
-        True,
-        "can change only while the job is suspended; set spec.suspend to true, wait for condition Suspended, "
-        "then change it",
-    ),
+CHANGES = Changes(
+    _SHAPE,
+    "can change only while the job is suspended; set spec.suspend to true, wait for condition Suspended, "
+    "then change it",
 )
 """Free to change at any time: suspend, restartedAt, the deadline, the TTL, cleanPodPolicy, the failure
 budget."""

@@ -37,6 +37,7 @@ def validate_name(name: str) -> tuple[str, ...]:
 
 
 def validate_update(old: Spec, new: Spec, suspended: bool) -> tuple[str, ...]:
-    """Which changes are refused. `suspended`: status.state says that no pod is active (CHANGEABLE_STATES)."""
+    """What is refused. `suspended`: status.state says that no pod is active (CHANGEABLE_STATES)."""
     was, is_now = defaulted(spec_schema(), old), defaulted(spec_schema(), new)
-    return tuple(told for changes in CHANGES if (told := changes.refusal(was, is_now, suspended)))
+    told = CHANGES.refusal(was, is_now, suspended)
+    return (told,) if told else ()
