@@ -147,7 +147,11 @@ async def test_the_rest_that_people_try(kubectl: Kubectl):
     assert "v1.32.0" in await kubectl("version")
     assert "local   Ready" in await kubectl("get", "nodes")
     assert "default" in await kubectl("get", "ns")
-    text = await kubectl("create", "configmap", "c", "--from-literal=a=b", "--dry-run=client", "-o", "yaml")
+    made = ("create", "configmap", "c", "--from-literal=a=b")
+    said = await kubectl(*made, fails=True)
+    assert "takes no protobuf" in said
+    assert "add `--dry-run=client -o yaml | kubectl apply -f -`" in said
+    text = await kubectl(*made, "--dry-run=client", "-o", "yaml")
     await kubectl("create", "-f", "-", text=text)
     await kubectl("label", "configmap", "c", "x=y")
     assert "configmap/c" in await kubectl("get", "cm", "-l", "x=y", "-o", "name")

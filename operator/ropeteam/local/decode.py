@@ -35,7 +35,10 @@ def not_allowed() -> ApiError:
 def manifest(resource: Resource, content: str, raw: bytes) -> Object:
     """The object that somebody wants to create, or to put in the place of another."""
     if "protobuf" in content:  # kubectl create configmap, secret, namespace ...
-        text = "the local cluster takes JSON only; use `kubectl apply -f` (or create -f) with a manifest"
+        text = (
+            "the local cluster takes no protobuf, which `kubectl create KIND` sends; write its manifest and "
+            "apply that: add `--dry-run=client -o yaml | kubectl apply -f -`"
+        )
         raise ApiError(415, "UnsupportedMediaType", text)
     if content not in _WRITTEN:
         raise _unknown_format("application/json, application/yaml, application/vnd.kubernetes.protobuf")
