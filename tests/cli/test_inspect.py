@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.builders import a_running_job, seconds, unreachable, written
+from tests.builders import a_running_job, an_incident, reporting, seconds, unreachable, written
 from tests.controller.house import job, operator_of
 from tests.controller.waiting import until_async
 
@@ -17,6 +18,8 @@ from ropeteam.controller.cluster import ApiClient
 from ropeteam.core.decide import decide
 from ropeteam.core.observation import Observation
 from ropeteam.local.cluster import LocalCluster
+from ropeteam_trainer.contract.desired import Stages
+from ropeteam_trainer.contract.world import Cause
 
 
 async def test_explain_replays_a_snapshot(tmp_path: Path) -> None:
@@ -38,8 +41,8 @@ async def test_explain_replays_a_snapshot(tmp_path: Path) -> None:
     text = seen.model_dump_json().encode()
     assert Observation.model_validate_json(text) == seen
     assert seen.secret_age == 0, "read just now: not made again for a pod that waits to mount it"
-    why, *lines = inspect.explain(text, "file")
-    assert why == decide(seen).why
+    _, why, *lines = inspect.explain(text, "file")
+    assert why == f"  decision: {decide(seen).why}"
     assert not [line for line in lines if "create" in line], "everything is there already"
 
 
@@ -50,6 +53,18 @@ async def test_a_snapshot_of_no_job_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadInput, match="no TrainingJob nothing"):
             await inspect.snapshot(client, "default", "nothing")
+
+
+def test_explain_of_a_job_that_runs_says_how_it_is_and_what_was_last() -> None:
+    first, last = an_incident(Cause.HANG), an_incident(Cause.SIGNAL, slot=1, n=2, message="SIGKILL\nstep 6")
+    told = reporting(incidents=(first, replace(last, stages=Stages(first_step=900), steps_lost=3)))
+    seen = a_running_job().after(told, written)
+    assert list(inspect.explain(seen.model_dump_json().encode(), "file"))[:4] == [
+        "mnist: Running - ready 4/4",
+        "  last incident 1.0.2: Signal in slot 1 (rank 1): recovered in 0.9 s, 3 steps lost - SIGKILL",
+        f"  decision: {decide(seen).why}",
+        "  would change nothing",
+    ]
 
 
 def test_explain_says_what_a_person_must_act_on() -> None:

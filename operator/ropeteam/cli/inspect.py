@@ -13,7 +13,8 @@ from ropeteam.api.defaults import Defaults
 from ropeteam.cli.errors import BadInput
 from ropeteam.cli.follow import Follower
 from ropeteam.cli.masking import masked
-from ropeteam.cli.picture import TO_ACT_ON
+from ropeteam.cli.picture import TO_ACT_ON, picture
+from ropeteam.cli.screen import News, plain_line
 from ropeteam.controller.caches import make_caches
 from ropeteam.controller.cluster import ApiClient
 from ropeteam.controller.coordinator import Coordinators
@@ -52,7 +53,9 @@ async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
 
 
 def explain(text: bytes, source: str) -> Iterator[str]:
-    """What the operator would do, and why. Raises BadInput for a file that is no snapshot."""
+    """How the job is, its last incident, what the operator would do, and why. Raises BadInput for a file that
+    is no snapshot.
+    """
     try:
         seen = Observation.model_validate_json(text)
     except ValidationError as error:
@@ -61,12 +64,17 @@ def explain(text: bytes, source: str) -> Iterator[str]:
         raise BadInput(
             f"{source} is no snapshot ({where}: {first['msg']}); make one: ropeteam snapshot JOB"
         ) from None
+    shown = picture(seen.metadata.name, seen.status, seen.report, seen.now)
+    yield plain_line(shown, "")
+    yield from (f"  last {line}" for line in News().of(shown)[-1:])
     decision = decide(seen)
-    yield decision.why
+    yield f"  decision: {decision.why}"
     if decision.status != seen.status:
         yield f"  would save state {decision.status.state}"
     yield from (f"  would announce {each.reason}: {each.message}" for each in decision.announcements)
     yield from (f"  would {action}" for action in decision.actions)
+    if decision.status == seen.status and not decision.actions:
+        yield "  would change nothing"
     if decision.look_again_seconds is not None:
         yield f"  would look again within {decision.look_again_seconds:.1f} s"
     for kind in TO_ACT_ON:

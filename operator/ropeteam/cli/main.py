@@ -194,7 +194,10 @@ def snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> N
 @cli.command()
 @click.argument("snapshot", type=click.File("rb"))
 def explain(snapshot: IO[bytes]) -> None:
-    """Say what the operator would do about a saved snapshot, and why. Touches nothing."""
+    """Say of a snapshot how the job is, and what the operator would do.
+
+    Touches nothing. Of a job as it is now: `ropeteam snapshot JOB | ropeteam explain -`.
+    """
     from ropeteam.cli import inspect
 
     for line in inspect.explain(snapshot.read(), snapshot.name):
