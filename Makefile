@@ -43,7 +43,7 @@ fuzz: $(VENV)/bin/ropeteam  ## throw generated input at every reader: make fuzz 
 seeded: $(VENV)/bin/ropeteam  ## apply each seeded bug in turn; the tests must catch every one
 	$(PYTHON) tools/seeded.py
 
-crds: $(VENV)/bin/ropeteam  ## write crds/ from operator/ropeteam/api
+crds: $(VENV)/bin/ropeteam  ## write crds/ and the schema for editors, from operator/ropeteam/api
 	$(PYTHON) -m ropeteam.api.crd
 	$(PYTHON) -m tools.values
 

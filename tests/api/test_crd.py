@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel
 from tests.api.test_columns import a_status
 
-from ropeteam.api import crd
+from ropeteam.api import crd, editor
 from ropeteam.api.columns import with_columns
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.rulebook import CHANGES, RULES
@@ -29,18 +29,22 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
             yield from nodes(schema[inner], f"{path}[]")
 
 
-def test_crds_holds_what_the_models_say(capsys: pytest.CaptureFixture[str]) -> None:
-    assert crd.main(["--check"], ROOT / crd.FILE) == 0, capsys.readouterr().out
+def test_the_repository_holds_what_the_models_say(capsys: pytest.CaptureFixture[str]) -> None:
+    assert crd.main(["--check"], ROOT) == 0, capsys.readouterr().out
 
 
-def test_drift_is_told_and_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "crd.yaml"
-    assert crd.main(["--check"], file) == 1
-    assert "run `make crds`" in capsys.readouterr().out
-    assert crd.main([], file) == 0
-    assert crd.main(["--check"], file) == 0
+@pytest.mark.parametrize("drifted", [crd.FILE, editor.FILE])
+def test_drift_is_told_and_mended(drifted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / drifted
+    for each in (crd.FILE, editor.FILE):
+        (tmp_path / each).parent.mkdir()
+    assert crd.main(["--check"], tmp_path) == 1
+    assert crd.main([], tmp_path) == 0
+    assert crd.main(["--check"], tmp_path) == 0
+    capsys.readouterr()
     file.write_text(file.read_text() + "# changed\n")
-    assert crd.main(["--check"], file) == 1
+    assert crd.main(["--check"], tmp_path) == 1
+    assert f"{file} differs from the models; run `make crds`" in capsys.readouterr().out
 
 
 def test_it_is_small_enough_for_plain_kubectl_apply() -> None:

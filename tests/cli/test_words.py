@@ -127,6 +127,11 @@ def test_the_definition_is_the_one_in_the_repository() -> None:
     assert ropeteam("crd").output == file.read_text()
 
 
+def test_the_schema_for_editors_is_the_one_in_the_repository() -> None:
+    file = Path(__file__).parents[2] / "docs" / "trainingjob.schema.json"
+    assert ropeteam("schema").output == file.read_text()
+
+
 def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match="cannot read"):

@@ -1,7 +1,7 @@
 """The CustomResourceDefinition, made from the models and the rulebook.
 
-    python -m ropeteam.api.crd            write crds/
-    python -m ropeteam.api.crd --check    say whether crds/ is what the models say; exit status 1 if not
+    python -m ropeteam.api.crd            write crds/, and the schema for editors beside docs/api.md
+    python -m ropeteam.api.crd --check    say whether they are what the models say; exit status 1 if not
 
 Small enough (200 KiB) for plain `kubectl apply`, which keeps a copy of it in an annotation.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from ropeteam.api import editor
 from ropeteam.api.job import GROUP, KIND, PLURAL, VERSION, TrainingJob
 from ropeteam.api.rulebook import CHANGES, RULES
 from ropeteam.api.rules import spec_schema
@@ -109,16 +110,19 @@ class _NoAliases(yaml.SafeDumper):
         return True
 
 
-def main(arguments: list[str], file: Path) -> int:
-    text = to_yaml()
+def main(arguments: list[str], root: Path) -> int:
+    texts = {root / FILE: to_yaml(), root / editor.FILE: editor.to_json()}
     if "--check" not in arguments:
-        file.write_text(text)
-        print(f"wrote {file}: {len(text.encode())} bytes")
+        for file, text in texts.items():
+            file.write_text(text)
+            print(f"wrote {file}: {len(text.encode())} bytes")
         return 0
-    same = file.exists() and file.read_text() == text
-    print(f"{file} is what the models say" if same else f"{file} differs from the models; run `make crds`")
-    return 0 if same else 1
+    drifted = [file for file, text in texts.items() if not (file.exists() and file.read_text() == text)]
+    for file in texts:
+        differs = "differs from the models; run `make crds`"
+        print(f"{file} {differs if file in drifted else 'is what the models say'}")
+    return 1 if drifted else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], FILE))
+    sys.exit(main(sys.argv[1:], Path()))

@@ -1,1 +1,1 @@
-"""The command line: `ropeteam run | up | watch | snapshot | explain | validate | crd`."""
+"""The command line: `ropeteam run | up | watch | snapshot | explain | validate | crd | schema`."""

@@ -266,3 +266,11 @@ def crd() -> None:
     from ropeteam.api.crd import to_yaml
 
     click.echo(to_yaml(), nl=False)
+
+
+@cli.command()
+def schema() -> None:
+    """Print the JSON Schema of a manifest, for editors."""
+    from ropeteam.api import editor
+
+    click.echo(editor.to_json(), nl=False)

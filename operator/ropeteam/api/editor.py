@@ -1,0 +1,69 @@
+"""The JSON Schema of a TrainingJob, by which editors complete, explain and check a manifest.
+
+Of the same models as the definition, in the words of draft 7; and stricter: a server prunes a field that it
+does not know, an editor marks it. Limits: rules over several fields are those of `ropeteam validate`, and the
+pod template is open.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ropeteam.api.job import API_VERSION, KIND, TrainingJob
+from ropeteam.api.rulebook import MAX_NAME, NAME
+from ropeteam.api.rules import spec_schema
+from ropeteam.api.schema import INT_OR_STRING, OPEN, Schema
+
+FILE = Path("docs") / "trainingjob.schema.json"
+"""Not in crds/: `kubectl apply -f crds/` takes every .json there for an object."""
+
+_WORDS = {"type": "object", "additionalProperties": {"type": "string"}}
+_METADATA = {
+    "description": "As of any object of Kubernetes.",
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": {"description": "Of the job.", "type": "string", "maxLength": MAX_NAME, "pattern": NAME},
+        "namespace": {"description": "Where it runs.", "type": "string"},
+        "labels": {"description": "To select it by.", **_WORDS},
+        "annotations": {"description": "For people and tools.", **_WORDS},
+    },
+}
+
+
+def editor_schema() -> Schema:
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": KIND,
+        "description": TrainingJob.__doc__,
+        "type": "object",
+        "required": ["apiVersion", "kind", "metadata", "spec"],
+        "properties": {
+            "apiVersion": {"description": "Group and version.", "const": API_VERSION},
+            "kind": {"description": "What it is.", "const": KIND},
+            "metadata": _METADATA,
+            "spec": _closed(spec_schema()),
+            "status": {"description": "What the operator says of the job.", "type": "object"},
+        },
+        "additionalProperties": False,
+    }
+
+
+def _closed(schema: Schema) -> Schema:
+    """Without words of Kubernetes alone. Fields that are not named are refused, unless the object is open."""
+    plain = {word: each for word, each in schema.items() if not word.startswith("x-kubernetes-")}
+    if INT_OR_STRING in schema:
+        plain["type"] = ["integer", "string"]
+    for inner in ("items", "additionalProperties"):
+        if inner in schema:
+            plain[inner] = _closed(schema[inner])
+    if "properties" in schema:
+        plain["properties"] = {name: _closed(each) for name, each in schema["properties"].items()}
+        if OPEN not in schema:
+            plain["additionalProperties"] = False
+    return plain
+
+
+def to_json() -> str:
+    return json.dumps(editor_schema(), indent=2) + "\n"
