@@ -20,6 +20,15 @@ _KUBECONFIG = click.option(
     help="Which cluster.  [default: $KUBECONFIG, the local cluster, or ~/.kube/config]",
 )
 _NAMESPACE = click.option("-n", "--namespace", default="default", show_default=True, help="Of the job.")
+
+
+def _jobs(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+    from ropeteam.cli import complete
+
+    return complete.jobs(context, begun)
+
+
+_JOB = click.argument("job", shell_complete=_jobs)
 _MANIFEST = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
@@ -74,7 +83,7 @@ def submit(folder: Path, manifest: Path, kubeconfig: Path | None, home: Path) ->
 
 
 @cli.command("logs")
-@click.argument("job")
+@_JOB
 @click.option("--rank", "ranks", default="all", show_default=True, metavar="RANK|all", help="Whose.")
 @click.option(
     "--attempt", type=click.IntRange(min=1), help="Of which start of all pods.  [default: the newest]"
@@ -138,7 +147,7 @@ def up(home: Path) -> None:
 
 
 @cli.command()
-@click.argument("job")
+@_JOB
 @_NAMESPACE
 @_KUBECONFIG
 @_HOME
@@ -171,7 +180,7 @@ def watch(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None
 
 
 @cli.command()
-@click.argument("job")
+@_JOB
 @_NAMESPACE
 @_KUBECONFIG
 @_HOME

@@ -1,0 +1,78 @@
+"""What a person types: a real bash completes it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from tests.cli import test_commands
+from tests.cli.test_commands import manifest
+
+from ropeteam.cli import documents
+from ropeteam.cli.connect import connected
+
+home, up = test_commands.home, test_commands.up
+ROOT = Path(__file__).parents[2]
+PROJECT = ROOT / "pyproject.toml"
+GUIDE = ROOT / "docs" / "install.md"
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """On PATH, what an installer makes of [project.scripts]."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, value in tomllib.loads(PROJECT.read_text())["project"]["scripts"].items():
+        point = EntryPoint(name, value, "console_scripts")
+        script = folder / name
+        start = f"import sys\nfrom {point.module} import {point.attr}\nsys.exit({point.attr}())\n"
+        script.write_text(f"#!{sys.executable}\n{start}")
+        script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def completed(*words: str) -> list[str]:
+    """What bash offers when TAB is pressed behind the last word, set up as our guide says."""
+    [line] = re.findall(r"^\| bash .*?`(.*?)`", GUIDE.read_text(), re.MULTILINE)
+    script = (
+        f"{line}\n"
+        'COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))\n'
+        'complete -p "$1" >/dev/null && _ropeteam_completion "$1" && printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    command = ["bash", "-c", script, "bash", "ropeteam", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.usefixtures("programs")
+def test_bash_completes_commands_and_options() -> None:
+    assert completed("r") == ["run"]
+    assert {"watch", "logs", "explain"} <= set(completed(""))
+    assert completed("logs", "--fo") == ["--follow"]
+
+
+@pytest.mark.usefixtures("programs", "up")
+def test_bash_completes_names_of_jobs(tmp_path: Path, home: Path) -> None:
+    read = documents.read(manifest(tmp_path, "import time; time.sleep(3600)", suspend=True))
+
+    async def apply() -> None:
+        async with connected(home / "kubeconfig") as client:
+            await documents.apply(client, read, tmp_path)
+
+    asyncio.run(apply())
+    for command in ("watch", "logs", "snapshot"):
+        assert completed(command, "--home", str(home), "j") == ["job"]
+        assert completed(command, "--home", str(home), "x") == []
+        assert completed(command, "--home", str(home), "-n", "other", "") == []
+
+
+@pytest.mark.usefixtures("programs")
+def test_no_cluster_completes_nothing_and_says_nothing(tmp_path: Path) -> None:
+    assert completed("watch", "--kubeconfig", str(tmp_path / "nowhere"), "") == []
