@@ -1,10 +1,11 @@
-"""What a person types: a real bash completes it."""
+"""What a person types: a real bash completes it, and a real kubectl finds the plug-in."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -76,3 +77,12 @@ def test_bash_completes_names_of_jobs(tmp_path: Path, home: Path) -> None:
 @pytest.mark.usefixtures("programs")
 def test_no_cluster_completes_nothing_and_says_nothing(tmp_path: Path) -> None:
     assert completed("watch", "--kubeconfig", str(tmp_path / "nowhere"), "") == []
+
+
+@pytest.mark.usefixtures("programs")
+def test_kubectl_finds_the_plug_in() -> None:
+    kubectl = os.environ.get("KUBECTL") or shutil.which("kubectl")
+    if not kubectl:
+        pytest.fail("no kubectl: install one, or say where it is in KUBECTL")
+    said = subprocess.run([kubectl, "ropeteam", "--help"], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("Usage: kubectl ropeteam [OPTIONS] COMMAND")

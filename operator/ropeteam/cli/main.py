@@ -283,3 +283,8 @@ def schema() -> None:
     from ropeteam.api import editor
 
     click.echo(editor.to_json(), nl=False)
+
+
+def kubectl_plugin() -> None:
+    """`kubectl ropeteam`: kubectl runs the program `kubectl-ropeteam` that it finds on PATH."""
+    cli(prog_name="kubectl ropeteam")
