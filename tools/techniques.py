@@ -1,11 +1,11 @@
-"""The plans in docs/techniques, as `ropeteam plan` prints them, and the figures, as in benchmarks/results.
+"""The pages of docs/techniques: manifests from examples/techniques, plans, and figures of benchmarks/results.
 
 python -m tools.techniques            write them into the pages
 python -m tools.techniques --check    say which pages are old; exit status 1 if any
 
-A page has one manifest and may have one plan of it. Each takes a few seconds: the manifest's script is run
-up to job.wrap(). Limit: what a plan counts may change with the version of torch. The paragraph `Figure:`
-names the rows whose figures follow it, as in `techniques.gpipe.*`.
+A page shows the manifest of its name, and may have one plan of it. Each takes a few seconds: the manifest's
+script is run up to job.wrap(). Limit: what a plan counts may change with the version of torch. The paragraph
+`Figure:` names the rows whose figures follow it, as in `techniques.gpipe.*`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from ropeteam.cli.rehearse import rehearse
 
 _ROOT = Path(__file__).resolve().parent.parent
 FOLDER = _ROOT / "docs" / "techniques"
+EXAMPLES = _ROOT / "examples" / "techniques"
 RESULTS = _ROOT / "benchmarks" / "results"
 _MANIFEST = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_MODELINE = "# yaml-language-server:"
 _PLAN = re.compile(r"(?<=^`ropeteam plan` says:\n\n```text\n)(.*?)(?=^```$)", re.MULTILINE | re.DOTALL)
 
 _FIGURE = re.compile(r"^\*\*Figure:\*\* .*$", re.MULTILINE)
@@ -48,6 +50,13 @@ def pages() -> list[Path]:
 
 def manifests(page: str) -> list[dict[str, Any]]:
     return [yaml.safe_load(block) for block in _MANIFEST.findall(page)]
+
+
+def with_manifest(page: str, file: Path) -> str:
+    """The page with its manifest as it is in the file, but for what only an editor reads."""
+    lines = file.read_text().splitlines(keepends=True)
+    text = "".join(line for line in lines if not line.startswith(_MODELINE))
+    return _MANIFEST.sub(lambda _: f"```yaml\n{text}```", page)
 
 
 def has_plan(page: str) -> bool:
@@ -130,7 +139,7 @@ def main(arguments: list[str]) -> int:
     old = 0
     for path in pages():
         text = path.read_text()
-        new = measured(planned(text))
+        new = measured(planned(with_manifest(text, EXAMPLES / f"{path.stem}.yaml")))
         if new == text:
             continue
         old += 1

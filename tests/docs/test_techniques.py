@@ -20,6 +20,17 @@ EACH = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 
 
 @EACH
+def test_the_manifest_is_that_of_the_file(page: Path):
+    text, file = page.read_text(), techniques.EXAMPLES / f"{page.stem}.yaml"
+    assert techniques.with_manifest(text, file) == text, "run `python -m tools.techniques`"
+    assert f"`ropeteam run {file.relative_to(FOLDER.parents[1])}`" in text
+
+
+def test_every_file_has_a_page():
+    assert [file.stem for file in sorted(techniques.EXAMPLES.iterdir())] == [page.stem for page in PAGES]
+
+
+@EACH
 def test_the_manifest_is_whole_and_valid(page: Path):
     [manifest] = techniques.manifests(page.read_text())
     assert set(manifest) == {"apiVersion", "kind", "metadata", "spec"}
