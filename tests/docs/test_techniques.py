@@ -8,11 +8,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.forked import Forked, prepare
+from tests.trainer.ranks import Crew, FakeAgent
 from tools import techniques
 
+from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.rules import validate
-from ropeteam.api.strategy import Strategy
+from ropeteam.api.strategy import Strategy, of_contract
+from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.recipes import char_gpt
 
 FOLDER = techniques.FOLDER
 PAGES = techniques.pages()
@@ -36,6 +41,22 @@ def test_the_manifest_is_whole_and_valid(page: Path):
     assert set(manifest) == {"apiVersion", "kind", "metadata", "spec"}
     assert manifest["metadata"] == {"name": page.stem}
     assert validate(manifest["spec"]) == ()
+
+
+@pytest.mark.parametrize("name", ["pipeline", "hybrid"])
+def test_a_pipeline_takes_every_batch_of_the_recipe(name: str, tmp_path: Path):
+    """The last one of an epoch and those of the evaluation too, which are smaller: 281 and 31 windows."""
+    manifest = yaml.safe_load((techniques.EXAMPLES / f"{name}.yaml").read_text())
+    spec = TrainingJobSpec.model_validate(manifest["spec"])
+    assert spec.strategy
+    (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog " * 455)
+    agent = FakeAgent(tmp_path, spec.workers, None, Epoch(1, 0, 1))
+    options = ["--text", str(tmp_path / "text"), "--epochs", "1"]
+    ended = Crew(tmp_path / "crew", spec.workers).run(
+        char_gpt.__file__, *options, agent=agent, strategy=of_contract(spec.strategy)
+    )
+    agent.close()
+    assert ended.codes == [0] * spec.workers, ended.output
 
 
 @pytest.mark.timeout(330)
