@@ -4,8 +4,8 @@ python -m tools.techniques            write them into the pages
 python -m tools.techniques --check    say which pages are old; exit status 1 if any
 
 A page shows the manifest of its name, and may have one plan of it. Each takes a few seconds: the manifest's
-script is run up to job.wrap(). Limit: what a plan counts may change with the version of torch. The paragraph
-`Figure:` names the rows whose figures follow it, as in `techniques.gpipe.*`.
+script is run up to job.wrap(). Limit: what a plan counts may change with the version of torch. A comment in
+front of the figures, which no reader sees, names their rows: <!-- rows: techniques.gpipe.*; pipelines.* -->
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MANIFEST = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _MODELINE = "# yaml-language-server:"
 _PLAN = re.compile(r"(?<=^`ropeteam plan` says:\n\n```text\n)(.*?)(?=^```$)", re.MULTILINE | re.DOTALL)
 
-_FIGURE = re.compile(r"^\*\*Figure:\*\* .*$", re.MULTILINE)
+_ROWS = re.compile(r"^<!-- rows: (.*) -->$", re.MULTILINE)
 _FIGURES = re.compile(r"(?<=\n\n```text\n)(.*?)(?=^```$)", re.MULTILINE | re.DOTALL)
 _COLUMNS = {
     "steps_per_second": ("steps/s", "{:.1f}"),
@@ -42,6 +42,17 @@ _COLUMNS = {
     "loss": ("loss", "{:.3f}"),
 }
 """Of the comparison of all techniques."""
+_TITLES = {
+    r"memory\.zero(\d)\.w(\d)\.held": r"ZeRO-\1, \2 ranks: held, of the part that it should hold",
+    r"memory\.recompute_(\w+)\.peak": r"memory at the peak, \1",
+    r"pipelines\.(\w+)\.p(\d)\.(\w+)\.share": r"\1, \2 ranks, \3",
+    r"wrap_overhead\.wrap\.ratio": "step time of wrap() / by hand",
+    r"wrap_overhead\.again\.ratio": "step time by hand again / by hand",
+    r"large_batch\.small_batch\.accuracy": "accuracy, batch 16",
+    r"large_batch\.large_batch_scaled\.accuracy": "accuracy, batch 256, 16 times the rate",
+    r"large_batch\.large_batch_unscaled\.accuracy": "accuracy, batch 256, the same rate",
+}
+"""Of rows whose names are no words of a reader."""
 
 
 def pages() -> list[Path]:
@@ -75,7 +86,8 @@ def planned(page: str) -> str:
 
 def named_rows(page: str) -> list[str]:
     """Patterns of the rows that the page names for its figures."""
-    return re.findall(r"`([^`]+)`", _split(page)[1])
+    found = _ROWS.search(page)
+    return found[1].split("; ") if found else []
 
 
 def measured(page: str) -> str:
@@ -83,16 +95,10 @@ def measured(page: str) -> str:
     if not (patterns := named_rows(page)):
         return page
     found = [row for pattern in patterns for row in rows() if fnmatchcase(row["id"], pattern)]
-    lines = "".join(f"{line}\n" for line in (*_compared(found), *_plain(found)))
-    before, paragraph, after = _split(page)
-    return before + paragraph + _FIGURES.sub(lambda _: lines, after, count=1)
-
-
-def _split(page: str) -> tuple[str, str, str]:
-    """Before the paragraph with the figure, itself, and after it."""
-    [paragraph] = _FIGURE.findall(page)
-    before, after = _FIGURE.split(page)
-    return before, paragraph, after
+    tables = [table for table in (_compared(found), _plain(found)) if table]
+    lines = "\n".join("".join(f"{line}\n" for line in table) for table in tables)
+    before, names, after = _ROWS.split(page)
+    return f"{before}<!-- rows: {names} -->" + _FIGURES.sub(lambda _: lines, after, count=1)
 
 
 def rows() -> list[dict[str, Any]]:
@@ -128,11 +134,26 @@ def _compared(found: list[dict[str, Any]]) -> list[str]:
 
 
 def _plain(found: list[dict[str, Any]]) -> list[str]:
-    return [
-        f"{row['id']}: {row['value']:g} {row['unit']}".rstrip() + f" (n={row['n']}, worst {row['worst']:g})"
+    """A line for each row of another benchmark."""
+    lines = [
+        (_title(row["id"]), f"{row['value']:g} {row['unit']}".rstrip(), f"{row['worst']:g}", str(row["n"]))
         for row in found
         if not row["id"].startswith("techniques.")
     ]
+    if not lines:
+        return []
+    width = max(len(title) for title, *_ in lines)
+    return [
+        f"{title:{width}}  {value:>10}  {worst:>7}  {n:>4}"
+        for title, value, worst, n in [("", "median", "worst", "of"), *lines]
+    ]
+
+
+def _title(row: str) -> str:
+    for pattern, title in _TITLES.items():
+        if found := re.fullmatch(pattern, row):
+            return found.expand(title)
+    return row
 
 
 def main(arguments: list[str]) -> int:
