@@ -8,6 +8,7 @@ import signal
 import pytest
 from tests.agent.harness import a_plan, exit_of, rank
 
+from ropeteam_trainer.agent.children import STACKS_SIGNAL
 from ropeteam_trainer.checkpoint.manifest import MANIFEST
 from ropeteam_trainer.contract import seals
 from ropeteam_trainer.contract.config import CheckpointConfig, Timeouts
@@ -77,6 +78,34 @@ async def test_a_stopped_rank_is_killed_as_hung(make_pod, coordinator):
     exit = exit_of(await coordinator.wait_for(lambda r: r.stopped))
     assert (exit.signal, exit.hung, exit.killed) == (9, True, False)
     assert exit.message.startswith("no step for 1 s after step ")
+
+
+HANGS = """
+import subprocess, sys
+command = "import time\\nprint('child', flush=True)\\ntime.sleep(1000)"
+child = subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE)
+child.stdout.readline()
+def load(): time.sleep(1000)
+"""
+
+
+async def test_a_rank_that_hangs_shows_all_its_stacks_and_those_of_its_processes(make_pod, coordinator):
+    pod = make_pod(timeouts=Timeouts(lost=2, hang=5))
+    await started(pod, coordinator, f"{HANGS}beat(1)\nload()\n")
+    exit = exit_of(await coordinator.wait_for(lambda r: r.stopped))
+    assert exit.message.endswith("(recovery.hangSeconds), in x.py:29 (load)")
+    assert exit.last_lines[-1].endswith('rank.py", line 4 in <module>'), "the rank's own"
+    await pod.printed('[rank 0]   File "<string>", line 3 in <module>')
+    assert " in listen\n" in pod.text(), "another thread"
+
+
+async def test_a_rank_that_does_not_catch_the_signal_is_not_asked(make_pod, coordinator):
+    pod = make_pod(timeouts=Timeouts(lost=2, hang=2))
+    script = f"import signal\nsignal.signal({STACKS_SIGNAL}, signal.SIG_DFL)\nbeat(1)\ntime.sleep(1000)\n"
+    await started(pod, coordinator, script)
+    exit = exit_of(await coordinator.wait_for(lambda r: r.stopped))
+    assert (exit.signal, exit.hung) == (9, True)
+    assert exit.message.endswith("(recovery.hangSeconds)")
 
 
 async def test_a_rank_that_evaluates_is_not_hung(make_pod, coordinator):

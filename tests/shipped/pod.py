@@ -22,12 +22,13 @@ from ropeteam_trainer.agent.state import (
     RankExited,
     RankSaid,
     RanksStarted,
+    StackShown,
     StoreDown,
     StoreUp,
 )
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import FromRank, ToRank
-from ropeteam_trainer.contract.messages import StoreOffer
+from ropeteam_trainer.contract.messages import Standstill, StoreOffer
 from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
 from ropeteam_trainer.data.plan import Position
 
@@ -107,6 +108,10 @@ class SimPod:
     def terminate(self, epoch: Epoch, numbers: Iterable[int]) -> None:
         for number in numbers:
             self._signal(epoch, number, 15)
+
+    def show_stacks(self, epoch: Epoch, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._post(StackShown(epoch, number, Standstill()))
 
     def tell(self, epoch: Epoch, number: int, message: ToRank) -> None:
         rank = self.alive.get(number)

@@ -24,7 +24,7 @@ from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.fence import renew_seconds
 from ropeteam_trainer.contract.local import FromRank
-from ropeteam_trainer.contract.messages import AgentReport, Grant, Orders, StoreOffer
+from ropeteam_trainer.contract.messages import AgentReport, Grant, Orders, Standstill, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
 from ropeteam_trainer.launchers import Launch, Run
 
@@ -164,6 +164,9 @@ class Agent:
             case effects.TerminateRanks(epoch, ranks):
                 for number in ranks:
                     self._signal(epoch, number, 15)
+            case effects.ShowStacks(epoch, ranks):
+                for number in ranks:
+                    self.see(state.StackShown(epoch, number, Standstill()))
             case effects.TellRank(epoch, number, message):
                 if (rank := self.ranks.get(number)) and rank.plan.epoch == epoch:
                     rank.tell(message)

@@ -1,4 +1,5 @@
-"""What every Python process of a rank tells the agent: the process groups it forms, and why it fails.
+"""What every Python process of a rank tells the agent: the process groups it forms, why it fails, and, when
+it is asked by a signal, the stacks of all of its threads.
 
 The agent puts this file into a folder of its own as `sitecustomize.py`, first on PYTHONPATH, so it is read by
 whatever a rank or a launcher starts; rankmain.py and the zygote call `install` themselves. Order: the hooks
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     Hook = Callable[[Any], None]
 
 _TELL_SECONDS = 5
+STACKS_SIGNAL = 58
+"""SIGRTMAX - 6. Who uses real-time signals counts from the first on (gRPC: the third) or takes the last."""
 _MARK = "_ropeteam_children"
 """On `sys`: the hooks of this process are in place, whichever copy of this file did it."""
 
@@ -34,6 +37,7 @@ def install() -> None:
     if hasattr(sys, _MARK):
         return
     setattr(sys, _MARK, {})
+    _show_stacks_when_asked()
     hook_into(_HOOKS)
 
 
@@ -83,6 +87,21 @@ def _attempt(hook: Hook, module: ModuleType) -> None:
         hook(module)
     except Exception as error:
         print(f"ropeteam: no hook in {module.__name__}: {error!r}. The script goes on.", file=sys.stderr)
+
+
+# ---- stacks
+
+
+def _show_stacks_when_asked() -> None:
+    """To stderr, by C code: the interpreter itself may hang. A script that wants the signal takes it."""
+    try:
+        import _signal  # type: ignore[import-not-found]  # `signal` costs an enum
+        import faulthandler
+
+        if _signal.getsignal(STACKS_SIGNAL) == _signal.SIG_DFL:
+            faulthandler.register(STACKS_SIGNAL, file=2)
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        print(f"ropeteam: no stacks of this process when it hangs: {error!r}", file=sys.stderr)
 
 
 # ---- process groups

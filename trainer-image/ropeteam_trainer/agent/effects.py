@@ -48,6 +48,14 @@ class TerminateRanks:
 
 
 @dataclass(frozen=True)
+class ShowStacks:
+    """Have these ranks write where all of their threads stand; each answers with StackShown."""
+
+    epoch: Epoch
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class TellRank:
     epoch: Epoch
     rank: int
@@ -98,6 +106,7 @@ Effect = (
     | StartRanks
     | KillRanks
     | TerminateRanks
+    | ShowStacks
     | TellRank
     | HostStore
     | CloseStore

@@ -25,6 +25,7 @@ from ropeteam_trainer.agent.state import (
     RankUnburied,
     RunClaimed,
     RunSuperseded,
+    StackShown,
     State,
     StoreDown,
     StoreUp,
@@ -113,7 +114,8 @@ def _ordered(state: State, orders: Orders, age: float) -> Stepped:
 
 
 def _about_ranks(
-    state: State, event: RanksStarted | RankDying | RankExited | RankUnburied | RankSaid | BeatsRead
+    state: State,
+    event: RanksStarted | RankDying | RankExited | RankUnburied | RankSaid | StackShown | BeatsRead,
 ) -> State:
     world = state.world
     if world is None or event.epoch != world.born:
@@ -125,6 +127,12 @@ def _about_ranks(
         case BeatsRead(_, beats):
             ranks = tuple(
                 hang.with_beat(rank, beats[rank.rank]) if rank.rank in beats else rank for rank in world.ranks
+            )
+            return replace(state, world=replace(world, ranks=ranks))
+        case StackShown(_, number, stands):
+            ranks = tuple(
+                replace(rank, stands=stands) if rank.rank == number and rank.asked else rank
+                for rank in world.ranks
             )
             return replace(state, world=replace(world, ranks=ranks))
         case RankDying(_, number, exit):

@@ -27,6 +27,7 @@ from ropeteam_trainer.agent.effects import (
     HostStore,
     KillRanks,
     Prune,
+    ShowStacks,
     StartRanks,
     TellRank,
     TerminateRanks,
@@ -110,8 +111,11 @@ def _judge(state: State) -> Stepped:
         if why := _verdict(state, rank, loss):
             world = world.with_rank(replace(rank, killed_for=why))
             stuck.append(rank.rank)
-    effects = (KillRanks(world.born, tuple(stuck)),) if stuck else ()
-    return replace(state, world=world), effects
+    if stuck:
+        return replace(state, world=world), (KillRanks(world.born, tuple(stuck)),)
+    asked = hang.asked(world, state.config.timeouts, state.rung, state.now)
+    effects = (ShowStacks(world.born, world.alive),) if asked is not world else ()
+    return replace(state, world=asked), effects
 
 
 def _have_met(world: World) -> bool:
@@ -123,8 +127,7 @@ def _verdict(state: State, rank: RankState, loss: ProcessExit | None) -> Process
     """Why this rank makes no progress, or will not: torch tries for half an hour to reach a store."""
     if loss and rank.started_at is not None and not rank.exit and not rank.killed_for:
         return loss
-    uses_library = rank.has_library or state.rung >= 1
-    return hang.verdict(rank, state.config.timeouts, uses_library, state.now)
+    return hang.verdict(rank, state.config.timeouts, state.rung, state.now)
 
 
 def _terminate(state: State) -> Stepped:

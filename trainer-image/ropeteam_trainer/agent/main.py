@@ -34,6 +34,7 @@ from ropeteam_trainer.agent.effects import (
     HostStore,
     KillRanks,
     Prune,
+    ShowStacks,
     StartRanks,
     TellRank,
     TerminateRanks,
@@ -177,6 +178,8 @@ class Agent:
             case KillRanks(epoch, ranks):
                 self._pod.ranks.kill(epoch, ranks)  # what has started: a start can take a minute
                 self._orders.put_nowait(effect)
+            case ShowStacks(epoch, ranks):
+                self._pod.ranks.show_stacks(epoch, ranks)
             case HostStore(epoch):
                 self._pod.stores.host(epoch)
             case CloseStore(epoch):

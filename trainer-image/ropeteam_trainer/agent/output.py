@@ -18,6 +18,8 @@ from ropeteam_trainer.lines import STDOUT, Lines
 
 LAST_LINES = 20
 LAST_BYTES = 4096
+MOST_NOTED = 10_000
+"""The stacks of a process have so many lines at most: of 100 threads, 100 frames of each."""
 _LONGEST_LINE = 1 << 16
 _READS_AT_END = 256
 """Of what a dead rank left in its pipe. Only somebody who still writes there could leave more."""
@@ -35,6 +37,8 @@ class Output:
         self._bar_at = float("-inf")
         """When a line of a progress bar was forwarded last."""
         self._last: deque[bytes] = deque(maxlen=LAST_LINES)
+        self._noted: list[bytes] | None = None
+        self._aside = False
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
         os.set_blocking(fd, False)
@@ -49,6 +53,14 @@ class Output:
         if self._partial:
             self._forward([_shown(self._partial)])
         os.close(self._fd)
+
+    def note(self, wanted: bool, aside: bool = False) -> None:
+        """Whether lines are kept for `noted`, from now on. `aside`: they are not among the last."""
+        self._noted, self._aside = [] if wanted else None, aside
+
+    @property
+    def noted(self) -> tuple[str, ...]:
+        return tuple(line.decode(errors="replace") for line in self._noted or ())
 
     def last_lines(self) -> tuple[str, ...]:
         """Newest last."""
@@ -101,7 +113,11 @@ class Output:
             self._sink.add(self._name, [self._prefix + bar])
 
     def _forward(self, lines: list[bytes]) -> None:
-        self._last.extend(lines)
+        if not self._aside:
+            self._last.extend(lines)
+        if self._noted is not None:
+            room = max(0, MOST_NOTED - len(self._noted))
+            self._noted += [line[:LAST_BYTES] for line in lines[:room]]
         if lines:
             self._sink.add(self._name, [self._prefix + line for line in lines])
 

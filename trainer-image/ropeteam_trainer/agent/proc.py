@@ -129,6 +129,12 @@ def kill(pid: int, number: int = signal.SIGKILL) -> str:
     return ""
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether this process has a handler for that signal, and so is not ended by it."""
+    words = _text(f"/proc/{pid}/status").partition("SigCgt:")[2].split()
+    return bool(words) and bool(int(words[0], 16) >> (number - 1) & 1)
+
+
 def interface_of(address: str) -> str | None:
     """The network interface that has this IPv4 address. Any of 127.0.0.0/8 is the loopback's."""
     wanted = socket.inet_aton("127.0.0.1" if address.startswith("127.") else address)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropeteam_trainer.agent import proc
+from ropeteam_trainer.agent import children, proc, stacks
 from ropeteam_trainer.agent.environment import (
     launcher_environment,
     meeting_place,
@@ -43,6 +43,7 @@ from ropeteam_trainer.agent.state import (
     RankSaid,
     RanksStarted,
     RankUnburied,
+    StackShown,
 )
 from ropeteam_trainer.agent.waiting import within
 from ropeteam_trainer.agent.zygoteclient import ZygoteClient
@@ -50,6 +51,7 @@ from ropeteam_trainer.background import background
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
+from ropeteam_trainer.contract.messages import Standstill
 from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
 from ropeteam_trainer.launchers import Launch, Run
 
@@ -57,6 +59,10 @@ RESCAN_SECONDS, SELDOM_SECONDS = 0.01, 0.5
 """A dying process is looked at again after the first, if no SIGCHLD comes before; then ever more seldom."""
 BURIAL_SECONDS = 30.0
 """From the signal that ends a rank until nothing of it lives. Giving back hundreds of GiB takes seconds."""
+STACK_SECONDS, STACK_LOOKS = 0.1, 10
+"""Between two looks at whether a process has shown its stacks, and how many there are."""
+MOST_STACKS = 32
+"""Processes of one rank that are asked, itself and its DataLoader workers for example."""
 _NO_SESSION = -1
 _CANNOT_START = (OSError, ValueError, subprocess.SubprocessError)
 """No file, process or memory; a NUL in an argument; what happens between fork and exec."""
@@ -73,6 +79,8 @@ class _Rank:
     output: Output
     write_end: int
     pid: int | None = None
+    library_pid: int = 0
+    """Of the process that makes the steps, as it says: a launcher may stand between."""
     dying_since: float | None = None
     """Told already, or our own doing."""
     exit: ProcessExit = ProcessExit(None, signal.SIGKILL)
@@ -142,6 +150,12 @@ class Ranks:
         """A launcher's or shell's whole group: they do not always pass a signal on."""
         self._signal(epoch, numbers, signal.SIGTERM)
 
+    def show_stacks(self, epoch: Epoch, numbers: Iterable[int]) -> None:
+        """In the ranks' own output, and by a StackShown of each."""
+        for rank in [self._ranks[n] for n in numbers if n in self._ranks]:
+            if rank.epoch == epoch and rank.pid is not None:
+                background(self._show_stacks(rank))
+
     def tell(self, epoch: Epoch, number: int, message: ToRank) -> None:
         rank = self._ranks.get(number)
         if rank and rank.epoch == epoch:
@@ -173,6 +187,8 @@ class Ranks:
         folder.mkdir(exist_ok=True)
 
         def heard(said: FromRank) -> None:
+            if number in self._ranks and said.hello_pid:
+                self._ranks[number].library_pid = said.hello_pid
             self._post(RankSaid(epoch, number, said))
 
         with contextlib.ExitStack() as made:  # all of it, or nothing
@@ -239,6 +255,39 @@ class Ranks:
             environment[config.RANK_PAGE] = str(rank.page.path)
             environment[config.RANK_SOCKET] = str(rank.socket.path)
         return environment
+
+    # ---- standing still
+
+    async def _show_stacks(self, rank: _Rank) -> None:
+        """Of one process after the other: they share their output."""
+        first, *others = self._processes(rank)
+        self._post(StackShown(rank.epoch, rank.number, await self._show(rank, first, first) or Standstill()))
+        for pid in others:
+            await self._show(rank, pid, first)
+
+    def _processes(self, rank: _Rank) -> list[int]:
+        """That which makes the steps, then the others of the rank."""
+        own = {rank.pid or 0}
+        with contextlib.suppress(OSError):
+            own |= proc.below(own, proc.processes())
+        first = rank.library_pid if rank.library_pid in own else rank.pid or 0
+        return [first, *sorted(own - {first})][:MOST_STACKS]
+
+    async def _show(self, rank: _Rank, pid: int, first: int) -> Standstill | None:
+        """None: it shows nothing. One that would be ended by the signal is not asked."""
+        if rank.pid is None or not proc.catches(pid, children.STACKS_SIGNAL):
+            return None
+        log(f"rank {rank.number} makes no step, these are the stacks of process {pid}:")
+        rank.output.note(True, aside=pid != first)
+        proc.kill(pid, children.STACKS_SIGNAL)
+        shown = None
+        for _ in range(STACK_LOOKS):
+            await asyncio.sleep(STACK_SECONDS)
+            before, shown = shown, stacks.stands(rank.output.noted)
+            if shown is not None and shown == before:
+                break
+        rank.output.note(False)
+        return shown
 
     # ---- ending
 

@@ -75,7 +75,9 @@ def _told(plan: Plan, slot: int) -> Plan:
 
 def _rank(rank: RankState, rung: int) -> RankReport:
     step = max(rank.beat.step, rank.paused or 0, rank.drained or 0)
-    return RankReport(rank.rank, _phase(rank, rung), step, rank.beat.steps_here, rank.exit, rank.joins)
+    return RankReport(
+        rank.rank, _phase(rank, rung), step, rank.beat.steps_here, rank.exit, rank.joins, rank.stands
+    )
 
 
 def _phase(rank: RankState, rung: int) -> RankPhase:

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field, replace
 from ropeteam_trainer.checkpoint.journal import Held
 from ropeteam_trainer.contract.config import PodIdentity, Start, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, Served, ToRank
-from ropeteam_trainer.contract.messages import Grant, GroupReport, Orders, Problem, Shard, StoreOffer
+from ropeteam_trainer.contract.messages import (
+    Grant,
+    GroupReport,
+    Orders,
+    Problem,
+    Shard,
+    Standstill,
+    StoreOffer,
+)
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
 from ropeteam_trainer.launchers import Launch
 
@@ -76,6 +84,15 @@ class RankSaid:
     epoch: Epoch
     rank: int
     said: FromRank
+
+
+@dataclass(frozen=True)
+class StackShown:
+    """The answer to ShowStacks, of each rank."""
+
+    epoch: Epoch
+    rank: int
+    stands: Standstill
 
 
 @dataclass(frozen=True)
@@ -163,6 +180,7 @@ Event = (
     | RankExited
     | RankUnburied
     | RankSaid
+    | StackShown
     | BeatsRead
     | StoreUp
     | StoreDown
@@ -202,6 +220,10 @@ class RankState:
     """It has called init_process_group."""
     beat: Beat = field(default_factory=Beat)
     paces: tuple[Pace, ...] = ()
+    asked: bool = False
+    """For its stacks, since its heart beat last."""
+    stands: Standstill | None = None
+    """What it answered."""
     paused: int | None = None
     drained: int | None = None
     served: Served | None = None

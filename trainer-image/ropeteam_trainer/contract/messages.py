@@ -39,6 +39,17 @@ class RankPhase(str, enum.Enum):
 
 
 @dataclass(frozen=True)
+class Standstill:
+    """Where a rank stands that makes no steps, by its Python stack."""
+
+    where: str = ""
+    """`train.py:31 (load)`: the innermost frame of the user's own code in the main thread. "": it shows no
+    stack."""
+    waits: bool = False
+    """From there it has gone into a collective of torch.distributed, or a backward pass, which has them."""
+
+
+@dataclass(frozen=True)
 class RankReport:
     """One rank of the epoch in `AgentReport.plan`."""
 
@@ -51,6 +62,8 @@ class RankReport:
     exit: ProcessExit | None = None
     joins: bool = False
     """It, or a process that it started, has called init_process_group."""
+    stands: Standstill | None = None
+    """It has made no step for most of the time that one may take."""
 
 
 @dataclass(frozen=True)

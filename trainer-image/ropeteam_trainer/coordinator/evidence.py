@@ -107,6 +107,39 @@ def _after_an_end(state: State, sign: Evidence) -> Evidence:
     return replace(sign, slot=slot, rank=number, message=message)
 
 
+def who_stood_first(state: State, sign: Evidence) -> Evidence:
+    """Ranks that wait for a hung one hang as well, and any of them may be seen first. Of those that stand
+    still the one behind held up the others; among equals, one that is in no collective. Parameter servers and
+    their workers do not wait so for each other."""
+    if sign.cause not in (Cause.HANG, Cause.START_TIMEOUT) or state.config.servers:
+        return sign
+    standing = [
+        (crew.member.slot, rank, rank.stands)
+        for crew in crews(state, ALL)
+        for rank in crew.known.values()
+        if rank.stands
+    ]
+    if len(standing) < 2:
+        return sign
+    lowest = min(rank.step for _, rank, _ in standing)
+    behind = [each for each in standing if each[1].step == lowest]
+    first = [each for each in behind if not each[2].waits] or behind
+    if len(first) == len(standing):
+        where = f"{len(first)} ranks stand still {_at(first[0][1])}, their stacks are in the logs"
+        return replace(sign, message=f"{sign.message}; which was first is not known: {where}")
+    if any(rank.rank == sign.rank for _, rank, _ in first):
+        return replace(sign, message=f"{sign.message}; it held up the others")
+    slot, rank, stands = first[0]
+    here = f", in {stands.where}" if stands.where else ""
+    message = f"rank {rank.rank} held up the others ({_at(rank)}{here}): {sign.message}"
+    exit = sign.exit and replace(sign.exit, last_lines=())  # they are of the other one
+    return replace(sign, slot=slot, rank=rank.rank, message=message, exit=exit)
+
+
+def _at(rank: RankReport) -> str:
+    return f"after step {rank.step}" if rank.steps_here else "before the first step"
+
+
 def _weigh(state: State, exit: ProcessExit) -> tuple[int, Cause]:
     if exit.oom:
         return TOLD, Cause.OUT_OF_MEMORY

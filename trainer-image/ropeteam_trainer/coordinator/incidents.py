@@ -23,6 +23,7 @@ from ropeteam_trainer.coordinator.evidence import (
     exit_rule,
     fingerprint,
     is_script,
+    who_stood_first,
 )
 from ropeteam_trainer.coordinator.slots import Slots
 from ropeteam_trainer.coordinator.state import Fault, Ledger, Moment, State, crew_of, wanted
@@ -37,6 +38,7 @@ take as long as the imports to show; a world that was struck from outside is bel
 def open_incident(state: State, sign: Evidence, at: Moment) -> State:
     """A fault was seen: one incident, whatever else follows from it."""
     assert state.world is not None
+    sign = who_stood_first(state, sign)
     incident = Incident(
         id=str(state.world.plan.epoch),
         cause=sign.cause,
@@ -70,6 +72,7 @@ def weigh_again(state: State, at: Moment, among: Slots) -> State:
         best = next((sign for sign in signs if _is_same(sign, fault)), None)
     if best is None:
         return state
+    best = who_stood_first(state, best)
     better = replace(
         fault.incident,
         cause=best.cause,

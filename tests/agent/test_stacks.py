@@ -1,0 +1,145 @@
+"""Where a rank stands: what faulthandler has written, and what is made of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from tests.agent.life import Life, epoch
+
+from ropeteam_trainer.agent import children, proc, stacks
+from ropeteam_trainer.agent.effects import KillRanks, ShowStacks
+from ropeteam_trainer.agent.state import StackShown
+from ropeteam_trainer.contract.messages import Standstill
+
+LIB = "/opt/conda/lib/python3.11"
+TORCH = f"{LIB}/site-packages/torch"
+SHIM = "/ropeteam/agent.pyz/ropeteam_trainer/agent/rankmain.py"
+MAIN = [("/app/train.py", 40, "main"), ("/app/train.py", 50, "<module>"), (SHIM, 70, "_run")]
+ALL_REDUCE = [
+    (f"{TORCH}/distributed/distributed_c10d.py", 3001, "all_reduce"),
+    (f"{TORCH}/distributed/c10d_logger.py", 83, "wrapper"),
+]
+BACKWARD = [(f"{TORCH}/autograd/graph.py", 829, "_engine_run_backward")]
+LOADER = [
+    (f"{LIB}/threading.py", 331, "wait"),
+    (f"{TORCH}/utils/data/dataloader.py", 1275, "_try_get_data"),
+]
+THREAD = [(f"{LIB}/threading.py", 331, "wait"), ("/app/other.py", 7, "watch")]
+
+
+def written(frames: list[tuple[str, int, str]], title: str = "Thread") -> list[str]:
+    head = f"{title} 0x00007f2b3c5d6e80 (most recent call first):"
+    return [head, *(f'  File "{file}", line {line} in {name}' for file, line, name in frames)]
+
+
+@pytest.mark.parametrize(
+    ("frames", "where", "waits"),
+    [
+        ([("/app/train.py", 31, "load"), *MAIN], "train.py:31 (load)", False),
+        (ALL_REDUCE + MAIN, "train.py:40 (main)", True),
+        (BACKWARD + MAIN, "train.py:40 (main)", True),
+        (LOADER + MAIN, "train.py:40 (main)", False),
+        ([("/app/model.py", 9, "forward"), *BACKWARD, *MAIN], "model.py:9 (forward)", False),
+        ([("<string>", 3, "<module>"), (SHIM, 70, "_run")], "<string>:3 (<module>)", False),
+        ([("<frozen runpy>", 198, "f"), *MAIN], "train.py:40 (main)", False),
+        ([*ALL_REDUCE, (SHIM, 70, "_run")], "distributed_c10d.py:3001 (all_reduce)", True),
+        ([(f"{LIB}/x.py", 1, "\x1b[2J" + 300 * "f")], "x.py:1 (?[2J" + 188 * "f", False),
+    ],
+)
+def test_it_is_the_innermost_frame_of_the_users_own_code(frames, where, waits):
+    assert stacks.stands(written(frames)) == Standstill(where, waits)
+
+
+def test_it_is_the_main_thread():
+    assert stacks.stands([*written(THREAD), *written(MAIN)]).where == "train.py:40 (main)", "the last"
+    current = [*written(MAIN, "Current thread"), "", *written(THREAD)]
+    assert stacks.stands(current).where == "train.py:40 (main)", "the one that took the signal"
+
+
+def test_it_is_found_behind_a_progress_bar_and_among_what_else_is_printed():
+    bar, *rest = [*written(MAIN), "epoch 3"]
+    assert stacks.stands(["step 12", f" 12%|# | 12/100{bar}", *rest]).where == "train.py:40 (main)"
+    assert stacks.stands(['  File "/app/train.py", line 3 in main', "epoch 3"]) is None
+    assert stacks.stands([bar, "  <no Python frame>"]) is None
+
+
+# ---- when it is asked for
+
+
+def a_life() -> Life:
+    """Both ranks of this pod have made a step; a step may take 5 s."""
+    return Life().running().said(0, hello_pid=1, rung=1).beats(0, step=3).beats(1, step=3)
+
+
+def shown(life: Life, rank: int, where: str = "train.py:31 (load)") -> Life:
+    return life.sees(StackShown(epoch(), rank, Standstill(where)))
+
+
+def test_all_ranks_of_the_pod_are_asked_once_before_one_is_killed():
+    life = a_life()
+    assert life.wait(3.9).did_no(ShowStacks)
+    life.beats(1, step=4)
+    assert life.wait(0.2).did_a(ShowStacks) == ShowStacks(epoch(), (0, 1))
+    shown(life, 0)
+    assert life.wait(0.2).did_no(ShowStacks)
+    assert [rank.stands for rank in life.report.ranks] == [Standstill("train.py:31 (load)"), None]
+    assert life.wait(1).did_a(KillRanks).ranks == (0,)
+    life.died(0)
+    exit = life.report.ranks[0].exit
+    assert exit.message.endswith("after step 3, in phase train (recovery.hangSeconds), in train.py:31 (load)")
+
+
+def test_a_rank_that_goes_on_stands_nowhere_and_may_be_asked_again():
+    life = shown(a_life().wait(4.1), 0).beats(0, step=4)
+    assert life.report.ranks[0].stands is None
+    assert shown(life, 0).report.ranks[0].stands is None, "a late answer"
+    assert life.beats(1, step=4).wait(4.1).did_a(ShowStacks).ranks == (0, 1)
+
+
+def test_a_first_step_that_does_not_come_is_asked_for_too():
+    life = Life().running().said(0, hello_pid=1, rung=1)
+    assert life.wait(481).did_a(ShowStacks).ranks == (0, 1)
+    shown(life, 1).wait(120).died(0, 1)
+    assert [rank.exit.message for rank in life.report.ranks] == [
+        "no first step within recovery.startSeconds (600 s)",
+        "no first step within recovery.startSeconds (600 s), in train.py:31 (load)",
+    ]
+
+
+def test_nobody_is_asked_who_is_not_judged():
+    assert Life().running().wait(10_000).did_no(ShowStacks), "reports no steps"
+    assert a_life().beats(0, 3, phase="eval").beats(1, 3, phase="eval").wait(60).did_no(ShowStacks)
+
+
+# ---- in a process
+
+ASKED = f"import os, signal, sys\nos.kill(os.getpid(), {children.STACKS_SIGNAL})\nprint('goes on')\n"
+ITS_OWN = f"signal.signal({children.STACKS_SIGNAL}, lambda *_: print('its own'))\n"
+
+
+def test_a_rank_shows_its_stacks_and_goes_on(shim, tmp_path):
+    (tmp_path / "x.py").write_text(ASKED)
+    done = shim("script", "x.py")
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
+    assert stacks.stands(done.stderr.splitlines()) == Standstill("x.py:2 (<module>)")
+
+
+def test_a_script_keeps_its_own_handler(shim, tmp_path):
+    (tmp_path / "x.py").write_text("import signal\n" + ITS_OWN + ASKED)
+    done = shim("script", "x.py")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "its own\ngoes on\n", "")
+    taken = ITS_OWN + "from ropeteam_trainer.agent import children\nchildren.install()\n" + ASKED
+    done = subprocess.run([sys.executable, "-c", f"import signal\n{taken}"], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("its own\ngoes on\n", "")
+
+
+def test_a_process_without_a_handler_is_known():
+    assert not proc.catches(os.getpid(), children.STACKS_SIGNAL)
+    former = signal.signal(children.STACKS_SIGNAL, lambda *_: None)
+    assert proc.catches(os.getpid(), children.STACKS_SIGNAL)
+    signal.signal(children.STACKS_SIGNAL, former)
+    assert not proc.catches(1 << 30, children.STACKS_SIGNAL), "it is gone"

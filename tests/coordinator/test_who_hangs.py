@@ -1,0 +1,79 @@
+"""Ranks that wait for a hung one hang as well: who is to blame is not who was seen first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.coordinator.film import Film
+
+from ropeteam_trainer.contract.messages import RankPhase, Standstill
+from ropeteam_trainer.contract.world import Cause, ProcessExit
+
+HUNG = ProcessExit(None, 9, hung=True, fingerprint="hang", last_lines=("its stack",))
+DEAD: dict[str, Any] = {"phase": RankPhase.EXITED, "exit": HUNG}
+ZERO = "rank 0 made no progress and was killed"
+LOADS, WAITS = Standstill("train.py:31 (load)"), Standstill("train.py:40 (main)", waits=True)
+NO_STACK = Standstill()
+
+
+def standing(film: Film, slot: int, step: int, stands: Standstill | None, **changes: Any) -> None:
+    (rank,) = film.agents[slot].ranks
+    film.says(slot, ranks=(replace(rank, step=step, steps_here=step, stands=stands, **changes),))
+
+
+def film_of(*told: tuple[int, Standstill | None], **settings: Any) -> Film:
+    """Rank 0 is killed as hung; where the others stand has been told before."""
+    film = Film(workers=len(told), **settings).up(step=3)
+    for slot, (step, stands) in reversed([*enumerate(told)]):
+        standing(film, slot, step, stands, **({} if slot else DEAD))
+    return film
+
+
+@pytest.mark.parametrize(
+    ("zero", "one", "where"),
+    [
+        ((12, LOADS), (11, LOADS), "after step 11, in train.py:31 (load)"),
+        ((12, WAITS), (11, NO_STACK), "after step 11"),
+        ((12, WAITS), (12, LOADS), "after step 12, in train.py:31 (load)"),
+        ((0, WAITS), (0, LOADS), "before the first step, in train.py:31 (load)"),
+    ],
+)
+def test_who_is_behind_or_in_no_collective_held_up_the_others(zero, one, where):
+    film = film_of(zero, one)
+    told = film.incident
+    assert (told.cause, told.slot, told.rank, told.node) == (Cause.HANG, 1, 1, "node-1")
+    assert told.message == f"rank 1 held up the others ({where}): {ZERO}"
+    assert told.exit.last_lines == (), "they are of another rank"
+
+
+@pytest.mark.parametrize(
+    ("zero", "one", "more"),
+    [
+        ((11, LOADS), (12, LOADS), "; it held up the others"),
+        ((12, LOADS), (12, WAITS), "; it held up the others"),
+        ((12, LOADS), (11, None), ""),
+        (
+            (12, WAITS),
+            (12, WAITS),
+            "; which was first is not known: 2 ranks stand still after step 12, their stacks are in the logs",
+        ),
+    ],
+)
+def test_who_was_seen_first_may_be_the_one_or_it_is_not_known(zero, one, more):
+    film = film_of(zero, one)
+    assert (film.incident.slot, film.incident.rank) == (0, 0)
+    assert film.incident.message == ZERO + more
+    assert film.incident.exit == HUNG
+
+
+def test_who_held_up_the_others_stays_to_blame_when_it_has_ended():
+    film = film_of((12, WAITS), (12, LOADS))
+    standing(film, 1, 12, LOADS, **DEAD)
+    assert film.incident.message == f"{ZERO.replace('0', '1')}; it held up the others"
+
+
+def test_parameter_servers_and_their_workers_do_not_hold_each_other_up():
+    film = film_of((12, LOADS), (7, LOADS), servers=1)
+    assert film.incident.message == ZERO
