@@ -102,10 +102,12 @@ def test_a_script_that_tells_of_no_steps_trains_when_its_group_has_formed():
     assert ask(seen) is Stage.FIRST_STEP, "it may be in init() of our library"
     seen.later(2)
     assert ask(seen) is Stage.TRAINING
-    assert seen.report.why == "epoch 1.0.1 runs with 2 ranks; no step was told of"
+    assert seen.report.why == "epoch 1.0.1 runs with 2 ranks; no steps are reported, so a hang is not seen"
     for slot in (0, 1):
         seen.says(slot, rung=1)
     assert ask(seen) is Stage.TRAINING, "its first step is still to come, but it was said"
+    seen.reaches(1)
+    assert seen.report.why == "epoch 1.0.1 runs with 2 ranks"
 
 
 def test_a_script_that_uses_the_library_trains_from_its_first_step():

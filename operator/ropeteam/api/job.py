@@ -124,7 +124,8 @@ class Recovery(ApiModel):
     """A rank that has not made its first step after this long has failed. A start of which some pods find no
     node for this long, and up to half as much again, gives its places back and asks for all of them later."""
     hang_seconds: int | None = Field(default=None, ge=1, le=86_400)
-    """A rank that makes no step for this long is killed. Omitted: learned from the step time, at least 60."""
+    """A rank that makes no step for this long is killed, once it has shown where it stands. Omitted: learned
+    from the step time, at least 60. A script that reports no steps is never taken to hang."""
     lost_seconds: int = Field(default=5, ge=2, le=600)
     """A worker that is silent for this long is left out of the next world."""
     fence_seconds: int = Field(default=120, ge=10, le=3600)

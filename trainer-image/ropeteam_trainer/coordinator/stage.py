@@ -76,7 +76,7 @@ def sentence(state: State) -> str:
         case Stage.FIRST_STEP:
             return f"epoch {epoch} works on its first step with {ranks} ranks"
         case _:
-            silent = "" if world.stepped else "; no step was told of"
+            silent = "" if world.stepped else "; no steps are reported, so a hang is not seen"
             return f"epoch {epoch} runs with {ranks} ranks{silent}"
 
 
