@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from tests.agent.life import Life, epoch
+from tests.agent.test_pack import PYTHONS, interpreter
 
 from ropeteam_trainer.agent import children, proc, stacks
 from ropeteam_trainer.agent.effects import KillRanks, ShowStacks
@@ -118,6 +119,15 @@ def test_nobody_is_asked_who_is_not_judged():
 # ---- in a process
 
 ASKED = f"import os, signal, sys\nos.kill(os.getpid(), {children.STACKS_SIGNAL})\nprint('goes on')\n"
+THREADED = """\
+import os, sys, threading
+sys.path.append({root!r})
+from ropeteam_trainer.agent import children
+children.install()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+def main(): os.kill(os.getpid(), {signal})
+main()
+"""
 ITS_OWN = f"signal.signal({children.STACKS_SIGNAL}, lambda *_: print('its own'))\n"
 
 
@@ -126,6 +136,17 @@ def test_a_rank_shows_its_stacks_and_goes_on(shim, tmp_path):
     done = shim("script", "x.py")
     assert (done.returncode, done.stdout) == (0, "goes on\n")
     assert stacks.stands(done.stderr.splitlines()) == Standstill("x.py:2 (<module>)")
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_every_python_writes_what_is_read(version, tmp_path):
+    if (python := interpreter(version)) is None:
+        pytest.skip(f"no Python {version} on this machine")
+    root = children.__file__.removesuffix("/ropeteam_trainer/agent/children.py")
+    (tmp_path / "x.py").write_text(THREADED.format(root=root, signal=children.STACKS_SIGNAL))
+    done = subprocess.run([python, str(tmp_path / "x.py")], capture_output=True, text=True)
+    assert stacks.stands(done.stderr.splitlines()) == Standstill("x.py:6 (main)"), done.stderr
+    assert " in wait\n" in done.stderr, "the other thread"
 
 
 def test_a_script_keeps_its_own_handler(shim, tmp_path):
