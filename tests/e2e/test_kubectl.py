@@ -43,7 +43,7 @@ def follow(cluster: Cluster, log: Path, *arguments: str) -> subprocess.Popen[byt
 
 
 def test_apply_get_wait_describe_and_logs(cluster: Cluster, name: str, tmp_path: Path):
-    manifest = yaml.safe_dump(ticking(name, tmp_path / "steps", "150"))
+    manifest = yaml.safe_dump(ticking(name, tmp_path / "steps", "150", recovery={"startSeconds": 20}))
     assert "created" in kubectl(cluster, "apply", "-f", "-", stdin=manifest)
     assert "unchanged" in kubectl(cluster, "apply", "-f", "-", stdin=manifest)
     kubectl(cluster, "wait", "--for=condition=Running", f"tj/{name}", "--timeout=50s")

@@ -46,7 +46,7 @@ def committed(volume: Path, term: int = 1) -> set[int]:
 def test_a_job_that_fences_itself_ends_its_ranks_and_goes_on_in_its_pods(
     cluster: Cluster, name: str, tmp_path: Path
 ):
-    recovery = {"selfFence": True, "fenceSeconds": 10, "lostSeconds": 3}
+    recovery = {"selfFence": True, "fenceSeconds": 10, "lostSeconds": 3, "startSeconds": 20}
     command = [sys.executable, str(SCRIPTS / "ticker.py"), str(tmp_path), "100000", "0.1"]
     cluster.create(job(name, command, recovery=recovery))
     cluster.wait_condition(name, "Running")

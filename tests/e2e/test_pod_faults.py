@@ -84,7 +84,7 @@ def test_a_coordinator_that_hangs_is_started_anew_by_its_kubelet(cluster: Cluste
 def test_a_coordinator_that_does_not_keep_up_is_told_in_status_and_loses_nobody(
     cluster: Cluster, name: str, tmp_path: Path
 ):
-    cluster.create(ticking(name, tmp_path, recovery={"lostSeconds": 2}))
+    cluster.create(ticking(name, tmp_path, recovery={"lostSeconds": 2, "startSeconds": 20}))
     wait_steps(tmp_path)
     cluster.wait_condition(name, "Running")
     slow = cluster.coordinator_pid(name)

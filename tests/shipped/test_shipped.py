@@ -143,7 +143,9 @@ def test_a_restored_status_catches_up_with_what_runs(coordinator: bool, rung: in
         lost.process.die()
         site.kubernetes.remove(lost.thing)
         site.run(30.0)
-        play(site, Move("restore_backup", 0, 15))
+        ago = enumerate(reversed(site.checks.past))
+        size = next(n for n, job in ago if not any(slot.get("podUid") for slot in job["status"]["slots"]))
+        play(site, Move("restore_backup", 0, size))
         assert not any(slot.pod_uid for slot in site.status.slots)
         site.settle()
         assert site.status.state == "Complete"

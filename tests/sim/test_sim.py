@@ -82,7 +82,7 @@ def test_an_invalid_spec_is_said_once() -> None:
 
 @pytest.mark.parametrize("seconds", [6.0, 45.0])
 def test_a_volume_that_is_away_while_a_world_restores_ends_no_job(seconds: float) -> None:
-    """45 s: longer than ranks wait, so that worlds end by it, uncharged. The seed: no store dies by chance."""
+    """45 s: longer than ranks wait, so that worlds end by it, uncharged. Seed 2: no store dies by chance."""
     world = World(Setup(seed=2, workers=2, rung=3, total_steps=300, max_failures=1))
     world.run(40.0)
     world.disk.away = True

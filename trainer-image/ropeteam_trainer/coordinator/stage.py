@@ -2,8 +2,8 @@
 
 Order: all ranks started -> the script imports -> a process group -> a checkpoint restored -> the first step
 of all ranks. Limits: a script that tells of no steps trains, as far as can be known, once the process group
-of all ranks has formed; where there is none to wait for (one rank, PerPod), a moment after it was started.
-What was called training stays so until the next world.
+of all ranks has formed. Where there is none to wait for (one rank, PerPod), a moment after it was started; if
+nobody asks for one, a tenth of startSeconds after. What was called training stays so until the next world.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from ropeteam_trainer.coordinator.world import World
 IMPORT_SECONDS, INIT_SECONDS = 10.0, 2.0
 """So long a script that will tell of its steps may take to import our library, and in init() after its group
 has formed."""
+NO_GROUP = 0.1
+"""Of startSeconds. Without a rank in init_process_group the script may be of another framework."""
 _NAMED = 5
 
 
@@ -29,11 +31,13 @@ def note(state: State, now: float) -> State:
 def _trains(state: State, world: World, now: float) -> bool:
     if world.stepped or world.started_at is None or tells_steps(state):
         return world.stepped
+    passed, patience = now - world.started_at, state.config.timeouts.start
     if not (groups.is_judged(state) and roll.all_are(state, world.telling)):
-        return now - world.started_at >= IMPORT_SECONDS
+        return passed >= IMPORT_SECONDS
     if groups.formed(state, world):
         return now - (world.grouped_at or now) >= INIT_SECONDS
-    return groups.is_late(state, world.started_at, now)  # Degraded says what is odd
+    is_awaited = world.groups or _joining(state)
+    return passed >= (patience if is_awaited else NO_GROUP * patience)  # then Degraded says what is odd
 
 
 def tells_steps(state: State) -> bool:
