@@ -1,1 +1,1 @@
-"""The command line: `ropeteam run | up | watch | snapshot | explain | validate | crd | schema`."""
+"""The command line of `ropeteam`; main.py has the commands."""

@@ -81,8 +81,11 @@ def formed(state: State, world: World) -> bool:
 
 def _size(state: State, world: World) -> int:
     """Of the group that was asked for. A command that runs once per pod may be all of its pod's ranks."""
-    is_per_pod = state.launcher.startswith("PerPod")
-    return world.plan.slots if is_per_pod else world.plan.world_size
+    return world.plan.slots if is_per_pod(state) else world.plan.world_size
+
+
+def is_per_pod(state: State) -> bool:
+    return state.launcher.startswith("PerPod")
 
 
 def is_judged(state: State) -> bool:
@@ -91,7 +94,7 @@ def is_judged(state: State) -> bool:
     return world is not None and world.plan.world_size > 1 and not (config.servers or config.worlds_per_pod)
 
 
-def is_late(state: State, since: float | None, now: float) -> bool:
+def _is_late(state: State, since: float | None, now: float) -> bool:
     return since is not None and now - since >= state.config.timeouts.start
 
 
@@ -104,7 +107,7 @@ def split(state: State, now: float) -> Problem | None:
     for group in world.groups:
         grouped |= group.ranks
     ended = _first_ended(state, grouped)
-    if ended is None and not is_late(state, world.grouped_at, now):
+    if ended is None and not _is_late(state, world.grouped_at, now):
         return None
     end = f"no other has formed in startSeconds ({state.config.timeouts.start} s)"
     if ended is not None:
@@ -146,7 +149,7 @@ def notice(state: State, now: float) -> Problem | None:
             )
             return Problem(FailReason.SMALLER_PROCESS_GROUP, text)
         is_over = state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE)
-        if roll.all_are(state, world.telling) and (is_over or is_late(state, world.started_at, now)):
+        if roll.all_are(state, world.telling) and (is_over or _is_late(state, world.started_at, now)):
             text = _NONE_FORMED.format(world.plan.world_size, "" if is_over else _WAITING)
             return Problem(FailReason.NO_PROCESS_GROUP, text)
     return _ended(state, world, now) if state.phase is WorldPhase.RUNNING else None

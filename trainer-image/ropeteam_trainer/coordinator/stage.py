@@ -86,11 +86,10 @@ def sentence(state: State) -> str:
 
 def _missing(state: State) -> str:
     """A command that runs once per pod stands for all ranks of the pod."""
-    per_pod = state.launcher.startswith("PerPod")
     missing = [
         rank
         for crew in crews(state, slots.ALL)
-        for rank in (crew.ranks[:1] if per_pod else crew.ranks)
+        for rank in (crew.ranks[:1] if groups.is_per_pod(state) else crew.ranks)
         if not (rank in crew.known and crew.known[rank].joins)
     ]
     if not missing:
