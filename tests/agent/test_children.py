@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from ropeteam_trainer.agent import heard
 from ropeteam_trainer.agent.spawn import write_shims
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.local import FromRank
@@ -185,9 +186,8 @@ if __name__ == "__main__":
         ),
         (SPAWN.format(KILL), (1, 9, "")),
         (SPAWN.format("sys.exit(3)"), (1, None, "")),
-        (SPAWN.format("raise ValueError('bad')"), (1, None, "ValueError: bad (x.py:5)")),
     ],
-    ids=["subprocess", "killed", "code", "raised"],
+    ids=["subprocess", "killed", "code"],
 )
 def test_a_process_that_started_another_tells_how_that_one_ended(
     site: Site, script: str, expected: tuple[int | None, int | None, str]
@@ -200,6 +200,52 @@ def test_a_process_that_started_another_tells_how_that_one_ended(
     assert said.message.startswith(expected[2])
     assert bool(said.message) == bool(expected[2])
     assert said.code == (3 if "sys.exit(3)" in script else None)
+
+
+BOTH_GONE = """
+import os, signal, sys, torch.multiprocessing as mp
+def f(i):
+    if i == 0:
+        raise RuntimeError("Connection closed by peer")
+    {}
+if __name__ == "__main__":
+    context = mp.start_processes(f, nprocs=2, join=False, start_method="{}")
+    for process in context.processes:
+        process.join()
+    while not context.join():
+        pass
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize(
+    ("way", "signal", "code", "message"),
+    [
+        ("raise ValueError('bad')", None, None, "ValueError: bad (x.py:6)"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 9, None, ""),
+        ("sys.exit(3)", None, 3, ""),
+    ],
+    ids=["raised", "killed", "code"],
+)
+def test_of_processes_of_mp_spawn_the_one_that_went_first_is_known(
+    site: Site, way: str, signal: int | None, code: int | None, message: str, method: str
+) -> None:
+    """The parent takes any of those that are gone when it looks: here both are, and it takes process 0."""
+    (site.folder / "x.py").write_text(BOTH_GONE.format(way, method))
+    _, _, err = site.run("x.py", RANK="0")
+    assert "Process 0 terminated" in err, "as ever"
+    cause = cause_of(site)
+    assert (cause.rank, cause.signal, cause.code, cause.message) == (1, signal, code, message)
+
+
+def cause_of(site: Site) -> FromRank:
+    """Of all that was told of errors, what the agent takes."""
+    known: FromRank | None = None
+    for said in site.told:
+        if said.error_type is not None:
+            known = said if heard.better(known, said) else known
+    assert known
+    return known
 
 
 CHILD = """
@@ -227,6 +273,22 @@ def test_torchrun_tells_the_first_that_failed(site: Site) -> None:
     (site.folder / "x.py").write_text(f"import os\nif os.environ['RANK'] == '1':\n    {KILL}\n")
     site.run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "x.py")
     assert [(said.rank, said.signal, said.launcher) for said in site.told] == [(1, 9, True)]
+
+
+@pytest.mark.parametrize(("way", "signal", "code"), [(KILL, 9, None), ("sys.exit(3)", None, 3)])
+def test_of_those_that_torchrun_finds_ended_at_once_the_one_that_missed_no_peer_counts(
+    site: Site, way: str, signal: int | None, code: int | None
+) -> None:
+    """It looks every three seconds here, and takes rank 0."""
+    (site.folder / "x.py").write_text(
+        "import os, sys\nif os.environ['RANK'] == '0':\n    raise RuntimeError('Connection closed by peer')\n"
+        + way
+    )
+    site.run(
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--monitor-interval=3", "x.py"
+    )
+    cause = cause_of(site)
+    assert (cause.rank, cause.signal, cause.code) == (1, signal, code)
 
 
 def test_a_member_of_a_group_that_ends_is_told_of(site: Site) -> None:

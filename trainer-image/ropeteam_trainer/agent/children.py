@@ -11,7 +11,7 @@ does one that ends by `os._exit`. Everything here is Python 3.10's standard libr
 
 from __future__ import annotations
 
-# ruff: noqa: PTH119, PTH120
+# ruff: noqa: PTH110, PTH119, PTH120
 # each import here is paid by every Python process of a job
 import os
 import sys
@@ -69,8 +69,7 @@ class _AfterImport:
         spec = importlib.util.find_spec(name)  # asks us again, in vain
         if spec is not None and spec.loader is not None:
             # The loader stays what it is: others ask for its type, its file, its sources.
-            loader: Any = spec.loader
-            loader.exec_module = _followed_by(loader.exec_module, hook)
+            spec.loader.exec_module = _followed_by(spec.loader.exec_module, hook)  # type: ignore[method-assign]
         return spec
 
 
@@ -109,13 +108,15 @@ def _show_stacks_when_asked() -> None:
 
 def _tell_of_groups(c10d: Any) -> None:
     """torch.distributed.distributed_c10d: each default process group is told once it has formed."""
+    import contextlib
     import functools
 
     original = c10d.init_process_group
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        _tell_of_joining()
+        with contextlib.suppress(OSError):  # it is told of once it has formed
+            tell({"joins": True})
         result = original(*args, **kwargs)
         _count_formed(c10d)
         _tell_of_end()
@@ -129,16 +130,11 @@ def _tell_of_groups(c10d: Any) -> None:
     c10d.init_process_group = init_process_group
 
 
-def _tell_of_joining() -> None:
-    import contextlib
-
-    with contextlib.suppress(OSError):  # it is told of once it has formed
-        tell({"joins": True})
-
-
 def _count_formed(c10d: Any) -> None:
     """A group of all ranks on our store: one after it is the next for each of them."""
     state: dict[str, Any] = getattr(sys, _MARK)
+    if "rank" in state:
+        state["rank"] = c10d.get_rank()
     if state.pop("is on our store", False):
         formed = state.setdefault("formed", {})
         formed[c10d.get_world_size()] = formed.get(c10d.get_world_size(), 0) + 1
@@ -148,8 +144,7 @@ def _id_of(c10d: Any) -> str:
     """The same for all members of one group, and for no other: the first wrote it into their store."""
     try:
         mine = f"{os.uname().nodename}:{os.getpid()}:{os.urandom(4).hex()}"
-        found: bytes = c10d._get_default_store().compare_set("ropeteam/group", "", mine)
-        return found.decode()
+        return str(c10d._get_default_store().compare_set("ropeteam/group", "", mine).decode())
     except Exception:  # a store of some other kind
         return ""
 
@@ -157,8 +152,7 @@ def _id_of(c10d: Any) -> str:
 def _who() -> str:
     """The program, for people."""
     main: Any = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
-    if spec is not None and spec.name != "__main__":
+    if (spec := getattr(main, "__spec__", None)) and spec.name != "__main__":
         return str(spec.name).removesuffix(".__main__")[:100]
     return os.path.basename(sys.argv[0] if sys.argv and sys.argv[0] else "python")[:100]
 
@@ -183,7 +177,7 @@ def _let_others_host(rendezvous: Any) -> None:
             state["is on our store"] = here[-1] == os.environ.get("ROPETEAM_STORE_ADDRESS")
         finally:
             here.pop()
-        before = state.get("formed", {}).get(world_size, 0) if state["is on our store"] else 0
+        before = state["is on our store"] and state.get("formed", {}).get(world_size)
         return sys.modules["torch.distributed"].PrefixStore(f"again/{before}", store) if before else store
 
     rendezvous._torchelastic_use_agent_store = use_agent_store
@@ -195,25 +189,47 @@ def _tell_of_processes(process: Any) -> None:
     original = process.BaseProcess._bootstrap
 
     def _bootstrap(self: Any, *args: Any, **kwargs: Any) -> Any:
-        run = self.run
-
-        def run_and_tell() -> None:
-            try:
-                run()
-            except Exception as error:
-                _tell_as_child(error)
-                raise
-
-        self.run = run_and_tell
+        self.run = _telling(self.run)
         return original(self, *args, **kwargs)
 
     process.BaseProcess._bootstrap = _bootstrap
+
+
+def _tell_of_spawned(spawn: Any) -> None:
+    """torch.multiprocessing.spawn: a child leaves its exception in a file and exits 1. Of several that have
+    ended the parent tells of any one, perhaps of one that failed because another was gone: it tells of one
+    that could not tell for itself, if there is one."""
+    import functools
+    from multiprocessing.connection import wait
+
+    wrap, join = spawn._wrap, spawn.ProcessContext.join
+
+    @functools.wraps(wrap)  # a child looks for it by this name
+    def _wrap(fn: Any, i: int, *args: Any) -> None:
+        getattr(sys, _MARK)["rank"] = i
+        wrap(_telling(fn), i, *args)
+
+    def join_and_look(self: Any, timeout: float | None = None, *args: Any, **kwargs: Any) -> Any:
+        if self.sentinels:
+            wait(list(self.sentinels), timeout)
+        known = enumerate(zip(self.processes, getattr(self, "error_files", ()), strict=False))
+        mute = [  # before `join` ends the others
+            (i, each.exitcode) for i, (each, file) in known if each.exitcode and not os.path.exists(file)
+        ]
+        try:
+            return join(self, 0, *args, **kwargs)
+        except spawn.ProcessException as error:
+            error.first = (*mute, (error.error_index, getattr(error, "exit_code", 1)))[0]
+            raise
+
+    spawn._wrap, spawn.ProcessContext.join = _wrap, join_and_look
 
 
 _HOOKS: dict[str, Hook] = {
     "torch.distributed.distributed_c10d": _tell_of_groups,
     "torch.distributed.rendezvous": _let_others_host,
     "multiprocessing.process": _tell_of_processes,
+    "torch.multiprocessing.spawn": _tell_of_spawned,
 }
 
 # ---- exceptions
@@ -229,11 +245,10 @@ def error_of(error: BaseException, ours: tuple[str, ...] = ()) -> dict[str, Any]
         "fingerprint": f"{name} at {where}",
         "message": f"{name}: {text} ({where})" if text else f"{name} ({where})",
     }
-    read = _OF_LAUNCHERS.get(name)
-    if read is None:
+    if name not in _OF_LAUNCHERS:
         return own
     try:
-        return {**own, "launcher": True, **read(error)}
+        return {**own, "launcher": True, **_OF_LAUNCHERS[name](error)}
     except Exception:  # another release's launcher: its own words will do
         return own
 
@@ -250,9 +265,8 @@ def _where(error: BaseException, ours: tuple[str, ...]) -> str:
     import sysconfig
 
     libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-    found = "?"
+    found, has_user_frame = "?", False
     frame: TracebackType | None = error.__traceback__
-    has_user_frame = False
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
         is_user = name in ("<string>", "<stdin>") or not name.startswith(("<", *ours, *libraries))
@@ -266,38 +280,20 @@ def _where(error: BaseException, ours: tuple[str, ...]) -> str:
 
 _OF_ANOTHER = {"error_class": "", "fingerprint": "", "message": ""}
 """Where the exception has no more to say than how a rank has ended."""
+_OF_WANT = (1, -6, -15)
+"""How a process ends that misses a peer, or that its launcher ends."""
 
 
 def _of_torchrun(error: Any) -> dict[str, Any]:
     """torch.distributed.elastic.multiprocessing.errors.ChildFailedError"""
-    rank, failure = error.get_first_failure()
+    mute = [each for each in error.failures.items() if each[1].exitcode not in _OF_WANT]
+    rank, failure = (*mute, error.get_first_failure())[0]
     return {"rank": int(rank), **_OF_ANOTHER, **_ended(failure.exitcode)}
 
 
 def _of_spawn(error: Any) -> dict[str, Any]:
-    """torch.multiprocessing.spawn.ProcessExitedException"""
-    return {"rank": int(error.error_index), **_OF_ANOTHER, **_ended(error.exit_code)}
-
-
-def _of_spawned(error: Any) -> dict[str, Any]:
-    """torch.multiprocessing.spawn.ProcessRaisedException: its text ends with the other's traceback."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    last = lines[-1].strip()
-    frames = [line.split('"') for line in lines if line.startswith('  File "')]
-    name = last.partition(":")[0]
-    own = [frame for frame in frames if "site-packages" not in frame[1]] or frames
-    where = f"{os.path.basename(own[-1][1])}:{own[-1][2].split()[2].strip(',')}" if own else "?"
-    return {
-        "rank": int(error.error_index),
-        "error_class": name if "." in name else f"builtins.{name}",
-        "fingerprint": f"{name} at {where}",
-        "message": f"{last[:300]} ({where})",
-    }
-
-
-def _of_subprocess(error: Any) -> dict[str, Any]:
-    """subprocess.CalledProcessError"""
-    return _ended(error.returncode)
+    """torch.multiprocessing.spawn.ProcessExitedException, ProcessRaisedException"""
+    return {"rank": error.first[0], **_OF_ANOTHER, **_ended(error.first[1])}
 
 
 def _ended(code: int) -> dict[str, Any]:
@@ -307,8 +303,8 @@ def _ended(code: int) -> dict[str, Any]:
 _OF_LAUNCHERS = {
     "ChildFailedError": _of_torchrun,
     "ProcessExitedException": _of_spawn,
-    "ProcessRaisedException": _of_spawned,
-    "CalledProcessError": _of_subprocess,
+    "ProcessRaisedException": _of_spawn,
+    "CalledProcessError": lambda error: _ended(error.returncode),
 }
 
 
@@ -342,6 +338,17 @@ def _tell_of_errors() -> None:
     sys.excepthook = hook
 
 
+def _telling(run: Callable[..., Any]) -> Callable[..., Any]:
+    def run_and_tell(*args: Any) -> Any:
+        try:
+            return run(*args)
+        except Exception as error:
+            _tell_as_child(error)
+            raise
+
+    return run_and_tell
+
+
 def _tell_as_child(error: BaseException) -> None:
     getattr(sys, _MARK)["failed"] = True
     try:
@@ -368,7 +375,8 @@ def _tell_of_end() -> None:
 
 
 def _rank() -> dict[str, int]:
-    rank = os.environ.get("RANK", "")
+    """Of a process of mp.spawn its own: RANK may be that of its parent."""
+    rank = str(getattr(sys, _MARK).get("rank", os.environ.get("RANK", "")))
     return {"rank": int(rank)} if rank.isdecimal() else {}
 
 
