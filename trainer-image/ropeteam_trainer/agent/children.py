@@ -69,7 +69,7 @@ class _AfterImport:
         spec = importlib.util.find_spec(name)  # asks us again, in vain
         if spec is not None and spec.loader is not None:
             # The loader stays what it is: others ask for its type, its file, its sources.
-            spec.loader.exec_module = _followed_by(spec.loader.exec_module, hook)  # type: ignore[method-assign]
+            spec.loader.exec_module = _followed_by(spec.loader.exec_module, hook)  # type: ignore
         return spec
 
 
@@ -300,7 +300,7 @@ def _ended(code: int) -> dict[str, Any]:
     return {"signal": -code} if code < 0 else {"code": code}
 
 
-_OF_LAUNCHERS = {
+_OF_LAUNCHERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "ChildFailedError": _of_torchrun,
     "ProcessExitedException": _of_spawn,
     "ProcessRaisedException": _of_spawn,
