@@ -24,12 +24,13 @@ import click
 from ropeteam.api.job import API_VERSION, GROUP, PLURAL
 from ropeteam.api.rule import at
 from ropeteam.cli.connect import connected, kubeconfig_of
+from ropeteam.controller.bounded import TooLarge
 from ropeteam.controller.cluster import ApiClient, ApiError, Object
 from ropeteam.core.findings import Finding, Machine, Read, fail, of_machine
 from ropeteam.core.installation import Cluster, arguments, of_cluster
 from ropeteam.core.surroundings import Job, Namespace, of_job, of_namespace
 
-_TROUBLE = (ApiError, aiohttp.ClientError, OSError, TimeoutError, ValueError)
+_TROUBLE = (ApiError, aiohttp.ClientError, OSError, TimeoutError, TooLarge, ValueError)
 _SYSTEM = "ropeteam-system"
 """Where docs/install.md puts the operators: for who may not look into all namespaces."""
 _OPERATORS = "app.kubernetes.io/name=ropeteam,app.kubernetes.io/component=operator"
