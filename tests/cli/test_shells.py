@@ -68,7 +68,7 @@ def test_bash_completes_names_of_jobs(tmp_path: Path, home: Path) -> None:
             await documents.apply(client, read, tmp_path)
 
     asyncio.run(apply())
-    for command in ("watch", "logs", "snapshot"):
+    for command in ("watch", "logs", "snapshot", "doctor"):
         assert completed(command, "--home", str(home), "j") == ["job"]
         assert completed(command, "--home", str(home), "x") == []
         assert completed(command, "--home", str(home), "-n", "other", "") == []

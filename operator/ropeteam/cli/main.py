@@ -214,6 +214,30 @@ def explain(snapshot: IO[bytes]) -> None:
 
 
 @cli.command()
+@click.argument("job", shell_complete=_jobs, required=False)
+@_NAMESPACE
+@_KUBECONFIG
+@_HOME
+def doctor(job: str | None, namespace: str, kubeconfig: Path | None, home: Path) -> None:
+    """Look for what is missing: here, on a cluster, for JOB.
+
+    Changes nothing. Each line says ok, warn or FAIL, what, why, and what to do; what you may not read is not
+    known. Exit status 1: there is a FAIL.
+    """
+    from ropeteam.cli import errors
+    from ropeteam.cli.doctor import findings
+
+    async def look() -> bool:
+        failed = False
+        async for found in findings(kubeconfig, home, namespace, job):
+            click.echo(str(found))
+            failed |= found.level == "FAIL"
+        return failed
+
+    raise SystemExit(1 if errors.run(look()) else 0)
+
+
+@cli.command()
 @click.argument("manifest", type=_MANIFEST)
 def validate(manifest: Path) -> None:
     """Say what is wrong with a manifest, field by field. Exit status 2: it cannot work."""

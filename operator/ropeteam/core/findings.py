@@ -1,0 +1,118 @@
+"""What `ropeteam doctor` says: findings, and those of the machine that it runs on.
+
+What was read goes in, findings come out, in the order in which one thing needs the other. What a person may
+not read is not known, which is a warning: it may be as it should. Those of a cluster: installation.py; of
+namespaces and jobs: surroundings.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from ropeteam.api.rule import at
+
+Object = dict[str, Any]
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, how it is, and what to do about it."""
+
+    level: Level
+    what: str
+    why: str
+    todo: str = ""
+
+    def __str__(self) -> str:
+        said = f"{self.level:4} {self.what}: {' '.join(self.why.split())}"
+        return f"{said.rstrip('.')}; {self.todo}" if self.todo else said
+
+
+@dataclass(frozen=True)
+class Read:
+    """What the API server answered to one question: one object is a list of one, what is missing an empty
+    one."""
+
+    items: tuple[Object, ...] = ()
+    unknown: str = ""
+    """Why there is no answer."""
+    served: bool = True
+    """The server has this kind."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the command runs."""
+
+    python: str
+    ropeteam: str
+    torch: str
+    """Version; empty: it is not installed."""
+    kubectl: str
+    """Version; empty: none is found."""
+    linux: bool
+    home: str
+    """State folder of the local cluster."""
+    recorded: bool
+    """It holds a kubeconfig."""
+    answers: bool
+    """The cluster of that kubeconfig does."""
+    pods: int
+    """Folders of pods that it holds."""
+
+
+def ok(what: str, why: str, todo: str = "") -> Finding:
+    return Finding(Level.OK, what, why, todo)
+
+
+def warn(what: str, why: str, todo: str = "") -> Finding:
+    return Finding(Level.WARN, what, why, todo)
+
+
+def fail(what: str, why: str, todo: str = "") -> Finding:
+    return Finding(Level.FAIL, what, why, todo)
+
+
+def not_known(what: str, read: Read) -> Finding:
+    return warn(what, f"not known: {read.unknown}")
+
+
+def name_of(thing: Object) -> str:
+    return str(at(thing, "metadata.name"))
+
+
+def of_machine(seen: Machine) -> Iterator[Finding]:
+    yield ok("python", f"{seen.python}, with ropeteam {seen.ropeteam}")
+    yield ok("torch", seen.torch or "not installed: a client alone, which is enough for jobs on a cluster")
+    if seen.kubectl:
+        yield ok("kubectl", seen.kubectl)
+    else:
+        yield warn("kubectl", "not found on PATH", "install it: ropeteam has no command to list or delete")
+    yield _local_cluster(seen)
+
+
+def _local_cluster(seen: Machine) -> Finding:
+    what = "local cluster"
+    if not seen.linux:
+        return warn(what, "`ropeteam run` and `ropeteam up` need Linux", "use a container or a cluster")
+    limits = "resources.limits.memory is not enforced there"
+    if seen.answers:
+        return ok(what, f"runs in {seen.home}; {limits}")
+    if seen.recorded or seen.pods:
+        left = [f"{seen.home}/kubeconfig"] if seen.recorded else []
+        left += [f"{seen.pods} folders in {seen.home}/pods"] if seen.pods else []
+        return warn(
+            what,
+            f"does not answer, and was not ended in order: {' and '.join(left)} are left",
+            "`ropeteam up` clears them away; without it commands that name no --kubeconfig look there",
+        )
+    return ok(what, f"none runs in {seen.home}; `ropeteam up` starts one; {limits}")

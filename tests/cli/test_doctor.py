@@ -1,0 +1,162 @@
+"""`ropeteam doctor` on real clusters of this machine: one that is well, ones that refuse or are not there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from aiohttp import web
+from tests.cli import test_commands
+from tests.cli.test_commands import manifest, until
+
+from ropeteam.cli import doctor
+from ropeteam.local.apiserver import ApiServer
+from ropeteam.local.cluster import LocalCluster, kubeconfig
+from ropeteam.local.resources import ApiError
+
+home, up = test_commands.home, test_commands.up
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    """The URL of a port where nobody listens, as long as the test lasts."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def examined(*words: str, home: Path) -> tuple[int, list[str]]:
+    """Exit status and lines, of the command as a person starts it who has no cluster."""
+    environment = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
+    environment |= {"HOME": str(home)}
+    command = [sys.executable, "-m", "ropeteam.cli", "doctor", "--home", str(home), *words]
+    done = subprocess.run(command, env=environment, text=True, capture_output=True)
+    assert done.stderr == ""
+    return done.returncode, done.stdout.splitlines()
+
+
+@pytest.mark.usefixtures("up")
+def test_a_local_cluster_and_a_job_of_it_are_examined(tmp_path: Path, home: Path) -> None:
+    kubectl = os.environ.get("KUBECTL") or shutil.which("kubectl")
+    if not kubectl:
+        pytest.fail("no kubectl: install one, or say where it is in KUBECTL")
+    volume = {"persistentVolumeClaim": {"claimName": "data"}}
+    template = {"spec": {"imagePullSecrets": [{"name": "registry"}]}}
+    file = manifest(tmp_path, "pass", suspend=True, checkpoint={"volume": volume}, template=template)
+    command = [kubectl, "--kubeconfig", str(home / "kubeconfig"), "apply", "-f", str(file)]
+    subprocess.run(command, check=True, capture_output=True)
+
+    def lines() -> list[str]:
+        _, said = examined("job", home=home)
+        ready = {
+            "ok   operator: of the local cluster, ready",
+            "ok   job job: Suspended; ropeteam explain job",
+        }
+        return said if ready <= set(said) else []
+
+    said = until("the operator is ready, and has looked at the job", lines)
+    assert f"ok   cluster: of {home}/kubeconfig: answers, Kubernetes v1.32.0+ropeteam" in said
+    assert "ok   definition: TrainingJob v1alpha1, as this client knows it" in said
+    assert said[-2:] == [
+        "FAIL claim data: is not there, and pods that mount it wait; create the PersistentVolumeClaim",
+        "warn pull secret registry: is not there: images that need it are not pulled; create it in this"
+        " namespace",
+    ]
+    assert examined("job", home=home)[0] == 1
+    until("without the job all is well", lambda: examined(home=home)[0] == 0)
+
+
+def test_a_kubectl_that_is_found_tells_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kubectl = os.environ.get("KUBECTL") or shutil.which("kubectl")
+    if not kubectl:
+        pytest.fail("no kubectl: install one, or say where it is in KUBECTL")
+    (tmp_path / "kubectl").symlink_to(kubectl)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    line = next(each for each in examined(home=tmp_path)[1] if "kubectl:" in each)
+    assert line.startswith("ok   kubectl: v1.")
+    assert line.endswith(f", {tmp_path}/kubectl")
+
+
+def test_no_cluster_is_one_failure(tmp_path: Path) -> None:
+    code, said = examined(home=tmp_path)
+    assert code == 1
+    assert [line for line in said if line.startswith("FAIL")] == said[-1:]
+    assert said[-1].startswith("FAIL cluster: no cluster is known. Start a local cluster with `ropeteam up`")
+
+
+def test_a_cluster_that_was_killed_is_told_and_is_one_failure(tmp_path: Path, nowhere: str) -> None:
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig(nowhere, "token")))
+    code, said = examined(home=tmp_path)
+    assert code == 1
+    assert f"does not answer, and was not ended in order: {tmp_path}/kubeconfig are left" in "\n".join(said)
+    assert [line for line in said if line.startswith("FAIL")] == said[-1:]
+    assert said[-1].startswith(f"FAIL cluster: of {tmp_path}/kubeconfig: ")
+
+
+class _Strict(ApiServer):
+    """A cluster of somebody else, where we may read nothing, or are nobody."""
+
+    code, reason = 403, "Forbidden"
+
+    async def _answer(self, request: web.Request, parts: list[str]) -> web.StreamResponse:
+        if parts == ["version"] and self.code == 403:
+            return web.json_response({"gitVersion": "v1.36.0"})
+        raise ApiError(self.code, self.reason, f"{request.path} is forbidden")
+
+
+class _Stranger(_Strict):
+    code, reason = 401, "Unauthorized"
+
+
+async def lines_of(cluster: LocalCluster) -> list[str]:
+    return [str(found) async for found in doctor.findings(cluster.kubeconfig, cluster.home, "team", "job")]
+
+
+async def test_what_rbac_forbids_is_not_known_and_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ropeteam.local.cluster.ApiServer", _Strict)
+    async with LocalCluster(tmp_path / "home") as cluster:
+        said = await lines_of(cluster)
+    assert [line for line in said if line.startswith("FAIL")] == []
+    unknown = [line.partition(": not known: you may not read ")[::2] for line in said if "not known" in line]
+    assert unknown == [
+        ("warn definition", "definitions of kinds"),
+        ("warn operator", "deployments in all namespaces"),
+        ("warn nodes", "nodes"),
+        ("warn storage class", "storage classes"),
+        ("warn kinds of others", "which kinds are served"),
+        ("warn namespace team", "namespace team"),
+        ("warn quotas", "quotas in team"),
+        ("warn limit ranges", "limit ranges in team"),
+        ("warn network policies", "network policies in team"),
+        ("warn job job", "jobs in team"),
+    ]
+
+
+async def test_who_is_not_known_to_a_cluster_is_told_to_log_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ropeteam.local.cluster.ApiServer", _Stranger)
+    async with LocalCluster(tmp_path / "home") as cluster:
+        said = await lines_of(cluster)
+    assert said[-1] == (
+        f"FAIL cluster: of {cluster.kubeconfig}: refuses us: Unauthorized; log in anew, or name another"
+        " --kubeconfig"
+    )
+
+
+async def test_a_local_cluster_without_an_operator_is_a_failure(tmp_path: Path, nowhere: str) -> None:
+    async with LocalCluster(tmp_path / "home") as cluster:
+        none = await lines_of(cluster)
+        (cluster.home / "operator.address").write_text(nowhere.removeprefix("http://") + "\n")
+        dead = await lines_of(cluster)
+    assert f"FAIL operator: none has begun in {cluster.home}; " in "\n".join(none)
+    assert f"FAIL operator: does not answer at {nowhere}/readyz: " in "\n".join(dead)

@@ -1,0 +1,57 @@
+"""`ropeteam doctor` on a real cluster: an administrator is told that all is well, a guest what is unknown."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from tests.cluster.site import RELEASE, SYSTEM, Site
+from tests.e2e.harness import wait_for
+
+GUEST = "doctor-guest"
+
+
+def examined(kubeconfig: Path, home: Path, *words: str) -> list[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
+    command = [sys.executable, "-m", "ropeteam.cli", "doctor", "--kubeconfig", str(kubeconfig)]
+    done = subprocess.run(
+        [*command, "--home", str(home), *words], env=environment, text=True, capture_output=True
+    )
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def of_guest(site: Site, file: Path) -> Path:
+    """A kubeconfig of somebody with the role `view` in namespace default."""
+    site.lab.kubectl("create", "serviceaccount", GUEST, check=False)
+    words = ("--clusterrole=view", f"--serviceaccount=default:{GUEST}")
+    site.lab.kubectl("create", "rolebinding", GUEST, *words, check=False)
+    config = yaml.safe_load(site.lab.control.kubeconfig.read_text())
+    token = site.lab.kubectl("create", "token", GUEST)
+    name = config["contexts"][0]["context"]["user"]
+    file.write_text(yaml.safe_dump({**config, "users": [{"name": name, "user": {"token": token}}]}))
+    return file
+
+
+def test_an_installation_that_is_well_is_told_so(site: Site, tmp_path: Path) -> None:
+    wanted = {
+        "ok   definition: TrainingJob v1alpha1, as this client knows it",
+        f"ok   leader {SYSTEM}/{RELEASE}: ",
+        f"ok   operator {SYSTEM}/{RELEASE}: 2 of 2 ready, image ",
+    }
+
+    def well() -> bool:
+        said = examined(site.lab.control.kubeconfig, tmp_path)
+        return all(any(line.startswith(begin) for line in said) for begin in wanted)
+
+    wait_for("all is well", well)
+
+
+def test_who_may_read_little_is_told_what_is_not_known(site: Site, tmp_path: Path) -> None:
+    said = examined(of_guest(site, tmp_path / "guest"), tmp_path)
+    assert "warn operator: not known: you may not read deployments in all namespaces" in said
+    assert "warn nodes: not known: you may not read nodes" in said
+    assert [line for line in said if line.startswith("FAIL")] == []

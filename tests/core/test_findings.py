@@ -1,0 +1,53 @@
+"""What `ropeteam doctor` says of a machine, and how it says it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ropeteam.core.findings import Machine, fail, of_machine, ok
+
+MACHINE = Machine(
+    python="3.11.7",
+    ropeteam="1.2.3",
+    torch="2.13.0",
+    kubectl="v1.36.0, /bin/kubectl",
+    linux=True,
+    home="/home",
+    recorded=False,
+    answers=False,
+    pods=0,
+)
+
+
+def test_a_finding_is_one_line_with_what_why_and_what_to_do() -> None:
+    assert str(ok("python", "3.11")) == "ok   python: 3.11"
+    assert str(fail("claim c", "is not\nthere.", "create it")) == "FAIL claim c: is not there; create it"
+
+
+def test_a_machine_that_has_all_is_ok() -> None:
+    lines = [str(found) for found in of_machine(MACHINE)]
+    assert lines[:3] == [
+        "ok   python: 3.11.7, with ropeteam 1.2.3",
+        "ok   torch: 2.13.0",
+        "ok   kubectl: v1.36.0, /bin/kubectl",
+    ]
+    assert lines[3].startswith("ok   local cluster: none runs in /home; `ropeteam up` starts one")
+
+
+@pytest.mark.parametrize(
+    ("seen", "line"),
+    [
+        ({"torch": ""}, "ok   torch: not installed: a client alone"),
+        ({"kubectl": ""}, "warn kubectl: not found on PATH; install it"),
+        ({"linux": False}, "warn local cluster: `ropeteam run` and `ropeteam up` need Linux"),
+        ({"recorded": True, "answers": True}, "ok   local cluster: runs in /home"),
+        ({"recorded": True}, "/home/kubeconfig are left; `ropeteam up` clears them away"),
+        ({"pods": 2}, "not ended in order: 2 folders in /home/pods are left"),
+        ({"recorded": True, "pods": 2}, "/home/kubeconfig and 2 folders in /home/pods are left"),
+    ],
+)
+def test_what_a_machine_lacks_is_told(seen, line: str) -> None:
+    lines = [str(found) for found in of_machine(replace(MACHINE, **seen))]
+    assert [each for each in lines if line in each], lines

@@ -1,0 +1,218 @@
+"""What `ropeteam doctor` says of a namespace, and of a job in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ropeteam.core.findings import Read
+from ropeteam.core.surroundings import Job, Namespace, of_job, of_namespace
+
+FORBIDDEN = Read(unknown="you may not read them")
+TEAM = Namespace("team", True, Read(({"metadata": {"name": "team"}},)))
+Object = dict[str, Any]
+
+
+def said(**seen: Any) -> list[str]:
+    return [str(found) for found in of_namespace(replace(TEAM, **seen))]
+
+
+def named(name: str, **parts: Any) -> Read:
+    return Read(({"metadata": {"name": name}, **parts},))
+
+
+def test_an_empty_namespace_is_ok() -> None:
+    assert said() == [
+        "ok   namespace team: is there, Pod Security level not set",
+        "ok   quotas: none",
+        "ok   network policies: none of others cuts the ports of jobs",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("level", "line"),
+    [
+        ("restricted", "ok   namespace team: Pod Security level restricted: jobs run as user 1000"),
+        ("baseline", "ok   namespace team: Pod Security level baseline: hostPath and hostNetwork"),
+        ("privileged", "ok   namespace team: is there, Pod Security level privileged"),
+    ],
+)
+def test_a_level_says_what_is_refused(level: str, line: str) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": level}
+    assert said(itself=Read(({"metadata": {"labels": labels}},)))[0].startswith(line)
+
+
+def test_what_may_not_be_read_is_not_known_and_no_failure() -> None:
+    lines = said(itself=FORBIDDEN, quotas=FORBIDDEN, limits=FORBIDDEN, policies=FORBIDDEN)
+    assert lines == [
+        f"warn {what}: not known: you may not read them"
+        for what in ("namespace team", "quotas", "limit ranges", "network policies")
+    ]
+
+
+def test_a_namespace_that_is_not_there_is_a_failure() -> None:
+    assert said(itself=Read())[0] == (
+        "FAIL namespace team: is not there; kubectl create namespace team, or name another with -n"
+    )
+
+
+def test_a_server_without_quotas_has_none_of_the_rest() -> None:
+    assert len(said(quotas=Read(served=False))) == 1
+
+
+def test_a_quota_that_is_used_up_is_told_by_its_resource() -> None:
+    hard = {"pods": "10", "requests.memory": "1Gi", "requests.nvidia.com/gpu": "8"}
+    used = {"pods": "3", "requests.memory": "1024Mi"}
+    full = said(quotas=named("small", status={"hard": hard, "used": used}))
+    assert full[1].startswith("warn quota small: used up: requests.memory 1024Mi of 1Gi; raise it")
+    room = said(quotas=named("large", status={"hard": hard}))
+    assert room[1] == "ok   quota large: room is left for pods, requests.memory, requests.nvidia.com/gpu"
+    assert said(quotas=named("new"))[1] == "ok   quota new: room is left for everything"
+
+
+def test_a_limit_range_that_gives_limits_is_told() -> None:
+    rows = [{"type": "Pod"}, {"type": "Container"}, {"type": "Container", "default": {"memory": "512Mi"}}]
+    given = said(limits=named("small", spec={"limits": rows}))
+    assert given[2].startswith("warn limit range small: containers without limits get memory 512Mi; give")
+    assert said(limits=named("none", spec={"limits": rows[:2]})) == said()
+
+
+OURS = {"matchLabels": {"app.kubernetes.io/managed-by": "ropeteam"}}
+
+
+def policies(*specs: Object) -> Read:
+    """p0, p1 ... of somebody."""
+    return Read(
+        tuple(
+            {"metadata": {"name": f"p{number}"}, "spec": {"podSelector": {}, **spec}}
+            for number, spec in enumerate(specs)
+        )
+    )
+
+
+def cut(read: Read, guards: bool | None = True) -> str:
+    return said(policies=read, guards_jobs=guards)[-1]
+
+
+def test_egress_that_is_denied_cuts_workers_off() -> None:
+    line = cut(policies({"policyTypes": ["Egress"]}))
+    assert line == (
+        "warn network policies: pods of jobs cannot reach their coordinator (egress, port 29401), each other"
+        " (egress, all ports), DNS (egress, port 53) past p0; allow that in a policy beside it"
+        " (docs/install.md, Ports)"
+    )
+
+
+DNS: Object = {"ports": [{"port": 53, "protocol": "UDP"}]}
+
+
+@pytest.mark.parametrize(
+    ("rules", "missing"),
+    [
+        ([{}], ""),
+        ([DNS, {"to": [{"podSelector": {}}]}], ""),
+        ([DNS, {"to": [{"podSelector": OURS}]}], ""),
+        ([DNS, {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}], ""),
+        ([DNS, {"to": [{"namespaceSelector": {}}]}], ""),
+        ([DNS, {"ports": [{"port": 1024, "endPort": 65535}]}], ""),
+        ([DNS, {"ports": [{}]}], ""),
+        ([DNS, {"ports": [{"port": 29401}]}], "each other (egress, all ports)"),
+        (
+            [{"to": [{"podSelector": {}}], "ports": [{"port": "http"}, {"protocol": "TCP"}]}],
+            "DNS (egress, port 53)",
+        ),
+        (
+            [DNS, {"to": [{"podSelector": {"matchLabels": {"app": "db"}}}]}],
+            "their coordinator (egress, port 29401), each other",
+        ),
+    ],
+)
+def test_what_egress_opens_is_not_cut(rules: list[Object], missing: str) -> None:
+    line = cut(policies({"policyTypes": ["Egress"], "egress": rules}))
+    assert (f"cannot reach {missing}" in line) if missing else line.startswith("ok "), line
+
+
+def test_ingress_is_opened_by_the_policies_that_the_operator_makes() -> None:
+    deny = policies({}, {"policyTypes": ["Ingress"]})
+    assert cut(deny).startswith("ok ")
+    assert cut(deny, guards=False).startswith(
+        "warn network policies: pods of jobs cannot reach each other (ingress, all ports), the operator"
+        " (ingress, port 29402) past p0, p1; "
+    )
+    assert "past p0, p1, unless the operator makes policies for jobs; " in cut(deny, guards=None)
+    assert cut(policies({}, {"ingress": [{}]}), guards=False).startswith("ok ")
+    assert cut(policies({"policyTypes": ["Egress"], "egress": [{}]}), guards=False).startswith("ok ")
+
+
+def test_policies_of_jobs_and_those_of_other_pods_cut_nothing() -> None:
+    job = {"metadata": {"name": "j", "labels": OURS["matchLabels"]}, "spec": {"policyTypes": ["Egress"]}}
+    database = {"podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Egress"]}
+    assert cut(Read((job, *policies(database).items))).startswith("ok ")
+
+
+def condition(kind: str, status: str) -> Object:
+    return {"type": kind, "status": status, "reason": "Why", "message": "Because."}
+
+
+def a_job(state: str | None, *conditions: Object, workers: int = 2) -> Read:
+    status = {"state": state, "conditions": list(conditions)} if state else {}
+    return Read(({"spec": {"workers": workers}, "status": status},))
+
+
+def told(read: Read, namespace: str = "default", **seen: Any) -> list[str]:
+    return [str(found) for found in of_job(Job("mnist", namespace, read, **seen))]
+
+
+def test_a_job_is_told_by_its_state_or_what_is_wrong() -> None:
+    well = a_job("Complete", condition("Accepted", "True"), condition("Failed", "False"))
+    assert told(well) == ["ok   job mnist: Complete; ropeteam explain mnist"]
+    bad = a_job("Invalid", condition("Accepted", "False"), condition("Degraded", "True"))
+    assert told(bad, "lab") == [
+        "FAIL job mnist: Accepted=False, Why: Because; ropeteam explain mnist -n lab",
+        "warn job mnist: Degraded=True, Why: Because; ropeteam explain mnist -n lab",
+    ]
+    assert told(a_job(None)) == ["warn job mnist: no operator has looked at it yet; see the operator above"]
+
+
+def test_a_job_that_is_not_there_or_may_not_be_read() -> None:
+    assert told(Read()) == ["FAIL job mnist: there is no TrainingJob mnist in namespace default; see -n"]
+    assert told(FORBIDDEN) == ["warn job mnist: not known: you may not read them"]
+
+
+def a_claim(phase: str = "Bound", mode: str = "ReadWriteMany") -> Read:
+    return Read(({"spec": {"accessModes": [mode]}, "status": {"phase": phase}},))
+
+
+@pytest.mark.parametrize(
+    ("claim", "workers", "line"),
+    [
+        (a_claim(), 2, "ok   claim c: Bound, ReadWriteMany"),
+        (a_claim(mode="ReadWriteOnce"), 1, "ok   claim c: Bound, ReadWriteOnce"),
+        (
+            a_claim(mode="ReadWriteOnce"),
+            2,
+            "warn claim c: Bound, ReadWriteOnce, and several workers mount it; ",
+        ),
+        (a_claim("Pending"), 2, "warn claim c: Pending: no volume yet; kubectl describe pvc c"),
+        (Read(), 2, "FAIL claim c: is not there, and pods that mount it wait; create"),
+        (FORBIDDEN, 2, "warn claim c: not known: you may not read them"),
+    ],
+)
+def test_claims_of_a_job(claim: Read, workers: int, line: str) -> None:
+    lines = told(a_job("Complete", workers=workers), claims={"c": claim})
+    assert lines[1].startswith(line), lines
+
+
+def test_pull_secrets_and_the_service_of_a_job() -> None:
+    there = Read(({},))
+    secrets = {"a": there, "b": Read(), "c": FORBIDDEN}
+    assert told(a_job("Running"), secrets=secrets, service=there)[1:] == [
+        "ok   pull secret a: is there",
+        "warn pull secret b: is not there: images that need it are not pulled; create it in this namespace",
+        "warn pull secret c: not known: you may not read them",
+        "ok   service mnist: is there",
+    ]
+    assert told(a_job("Running"))[1].startswith("warn service mnist: is not there: agents cannot find")
+    assert told(a_job("Running"), service=FORBIDDEN)[1].startswith("warn service mnist: not known")
