@@ -92,7 +92,7 @@ FAULTS = (
     Panel(
         "Worlds",
         "Each fault costs one; it begins anew with the coordinator.",
-        {_JOB: _job("ropeteam_job_epoch")},
+        {_JOB: _job("ropeteam_job_worlds")},
     ),
     Panel(
         "Recent incidents",

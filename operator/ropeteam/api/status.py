@@ -174,7 +174,7 @@ class IncidentStatus(StatusModel):
     """One fault with all its consequences."""
 
     id: str = Field(max_length=64)
-    """Epoch that it ended (term.boot.n), or pod-<slot>-<incarnation> for a fault outside any world."""
+    """World that it ended (term.boot.n), or pod-<slot>-<incarnation> for a fault outside any world."""
     attempt: int = Field(default=0, ge=0)
     """Of which start of the whole gang. 0: an earlier release has not kept it."""
     time: AwareDatetime
