@@ -1,4 +1,5 @@
-"""Words that a user meets mean one thing: an epoch is one of the data, what ranks form is a world."""
+"""Words that a user meets mean one thing: an epoch is one of the data, what ranks form is a world; our images
+are those of one registry."""
 
 from __future__ import annotations
 
@@ -20,3 +21,11 @@ def test_no_sentence_calls_a_world_an_epoch() -> None:
 @pytest.mark.parametrize("file", ["docs/metrics.md", "tools/panels.py", "tests/api/messages.txt"])
 def test_neither_metrics_nor_panels_nor_messages_know_epochs(file: str) -> None:
     assert "epoch" not in (ROOT / file).read_text().lower()
+
+
+def test_our_images_are_named_with_their_registry_and_a_tag() -> None:
+    """`ropeteam/trainer` alone would be somebody's on Docker Hub."""
+    manifests = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.yaml"), ROOT / "README.md"]
+    named = [each for file in manifests for each in re.findall(r"image: (\S*ropeteam/\S+)", file.read_text())]
+    assert len(named) > 40
+    assert {each for each in named if not re.fullmatch(r"ghcr\.io/ropeteam/\w+:[\d.]+", each)} == set()
