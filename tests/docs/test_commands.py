@@ -95,6 +95,7 @@ def test_readme_has_no_command_that_nobody_runs():
         "docs/api.md",
         "docs/architecture.md",
         "docs/frameworks.md",
+        "docs/install.md",
         "docs/metrics.md",
         "docs/security.md",
         "CONTRIBUTING.md",
