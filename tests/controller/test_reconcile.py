@@ -302,9 +302,13 @@ async def test_a_quota_with_no_room_for_all_is_told_by_an_event_and_asked_again(
     monkeypatch.setattr(still.client, "create", refuse)
     await still.client.create(job())
     await still.caches.jobs.parts[0].list()
-    with pytest.raises(ApiError, match="exceeded quota: small"):
+
+    async def rounds() -> None:
         while True:
             await still.reconciler(KEY)
+
+    with pytest.raises(ApiError, match="exceeded quota: small"):
+        await rounds()
     events = await still.client.items(Place("Event", "default"))
     told = [event["message"] for event in events if event["reason"] == "ActionFailed"]
     assert told == [f"cannot create Pod job-1-1: {told[0].partition(': ')[2]}"]
