@@ -29,3 +29,11 @@ def test_our_images_are_named_with_their_registry_and_a_tag() -> None:
     named = [each for file in manifests for each in re.findall(r"image: (\S*ropeteam/\S+)", file.read_text())]
     assert len(named) > 40
     assert {each for each in named if not re.fullmatch(r"ghcr\.io/ropeteam/\w+:[\d.]+", each)} == set()
+
+
+@pytest.mark.parametrize("field", ["relieves", "oldPodGone", "oldPodUid", "shape", "lastEpoch", "clock"])
+def test_what_describe_shows_for_the_operator_alone_is_explained_so(field: str) -> None:
+    """The words are those of `kubectl explain`."""
+    definition = (ROOT / "crds" / "ropeteam.dev_trainingjobs.yaml").read_text()
+    [told] = re.findall(rf"^ +{field}:\n +description: '?([^:\n]+):", definition, re.MULTILINE)
+    assert told == "For the operator"
