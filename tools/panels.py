@@ -60,6 +60,8 @@ def _recovery(share: float) -> str:
 
 _TIME = "ropeteam_rank_step_seconds"
 _STEP_SECONDS = f"{_rate(f'{_TIME}_sum', _BY_RANK)} / {_rate(f'{_TIME}_count', _BY_RANK)}"
+_SHARE = f"rate({_TIME}_sum{{{_PICKED}}}[10m]) and {_TIME}_count{{{_PICKED}}} > 0"
+"""Of a rank's time; a script that reports no steps has none."""
 _JOB, _RANK = "{{namespace}}/{{job}}", "{{namespace}}/{{job}} rank {{rank}}"
 
 PROGRESS = (
@@ -92,7 +94,7 @@ FAULTS = (
     Panel(
         "Worlds",
         "Each fault costs one; it begins anew with the coordinator.",
-        {_JOB: _job("ropeteam_job_epoch")},
+        {_JOB: _job("ropeteam_job_worlds")},
     ),
     Panel(
         "Recent incidents",
@@ -131,6 +133,12 @@ FAULTS = (
     ),
 )
 RANKS = (
+    Panel(
+        "Time in steps",
+        "Of the last ten minutes, mean of ranks. The rest went into starts, faults and waiting for them.",
+        {_JOB: f"clamp_max(avg {_BY_JOB} ({_SHARE}), 1)"},
+        unit="percentunit",
+    ),
     Panel(
         "Time of a step",
         "Between two reports of a rank, whatever it does there.",

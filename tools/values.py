@@ -124,7 +124,8 @@ class Rbac(Values):
     """Rights of the operator, and roles for people."""
 
     create: bool = True
-    """Make them: a ClusterRole, or a Role in each of `namespaces`."""
+    """Make them: a ClusterRole, or a Role in each of `namespaces`. Roles for people come with the definition,
+    or where the operator has a ClusterRole."""
 
 
 class Nodes(Values):

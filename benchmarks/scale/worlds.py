@@ -83,7 +83,7 @@ class Worlds:
             term=desired.term,
             boot=0,
             phase=WorldPhase.COMPLETE if uid in self.complete else phase,
-            why=f"epoch {epoch} runs with {len(slots)} ranks" if full else "waiting for the agents",
+            why=f"world {epoch} runs with {len(slots)} ranks" if full else "waiting for the agents",
             epoch=epoch if full else None,
             world_size=len(slots) if full else 0,
             slots=slots,

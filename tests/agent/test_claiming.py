@@ -45,7 +45,7 @@ def test_only_who_writes_manifests_claims():
 def test_a_disk_that_hangs_is_told_after_a_minute():
     life = a_life().ordered(plan=a_plan())
     assert life.wait(DISK_SECONDS - 1).report.disk_owes == ""
-    assert life.wait(1).report.disk_owes == "the claim of epoch 1.0.1"
+    assert life.wait(1).report.disk_owes == "the claim of world 1.0.1"
     life.claimed(a_plan()).ordered(grant=Grant(a_ref(10), 4, (), None))
     assert life.report.disk_owes == ""
     assert life.did_a(WriteManifest)
@@ -100,7 +100,7 @@ def test_a_world_that_is_superseded_ends_with_that_reason_and_touches_no_checkpo
     assert life.did_a(KillRanks).ranks == (0, 1)
     life.died(0, 1)
     exits = {(rank.exit.fingerprint, rank.exit.message) for rank in life.report.ranks if rank.exit}
-    why = "superseded by term 2: epoch 2.0.1 has claimed the folder of checkpoints"
+    why = "superseded by term 2: world 2.0.1 has claimed the folder of checkpoints"
     assert exits == {("superseded", why)}
     assert life.report.superseded == Epoch(2, 0, 1)
     life.ordered(grant=Grant(a_ref(10, digest=""), 4, (), None), lineage=(a_ref(5),))

@@ -253,7 +253,7 @@ def test_ranks_whose_store_ends_are_killed_and_the_store_is_the_cause():
     assert life.wait(1).did_no(KillRanks), "once"
     exit = life.died(0).report.ranks[0].exit
     assert (exit.signal, exit.killed) == (9, False), "weighed as what nobody ordered"
-    assert exit.message == "the store of epoch 1.0.1 at s:1 has ended (this pod's log says why)"
+    assert exit.message == "the store of world 1.0.1 at s:1 has ended (this pod's log says why)"
 
 
 def test_ranks_that_have_not_started_yet_are_killed_when_they_have():
@@ -276,7 +276,7 @@ def test_a_plan_that_crosses_the_end_of_its_store_starts_nothing():
     life.ordered(plan=a_plan(1))
     assert life.did_no(StartRanks)
     exits = [rank.exit for rank in life.report.ranks]
-    assert [exit.message.partition(" has")[0] for exit in exits] == ["the store of epoch 1.0.1 at s:1"] * 2
+    assert [exit.message.partition(" has")[0] for exit in exits] == ["the store of world 1.0.1 at s:1"] * 2
 
 
 def test_a_plan_that_names_the_newer_store_of_its_epoch_starts():

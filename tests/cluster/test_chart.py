@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.cluster import tools
-from tests.cluster.site import CHART
+from tests.cluster.site import CHART, ROOT
 from tests.metrics.prometheus import ENDPOINTS, scrape
 from tests.metrics.test_names import ALERTS
 from tools.dashboards import files
@@ -185,6 +185,24 @@ def test_rights_are_in_the_whole_cluster_or_in_the_named_namespaces() -> None:
     assert not {"ClusterRole", "Role", "RoleBinding"} & {
         e["kind"] for e in render({"rbac": {"create": False}})
     }
+
+
+def test_in_named_namespaces_without_the_definition_nothing_is_cluster_wide() -> None:
+    off = {"enabled": False}
+    values = {"namespaces": ["a"], "crds": off, "admissionPolicy": off}
+    places = {each["metadata"].get("namespace", each["kind"]) for each in render(values)}
+    assert places == {"a", "sys"}
+    assert len(of_kind("ClusterRole", values | {"crds": {"enabled": True}})) == 2
+    assert len(of_kind("ClusterRole", {"crds": off})) == 3
+
+
+def test_the_definition_and_the_roles_of_people_can_be_installed_alone() -> None:
+    parts = ("--show-only", "templates/crds.yaml", "--show-only", "templates/people.yaml")
+    done = helm("template", "ropeteam", str(CHART), *parts)
+    assert done.returncode == 0, done.stderr
+    found = {each["metadata"]["name"] for each in yaml.safe_load_all(done.stdout)}
+    assert found == {"trainingjobs.ropeteam.dev", "ropeteam-edit", "ropeteam-view"}
+    assert " ".join(parts) in (ROOT / "docs" / "install.md").read_text()
 
 
 def test_the_operator_may_do_no_more_than_24_things() -> None:

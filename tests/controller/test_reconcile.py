@@ -288,6 +288,39 @@ async def test_a_quota_that_is_full_keeps_no_job_from_being_decided(
     assert condition(await status(still.client), "Accepted")["status"] == "True"
 
 
+async def test_a_quota_with_no_room_for_all_is_told_by_an_event_and_asked_again(
+    still: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What docs/install.md says of quotas; the local cluster enforces none."""
+    create, full = still.client.create, True
+
+    async def refuse(thing: Object, *, dry_run: bool = False) -> Object:
+        if full and thing["metadata"]["name"] == "job-1-1":
+            raise ApiError(403, 'pods "job-1-1" is forbidden: exceeded quota: small, used: pods=2')
+        return await create(thing, dry_run=dry_run)
+
+    monkeypatch.setattr(still.client, "create", refuse)
+    await still.client.create(job())
+    await still.caches.jobs.parts[0].list()
+
+    async def rounds() -> None:
+        while True:
+            await still.reconciler(KEY)
+
+    with pytest.raises(ApiError, match="exceeded quota: small"):
+        await rounds()
+    events = await still.client.items(Place("Event", "default"))
+    told = [event["message"] for event in events if event["reason"] == "ActionFailed"]
+    assert told == [f"cannot create Pod job-1-1: {told[0].partition(': ')[2]}"]
+    assert "exceeded quota: small" in told[0]
+    shown = await status(still.client)
+    assert (shown["state"], condition(shown, "Running")["reason"]) == ("Pending", "PodsStarting")
+    assert await names(still.client, "Pod") == ["job-0-1", "job-coordinator-1"], "these keep their room"
+    full = False
+    while "job-1-1" not in await names(still.client, "Pod"):
+        await still.reconciler(KEY)
+
+
 async def test_a_pod_that_the_server_refuses_is_told_in_the_servers_words(cluster: LocalCluster) -> None:
     mounts = [{"name": "nowhere", "mountPath": "/data"}]
     fetch = {"name": "fetch", "image": "i", "volumeMounts": mounts}

@@ -103,7 +103,7 @@ def test_a_pod_that_was_replaced_meanwhile_ends_the_old_world():
 def test_a_half_delivered_plan_is_superseded():
     film = Film().up(step=7)
     film.exits(1, SIGKILL)
-    film.obeys(0)  # slot 0 has got epoch 2, slot 1 not yet
+    film.obeys(0)  # slot 0 has got world 2, slot 1 not yet
     assert film.agents[0].plan != film.agents[1].plan
     film.reboots()
     film.desires()
@@ -124,9 +124,9 @@ def test_a_member_that_never_confirmed_must_show_that_it_applied_the_withdrawal(
     film.exits(0, SIGKILL)
     film.obeys(0)
     film.says(1, applied=False)
-    assert film.phase == "Stopping", "the plan of epoch 2 may still be on its way to slot 1"
+    assert film.phase == "Stopping", "the plan of world 2 may still be on its way to slot 1"
     film.says(1, applied=True)
-    assert film.phase == "Forming", "nothing but the backoff is waited for: epoch 2 made no step"
+    assert film.phase == "Forming", "nothing but the backoff is waited for: world 2 made no step"
     film.later(1)
     assert film.epoch == Epoch(1, 0, 3)
 

@@ -31,10 +31,10 @@ def late_by(film: Film, seconds: float) -> None:
 
 def test_it_is_said_until_a_minute_has_passed_without_a_late_turn() -> None:
     film = Film().up(step=3)
-    assert (film.report.late_seconds, film.report.why) == (0, "epoch 1.0.1 runs with 2 ranks")
+    assert (film.report.late_seconds, film.report.why) == (0, "world 1.0.1 runs with 2 ranks")
     late_by(film, 2.5)
     assert film.report.late_seconds == 3
-    assert film.report.why == "epoch 1.0.1 runs with 2 ranks; this coordinator is late, by up to 3 s"
+    assert film.report.why == "world 1.0.1 runs with 2 ranks; this coordinator is late, by up to 3 s"
     film.later(CALM_SECONDS - 3)
     late_by(film, 1.1)
     assert film.report.late_seconds == 3, "the most since it began"

@@ -26,7 +26,7 @@ def test_a_suspended_job_saves_where_all_ranks_meet_then_stops_and_stays():
     assert film.told(0).stop_at is None
     film.ranks(1, RankPhase.PAUSED, 7)
     assert film.told(0).stop_at == 8, "rank 0 may already be in step 8"
-    assert film.report.why == "the job is to be drained; epoch 1.0.1 waits for step 8 to be saved"
+    assert film.report.why == "the job is to be drained; world 1.0.1 waits for step 8 to be saved"
     film.ranks(0, RankPhase.DRAINED, 8)
     film.saves(8, 0)
     film.ranks(1, RankPhase.DRAINED, 8)
@@ -60,7 +60,7 @@ def test_a_pod_that_is_asked_to_leave_costs_no_step():
     film = Film(rung=2).up(step=7)
     film.says(1, leaving=True)
     assert film.phase == "Running", "others may be leaving as well"
-    assert film.report.why == "epoch 1.0.1 runs; the pod of slot 1 asked to leave, gathering others"
+    assert film.report.why == "world 1.0.1 runs; the pod of slot 1 asked to leave, gathering others"
     assert not film.told(1).leave
     film.later(1)
     assert film.phase == "Draining"
@@ -87,7 +87,7 @@ def test_pods_that_leave_within_a_second_are_one_incident():
     film.says(2, leaving=True)
     film.later(0.5)
     assert film.report.why.startswith(
-        "the pods of slots 1, 2 asked to leave; epoch 1.0.1 waits for its ranks"
+        "the pods of slots 1, 2 asked to leave; world 1.0.1 waits for its ranks"
     )
     film.ranks(0, RankPhase.PAUSED, 7)
     drain_to(film, 8)

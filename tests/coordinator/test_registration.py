@@ -124,7 +124,7 @@ def test_only_the_store_of_the_next_epoch_counts():
     film.desires()
     film.says(1)
     film.says(0, store=StoreOffer(Epoch(1, 0, 7), "10.0.0.1", 1))
-    assert film.report.why == "waiting for the store of epoch 1.0.1 in slot 0"
+    assert film.report.why == "waiting for the store of world 1.0.1 in slot 0"
 
 
 def test_a_pause_of_our_own_loop_costs_nobody_the_lease():

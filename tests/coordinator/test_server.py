@@ -32,7 +32,7 @@ async def test_two_agents_form_a_world_and_a_killed_rank_brings_the_next(served:
     report = await get_status(served.http)
     assert report.phase.value == "Running"
     assert [incident.id for incident in report.incidents] == [str(first.epoch)]
-    assert served.logged("phase=Running epoch=1.0.2")
+    assert served.logged("phase=Running world=1.0.2")
     for each in agents:
         await each.stop()
 

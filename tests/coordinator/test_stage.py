@@ -55,12 +55,12 @@ def test_each_step_on_the_way_has_a_name():
         Stage.TRAINING,
     ]
     assert sentences == [
-        "epoch 1.0.1 has started its 3 ranks; their script imports, or prepares",
-        "the 3 ranks of epoch 1.0.1 form their process group: ranks 1, 2 not in init_process_group yet",
-        "epoch 1.0.1 works on its first step with 3 ranks",
-        "epoch 1.0.1 restores its checkpoint with 3 ranks",
-        "epoch 1.0.1 works on its first step with 3 ranks",
-        "epoch 1.0.1 runs with 3 ranks",
+        "world 1.0.1 has started its 3 ranks; their script imports, or prepares",
+        "the 3 ranks of world 1.0.1 form their process group: ranks 1, 2 not in init_process_group yet",
+        "world 1.0.1 works on its first step with 3 ranks",
+        "world 1.0.1 restores its checkpoint with 3 ranks",
+        "world 1.0.1 works on its first step with 3 ranks",
+        "world 1.0.1 runs with 3 ranks",
     ]
     for slot in range(3):
         seen.exits(slot, CLEAN)
@@ -71,7 +71,7 @@ def test_ranks_that_are_not_started_yet():
     seen = Film().up()
     early = with_world(seen.state, started_at=None)
     assert stage.stage(early) is Stage.RANKS_STARTING
-    assert stage.sentence(early) == "the 2 ranks of epoch 1.0.1 are being started"
+    assert stage.sentence(early) == "the 2 ranks of world 1.0.1 are being started"
 
 
 def test_few_that_are_missed_are_named():
@@ -102,12 +102,12 @@ def test_a_script_that_tells_of_no_steps_trains_when_its_group_has_formed():
     assert ask(seen) is Stage.FIRST_STEP, "it may be in init() of our library"
     seen.later(2)
     assert ask(seen) is Stage.TRAINING
-    assert seen.report.why == "epoch 1.0.1 runs with 2 ranks; no steps are reported, so a hang is not seen"
+    assert seen.report.why == "world 1.0.1 runs with 2 ranks; no steps are reported, so a hang is not seen"
     for slot in (0, 1):
         seen.says(slot, rung=1)
     assert ask(seen) is Stage.TRAINING, "its first step is still to come, but it was said"
     seen.reaches(1)
-    assert seen.report.why == "epoch 1.0.1 runs with 2 ranks"
+    assert seen.report.why == "world 1.0.1 runs with 2 ranks"
 
 
 def test_a_script_that_uses_the_library_trains_from_its_first_step():

@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 GUIDES = [f"docs/guides/{page.name}" for page in sorted((ROOT / "docs" / "guides").glob("*.md"))]
+PYTHON = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "\n```python\n" in page.read_text()]
 PAGES = ["README.md", "docs/getting-started.md", *GUIDES]
 
 
@@ -57,11 +58,30 @@ def test_commands_of_a_guide_work(page: str, tmp_path: Path):
     commands = "\n".join(blocks(page)).replace("/tmp/", f"{tmp_path}/")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, "HOME": str(tmp_path), "PATH": path}
-    script = f"set -euxo pipefail\n{commands}"
+    snippets = "\n".join(blocks(page, "python")).replace("/tmp/", f"{tmp_path}/")
+    script = f"set -euxo pipefail\n{commands}\npython - <<'END'\n{snippets}\nEND"
     done = subprocess.run(
         ["bash", "-c", script], cwd=ROOT, env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+
+
+@pytest.mark.parametrize("page", PYTHON, ids=lambda page: page.stem)
+def test_a_snippet_imports_what_it_uses(page: Path):
+    for snippet in blocks(str(page.relative_to(ROOT)), "python"):
+        command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F", "-"]
+        done = subprocess.run(command, input=snippet, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_script_of_getting_started_trains(tmp_path: Path):
+    (tmp_path / "train.py").write_text(blocks("docs/getting-started.md", "python")[0])
+    command = ["run", "--home", str(tmp_path / "home"), "-n", "2", "--", sys.executable, "train.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ropeteam.cli", *command], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "steps: 100" in done.stdout
 
 
 def test_a_manifest_that_brings_its_code_trains_with_it(tmp_path: Path):
@@ -95,6 +115,7 @@ def test_readme_has_no_command_that_nobody_runs():
         "docs/api.md",
         "docs/architecture.md",
         "docs/frameworks.md",
+        "docs/install.md",
         "docs/metrics.md",
         "docs/security.md",
         "CONTRIBUTING.md",

@@ -45,7 +45,7 @@ class CoordinatorStatus(StatusModel):
     since: AwareDatetime | None = None
     """When this term was decided on."""
     faults: int = Field(default=0, ge=0)
-    """Coordinator pods lost in a row without an answer between; paces the next one."""
+    """For the operator: coordinator pods lost in a row without an answer between; paces the next one."""
 
 
 class SlotStatus(StatusModel):
@@ -56,19 +56,23 @@ class SlotStatus(StatusModel):
     incarnation: int = Field(default=1, ge=1)
     """Number of the pod in this slot, from 1; never reset."""
     pod_uid: str = Field(default="", max_length=64)
-    """The pod of this incarnation, once seen; if that pod is gone, the slot gets another incarnation."""
+    """UID of the pod of this incarnation, once seen; if that pod is gone, the slot gets another
+    incarnation."""
     replaced_at: AwareDatetime | None = None
-    """When the current incarnation was decided on (not set for the first)."""
+    """For the operator: when the current incarnation was decided on (not set for the first)."""
     old_pod_uid: str = Field(default="", max_length=64)
-    """The pod it replaces."""
+    """For the operator: the pod that this incarnation replaces, the old one."""
     old_pod_gone: bool = True
-    """Whether that pod can no longer write: its container ended, or fenceSeconds and a margin have passed."""
+    """For the operator: whether the old pod can no longer write, because its container has ended or
+    fenceSeconds and a margin have passed. True also where there never was one."""
     relieves: bool = False
-    """That pod is asked to leave and still holds the slot; this incarnation takes over when it has saved."""
+    """For the operator: the old pod was asked to leave and still holds the slot; this incarnation takes over
+    when that one has saved."""
     avoid_node: str = Field(default="", max_length=253)
     """Node that the current incarnation prefers to avoid."""
     faults: int = Field(default=0, ge=0)
-    """Pods of this slot lost in a row without a running world between; paces the next one."""
+    """For the operator: pods of this slot lost in a row without a running world between; paces the next
+    one."""
 
 
 class WorkersStatus(StatusModel):
@@ -152,9 +156,10 @@ class FailuresStatus(StatusModel):
     summary: str = Field(default="", max_length=32)
     """charged/allowed, for the column."""
     charges: tuple[ChargeStatus, ...] = Field(default=(), max_length=1001)
-    """The incidents behind `charged`."""
+    """For the operator: the incidents behind `charged`."""
     last_epoch: str = Field(default="", max_length=64)
-    """Newest world whose end is recorded here; older reports of the coordinator are known already."""
+    """For the operator: newest world whose end is recorded here; older reports of the coordinator are known
+    already."""
 
 
 class StagesStatus(StatusModel):
@@ -174,7 +179,7 @@ class IncidentStatus(StatusModel):
     """One fault with all its consequences."""
 
     id: str = Field(max_length=64)
-    """Epoch that it ended (term.boot.n), or pod-<slot>-<incarnation> for a fault outside any world."""
+    """World that it ended (term.boot.n), or pod-<slot>-<incarnation> for a fault outside any world."""
     attempt: int = Field(default=0, ge=0)
     """Of which start of the whole gang. 0: an earlier release has not kept it."""
     time: AwareDatetime
@@ -242,8 +247,8 @@ class JobStatus(StatusModel):
     """As whom this attempt's container `trainer` runs because Pod Security refuses it as written. Absent: as
     image and template say."""
     drops_capabilities: bool = False
-    """This attempt's container `trainer` has no capabilities, unless the template speaks of them. False: it
-    began under an earlier release, and pods that are replaced get what the others have."""
+    """For the operator: this attempt's container `trainer` has no capabilities, unless the template speaks of
+    them. False: it began under an earlier release, and pods that are replaced get what the others have."""
     slots: tuple[SlotStatus, ...] = Field(default=(), max_length=4096)
     """The workers' places and which pod holds each."""
     launcher: str = Field(default="", max_length=256)
@@ -261,17 +266,19 @@ class JobStatus(StatusModel):
     incidents: tuple[IncidentStatus, ...] = Field(default=(), max_length=10)
     """The last ten, oldest first."""
     drained: bool = False
-    """While suspending: the coordinator has said that all ranks have stopped."""
+    """For the operator, while suspending: the coordinator has said that all ranks have stopped."""
     drain_since: AwareDatetime | None = None
-    """When the drain began."""
+    """For the operator: when it asked all ranks to save and stop, because the job is
+    suspended or started anew."""
     rests_until: AwareDatetime | None = None
     """The gang found room for a part of its pods only, gave it back, and asks for all of it again then."""
     shape: str = Field(default="", max_length=64)
-    """Digest of the fields that shape pods, as of this attempt: a change while pods run is refused."""
+    """For the operator: digest of the fields that shape pods, as of this attempt. A change of one while pods
+    run is refused."""
     restarted_at: str = Field(default="", max_length=64)
-    """The value of spec.restartedAt that has been acted upon."""
+    """For the operator: the value of spec.restartedAt that has been acted upon."""
     clock: ClockStatus | None = None
-    """The job's clock, as of this status."""
+    """For the operator: the job's clock, as of this status."""
     coordinator_fault_since: AwareDatetime | None = None
     """Since when the coordinator has not answered; only for the reason CoordinatorUnreachable."""
 

@@ -43,7 +43,7 @@ class Keeper:
         try:
             listener = socket.create_server((self._address, 0), backlog=2048)
         except OSError as error:
-            log(f"no store for epoch {epoch}: cannot listen on {self._address}: {error}")
+            log(f"no store for world {epoch}: cannot listen on {self._address}: {error}")
             self._post(StoreDown(epoch))
             return
         store = self._stores[epoch] = _Store(listener)
@@ -79,6 +79,6 @@ class Keeper:
 
     def _lost(self, epoch: Epoch, store: _Store, why: str) -> None:
         if self._stores.get(epoch) is store:
-            log(f"no store for epoch {epoch}: {why}")
+            log(f"no store for world {epoch}: {why}")
             self.close(epoch)
             self._post(StoreDown(epoch))

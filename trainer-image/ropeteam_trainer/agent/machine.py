@@ -190,7 +190,7 @@ def _give_up(state: State) -> Stepped:
 def _why_none_may_live(state: State) -> ProcessExit | None:
     if state.superseded:
         by = state.superseded
-        message = f"superseded by term {by.term}: epoch {by} has claimed the folder of checkpoints"
+        message = f"superseded by term {by.term}: world {by} has claimed the folder of checkpoints"
         return ProcessExit(None, None, fingerprint="superseded", message=message)
     if state.fenced:
         message = f"no answer of a coordinator for fenceSeconds ({state.config.timeouts.fence} s)"
@@ -236,7 +236,7 @@ def _store_loss(state: State, plan: Plan) -> ProcessExit | None:
     offer = StoreOffer(plan.epoch, plan.store_host, plan.store_port)
     if offer not in state.lost_stores or state.config.servers or state.launch.per_pod:
         return None
-    text = f"the store of epoch {plan.epoch} at {offer.host}:{offer.port} has ended (this pod's log says why)"
+    text = f"the store of world {plan.epoch} at {offer.host}:{offer.port} has ended (this pod's log says why)"
     return ProcessExit(None, signal.SIGKILL, message=text)
 
 

@@ -219,7 +219,7 @@ class Agent:
         try:
             claimed = await self._on_disk(checkpoints.claim, self._settings, me.pod_uid, plan, me.keys)
         except OSError as error:
-            log(f"the folder of checkpoints cannot be claimed for epoch {plan.epoch}, trying again: {error}")
+            log(f"the folder of checkpoints cannot be claimed for world {plan.epoch}, trying again: {error}")
             self.post(ClaimFailed(plan.epoch))
         except Superseded as found:
             self._stop_for(found)

@@ -351,7 +351,7 @@ class State:
             return ""
         if self.writing:
             return f"the manifest of step {self.writing.step}"
-        return f"the claim of epoch {self.claiming}" if self.claiming else ""
+        return f"the claim of world {self.claiming}" if self.claiming else ""
 
     @property
     def may_end(self) -> bool:

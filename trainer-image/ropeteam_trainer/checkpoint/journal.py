@@ -159,7 +159,7 @@ class Superseded(Exception):
     """A newer world has claimed the run: this one may neither save nor prune any more."""
 
     def __init__(self, by: Epoch) -> None:
-        super().__init__(f"superseded by term {by.term} (epoch {by} has claimed the checkpoint folder)")
+        super().__init__(f"superseded by term {by.term} (world {by} has claimed the checkpoint folder)")
         self.by = by
 
 

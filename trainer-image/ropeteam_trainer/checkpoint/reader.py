@@ -117,7 +117,7 @@ def look(directory: Location, ref: CheckpointRef, keys: Keys = ()) -> Look:
     except codec.DecodeError as error:
         return Look(None, f"its manifest is torn or altered ({error})")
     if (manifest.step, manifest.epoch) != (ref.step, ref.epoch):
-        return Look(None, f"its manifest belongs to step {manifest.step} of epoch {manifest.epoch}")
+        return Look(None, f"its manifest belongs to step {manifest.step} of world {manifest.epoch}")
     if ref.run and not ref.digest and manifest.job_uid != ref.run:  # what is known by its hash may be a copy
         return Look(None, f"its manifest belongs to run {ascii(manifest.job_uid)[:80]}")
     names = {file.name for file in manifest.files}

@@ -39,7 +39,7 @@ def obstacle(state: State, now: float) -> str:
     if now < state.ledger.not_before:
         return "a pause before the next start, because the last world made no step"
     if offered_store(state) is None:
-        return f"the store of epoch {state.next_epoch} in slot {STORE_SLOT}"
+        return f"the store of world {state.next_epoch} in slot {STORE_SLOT}"
     return ""
 
 

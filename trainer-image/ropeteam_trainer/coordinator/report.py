@@ -143,7 +143,7 @@ def _running(state: State, _: float) -> str:
     world = state.world
     assert world is not None
     if world.leave_at is not None:
-        return f"epoch {world.plan.epoch} runs; {_pods(world.leavers)} asked to leave, gathering others"
+        return f"world {world.plan.epoch} runs; {_pods(world.leavers)} asked to leave, gathering others"
     return stage.sentence(state)
 
 
@@ -154,7 +154,7 @@ def _draining(state: State, _: float) -> str:
     goal = f"step {world.stop_at} to be saved" if world.stop_at is not None else "its ranks to pause"
     if terminating(state):
         goal = "its ranks to end after SIGTERM (a script below rung 2 saves by itself)"
-    return f"{reason}; epoch {world.plan.epoch} waits for {goal}"
+    return f"{reason}; world {world.plan.epoch} waits for {goal}"
 
 
 def _stopping(state: State, now: float) -> str:
@@ -162,7 +162,7 @@ def _stopping(state: State, now: float) -> str:
     assert world is not None
     reason = f"{fault.incident.cause.value}: {fault.incident.message}" if fault else "its plan was withdrawn"
     more = f"{_stuck(state, now)}{_meanwhile(state)}"
-    return f"ending the ranks of epoch {world.plan.epoch}, because {reason}{more}"
+    return f"ending the ranks of world {world.plan.epoch}, because {reason}{more}"
 
 
 def _stuck(state: State, now: float) -> str:

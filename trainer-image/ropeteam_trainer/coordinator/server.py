@@ -170,7 +170,7 @@ class Coordinator:
     def _tell_why(self, now: float) -> None:
         epoch = self.state.world.plan.epoch if self.state.world else None
         why = membership.why(self.state, now)
-        self.log.when_new("decision", phase=self.state.phase.value, epoch=epoch, why=why)
+        self.log.when_new("decision", phase=self.state.phase.value, world=epoch, why=why)
 
 
 class AgentLine(asyncio.BufferedProtocol):

@@ -70,18 +70,18 @@ def sentence(state: State) -> str:
     epoch, ranks = world.plan.epoch, world.plan.world_size
     match stage(state):
         case Stage.RANKS_STARTING:
-            return f"the {ranks} ranks of epoch {epoch} are being started"
+            return f"the {ranks} ranks of world {epoch} are being started"
         case Stage.SCRIPT_STARTING:
-            return f"epoch {epoch} has started its {ranks} ranks; their script imports, or prepares"
+            return f"world {epoch} has started its {ranks} ranks; their script imports, or prepares"
         case Stage.PROCESS_GROUP_FORMING:
-            return f"the {ranks} ranks of epoch {epoch} form their process group: {_missing(state)}"
+            return f"the {ranks} ranks of world {epoch} form their process group: {_missing(state)}"
         case Stage.RESTORING:
-            return f"epoch {epoch} restores its checkpoint with {ranks} ranks"
+            return f"world {epoch} restores its checkpoint with {ranks} ranks"
         case Stage.FIRST_STEP:
-            return f"epoch {epoch} works on its first step with {ranks} ranks"
+            return f"world {epoch} works on its first step with {ranks} ranks"
         case _:
             silent = "" if world.stepped else "; no steps are reported, so a hang is not seen"
-            return f"epoch {epoch} runs with {ranks} ranks{silent}"
+            return f"world {epoch} runs with {ranks} ranks{silent}"
 
 
 def _missing(state: State) -> str:

@@ -113,7 +113,7 @@ class Chief:
         """
         worker, epoch = int(head["worker"]), head["epoch"]
         if epoch < self._epochs.get(worker, []):
-            raise ConnectionError(f"worker {worker} has a newer process than that of epoch {epoch}")
+            raise ConnectionError(f"worker {worker} has a newer process than that of world {epoch}")
         self._epochs[worker] = epoch
         return worker
 

@@ -1,0 +1,39 @@
+"""Words that a user meets mean one thing: an epoch is one of the data, what ranks form is a world; our images
+are those of one registry."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [*(ROOT / "operator").rglob("*.py"), *(ROOT / "trainer-image").rglob("*.py")]
+
+
+def test_no_sentence_calls_a_world_an_epoch() -> None:
+    sentence = re.compile(r'"[^"\n]*\bepoch (?:\{|")')
+    assert len(SOURCES) > 100
+    assert {str(path): found for path in SOURCES if (found := sentence.findall(path.read_text()))} == {}
+
+
+@pytest.mark.parametrize("file", ["docs/metrics.md", "tools/panels.py", "tests/api/messages.txt"])
+def test_neither_metrics_nor_panels_nor_messages_know_epochs(file: str) -> None:
+    assert "epoch" not in (ROOT / file).read_text().lower()
+
+
+def test_our_images_are_named_with_their_registry_and_a_tag() -> None:
+    """`ropeteam/trainer` alone would be somebody's on Docker Hub."""
+    manifests = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.yaml"), ROOT / "README.md"]
+    named = [each for file in manifests for each in re.findall(r"image: (\S*ropeteam/\S+)", file.read_text())]
+    assert len(named) > 40
+    assert {each for each in named if not re.fullmatch(r"ghcr\.io/ropeteam/\w+:[\d.]+", each)} == set()
+
+
+@pytest.mark.parametrize("field", ["relieves", "oldPodGone", "oldPodUid", "shape", "lastEpoch", "clock"])
+def test_what_describe_shows_for_the_operator_alone_is_explained_so(field: str) -> None:
+    """The words are those of `kubectl explain`."""
+    definition = (ROOT / "crds" / "ropeteam.dev_trainingjobs.yaml").read_text()
+    [told] = re.findall(rf"^ +{field}:\n +description: '?([^:\n]+):", definition, re.MULTILINE)
+    assert told == "For the operator"
