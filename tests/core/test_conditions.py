@@ -64,12 +64,34 @@ def test_a_job_that_asks_for_nothing_still_says_how_much() -> None:
     assert "This job wants 2 pods." in condition(seen, ConditionType.RUNNING).message
 
 
-def test_a_missing_volume_is_named() -> None:
-    seen = starting(scheduled_message='persistentvolumeclaim "ckpt" not found')
+def named(claim: str) -> dict[str, Any]:
+    return {"persistentVolumeClaim": {"claimName": claim}}
+
+
+def test_a_missing_claim_is_told_with_the_field_that_wants_it() -> None:
+    seen = starting(
+        scheduled_message='persistentvolumeclaim "ckpt" not found', checkpoint={"volume": named("ckpt")}
+    )
     running = condition(seen, ConditionType.RUNNING)
     assert running.reason == "VolumeMissing"
     assert 'persistentvolumeclaim "ckpt" not found' in running.message
-    assert "spec.checkpoint.volume" in running.message
+    assert "spec.checkpoint.volume wants it: create the claim ckpt" in running.message
+    volumes = [{"name": "scratch", "emptyDir": {}}, {"name": "data", **named("datasets")}]
+    spec = {"workers": 2, "command": ["x"], "template": {"spec": {"volumes": volumes}}}
+    seen = starting(scheduled_message='persistentvolumeclaim "datasets" not found').but(spec=spec)
+    told = condition(seen, ConditionType.STALLED).message
+    assert "spec.template.spec.volumes[1] wants it: create the claim datasets" in told
+
+
+def test_a_claim_without_a_volume_is_told_with_all_that_the_job_names() -> None:
+    words = "pod has unbound immediate PersistentVolumeClaims"
+    seen = starting(scheduled_message=words, checkpoint={"volume": named("ckpt")})
+    told = condition(seen, ConditionType.STALLED).message
+    assert "The job's claims: ckpt (spec.checkpoint.volume); see why: kubectl describe pvc" in told
+    assert (
+        "The job's claims: none"
+        in condition(starting(scheduled_message=words), ConditionType.STALLED).message
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ropeteam.api.claims import claims
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
 from ropeteam.core import former, names, policy, unserved
@@ -238,9 +239,20 @@ def _unscheduled(view: View, pods: list[PodSeen]) -> Reason | None:
         return None
     words = waiting[0].scheduled_message
     volume = "persistentvolumeclaim" in words.lower()
-    fix = "Create the claim, or correct its name in spec.checkpoint.volume." if volume else _wants(view)
+    fix = _claim_fix(view, words) if volume else _wants(view)
     message = f"{len(waiting)} of {len(pods)} pods wait for a node. The scheduler says: {words} {fix}"
     return Reason("VolumeMissing" if volume else "Unschedulable", message, stalled=True)
+
+
+def _claim_fix(view: View, words: str) -> str:
+    """The scheduler names the claim that is not there; of one that is not bound it says only that."""
+    wanted = claims(view.spec)
+    missing = next((name for name in wanted if f'"{name}"' in words), None)
+    if missing is not None:
+        return f"{wanted[missing]} wants it: create the claim {missing}, or correct its name there."
+    named = "; ".join(f"{name} ({field})" for name, field in wanted.items())
+    look = f"see why: kubectl describe pvc -n {view.job.namespace}"
+    return f"The job's claims: {named or 'none'}; {look}"
 
 
 def _wants(view: View) -> str:
