@@ -32,15 +32,32 @@ _JOB = click.argument("job", shell_complete=_jobs)
 _MANIFEST = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
+class _Run(click.Command):
+    """Takes a command, whose options must not be taken for ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from ropeteam.cli import slips
+
+        options = (each for each in self.params if isinstance(each, click.Option))
+        takes_value = {name: not each.is_flag for each in options for name in each.opts}
+        if slip := slips.of_dashes(args, takes_value):
+            from ropeteam.cli import errors
+
+            raise errors.BadInput(slip)
+        return super().parse_args(ctx, args)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ropeteam")
 def cli() -> None:
     """Train PyTorch models on a team of workers that goes on from where it was when one of them slips."""
 
 
-@cli.command()
+@cli.command(cls=_Run)
 @click.argument("words", nargs=-1, required=True, metavar="MANIFEST | [-n N] -- COMMAND...")
-@click.option("-n", "--workers", type=click.IntRange(min=1), help="Pods; for a command without a manifest.")
+@click.option(
+    "-n", "--workers", type=click.IntRange(min=1), help="Pods; of a manifest, instead of its own number."
+)
 @click.option("--logs", "ranks", default="0", show_default=True, metavar="RANK|all|none", help="To print.")
 @_HOME
 @click.option("--keep", is_flag=True, help="Leave the cluster up when the job has ended, until Ctrl-C.")
@@ -219,9 +236,14 @@ def validate(manifest: Path) -> None:
     """Say what is wrong with a manifest, field by field. Exit status 2: it cannot work."""
     from ropeteam.api import commands
     from ropeteam.api.job import TrainingJobSpec
-    from ropeteam.cli import documents
+    from ropeteam.cli import documents, errors
 
     read = documents.read(manifest)
+    if documents.lacks_image(read.job):
+        raise errors.BadInput(
+            f"{manifest}: spec.image is missing, and a cluster refuses pods without one (`ropeteam run` on "
+            "this machine does not need it): set it to an image with Python 3.10 and your packages"
+        )
     click.echo(f"{manifest}: TrainingJob {read.name} is good")
     for note in commands.notes(TrainingJobSpec.model_validate(read.job["spec"])):
         click.echo(f"  {note}")
