@@ -127,6 +127,32 @@ def test_pods_that_wait_are_said_to_want_the_secret_that_the_job_names(word: str
     assert not condition(seen, ConditionType.STALLED).holds
 
 
+@pytest.mark.parametrize(
+    ("init", "reason", "says"),
+    [
+        (
+            {"running": True},
+            "PodsStarting",
+            "it runs, and the trainer starts when it has ended: kubectl logs -n",
+        ),
+        (
+            {"waiting_reason": "ErrImagePull"},
+            "ImagePull",
+            "ErrImagePull. Correct its image in spec.template.",
+        ),
+        ({"waiting_reason": "CrashLoopBackOff"}, "CrashLoop", "it ends again and again: see `kubectl logs"),
+        ({"waiting_reason": "CreateContainerError"}, "ContainerConfig", "CreateContainerError. Correct what"),
+    ],
+)
+def test_an_init_container_that_keeps_a_pod_is_named(init: Any, reason: str, says: str) -> None:
+    seen = starting(node="node-0", init=ContainerSeen(name="fetch", **init))
+    running = condition(seen, ConditionType.RUNNING)
+    assert running.reason == reason
+    assert f": init container fetch: {says}" in running.message
+    assert ("-c fetch" in running.message) == ("kubectl" in running.message)
+    assert condition(seen, ConditionType.STALLED).holds != ("running" in init)
+
+
 def test_what_else_is_known_comes_before_what_pods_may_wait_for() -> None:
     container = ContainerSeen(waiting_reason="ContainerCreating")
     seen = starting(node="node-0", container=container, checkpoint=SIGNED)

@@ -116,12 +116,8 @@ def incident_line(incident: IncidentStatus, over: bool = False) -> str:
     if over and seconds is None:
         return f"{what}: not recovered"
     after = "recovering" if seconds is None else f"recovered in {seconds:.1f} s"
-    return f"{what}: {after}, {steps_lost(incident)}"
-
-
-def steps_lost(incident: IncidentStatus) -> str:
     lost = incident.steps_lost
-    return "steps lost not known yet" if lost is None else f"{lost} step{'' if lost == 1 else 's'} lost"
+    return f"{what}: {after}" + ("" if lost is None else f", {lost} step{'' if lost == 1 else 's'} lost")
 
 
 class Eta:
