@@ -46,6 +46,10 @@ class Manifest:
         return str(self.job["metadata"]["name"])
 
     @property
+    def spec(self) -> TrainingJobSpec:
+        return TrainingJobSpec.model_validate(self.job["spec"])
+
+    @property
     def namespace(self) -> str:
         return str(self.job["metadata"]["namespace"])
 
@@ -64,6 +68,13 @@ def given(words: tuple[str, ...], workers: int | None) -> Manifest:
     if alone:
         raise BadInput(f"{first}: no such file or program. {_HOW}")
     return _of_command(words, workers or 1)
+
+
+def several(words: tuple[str, ...], workers: int | None) -> list[Manifest]:
+    """Manifests, or one command. Raises BadInput."""
+    if all(word.endswith(slips.MANIFESTS) for word in words):
+        return [given((word,), workers) for word in words]
+    return [given(words, workers)]
 
 
 def _written(words: tuple[str, ...], workers: int | None) -> Manifest:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ropeteam.api.claims import claims
-from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.rule import at, trainer
 from ropeteam.cli.documents import Manifest
 from ropeteam.controller.cluster import Object
@@ -28,7 +27,7 @@ def with_claims(manifest: Manifest) -> Manifest:
     """With each claim that the job names."""
     there = {each["metadata"]["name"] for each in _own_claims(manifest)}
     meta = {"namespace": manifest.namespace}
-    missing = (name for name in _named(manifest.job) if name not in there)
+    missing = (name for name in _named(manifest) if name not in there)
     made = (
         {"apiVersion": "v1", "kind": _CLAIM, "metadata": {"name": name, **meta}, "spec": _SPEC}
         for name in missing
@@ -39,7 +38,7 @@ def with_claims(manifest: Manifest) -> Manifest:
 def told(manifest: Manifest, home: Path) -> Iterator[str]:
     """Which folder each claim is. manifest: as it was written."""
     there = {each["metadata"]["name"] for each in _own_claims(manifest)}
-    for name, field in _named(manifest.job).items():
+    for name, field in _named(manifest).items():
         made = "" if name in there else f" (made here; on a real cluster {field} needs a {_CLAIM})"
         yield f"claim {name}: folder {_folder(home, manifest.namespace, name)}{made}"
 
@@ -72,8 +71,8 @@ def _mounts(job: Object, home: Path) -> Iterator[tuple[str, str]]:
         yield path, str(_folder(home, namespace, claim)) if claim else "a folder of each pod"
 
 
-def _named(job: Object) -> dict[str, str]:
-    return claims(TrainingJobSpec.model_validate(job["spec"]))
+def _named(manifest: Manifest) -> dict[str, str]:
+    return claims(manifest.spec)
 
 
 def _own_claims(manifest: Manifest) -> Iterator[Object]:

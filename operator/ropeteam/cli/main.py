@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 
@@ -40,7 +40,7 @@ class _Run(click.Command):
 
         options = (each for each in self.params if isinstance(each, click.Option))
         takes_value = {name: not each.is_flag for each in options for name in each.opts}
-        if slip := slips.of_dashes(args, takes_value):
+        if slip := slips.of_dashes(args, takes_value, ctx.info_name):
             from ropeteam.cli import errors
 
             raise errors.BadInput(slip)
@@ -207,6 +207,10 @@ def snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> N
     Values of the environment, words after --token and its like, and foreign annotations are masked. What the
     script said when it failed is not.
     """
+    click.echo(_snapshot(job, namespace, kubeconfig, home))
+
+
+def _snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> str:
     from ropeteam.cli import errors, inspect
     from ropeteam.cli.connect import connected, kubeconfig_of
 
@@ -214,19 +218,27 @@ def snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> N
         async with connected(kubeconfig_of(kubeconfig, home)) as client:
             return await inspect.snapshot(client, namespace, job)
 
-    click.echo(errors.run(take()).model_dump_json(indent=1))
+    return str(errors.run(take()).model_dump_json(indent=1))
 
 
 @cli.command()
-@click.argument("snapshot", type=click.File("rb"))
-def explain(snapshot: IO[bytes]) -> None:
-    """Say of a snapshot how the job is, and what the operator would do.
+@click.argument("job", metavar="JOB | SNAPSHOT", shell_complete=_jobs)
+@_NAMESPACE
+@_KUBECONFIG
+@_HOME
+def explain(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None:
+    """Say of a job, or of a snapshot, how it is, and what the operator would do.
 
-    Touches nothing. Of a job as it is now: `ropeteam snapshot JOB | ropeteam explain -`.
+    Touches nothing. A snapshot is a file, or `-`.
     """
     from ropeteam.cli import inspect
 
-    for line in inspect.explain(snapshot.read(), snapshot.name):
+    if job == "-" or Path(job).is_file():
+        with click.open_file(job, "rb") as file:
+            text = file.read()
+    else:
+        text = _snapshot(job, namespace, kubeconfig, home).encode()
+    for line in inspect.explain(text, job):
         click.echo(line)
 
 
@@ -249,9 +261,9 @@ def validate(manifest: Path) -> None:
         click.echo(f"  {note}")
 
 
-@cli.command()
-@click.argument("manifest", type=_MANIFEST)
-@click.option("--workers", type=click.IntRange(min=1), help="Instead of spec.workers.")
+@cli.command(cls=_Run)
+@click.argument("words", nargs=-1, required=True, metavar="MANIFEST... | [-n N] -- COMMAND...")
+@click.option("-n", "--workers", type=click.IntRange(min=1), help="Instead of spec.workers.")
 @click.option(
     "--timeout-seconds",
     type=click.IntRange(min=1),
@@ -259,20 +271,15 @@ def validate(manifest: Path) -> None:
     show_default=True,
     help="For the script to come to job.wrap().",
 )
-def plan(manifest: Path, workers: int | None, timeout_seconds: int) -> None:
-    """Say what a job would cost: ranks, memory, messages, batch.
+def plan(words: tuple[str, ...], workers: int | None, timeout_seconds: int) -> None:
+    """Say what a job would cost, or several side by side.
 
-    Runs the script on this machine up to job.wrap(), as one rank that talks to nobody and with a model that
+    Ranks, memory, messages, batch; nothing of time. Runs the script on this machine up to job.wrap(), as one rank that talks to nobody and with a model that
     takes no memory. Exit status 2: the job cannot work.
     """
-    from ropeteam.api.job import TrainingJobSpec
-    from ropeteam.cli import documents, rehearse
-    from ropeteam.cli.plan import plan_of
+    from ropeteam.cli import documents, planned
 
-    read = documents.read(manifest, workers)
-    spec = TrainingJobSpec.model_validate(read.job["spec"])
-    for line in plan_of(spec, rehearse.rehearse(spec, Path.cwd(), timeout_seconds)):
-        click.echo(line)
+    planned.show(documents.several(words, workers), timeout_seconds)
 
 
 @cli.command()

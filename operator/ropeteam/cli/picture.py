@@ -47,6 +47,8 @@ class Picture:
     refused: bool = False
     """The spec was not accepted: nothing will happen before it is changed."""
     reason: str = ""
+    since: datetime | None = None
+    """When that became so."""
     live: bool = False
     """The coordinator was asked."""
 
@@ -77,6 +79,7 @@ def picture(name: str, status: JobStatus, report: JobReport | None, now: datetim
         complete=status.holds(ConditionType.COMPLETE),
         refused=refused and not status.finished,
         reason=shown.reason if shown else "",
+        since=shown.last_transition_time if shown else None,
     )
     acts = refused or (shown is not None and shown.holds and shown.type in TO_ACT_ON)
     return _with_report(seen, report, acts) if report else seen

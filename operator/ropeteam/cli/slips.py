@@ -18,8 +18,8 @@ def of_script(words: Sequence[str], workers: int | None) -> str:
     )
 
 
-def of_dashes(words: Sequence[str], takes_value: Mapping[str, bool]) -> str:
-    """`run -n 2 torchrun train.py --lr 1`: whose is --lr? Empty: nothing is unclear.
+def of_dashes(words: Sequence[str], takes_value: Mapping[str, bool], verb: str | None) -> str:
+    """`-n 2 torchrun train.py --lr 1`: whose is --lr? Empty: nothing is unclear.
 
     takes_value: our options, and whether the next word is their value.
     """
@@ -34,7 +34,7 @@ def of_dashes(words: Sequence[str], takes_value: Mapping[str, bool]) -> str:
         theirs = ["python", *theirs]
     return (
         f"whose is {unclear}, ropeteam's or the command's? Write -- before the command:\n"
-        f"  ropeteam run {shlex.join([*ours, '--', *theirs])}"
+        f"  ropeteam {verb} {shlex.join([*ours, '--', *theirs])}"
     )
 
 
