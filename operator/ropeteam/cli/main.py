@@ -227,9 +227,9 @@ def _snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> 
 @_KUBECONFIG
 @_HOME
 def explain(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None:
-    """Say of a job, or of a snapshot, how it is, and what the operator would do.
+    """Say how a job is, and what the operator would do.
 
-    Touches nothing. A snapshot is a file, or `-`.
+    Touches nothing. Of a job in a cluster, or of a snapshot: a file, or `-`.
     """
     from ropeteam.cli import inspect
 
@@ -274,8 +274,8 @@ def validate(manifest: Path) -> None:
 def plan(words: tuple[str, ...], workers: int | None, timeout_seconds: int) -> None:
     """Say what a job would cost, or several side by side.
 
-    Ranks, memory, messages, batch; nothing of time. Runs the script on this machine up to job.wrap(), as one rank that talks to nobody and with a model that
-    takes no memory. Exit status 2: the job cannot work.
+    Ranks, memory, messages, batch; nothing of time. Runs the script on this machine up to job.wrap(), as one
+    rank that talks to nobody and with a model that takes no memory. Exit status 2: the job cannot work.
     """
     from ropeteam.cli import documents, planned
 
