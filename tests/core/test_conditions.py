@@ -64,36 +64,6 @@ def test_a_job_that_asks_for_nothing_still_says_how_much() -> None:
     assert "This job wants 2 pods." in condition(seen, ConditionType.RUNNING).message
 
 
-def named(claim: str) -> dict[str, Any]:
-    return {"persistentVolumeClaim": {"claimName": claim}}
-
-
-def test_a_missing_claim_is_told_with_the_field_that_wants_it() -> None:
-    seen = starting(
-        scheduled_message='persistentvolumeclaim "ckpt" not found', checkpoint={"volume": named("ckpt")}
-    )
-    running = condition(seen, ConditionType.RUNNING)
-    assert running.reason == "VolumeMissing"
-    assert 'persistentvolumeclaim "ckpt" not found' in running.message
-    assert "spec.checkpoint.volume wants it: create the claim ckpt" in running.message
-    volumes = [{"name": "scratch", "emptyDir": {}}, {"name": "data", **named("datasets")}]
-    spec = {"workers": 2, "command": ["x"], "template": {"spec": {"volumes": volumes}}}
-    seen = starting(scheduled_message='persistentvolumeclaim "datasets" not found').but(spec=spec)
-    told = condition(seen, ConditionType.STALLED).message
-    assert "spec.template.spec.volumes[1] wants it: create the claim datasets" in told
-
-
-def test_a_claim_without_a_volume_is_told_with_all_that_the_job_names() -> None:
-    words = "pod has unbound immediate PersistentVolumeClaims"
-    seen = starting(scheduled_message=words, checkpoint={"volume": named("ckpt")})
-    told = condition(seen, ConditionType.STALLED).message
-    assert "The job's claims: ckpt (spec.checkpoint.volume); see why: kubectl describe pvc" in told
-    assert (
-        "The job's claims: none"
-        in condition(starting(scheduled_message=words), ConditionType.STALLED).message
-    )
-
-
 @pytest.mark.parametrize(
     ("role", "fields", "says"),
     [
@@ -125,32 +95,6 @@ def test_pods_that_wait_are_said_to_want_the_secret_that_the_job_names(word: str
     assert "Secret keys (spec.checkpoint.signing.secretName)" in running.message
     assert running.message.endswith(": kubectl get secret -n lab keys")
     assert not condition(seen, ConditionType.STALLED).holds
-
-
-@pytest.mark.parametrize(
-    ("init", "reason", "says"),
-    [
-        (
-            {"running": True},
-            "PodsStarting",
-            "it runs, and the trainer starts when it has ended: kubectl logs -n",
-        ),
-        (
-            {"waiting_reason": "ErrImagePull"},
-            "ImagePull",
-            "ErrImagePull. Correct its image in spec.template.",
-        ),
-        ({"waiting_reason": "CrashLoopBackOff"}, "CrashLoop", "it ends again and again: see `kubectl logs"),
-        ({"waiting_reason": "CreateContainerError"}, "ContainerConfig", "CreateContainerError. Correct what"),
-    ],
-)
-def test_an_init_container_that_keeps_a_pod_is_named(init: Any, reason: str, says: str) -> None:
-    seen = starting(node="node-0", init=ContainerSeen(name="fetch", **init))
-    running = condition(seen, ConditionType.RUNNING)
-    assert running.reason == reason
-    assert f": init container fetch: {says}" in running.message
-    assert ("-c fetch" in running.message) == ("kubectl" in running.message)
-    assert condition(seen, ConditionType.STALLED).holds != ("running" in init)
 
 
 def test_what_else_is_known_comes_before_what_pods_may_wait_for() -> None:
