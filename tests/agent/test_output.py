@@ -101,6 +101,28 @@ async def test_what_nobody_reads_is_dropped_by_whole_lines_and_told_when_it_flow
     await pipe.says("nobody read this container's output\nrank 0 0 ")
 
 
+@pytest.mark.parametrize(
+    ("written", "count", "first"),
+    [
+        ([b"x"] * 20, 20, "x"),
+        ([b"x"] * 25, 20, "... (6 more lines in the pod's log)"),
+        ([b"x" * 5000, b"y" * 4000], 2, "... (1 more line in the pod's log)"),
+    ],
+)
+async def test_lines_that_are_missing_among_the_last_are_said_to_be(
+    pipe: Pipe, written: list[bytes], count: int, first: str
+):
+    read_end, write_end = os.pipe()
+    output = Output(read_end, "rank 0", Lines(pipe.w))
+    os.write(write_end, b"\n".join([*written, b""]))
+    os.close(write_end)
+    output.close()
+    last = output.last_lines()
+    assert (len(last), last[0]) == (count, first)
+    assert last[-1] == written[-1].decode()
+    assert len("".join(last).encode()) <= output_module.LAST_BYTES
+
+
 async def test_a_pipe_that_somebody_made_nonblocking_loses_nothing(pipe: Pipe):
     os.set_blocking(pipe.w, False)
     sink = Lines(pipe.w)

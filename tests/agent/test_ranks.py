@@ -240,6 +240,7 @@ async def test_a_shell_line_runs_once_per_pod(make_pod, coordinator):
     ("command", "reason", "word"),
     [
         (("no-such-program", "x"), "CommandNotFound", "no-such-program"),
+        (("train.py", "x"), "CommandNotFound", "begin spec.command with what runs it: [torchrun, train.py]"),
         (("python3", "no-such-script.py"), "CommandNotFound", "no-such-script.py"),
         (("torchrun", "--nnope", "x.py"), "LauncherRefused", "--nnope"),
     ],

@@ -65,3 +65,12 @@ async def test_a_zygote_that_never_is_ready_is_not_waited_for_for_ever(monkeypat
     with pytest.raises(TimeoutError):
         await client.fork("store", {}, ())
     assert client.pid is None, "it was killed, and the next one may begin"
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+async def test_an_end_is_told_unless_it_was_wanted(make_client, capfd, stopped):
+    client = make_client(STUB)
+    assert await client.fork("store", {}, ()) == 4321
+    client.stop() if stopped else os.kill(client.pid, signal.SIGKILL)
+    await until(lambda: client.pid is None, lambda: "it was killed")
+    assert ("the zygote has ended" in capfd.readouterr().err) != stopped

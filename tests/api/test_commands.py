@@ -56,8 +56,12 @@ def test_ranks_per_worker_are_those_of_the_fields_or_else_of_the_command(fields,
             {"command": ["torchrun", "--nnodes", "4", "x.py"]},
             "spec.command: --nnodes 4, but the job has 2 workers",
         ),
-        ({"command": TORCHRUN, "gpusPerWorker": 4}, "set spec.processesPerWorker to 2"),
-        ({"command": ["torchrun", "--nproc-per-node", "129", "x.py"]}, "set spec.processesPerWorker to 129"),
+        ({"command": TORCHRUN, "gpusPerWorker": 4}, "the job has 4 (spec.gpusPerWorker): set that to 2"),
+        ({"command": TORCHRUN, "processesPerWorker": 4}, "has 4 (spec.processesPerWorker): set that to 2"),
+        (
+            {"command": ["torchrun", "--nproc-per-node", "129", "x.py"]},
+            "(spec.processesPerWorker): set that to 129",
+        ),
     ],
 )
 def test_a_command_that_the_agent_would_refuse_is_refused_before(fields, words):

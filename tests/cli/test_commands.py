@@ -189,6 +189,7 @@ def test_watch_snapshot_and_explain_of_a_job_on_a_cluster(tmp_path: Path, home: 
     )
     (tmp_path / "snapshot.json").write_text(told[0])
     assert CliRunner().invoke(cli, ["explain", str(tmp_path / "snapshot.json")]).exit_code == 0
+    assert command("explain", "job").output.startswith("job: "), "as it is now"
     (folder / "go").touch()
     watched = command("watch", "job")
     assert watched.exit_code == 0, watched.output

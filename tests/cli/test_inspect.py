@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.builders import a_running_job, an_incident, reporting, seconds, unreachable, written
 from tests.controller.house import job, operator_of
 from tests.controller.waiting import until_async
 
+from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.cli import inspect
 from ropeteam.cli.errors import BadInput
 from ropeteam.controller import access
@@ -41,8 +43,8 @@ async def test_explain_replays_a_snapshot(tmp_path: Path) -> None:
     text = seen.model_dump_json().encode()
     assert Observation.model_validate_json(text) == seen
     assert seen.secret_age == 0, "read just now: not made again for a pod that waits to mount it"
-    _, why, *lines = inspect.explain(text, "file")
-    assert why == f"  decision: {decide(seen).why}"
+    lines = list(inspect.explain(text, "file"))
+    assert f"  decision: {decide(seen).why}" in lines
     assert not [line for line in lines if "create" in line], "everything is there already"
 
 
@@ -59,8 +61,9 @@ def test_explain_of_a_job_that_runs_says_how_it_is_and_what_was_last() -> None:
     first, last = an_incident(Cause.HANG), an_incident(Cause.SIGNAL, slot=1, n=2, message="SIGKILL\nstep 6")
     told = reporting(incidents=(first, replace(last, stages=Stages(first_step=900), steps_lost=3)))
     seen = a_running_job().after(told, written)
-    assert list(inspect.explain(seen.model_dump_json().encode(), "file"))[:4] == [
+    assert list(inspect.explain(seen.model_dump_json().encode(), "file"))[:5] == [
         "mnist: Running - ready 4/4",
+        "  since 2026-11-20 12:00:03 UTC, for 0s: WorldRunning",
         "  last incident 1.0.2: Signal in slot 1 (rank 1): recovered in 0.9 s, 3 steps lost - SIGKILL",
         f"  decision: {decide(seen).why}",
         "  would change nothing",
@@ -71,3 +74,24 @@ def test_explain_says_what_a_person_must_act_on() -> None:
     seen = a_running_job().after(unreachable, written, seconds(600))
     lines = list(inspect.explain(seen.model_dump_json().encode(), "file"))
     assert [line for line in lines if line.startswith("  Stalled: CoordinatorUnreachable: ")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "says"),
+    [
+        (ConditionType.ACCEPTED, "False", "  next: correct the manifest by what is said above"),
+        (ConditionType.FAILED, "True", "  next: ropeteam logs mnist -n lab; when that is mended"),
+        (ConditionType.COMPLETE, "True", ""),
+    ],
+)
+def test_explain_ends_its_summary_with_what_can_be_done(kind: ConditionType, status: str, says: str) -> None:
+    seen = a_running_job()
+    times: dict[str, Any] = {"last_transition_time": seen.now}
+    told = Condition(type=kind, status=status, reason="Why", message="It is so.", **times)
+    seen = seen.but(status=seen.status.model_copy(update={"conditions": (told,)}))
+    lines = list(inspect.explain(seen.model_dump_json().encode(), "file"))
+    assert "Why" in lines[1]
+    assert [line for line in lines if line.startswith("  next: ")] == [
+        line for line in lines if says and line.startswith(says)
+    ]
+    assert any(says in line for line in lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,31 @@ def test_a_script_is_planned_from_its_manifest_alone() -> None:
 def test_parts_that_follow_speed_are_equal_at_first_only() -> None:
     found = rows(planned(SCRIPT + WRAP + LOOP, strategy={"batch": {"globalSamples": 12, "balance": True}}))
     assert found["batch"] == "12 samples a step, in 4 parts of 3 at first, then by speed"
+
+
+@pytest.mark.usefixtures("_forked")
+def test_several_manifests_are_planned_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    planned(SCRIPT + WRAP)
+    Path("b.yaml").write_text(Path("job.yaml").read_text().replace("name: job", "name: other"))
+    result = CliRunner().invoke(cli, ["plan", "job.yaml", "b.yaml", "-n", "2", "--timeout-seconds", "600"])
+    assert result.exit_code == 0, result.output
+    head, *found = [re.split(r"\s{2,}", line.strip()) for line in result.output.splitlines() if line.strip()]
+    assert head == ["job", "other"]
+    assert ["ranks", *["2 = 2 workers x 1"] * 2] in found
+    (memory,) = (each for each in found if each[0] == "memory")
+    assert len(memory) == 3
+    assert memory[1] == memory[2]
+    assert result.output.endswith("time is not: ropeteam run measures it.\n")
+
+
+@pytest.mark.usefixtures("_forked")
+def test_a_command_is_planned_as_run_would_start_it() -> None:
+    Path("train.py").write_text(SCRIPT + WRAP)
+    command = ["plan", "-n", "3", "--timeout-seconds", "600", "--", "torchrun", "train.py"]
+    assert rows(CliRunner().invoke(cli, command))["ranks"] == "3 = 3 workers x 1"
+    forgotten = CliRunner().invoke(cli, ["plan", "torchrun", "train.py", "--lr", "1"])
+    assert "ropeteam plan -- torchrun train.py --lr 1" in forgotten.output
 
 
 @pytest.mark.usefixtures("_forked")

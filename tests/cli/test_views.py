@@ -89,8 +89,15 @@ def test_each_incident_is_told_when_it_opens_and_when_it_is_over() -> None:
         line for each in (open_, open_, KILLED, KILLED) for line in news.of(a_picture(incidents=(each,)))
     ]
     assert lines == [
-        "incident 1.0.1: Signal in slot 1 (rank 1): recovering, steps lost not known yet - killed by SIGKILL",
+        "incident 1.0.1: Signal in slot 1 (rank 1): recovering - killed by SIGKILL",
         "incident 1.0.1: Signal in slot 1 (rank 1): recovered in 2.1 s, 3 steps lost - killed by SIGKILL",
+    ]
+
+
+def test_steps_that_no_script_reports_are_not_waited_for() -> None:
+    news, unknown = News(), KILLED.model_copy(update={"steps_lost": None})
+    assert news.of(a_picture(incidents=(unknown,), step=0)) == [
+        "incident 1.0.1: Signal in slot 1 (rank 1): recovered in 2.1 s - killed by SIGKILL"
     ]
 
 

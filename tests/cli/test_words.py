@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -149,3 +150,59 @@ def test_help_shows_the_whole_summary_of_each_command() -> None:
     said = ropeteam("--help").output
     assert "  logs " in said
     assert "..." not in said.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "write"),
+    [
+        ("train.py", "ropeteam run -n 2 -- torchrun train.py"),
+        ("-- train.py --lr 1", "ropeteam run -n 1 -- python train.py --lr 1"),
+        ("-n 3 -- train.py", "ropeteam run -n 3 -- torchrun train.py"),
+        ("-n 2 torchrun train.py --lr 1", "ropeteam run -n 2 -- torchrun train.py --lr 1"),
+        ("--keep train.py -n 2", "ropeteam run --keep -- python train.py -n 2"),
+        (
+            "-n 2 --logs=all python 'my train.py' -x",
+            "ropeteam run -n 2 --logs=all -- python 'my train.py' -x",
+        ),
+        ("-n 2 -- torchrun --standalone train.py", "the job has 2 workers: leave it out"),
+        (
+            "-n 2 -- torchrun --nnodes 4 train.py",
+            "cannot work:\n  --nnodes 4, but the job has 2 workers: write -n 4",
+        ),
+        ("job.yaml", "job.yaml: no such file. To run a command: ropeteam run -n 2 -- torchrun train.py"),
+        ("nowhere", "nowhere: no such file or program. To run a command: ropeteam run"),
+        ("job.yaml python train.py", "its command stands in it, so leave out: python train.py"),
+    ],
+)
+def test_a_slip_of_the_command_line_is_answered_with_what_to_write(
+    words: str, write: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    result = ropeteam("run", *shlex.split(words))
+    assert result.exit_code == 2, result.output
+    assert write in result.output
+
+
+def test_what_can_run_is_run(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    file.write_text(GOOD)
+    assert documents.given(("job.yaml",), None).job["spec"]["workers"] == 2
+    assert documents.given(("job.yaml",), 3).job["spec"]["workers"] == 3, "of a manifest, instead"
+    file.rename("job")
+    assert documents.given(("job",), None).name == "good", "a manifest by any other name"
+    Path("train.py").write_text("#!/usr/bin/env python\n")
+    Path("train.py").chmod(0o755)
+    assert documents.given(("./train.py",), None).job["spec"]["command"] == ["./train.py"]
+    assert documents.given(("true",), 2).job["spec"]["workers"] == 2
+
+
+def test_a_manifest_without_an_image_is_good_on_this_machine_only(file: Path) -> None:
+    file.write_text(GOOD.replace("image: local, ", ""))
+    result = ropeteam("validate", str(file))
+    assert result.exit_code == 2, result.output
+    assert "spec.image is missing, and a cluster refuses pods without one" in result.output
+    assert documents.given((str(file),), None).name == "good"
+    template = "template: {spec: {containers: [{name: trainer, image: mine}]}}"
+    file.write_text(GOOD.replace("image: local", template))
+    assert ropeteam("validate", str(file)).exit_code == 0

@@ -53,3 +53,11 @@ def test_a_pod_tells_who_is_to_schedule_it_and_whether_anybody_has() -> None:
         False,
         False,
     )
+
+
+def test_the_init_container_that_a_pod_waits_for_is_known_by_name() -> None:
+    done = {"name": "first", "state": {"terminated": {"exitCode": 0}}}
+    runs = {"name": "fetch", "state": {"running": {}}}
+    seen = pod(status={"initContainerStatuses": [done, runs]})
+    assert (seen.init.name, seen.init.running) == ("fetch", True)
+    assert pod(status={"initContainerStatuses": [done]}).init.name == ""

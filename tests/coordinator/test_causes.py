@@ -45,7 +45,7 @@ def test_how_a_rank_ended_names_the_cause(how: ProcessExit, cause: Cause):
     [
         (raised(), "rank 1 exited 1: ValueError: bad lr (train.py:31)"),
         (ProcessExit(2, None), "rank 1 exited 2"),
-        (ProcessExit(2, None, last_lines=("", "error: no /x", " ")), "rank 1 exited 2: error: no /x"),
+        (ProcessExit(2, None, last_lines=("", "no /x", " ")), "rank 1 exited 2; its last line: no /x"),
         (ProcessExit(None, 9, last_lines=("step 3",)), "rank 1 was ended by SIGKILL"),
         (ProcessExit(None, 40), "rank 1 was ended by signal 40"),
         (HUNG, "rank 1 made no progress and was killed"),

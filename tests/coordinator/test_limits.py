@@ -49,7 +49,10 @@ def test_worlds_without_a_step_are_started_ever_more_slowly(worlds: int, pause: 
         film.exits(number % 2, SIGKILL)
         film.obeys()
     assert film.phase == "Forming"
-    assert film.report.why == "waiting for a pause before the next start, because the last world made no step"
+    assert (
+        film.report.why
+        == "waiting for a pause before the next start, because no step of the last world was seen"
+    )
     film.later(pause - 0.01)
     assert film.phase == "Forming"
     film.later(0.01)

@@ -64,14 +64,6 @@ def test_a_job_that_asks_for_nothing_still_says_how_much() -> None:
     assert "This job wants 2 pods." in condition(seen, ConditionType.RUNNING).message
 
 
-def test_a_missing_volume_is_named() -> None:
-    seen = starting(scheduled_message='persistentvolumeclaim "ckpt" not found')
-    running = condition(seen, ConditionType.RUNNING)
-    assert running.reason == "VolumeMissing"
-    assert 'persistentvolumeclaim "ckpt" not found' in running.message
-    assert "spec.checkpoint.volume" in running.message
-
-
 @pytest.mark.parametrize(
     ("role", "fields", "says"),
     [

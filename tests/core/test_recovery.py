@@ -302,8 +302,12 @@ def test_pods_that_never_train_fail_the_job_after_a_few_tries_at_growing_distanc
     ("end", "words"),
     [
         (
-            {"init": ContainerSeen(exit_code=1, exit_reason="Error", exit_message="no space left")},
-            "an init container exited with code 1 (Error): no space left",
+            {
+                "init": ContainerSeen(
+                    name="fetch", exit_code=1, exit_reason="Error", exit_message="no space left"
+                )
+            },
+            "init container fetch exited with code 1 (Error): no space left",
         ),
         ({"reason": "UnexpectedAdmissionError", "message": "no GPU."}, "UnexpectedAdmissionError no GPU."),
     ],

@@ -138,7 +138,7 @@ def test_the_launcher_field_decides():
         ("torchrun --rdzv x.py", ONE, "torchrun flag --rdzv is not known here"),
         ("torchrun --standalone", ONE, "required: script"),
         ("torchrun --help", ONE, "-h/--help shows help and trains nothing"),
-        ("torchrun --standalone x.py", TWO, "--standalone makes of each worker a world of its own"),
+        ("torchrun --standalone x.py", TWO, "a world of its own, the job has 2 workers: leave it out"),
         ("torchrun --nnodes=1 x.py", TWO, "--nnodes 1, but the job has 2 workers: set spec.workers to 1 or"),
         (
             "torchrun --nnodes=3:4 x.py",
@@ -150,7 +150,7 @@ def test_the_launcher_field_decides():
         (
             "torchrun --nproc-per-node 4 x.py",
             Job(1, 2),
-            "4 processes per worker, the job has 2: set spec.proc",
+            "the job has 2 (spec.processesPerWorker, or else spec.gpusPerWorker): set that to 4",
         ),
         ("torchrun -m --no-python x", ONE, "--module and --no-python exclude each other"),
         ("python -m torch.distributed.launch --no-python x", ONE, "--no-python needs --use-env"),

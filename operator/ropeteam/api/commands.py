@@ -70,5 +70,7 @@ def _analysed(spec: TrainingJobSpec) -> Launch | Problem | None:
     command = command_of(spec)
     if not command or any("$(" in word for word in command):
         return None
-    job = Job(spec.workers, spec.processes, spec.worlds.value == "PerPod")
+    gpus = spec.gpus_per_worker and not spec.processes_per_worker
+    field = "spec.gpusPerWorker" if gpus else "spec.processesPerWorker"
+    job = Job(spec.workers, spec.processes, spec.worlds.value == "PerPod", field)
     return analyse(command, config.Launcher(spec.launcher.value), job)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +13,8 @@ from typing import Any
 
 from ropeteam.api import commands, rules, strategy
 from ropeteam.api.job import API_VERSION, KIND, TrainingJobSpec
-from ropeteam.cli import manifestyaml
+from ropeteam.api.rule import trainer
+from ropeteam.cli import manifestyaml, slips
 from ropeteam.cli.errors import BadInput
 from ropeteam.controller.cluster import (
     CLUSTER_WIDE,
@@ -26,6 +29,7 @@ from ropeteam.controller.cluster import (
 WORKDIR = "ropeteam.dev/workdir"
 """Where relative paths in a command begin, on the local cluster."""
 OF_OTHERS = frozenset({"TrainJob", "PyTorchJob", "MPIJob", "JobSet", "RayJob", "TFJob"})
+_HOW = "To run a command: ropeteam run -n 2 -- torchrun train.py"
 MOST_BYTES = 3 << 20
 """Of a request to an API server."""
 
@@ -42,26 +46,54 @@ class Manifest:
         return str(self.job["metadata"]["name"])
 
     @property
+    def spec(self) -> TrainingJobSpec:
+        return TrainingJobSpec.model_validate(self.job["spec"])
+
+    @property
     def namespace(self) -> str:
         return str(self.job["metadata"]["namespace"])
 
 
 def given(words: tuple[str, ...], workers: int | None) -> Manifest:
-    """A manifest's file, or a command to run in so many pods (1). Raises BadInput."""
-    if workers is None and len(words) == 1:
-        if not Path(words[0]).is_file():
-            raise BadInput(
-                f"{words[0]}: no such file. To run a command: ropeteam run -n 2 -- torchrun train.py"
-            )
-        return read(Path(words[0]))
-    if words[0].endswith((".yaml", ".yml")):
-        raise BadInput(
-            f"{words[0]} is a manifest, which says itself how many workers there are; leave out -n"
-        )
-    spec = {"workers": workers or 1, "image": "local", "command": list(words)}
+    """A manifest's file, or a command to run in so many pods (1). Raises BadInput.
+
+    workers: of a manifest, instead of its spec.workers.
+    """
+    first, program = words[0], shutil.which(words[0])
+    alone = len(words) == 1 and program is None
+    if first.endswith(slips.MANIFESTS) or (alone and Path(first).is_file() and not first.endswith(".py")):
+        return _written(words, workers)
+    if first.endswith(".py") and program is None:
+        raise BadInput(slips.of_script(words, workers))
+    if alone:
+        raise BadInput(f"{first}: no such file or program. {_HOW}")
+    return _of_command(words, workers or 1)
+
+
+def several(words: tuple[str, ...], workers: int | None) -> list[Manifest]:
+    """Manifests, or one command. Raises BadInput."""
+    if all(word.endswith(slips.MANIFESTS) for word in words):
+        return [given((word,), workers) for word in words]
+    return [given(words, workers)]
+
+
+def _written(words: tuple[str, ...], workers: int | None) -> Manifest:
+    file, *more = words
+    if more:
+        raise BadInput(f"{file} is a manifest; its command stands in it, so leave out: {shlex.join(more)}")
+    if not Path(file).is_file():
+        raise BadInput(f"{file}: no such file. {_HOW}")
+    return read(Path(file), workers)
+
+
+def _of_command(words: tuple[str, ...], workers: int) -> Manifest:
+    spec = {"workers": workers, "image": "local", "command": list(words)}
     job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": _name_of(words)}, "spec": spec}
     if faults := list(problems(job)):
-        raise BadInput("\n  ".join(["this command cannot work:", *faults]))
+        plain = (
+            each.removeprefix("spec.command: ").replace("set spec.workers to", "write -n") for each in faults
+        )
+        raise BadInput("\n  ".join(["this command cannot work:", *plain]))
     return Manifest(_with_names(job, Path("the command")), ())
 
 
@@ -102,6 +134,11 @@ def problems(job: Object) -> Iterator[str]:
         spec = TrainingJobSpec.model_validate(job["spec"])
         yield from strategy.problems(spec.strategy, spec.workers * spec.processes)
         yield from commands.problems(spec)
+
+
+def lacks_image(job: Object) -> bool:
+    """Which `run` does without, and no cluster."""
+    return not (job["spec"].get("image") or trainer(job["spec"]).get("image"))
 
 
 async def make_namespace(client: ApiClient, name: str) -> None:

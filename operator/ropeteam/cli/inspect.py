@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
+from ropeteam.api.columns import duration
 from ropeteam.api.defaults import Defaults
+from ropeteam.api.status import JobStatus
 from ropeteam.cli.errors import BadInput
 from ropeteam.cli.follow import Follower
 from ropeteam.cli.masking import masked
@@ -53,7 +55,7 @@ async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
 
 
 def explain(text: bytes, source: str) -> Iterator[str]:
-    """How the job is, its last incident, what the operator would do, and why. Raises BadInput for a file that
+    """A summary of how the job is, then what the operator would do, and why. Raises BadInput for a file that
     is no snapshot.
     """
     try:
@@ -64,10 +66,8 @@ def explain(text: bytes, source: str) -> Iterator[str]:
         raise BadInput(
             f"{source} is no snapshot ({where}: {first['msg']}); make one: ropeteam snapshot JOB"
         ) from None
-    shown = picture(seen.metadata.name, seen.status, seen.report, seen.now)
-    yield plain_line(shown, "")
-    yield from (f"  last {line}" for line in News().of(shown)[-1:])
     decision = decide(seen)
+    yield from _summary(seen, decision.status)
     yield f"  decision: {decision.why}"
     if decision.status != seen.status:
         yield f"  would save state {decision.status.state}"
@@ -77,7 +77,23 @@ def explain(text: bytes, source: str) -> Iterator[str]:
         yield "  would change nothing"
     if decision.look_again_seconds is not None:
         yield f"  would look again within {decision.look_again_seconds:.1f} s"
+
+
+def _summary(seen: Observation, next_status: JobStatus) -> Iterator[str]:
+    """How the job is and since when, what a person must know, what was last, and what can be done."""
+    shown = picture(seen.metadata.name, seen.status, seen.report, seen.now)
+    yield plain_line(shown, "")
+    if shown.since is not None:
+        ago = duration(max(0, round((seen.now - shown.since).total_seconds())))
+        yield f"  since {shown.since:%Y-%m-%d %H:%M:%S} UTC, for {ago}: {shown.reason}"
     for kind in TO_ACT_ON:
-        found = decision.status.condition(kind)
+        found = next_status.condition(kind)
         if found is not None and found.holds:
             yield f"  {kind.value}: {found.reason}: {found.message}"
+    yield from (f"  last {line}" for line in News().of(shown)[-1:])
+    where = "" if seen.metadata.namespace == "default" else f" -n {seen.metadata.namespace}"
+    if shown.refused:
+        yield "  next: correct the manifest by what is said above, and kubectl apply it again"
+    elif shown.finished and not shown.complete:
+        again = "when that is mended, kubectl delete the job and apply it again"
+        yield f"  next: ropeteam logs {shown.name}{where}; {again}"

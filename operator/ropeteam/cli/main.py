@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 
@@ -32,15 +32,32 @@ _JOB = click.argument("job", shell_complete=_jobs)
 _MANIFEST = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
+class _Run(click.Command):
+    """Takes a command, whose options must not be taken for ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from ropeteam.cli import slips
+
+        options = (each for each in self.params if isinstance(each, click.Option))
+        takes_value = {name: not each.is_flag for each in options for name in each.opts}
+        if slip := slips.of_dashes(args, takes_value, ctx.info_name):
+            from ropeteam.cli import errors
+
+            raise errors.BadInput(slip)
+        return super().parse_args(ctx, args)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ropeteam")
 def cli() -> None:
     """Train PyTorch models on a team of workers that goes on from where it was when one of them slips."""
 
 
-@cli.command()
+@cli.command(cls=_Run)
 @click.argument("words", nargs=-1, required=True, metavar="MANIFEST | [-n N] -- COMMAND...")
-@click.option("-n", "--workers", type=click.IntRange(min=1), help="Pods; for a command without a manifest.")
+@click.option(
+    "-n", "--workers", type=click.IntRange(min=1), help="Pods; of a manifest, instead of its own number."
+)
 @click.option("--logs", "ranks", default="0", show_default=True, metavar="RANK|all|none", help="To print.")
 @_HOME
 @click.option("--keep", is_flag=True, help="Leave the cluster up when the job has ended, until Ctrl-C.")
@@ -190,6 +207,10 @@ def snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> N
     Values of the environment, words after --token and its like, and foreign annotations are masked. What the
     script said when it failed is not.
     """
+    click.echo(_snapshot(job, namespace, kubeconfig, home))
+
+
+def _snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> str:
     from ropeteam.cli import errors, inspect
     from ropeteam.cli.connect import connected, kubeconfig_of
 
@@ -197,19 +218,27 @@ def snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> N
         async with connected(kubeconfig_of(kubeconfig, home)) as client:
             return await inspect.snapshot(client, namespace, job)
 
-    click.echo(errors.run(take()).model_dump_json(indent=1))
+    return str(errors.run(take()).model_dump_json(indent=1))
 
 
 @cli.command()
-@click.argument("snapshot", type=click.File("rb"))
-def explain(snapshot: IO[bytes]) -> None:
-    """Say of a snapshot how the job is, and what the operator would do.
+@click.argument("job", metavar="JOB | SNAPSHOT", shell_complete=_jobs)
+@_NAMESPACE
+@_KUBECONFIG
+@_HOME
+def explain(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None:
+    """Say how a job is, and what the operator would do.
 
-    Touches nothing. Of a job as it is now: `ropeteam snapshot JOB | ropeteam explain -`.
+    Touches nothing. Of a job in a cluster, or of a snapshot: a file, or `-`.
     """
     from ropeteam.cli import inspect
 
-    for line in inspect.explain(snapshot.read(), snapshot.name):
+    if job == "-" or Path(job).is_file():
+        with click.open_file(job, "rb") as file:
+            text = file.read()
+    else:
+        text = _snapshot(job, namespace, kubeconfig, home).encode()
+    for line in inspect.explain(text, job):
         click.echo(line)
 
 
@@ -243,17 +272,22 @@ def validate(manifest: Path) -> None:
     """Say what is wrong with a manifest, field by field. Exit status 2: it cannot work."""
     from ropeteam.api import commands
     from ropeteam.api.job import TrainingJobSpec
-    from ropeteam.cli import documents
+    from ropeteam.cli import documents, errors
 
     read = documents.read(manifest)
+    if documents.lacks_image(read.job):
+        raise errors.BadInput(
+            f"{manifest}: spec.image is missing, and a cluster refuses pods without one (`ropeteam run` on "
+            "this machine does not need it): set it to an image with Python 3.10 and your packages"
+        )
     click.echo(f"{manifest}: TrainingJob {read.name} is good")
     for note in commands.notes(TrainingJobSpec.model_validate(read.job["spec"])):
         click.echo(f"  {note}")
 
 
-@cli.command()
-@click.argument("manifest", type=_MANIFEST)
-@click.option("--workers", type=click.IntRange(min=1), help="Instead of spec.workers.")
+@cli.command(cls=_Run)
+@click.argument("words", nargs=-1, required=True, metavar="MANIFEST... | [-n N] -- COMMAND...")
+@click.option("-n", "--workers", type=click.IntRange(min=1), help="Instead of spec.workers.")
 @click.option(
     "--timeout-seconds",
     type=click.IntRange(min=1),
@@ -261,20 +295,15 @@ def validate(manifest: Path) -> None:
     show_default=True,
     help="For the script to come to job.wrap().",
 )
-def plan(manifest: Path, workers: int | None, timeout_seconds: int) -> None:
-    """Say what a job would cost: ranks, memory, messages, batch.
+def plan(words: tuple[str, ...], workers: int | None, timeout_seconds: int) -> None:
+    """Say what a job would cost, or several side by side.
 
-    Runs the script on this machine up to job.wrap(), as one rank that talks to nobody and with a model that
-    takes no memory. Exit status 2: the job cannot work.
+    Ranks, memory, messages, batch; nothing of time. Runs the script on this machine up to job.wrap(), as one
+    rank that talks to nobody and with a model that takes no memory. Exit status 2: the job cannot work.
     """
-    from ropeteam.api.job import TrainingJobSpec
-    from ropeteam.cli import documents, rehearse
-    from ropeteam.cli.plan import plan_of
+    from ropeteam.cli import documents, planned
 
-    read = documents.read(manifest, workers)
-    spec = TrainingJobSpec.model_validate(read.job["spec"])
-    for line in plan_of(spec, rehearse.rehearse(spec, Path.cwd(), timeout_seconds)):
-        click.echo(line)
+    planned.show(documents.several(words, workers), timeout_seconds)
 
 
 @cli.command()

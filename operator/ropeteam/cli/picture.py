@@ -47,6 +47,8 @@ class Picture:
     refused: bool = False
     """The spec was not accepted: nothing will happen before it is changed."""
     reason: str = ""
+    since: datetime | None = None
+    """When that became so."""
     live: bool = False
     """The coordinator was asked."""
 
@@ -77,6 +79,7 @@ def picture(name: str, status: JobStatus, report: JobReport | None, now: datetim
         complete=status.holds(ConditionType.COMPLETE),
         refused=refused and not status.finished,
         reason=shown.reason if shown else "",
+        since=shown.last_transition_time if shown else None,
     )
     acts = refused or (shown is not None and shown.holds and shown.type in TO_ACT_ON)
     return _with_report(seen, report, acts) if report else seen
@@ -116,12 +119,8 @@ def incident_line(incident: IncidentStatus, over: bool = False) -> str:
     if over and seconds is None:
         return f"{what}: not recovered"
     after = "recovering" if seconds is None else f"recovered in {seconds:.1f} s"
-    return f"{what}: {after}, {steps_lost(incident)}"
-
-
-def steps_lost(incident: IncidentStatus) -> str:
     lost = incident.steps_lost
-    return "steps lost not known yet" if lost is None else f"{lost} step{'' if lost == 1 else 's'} lost"
+    return f"{what}: {after}" + ("" if lost is None else f", {lost} step{'' if lost == 1 else 's'} lost")
 
 
 class Eta:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.strategy import of_contract
@@ -18,7 +18,20 @@ _WRAP = "model, optimizer = job.wrap(model, optimizer)"
 _ADVICE = f"to see it planned, and to split it by spec.strategy, call {_WRAP}"
 
 
+TIME = "Memory and bytes are predicted, time is not: ropeteam run measures it."
+Row = tuple[str, str]
+"""Of what, and the figures; a row without a name goes on with the one before."""
+
+
 def plan_of(spec: TrainingJobSpec, answer: Answer | str) -> Iterator[str]:
+    return lines(rows_of(spec, answer))
+
+
+def lines(rows: Sequence[Row]) -> Iterator[str]:
+    return (f"{name:<{_WIDTH}}{text}" for name, text in rows)
+
+
+def rows_of(spec: TrainingJobSpec, answer: Answer | str) -> list[Row]:
     """answer: the script's, or why there is none. Raises BadInput for what cannot work."""
     strategy = of_contract(spec.strategy) if spec.strategy else Strategy()
     grid = layout(strategy, spec.workers * spec.processes)
@@ -39,7 +52,19 @@ def plan_of(spec: TrainingJobSpec, answer: Answer | str) -> Iterator[str]:
         rows += [("bubble", _bubble(strategy, grid, pieces)), ("batch", _batch(strategy, grid, pieces))]
         rows += [("learning rate", _rate(strategy, model))]
         rows += [("not counted", note) for note in _notes(model, strategy, grid, pieces)] if model else []
-    return (f"{name:<{_WIDTH}}{text}" for name, text in rows)
+    return rows
+
+
+def side_by_side(plans: Sequence[Sequence[Row]]) -> Iterator[tuple[str, ...]]:
+    """The name of each row, and what each plan says there."""
+    cells: dict[str, list[list[str]]] = {}
+    for number, rows in enumerate(plans):
+        last = ""
+        for name, text in rows:
+            last = name or last
+            cells.setdefault(last, [[] for _ in plans])[number].append(text)
+    for name, found in cells.items():
+        yield (name, *("\n".join(texts) or "-" for texts in found))
 
 
 def _refusal(sentences: tuple[str, ...]) -> BadInput:
@@ -104,7 +129,7 @@ def _batch(strategy: Strategy, grid: Layout, pieces: int | None) -> str:
         cut = f", in {_count(pieces, 'piece')}" if pieces > 1 else ""
     ways = _count(grid.data_ways, "part")
     if samples is None:
-        return f"as the script says, in {ways}{cut} (strategy.batch.globalSamples decides it here)"
+        return f"as the script says, in {ways}{cut} (spec.strategy.batch.globalSamples would set it)"
     later = " at first, then by speed" if strategy.batch.balance else ""
     return f"{samples} samples a step, in {ways} of {math.ceil(samples / grid.data_ways)}{later}{cut}"
 

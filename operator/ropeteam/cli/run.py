@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 from rich.console import Console
 
-from ropeteam.cli import documents
+from ropeteam.cli import documents, folders
 from ropeteam.cli.connect import connected
 from ropeteam.cli.errors import Trouble
 from ropeteam.cli.follow import Follower
@@ -20,8 +20,8 @@ from ropeteam.cli.logs import Logs
 from ropeteam.cli.picture import Picture
 from ropeteam.cli.report import report
 from ropeteam.cli.screen import Screen, screen
-from ropeteam.cli.up import LocalStack
-from ropeteam.controller.cluster import ApiClient, ApiError, Object
+from ropeteam.cli.up import LocalStack, Say
+from ropeteam.controller.cluster import ApiClient, ApiError, Object, Place
 
 _LAST_LOOK_SECONDS = 2.0
 
@@ -56,25 +56,45 @@ async def train(
     is deleted meanwhile."""
     with screen(console) as shown:
         async with AsyncExitStack() as stack:
-            local = await stack.enter_async_context(LocalStack(home, shown.say))
+            local = await _started(stack, LocalStack(home, shown.say), manifest)
             client = await stack.enter_async_context(connected(local.kubeconfig))
             await documents.make_namespace(client, manifest.namespace)
-            await documents.apply(client, manifest, Path.cwd())
+            await documents.apply(client, folders.with_claims(manifest), Path.cwd())
+            for line in folders.told(manifest, local.home):
+                shown.say(line)
             follower = Follower(client, manifest.namespace, manifest.name)
-            folder = _empty(local.home / "logs" / manifest.namespace / manifest.name)
+            folder = _fresh(local.home / "logs" / manifest.namespace / manifest.name, shown.say)
             logs = Logs(client, follower, ranks, shown.output, folder)
             try:
                 ending = await _to_the_end(local, follower, client, shown, logs, alongside)
             except asyncio.CancelledError:
                 await _say_where_it_stood(follower, local.home, shown, folder)
                 raise
-            for line in [*report(ending.job, local.home), *await _failure(ending, follower)]:
+            failure = await _failure(ending, follower)
+            hints = folders.hints(ending.job, failure, local.home)
+            for line in [*report(ending.job, local.home), *failure, *(f"  {hint}" for hint in hints)]:
                 shown.say(line)
             shown.say(f"  logs of all ranks: {folder}")
             if keep:
                 shown.say(f"export KUBECONFIG={local.kubeconfig}\nthe cluster stays until Ctrl-C")
                 await local.cluster_ended()
             return ending
+
+
+async def _started(stack: AsyncExitStack, local: LocalStack, manifest: documents.Manifest) -> LocalStack:
+    """Raises Trouble. If a cluster is in the way that has a job of this name: with that."""
+    try:
+        return await stack.enter_async_context(local)
+    except Trouble as error:
+        with suppress(ApiError, aiohttp.ClientError, OSError, TimeoutError):
+            async with asyncio.timeout(_LAST_LOOK_SECONDS), connected(local.kubeconfig) as client:
+                there = await client.get(Place.of(manifest.job))
+                state = (there.get("status") or {}).get("state") or "there"
+                raise Trouble(
+                    f"{error}\n  a job {manifest.name} is {state} in it: ropeteam watch {manifest.name} "
+                    f"-n {manifest.namespace} --home {local.home}"
+                ) from None
+        raise
 
 
 async def _say_where_it_stood(follower: Follower, home: Path, shown: Screen, logs: Path) -> None:
@@ -87,9 +107,13 @@ async def _say_where_it_stood(follower: Follower, home: Path, shown: Screen, log
     shown.say(f"  interrupted; logs of all ranks: {logs}")
 
 
-def _empty(folder: Path) -> Path:
-    """Without what an earlier job of that name has left."""
-    shutil.rmtree(folder, ignore_errors=True)
+def _fresh(folder: Path, say: Say) -> Path:
+    """Empty. What a run of that name has left before goes beside it, in place of the run before that."""
+    if folder.exists():
+        previous = folder.with_name(f"{folder.name}.previous")  # no job has a dot in its name
+        shutil.rmtree(previous, ignore_errors=True)
+        folder.rename(previous)
+        say(f"logs of the run before: {previous}")
     folder.mkdir(parents=True)
     return folder
 

@@ -107,7 +107,8 @@ class News:
     def of(self, seen: Picture) -> list[str]:
         lines = []
         for incident in seen.incidents:
-            recovered = recovery_seconds(incident) is not None and incident.steps_lost is not None
+            counted = incident.steps_lost is not None or not seen.step  # a script may report none
+            recovered = recovery_seconds(incident) is not None and counted
             if (incident.id, recovered) not in self._told:
                 self._told |= {(incident.id, recovered), (incident.id, False)}
                 what = incident_line(incident, seen.finished)

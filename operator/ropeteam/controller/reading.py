@@ -244,8 +244,9 @@ def _container(statuses: list[Object], name: str) -> ContainerSeen:
 
 def _pending_init(statuses: list[Object]) -> ContainerSeen:
     """The first init container that has not succeeded."""
-    seen = (_seen(each) for each in statuses)
-    return next((each for each in seen if each.exit_code != 0), ContainerSeen())
+    seen = ((each["name"], _seen(each)) for each in statuses)
+    found = next(((name, each) for name, each in seen if each.exit_code != 0), None)
+    return found[1].model_copy(update={"name": found[0]}) if found else ContainerSeen()
 
 
 def _seen(container: Object) -> ContainerSeen:

@@ -110,7 +110,7 @@ def last_words(pod: PodSeen) -> str:
     if pod.container.exit_code is not None:
         return _ending("container trainer", pod.container)
     if pod.init.exit_code is not None:
-        return _ending("an init container", pod.init)
+        return _ending(f"init container {pod.init.name}", pod.init)
     return " ".join(word for word in (f"phase {pod.phase}.", pod.reason, pod.message) if word)
 
 

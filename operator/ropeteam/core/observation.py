@@ -31,8 +31,10 @@ class Role(StrEnum):
 
 
 class ContainerSeen(Seen):
-    """The trainer container (or the coordinator's)."""
+    """The trainer container (or the coordinator's), or an init container."""
 
+    name: str = ""
+    """Of an init container."""
     running: bool = False
     waiting_reason: str = ""
     waiting_message: str = ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ropeteam.api.claims import claims
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
 from ropeteam.core import former, names, policy, unserved
@@ -208,6 +209,7 @@ def obstacles(view: View) -> Reason | None:
         or _unreachable(view)
         or _unproven(view)
         or _mounts_keys(view, pods)
+        or _initializes(view, pods)
     )
 
 
@@ -238,9 +240,20 @@ def _unscheduled(view: View, pods: list[PodSeen]) -> Reason | None:
         return None
     words = waiting[0].scheduled_message
     volume = "persistentvolumeclaim" in words.lower()
-    fix = "Create the claim, or correct its name in spec.checkpoint.volume." if volume else _wants(view)
+    fix = _claim_fix(view, words) if volume else _wants(view)
     message = f"{len(waiting)} of {len(pods)} pods wait for a node. The scheduler says: {words} {fix}"
     return Reason("VolumeMissing" if volume else "Unschedulable", message, stalled=True)
+
+
+def _claim_fix(view: View, words: str) -> str:
+    """The scheduler names the claim that is not there; of one that is not bound it says only that."""
+    wanted = claims(view.spec)
+    missing = next((name for name in wanted if f'"{name}"' in words), None)
+    if missing is not None:
+        return f"{wanted[missing]} wants it: create the claim {missing}, or correct its name there."
+    named = "; ".join(f"{name} ({field})" for name, field in wanted.items())
+    look = f"see why: kubectl describe pvc -n {view.job.namespace}"
+    return f"The job's claims: {named or 'none'}; {look}"
 
 
 def _wants(view: View) -> str:
@@ -263,16 +276,33 @@ def _wants(view: View) -> str:
 def _stuck(pods: list[PodSeen]) -> Reason | None:
     for pod in pods:
         for container in (pod.init, pod.container):
-            word = container.waiting_reason
+            word, which = container.waiting_reason, _which(container)
             if word in _IMAGE:
                 return Reason("ImagePull", _image_words(pod, container), stalled=True)
             if word in _CONFIG:
                 words = f"{container.waiting_message or word}. Correct what the pod refers to."
-                return Reason("ContainerConfig", f"Pod {pod.name}: {words}", stalled=True)
+                return Reason("ContainerConfig", f"Pod {pod.name}: {which}{words}", stalled=True)
             if word == "CrashLoopBackOff":
-                message = f"Pod {pod.name} ends again and again: see `kubectl logs {pod.name}`."
+                logs = f"kubectl logs {pod.name}{f' -c {container.name}' if which else ''}"
+                message = f"Pod {pod.name}: {which}it ends again and again: see `{logs}`."
                 return Reason("CrashLoop", message, stalled=True)
     return None
+
+
+def _which(container: ContainerSeen) -> str:
+    return f"init container {container.name}: " if container.name else ""
+
+
+def _initializes(view: View, pods: list[PodSeen]) -> Reason | None:
+    """A script of the user's that takes its time, and is no part of the training."""
+    pod = next((each for each in pods if each.init.running), None)
+    if pod is None:
+        return None
+    message = (
+        f"Pod {pod.name}: {_which(pod.init)}it runs, and the trainer starts when it has ended: "
+        f"kubectl logs -n {view.job.namespace} {pod.name} -c {pod.init.name}"
+    )
+    return Reason("PodsStarting", message)
 
 
 def _keys_wanted(view: View, pods: list[PodSeen]) -> tuple[str, list[ContainerSeen]]:
@@ -308,7 +338,9 @@ def _image_words(pod: PodSeen, container: ContainerSeen) -> str:
         fix = "Set the operator's image so that this cluster can pull it."
     elif container is pod.init:
         fix = "Correct its image in spec.template."
-    return f"Pod {pod.name}: {container.waiting_message or container.waiting_reason}. {fix}"
+    return (
+        f"Pod {pod.name}: {_which(container)}{container.waiting_message or container.waiting_reason}. {fix}"
+    )
 
 
 def _unreachable(view: View) -> Reason | None:

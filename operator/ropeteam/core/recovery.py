@@ -89,11 +89,11 @@ def new_address(view: View, status: JobStatus) -> Answer | None:
 
 
 def replace_all(view: View, status: JobStatus) -> Answer | None:
-    """Two gang starts in a row made no step, so it may be the pods: a new attempt with new ones."""
+    """Of two gang starts in a row no step was seen, so it may be the pods: a new attempt with new ones."""
     if view.report is None or not view.report.replace_all:
         return None
     opened = gang.open_attempt(view, status)
-    why = f"two starts of the gang made no step: attempt {opened.attempt} with new pods"
+    why = f"no step was seen of two starts of the gang: attempt {opened.attempt} with new pods"
     return live(view, opened, why)
 
 

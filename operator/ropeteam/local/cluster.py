@@ -63,7 +63,8 @@ class LocalCluster:
     async def _start(self) -> None:
         self.home.mkdir(0o700, parents=True, exist_ok=True)  # logs and checkpoints are not everybody's
         if not _lock(self._locks, self.home / "lock"):
-            way = "use it (kubectl apply), stop it, or choose another --home"
+            way = "use it (kubectl apply), end it (Ctrl-C where `ropeteam run` or `ropeteam up` runs), or "
+            way += "choose another --home"
             raise ClusterError(f"another cluster runs in {self.home}: {way}")
         network = _take_network(self._locks)
         _remove_pods(self.home)

@@ -18,6 +18,8 @@ from ropeteam_trainer.lines import STDOUT, Lines
 
 LAST_LINES = 20
 LAST_BYTES = 4096
+_LAST_LINE = LAST_BYTES - 64
+"""And room to say what is missing."""
 MOST_NOTED = 10_000
 """The stacks of a process have so many lines at most: of 100 threads, 100 frames of each."""
 _LONGEST_LINE = 1 << 16
@@ -37,6 +39,7 @@ class Output:
         self._bar_at = float("-inf")
         """When a line of a progress bar was forwarded last."""
         self._last: deque[bytes] = deque(maxlen=LAST_LINES)
+        self._written = 0
         self._noted: list[bytes] | None = None
         self._aside = False
         self._loop = asyncio.get_running_loop()
@@ -63,15 +66,19 @@ class Output:
         return tuple(line.decode(errors="replace") for line in self._noted or ())
 
     def last_lines(self) -> tuple[str, ...]:
-        """Newest last."""
+        """Newest last; what is left out before them is said to be."""
         lines: deque[str] = deque()
-        room = LAST_BYTES
+        room = _LAST_LINE
         for line in reversed(self._last):
-            text = line[-LAST_BYTES:].decode(errors="replace")
+            text = line[-_LAST_LINE:].decode(errors="replace")
             room -= len(text.encode())
             if room < 0:
                 break
             lines.appendleft(text)
+        if self._written > len(lines):
+            kept = tuple(lines)[-(LAST_LINES - 1) :]
+            missing = self._written - len(kept)
+            return (f"... ({missing} more line{'s' * (missing > 1)} in the pod's log)", *kept)
         return tuple(lines)
 
     def _listen(self) -> None:
@@ -115,6 +122,7 @@ class Output:
     def _forward(self, lines: list[bytes]) -> None:
         if not self._aside:
             self._last.extend(lines)
+            self._written += len(lines)
         if self._noted is not None:
             room = max(0, MOST_NOTED - len(self._noted))
             self._noted += [line[:LAST_BYTES] for line in lines[:room]]

@@ -121,11 +121,11 @@ def _command(launch: Launch, environ: Mapping[str, str]) -> Problem | None:
     # torchrun itself is never run, but it names the interpreter.
     program = launch.argv[0] if launch.run is Run.COMMAND else launch.program
     if shutil.which(program, path=environ.get("PATH")) is None:
-        return Problem(
-            FailReason.COMMAND_NOT_FOUND,
-            f"{program} is not in the image: correct spec.command or spec.image"
-            f" (PATH is {environ.get('PATH')})",
-        )
+        fix = "correct spec.command or spec.image"
+        if program.endswith(".py"):
+            fix = f"a script is no program, begin spec.command with what runs it: [torchrun, {program}]"
+        text = f"{program} is not in the image: {fix} (PATH is {environ.get('PATH')})"
+        return Problem(FailReason.COMMAND_NOT_FOUND, text)
     folder = Path.cwd() / launch.cwd
     if launch.run in (Run.SCRIPT, Run.RUN_PATH) and not (folder / launch.argv[0]).exists():
         return Problem(

@@ -52,7 +52,7 @@ class ZygoteClient:
         self._turn, self._end = asyncio.Lock(), asyncio.Event()
         self._broken, self._failed_imports = broken, 0
         self.pid: int | None = None
-        self.is_warm = False
+        self.is_warm = self._stopped = False
         self._warming: asyncio.Future[None] | None = None
 
     def start(self) -> None:
@@ -74,6 +74,7 @@ class ZygoteClient:
             os.close(write_end)
         ours.setblocking(False)
         self._socket, self._turn, self.is_warm = ours, asyncio.Lock(), False
+        self._stopped = False
         self._end = asyncio.Event()
         self._reaper.watch(self.pid, self._ended)
         self._ready = background(self._first_answer(ours))
@@ -106,6 +107,7 @@ class ZygoteClient:
         return int(answer["pid"])
 
     def stop(self) -> None:
+        self._stopped = True
         if self.pid is not None:
             kill(self.pid)
 
@@ -146,7 +148,8 @@ class ZygoteClient:
         return dict(json.loads(data[4:]))
 
     def _ended(self, status: int) -> None:
-        log(f"the zygote has ended (status {status})")
+        if not self._stopped:
+            log(f"the zygote has ended (status {status})")
         self._end.set()
         self.pid, self.is_warm = None, False
         self._output.close()

@@ -190,12 +190,14 @@ def describe(rank: int, exit: ProcessExit, cause: Cause) -> str:
         Cause.STORAGE_UNAVAILABLE: "could not read its checkpoint",
         Cause.AGENT_LOST: "was killed by its agent, which had no coordinator for too long",
     }.get(cause, f"was ended by {exit.how}" if exit.signal is not None else f"exited {exit.code}")
-    why = exit.message or (_last_words(exit) if exit.code else "")
-    return f"rank {rank} {said}" + (f": {why}" if why else "")
+    if exit.message:
+        return f"rank {rank} {said}: {exit.message}"
+    words = _last_words(exit) if exit.code else ""
+    return f"rank {rank} {said}" + (f"; its last line: {words}" if words else "")
 
 
 def _last_words(exit: ProcessExit) -> str:
-    """A program that ends by an exit code has usually just printed why."""
+    """A program that ends by an exit code has often just printed why, but nobody knows."""
     return next((line.strip() for line in reversed(exit.last_lines) if line.strip()), "")
 
 

@@ -37,7 +37,7 @@ def obstacle(state: State, now: float) -> str:
     if lacking:
         return _slot_lacks(state, slots.first(lacking), now)
     if now < state.ledger.not_before:
-        return "a pause before the next start, because the last world made no step"
+        return "a pause before the next start, because no step of the last world was seen"
     if offered_store(state) is None:
         return f"the store of world {state.next_epoch} in slot {STORE_SLOT}"
     return ""

@@ -29,6 +29,8 @@ class Job:
     """Per worker."""
     worlds_per_pod: bool = False
     """Launchers of pods join no others."""
+    field: str = "spec.processesPerWorker, or else spec.gpusPerWorker"
+    """What says how many processes; in a pod that is not known."""
 
     @property
     def ranks(self) -> int:

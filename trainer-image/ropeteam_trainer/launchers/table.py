@@ -51,8 +51,8 @@ class Launcher:
         if count is not None and count != job.processes:
             flag = f"--{self.count} {parsed.given[self.count]}"
             raise Refused(
-                f"{flag} asks for {_count(count, 'process')} per worker, the job has {job.processes}:"
-                f" set spec.processesPerWorker to {count} or leave the flag out"
+                f"{flag} asks for {_count(count, 'process')} per worker, the job has {job.processes}"
+                f" ({job.field}): set that to {count} or leave the flag out"
             )
         self._agree_on_nodes(parsed, job)
         if self.check:
@@ -90,7 +90,8 @@ def _count(number: int, what: str) -> str:
 def _torchrun(parsed: Parsed, job: Job) -> None:
     if "standalone" in parsed.given and job.workers > 1:
         raise Refused(
-            f"--standalone makes of each worker a world of its own, the job has {job.workers}: leave it out"
+            f"--standalone makes of each worker a world of its own, the job has {job.workers} workers:"
+            " leave it out"
         )
     if "virtual-local-rank" in parsed.given and job.processes > 1:
         raise Refused("--virtual-local-rank is not done here: each rank finds its LOCAL_RANK; leave it out")

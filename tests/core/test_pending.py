@@ -1,0 +1,67 @@
+"""Why pods do not start, where the words must name a field or a container."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.core.test_conditions import condition, starting
+
+from ropeteam.api.conditions import ConditionType
+from ropeteam.core.observation import ContainerSeen
+
+
+def named(claim: str) -> dict[str, Any]:
+    return {"persistentVolumeClaim": {"claimName": claim}}
+
+
+def test_a_missing_claim_is_told_with_the_field_that_wants_it() -> None:
+    seen = starting(
+        scheduled_message='persistentvolumeclaim "ckpt" not found', checkpoint={"volume": named("ckpt")}
+    )
+    running = condition(seen, ConditionType.RUNNING)
+    assert running.reason == "VolumeMissing"
+    assert 'persistentvolumeclaim "ckpt" not found' in running.message
+    assert "spec.checkpoint.volume wants it: create the claim ckpt" in running.message
+    volumes = [{"name": "scratch", "emptyDir": {}}, {"name": "data", **named("datasets")}]
+    spec = {"workers": 2, "command": ["x"], "template": {"spec": {"volumes": volumes}}}
+    seen = starting(scheduled_message='persistentvolumeclaim "datasets" not found').but(spec=spec)
+    told = condition(seen, ConditionType.STALLED).message
+    assert "spec.template.spec.volumes[1] wants it: create the claim datasets" in told
+
+
+def test_a_claim_without_a_volume_is_told_with_all_that_the_job_names() -> None:
+    words = "pod has unbound immediate PersistentVolumeClaims"
+    seen = starting(scheduled_message=words, checkpoint={"volume": named("ckpt")})
+    told = condition(seen, ConditionType.STALLED).message
+    assert "The job's claims: ckpt (spec.checkpoint.volume); see why: kubectl describe pvc" in told
+    assert (
+        "The job's claims: none"
+        in condition(starting(scheduled_message=words), ConditionType.STALLED).message
+    )
+
+
+@pytest.mark.parametrize(
+    ("init", "reason", "says"),
+    [
+        (
+            {"running": True},
+            "PodsStarting",
+            "it runs, and the trainer starts when it has ended: kubectl logs -n",
+        ),
+        (
+            {"waiting_reason": "ErrImagePull"},
+            "ImagePull",
+            "ErrImagePull. Correct its image in spec.template.",
+        ),
+        ({"waiting_reason": "CrashLoopBackOff"}, "CrashLoop", "it ends again and again: see `kubectl logs"),
+        ({"waiting_reason": "CreateContainerError"}, "ContainerConfig", "CreateContainerError. Correct what"),
+    ],
+)
+def test_an_init_container_that_keeps_a_pod_is_named(init: Any, reason: str, says: str) -> None:
+    seen = starting(node="node-0", init=ContainerSeen(name="fetch", **init))
+    running = condition(seen, ConditionType.RUNNING)
+    assert running.reason == reason
+    assert f": init container fetch: {says}" in running.message
+    assert ("-c fetch" in running.message) == ("kubectl" in running.message)
+    assert condition(seen, ConditionType.STALLED).holds != ("running" in init)
