@@ -22,7 +22,8 @@ GLIBC = 36
 def image_python() -> tuple[int, int]:
     """Both Dockerfiles begin with the same one."""
     files = (ROOT / "Dockerfile", ROOT / "trainer-image" / "Dockerfile")
-    found = {re.search(r"^ARG PYTHON_IMAGE=.*python:3\.(\d+)-", file.read_text(), re.M)[1] for file in files}
+    pattern = re.compile(r"^ARG PYTHON_IMAGE=.*python:3\.(\d+)-", re.MULTILINE)
+    found = {minor for file in files for minor in pattern.findall(file.read_text())}
     (minor,) = found
     return 3, int(minor)
 
