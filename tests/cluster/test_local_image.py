@@ -66,6 +66,6 @@ def test_its_kubectl_drives_a_cluster_in_it_which_ends_in_order(up: Engine) -> N
 
     wait_for("a cluster", answers, 180)
     up.must("exec", UP, "kubectl", "apply", "-f", "examples/digits.yaml")
-    up.must("exec", UP, "kubectl", "wait", "--for=condition=Complete", "--timeout=300s", "tj/digits")
-    up.must("stop", "--time", "60", UP)
+    up.must("exec", UP, "kubectl", "wait", "--for=condition=Complete", "--timeout=900s", "tj/digits")
+    up.must("stop", "--time", "120", UP)
     assert up.must("inspect", "--format", "{{.State.ExitCode}}", UP).strip() == "0"
