@@ -227,7 +227,12 @@ def operator() -> Image:
 def local() -> Image:
     """In buildah's storage alone: no node runs it."""
     inputs = (*operator().inputs, "examples")
-    return Image(LOCAL, inputs, _from_dockerfile("Dockerfile", "--target", "local"))
+    return Image(LOCAL, inputs, _build_local)
+
+
+def _build_local(image: Image) -> None:
+    _kubectl()
+    _from_dockerfile("Dockerfile", "--target", "local")(image)
 
 
 def trainer() -> Image:
