@@ -3,6 +3,7 @@
     pause       the sandbox's process: 20 lines of C
     base        Debian with Python, by debootstrap: what `FROM docker.io/library/python:...` gets here
     operator, trainer       the project's own Dockerfiles, unchanged
+    local       the stage `local` of the operator's Dockerfile, with a kubectl of this machine
     rooted      the trainer's, but that it runs as root, as most images with torch do
     older       the operator's and the trainer's, but with the code of an earlier release (tests/older.py)
 They lie in one OCI layout in the cache; `loaded` is a containerd root with all of them in it, which nodes
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,11 +28,13 @@ from tests import older
 from tests.cluster.daemons import Daemons, until
 from tests.cluster.node import PAUSE
 from tests.cluster.oci import Layout
+from tests.cluster.tools import ensure
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "docker.io/library/python:3.11-slim-bookworm"
 OPERATOR, TRAINER = "ghcr.io/ropeteam/ropeteam:0.1.0", "ghcr.io/ropeteam/trainer:0.1.0"
 """As the chart and the guides name them: nodes that have them need no registry."""
+LOCAL = "ghcr.io/ropeteam/local:0.1.0"
 ROOTED = "ghcr.io/ropeteam/trainer-root:0.1.0"
 OLDER_OPERATOR, OLDER_TRAINER = (
     "ghcr.io/ropeteam/ropeteam-older:0.1.0",
@@ -195,6 +199,15 @@ def base() -> None:
         buildah("commit", "--quiet", "--rm", container, PYTHON)
 
 
+def _kubectl() -> None:
+    """Ours under the name that the Dockerfile takes it from."""
+    (name,) = re.findall(r"^ARG KUBECTL_IMAGE=(\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    if not has(name):
+        container = buildah("from", "scratch").strip()
+        buildah("copy", "--quiet", container, str(ensure(["kubectl"]) / "kubectl"), "/bin/kubectl")
+        buildah("commit", "--quiet", "--rm", container, name)
+
+
 def _from_dockerfile(dockerfile: str, *arguments: str) -> Callable[[Image], None]:
     def build(image: Image) -> None:
         base()
@@ -209,6 +222,17 @@ def _from_dockerfile(dockerfile: str, *arguments: str) -> Callable[[Image], None
 def operator() -> Image:
     inputs = ("Dockerfile", ".dockerignore", "pyproject.toml", "requirements", "operator", "trainer-image")
     return Image(OPERATOR, inputs, _from_dockerfile("Dockerfile"))
+
+
+def local() -> Image:
+    """In buildah's storage alone: no node runs it."""
+    inputs = (*operator().inputs, "examples")
+    return Image(LOCAL, inputs, _build_local)
+
+
+def _build_local(image: Image) -> None:
+    _kubectl()
+    _from_dockerfile("Dockerfile", "--target", "local")(image)
 
 
 def trainer() -> Image:

@@ -31,6 +31,8 @@ class Node:
         self._tools, self._pki, self._daemons = tools, pki, daemons
         self.folder = folder / self.name
         self.socket = self.folder / "run" / "containerd.sock"
+        self.registries = self.folder / "certs.d"
+        """How containerd reaches each registry: read at every pull."""
 
     def create(self, images: Path) -> None:
         for part in ("root", "run", "cni", "certs"):
@@ -157,6 +159,8 @@ state = "{self.folder}/run/state"
   snapshotter = "overlayfs"
   [plugins.'io.containerd.cri.v1.images'.pinned_images]
     sandbox = "{PAUSE}"
+  [plugins.'io.containerd.cri.v1.images'.registry]
+    config_path = "{self.registries}"
 [plugins.'io.containerd.cri.v1.runtime']
   disable_hugetlb_controller = true
   restrict_oom_score_adj = true

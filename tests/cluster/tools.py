@@ -92,6 +92,11 @@ SOURCES = (
         "github.com/rhysd/actionlint", "v1.7.12", {"actionlint": "github.com/rhysd/actionlint/cmd/actionlint"}
     ),
     Source(
+        "github.com/distribution/distribution/v3",
+        "v3.1.2",
+        {"registry": "github.com/distribution/distribution/v3/cmd/registry"},
+    ),
+    Source(
         "github.com/prometheus/prometheus",
         "v0.313.5",
         {name: f"github.com/prometheus/prometheus/cmd/{name}" for name in ("prometheus", "promtool")},
@@ -99,7 +104,7 @@ SOURCES = (
         flags=("-tags", "netgo,remove_all_sd,enable_kubernetes_sd"),
     ),
 )  # fmt: skip
-_ASKED_FOR = ("kwok", "actionlint", "kube-router")
+_ASKED_FOR = ("kwok", "actionlint", "kube-router", "registry")
 PROGRAMS = tuple(name for source in SOURCES for name in source.programs if name not in _ASKED_FOR)
 """All that a cluster needs; KWOK is for benchmarks, the others for the one test that asks for each."""
 
