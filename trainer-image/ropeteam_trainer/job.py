@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ropeteam_trainer.strategies.parameterserver.training import Training
     from ropeteam_trainer.strategies.wrap import Progress, Wrapped
 
+_NOTHING_IS_SAVED = "ropeteam: restore() saves and restores nothing: set spec.checkpoint in the manifest"
 _job: Job | None = None
 
 
@@ -246,6 +247,8 @@ class Job:
         CheckpointNotFound if `resume` names a step that is not there, KeyError if the model has changed.
         """
         self._climb(2)
+        if self._link is not None and self._plan.checkpoint is None and self.rank == 0:
+            print(_NOTHING_IS_SAVED, file=sys.stderr, flush=True)
         self._model = model if isinstance(model, Module) else None
         if self._serving is not None:
             self._serving.keep(extra)

@@ -255,6 +255,9 @@ def _where(error: BaseException, ours: tuple[str, ...]) -> str:
     has_user_frame = False
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
+        if frame.tb_frame.f_globals.get("_MARK") == _MARK:  # a hook, in whichever copy of this file
+            frame = frame.tb_next
+            continue
         is_user = name in ("<string>", "<stdin>") or not name.startswith(("<", *ours, *libraries))
         if is_user or not has_user_frame:
             found, has_user_frame = f"{os.path.basename(name)}:{frame.tb_lineno}", has_user_frame or is_user
