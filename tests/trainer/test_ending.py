@@ -74,3 +74,5 @@ def test_a_script_that_fails_has_no_checkpoint_of_its_end(
     ended = Crew(tmp_path, 2).run("groups.py", how, agent=agent)
     assert ended.codes == codes, ended.output
     assert all(end not in steps for steps in told(agent, last))
+    written = any((tmp_path / "saved").rglob(f"step-{end}"))
+    assert written == (how == "exit"), "while an exception is in flight nobody waits to save"
