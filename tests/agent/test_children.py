@@ -297,6 +297,17 @@ def test_a_member_of_a_group_that_ends_is_told_of(site: Site) -> None:
     assert [(said.ended, said.rank) for said in site.told if said.ended] == [(True, 5)]
 
 
+def test_a_group_that_is_formed_twice_is_told_with_the_line_of_the_script(site: Site) -> None:
+    """Not with that of our hook around init_process_group."""
+    form = "dist.init_process_group('gloo', init_method='file://{}', rank=0, world_size=1)\n".format
+    twice = (form(site.folder / name) for name in ("one", "two"))
+    (site.folder / "train.py").write_text("import torch.distributed as dist\n" + "".join(twice))
+    assert site.run("train.py")[0] == 1
+    (said,) = [said for said in site.told if said.error_type]
+    assert said.message.endswith("twice! (train.py:3)")
+    assert said.fingerprint == "ValueError at train.py:3"
+
+
 def test_who_does_not_reach_the_agent_goes_on(site: Site) -> None:
     site.close()
     where = f"dict(init_method='file://{site.folder}/one', rank=0, world_size=1)"

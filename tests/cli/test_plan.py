@@ -268,10 +268,6 @@ open("pids", "w").write(f"{left.pid} {left.stdout.readline().decode()}")
         (ways(tensor=2), "nobody says how to split this model; give it a method"),
         ({"strategy": {"learningRate": {"trustRatio": "LAMB"}}}, "LAMB goes with AdamW, the script has SGD"),
         (
-            ways(pipeline=2, pipelining={"schedule": "Interleaved"}, batch={"globalSamples": 10}),
-            "cannot be cut into 2 equal pieces, which the schedule needs; use a multiple of it: 6 is next",
-        ),
-        (
             {"processesPerWorker": 1, "command": ["torchrun", "--nproc-per-node", "2", "train.py"]},
             "set spec.processesPerWorker to 2",
         ),

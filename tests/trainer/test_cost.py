@@ -15,7 +15,7 @@ from torch.distributed.pipelining import PipelineStage
 from ropeteam_trainer.contract import codec, cost
 from ropeteam_trainer.contract.layout import layout
 from ropeteam_trainer.contract.plan import Part, Tensor
-from ropeteam_trainer.contract.strategy import Schedule, Strategy, StrategyError, SyncType
+from ropeteam_trainer.contract.strategy import Pipelining, Schedule, Strategy, SyncType
 from ropeteam_trainer.planning.measure import join
 from ropeteam_trainer.strategies import pipeline
 
@@ -115,7 +115,9 @@ def needs(action: Action, last: int) -> list[Action]:
         ({"batch": {"micro_samples": 4, "global_samples": 50}}, 2, 7),
         ({"parallelism": {"pipeline": 2}}, 2, 4),
         ({"parallelism": {"pipeline": 2}, "batch": {"global_samples": 6}}, 2, 3),
-        ({"parallelism": {"pipeline": 2}, "pipelining": {"micro_batches": 1}}, 2, 1),
+        ({"parallelism": {"pipeline": 2}, "pipelining": {"schedule": "GPipe", "micro_batches": 1}}, 2, 1),
+        ({"parallelism": {"pipeline": 2}, "pipelining": {"micro_batches": 1}}, 2, 2),
+        ({"parallelism": {"pipeline": 2}, "batch": {"global_samples": 1}}, 2, 2),
         (
             {"parallelism": {"pipeline": 2}, "pipelining": {"schedule": "Interleaved"},
              "batch": {"global_samples": 24}},
@@ -129,9 +131,17 @@ def test_a_batch_is_computed_in_pieces(fields: dict[str, Any], world: int, piece
     assert cost.pieces_of(chosen, layout(chosen, world)) == pieces
 
 
-def test_a_batch_that_a_schedule_cannot_cut_is_refused_with_the_next_that_it_can() -> None:
-    with pytest.raises(StrategyError, match=r"5 samples per step cannot .* 2 equal pieces.* 6 is next"):
-        cost.micro_batches(5, 8, 2)
+@pytest.mark.parametrize("schedule", Schedule)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_every_batch_is_cut_so_that_its_schedule_takes_it(schedule: Schedule, ranks: int) -> None:
+    for wanted in (None, 1, 5, 16):
+        settings = Pipelining(schedule, wanted)
+        most = wanted or 2 * ranks * settings.per_rank
+        for samples in range(1, 40):
+            count = cost.micro_batches(samples, settings, ranks)
+            assert count >= (1 if schedule is Schedule.GPIPE else ranks)
+            assert count % (ranks if settings.several else 1) == 0
+            assert count <= max(most, ranks)
 
 
 def test_diloco_keeps_the_weights_in_common_and_their_momentum() -> None:

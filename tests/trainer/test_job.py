@@ -54,6 +54,18 @@ def test_without_anything_configured_nothing_happens(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("folder", ["saved", None])
+def test_restore_in_a_job_without_checkpoints_says_which_field_to_set(
+    tmp_path: Path, folder: str | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    agent = FakeAgent(tmp_path, 1, None, Epoch(1, 0, 1))
+    saved = tmp_path / folder if folder else None
+    alone(saved, environ={config.RANK_SOCKET: str(tmp_path / "socket.0")}).restore(model=nn.Linear(1, 1))
+    told = capfd.readouterr().err.count("nothing: set spec.checkpoint in the manifest\n")
+    assert told == (0 if folder else 1)
+    agent.close()
+
+
 def test_objects_of_many_kinds_come_back(tmp_path: Path) -> None:
     first, model, counter = alone(tmp_path, every=2), nn.Linear(2, 2), Counter(5)
     first.restore(model=model, counter=counter)

@@ -82,10 +82,8 @@ EXACT: dict[int, dict[str, dict[str, Any]]] = {
 def trained(
     path: Path, world: int, requests: dict[str, dict[str, Any]], **settings: Any
 ) -> dict[str, Figures]:
-    listed = [
-        {"optimizer": "AdamW", "steps": 10, "batch": 24, "name": n, "strategy": s, **settings}
-        for n, s in requests.items()
-    ]
+    settings = {"optimizer": "AdamW", "steps": 10, "batch": 24, **settings}
+    listed = [{"last": settings["batch"], "name": n, "strategy": s, **settings} for n, s in requests.items()]
     (path / "requests").write_text(json.dumps(listed))
     with Crew(path / "crew", world) as crew:
         ended = crew.start("techniques.py", str(path / "requests")).wait(seconds=300)
@@ -113,6 +111,31 @@ def test_parts_that_differ_by_a_sample_and_by_a_piece_change_nothing(world: int,
     for name, found in trained(tmp_path, world, requests, batch=25).items():
         assert found["loss"] <= 1e-5, (name, found)
         assert found["gradient"] <= 1e-5, (name, found)
+
+
+PIPELINES: dict[int, dict[str, dict[str, Any]]] = {
+    2: {name: pipelined(name) for name in ("GPipe", "OneForwardOneBackward", "Interleaved", "ZeroBubble")},
+    4: {
+        **{
+            f"replicate x {name}": pipelined(name, replicate=2)
+            for name in ("GPipe", "OneForwardOneBackward", "Interleaved", "ZeroBubble")
+        },
+        "shard x GPipe": pipelined("GPipe", shard=2),
+        "shard x OneForwardOneBackward": pipelined("OneForwardOneBackward", shard=2),
+        "ZeRO-2 x Interleaved": {"sharding": "Gradients", **pipelined("Interleaved", shard=2)},
+        "tensor x OneForwardOneBackward": pipelined("OneForwardOneBackward", tensor=2),
+    },
+}
+
+
+@pytest.mark.parametrize("last", [11, 3])
+@pytest.mark.parametrize("world", PIPELINES)
+def test_a_pipeline_takes_any_batch(world: int, last: int, tmp_path: Path) -> None:
+    """25 samples, in copies of 12 and 13, and a last batch that is cut otherwise, or is below the pieces."""
+    for name, found in trained(tmp_path, world, PIPELINES[world], batch=25, last=last, steps=7).items():
+        assert found["loss"] <= 1e-5, (name, found)
+        assert found["gradient"] <= 1e-5, (name, found)
+        assert found["weight"] <= 2e-4, (name, found)
 
 
 def test_under_sgd_weights_are_the_same_more_closely(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ from ropeteam_trainer.contract.strategy import Batch, Strategy, StrategyError, T
 from ropeteam_trainer.data import batches as loading
 from ropeteam_trainer.data.feed import Feed, Wish
 from ropeteam_trainer.data.plan import DataPlan
+from ropeteam_trainer.ending import End, before_destroying
 from ropeteam_trainer.strategies.parameterserver import roles
 from ropeteam_trainer.trace import Trace
 from ropeteam_trainer.world import World
@@ -47,8 +48,7 @@ if TYPE_CHECKING:
     from ropeteam_trainer.strategies.parameterserver.training import Training
     from ropeteam_trainer.strategies.wrap import Progress, Wrapped
 
-END_SECONDS = 60.0
-"""So long a rank that has ended waits for the others, to save with them."""
+_NOTHING_IS_SAVED = "ropeteam: restore() saves and restores nothing: set spec.checkpoint in the manifest"
 _job: Job | None = None
 
 
@@ -80,7 +80,9 @@ def init(
         wish = CheckpointConfig(str(checkpoint_dir), checkpoint_every_steps) if checkpoint_dir else None
         world, plan, here = joining.join(device, timeout_seconds, wish, strategy)
         _job = Job(world, plan, os.environ, here)
-        sys.excepthook = partial(_job._note_failure, sys.excepthook)
+        sys.excepthook = partial(_job._end.note_failure, sys.excepthook)
+        if _job._link is not None:
+            before_destroying(_job._end.group_goes)
         atexit.register(_job._at_exit)
     return _job
 
@@ -115,7 +117,8 @@ class Job:
         """As batches() foresees, or report() was told."""
         self._feed = Feed(world)
         self._model: Module | None = None
-        self._failed = False
+        served = plan.strategy is not None and plan.strategy.servers
+        self._end = End(world, self._heart, None if served else self._checkpoints, self._save_the_end)
 
     @property
     def batch_weight(self) -> float:
@@ -244,6 +247,8 @@ class Job:
         CheckpointNotFound if `resume` names a step that is not there, KeyError if the model has changed.
         """
         self._climb(2)
+        if self._link is not None and self._plan.checkpoint is None and self.rank == 0:
+            print(_NOTHING_IS_SAVED, file=sys.stderr, flush=True)
         self._model = model if isinstance(model, Module) else None
         if self._serving is not None:
             self._serving.keep(extra)
@@ -340,11 +345,11 @@ class Job:
             self._rung = rung
             self._link.send(FromRank(rung=rung))
 
-    def _save(self) -> None:
+    def _save(self, *, tell: bool = True) -> None:
         assert self._checkpoints is not None
         self._save_owed = False
         with self.phase("checkpoint"):
-            self._checkpoints.save(self.step, self._feed.state())
+            self._checkpoints.save(self.step, self._feed.state(), tell=tell)
 
     def _obey_pause(self, link: agentlink.AgentLink) -> None:
         """Wait to be told where to stop; go on until there; save, and stay."""
@@ -363,34 +368,25 @@ class Job:
             with self.phase("paused"):
                 agentlink.wait_to_be_killed()
 
-    def _save_the_end(self) -> None:
-        """What was trained since the last checkpoint, if all ranks have ended well, after the same step."""
-        ended = not self._failed and self._heart.script_has_ended and self._training is None
-        owes = self._checkpoints is not None and self.step > max(0, self._checkpoints.newest)
-        if ended and owes and self._world.meets(f"end/{self.step}", END_SECONDS):
-            if self._wrapped is not None:
-                self._wrapped.meet()
-            self._save()
-
-    def _note_failure(self, report: Callable[..., Any], *error: Any) -> None:
-        """An excepthook: an uncaught exception is about to end the script."""
-        self._failed = True
-        report(*error)
+    def _save_the_end(self, tell: bool) -> None:
+        if self._wrapped is not None:
+            self._wrapped.meet()
+        self._save(tell=tell)
 
     def _at_exit(self) -> None:
         """End with the script's own exit code."""
         self._feed.close()
-        if self._training is not None and not self._failed:
+        if self._training is not None and not self._end.failed:
             self._training.leave()
             if self._link is not None:
                 self._link.send(FromRank(left=True))
-        self._save_the_end()
+        self._end.script_is_over()
         self._model = self._wrapped = None  # they hold the group
         if self._checkpoints is not None:
             self._checkpoints.close()
         if self._link is not None:
             self._link.close()
-        if self._failed:
+        if self._end.failed:
             seconds = 0.0  # peers would not come
         elif self._link is not None and not self._heart.script_has_ended:
             seconds = 1.0  # not marked by the shim: maybe a sys.exit(3), while peers wait in a collective

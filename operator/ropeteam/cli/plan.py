@@ -11,7 +11,7 @@ from ropeteam.cli.errors import BadInput
 from ropeteam_trainer.contract import cost
 from ropeteam_trainer.contract.layout import Layout, layout
 from ropeteam_trainer.contract.plan import Answer, Model, Part
-from ropeteam_trainer.contract.strategy import Scaling, Sharding, Strategy, StrategyError, SyncType
+from ropeteam_trainer.contract.strategy import Scaling, Sharding, Strategy, SyncType
 
 _WIDTH = 16
 _WRAP = "model, optimizer = job.wrap(model, optimizer)"
@@ -35,10 +35,7 @@ def rows_of(spec: TrainingJobSpec, answer: Answer | str) -> list[Row]:
     """answer: the script's, or why there is none. Raises BadInput for what cannot work."""
     strategy = of_contract(spec.strategy) if spec.strategy else Strategy()
     grid = layout(strategy, spec.workers * spec.processes)
-    try:
-        pieces = cost.pieces_of(strategy, grid)
-    except StrategyError as error:
-        raise _refusal(error.args) from None
+    pieces = cost.pieces_of(strategy, grid)
     if isinstance(answer, Answer) and answer.refused:
         raise _refusal(answer.refused)
     rows = [("ranks", f"{grid.world} = {_count(spec.workers, 'worker')} x {spec.processes}")]

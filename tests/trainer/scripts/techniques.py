@@ -2,7 +2,8 @@
 
     techniques.py REQUESTS [DEVICE]
 
-REQUESTS: JSON, a list of {name, optimizer, steps, batch, strategy}; rank 0 prints RESULT {name: figures}.
+REQUESTS: JSON, a list of {name, optimizer, steps, batch, last, strategy}; each third batch is one of `last`
+samples, as at the end of a data epoch; rank 0 prints RESULT {name: figures}.
 DEVICE: cpu, or cuda:0 for all ranks, which then exchange by gloo if they are several (NCCL wants a GPU each).
 """
 
@@ -36,7 +37,7 @@ def main() -> None:
         dist.init_process_group("gloo" if int(os.environ["WORLD_SIZE"]) > 1 else "cpu:gloo,cuda:nccl")
     world = World.join(DEVICE, 60)
     requests = json.loads(Path(sys.argv[1]).read_text())
-    settings = {key: requests[0][key] for key in ("optimizer", "steps", "batch")}
+    settings = {key: requests[0][key] for key in ("optimizer", "steps", "batch", "last")}
     assert all(settings.items() <= request.items() for request in requests), "one process stands for all"
     alone = train(settings, World(0, 1, world.device), Strategy())
     results = {}
@@ -61,7 +62,8 @@ def train(request: dict[str, Any], world: World, strategy: Strategy) -> tuple[li
     losses: list[float] = []
     first: Tensors = {}
     for done in range(request["steps"]):
-        inputs, target = (each.to(DEVICE) for each in tiny.batch(done, request["batch"]))
+        size = request["last" if done % 3 == 2 else "batch"]
+        inputs, target = (each.to(DEVICE) for each in tiny.batch(done, size))
         begin, end = len(inputs) * mine // ways, len(inputs) * (mine + 1) // ways
         weight = (end - begin) * ways / len(inputs)
         wrapped.optimizer.zero_grad()

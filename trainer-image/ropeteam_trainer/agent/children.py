@@ -269,8 +269,11 @@ def _where(error: BaseException, ours: tuple[str, ...]) -> str:
     frame: TracebackType | None = error.__traceback__
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
-        is_user = name in ("<string>", "<stdin>") or not name.startswith(("<", *ours, *libraries))
-        if is_user or not has_user_frame:
+        is_hook = frame.tb_frame.f_globals.get("_MARK") == _MARK  # in whichever copy of this file
+        is_user = name in ("<string>", "<stdin>") or not (
+            is_hook or name.startswith(("<", *ours, *libraries))
+        )
+        if is_user or not (has_user_frame or is_hook):
             found, has_user_frame = f"{os.path.basename(name)}:{frame.tb_lineno}", has_user_frame or is_user
         frame = frame.tb_next
     if isinstance(error, SyntaxError) and not has_user_frame:
@@ -280,8 +283,7 @@ def _where(error: BaseException, ours: tuple[str, ...]) -> str:
 
 _OF_ANOTHER = {"error_class": "", "fingerprint": "", "message": ""}
 """Where the exception has no more to say than how a rank has ended."""
-_OF_WANT = (1, -6, -15)
-"""How a process ends that misses a peer, or that its launcher ends."""
+_OF_WANT = (1, -6, -15)  # how a process ends that misses a peer, or that its launcher ends
 
 
 def _of_torchrun(error: Any) -> dict[str, Any]:

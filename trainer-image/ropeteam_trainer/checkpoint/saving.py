@@ -67,6 +67,7 @@ class Checkpoints:
         """Step of what was restored, or saved since."""
         self._shard: tuple[ShardFile, ...] = ()
         self._lineage: list[CheckpointRef] = []
+        self._tells, self._untold = True, FromRank()
         self.due = self._cadence.due
         self.wait = self._writer.wait
 
@@ -87,11 +88,19 @@ class Checkpoints:
         self._writer.close()
         self._kept, self._own = Kept({}), {}
 
-    def save(self, step: int, data: dict[str, int] | None) -> None:
-        """Copy the state and write it in the background. A second save of the same step does nothing."""
+    def leave_group(self) -> None:
+        """Finish what is being written, before the process group goes. A later save makes a group anew."""
+        self._writer.close()
+
+    def save(self, step: int, data: dict[str, int] | None, *, tell: bool = True) -> None:
+        """Copy the state and write it in the background. A second save of the same step does nothing.
+
+        tell: the agent, so that it is committed. False, once nothing is being written: tell() does it, if no
+        other save comes before.
+        """
         if step == self.newest:
             return
-        self.newest = step
+        self.newest, self._tells, self._untold = step, tell, FromRank()
         state = self._kept.state(with_others=self._world.rank == 0)
         own = {name: thing.state_dict() for name, thing in self._own.items()}
         files: dict[str, Any] = {rank_file(self._world.rank): {"rng": rng.capture(), "own": own}}
@@ -171,8 +180,18 @@ class Checkpoints:
 
     def _written(self, step: int, files: tuple[ShardFile, ...]) -> None:
         self._shard = files
-        if self._link is not None:
-            self._link.send(FromRank(shard_step=step, shard_files=files))
+        word = FromRank(shard_step=step, shard_files=files)
+        if self._link is not None and self._tells:
+            self._link.send(word)
+        else:
+            self._untold = word
+
+    def tell(self) -> None:
+        """Of the last save, if that was made untold."""
+        self.wait()
+        if self._link is not None and self._untold != FromRank():
+            self._link.send(self._untold)
+        self._untold = FromRank()
 
     def _commit(self, step: int) -> None:
         """Without an agent: write the manifest once all ranks have written, and prune."""

@@ -21,12 +21,12 @@ from ropeteam_trainer.contract.strategy import (
     CompressionType,
     LearningRate,
     Local,
+    Pipelining,
     Precision,
     Scaling,
     Schedule,
     Sharding,
     Strategy,
-    StrategyError,
     SyncType,
 )
 
@@ -128,28 +128,26 @@ def bubble(strategy: Strategy, ranks: int, micro_batches: int) -> float:
     return waits / (work + waits)
 
 
-def micro_batches(batch: int, wanted: int, multiple_of: int) -> int:
-    """The largest number up to `wanted` that cuts `batch` into equal pieces. StrategyError if none does."""
-    for count in range(min(batch, wanted), 0, -1):
-        if batch % count == 0 and count % multiple_of == 0:
-            return count
-    raise StrategyError(
-        f"strategy.pipelining: {batch} samples per step cannot be cut into {multiple_of} equal pieces, which "
-        f"the schedule needs; use a multiple of it: {math.ceil(batch / multiple_of) * multiple_of} is next"
-    )
+def micro_batches(samples: int | None, settings: Pipelining, ranks: int) -> int:
+    """Pieces of a rank's part of a batch (None: of any), in a number that the schedule takes.
+
+    Those that settings ask for, or as few as need no larger pieces.
+    """
+    wanted = settings.micro_batches or 2 * ranks * settings.per_rank
+    if settings.several:
+        wanted = max(wanted // ranks, 1) * ranks
+    count = wanted if samples is None else math.ceil(samples / math.ceil(samples / wanted))
+    if settings.schedule is Schedule.GPIPE:
+        return count
+    return math.ceil(count / ranks) * ranks if settings.several else max(count, ranks)
 
 
 def pieces_of(strategy: Strategy, grid: Layout) -> int | None:
-    """Pieces of a rank's part of the batch. None: it depends on the script's batch. Raises StrategyError."""
-    batch, pipelining = strategy.batch, strategy.pipelining
+    """Pieces of a rank's part of the batch. None: it depends on the script's batch."""
+    batch = strategy.batch
     samples = None if batch.global_samples is None else math.ceil(batch.global_samples / grid.data_ways)
     if grid.pipeline > 1:
-        wanted = pipelining.micro_batches or 2 * grid.pipeline * pipelining.per_rank
-        return (
-            wanted
-            if samples is None
-            else micro_batches(samples, wanted, grid.pipeline if pipelining.several else 1)
-        )
+        return micro_batches(samples, strategy.pipelining, grid.pipeline)
     if batch.micro_samples is None:
         return 1
     return None if samples is None else math.ceil(samples / batch.micro_samples)

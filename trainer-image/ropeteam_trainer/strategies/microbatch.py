@@ -38,7 +38,7 @@ def accumulate(
     total = samples(batch)
     mean = torch.zeros(())
     count = -(-total // micro)
-    pieces = split(batch, _most(count, batch) if isinstance(model, FSDPModule) else count)
+    pieces = split(batch, most(count, batch) if isinstance(model, FSDPModule) else count)
     for number, (piece, part) in enumerate(pieces):
         with _quiet(model) if number < len(pieces) - 1 else nullcontext():
             loss = compute(*piece.inputs, **piece.named)
@@ -68,17 +68,22 @@ def split(batch: Batch, count: int) -> list[tuple[Batch, float]]:
     than pieces some have a sample that counts for nothing.
     """
     total = samples(batch)
+    return [
+        (Batch(*_cut(tuple(batch), total, begin, end)), part) for begin, end, part in bounds(total, count)
+    ]
+
+
+def bounds(total: int, count: int) -> list[tuple[int, int, float]]:
+    """Where the pieces of `total` samples begin and end, and what each counts for."""
     ends = [total * number // count for number in range(count + 1)]
-    bounds = pairwise(ends)
-    pieces = ((begin, max(end, begin + 1), (end - begin) / total) for begin, end in bounds)
-    return [(Batch(*_cut(tuple(batch), total, begin, end)), part) for begin, end, part in pieces]
+    return [(begin, max(end, begin + 1), (end - begin) / total) for begin, end in pairwise(ends)]
 
 
-def _most(count: int, inputs: Any) -> int:
+def most(count: int, inputs: Any) -> int:
     """Of all ranks."""
-    most = torch.tensor([count], device=next(_leaves(inputs)).device)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    return int(most)
+    largest = torch.tensor([count], device=next(_leaves(inputs)).device)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest)
 
 
 def _cut(tree: Any, total: int, begin: int, end: int) -> Any:

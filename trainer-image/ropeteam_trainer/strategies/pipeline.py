@@ -14,6 +14,7 @@ Large-Scale Language Model Training" (SC 2021); Qi et al., "Zero Bubble Pipeline
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +27,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from ropeteam_trainer.contract.cost import micro_batches
 from ropeteam_trainer.contract.strategy import Pipelining, Schedule, StrategyError
-from ropeteam_trainer.strategies.microbatch import check_loss, samples
+from ropeteam_trainer.strategies.microbatch import Batch, bounds, check_loss, most, samples, split
 
 _SCHEDULES: dict[Schedule, Any] = {
     Schedule.GPIPE: pipelining.ScheduleGPipe,
@@ -60,7 +61,12 @@ def cut(model: nn.Module, settings: Pipelining, ranks: int, rank: int) -> list[t
 
 
 class Pipeline:
-    """All stages of this rank, run by a schedule. Shapes may change from batch to batch."""
+    """All stages of this rank, run by a schedule. Shapes may change from batch to batch.
+
+    Stages exchange pieces of one size: one that has a sample less than others gets one again, of which the
+    loss sees nothing. Copies of the pipeline meet at each micro-batch, so they cut alike, by the largest of
+    their parts.
+    """
 
     def __init__(
         self,
@@ -69,56 +75,87 @@ class Pipeline:
         group: dist.ProcessGroup,
         device: torch.device,
         loss: Loss,
+        meets: Callable[[], bool],
     ) -> None:
+        """meets: whether copies of the pipeline exchange something in this pass."""
         self._stages, self._settings, self._group, self._device = stages, settings, group, device
-        self._loss = loss
+        self._loss, self._meets = loss, meets
         self._ranks = dist.get_world_size(group)
         self._last = self._ranks * settings.per_rank - 1
         self._weight = 1.0
         self._losses: list[torch.Tensor] = []
-        """Of the micro-batches of the last batch, on the rank with the last stage."""
-        self._schedules: dict[tuple[int, ...], tuple[Any, int]] = {}
+        """Of the micro-batches of the last batch, each times its part, on the rank with the last stage."""
+        self._targets: list[tuple[Any, float]] = []
+        self._bounds: list[tuple[int, int, float]] = []
+        self._size = 0
+        """Samples of a micro-batch, with those that are there twice."""
+        self._schedules: dict[tuple[int, ...], Any] = {}
 
     def run(self, inputs: torch.Tensor, target: Any, weight: float) -> torch.Tensor:
         """The mean loss, on all ranks of the pipeline. Gradients, if enabled, are those of weight x mean."""
         self._weight, self._losses = weight, []
+        own = samples((inputs,))
+        largest = most(own, (inputs,)) if self._meets() else own
+        count = micro_batches(largest, self._settings, self._ranks)
+        self._size, self._bounds = math.ceil(largest / count), bounds(own, count)
         numbers = [number for number, _ in self._stages]
-        given = (inputs,) if 0 in numbers else ()
-        wanted = {"target": target} if self._last in numbers else {}
-        schedule, count = self._schedule_for(inputs)
-        (schedule.step if torch.is_grad_enabled() else schedule.eval)(*given, **wanted)
-        own = self._losses[-count:]  # stages that agree about shapes run the loss on nothing before
-        mean = torch.stack(own).mean() if own else torch.zeros(())
+        given = self._evened(inputs)
+        schedule = self._schedule_for(given, count)
+        wanted = {}
+        if self._last in numbers:
+            self._targets = split(Batch((target,), {}), count)
+            wanted = {"target": torch.arange(count)}
+        run = schedule.step if torch.is_grad_enabled() else schedule.eval
+        run(*((given,) if 0 in numbers else ()), **wanted)
+        losses = self._losses[-count:]  # stages that agree about shapes run the loss on nothing before
+        mean = torch.stack(losses).sum() if losses else torch.zeros(())
         mean = mean.to(self._device, torch.float32)
         owner = dist.get_global_rank(self._group, self._last % self._ranks)
         dist.broadcast(mean, src=owner, group=self._group)
         return mean
 
-    def _weighted_loss(self, output: Any, target: Any) -> torch.Tensor:
-        loss = self._loss(output, target)
-        check_loss(loss)
-        self._losses.append(loss.detach())
-        return loss * self._weight
+    def _evened(self, inputs: torch.Tensor) -> torch.Tensor:
+        """In pieces of one size: the last sample of a smaller one is there again."""
+        if len(inputs) == self._size * len(self._bounds):
+            return inputs
+        rows = [
+            min(row, end - 1) for begin, end, _ in self._bounds for row in range(begin, begin + self._size)
+        ]
+        return inputs[torch.tensor(rows, device=inputs.device)]
 
-    def _schedule_for(self, inputs: torch.Tensor) -> tuple[Any, int]:
-        """A schedule and its number of micro-batches. One per shape: stages agree about shapes when they
-        first run.
-        """
-        key = (torch.is_grad_enabled(), *inputs.shape)
+    def _weighted_loss(self, output: Any, number: torch.Tensor) -> torch.Tensor:
+        """number: of the micro-batch, in the place of its target."""
+        (begin, end, part), (target, _) = self._bounds[int(number)], self._targets[int(number)]
+        loss = self._loss(_first(output, end - begin, self._size), *target.inputs)
+        check_loss(loss)
+        self._losses.append(loss.detach() * part)
+        return loss * (self._weight * part)
+
+    def _schedule_for(self, inputs: torch.Tensor, count: int) -> Any:
+        """One per shape: stages agree about shapes when they first run."""
+        key = (torch.is_grad_enabled(), count, *inputs.shape)
         if key not in self._schedules:
-            ranks, total = self._ranks, self._last + 1
             stages = [
-                PipelineStage(part, number, total, self._device, group=self._group)
+                PipelineStage(part, number, self._last + 1, self._device, group=self._group)
                 for number, part in self._stages
             ]
-            wanted = self._settings.micro_batches or 2 * total
-            count = micro_batches(samples((inputs,)), wanted, ranks if len(stages) > 1 else 1)
             kind = _SCHEDULES[self._settings.schedule]
-            schedule = kind(
+            self._schedules[key] = kind(
                 stages if len(stages) > 1 else stages[0],
                 n_microbatches=count,
                 loss_fn=self._weighted_loss,
-                scale_grads=True,
+                scale_grads=False,
             )
-            self._schedules[key] = schedule, count
         return self._schedules[key]
+
+
+def _first(output: Any, rows: int, of: int) -> Any:
+    """What is of the first `rows` samples: they may have several rows each, where a model flattens them."""
+    if rows == of:
+        return output
+    if isinstance(output, torch.Tensor) and output.ndim and len(output) % of == 0:
+        return output[: len(output) // of * rows]
+    raise TypeError(
+        f"strategy.parallelism.pipeline: a batch that is not cut into equal pieces needs a last layer that "
+        f"returns one tensor, samples first; this is {type(output).__name__}, of pieces of {of} samples"
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -142,7 +143,11 @@ def wrap(
     if grid.pipeline > 1:
         assert mesh is not None
         group = mesh["pipeline"].get_group()
-        front.flow(pipeline.Pipeline(stages, strategy.pipelining, group, world.device, front.finished_loss))
+        front.flow(
+            pipeline.Pipeline(
+                stages, strategy.pipelining, group, world.device, front.finished_loss, partial(_meet, grid)
+            )
+        )
     called = front if front.does_anything or parts[0] is not model else model
     return Wrapped(called, optimizer, parts, extra, own, grid, steps, scale, mesh)
 
@@ -221,6 +226,11 @@ def _spread(
     if dist.get_backend() == "fake":  # ropeteam plan: DDP changes no sizes, and would look at values
         return part
     return datapar.DataParallel(part, hook)
+
+
+def _meet(grid: Layout) -> bool:
+    """Whether copies of a pipeline meet in this pass: for gradients, of sharded layers for weights too."""
+    return grid.shard > 1 or (grid.replicate > 1 and torch.is_grad_enabled())
 
 
 def _step_as(optimizer: Optimizer, strategy: Strategy, grid: Layout, progress: Progress) -> None:
