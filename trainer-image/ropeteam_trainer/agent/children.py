@@ -264,15 +264,13 @@ def _where(error: BaseException, ours: tuple[str, ...]) -> str:
     """`train.py:31`: the innermost frame of the user's own code, else the innermost of all."""
     import sysconfig
 
-    libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+    foreign = ("<", *ours, *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
     found, has_user_frame = "?", False
     frame: TracebackType | None = error.__traceback__
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
         is_hook = frame.tb_frame.f_globals.get("_MARK") == _MARK  # in whichever copy of this file
-        is_user = name in ("<string>", "<stdin>") or not (
-            is_hook or name.startswith(("<", *ours, *libraries))
-        )
+        is_user = not is_hook and (name in ("<string>", "<stdin>") or not name.startswith(foreign))
         if is_user or not (has_user_frame or is_hook):
             found, has_user_frame = f"{os.path.basename(name)}:{frame.tb_lineno}", has_user_frame or is_user
         frame = frame.tb_next
