@@ -19,7 +19,15 @@ from ropeteam_trainer.agent.spawn import write_shims
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.local import FromRank
 
-JOIN = "import torch.distributed as dist; dist.init_process_group('gloo', **{}); dist.destroy_process_group()"
+JOIN = """
+import time, torch.distributed as dist
+dist.init_process_group('gloo', **{})
+store = dist.distributed_c10d._get_default_store()
+store.add('here', 1)
+while store.add('here', 0) < dist.get_world_size():
+    time.sleep(0.01)  # who ends sooner resets connections that others are making
+dist.destroy_process_group()
+"""
 _LAST = b"last\n"
 
 
@@ -311,6 +319,6 @@ def test_a_group_that_is_formed_twice_is_told_with_the_line_of_the_script(site: 
 def test_who_does_not_reach_the_agent_goes_on(site: Site) -> None:
     site.close()
     where = f"dict(init_method='file://{site.folder}/one', rank=0, world_size=1)"
-    code, out, err = site.run("-c", JOIN.format(where) + "; print('on')")
+    code, out, err = site.run("-c", JOIN.format(where) + "print('on')")
     assert (code, out) == (0, "on\n"), err
     assert "a process group is not told of" in err

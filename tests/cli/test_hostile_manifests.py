@@ -83,7 +83,8 @@ def test_metadata_of_another_shape_is_told(meta: str, tmp_path: Path) -> None:
 
 
 def test_metadata_that_is_null_is_left_out(tmp_path: Path) -> None:
-    text = f"{HEAD}spec: {{{GOOD}}}".replace("name: good", "name: good, annotations: null, labels: ~")
+    text = f"{HEAD}spec: {{{GOOD}, image: train}}"
+    text = text.replace("name: good", "name: good, annotations: null, labels: ~")
     assert said_of(tmp_path / "job.yaml", text)[0] == 0
 
 

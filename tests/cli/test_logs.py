@@ -81,11 +81,7 @@ def test_a_script_runs_in_the_environment_that_is_activated(
     ("words", "workers", "told"),
     [
         (("train.yaml",), None, "train.yaml: no such file. To run a command: ropeteam run -n 2 -- "),
-        (
-            ("job.yaml",),
-            2,
-            "job.yaml is a manifest, which says itself how many workers there are; leave out -n",
-        ),
+        (("job.yaml", "x.py"), 2, "job.yaml is a manifest; its command stands in it, so leave out: x.py"),
         (("torchrun", "--nproc-per-nodes", "1", "t.py"), 2, "torchrun flag --nproc-per-nodes is not known"),
     ],
 )
