@@ -71,7 +71,7 @@ class Site:
 
     def run(self, *argv: str, **env: str) -> tuple[int, str, str]:
         process = self.start(*argv, **env)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
         return process.returncode, out, err
 
     @property
@@ -129,7 +129,7 @@ def test_members_of_one_group_tell_the_same_name_and_others_another(site: Site) 
         ]
 
     for process in [*group("one", 2), *group("two", 1)]:
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
     groups = [said.group for said in site.told if said.group]
     assert sorted((each.size, each.rank) for each in groups) == [(1, 0), (2, 0), (2, 1)]
@@ -169,7 +169,7 @@ def test_a_group_of_all_ranks_can_be_formed_again_and_again(site: Site) -> None:
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
     where |= {"TORCHELASTIC_USE_AGENT_STORE": "True", config.STORE_ADDRESS: f"127.0.0.1:{store.port}"}
     ranks = [site.start("-c", AGAIN, RANK=str(rank), **where) for rank in range(2)]
-    errors = [process.communicate(timeout=120)[1] for process in ranks]
+    errors = [process.communicate(timeout=300)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], errors
     assert len({said.group.id for said in site.told if said.group}) == 3
 

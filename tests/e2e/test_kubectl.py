@@ -46,12 +46,12 @@ def test_apply_get_wait_describe_and_logs(cluster: Cluster, name: str, tmp_path:
     manifest = yaml.safe_dump(ticking(name, tmp_path / "steps", "150", recovery={"startSeconds": 20}))
     assert "created" in kubectl(cluster, "apply", "-f", "-", stdin=manifest)
     assert "unchanged" in kubectl(cluster, "apply", "-f", "-", stdin=manifest)
-    kubectl(cluster, "wait", "--for=condition=Running", f"tj/{name}", "--timeout=50s")
+    kubectl(cluster, "wait", "--for=condition=Running", f"tj/{name}", "--timeout=170s")
     table = kubectl(cluster, "get", "tj", name)
     assert table.split()[:3] == ["NAME", "STATE", "READY"]
     assert "2/2" in table
     assert name in kubectl(cluster, "get", "ropeteam")
-    kubectl(cluster, "wait", "--for=condition=Finished", f"tj/{name}", "--timeout=50s")
+    kubectl(cluster, "wait", "--for=condition=Finished", f"tj/{name}", "--timeout=170s")
     kubectl(cluster, "wait", "--for=condition=Complete", f"tj/{name}", "--timeout=10s")
     seen = yaml.safe_load(kubectl(cluster, "get", "tj", name, "-o", "yaml"))
     assert seen["status"]["state"] == "Complete"
@@ -85,5 +85,5 @@ def test_delete_waits_until_the_job_is_gone(cluster: Cluster, name: str, tmp_pat
     wait_steps(tmp_path / "steps")
     assert "deleted" in kubectl(cluster, "delete", "tj", name)
     assert cluster.job(name) is None
-    kubectl(cluster, "wait", "--for=delete", "pod", "-l", f"ropeteam.dev/job={name}", "--timeout=50s")
+    kubectl(cluster, "wait", "--for=delete", "pod", "-l", f"ropeteam.dev/job={name}", "--timeout=170s")
     assert cluster.pods(name, None) == []

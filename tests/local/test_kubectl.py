@@ -91,8 +91,8 @@ async def test_what_the_local_cluster_does_not_have_says_what_there_is(kubectl: 
 
 async def test_wait_sees_a_condition(api: Client, kubectl: Kubectl):
     await kubectl("apply", "-f", "-", text=JOB)
-    waits = asyncio.create_task(kubectl("wait", "--for=condition=Complete", "--timeout=50s", "tj/mnist"))
-    gone = asyncio.create_task(kubectl("wait", "--for=delete", "--timeout=50s", "tj/mnist"))
+    waits = asyncio.create_task(kubectl("wait", "--for=condition=Complete", "--timeout=170s", "tj/mnist"))
+    gone = asyncio.create_task(kubectl("wait", "--for=delete", "--timeout=170s", "tj/mnist"))
     row = {"type": "Complete", "status": "True", "reason": "Done", "message": "all ranks are done"}
     row["lastTransitionTime"] = "2030-01-01T00:00:00Z"
     change = {"status": {"conditions": [row]}}
@@ -105,7 +105,7 @@ async def test_wait_sees_a_condition(api: Client, kubectl: Kubectl):
 
 async def test_a_pod_from_apply_to_delete(kubectl: Kubectl):
     await kubectl("apply", "-f", "-", text=POD + "---" + SERVICE)
-    await kubectl("wait", "--for=condition=Ready", "pod/hello", "--timeout=50s")
+    await kubectl("wait", "--for=condition=Ready", "pod/hello", "--timeout=170s")
     head, row = (await kubectl("get", "pods", "-o", "wide")).splitlines()
     assert head.split()[:7] == ["NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "NODE"]
     assert row.split()[:4] == ["hello", "1/1", "Running", "0"]
