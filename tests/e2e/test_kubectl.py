@@ -23,7 +23,7 @@ def kubectl(cluster: Cluster, *arguments: str, stdin: str = "") -> str:
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         env={**os.environ, "HOME": str(cluster.home)},
     )
     assert done.returncode == 0, f"kubectl {arguments}: {done.stdout}{done.stderr}"
