@@ -54,8 +54,8 @@ class Pipelining(ApiModel):
     schedule: Schedule = Schedule.ONE_FORWARD_ONE_BACKWARD
     """Order of forward and backward passes. Interleaved and ZeroBubble have several stages on each rank."""
     micro_batches: int | None = Field(default=None, ge=1, le=4096)
-    """Pieces of a batch that flow through the pipeline; 1, under GPipe: layer by layer. Other schedules take as
-    many as there are ranks in it, or more. Omitted: twice the stages."""
+    """Pieces of a batch that flow through the pipeline; 1, under GPipe: layer by layer. Other schedules
+    take as many as there are ranks in it, or more. Omitted: twice the stages."""
     stages_per_rank: int | None = Field(default=None, ge=1, le=64)
     """Omitted: 1, or 2 for Interleaved and ZeroBubble."""
 
