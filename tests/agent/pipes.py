@@ -47,5 +47,6 @@ class Pipe:
         await until(lambda: text in self.read(), lambda: f"{text!r} is not in:\n{self.text[-4000:]}{why()}")
 
     def close(self) -> None:
+        """Nobody reads any more. `w` stays open: a thread of Lines may still write there, and its number must
+        not become that of another test's pipe."""
         os.close(self.r)
-        os.close(self.w)
