@@ -39,8 +39,9 @@ def in_a_terminal(script: str, env: dict[str, str]) -> tuple[int, str]:
         if not part:
             break
         shown += part
+    status = shell.wait()  # before the terminal is closed: that sends SIGHUP to whoever still has it
     os.close(ours)
-    return shell.wait(), _CONTROL.sub("", shown.decode(errors="replace"))
+    return status, _CONTROL.sub("", shown.decode(errors="replace"))
 
 
 def test_twelve_first_tasks(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,17 @@ def alone(
     checkpoint = CheckpointConfig(str(folder), every) if folder else None
     plan = RankPlan(f"0.0.{n}", (), False, checkpoint, Resume.LATEST, None, "", "")
     return Job(ALONE, plan, environ or {})
+
+
+@contextmanager
+def linked(path: Path, folder: Path | None = None) -> Iterator[tuple[FakeAgent, Job]]:
+    """`alone`, with an agent."""
+    agent = FakeAgent(path, 1, None, Epoch(1, 0, 1))
+    one = alone(folder, environ={config.RANK_SOCKET: str(path / "socket.0")})
+    assert one._link is not None
+    yield agent, one
+    one._link.close()
+    agent.close()
 
 
 class Counter:
@@ -58,12 +71,10 @@ def test_without_anything_configured_nothing_happens(tmp_path: Path) -> None:
 def test_restore_in_a_job_without_checkpoints_says_which_field_to_set(
     tmp_path: Path, folder: str | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    agent = FakeAgent(tmp_path, 1, None, Epoch(1, 0, 1))
-    saved = tmp_path / folder if folder else None
-    alone(saved, environ={config.RANK_SOCKET: str(tmp_path / "socket.0")}).restore(model=nn.Linear(1, 1))
+    with linked(tmp_path, tmp_path / folder if folder else None) as (_, one):
+        one.restore(model=nn.Linear(1, 1))
     told = capfd.readouterr().err.count("nothing: set spec.checkpoint in the manifest\n")
     assert told == (0 if folder else 1)
-    agent.close()
 
 
 def test_objects_of_many_kinds_come_back(tmp_path: Path) -> None:
@@ -138,23 +149,19 @@ def test_the_link_sends_the_last_loss_when_it_closes(tmp_path: Path) -> None:
 
 
 def test_batches_say_how_many_steps_there_will_be_also_after_a_restore(tmp_path: Path) -> None:
-    agent = FakeAgent(tmp_path, 1, None, Epoch(1, 0, 1))
-    first = alone(environ={config.RANK_SOCKET: str(tmp_path / "socket.0")})
-    first.step = 4
-    first._feed.restore({"epoch": 1, "offset": 2, "samples": 5, "seed": 0})
-    for _ in first.batches(list(range(5)), global_batch=2, epochs=3):
-        first.report()
-    assert first.step == 9
-    agent.wait(lambda: agent.said(0, "total_steps") == [9])
-    agent.close()
+    with linked(tmp_path) as (agent, first):
+        first.step = 4
+        first._feed.restore({"epoch": 1, "offset": 2, "samples": 5, "seed": 0})
+        for _ in first.batches(list(range(5)), global_batch=2, epochs=3):
+            first.report()
+        assert first.step == 9
+        agent.wait(lambda: agent.said(0, "total_steps") == [9])
 
 
 def test_a_script_that_counts_on_more_steps_than_64_bits_hold_is_heard_all_the_same(tmp_path: Path) -> None:
-    agent = FakeAgent(tmp_path, 1, None, Epoch(1, 0, 1))
-    endless = alone(environ={config.RANK_SOCKET: str(tmp_path / "socket.0")})
-    endless.report(total_steps=10**30)
-    agent.wait(lambda: agent.said(0, "total_steps") == [sys.maxsize])
-    agent.close()
+    with linked(tmp_path) as (agent, endless):
+        endless.report(total_steps=10**30)
+        agent.wait(lambda: agent.said(0, "total_steps") == [sys.maxsize])
 
 
 def test_the_trace_has_a_line_for_each_report(tmp_path: Path) -> None:
