@@ -22,6 +22,7 @@ from ropeteam.cli import documents, errors
 from ropeteam.cli.connect import connected
 from ropeteam.cli.main import cli
 from ropeteam.cli.run import Ending, train
+from ropeteam.cli.up import LocalStack
 
 PATIENCE = 90.0
 
@@ -85,10 +86,18 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def run(file: Path, home: Path) -> tuple[Ending, str]:
+    return trained(documents.read(file), home)
+
+
+def trained(read: documents.Manifest, home: Path, ranks: str = "none") -> tuple[Ending, str]:
     """`ropeteam run`, in this process; the cluster and the operator are processes anyway."""
     console = Console(record=True, width=200, file=io.StringIO())
-    ending = errors.run(train(documents.read(file), home, console, keep=False))
-    return ending, console.export_text()
+
+    async def to_the_end() -> Ending:
+        async with LocalStack(home) as local:
+            return await train(read, local, console, keep=False, ranks=ranks)
+
+    return errors.run(to_the_end()), console.export_text()
 
 
 def test_run_trains_a_job_to_its_end_in_the_folder_it_was_started_in(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import venv
 from pathlib import Path
@@ -11,15 +10,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from rich.console import Console
 from tests.cli import test_commands
-from tests.cli.test_commands import PATIENCE, manifest, ropeteam, until
+from tests.cli.test_commands import PATIENCE, manifest, ropeteam, trained, until
 
 from ropeteam.cli import documents, errors, logs
 from ropeteam.cli.connect import connected
 from ropeteam.cli.follow import Follower
 from ropeteam.cli.main import cli
-from ropeteam.cli.run import train
 from ropeteam.controller.cluster import Place
 
 home, up = test_commands.home, test_commands.up
@@ -36,10 +33,9 @@ raise ValueError('no learning rate')
 
 
 def shown(read: documents.Manifest, home: Path, ranks: str) -> list[str]:
-    console = Console(record=True, width=200, file=io.StringIO())
-    ending = errors.run(train(read, home, console, keep=False, ranks=ranks))
+    ending, text = trained(read, home, ranks)
     assert ending.exit_code == 0
-    return console.export_text().splitlines()
+    return text.splitlines()
 
 
 def test_run_prints_what_rank_0_prints_and_keeps_the_logs_of_all(

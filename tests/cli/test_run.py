@@ -100,3 +100,14 @@ def test_a_job_of_that_name_that_runs_already_is_told(tmp_path: Path, home: Path
     assert f"another cluster runs in {home}: " in told
     assert "  a job job is " in told
     assert f"in it: ropeteam watch job -n default --home {home}" in told
+
+
+def test_a_manifest_that_is_no_good_begins_no_cluster_and_leaves_no_process(
+    tmp_path: Path, home: Path
+) -> None:
+    file = manifest(tmp_path, "pass", workers=0)
+    refused = ropeteam("run", str(file), "--home", str(home), cwd=tmp_path)
+    told, _ = refused.communicate(timeout=test_commands.PATIENCE)
+    assert refused.returncode == 2, told
+    assert "spec.workers: 0 is too small; use 1 or more" in told
+    assert {log.name: log.read_text() for log in home.iterdir()} == {"cluster.log": "", "operator.log": ""}

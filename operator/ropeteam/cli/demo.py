@@ -26,6 +26,7 @@ from ropeteam.cli import documents, errors
 from ropeteam.cli.follow import LOOK_SECONDS, Follower
 from ropeteam.cli.picture import Picture, recovery_seconds
 from ropeteam.cli.run import Ending, train
+from ropeteam.cli.up import LocalStack
 from ropeteam.controller.cluster import AlreadyGone, ApiClient, Place
 from ropeteam.controller.settings import default_home
 
@@ -51,7 +52,7 @@ def main() -> int:
         soft_wrap=True,
     )
     try:
-        ending = errors.run(train(documents.read(MANIFEST), home, console, keep=False, alongside=sabotage))
+        ending = errors.run(_train(home, console))
     except errors.BadInput as error:
         error.show()
         return error.exit_code
@@ -63,6 +64,11 @@ def main() -> int:
             f"demo passed: validation loss {validation_loss(ending.first_slot_log)}, two faults survived"
         )
     return 1 if missed else 0
+
+
+async def _train(home: Path, console: Console) -> Ending:
+    async with LocalStack(home) as local:
+        return await train(documents.read(MANIFEST), local, console, keep=False, alongside=sabotage)
 
 
 async def sabotage(client: ApiClient, follower: Follower) -> None:

@@ -10,10 +10,7 @@ import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-import aiohttp
 import click
-
-from ropeteam.controller.cluster import ApiError
 
 T = TypeVar("T")
 
@@ -42,7 +39,13 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(_interruptible(work))
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise SystemExit(INTERRUPTED) from None
-    except (ApiError, aiohttp.ClientError, OSError) as error:
+    except Exception as error:
+        import aiohttp  # here: no command waits for these before its first act
+
+        from ropeteam.controller.cluster import ApiError
+
+        if not isinstance(error, (ApiError, aiohttp.ClientError, OSError)):
+            raise
         raise Trouble(str(error) or type(error).__name__) from None
 
 

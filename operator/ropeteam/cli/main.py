@@ -67,14 +67,21 @@ def run(words: tuple[str, ...], workers: int | None, ranks: str, home: Path, kee
     A job is a manifest, or a command: ropeteam run -n 2 -- torchrun train.py. Rank 0's output is printed;
     that of all ranks stays in the state folder, and so do checkpoints. Exit status 0: the job is Complete.
     """
-    from rich.console import Console
+    from ropeteam.cli import errors
+    from ropeteam.cli.up import LocalStack
 
-    from ropeteam.cli import documents, errors, logs
-    from ropeteam.cli.run import train
+    async def to_the_end() -> int:
+        async with LocalStack(home) as local:  # its processes import their modules while we import ours
+            from rich.console import Console
 
-    shown = logs.ranks(ranks)
-    read = documents.given(words, workers)
-    raise SystemExit(errors.run(train(read, home, Console(), keep, ranks=shown)).exit_code)
+            from ropeteam.cli import documents, logs
+            from ropeteam.cli.run import train
+
+            shown = logs.ranks(ranks)
+            read = documents.given(words, workers)
+            return (await train(read, local, Console(), keep, ranks=shown)).exit_code
+
+    raise SystemExit(errors.run(to_the_end()))
 
 
 @cli.command()
@@ -152,7 +159,8 @@ def up(home: Path) -> None:
     from ropeteam.cli.up import LocalStack
 
     async def stay_up() -> None:
-        async with LocalStack(home, click.echo) as local:
+        async with LocalStack(home) as local:
+            await local.begin(click.echo)
             click.echo(f"export KUBECONFIG={local.kubeconfig}")
             click.echo("In another terminal, with that: kubectl apply -f job.yaml; ropeteam watch JOB")
             click.echo("Ctrl-C ends the cluster and everything in it.")

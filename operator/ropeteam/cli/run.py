@@ -46,7 +46,7 @@ class Ending:
 
 async def train(
     manifest: documents.Manifest,
-    home: Path,
+    local: LocalStack,
     console: Console,
     keep: bool,
     alongside: Alongside | None = None,
@@ -56,7 +56,7 @@ async def train(
     is deleted meanwhile."""
     with screen(console) as shown:
         async with AsyncExitStack() as stack:
-            local = await _started(stack, LocalStack(home, shown.say), manifest)
+            await _begin(local, shown.say, manifest)
             client = await stack.enter_async_context(connected(local.kubeconfig))
             await documents.make_namespace(client, manifest.namespace)
             await documents.apply(client, folders.with_claims(manifest), Path.cwd())
@@ -81,10 +81,10 @@ async def train(
             return ending
 
 
-async def _started(stack: AsyncExitStack, local: LocalStack, manifest: documents.Manifest) -> LocalStack:
+async def _begin(local: LocalStack, say: Say, manifest: documents.Manifest) -> None:
     """Raises Trouble. If a cluster is in the way that has a job of this name: with that."""
     try:
-        return await stack.enter_async_context(local)
+        await local.begin(say)
     except Trouble as error:
         with suppress(ApiError, aiohttp.ClientError, OSError, TimeoutError):
             async with asyncio.timeout(_LAST_LOOK_SECONDS), connected(local.kubeconfig) as client:

@@ -1,8 +1,8 @@
-"""The local cluster and the operator as two processes; an operator that dies is started again. The first one
-is started beside the cluster, imports its modules meanwhile, and begins when that answers.
+"""The local cluster and the operator as two processes; an operator that dies is started again.
 
-Both end with us, however we end: orderly by SIGTERM, and by the kernel if we are killed. Their output goes to
-`<home>/cluster.log` and `<home>/operator.log`.
+Both import their modules while their starter imports its own, and wait: the cluster for `begin`, the operator
+for the cluster. Both end with us, however we end: orderly by SIGTERM, and by the kernel if we are killed.
+Their output goes to `<home>/cluster.log` and `<home>/operator.log`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def _die_with_us() -> None:
 
 
 class LocalStack:
-    """`async with LocalStack(home, say)`: a cluster whose API answers, and an operator that is kept alive."""
+    """`async with LocalStack(home) as local`, then `await local.begin(say)`: a cluster whose API answers, and
+    an operator that is kept alive."""
 
-    def __init__(self, home: Path, say: Say) -> None:
-        self.home, self._say = home.absolute(), say
+    def __init__(self, home: Path) -> None:
+        self.home = home.absolute()
         self.kubeconfig = self.home / "kubeconfig"
         self._cluster: asyncio.subprocess.Process | None = None
         self._operator: asyncio.subprocess.Process | None = None
@@ -43,10 +44,11 @@ class LocalStack:
 
     async def __aenter__(self) -> Self:
         self.home.mkdir(0o700, parents=True, exist_ok=True)
+        pipe = asyncio.subprocess.PIPE
         try:
-            self._operator = await self._spawn_operator("--wait", stdin=asyncio.subprocess.PIPE)
-            await self._start_cluster()
-            self._keeper = asyncio.create_task(self._keep_operator(self._operator))
+            self._operator = await self._spawn_operator("--wait", stdin=pipe)
+            arguments = ("ropeteam.local", "--home", str(self.home), "--wait")
+            self._cluster = await self._spawn("cluster", *arguments, stdin=pipe, stdout=pipe)
         except BaseException:
             await self._stop()
             raise
@@ -54,6 +56,19 @@ class LocalStack:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stop()
+
+    async def begin(self, say: Say) -> None:
+        """Returns when the API answers; `say` is told of what happens to the operator. Raises Trouble."""
+        assert self._cluster is not None
+        assert self._operator is not None
+        _go(self._cluster)
+        assert self._cluster.stdout is not None
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            first = await self._cluster.stdout.readline()
+        if not first:
+            await self._cluster.wait()
+            raise Trouble(self.log_tail("cluster").removeprefix("error: "))
+        self._keeper = asyncio.create_task(self._keep_operator(self._operator, say))
 
     async def cluster_ended(self) -> int:
         """The cluster's exit code, when it has ended (it should not)."""
@@ -66,25 +81,14 @@ class LocalStack:
         lines = file.read_text(errors="replace").split("\n") if file.exists() else []
         return next((line for line in reversed(lines) if line.strip()), "it said nothing")
 
-    async def _start_cluster(self) -> None:
-        arguments = ("ropeteam.local", "--home", str(self.home))
-        self._cluster = await self._spawn("cluster", *arguments, stdout=asyncio.subprocess.PIPE)
-        assert self._cluster.stdout is not None
-        async with asyncio.timeout(_PATIENCE_SECONDS):
-            first = await self._cluster.stdout.readline()
-        if not first:
-            await self._cluster.wait()
-            raise Trouble(self.log_tail("cluster").removeprefix("error: "))
-
-    async def _keep_operator(self, operator: asyncio.subprocess.Process) -> None:
-        assert operator.stdin is not None
-        operator.stdin.write(b"the cluster answers\n")
+    async def _keep_operator(self, operator: asyncio.subprocess.Process, say: Say) -> None:
+        _go(operator)
         wait, loop = _FIRST_WAIT, asyncio.get_running_loop()
         while True:
             began = loop.time()
             code = await operator.wait()
             wait = _FIRST_WAIT if loop.time() - began > _LONGEST_WAIT else min(wait * 2, _LONGEST_WAIT)
-            self._say(f"the operator ended ({_ending(code)}: {self.log_tail('operator')}); starting it again")
+            say(f"the operator ended ({_ending(code)}: {self.log_tail('operator')}); starting it again")
             await asyncio.sleep(wait)
             operator = self._operator = await self._spawn_operator()
 
@@ -127,6 +131,12 @@ class LocalStack:
                 await _end(process)
         for log in self._logs:
             log.close()
+
+
+def _go(process: asyncio.subprocess.Process) -> None:
+    """One that has ended says why in its log."""
+    assert process.stdin is not None
+    process.stdin.write(b"go\n")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

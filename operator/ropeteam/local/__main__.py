@@ -26,7 +26,13 @@ if __name__ == "__main__":
     parser.add_argument(
         "--home", type=Path, default=default_home(), help="state folder (default: %(default)s)"
     )
+    parser.add_argument(
+        "--wait", action="store_true", help="begin at a line on stdin, with all imported; at its end, end"
+    )
+    given = parser.parse_args()
+    if given.wait and not sys.stdin.readline():
+        sys.exit()  # nobody is there any more
     try:
-        asyncio.run(main(parser.parse_args().home.absolute()))
+        asyncio.run(main(given.home.absolute()))
     except ClusterError as error:
         sys.exit(f"error: {error}")
