@@ -8,7 +8,7 @@ PERCENT ?= 1
 CHECKS := check-types check-format check-lint check-pure check-house check-crds check-chart check-imports check-lock check-python
 # What runs inside any image with Python 3.10.
 AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator agent launchers checkpoint/__init__.py \
-	checkpoint/manifest.py background.py folders.py lines.py __init__.py)
+	checkpoint/decisions system __init__.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test check sim sim-shipped fuzz seeded crds chart lock launchers prometheus cluster cluster-down e2e e2e-core gpu release images fmt bench clean

@@ -1,5 +1,5 @@
-"""What our sitecustomize (agent/children.py) costs each Python process of a job: `python -c pass` with its
-folder on PYTHONPATH and an agent's socket in the environment, beside the same without, in turns.
+"""What our sitecustomize (agent/script/children.py) costs each Python process of a job: `python -c pass` with
+its folder on PYTHONPATH and an agent's socket in the environment, beside the same without, in turns.
 
     python -m benchmarks.child_start [N]      goal: 5 ms
 
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from benchmarks.report import Row, row, save, tell
-from ropeteam_trainer.agent.spawn import write_shims
+from ropeteam_trainer.agent.processes.spawn import write_shims
 from ropeteam_trainer.contract import config
 
 GOAL_MS = 5.0

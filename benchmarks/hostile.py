@@ -25,9 +25,9 @@ from tests.cluster import falsecoordinator, images
 from tests.cluster.site import ROOT, false_coordinator
 
 from ropeteam.api.job import API_VERSION, KIND
-from ropeteam.controller import access, cluster
-from ropeteam.controller.cluster import AlreadyGone, ApiClient, ApiError, NotFound, Place
-from ropeteam.core import names
+from ropeteam.controller.client import access, cluster
+from ropeteam.controller.client.cluster import AlreadyGone, ApiClient, ApiError, NotFound, Place
+from ropeteam.core.seen import names
 
 Object = dict[str, Any]
 SPACES = [f"crowd-{number}" for number in range(10)]

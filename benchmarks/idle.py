@@ -32,7 +32,7 @@ from pathlib import Path
 
 import psutil
 
-from ropeteam.local.services import ADDRESSES
+from ropeteam.local.node.services import ADDRESSES
 from ropeteam_trainer.contract import config
 
 EACH = 500

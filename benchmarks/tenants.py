@@ -33,8 +33,8 @@ from tests.e2e.harness import wait_for
 from benchmarks import hostile
 from benchmarks.cluster_recovery import NODES, RANKS, back, first_steps, running, start
 from benchmarks.report import Row, row, tell, write
-from ropeteam.controller import access
-from ropeteam.controller.cluster import ApiClient
+from ropeteam.controller.client import access
+from ropeteam.controller.client.cluster import ApiClient
 
 KINDS = ("alone", "harmless", "hostile")
 MEASURES = ("job start", "rank killed", "pod deleted", "longest silence of /healthz", "operator's memory")

@@ -16,7 +16,7 @@ from ropeteam.api.job import Metadata
 from ropeteam.api.status import JobStatus
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
-from ropeteam.core.observation import ContainerSeen, HeldSeen, Observation, PodSeen, Refusal, Role
+from ropeteam.core.seen.observation import ContainerSeen, HeldSeen, Observation, PodSeen, Refusal, Role
 from ropeteam_trainer.contract.desired import Incident, JobReport, ReplaceWish, SlotReport, WorldPhase
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import Cause, Epoch, FailReason

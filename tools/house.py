@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("operator", "trainer-image", "tests", "tools", "benchmarks", "examples")
 MAX_FILE, MAX_FUNCTION, MAX_TEST, P90_FUNCTION = 400, 50, 40, 30
 MAX_PARAMETERS_PURE, MAX_PARAMETERS = 5, 7
-MAKES_TASKS = "trainer-image/ropeteam_trainer/background.py"
+MAKES_TASKS = "trainer-image/ropeteam_trainer/system/background.py"
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

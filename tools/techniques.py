@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 
 from ropeteam.api.job import TrainingJobSpec
-from ropeteam.cli.plan import plan_of
-from ropeteam.cli.rehearse import rehearse
+from ropeteam.cli.planning.cost import plan_of
+from ropeteam.cli.planning.rehearse import rehearse
 
 _ROOT = Path(__file__).resolve().parent.parent
 FOLDER = _ROOT / "docs" / "techniques"

@@ -17,9 +17,9 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from ropeteam_trainer.agent.page import Page
-from ropeteam_trainer.agentlink import Heartbeat
+from ropeteam_trainer.agent.processes.page import Page
 from ropeteam_trainer.contract.local import PHASES, Beat
+from ropeteam_trainer.rank.agentlink import Heartbeat
 
 ROOT = Path(__file__).resolve().parent.parent
 TWIN = ROOT / "tests" / "page" / "twin.c"

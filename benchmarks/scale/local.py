@@ -21,14 +21,14 @@ from benchmarks.scale.operatorprocess import operator
 from benchmarks.scale.real import Figures, note_starts
 from benchmarks.scale.watcher import watching
 from benchmarks.scale.worlds import coordinators
-from ropeteam.controller import access
-from ropeteam.controller.cluster import ApiClient
+from ropeteam.controller.client import access
+from ropeteam.controller.client.cluster import ApiClient
 from ropeteam.local import resources as r
+from ropeteam.local.api.store import Event, key_of
+from ropeteam.local.api.verbs import timestamp
 from ropeteam.local.cluster import LocalCluster
-from ropeteam.local.kubelet import Kubelet
-from ropeteam.local.services import ADDRESSES, Services
-from ropeteam.local.store import Event, key_of
-from ropeteam.local.verbs import timestamp
+from ropeteam.local.node.kubelet import Kubelet
+from ropeteam.local.node.services import ADDRESSES, Services
 
 Object = r.Object
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.scale.worlds import Worlds
-from ropeteam.controller.cluster import ApiClient
-from ropeteam.controller.informer import Informer, Key, Lens
-from ropeteam.controller.reading import own_key
+from ropeteam.controller.cache.informer import Informer, Key, Lens
+from ropeteam.controller.cache.reading import own_key
+from ropeteam.controller.client.cluster import ApiClient
 
 Object = dict[str, Any]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.agent.harness import Coordinator, Pod
 
-from ropeteam_trainer.agent.spawn import write_shims
+from ropeteam_trainer.agent.processes.spawn import write_shims
 
 
 @pytest.fixture

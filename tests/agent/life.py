@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ropeteam_trainer.agent import machine
-from ropeteam_trainer.agent.effects import ClaimRun, Effect
-from ropeteam_trainer.agent.report import report
-from ropeteam_trainer.agent.state import (
+from ropeteam_trainer.agent.machine import step as machine
+from ropeteam_trainer.agent.machine.effects import ClaimRun, Effect
+from ropeteam_trainer.agent.machine.report import report
+from ropeteam_trainer.agent.machine.state import (
     BeatsRead,
     Event,
     LinkUp,
@@ -19,7 +19,7 @@ from ropeteam_trainer.agent.state import (
     RunClaimed,
     Tick,
 )
-from ropeteam_trainer.checkpoint.journal import Claim, Held
+from ropeteam_trainer.checkpoint.decisions.journal import Claim, Held
 from ropeteam_trainer.contract.config import CheckpointConfig, PodIdentity, Start, Timeouts, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank
 from ropeteam_trainer.contract.messages import AgentReport, Orders

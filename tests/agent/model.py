@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ropeteam_trainer.checkpoint import journal
-from ropeteam_trainer.checkpoint.journal import Claim, Held, Operation, Place, Superseded
+from ropeteam_trainer.checkpoint.decisions import journal
+from ropeteam_trainer.checkpoint.decisions.journal import Claim, Held, Operation, Place, Superseded
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.world import CheckpointRef
 

@@ -7,7 +7,7 @@ import gc
 
 from tests.agent.harness import until
 
-from ropeteam_trainer.background import background, end_loudly
+from ropeteam_trainer.system.background import background, end_loudly
 
 
 class Process:

@@ -10,9 +10,10 @@ from tests.agent.life import a_plan, a_ref
 
 from ropeteam_trainer.agent import checkpoints
 from ropeteam_trainer.agent.checkpoints import Claimed, claim, prune, write_manifest
-from ropeteam_trainer.checkpoint import journal, reader
-from ropeteam_trainer.checkpoint.journal import Claim, Entry, Held, Place, Superseded, place_of
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder, ref_text
+from ropeteam_trainer.checkpoint import reader
+from ropeteam_trainer.checkpoint.decisions import journal
+from ropeteam_trainer.checkpoint.decisions.journal import Claim, Entry, Held, Place, Superseded, place_of
+from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, Manifest, folder, ref_text
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, WorkerConfig
 from ropeteam_trainer.contract.messages import Grant

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ropeteam_trainer.agent import heard
-from ropeteam_trainer.agent.spawn import write_shims
+from ropeteam_trainer.agent.machine import heard
+from ropeteam_trainer.agent.processes.spawn import write_shims
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.local import FromRank
 

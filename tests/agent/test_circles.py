@@ -9,7 +9,7 @@ import pytest
 from tests.agent.life import a_plan
 
 from ropeteam_trainer.agent import checkpoints
-from ropeteam_trainer.checkpoint.journal import Entry, place_of
+from ropeteam_trainer.checkpoint.decisions.journal import Entry, place_of
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, Timeouts, WorkerConfig
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch

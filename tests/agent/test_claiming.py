@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.agent.life import Life, a_plan, a_ref, epoch
 
-from ropeteam_trainer.agent.effects import ClaimRun, KillRanks, Prune, StartRanks, WriteManifest
-from ropeteam_trainer.agent.state import (
+from ropeteam_trainer.agent.machine.effects import ClaimRun, KillRanks, Prune, StartRanks, WriteManifest
+from ropeteam_trainer.agent.machine.state import (
     DISK_SECONDS,
     ClaimFailed,
     LinkUp,

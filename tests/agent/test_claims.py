@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.agent.model import Begins, Model, State, a_start, held
 
-from ropeteam_trainer.checkpoint import journal
-from ropeteam_trainer.checkpoint.journal import Claim, Place, place_of
+from ropeteam_trainer.checkpoint.decisions import journal
+from ropeteam_trainer.checkpoint.decisions.journal import Claim, Place, place_of
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch
 

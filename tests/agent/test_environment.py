@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.agent.life import a_plan, a_ref, an_identity
 
-from ropeteam_trainer.agent.environment import (
+from ropeteam_trainer.agent.machine.environment import (
     interface_names,
     launcher_environment,
     launcher_port,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ropeteam_trainer.agent import heard
+from ropeteam_trainer.agent.machine import heard
 from ropeteam_trainer.contract.local import FromRank
 
 PEER = FromRank(error_type="E", message="E: Connection closed by peer", rank=1, child=True)

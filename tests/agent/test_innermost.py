@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ropeteam_trainer.agent import heard
+from ropeteam_trainer.agent.machine import heard
 from ropeteam_trainer.contract.local import FromRank, GroupFormed
 from ropeteam_trainer.contract.messages import GroupReport
 from ropeteam_trainer.contract.world import ProcessExit

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.agent.life import Life, a_ref, a_served_plan, an_identity, epoch, killed
 
-from ropeteam_trainer.agent.effects import KillRanks, Prune, StartRanks, TellRank, WriteManifest
-from ropeteam_trainer.agent.environment import rank_environment
-from ropeteam_trainer.agent.memory import empty, make
-from ropeteam_trainer.agent.state import RanksStarted
+from ropeteam_trainer.agent.machine.effects import KillRanks, Prune, StartRanks, TellRank, WriteManifest
+from ropeteam_trainer.agent.machine.environment import rank_environment
+from ropeteam_trainer.agent.machine.state import RanksStarted
+from ropeteam_trainer.agent.processes.memory import empty, make
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.messages import Grant, RankPhase

@@ -20,10 +20,10 @@ from tests.agent.test_checkpoints import run_ref, saved, settings_in
 
 from ropeteam_trainer.agent import checkpoints
 from ropeteam_trainer.agent.lane import Lane
+from ropeteam_trainer.agent.machine.state import LinkUp, OrdersReceived, RanksStarted
 from ropeteam_trainer.agent.main import Agent
-from ropeteam_trainer.agent.state import LinkUp, OrdersReceived, RanksStarted
-from ropeteam_trainer.checkpoint.journal import Held
-from ropeteam_trainer.checkpoint.manifest import folder
+from ropeteam_trainer.checkpoint.decisions.journal import Held
+from ropeteam_trainer.checkpoint.decisions.manifest import folder
 from ropeteam_trainer.contract.config import CheckpointConfig
 from ropeteam_trainer.contract.messages import Grant, Orders
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan

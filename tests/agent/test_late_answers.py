@@ -14,7 +14,7 @@ TORCH = {
     "def set_num_threads(n): pass\n",
     "_dynamo.py": "",
     "distributed.py": "import os, sys\n"
-    "zygote = sys.modules['ropeteam_trainer.agent.zygote']\n"
+    "zygote = sys.modules['ropeteam_trainer.agent.script.zygote']\n"
     "send = zygote.send\n"
     "def send_or_die(peer, message):\n"
     "    if 'pid' in message: os.kill(os.getpid(), 9)\n"

@@ -14,12 +14,12 @@ from tests.agent.life import a_plan
 from tests.agent.test_checkpoints import FILES, claimed, committed, left, run_ref, saved, settings_in
 
 from ropeteam_trainer.agent.checkpoints import claim, prune, write_manifest
-from ropeteam_trainer.checkpoint import journal
-from ropeteam_trainer.checkpoint.manifest import MANIFEST
+from ropeteam_trainer.checkpoint.decisions import journal
+from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST
 from ropeteam_trainer.contract.config import WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.world import CheckpointRef
-from ropeteam_trainer.folders import Folder
+from ropeteam_trainer.system.folders import Folder
 
 PLACE = "run-uid/step-30/1.0.1"
 

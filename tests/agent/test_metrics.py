@@ -13,8 +13,9 @@ from tests.agent.harness import Coordinator, Pod, a_plan
 from tests.agent.life import Life
 from tests.coordinator.link import Crowd, come_at_once
 
-from ropeteam_trainer.agent import http, metrics
+from ropeteam_trainer.agent import http
 from ropeteam_trainer.agent.http import Metrics
+from ropeteam_trainer.agent.machine import metrics
 from ropeteam_trainer.contract.config import AGENT_METRICS_PORT
 from ropeteam_trainer.contract.local import Served
 from ropeteam_trainer.contract.messages import AgentReport, RankPhase

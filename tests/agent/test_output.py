@@ -13,11 +13,11 @@ import pytest
 from tests.agent.harness import a_plan, exit_of, until
 from tests.agent.pipes import Pipe
 
-from ropeteam_trainer import lines
-from ropeteam_trainer.agent import output as output_module
-from ropeteam_trainer.agent.output import Output
+from ropeteam_trainer.agent.processes import output as output_module
+from ropeteam_trainer.agent.processes.output import Output
 from ropeteam_trainer.contract.config import Start, Timeouts
-from ropeteam_trainer.lines import MOST_BYTES, Lines
+from ropeteam_trainer.system import lines
+from ropeteam_trainer.system.lines import MOST_BYTES, Lines
 
 LOUD = """
 import sys, time

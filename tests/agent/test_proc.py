@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from ropeteam_trainer.agent import proc
+from ropeteam_trainer.agent.processes import proc
 
 
 def test_a_process_and_its_descendants_are_found():

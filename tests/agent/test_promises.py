@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.strategies import booleans, integers, sampled_from
 from tests.agent.life import Life, a_plan
 
-from ropeteam_trainer.agent.effects import Exit, KillRanks, StartRanks
-from ropeteam_trainer.agent.state import LinkLost, LinkUp, OrdersReceived, RankExited, Terminated
+from ropeteam_trainer.agent.machine.effects import Exit, KillRanks, StartRanks
+from ropeteam_trainer.agent.machine.state import LinkLost, LinkUp, OrdersReceived, RankExited, Terminated
 from ropeteam_trainer.contract.messages import Orders
 from ropeteam_trainer.contract.world import Epoch, ProcessExit
 

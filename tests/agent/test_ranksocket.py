@@ -9,11 +9,11 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from ropeteam_trainer import agentlink
-from ropeteam_trainer.agent import ranksocket
-from ropeteam_trainer.agent.ranksocket import RankSocket
+from ropeteam_trainer.agent.processes import ranksocket
+from ropeteam_trainer.agent.processes.ranksocket import RankSocket
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.local import FromRank, ToRank
+from ropeteam_trainer.rank import agentlink
 
 
 def heard_of_servers(link: agentlink.AgentLink) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.agent.scripts import facts, under_python, write_scripts
 
-from ropeteam_trainer.agent.page import Page
+from ropeteam_trainer.agent.processes.page import Page
 
 
 @pytest.mark.parametrize(

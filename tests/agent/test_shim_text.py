@@ -8,7 +8,7 @@ import sys
 import pytest
 from tests.agent.scripts import facts
 
-from ropeteam_trainer.agent.page import Page
+from ropeteam_trainer.agent.processes.page import Page
 
 FACTS = """
 import json, pickle, sys

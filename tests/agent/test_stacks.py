@@ -11,14 +11,16 @@ import pytest
 from tests.agent.life import Life, epoch
 from tests.agent.test_pack import PYTHONS, interpreter
 
-from ropeteam_trainer.agent import children, proc, stacks
-from ropeteam_trainer.agent.effects import KillRanks, ShowStacks
-from ropeteam_trainer.agent.state import StackShown
+from ropeteam_trainer.agent.machine import stacks
+from ropeteam_trainer.agent.machine.effects import KillRanks, ShowStacks
+from ropeteam_trainer.agent.machine.state import StackShown
+from ropeteam_trainer.agent.processes import proc
+from ropeteam_trainer.agent.script import children
 from ropeteam_trainer.contract.messages import Standstill
 
 LIB = "/opt/conda/lib/python3.11"
 TORCH = f"{LIB}/site-packages/torch"
-SHIM = "/ropeteam/agent.pyz/ropeteam_trainer/agent/rankmain.py"
+SHIM = "/ropeteam/agent.pyz/ropeteam_trainer/agent/script/rankmain.py"
 MAIN = [("/app/train.py", 40, "main"), ("/app/train.py", 50, "<module>"), (SHIM, 70, "_run")]
 ALL_REDUCE = [
     (f"{TORCH}/distributed/distributed_c10d.py", 3001, "all_reduce"),
@@ -122,7 +124,7 @@ ASKED = f"import os, signal, sys\nos.kill(os.getpid(), {children.STACKS_SIGNAL})
 THREADED = """\
 import os, sys, threading
 sys.path.append({root!r})
-from ropeteam_trainer.agent import children
+from ropeteam_trainer.agent.script import children
 children.install()
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 def main(): os.kill(os.getpid(), {signal})
@@ -142,7 +144,7 @@ def test_a_rank_shows_its_stacks_and_goes_on(shim, tmp_path):
 def test_every_python_writes_what_is_read(version, tmp_path):
     if (python := interpreter(version)) is None:
         pytest.skip(f"no Python {version} on this machine")
-    root = children.__file__.removesuffix("/ropeteam_trainer/agent/children.py")
+    root = children.__file__.removesuffix("/ropeteam_trainer/agent/script/children.py")
     (tmp_path / "x.py").write_text(THREADED.format(root=root, signal=children.STACKS_SIGNAL))
     done = subprocess.run([python, str(tmp_path / "x.py")], capture_output=True, text=True)
     assert stacks.stands(done.stderr.splitlines()) == Standstill("x.py:6 (main)"), done.stderr

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropeteam_trainer.agent import learn, rankmain
-from ropeteam_trainer.checkpoint import restore
+from ropeteam_trainer.agent.machine import learn
+from ropeteam_trainer.agent.script import rankmain
+from ropeteam_trainer.checkpoint.decisions import restore
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.local import FromRank
-from ropeteam_trainer.coordinator import evidence
+from ropeteam_trainer.coordinator.membership import evidence
 
 
 @pytest.mark.parametrize(

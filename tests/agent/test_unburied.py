@@ -14,9 +14,9 @@ from tests.agent.harness import a_plan, exit_of, until
 from tests.agent.life import Life, killed
 from tests.agent.life import a_plan as world
 
-from ropeteam_trainer.agent.effects import Exit, KillRanks
-from ropeteam_trainer.agent.ranksocket import RankSocket
-from ropeteam_trainer.agent.state import RankUnburied
+from ropeteam_trainer.agent.machine.effects import Exit, KillRanks
+from ropeteam_trainer.agent.machine.state import RankUnburied
+from ropeteam_trainer.agent.processes.ranksocket import RankSocket
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.local import FromRank, ToRank
 from ropeteam_trainer.contract.messages import RankPhase
@@ -44,7 +44,9 @@ raise SystemExit(5)
 # A process that hangs in the kernel cannot be had in a test, so what the kernel would say is held back.
 WITHOUT_ENVIRONMENTS = """
 import sys, time
-from ropeteam_trainer.agent import main, proc, ranks
+from ropeteam_trainer.agent.processes import proc
+from ropeteam_trainer.agent.processes import ranks
+from ropeteam_trainer.agent import main
 ranks.BURIAL_SECONDS = 1
 proc.variable = lambda pid, name: time.sleep(1000)
 sys.exit(main.main())

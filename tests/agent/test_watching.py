@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.agent.life import Life, a_plan, a_ref, epoch
 
-from ropeteam_trainer.agent.effects import (
+from ropeteam_trainer.agent.machine.effects import (
     CloseStore,
     HostStore,
     KillRanks,
@@ -17,8 +17,8 @@ from ropeteam_trainer.agent.effects import (
     TellRank,
     WriteManifest,
 )
-from ropeteam_trainer.agent.report import news
-from ropeteam_trainer.agent.state import (
+from ropeteam_trainer.agent.machine.report import news
+from ropeteam_trainer.agent.machine.state import (
     LinkLost,
     LinkUp,
     ManifestFailed,

@@ -5,8 +5,15 @@ from __future__ import annotations
 import pytest
 from tests.agent.life import Life, a_plan, epoch, killed
 
-from ropeteam_trainer.agent.effects import DropLink, Exit, KillRanks, StartRanks, TerminateRanks, WarmUp
-from ropeteam_trainer.agent.state import (
+from ropeteam_trainer.agent.machine.effects import (
+    DropLink,
+    Exit,
+    KillRanks,
+    StartRanks,
+    TerminateRanks,
+    WarmUp,
+)
+from ropeteam_trainer.agent.machine.state import (
     LinkLost,
     LinkUp,
     OrdersReceived,
@@ -144,7 +151,7 @@ def test_a_missing_checkpoint_is_a_problem_that_no_restart_mends():
         .said(
             0,
             error_type="CheckpointNotFound",
-            error_class="ropeteam_trainer.checkpoint.restore.CheckpointNotFound",
+            error_class="ropeteam_trainer.checkpoint.decisions.restore.CheckpointNotFound",
             fingerprint="f",
             message="no step 7",
         )
@@ -161,9 +168,9 @@ def test_a_users_own_exception_of_that_name_is_an_error_like_any_other():
 @pytest.mark.parametrize(
     ("name", "storage"),
     [
-        ("ropeteam_trainer.checkpoint.restore.CheckpointUnavailable", "here"),
-        ("ropeteam_trainer.checkpoint.restore.UnavailableElsewhere", "elsewhere"),
-        ("ropeteam_trainer.checkpoint.restore.UnavailableEverywhere", "everywhere"),
+        ("ropeteam_trainer.checkpoint.decisions.restore.CheckpointUnavailable", "here"),
+        ("ropeteam_trainer.checkpoint.decisions.restore.UnavailableElsewhere", "elsewhere"),
+        ("ropeteam_trainer.checkpoint.decisions.restore.UnavailableEverywhere", "everywhere"),
         ("__main__.CheckpointUnavailable", ""),
     ],
 )

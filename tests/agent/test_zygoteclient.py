@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from tests.agent.harness import until
 
-from ropeteam_trainer.agent import zygoteclient
-from ropeteam_trainer.agent.reaper import Reaper
-from ropeteam_trainer.agent.zygoteclient import ZygoteClient
+from ropeteam_trainer.agent.processes import zygoteclient
+from ropeteam_trainer.agent.processes.reaper import Reaper
+from ropeteam_trainer.agent.processes.zygoteclient import ZygoteClient
 
 STUB = """
 import json, socket, struct, sys, time

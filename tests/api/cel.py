@@ -9,7 +9,7 @@ import celpy
 from celpy.adapter import json_to_cel
 
 from ropeteam.api.rule import Spec
-from ropeteam.api.rules import spec_schema
+from ropeteam.api.rules.validate import spec_schema
 from ropeteam.api.schema import defaulted
 
 

@@ -14,7 +14,7 @@ from tests.api.test_columns import a_status
 from ropeteam.api import crd, editor
 from ropeteam.api.columns import with_columns
 from ropeteam.api.job import TrainingJobSpec
-from ropeteam.api.rulebook import CHANGES, RULES
+from ropeteam.api.rules.rulebook import CHANGES, RULES
 from ropeteam.api.status import JobStatus
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ropeteam.api.rule import Rule
-from ropeteam.api.rulebook import CHANGES, RULES
-from ropeteam.api.rules import validate
+from ropeteam.api.rules.rulebook import CHANGES, RULES
+from ropeteam.api.rules.validate import validate
 
 FILE = Path(__file__).with_name("messages.txt")
 _VOLUME: dict[str, Any] = {"emptyDir": {}}

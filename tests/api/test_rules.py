@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.api.cel import as_job, cel_says, cel_tells
 
 from ropeteam.api.rule import Change, Rule, Spec, at, template_with
-from ropeteam.api.rulebook import CHANGES, MAX_SLOTS, RULES
-from ropeteam.api.rules import validate, validate_name, validate_update
+from ropeteam.api.rules.rulebook import CHANGES, MAX_SLOTS, RULES
+from ropeteam.api.rules.validate import validate, validate_name, validate_update
 from ropeteam.api.status import JobStatus
 
 SPEC_RULES = [rule for rule in RULES if rule.path]

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, WithJsonSchema
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.model import ApiModel
 from ropeteam.api.quantity import amount
-from ropeteam.api.rules import spec_schema, validate
+from ropeteam.api.rules.validate import spec_schema, validate
 from ropeteam.api.schema import defaulted, faults, structural
 
 Short = Annotated[str, Field(max_length=9)]

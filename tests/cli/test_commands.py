@@ -18,9 +18,10 @@ import yaml
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from ropeteam.cli import documents, errors
+from ropeteam.cli import errors
 from ropeteam.cli.connect import connected
 from ropeteam.cli.main import cli
+from ropeteam.cli.manifest import documents
 from ropeteam.cli.run import Ending, train
 from ropeteam.cli.up import LocalStack
 

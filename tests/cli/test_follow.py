@@ -18,9 +18,9 @@ from tests.coordinator.conftest import Served
 from tests.coordinator.film import JOB_UID
 from tests.coordinator.link import TOKEN, Operator
 
-from ropeteam.cli.follow import Follower
-from ropeteam.controller.access import Access
-from ropeteam.controller.cluster import ApiClient
+from ropeteam.cli.show.follow import Follower
+from ropeteam.controller.client.access import Access
+from ropeteam.controller.client.cluster import ApiClient
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, signing
 from ropeteam_trainer.contract.desired import Desired
 from ropeteam_trainer.coordinator import http as http_module

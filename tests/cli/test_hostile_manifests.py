@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from ropeteam.cli import manifestyaml
 from ropeteam.cli.main import cli
+from ropeteam.cli.manifest import manifestyaml
 
 HEAD = "apiVersion: ropeteam.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: good}\n"
 GOOD = "workers: 2, command: [python]"

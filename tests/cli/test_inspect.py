@@ -13,12 +13,12 @@ from tests.controller.house import job, operator_of
 from tests.controller.waiting import until_async
 
 from ropeteam.api.conditions import Condition, ConditionType
-from ropeteam.cli import inspect
 from ropeteam.cli.errors import BadInput
-from ropeteam.controller import access
-from ropeteam.controller.cluster import ApiClient
+from ropeteam.cli.show import inspect
+from ropeteam.controller.client import access
+from ropeteam.controller.client.cluster import ApiClient
 from ropeteam.core.decide import decide
-from ropeteam.core.observation import Observation
+from ropeteam.core.seen.observation import Observation
 from ropeteam.local.cluster import LocalCluster
 from ropeteam_trainer.contract.desired import Stages
 from ropeteam_trainer.contract.world import Cause

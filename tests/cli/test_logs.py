@@ -13,11 +13,13 @@ from click.testing import CliRunner, Result
 from tests.cli import test_commands
 from tests.cli.test_commands import PATIENCE, manifest, ropeteam, trained, until
 
-from ropeteam.cli import documents, errors, logs
+from ropeteam.cli import errors
 from ropeteam.cli.connect import connected
-from ropeteam.cli.follow import Follower
 from ropeteam.cli.main import cli
-from ropeteam.controller.cluster import Place
+from ropeteam.cli.manifest import documents
+from ropeteam.cli.show import logs
+from ropeteam.cli.show.follow import Follower
+from ropeteam.controller.client.cluster import Place
 
 home, up = test_commands.home, test_commands.up
 GREETS = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.builders import Scene, a_job, a_running_job
 
-from ropeteam.cli import inspect
-from ropeteam.cli.masking import masked
-from ropeteam.core.gang import shape
-from ropeteam.core.view import look
+from ropeteam.cli.show import inspect
+from ropeteam.cli.show.masking import masked
+from ropeteam.core.questions.gang import shape
+from ropeteam.core.seen.view import look
 
 CANARY = "s3cr3t"
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"

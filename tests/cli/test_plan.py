@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from tests.forked import Forked, prepare
 
 from ropeteam.api.job import TrainingJobSpec
-from ropeteam.cli import plan
 from ropeteam.cli.main import cli
-from ropeteam_trainer.contract.plan import Answer, Model, Part, Tensor
+from ropeteam.cli.planning import cost as plan
+from ropeteam_trainer.partition.answer import Answer, Model, Part, Tensor
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """\

@@ -9,7 +9,7 @@ import pytest
 from tests.cli import test_commands
 from tests.cli.test_commands import manifest, ropeteam, run, until
 
-from ropeteam.cli import documents, folders
+from ropeteam.cli.manifest import documents, folders
 
 home, up = test_commands.home, test_commands.up
 

@@ -16,8 +16,8 @@ import pytest
 from tests.cli import test_commands
 from tests.cli.test_commands import manifest
 
-from ropeteam.cli import documents
 from ropeteam.cli.connect import connected
+from ropeteam.cli.manifest import documents
 
 home, up = test_commands.home, test_commands.up
 ROOT = Path(__file__).parents[2]

@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 from tests.cli import test_commands
 from tests.cli.test_commands import until
 
-from ropeteam.cli import bundle
 from ropeteam.cli.connect import connected
 from ropeteam.cli.errors import BadInput
 from ropeteam.cli.main import cli
-from ropeteam.controller.cluster import Object, Place
+from ropeteam.cli.manifest import bundle
+from ropeteam.controller.client.cluster import Object, Place
 
 home, up = test_commands.home, test_commands.up
 TRAIN = """import os, pathlib, subprocess, pkg.model

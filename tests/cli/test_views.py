@@ -21,10 +21,10 @@ from ropeteam.api.status import (
     StagesStatus,
 )
 from ropeteam.cli.demo import shortcomings, validation_loss
-from ropeteam.cli.picture import Eta, Picture, incident_line, picture
-from ropeteam.cli.report import report
 from ropeteam.cli.run import Ending
-from ropeteam.cli.screen import LiveScreen, News, PlainScreen, panel, plain_line, screen
+from ropeteam.cli.show.picture import Eta, Picture, incident_line, picture
+from ropeteam.cli.show.report import report
+from ropeteam.cli.show.screen import LiveScreen, News, PlainScreen, panel, plain_line, screen
 from ropeteam_trainer.contract.desired import JobReport, WorldPhase
 from ropeteam_trainer.contract.messages import Problem, Progress
 from ropeteam_trainer.contract.world import FailReason

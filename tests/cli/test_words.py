@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ropeteam.cli import documents
 from ropeteam.cli.errors import BadInput
 from ropeteam.cli.main import cli
+from ropeteam.cli.manifest import documents
 
 GOOD = """
 apiVersion: ropeteam.dev/v1alpha1

@@ -22,8 +22,8 @@ from tests.cluster.lab import Lab
 from tests.e2e.harness import environments, wait_for
 
 from ropeteam.api.job import Metadata
-from ropeteam.core import names
-from ropeteam.core.observation import Role
+from ropeteam.core.seen import names
+from ropeteam.core.seen.observation import Role
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "ropeteam"

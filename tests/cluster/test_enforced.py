@@ -12,9 +12,10 @@ from tests.cluster.tools import CannotBuild
 from tests.e2e.harness import wait_for
 
 from ropeteam.api.defaults import JobPolicy
-from ropeteam.core import names, policy
-from ropeteam.core.observation import Role
-from ropeteam.core.view import look
+from ropeteam.core.objects import policy
+from ropeteam.core.seen import names
+from ropeteam.core.seen.observation import Role
+from ropeteam.core.seen.view import look
 
 pytestmark = [
     pytest.mark.nodes,

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ropeteam_trainer import clocks
+from ropeteam_trainer.system import clocks
 
 
 def test_a_process_that_loses_its_processor_between_two_readings_does_not_step_back(

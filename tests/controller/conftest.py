@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 from tests.controller.scripted import Scripted, access, serving
 
-from ropeteam.controller.access import Access
-from ropeteam.controller.cluster import ApiClient
+from ropeteam.controller.client.access import Access
+from ropeteam.controller.client.cluster import ApiClient
 
 
 @pytest_asyncio.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from ropeteam.controller import bounded
+from ropeteam.controller.client import bounded
 
 
 class Parsed:

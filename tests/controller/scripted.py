@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from ropeteam.controller.access import Access
+from ropeteam.controller.client.access import Access
 
 Object = dict[str, Any]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ropeteam.controller.access import AccessError, load
+from ropeteam.controller.client.access import AccessError, load
 
 
 def kubeconfig(folder: Path, cluster: dict[str, Any], user: dict[str, Any]) -> Path:

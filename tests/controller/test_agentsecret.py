@@ -13,9 +13,9 @@ from tests.controller.house import operator_of
 from tests.controller.scripted import Scripted
 from tests.controller.waiting import until_async
 
-from ropeteam.controller import agentsecret
-from ropeteam.controller.agentsecret import AgentSecret, packed
-from ropeteam.controller.cluster import ApiClient, NotFound, Place
+from ropeteam.controller.client.cluster import ApiClient, NotFound, Place
+from ropeteam.controller.rounds import agentsecret
+from ropeteam.controller.rounds.agentsecret import AgentSecret, packed
 from ropeteam.local.cluster import LocalCluster
 
 

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager, suppress
 import aiohttp
 import pytest
 
-from ropeteam.controller import coordinator
-from ropeteam.controller.coordinator import Coordinators, Unreachable, Voice, voice
+from ropeteam.controller.client import coordinator
+from ropeteam.controller.client.coordinator import Coordinators, Unreachable, Voice, voice
 from ropeteam_trainer.contract import OLDEST, VERSION, codec
 from ropeteam_trainer.contract.desired import (
     Desired,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropeteam.controller import bounded
+from ropeteam.controller.client import bounded
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text('a"\\{}[],:é', max_size=5),

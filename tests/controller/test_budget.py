@@ -16,11 +16,12 @@ from tests.controller.house import JOB, condition, job, names, operator_of, stat
 from tests.controller.scripted import Scripted, thing
 from tests.controller.waiting import until, until_async
 
-from ropeteam.controller import budget, reading, reconcile
-from ropeteam.controller.caches import Caches, make_caches
-from ropeteam.controller.cluster import ApiClient, Object
-from ropeteam.controller.failing import REASON, TOLD_AFTER
-from ropeteam.controller.informer import Key
+from ropeteam.controller.cache import budget, reading
+from ropeteam.controller.cache.caches import Caches, make_caches
+from ropeteam.controller.cache.informer import Key
+from ropeteam.controller.client.cluster import ApiClient, Object
+from ropeteam.controller.rounds import reconcile
+from ropeteam.controller.rounds.failing import REASON, TOLD_AFTER
 from ropeteam.local.cluster import LocalCluster
 
 LARGE = 250 << 10

@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from tests.controller.scripted import Object, Scripted, access, serving
 
-from ropeteam.controller import cluster
-from ropeteam.controller.access import Access, AccessError, load
-from ropeteam.controller.cluster import AlreadyGone, AlreadyOurs, ApiClient, ApiError, Conflict, Place
+from ropeteam.controller.client import cluster
+from ropeteam.controller.client.access import Access, AccessError, load
+from ropeteam.controller.client.cluster import AlreadyGone, AlreadyOurs, ApiClient, ApiError, Conflict, Place
 from ropeteam.controller.settings import SettingsError, load_keys, read
 
 POD = Place("Pod", "default", "p")

@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 from tests.controller.house import JOB, condition, job, operator_of, status
 
-from ropeteam.controller import failing, reconcile
 from ropeteam.controller.assembly import Operator
-from ropeteam.controller.cluster import ApiError, Conflict, Object, Place
-from ropeteam.controller.failing import REASON, TOLD_AFTER
-from ropeteam.controller.informer import Key
+from ropeteam.controller.cache.informer import Key
+from ropeteam.controller.client.cluster import ApiError, Conflict, Object, Place
+from ropeteam.controller.rounds import failing, reconcile
+from ropeteam.controller.rounds.failing import REASON, TOLD_AFTER
 from ropeteam.local.cluster import LocalCluster
 
 KEY = Key("default", "job")

@@ -16,8 +16,8 @@ from tests.controller.scripted import Object, Scripted, access, serving, thing
 from tests.controller.waiting import until
 
 from ropeteam.controller import handlers
-from ropeteam.controller.access import Access
-from ropeteam.controller.informer import Key
+from ropeteam.controller.cache.informer import Key
+from ropeteam.controller.client.access import Access
 
 
 def resource(name: str, kind: str, namespaced: bool) -> Object:

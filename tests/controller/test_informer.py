@@ -11,8 +11,8 @@ import pytest_asyncio
 from tests.controller.scripted import Object, Scripted, thing
 from tests.controller.waiting import until
 
-from ropeteam.controller.cluster import ApiClient
-from ropeteam.controller.informer import Informer, Key, Lens
+from ropeteam.controller.cache.informer import Informer, Key, Lens
+from ropeteam.controller.client.cluster import ApiClient
 
 A, B = Key("default", "a"), Key("default", "b")
 

@@ -14,15 +14,15 @@ from tests.controller.waiting import until_async
 from ropeteam.api.job import Metadata
 from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus
 from ropeteam.controller.assembly import Operator
-from ropeteam.controller.cluster import AlreadyGone, Place
-from ropeteam.controller.executor import secret
-from ropeteam.controller.informer import Key
-from ropeteam.controller.reading import pod
+from ropeteam.controller.cache.informer import Key
+from ropeteam.controller.cache.reading import pod
+from ropeteam.controller.client.cluster import AlreadyGone, Place
+from ropeteam.controller.rounds.executor import secret
 from ropeteam.controller.settings import OperatorKey, OperatorKeys, SettingsError, load_keys, read
-from ropeteam.core.actions import CreateSecret
-from ropeteam.core.manifests import key_of
-from ropeteam.core.names import secret as secret_name
-from ropeteam.core.observation import PodSeen, Role
+from ropeteam.core.objects.actions import CreateSecret
+from ropeteam.core.objects.manifests import key_of
+from ropeteam.core.seen.names import secret as secret_name
+from ropeteam.core.seen.observation import PodSeen, Role
 from ropeteam.local.cluster import LocalCluster
 from ropeteam_trainer.contract import seals
 

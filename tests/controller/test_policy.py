@@ -12,8 +12,8 @@ from tests.controller.house import JOB, condition, job, names, operator_of, stat
 from tests.controller.scripted import Scripted
 
 from ropeteam.controller.assembly import Operator
-from ropeteam.controller.cluster import AlreadyOurs, ApiClient, ApiError, Object, Place
-from ropeteam.controller.informer import Key
+from ropeteam.controller.cache.informer import Key
+from ropeteam.controller.client.cluster import AlreadyOurs, ApiClient, ApiError, Object, Place
 from ropeteam.controller.settings import read
 from ropeteam.local.cluster import LocalCluster
 

@@ -18,9 +18,10 @@ import pytest_asyncio
 from tests.controller.house import JOB, job, names
 from tests.controller.waiting import until, until_async
 
-from ropeteam.controller import access, handlers
-from ropeteam.controller.cluster import ApiClient, NotFound, Place
-from ropeteam.controller.informer import Key
+from ropeteam.controller import handlers
+from ropeteam.controller.cache.informer import Key
+from ropeteam.controller.client import access
+from ropeteam.controller.client.cluster import ApiClient, NotFound, Place
 from ropeteam.local.cluster import LocalCluster
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from ropeteam.controller import reading
-from ropeteam.core.observation import PodSeen
+from ropeteam.controller.cache import reading
+from ropeteam.core.seen.observation import PodSeen
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 

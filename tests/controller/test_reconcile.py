@@ -14,12 +14,12 @@ from tests.controller.house import JOB, condition, job, names, operator_of, stat
 from tests.controller.waiting import until_async
 
 from ropeteam.controller.assembly import Operator
-from ropeteam.controller.cluster import ApiError, Conflict, NotFound, Object, Place
-from ropeteam.controller.informer import Key
-from ropeteam.core.actions import CreatePod, DeleteJob, DeletePod, DeleteService, PointService
+from ropeteam.controller.cache.informer import Key
+from ropeteam.controller.client.cluster import ApiError, Conflict, NotFound, Object, Place
 from ropeteam.core.decide import decide
-from ropeteam.core.observation import Observation
-from ropeteam.core.steady import BELIEVED_SECONDS
+from ropeteam.core.objects.actions import CreatePod, DeleteJob, DeletePod, DeleteService, PointService
+from ropeteam.core.questions.steady import BELIEVED_SECONDS
+from ropeteam.core.seen.observation import Observation
 from ropeteam.local.cluster import LocalCluster
 
 KEY = Key("default", "job")

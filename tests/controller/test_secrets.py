@@ -9,15 +9,15 @@ import pytest
 from tests.controller.scripted import Scripted
 
 from ropeteam.api.job import Metadata
-from ropeteam.controller import agentsecret
-from ropeteam.controller.agentsecret import AgentSecret
-from ropeteam.controller.caches import Caches
-from ropeteam.controller.cluster import ApiClient, ApiError
-from ropeteam.controller.executor import Executor
-from ropeteam.controller.leases import Leases
-from ropeteam.controller.observer import Memory
+from ropeteam.controller.cache.caches import Caches
+from ropeteam.controller.client.cluster import ApiClient, ApiError
+from ropeteam.controller.rounds import agentsecret
+from ropeteam.controller.rounds.agentsecret import AgentSecret
+from ropeteam.controller.rounds.executor import Executor
+from ropeteam.controller.rounds.leases import Leases
+from ropeteam.controller.rounds.observer import Memory
 from ropeteam.controller.settings import OperatorKey, OperatorKeys
-from ropeteam.core.actions import CreateSecret
+from ropeteam.core.objects.actions import CreateSecret
 
 FULL = (403, {"message": 'secrets "x" is forbidden: exceeded quota: small'})
 JOB, KEY = Metadata(name="job", uid="uid"), OperatorKey(b"k" * 32)

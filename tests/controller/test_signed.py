@@ -18,12 +18,12 @@ from tests.coordinator.link import TOKEN
 
 from ropeteam.api.defaults import Defaults
 from ropeteam.api.status import CoordinatorStatus, JobStatus
-from ropeteam.controller import reading
-from ropeteam.controller.coordinator import Bearer, Coordinators, Signed, Unreachable, Voice, voice
-from ropeteam.controller.leases import Leases
-from ropeteam.controller.observer import Memories, Memory, Observer
+from ropeteam.controller.cache import reading
+from ropeteam.controller.client.coordinator import Bearer, Coordinators, Signed, Unreachable, Voice, voice
+from ropeteam.controller.rounds.leases import Leases
+from ropeteam.controller.rounds.observer import Memories, Memory, Observer
 from ropeteam.controller.settings import OperatorKey, OperatorKeys
-from ropeteam.core.observation import PodSeen, Role, ServiceSeen
+from ropeteam.core.seen.observation import PodSeen, Role, ServiceSeen
 from ropeteam_trainer.contract import OLDEST, SIGNED, VERSION, signing, wire
 from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired
 

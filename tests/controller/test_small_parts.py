@@ -13,14 +13,14 @@ from aiohttp import web
 
 from ropeteam.api.status import IncidentStatus, JobStatus, ProgressStatus, StagesStatus
 from ropeteam.controller import metrics, probes
-from ropeteam.controller.caches import Caches, Ended
-from ropeteam.controller.coordinator import Bearer, Coordinators, Unreachable
-from ropeteam.controller.informer import Informer, Key, Lens, Spread
-from ropeteam.controller.observer import Observer
-from ropeteam.controller.pace import Pace
-from ropeteam.controller.reading import node, own_key
-from ropeteam.controller.reconcile import Reconciler
-from ropeteam.core.observation import ContainerSeen, PodSeen, Role
+from ropeteam.controller.cache.caches import Caches, Ended
+from ropeteam.controller.cache.informer import Informer, Key, Lens, Spread
+from ropeteam.controller.cache.reading import node, own_key
+from ropeteam.controller.client.coordinator import Bearer, Coordinators, Unreachable
+from ropeteam.controller.rounds.observer import Observer
+from ropeteam.controller.rounds.pace import Pace
+from ropeteam.controller.rounds.reconcile import Reconciler
+from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.desired import Desired, JobReport, WorldPhase
 from ropeteam_trainer.contract.world import Cause

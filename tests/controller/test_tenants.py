@@ -17,12 +17,13 @@ from tests.controller.parsing import Parsed
 from tests.controller.scripted import Scripted, thing
 from tests.controller.waiting import until, until_async
 
-from ropeteam.controller import metrics, reading
+from ropeteam.controller import metrics
 from ropeteam.controller.assembly import Operator
-from ropeteam.controller.caches import make_caches
-from ropeteam.controller.cluster import ApiClient, Object, Place
-from ropeteam.controller.informer import Informer, Key, Lens
-from ropeteam.core import names as own_names
+from ropeteam.controller.cache import reading
+from ropeteam.controller.cache.caches import make_caches
+from ropeteam.controller.cache.informer import Informer, Key, Lens
+from ropeteam.controller.client.cluster import ApiClient, Object, Place
+from ropeteam.core.seen import names as own_names
 from ropeteam.local.cluster import LocalCluster
 
 LABELS = {"app.kubernetes.io/managed-by": "ropeteam", "ropeteam.dev/job": "job"}

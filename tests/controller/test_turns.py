@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.controller.waiting import until
 
-from ropeteam.controller.turns import Turns
-from ropeteam.controller.workqueue import WorkQueue, serve
+from ropeteam.controller.queue.turns import Turns
+from ropeteam.controller.queue.workqueue import WorkQueue, serve
 
 
 def group(key: str) -> str:

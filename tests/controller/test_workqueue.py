@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from tests.controller.waiting import until
 
-from ropeteam.controller.workqueue import WorkQueue, serve
+from ropeteam.controller.queue.workqueue import WorkQueue, serve
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 

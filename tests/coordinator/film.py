@@ -15,7 +15,7 @@ from ropeteam_trainer.contract.config import CoordinatorConfig, Timeouts
 from ropeteam_trainer.contract.desired import Desired, Incident, JobReport, SlotDesired
 from ropeteam_trainer.contract.messages import AgentReport, Orders, RankPhase, RankReport, Shard, StoreOffer
 from ropeteam_trainer.contract.world import Epoch, ProcessExit, ShardFile
-from ropeteam_trainer.coordinator import membership
+from ropeteam_trainer.coordinator.membership import step as membership
 
 JOB_UID = "job-uid"
 KILLED = ProcessExit(None, 9, killed=True)

@@ -12,7 +12,7 @@ from tests.coordinator.film import CLEAN, KILLED, SIGKILL, Film, agent, raised
 
 from ropeteam_trainer.contract.messages import AgentReport, RankPhase, RankReport
 from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
-from ropeteam_trainer.coordinator import membership
+from ropeteam_trainer.coordinator.membership import step as membership
 
 SLOTS = st.integers(0, 1)
 ABORTED = ProcessExit(None, 6, reached_end=True)

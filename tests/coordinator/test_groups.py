@@ -10,7 +10,7 @@ from tests.coordinator.film import CLEAN, Film
 
 from ropeteam_trainer.contract.messages import GroupReport, ProcessGroup, RankPhase
 from ropeteam_trainer.contract.world import FailReason
-from ropeteam_trainer.coordinator import groups
+from ropeteam_trainer.coordinator.membership import groups
 
 
 def group(size: int, *ranks: int, id: str = "a", members: tuple[int, ...] | None = None) -> GroupReport:

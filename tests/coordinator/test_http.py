@@ -17,7 +17,7 @@ from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired, W
 from ropeteam_trainer.contract.messages import Progress
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch
 from ropeteam_trainer.coordinator import http as http_module
-from ropeteam_trainer.coordinator import membership
+from ropeteam_trainer.coordinator.membership import step as membership
 from ropeteam_trainer.coordinator.metrics import render
 
 BEARER = f"Bearer {wire.http_bearer(TOKEN)}"

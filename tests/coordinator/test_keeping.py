@@ -10,7 +10,7 @@ from tests.coordinator.film import CLEAN, SIGKILL, Film, raised
 from ropeteam_trainer.contract.desired import Stage
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Plan
-from ropeteam_trainer.coordinator import membership
+from ropeteam_trainer.coordinator.membership import step as membership
 
 WORKERS, SERVERS = (0, 1, 2), (3, 4)
 EVERYBODY = (*WORKERS, *SERVERS)

@@ -9,7 +9,7 @@ from tests.coordinator.test_keeping import EVERYBODY, others, recovered, struck
 
 from ropeteam_trainer.contract.messages import AgentReport, RankPhase
 from ropeteam_trainer.contract.world import Epoch, Member, Plan
-from ropeteam_trainer.coordinator.world import World
+from ropeteam_trainer.coordinator.membership.state.world import World
 
 
 def test_a_world_of_kept_ranks_is_adopted():

@@ -8,7 +8,7 @@ import pytest
 from tests.coordinator.film import CLEAN, Film
 
 from ropeteam_trainer.contract.messages import RankPhase
-from ropeteam_trainer.coordinator.commits import LAST_WORD_SECONDS
+from ropeteam_trainer.coordinator.membership.commits import LAST_WORD_SECONDS
 
 
 def ends(film: Film) -> None:

@@ -16,8 +16,8 @@ from tests.coordinator.test_process import DESIRED, start
 from ropeteam_trainer.contract import VERSION, codec
 from ropeteam_trainer.contract.config import Timeouts
 from ropeteam_trainer.contract.messages import LEASE, Progress
-from ropeteam_trainer.coordinator import membership
-from ropeteam_trainer.coordinator.lateness import CALM_SECONDS, Lateness
+from ropeteam_trainer.coordinator.membership import step as membership
+from ropeteam_trainer.coordinator.membership.state.lateness import CALM_SECONDS, Lateness
 
 __all__ = ["start"]
 

@@ -10,13 +10,13 @@ from tests.coordinator.film import SIGKILL, Film, config
 from tests.coordinator.link import TOKEN
 
 from ropeteam.api.status import CoordinatorStatus, JobStatus
-from ropeteam.controller.leases import Leases
+from ropeteam.controller.rounds.leases import Leases
 from ropeteam.core.deadlines import ASKS_PER_LEASE
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.fence import CLOCK_SHARE, longest_lease
-from ropeteam_trainer.coordinator import membership
-from ropeteam_trainer.coordinator.lease import holds
 from ropeteam_trainer.coordinator.log import Log
+from ropeteam_trainer.coordinator.membership import step as membership
+from ropeteam_trainer.coordinator.membership.lease import holds
 from ropeteam_trainer.coordinator.server import Coordinator
 
 FENCE = st.integers(10, 3600)

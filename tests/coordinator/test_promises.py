@@ -11,7 +11,7 @@ from tests.coordinator.film import JOB_UID, config
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
 from ropeteam_trainer.contract.messages import AgentReport, Problem, RankPhase, RankReport, Shard, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Member, Plan, ProcessExit
-from ropeteam_trainer.coordinator import membership
+from ropeteam_trainer.coordinator.membership import step as membership
 
 SMALL = st.integers(0, 3)
 UIDS = st.sampled_from(["a", "b", ""])

@@ -8,7 +8,7 @@ from tests.coordinator.film import SIGKILL, Film, agent
 
 from ropeteam_trainer.contract.messages import AgentReport, StoreOffer
 from ropeteam_trainer.contract.world import Cause, Epoch
-from ropeteam_trainer.coordinator import membership
+from ropeteam_trainer.coordinator.membership import step as membership
 
 
 def refused(film: Film, stranger: AgentReport) -> str:

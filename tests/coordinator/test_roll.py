@@ -8,8 +8,9 @@ from tests.coordinator.film import CLEAN, Film, raised
 
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Cause, ProcessExit
-from ropeteam_trainer.coordinator import facts, membership, roll
-from ropeteam_trainer.coordinator.state import Pod
+from ropeteam_trainer.coordinator.membership import step as membership
+from ropeteam_trainer.coordinator.membership.state import facts, roll
+from ropeteam_trainer.coordinator.membership.state.state import Pod
 
 ABORTED = ProcessExit(None, 6, reached_end=True)
 

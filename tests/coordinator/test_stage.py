@@ -9,8 +9,8 @@ from tests.coordinator.film import CLEAN, Film
 
 from ropeteam_trainer.contract.desired import Stage
 from ropeteam_trainer.contract.messages import GroupReport, Progress, RankPhase
-from ropeteam_trainer.coordinator import stage
-from ropeteam_trainer.coordinator.state import with_world
+from ropeteam_trainer.coordinator.membership import stage
+from ropeteam_trainer.coordinator.membership.state.state import with_world
 
 
 def joins(seen: Film, *slots: int) -> None:

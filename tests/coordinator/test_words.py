@@ -9,7 +9,7 @@ from tests.coordinator.film import SIGKILL, Film, agent
 
 from ropeteam_trainer.contract import VERSION, codec
 from ropeteam_trainer.contract.messages import Orders
-from ropeteam_trainer.coordinator.orders import Replies
+from ropeteam_trainer.coordinator.membership.orders import Replies
 from ropeteam_trainer.coordinator.words import Words
 
 

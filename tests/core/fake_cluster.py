@@ -13,7 +13,9 @@ from typing import Any, assert_never
 from tests.builders import Scene, a_report
 
 from ropeteam.api.status import JobStatus
-from ropeteam.core.actions import (
+from ropeteam.core.decide import decide
+from ropeteam.core.decision import Decision
+from ropeteam.core.objects.actions import (
     Action,
     CreatePod,
     CreatePolicy,
@@ -25,9 +27,7 @@ from ropeteam.core.actions import (
     EnsureAgent,
     PointService,
 )
-from ropeteam.core.decide import decide
-from ropeteam.core.decision import Decision
-from ropeteam.core.observation import ContainerSeen, PodSeen, PolicySeen, Role, ServiceSeen
+from ropeteam.core.seen.observation import ContainerSeen, PodSeen, PolicySeen, Role, ServiceSeen
 from ropeteam_trainer.contract.desired import Incident, JobReport, WorldPhase
 
 LABEL = "ropeteam.dev/"

@@ -23,7 +23,7 @@ from ropeteam.api.status import (
     SlotStatus,
     StagesStatus,
 )
-from ropeteam.core.observation import ContainerSeen, PodSeen, PolicySeen, Refusal, Role, ServiceSeen
+from ropeteam.core.seen.observation import ContainerSeen, PodSeen, PolicySeen, Refusal, Role, ServiceSeen
 from ropeteam_trainer.contract.desired import Incident, JobReport, ReplaceWish, SlotReport, Stages, WorldPhase
 from ropeteam_trainer.contract.messages import Problem, Progress
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, FailReason, ProcessExit

@@ -21,8 +21,8 @@ from tests.core.test_promises import (
     what_is_written_can_be_written_and_is_read_back_the_same,
 )
 
-from ropeteam.core.bounds import HIGHEST_COUNT, LONGEST_TEXT, OutOfBounds, bounded
 from ropeteam.core.decide import decide
+from ropeteam.core.seen.bounds import HIGHEST_COUNT, LONGEST_TEXT, OutOfBounds, bounded
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.desired import JobReport, ReplaceWish, SlotReport, Stages
 from ropeteam_trainer.contract.messages import Problem, ProcessGroup, Progress

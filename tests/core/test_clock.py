@@ -7,8 +7,8 @@ from datetime import timedelta
 from tests.builders import Change, Scene, a_running_job, edited, seconds, unreachable, vanished, written
 from tests.core.test_release import a_half_placed_job
 
-from ropeteam.core.actions import CreatePod, DeletePod
 from ropeteam.core.decide import decide
+from ropeteam.core.objects.actions import CreatePod, DeletePod
 
 
 def set_back(scene: Scene) -> Scene:

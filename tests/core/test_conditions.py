@@ -21,7 +21,7 @@ from tests.builders import (
 
 from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.core.decide import decide
-from ropeteam.core.observation import ContainerSeen, Observation, Role
+from ropeteam.core.seen.observation import ContainerSeen, Observation, Role
 from ropeteam_trainer.contract.desired import Stage, WorldPhase
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import Cause, FailReason

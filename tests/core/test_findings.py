@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ropeteam.core.findings import Machine, fail, of_machine, ok
+from ropeteam.core.doctor.findings import Machine, fail, of_machine, ok
 
 MACHINE = Machine(
     python="3.11.7",

@@ -20,7 +20,7 @@ from tests.builders import (
 from ropeteam.api.status import SlotStatus
 from ropeteam.core import deadlines
 from ropeteam.core.decide import decide
-from ropeteam.core.observation import ContainerSeen
+from ropeteam.core.seen.observation import ContainerSeen
 from ropeteam_trainer.contract.desired import SlotDesired, WorldPhase
 from ropeteam_trainer.contract.world import Cause
 

@@ -19,9 +19,9 @@ from tests.builders import (
 )
 from tests.core.observations import scenes
 
-from ropeteam.core.actions import DeletePod
-from ropeteam.core.idle import idle
-from ropeteam.core.observation import ContainerSeen, Role
+from ropeteam.core.objects.actions import DeletePod
+from ropeteam.core.questions.idle import idle
+from ropeteam.core.seen.observation import ContainerSeen, Role
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.world import FailReason
 

@@ -26,8 +26,8 @@ from tests.builders import (
 
 from ropeteam.api.job import Recovery
 from ropeteam.api.status import IncidentStatus, JobStatus, SlotStatus
-from ropeteam.core import incidents
 from ropeteam.core.decide import decide
+from ropeteam.core.status import incidents
 from ropeteam_trainer.contract.desired import Incident, Stages, WorldPhase
 from ropeteam_trainer.contract.world import Cause, ProcessExit
 

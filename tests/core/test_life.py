@@ -27,8 +27,9 @@ from tests.builders import (
 from tests.core.fake_cluster import FakeCluster
 
 from ropeteam.api.conditions import ConditionType
-from ropeteam.core import view
-from ropeteam.core.actions import (
+from ropeteam.core.decide import decide
+from ropeteam.core.decision import Decision
+from ropeteam.core.objects.actions import (
     CreatePod,
     CreateSecret,
     CreateService,
@@ -37,9 +38,8 @@ from ropeteam.core.actions import (
     DeleteService,
     EnsureAgent,
 )
-from ropeteam.core.decide import decide
-from ropeteam.core.decision import Decision
-from ropeteam.core.observation import ContainerSeen
+from ropeteam.core.seen import view
+from ropeteam.core.seen.observation import ContainerSeen
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.world import Cause, FailReason
 

@@ -9,8 +9,9 @@ from tests.builders import UID, a_job, a_running_job, on_a_lost_node, vanished, 
 
 from ropeteam.api.defaults import NO_PROXIES
 from ropeteam.api.job import TrainingJobSpec
-from ropeteam.core import manifests
-from ropeteam.core.actions import (
+from ropeteam.core.decide import decide
+from ropeteam.core.objects import manifests
+from ropeteam.core.objects.actions import (
     CreatePod,
     CreatePolicy,
     CreateSecret,
@@ -21,9 +22,8 @@ from ropeteam.core.actions import (
     EnsureAgent,
     PointService,
 )
-from ropeteam.core.decide import decide
-from ropeteam.core.view import changed, look
-from ropeteam.core.workerpod import sample
+from ropeteam.core.objects.workerpod import sample
+from ropeteam.core.seen.view import changed, look
 from ropeteam_trainer.contract import codec, config
 
 

@@ -10,12 +10,12 @@ from tests.core.fake_cluster import FakeCluster
 
 from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.api.status import JobStatus
-from ropeteam.core import nonroot
-from ropeteam.core.actions import CreatePod
 from ropeteam.core.decide import decide
-from ropeteam.core.observation import Refusal
-from ropeteam.core.view import look
-from ropeteam.core.workerpod import sample
+from ropeteam.core.objects import nonroot
+from ropeteam.core.objects.actions import CreatePod
+from ropeteam.core.objects.workerpod import sample
+from ropeteam.core.seen.observation import Refusal
+from ropeteam.core.seen.view import look
 
 WORDS = 'pods "mnist-0-1" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
 AS_USER = Refusal(message=WORDS, user=1000)

@@ -8,7 +8,7 @@ import pytest
 from tests.core.test_conditions import condition, starting
 
 from ropeteam.api.conditions import ConditionType
-from ropeteam.core.observation import ContainerSeen
+from ropeteam.core.seen.observation import ContainerSeen
 
 
 def named(claim: str) -> dict[str, Any]:

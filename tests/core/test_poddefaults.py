@@ -7,10 +7,10 @@ from typing import Any
 from tests.builders import a_running_job, vanished, written
 
 from ropeteam.api.defaults import NO_PROXIES, Defaults, JobDefaults
-from ropeteam.core.actions import CreatePod
 from ropeteam.core.decide import decide
-from ropeteam.core.manifests import coordinator_pod
-from ropeteam.core.view import look
+from ropeteam.core.objects.actions import CreatePod
+from ropeteam.core.objects.manifests import coordinator_pod
+from ropeteam.core.seen.view import look
 
 GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 

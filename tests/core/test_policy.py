@@ -10,12 +10,13 @@ from tests.core.fake_cluster import FakeCluster
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.defaults import JobPolicy
-from ropeteam.core import manifests, names, policy
-from ropeteam.core.actions import CreatePod, CreatePolicy
 from ropeteam.core.decide import decide
-from ropeteam.core.observation import PolicySeen, Role
-from ropeteam.core.view import look
-from ropeteam.core.workerpod import worker_pod
+from ropeteam.core.objects import manifests, policy
+from ropeteam.core.objects.actions import CreatePod, CreatePolicy
+from ropeteam.core.objects.workerpod import worker_pod
+from ropeteam.core.seen import names
+from ropeteam.core.seen.observation import PolicySeen, Role
+from ropeteam.core.seen.view import look
 
 OPERATOR = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "ropeteam"}}}
 PROMETHEUS = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}

@@ -10,10 +10,10 @@ from tests.builders import Scene, saved
 from tests.core.observations import scenes
 
 from ropeteam.api.status import JobStatus
-from ropeteam.core.actions import DeleteJob, DeletePod, DeleteService, PointService
 from ropeteam.core.decide import decide
-from ropeteam.core.observation import Observation
-from ropeteam.core.view import look
+from ropeteam.core.objects.actions import DeleteJob, DeletePod, DeleteService, PointService
+from ropeteam.core.seen.observation import Observation
+from ropeteam.core.seen.view import look
 
 
 def every_observation_has_an_answer_and_a_reason(seen: Scene) -> None:

@@ -19,7 +19,7 @@ from tests.builders import (
 from tests.core.fake_cluster import FakeCluster
 
 from ropeteam.api.status import JobStatus
-from ropeteam.core.observation import PodSeen, Role
+from ropeteam.core.seen.observation import PodSeen, Role
 from ropeteam_trainer.contract.world import Cause
 
 WORKERS = 2

@@ -28,10 +28,10 @@ from tests.builders import (
 from tests.core.fake_cluster import FakeCluster
 
 from ropeteam.api.status import SlotStatus
-from ropeteam.core.actions import CreatePod, CreateService, DeletePod, PointService
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
-from ropeteam.core.observation import ContainerSeen, HeldSeen, PodSeen, Role, ServiceSeen
+from ropeteam.core.objects.actions import CreatePod, CreateService, DeletePod, PointService
+from ropeteam.core.seen.observation import ContainerSeen, HeldSeen, PodSeen, Role, ServiceSeen
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.world import Cause

@@ -8,10 +8,10 @@ from tests.builders import NOON, Scene, a_job, a_running_job, vanished
 from tests.core.fake_cluster import FakeCluster
 
 from ropeteam.api.conditions import ConditionType
-from ropeteam.core.actions import DeletePod
-from ropeteam.core.observation import ContainerSeen, Role
-from ropeteam.core.release import released_at
-from ropeteam.core.view import look
+from ropeteam.core.objects.actions import DeletePod
+from ropeteam.core.questions.release import released_at
+from ropeteam.core.seen.observation import ContainerSeen, Role
+from ropeteam.core.seen.view import look
 
 WORDS = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 

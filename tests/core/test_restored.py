@@ -11,7 +11,7 @@ import pytest
 from tests.builders import a_running_job, reporting
 
 from ropeteam.core.decide import decide
-from ropeteam.core.observation import PodSeen, Role
+from ropeteam.core.seen.observation import PodSeen, Role
 
 
 @pytest.mark.parametrize(("seen_too", "incarnation"), [(True, 3), (False, 4)])

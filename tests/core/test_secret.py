@@ -7,8 +7,8 @@ from tests.builders import Change, Scene, a_running_job, evicted, without_coordi
 
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
-from ropeteam.core.observation import ContainerSeen
-from ropeteam.core.steady import BELIEVED_SECONDS
+from ropeteam.core.questions.steady import BELIEVED_SECONDS
+from ropeteam.core.seen.observation import ContainerSeen
 
 MADE = ["create Secret mnist-5eed5eed-k1", "ensure the agent's Secret"]
 

@@ -8,13 +8,13 @@ import pytest
 from tests.builders import a_job, a_running_job
 from tests.core.fake_cluster import FakeCluster
 
-from ropeteam.api import rules
 from ropeteam.api.job import TrainingJobSpec
-from ropeteam.core.actions import DeletePod
+from ropeteam.api.rules import validate as rules
 from ropeteam.core.decide import decide
-from ropeteam.core.observation import Role
-from ropeteam.core.view import look
-from ropeteam.core.workerpod import worker_pod
+from ropeteam.core.objects.actions import DeletePod
+from ropeteam.core.objects.workerpod import worker_pod
+from ropeteam.core.seen.observation import Role
+from ropeteam.core.seen.view import look
 from ropeteam_trainer.contract import codec, config
 
 GPU = {"limits": {"cpu": "4", "nvidia.com/gpu": "2", "example.com/npu": 1}, "requests": {"memory": "1Gi"}}

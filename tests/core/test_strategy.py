@@ -8,7 +8,7 @@ from tests.builders import a_job, a_running_job
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.core.decide import decide
-from ropeteam.core.workerpod import worker_pod
+from ropeteam.core.objects.workerpod import worker_pod
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.strategy import Parallelism, Sharding, Strategy
 

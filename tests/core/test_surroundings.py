@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ropeteam.core.findings import Read
-from ropeteam.core.surroundings import Job, Namespace, of_job, of_namespace
+from ropeteam.core.doctor.findings import Read
+from ropeteam.core.doctor.surroundings import Job, Namespace, of_job, of_namespace
 
 FORBIDDEN = Read(unknown="you may not read them")
 TEAM = Namespace("team", True, Read(({"metadata": {"name": "team"}},)))

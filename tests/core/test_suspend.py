@@ -15,9 +15,9 @@ from tests.builders import (
 from tests.core.fake_cluster import FakeCluster
 
 from ropeteam.api.conditions import ConditionType
-from ropeteam.core.actions import DeletePod
 from ropeteam.core.decide import decide
-from ropeteam.core.observation import Role
+from ropeteam.core.objects.actions import DeletePod
+from ropeteam.core.seen.observation import Role
 from ropeteam_trainer.contract.desired import WorldPhase
 
 drained = reporting(phase=WorldPhase.DRAINED)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.builders import UID, a_job
 from tests.core.observations import anything
 
-from ropeteam.api import rules
+from ropeteam.api.rules import validate as rules
 from ropeteam.core.decide import decide
-from ropeteam.core.view import look
-from ropeteam.core.workerpod import sample
+from ropeteam.core.objects.workerpod import sample
+from ropeteam.core.seen.view import look
 
 
 def built(template: dict[str, Any]) -> dict[str, Any]:

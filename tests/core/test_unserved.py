@@ -12,8 +12,8 @@ from tests.core.fake_cluster import FakeCluster
 from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.core.deadlines import next_look
 from ropeteam.core.decide import decide
-from ropeteam.core.observation import ContainerSeen, Role
-from ropeteam.core.view import look
+from ropeteam.core.seen.observation import ContainerSeen, Role
+from ropeteam.core.seen.view import look
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 

@@ -21,15 +21,15 @@ from tests.trainer.looking import seen
 
 from ropeteam_trainer.agent.checkpoints import claim, prune, write_manifest
 from ropeteam_trainer.checkpoint import reader
-from ropeteam_trainer.checkpoint.kept import State
-from ropeteam_trainer.checkpoint.manifest import folder, ref_text
-from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, CheckpointUnavailable, choose
+from ropeteam_trainer.checkpoint.decisions.manifest import folder, ref_text
+from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound, CheckpointUnavailable, choose
+from ropeteam_trainer.checkpoint.objects.kept import State
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
-from ropeteam_trainer.world import World
+from ropeteam_trainer.rank.world import World
 
 EPOCH, KEEP, STEPS = Epoch(1, 0, 1), 2, (10, 20, 30)
 ALONE = World(0, 1, torch.device("cpu"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ropeteam.api.rule import at
-from ropeteam.local.patch import merge
+from ropeteam.local.api.patch import merge
 
 Object = dict[str, Any]
 JSON, MERGE = "application/json", "application/merge-patch+json"

@@ -23,14 +23,14 @@ from tests.cluster.pki import Pki
 from tests.differential.scenario import Answer, Call, encode, resolve
 
 from ropeteam.local import resources as r
+from ropeteam.local.api.judging import Options
+from ropeteam.local.api.store import Store
+from ropeteam.local.api.trainingjobs import crd, rules
+from ropeteam.local.api.verbs import Verbs
 from ropeteam.local.apiserver import ApiServer
-from ropeteam.local.judging import Options
-from ropeteam.local.kubelet import Kubelet
+from ropeteam.local.node.kubelet import Kubelet
+from ropeteam.local.node.services import Services
 from ropeteam.local.resources import Catalog
-from ropeteam.local.services import Services
-from ropeteam.local.store import Store
-from ropeteam.local.trainingjobs import crd, rules
-from ropeteam.local.verbs import Verbs
 
 PROGRAMS = ("etcd", "kube-apiserver")
 TOKEN = "differential-test"

@@ -12,8 +12,8 @@ from tests.differential.bodies import JOBS, SMALLEST, job
 from tests.differential.scenario import At, Edited, Object, Scenario, each, post, put, scenario
 
 from ropeteam.api.rule import Spec
-from ropeteam.api.rulebook import CHANGES, RULES
-from ropeteam.api.rules import spec_schema
+from ropeteam.api.rules.rulebook import CHANGES, RULES
+from ropeteam.api.rules.validate import spec_schema
 from ropeteam.api.schema import Schema
 
 _VOLUME = {"persistentVolumeClaim": {"claimName": "c"}}

@@ -16,8 +16,8 @@ from tests.differential.scenario import Call
 from tests.differential.servers import TOKEN, Server
 
 from ropeteam.controller.assembly import Operator
-from ropeteam.controller.cluster import Object, Place
-from ropeteam.controller.informer import Key
+from ropeteam.controller.cache.informer import Key
+from ropeteam.controller.client.cluster import Object, Place
 
 
 class Site(NamedTuple):

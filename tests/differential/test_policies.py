@@ -15,11 +15,11 @@ from tests.differential.scenario import Call
 from tests.differential.servers import TOKEN, Server, real, why_not
 
 from ropeteam.api.defaults import JobPolicy
-from ropeteam.controller.access import Access
-from ropeteam.controller.cluster import AlreadyOurs, ApiClient, ApiError
-from ropeteam.core import policy
-from ropeteam.core.observation import PolicySeen
-from ropeteam.core.view import look
+from ropeteam.controller.client.access import Access
+from ropeteam.controller.client.cluster import AlreadyOurs, ApiClient, ApiError
+from ropeteam.core.objects import policy
+from ropeteam.core.seen.observation import PolicySeen
+from ropeteam.core.seen.view import look
 
 Object = dict[str, Any]
 OPERATOR = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "sys"}}}

@@ -138,7 +138,7 @@ def test_every_example_is_valid(example: Path):
 def test_yaml_in_the_documents_is_valid():
     import yaml
 
-    from ropeteam.api.rules import validate
+    from ropeteam.api.rules.validate import validate
 
     seen = 0
     for page in (*PAGES, "docs/api.md"):

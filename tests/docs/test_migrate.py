@@ -13,7 +13,7 @@ import yaml
 from tests.docs.test_commands import ROOT, blocks
 
 from ropeteam.api.job import TrainingJobSpec
-from ropeteam.api.rules import validate
+from ropeteam.api.rules.validate import validate
 
 PAGE = "docs/guides/migrate.md"
 Object = dict[str, Any]

@@ -14,7 +14,7 @@ from tests.trainer.ranks import Crew, FakeAgent
 from tools import techniques
 
 from ropeteam.api.job import TrainingJobSpec
-from ropeteam.api.rules import validate
+from ropeteam.api.rules.validate import validate
 from ropeteam.api.strategy import Strategy, of_contract
 from ropeteam_trainer.contract.world import Epoch
 from ropeteam_trainer.recipes import char_gpt

@@ -228,7 +228,7 @@ def _process(uid: str, variable: str, argument: bytes) -> int:
     for pid, env in environments():
         if uid in env.get(variable, ""):
             arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if argument in arguments and b"ropeteam.local.shim" not in arguments:
+            if argument in arguments and b"ropeteam.local.node.shim" not in arguments:
                 return pid
     raise AssertionError(f"no process {argument!r} of {uid}")
 

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 from tests.e2e.harness import Cluster, die_with_parent, wait_for
 
-from ropeteam.local import podspec
 from ropeteam.local.__main__ import main
+from ropeteam.local.node import podspec
 
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.ropeteam.dev"
 

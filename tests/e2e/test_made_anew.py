@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.harness import Cluster, wait_for
 from tests.e2e.test_training import tiny, trace
 
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest
+from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, Manifest
 from ropeteam_trainer.contract import codec
 
 pytestmark = pytest.mark.timeout(600)

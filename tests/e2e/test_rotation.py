@@ -13,7 +13,7 @@ from tests.e2e.harness import Cluster, files, wait_for
 from tests.e2e.test_made_anew import made_anew
 from tests.e2e.test_training import tiny, trace, wait_step
 
-from ropeteam_trainer.checkpoint.manifest import MANIFEST
+from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST
 from ropeteam_trainer.contract import seals
 
 pytestmark = pytest.mark.timeout(600)

@@ -6,7 +6,7 @@ import pytest
 from tests.agent.conftest import shim
 from tests.frameworks.conftest import SCRIPTS
 
-from ropeteam_trainer.agent.page import Page
+from ropeteam_trainer.agent.processes.page import Page
 from ropeteam_trainer.contract import config
 
 __all__ = ["shim"]

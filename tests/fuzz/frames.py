@@ -27,9 +27,9 @@ from tests.coordinator.link import TOKEN
 from tests.fuzz import odd
 from tests.fuzz.campaign import Attempt, Campaign
 
-from ropeteam_trainer.agent import metrics as agent_metrics
-from ropeteam_trainer.agent.ranksocket import RankSocket
-from ropeteam_trainer.agent.state import RankSaid
+from ropeteam_trainer.agent.machine import metrics as agent_metrics
+from ropeteam_trainer.agent.machine.state import RankSaid
+from ropeteam_trainer.agent.processes.ranksocket import RankSocket
 from ropeteam_trainer.contract import LEASES, codec, wire
 from ropeteam_trainer.contract.config import CheckpointConfig
 from ropeteam_trainer.contract.desired import Desired, SlotDesired

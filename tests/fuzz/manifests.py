@@ -26,12 +26,13 @@ from tests.fuzz import odd
 from tests.fuzz.campaign import Attempt, Campaign
 from tests.fuzz.specs import SPECS
 
-from ropeteam.cli import documents
 from ropeteam.cli.main import cli
-from ropeteam_trainer.checkpoint import journal, reader
-from ropeteam_trainer.checkpoint.journal import Entry, Held, List, Place, Read
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, METADATA, Manifest
-from ropeteam_trainer.checkpoint.restore import choose
+from ropeteam.cli.manifest import documents
+from ropeteam_trainer.checkpoint import reader
+from ropeteam_trainer.checkpoint.decisions import journal
+from ropeteam_trainer.checkpoint.decisions.journal import Entry, Held, List, Place, Read
+from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, Manifest
+from ropeteam_trainer.checkpoint.decisions.restore import choose
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile

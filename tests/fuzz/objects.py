@@ -31,16 +31,17 @@ from tests.fuzz.specs import SPECS
 
 from ropeteam.api.job import API_VERSION, Metadata
 from ropeteam.api.status import JobStatus
-from ropeteam.controller import bounded, cluster, informer, reading
-from ropeteam.controller.caches import make_caches
-from ropeteam.controller.cluster import ApiClient, Object, Place
-from ropeteam.controller.coordinator import Coordinators, Unreachable
-from ropeteam.controller.informer import Informer, Key
-from ropeteam.controller.observer import Memories, Observer
-from ropeteam.controller.outlines import _Outlined
+from ropeteam.controller.cache import informer, reading
+from ropeteam.controller.cache.caches import make_caches
+from ropeteam.controller.cache.informer import Informer, Key
+from ropeteam.controller.cache.outlines import _Outlined
+from ropeteam.controller.client import bounded, cluster
+from ropeteam.controller.client.cluster import ApiClient, Object, Place
+from ropeteam.controller.client.coordinator import Coordinators, Unreachable
+from ropeteam.controller.rounds.observer import Memories, Observer
 from ropeteam.controller.settings import OperatorKey, OperatorKeys
-from ropeteam.core.actions import CreatePod, CreateService
 from ropeteam.core.decide import decide
+from ropeteam.core.objects.actions import CreatePod, CreateService
 from ropeteam_trainer.contract import codec
 
 KINDS = ("TrainingJob", "Pod", "Service", "Node")

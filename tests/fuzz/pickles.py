@@ -38,7 +38,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ropeteam_trainer.checkpoint import reader
-from ropeteam_trainer.checkpoint.manifest import METADATA
+from ropeteam_trainer.checkpoint.decisions.manifest import METADATA
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
 _PERMITTED = frozenset(

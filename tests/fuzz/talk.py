@@ -24,7 +24,7 @@ from tests.fuzz import odd
 from tests.fuzz.campaign import Attempt, Campaign
 
 from ropeteam.controller import probes
-from ropeteam.controller.coordinator import Coordinators, Unreachable, Voice, voice
+from ropeteam.controller.client.coordinator import Coordinators, Unreachable, Voice, voice
 from ropeteam.core.decide import decide
 from ropeteam_trainer.agent.http import Metrics
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, signing

@@ -18,10 +18,12 @@ from tests.fuzz import campaign
 from tests.fuzz.campaign import Found, case_of, play, replay
 from tests.fuzz.campaigns import NAMES, named
 
-from ropeteam.cli import manifestyaml
-from ropeteam.controller import bounded, coordinator, informer, probes, reading
+from ropeteam.cli.manifest import manifestyaml
+from ropeteam.controller import probes
+from ropeteam.controller.cache import informer, reading
+from ropeteam.controller.client import bounded, coordinator
 from ropeteam_trainer.agent import http as agent_http
-from ropeteam_trainer.checkpoint import metadata
+from ropeteam_trainer.checkpoint.format import metadata
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.strategies.parameterserver import wire
 

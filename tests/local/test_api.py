@@ -279,7 +279,7 @@ async def test_bad_requests_are_answered_never_a_crash(api: Client):
 
 
 async def test_events_do_not_pile_up(api: Client, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("ropeteam.local.gc.EVENT_LIMIT", 3)
+    monkeypatch.setattr("ropeteam.local.api.gc.EVENT_LIMIT", 3)
     for number in range(6):
         await api.create(f"{CORE}/events", {"metadata": {"name": f"e{number}"}})
     await asyncio.sleep(0)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from ropeteam.local import kubelet, podspec, schema, selectors, tables
 from ropeteam.local import resources as r
-from ropeteam.local.patch import json_patch, merge
+from ropeteam.local.api import schema, selectors, tables
+from ropeteam.local.api.patch import json_patch, merge
+from ropeteam.local.node import kubelet, podspec
 from ropeteam.local.resources import ApiError
 
 Object = dict[str, Any]

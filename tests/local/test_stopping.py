@@ -10,7 +10,7 @@ import pytest
 from tests.local.client import CORE, Client, alive, until
 from tests.local.test_pods import pid_of
 
-from ropeteam.local.container import Container
+from ropeteam.local.node.container import Container
 
 
 async def test_stop_leaves_no_process_no_file_and_no_lock(api: Client):

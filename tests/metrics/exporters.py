@@ -11,7 +11,7 @@ from tests.agent.life import Life
 from tests.coordinator.film import config
 
 from ropeteam.controller import metrics as operator
-from ropeteam_trainer.agent import metrics as agent
+from ropeteam_trainer.agent.machine import metrics as agent
 from ropeteam_trainer.contract.desired import JobReport, WorldPhase
 from ropeteam_trainer.contract.local import Served
 from ropeteam_trainer.contract.messages import ProcessGroup, Progress

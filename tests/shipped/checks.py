@@ -20,12 +20,12 @@ from tests.sim.ranks import Gang, Rank
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
-from ropeteam.core.progress import DETAILS_SECONDS
+from ropeteam.core.status.progress import DETAILS_SECONDS
 from ropeteam_trainer.agent.main import Agent
-from ropeteam_trainer.checkpoint.journal import Place, place_of
+from ropeteam_trainer.checkpoint.decisions.journal import Place, place_of
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
-from ropeteam_trainer.coordinator.commits import LAST_WORD_SECONDS
+from ropeteam_trainer.coordinator.membership.commits import LAST_WORD_SECONDS
 
 if TYPE_CHECKING:
     from tests.shipped.kubernetes import Object

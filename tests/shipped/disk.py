@@ -21,12 +21,12 @@ from typing import Any
 from tests.shipped.loop import OWNER, Loop, Process
 
 from ropeteam_trainer.agent import checkpoints
-from ropeteam_trainer.checkpoint.journal import Superseded
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder
-from ropeteam_trainer.checkpoint.restore import Look
+from ropeteam_trainer.checkpoint.decisions.journal import Superseded
+from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, Manifest, folder
+from ropeteam_trainer.checkpoint.decisions.restore import Look
 from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
-from ropeteam_trainer.data.plan import Position
+from ropeteam_trainer.data.decisions.plan import Position
 
 ERRORS = (errno.EIO, errno.ESTALE, errno.ENOSPC)
 KEYS: seals.Keys = (b"of the folder",)

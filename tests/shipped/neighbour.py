@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from ropeteam_trainer.agent import checkpoints
-from ropeteam_trainer.checkpoint import journal
-from ropeteam_trainer.checkpoint.manifest import folder, run_folder
+from ropeteam_trainer.checkpoint.decisions import journal
+from ropeteam_trainer.checkpoint.decisions.manifest import folder, run_folder
 from ropeteam_trainer.contract.config import CheckpointConfig
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile

@@ -17,12 +17,12 @@ from tests.shipped.loop import Process
 from tests.shipped.session import ApiSession, CoordinatorSession
 
 from ropeteam.api.defaults import JobPolicy
-from ropeteam.controller.access import Access
-from ropeteam.controller.agentsecret import AgentSecret
 from ropeteam.controller.assembly import Clocks, connected
-from ropeteam.controller.cluster import ApiClient, ApiError, Place
-from ropeteam.controller.coordinator import Coordinators
+from ropeteam.controller.client.access import Access
+from ropeteam.controller.client.cluster import ApiClient, ApiError, Place
+from ropeteam.controller.client.coordinator import Coordinators
 from ropeteam.controller.election import Elector, LeadershipLost, Timing
+from ropeteam.controller.rounds.agentsecret import AgentSecret
 from ropeteam.controller.settings import OperatorKey, OperatorKeys, read
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tests.shipped.loop import Process
 from tests.sim.ranks import Rank
 
-from ropeteam_trainer.agent.state import (
+from ropeteam_trainer.agent.machine.state import (
     BeatsRead,
     Event,
     RankDying,
@@ -30,7 +30,7 @@ from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import FromRank, ToRank
 from ropeteam_trainer.contract.messages import Standstill, StoreOffer
 from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
-from ropeteam_trainer.data.plan import Position
+from ropeteam_trainer.data.decisions.plan import Position
 
 if TYPE_CHECKING:
     from tests.shipped.nodes import Pod

@@ -45,13 +45,13 @@ from tests.sim.ranks import Gang, Rank, Script
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
 from ropeteam_trainer.contract.world import Epoch, Plan
-from ropeteam_trainer.data.plan import DataPlan
+from ropeteam_trainer.data.decisions.plan import DataPlan
 
 JOB, SERVICE_IP = "climb", "10.96.0.7"
 STALE_SECONDS = 10.0
 QUIET_SECONDS = 3000.0
-_BACKGROUND: Any = sys.modules.get("ropeteam_trainer.background")
-_LINES = importlib.util.find_spec("ropeteam_trainer.lines") is not None
+_BACKGROUND: Any = sys.modules.get("ropeteam_trainer.system.background")
+_LINES = importlib.util.find_spec("ropeteam_trainer.system.lines") is not None
 
 
 @dataclass(frozen=True)

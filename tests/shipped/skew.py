@@ -15,8 +15,8 @@ from typing import Any
 import orjson
 from tests.shipped.loop import OWNER, Process
 
-from ropeteam.controller import coordinator as operators_end
-from ropeteam.controller import observer
+from ropeteam.controller.client import coordinator as operators_end
+from ropeteam.controller.rounds import observer
 from ropeteam_trainer.agent import link
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, parts, signing, wire
 from ropeteam_trainer.contract.messages import AgentReport, Orders, as_answer

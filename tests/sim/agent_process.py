@@ -17,9 +17,10 @@ from tests.sim.kubelet import Pod
 from tests.sim.network import Connection
 from tests.sim.ranks import Rank
 
-from ropeteam_trainer.agent import effects, machine, report, state
-from ropeteam_trainer.checkpoint import journal
-from ropeteam_trainer.checkpoint.journal import Claim, Held, Superseded
+from ropeteam_trainer.agent.machine import effects, report, state
+from ropeteam_trainer.agent.machine import step as machine
+from ropeteam_trainer.checkpoint.decisions import journal
+from ropeteam_trainer.checkpoint.decisions.journal import Claim, Held, Superseded
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.fence import renew_seconds

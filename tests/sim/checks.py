@@ -21,13 +21,13 @@ from tests.sim.told import Told, wrong_event
 
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
-from ropeteam.core.actions import Action, CreatePod, DeleteJob, DeletePod, DeleteService
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
-from ropeteam.core.observation import Observation
+from ropeteam.core.objects.actions import Action, CreatePod, DeleteJob, DeletePod, DeleteService
+from ropeteam.core.seen.observation import Observation
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
-from ropeteam_trainer.data.plan import Position
+from ropeteam_trainer.data.decisions.plan import Position
 
 if TYPE_CHECKING:
     from tests.sim.agent_process import Agent

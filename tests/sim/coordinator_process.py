@@ -21,7 +21,7 @@ from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport, WorldPhase
 from ropeteam_trainer.contract.fence import answer_seconds
 from ropeteam_trainer.contract.messages import AgentReport, Orders
-from ropeteam_trainer.coordinator import membership
+from ropeteam_trainer.coordinator.membership import step as membership
 
 if TYPE_CHECKING:
     from tests.sim.world import World

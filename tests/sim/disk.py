@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, TypeVar
 
-from ropeteam_trainer.checkpoint import journal
-from ropeteam_trainer.checkpoint.journal import Place, Steps
-from ropeteam_trainer.checkpoint.manifest import Manifest, folder
-from ropeteam_trainer.checkpoint.restore import Look
+from ropeteam_trainer.checkpoint.decisions import journal
+from ropeteam_trainer.checkpoint.decisions.journal import Place, Steps
+from ropeteam_trainer.checkpoint.decisions.manifest import Manifest, folder
+from ropeteam_trainer.checkpoint.decisions.restore import Look
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
-from ropeteam_trainer.data.plan import Position
+from ropeteam_trainer.data.decisions.plan import Position
 
 T = TypeVar("T")
 

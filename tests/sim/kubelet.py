@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ropeteam.core.observation import ContainerSeen, PodSeen, Role
+from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role
 
 if TYPE_CHECKING:
     from tests.sim.kubernetes import Kubernetes

@@ -20,7 +20,7 @@ from tests.sim.kubelet import Kubelet, Pod
 from ropeteam.api.defaults import Defaults
 from ropeteam.api.job import Metadata
 from ropeteam.api.status import JobStatus
-from ropeteam.core.actions import (
+from ropeteam.core.objects.actions import (
     Action,
     CreatePod,
     CreatePolicy,
@@ -32,7 +32,7 @@ from ropeteam.core.actions import (
     EnsureAgent,
     PointService,
 )
-from ropeteam.core.observation import ContainerSeen, PodSeen, Role, ServiceSeen
+from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role, ServiceSeen
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 JOB_NAME, JOB_UID = "climb", "0a1b2c3d-job"

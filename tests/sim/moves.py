@@ -15,7 +15,7 @@ from tests.sim.kubelet import Kubelet, Pod
 from tests.sim.ranks import Rank
 from tests.sim.world import World
 
-from ropeteam.core.observation import Role
+from ropeteam.core.seen.observation import Role
 from ropeteam_trainer.contract.world import ProcessExit
 
 T = TypeVar("T")

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from ropeteam_trainer.agent.environment import rank_plan
-from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, CheckpointUnavailable, choose
+from ropeteam_trainer.agent.machine.environment import rank_plan
+from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound, CheckpointUnavailable, choose
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
 from ropeteam_trainer.contract.world import CheckpointRef, Plan, ProcessExit
-from ropeteam_trainer.data.plan import DataPlan, Position
+from ropeteam_trainer.data.decisions.plan import DataPlan, Position
 
 if TYPE_CHECKING:
     from tests.sim.servers import Memory
@@ -180,7 +180,7 @@ class Rank:
 
     def raises(self, fingerprint: str, message: str, code: int = 1) -> None:
         name = message.split(":")[0]
-        error_class = f"ropeteam_trainer.checkpoint.restore.{name}"
+        error_class = f"ropeteam_trainer.checkpoint.decisions.restore.{name}"
         self.say(FromRank(error_type=name, error_class=error_class, fingerprint=fingerprint, message=message))
         if self.alive and self._world.script.rung >= 1:
             self._world.checks.told.raised(self, message)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from tests.sim.ranks import Parent, Rank
 
-from ropeteam_trainer.agent.environment import rank_plan
-from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, CheckpointUnavailable, choose
+from ropeteam_trainer.agent.machine.environment import rank_plan
+from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound, CheckpointUnavailable, choose
 from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
 

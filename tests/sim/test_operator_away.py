@@ -7,7 +7,7 @@ from tests.sim.kubelet import Kubelet
 from tests.sim.world import Setup, World
 
 from ropeteam.api.conditions import ConditionType
-from ropeteam.core.observation import Role
+from ropeteam.core.seen.observation import Role
 
 
 def away(seed: int, workers: int, rung: int, seconds: float) -> World:

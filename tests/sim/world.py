@@ -28,9 +28,9 @@ from tests.sim.ranks import Gang, Rank, Script
 from tests.sim.servers import Line, Server, Worker
 
 from ropeteam.api.conditions import ConditionType
-from ropeteam.core.observation import Role
+from ropeteam.core.seen.observation import Role
 from ropeteam_trainer.contract.world import Epoch, Plan
-from ropeteam_trainer.data.plan import DataPlan
+from ropeteam_trainer.data.decisions.plan import DataPlan
 
 STALE_SECONDS = 10.0
 """How long a node may send connections to the former coordinator."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ropeteam_trainer.checkpoint import reader
-from ropeteam_trainer.checkpoint.restore import Look
+from ropeteam_trainer.checkpoint.decisions.restore import Look
 from ropeteam_trainer.contract.world import CheckpointRef
 
 

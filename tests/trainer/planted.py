@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest
+from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, Manifest
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import Epoch, ShardFile
-from ropeteam_trainer.world import World
+from ropeteam_trainer.rank.world import World
 
 JOB, GOOD, PLANTED = "job", Path("step-3/1.0.1"), Path("step-1000/9.0.1")
 CANARY = "canary"

@@ -35,7 +35,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
 )
 
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, METADATA
+from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA
 
 WEIGHT = "model.weight"
 Entries = list[tuple[str, bytes]]

@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.trainer.planted import GOOD, PLANTED, RANK, STATE, TENSORS, Case, Gadget, halved, written
 
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, METADATA, RUNS
+from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, RUNS
 
 
 def manifest(**fields: Any) -> Callable[[Path], None]:

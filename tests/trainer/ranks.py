@@ -26,7 +26,7 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder, ref_text
+from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, Manifest, folder, ref_text
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, FromRank, ToRank, read_beat, write_beat

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from ropeteam_trainer.data.balance import MIN_GAIN, Balance, parts
-from ropeteam_trainer.data.plan import DataPlan, Position
+from ropeteam_trainer.data.decisions.balance import MIN_GAIN, Balance, parts
+from ropeteam_trainer.data.decisions.plan import DataPlan, Position
 
 speed = st.floats(1e-3, 1e6)
 worlds = st.lists(speed, min_size=1, max_size=7).map(tuple)

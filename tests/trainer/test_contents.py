@@ -14,10 +14,11 @@ import pytest
 import torch
 from tests.trainer.planted import RANK, STATE, Gadget, OfAScript, checkpoints
 
-from ropeteam_trainer.checkpoint import contents, reader
-from ropeteam_trainer.checkpoint.contents import Malformed
-from ropeteam_trainer.checkpoint.restore import Look
-from ropeteam_trainer.folders import Folder
+from ropeteam_trainer.checkpoint import reader
+from ropeteam_trainer.checkpoint.decisions.restore import Look
+from ropeteam_trainer.checkpoint.format import contents
+from ropeteam_trainer.checkpoint.format.contents import Malformed
+from ropeteam_trainer.system.folders import Folder
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["tests.trainer.planted"])

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
-from ropeteam_trainer.contract import codec, cost
-from ropeteam_trainer.contract.layout import layout
-from ropeteam_trainer.contract.plan import Part, Tensor
+from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Pipelining, Schedule, Strategy, SyncType
+from ropeteam_trainer.partition import cost
+from ropeteam_trainer.partition.answer import Part, Tensor
+from ropeteam_trainer.partition.layout import layout
 from ropeteam_trainer.planning.measure import join
 from ropeteam_trainer.strategies import pipeline
 

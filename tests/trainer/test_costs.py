@@ -17,11 +17,12 @@ from tests.trainer import tiny
 from tests.trainer.ranks import Crew
 from tests.trainer.test_techniques import compressed, locally, pipelined, ways
 
-from ropeteam_trainer.contract import codec, cost
-from ropeteam_trainer.contract.cost import Memory, Traffic
-from ropeteam_trainer.contract.layout import Layout, layout
-from ropeteam_trainer.contract.plan import Model
+from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import CompressionType, Strategy, SyncType
+from ropeteam_trainer.partition import cost
+from ropeteam_trainer.partition.answer import Model
+from ropeteam_trainer.partition.cost import Memory, Traffic
+from ropeteam_trainer.partition.layout import Layout, layout
 from ropeteam_trainer.planning.measure import measure
 
 BATCH, COUNTED = 32, 3

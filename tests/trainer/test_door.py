@@ -16,9 +16,9 @@ import pytest
 import torch
 from tests.trainer.ranks import SCRIPTS
 
-from ropeteam_trainer.agentlink import Heartbeat
 from ropeteam_trainer.contract.config import RankPlan, Resume
 from ropeteam_trainer.contract.strategy import ParameterServer
+from ropeteam_trainer.rank.agentlink import Heartbeat
 from ropeteam_trainer.strategies.parameterserver import door as module
 from ropeteam_trainer.strategies.parameterserver import wire
 from ropeteam_trainer.strategies.parameterserver.door import Door

@@ -15,17 +15,17 @@ import torch
 from tests.trainer.looking import seen
 
 from ropeteam_trainer.checkpoint import reader, together
-from ropeteam_trainer.checkpoint.kept import State
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, Manifest, folder
-from ropeteam_trainer.checkpoint.pieces import Piece
-from ropeteam_trainer.checkpoint.restore import CheckpointUnavailable
+from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, Manifest, folder
+from ropeteam_trainer.checkpoint.decisions.restore import CheckpointUnavailable
+from ropeteam_trainer.checkpoint.objects.kept import State
+from ropeteam_trainer.checkpoint.objects.pieces import Piece
+from ropeteam_trainer.checkpoint.objects.snapshot import Snapshot
 from ropeteam_trainer.checkpoint.saving import Checkpoints
-from ropeteam_trainer.checkpoint.snapshot import Snapshot
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
-from ropeteam_trainer.folders import Folder
-from ropeteam_trainer.world import World
+from ropeteam_trainer.rank.world import World
+from ropeteam_trainer.system.folders import Folder
 
 EPOCH = Epoch(1, 0, 1)
 ALONE = World(0, 1, torch.device("cpu"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ropeteam_trainer.agentlink import Heartbeat
 from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, read_beat, write_beat
+from ropeteam_trainer.rank.agentlink import Heartbeat
 
 
 def test_no_beat_takes_back_that_the_script_has_ended(tmp_path: Path) -> None:

@@ -16,12 +16,13 @@ from tests.trainer.ranks import FakeAgent
 from torch import nn
 
 import ropeteam_trainer
-from ropeteam_trainer import agentlink, job
+from ropeteam_trainer import job
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import Epoch
 from ropeteam_trainer.job import Job
-from ropeteam_trainer.world import World
+from ropeteam_trainer.rank import agentlink
+from ropeteam_trainer.rank.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))
 

@@ -27,15 +27,17 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ropeteam_trainer.checkpoint import metadata, names, optimizers, reader
-from ropeteam_trainer.checkpoint.kept import Kept
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, METADATA, Manifest
-from ropeteam_trainer.checkpoint.pieces import overlap
-from ropeteam_trainer.checkpoint.restore import CheckpointNotFound
+from ropeteam_trainer.checkpoint import reader
+from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, Manifest
+from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound
+from ropeteam_trainer.checkpoint.format import metadata, names
+from ropeteam_trainer.checkpoint.objects import optimizers
+from ropeteam_trainer.checkpoint.objects.kept import Kept
+from ropeteam_trainer.checkpoint.objects.pieces import overlap
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.job import Job
-from ropeteam_trainer.world import World
+from ropeteam_trainer.rank.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy, StrategyError
+from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies.largebatch import LARS_COEFFICIENT
 from ropeteam_trainer.strategies.wrap import Progress, Wrapped, wrap
-from ropeteam_trainer.world import World
 
 ALONE = World(0, 1, torch.device("cpu"))
 GRADIENTS = torch.arange(6.0).reshape(3, 2) + 1, torch.tensor([1.0, -2.0, 3.0])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropeteam_trainer.checkpoint.manifest import Manifest, folder, parse_ref, ref_at, ref_text
+from ropeteam_trainer.checkpoint.decisions.manifest import Manifest, folder, parse_ref, ref_at, ref_text
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ropeteam_trainer.checkpoint import contents, metadata
+from ropeteam_trainer.checkpoint.format import contents, metadata
 
 _METADATA = b"ctorch.distributed.checkpoint.metadata\nMetadata\n"
 

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from ropeteam_trainer.checkpoint import rng
 from ropeteam_trainer.checkpoint.cadence import Cadence, steps_until_check
-from ropeteam_trainer.checkpoint.manifest import MANIFEST
+from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST
+from ropeteam_trainer.checkpoint.objects import rng
 from ropeteam_trainer.checkpoint.saving import next_epoch
 from ropeteam_trainer.contract.config import CheckpointConfig
 from ropeteam_trainer.contract.world import Epoch
 from ropeteam_trainer.data import batches
-from ropeteam_trainer.data.plan import DataPlan, Position
+from ropeteam_trainer.data.decisions.plan import DataPlan, Position
 
 PLAN = DataPlan(samples=10, global_batch=4, seed=1)
 

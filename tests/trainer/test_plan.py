@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ropeteam_trainer.data.plan import DataPlan, Position, permuted
+from ropeteam_trainer.data.decisions.plan import DataPlan, Position, permuted
 
 plans = st.builds(
     DataPlan, samples=st.integers(1, 60), global_batch=st.integers(1, 25), seed=st.integers(0, 9)

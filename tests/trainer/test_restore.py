@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropeteam_trainer.checkpoint.manifest import Manifest, folder, ref_text
-from ropeteam_trainer.checkpoint.restore import (
+from ropeteam_trainer.checkpoint.decisions.manifest import Manifest, folder, ref_text
+from ropeteam_trainer.checkpoint.decisions.restore import (
     RIGHT_HASH,
     CheckpointNotFound,
     CheckpointUnavailable,

@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from ropeteam_trainer.agent import checkpoints
 from ropeteam_trainer.agent.checkpoints import Claimed
-from ropeteam_trainer.checkpoint import journal
-from ropeteam_trainer.checkpoint.journal import Entry, place_of
-from ropeteam_trainer.checkpoint.manifest import (
+from ropeteam_trainer.checkpoint.decisions import journal
+from ropeteam_trainer.checkpoint.decisions.journal import Entry, place_of
+from ropeteam_trainer.checkpoint.decisions.manifest import (
     JOURNAL,
     MANIFEST,
     METADATA,
@@ -32,14 +32,14 @@ from ropeteam_trainer.checkpoint.manifest import (
     folder,
     ref_text,
 )
-from ropeteam_trainer.checkpoint.restore import CheckpointNotFound, CheckpointUnavailable, Choice
+from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound, CheckpointUnavailable, Choice
 from ropeteam_trainer.checkpoint.together import Together
 from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, Trust, WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.seals import Keys
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
-from ropeteam_trainer.world import World
+from ropeteam_trainer.rank.world import World
 
 OURS: Keys = (seals.folder_key(b"operator", "ours"),)
 THEIRS: Keys = (seals.folder_key(b"operator", "theirs"),)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tests.trainer import traces
 from tests.trainer.test_parameterserver import Served, request, served
 
+from ropeteam_trainer.data.decisions.plan import DataPlan, Position
 from ropeteam_trainer.data.feed import Feed, Wish
-from ropeteam_trainer.data.plan import DataPlan, Position
-from ropeteam_trainer.world import World
+from ropeteam_trainer.rank.world import World
 
 SAMPLES, BATCH, EPOCHS = 50, 4, 3
 PLAN = DataPlan(SAMPLES, BATCH, 7)

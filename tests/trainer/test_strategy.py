@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropeteam_trainer.contract import codec
-from ropeteam_trainer.contract.layout import Layout, Place, layout
 from ropeteam_trainer.contract.strategy import Strategy, StrategyError
+from ropeteam_trainer.partition.layout import Layout, Place, layout
 
 
 def strategy(**fields: Any) -> Strategy:

@@ -10,10 +10,10 @@ import pytest
 from tests.trainer.planted import CANARY, Gadget
 from tests.trainer.ranks import Crew
 
-from ropeteam_trainer import telling
 from ropeteam_trainer.checkpoint.together import CHOSEN, _Said
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
-from ropeteam_trainer.telling import NotUnderstood
+from ropeteam_trainer.rank import telling
+from ropeteam_trainer.rank.telling import NotUnderstood
 
 _SHARD = b"\x80\x04cropeteam_trainer.contract.world\nShardFile\n"
 PLAIN: list[Any] = [

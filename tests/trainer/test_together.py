@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from tests.trainer.ranks import Crew, Ended, FakeAgent
 
 from ropeteam_trainer.checkpoint import reader, together
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, METADATA, Manifest, folder
-from ropeteam_trainer.checkpoint.restore import CheckpointUnavailable, Look, shares
+from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, Manifest, folder
+from ropeteam_trainer.checkpoint.decisions.restore import CheckpointUnavailable, Look, shares
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
-from ropeteam_trainer.folders import Folder, NotOurs
-from ropeteam_trainer.world import World
+from ropeteam_trainer.rank.world import World
+from ropeteam_trainer.system.folders import Folder, NotOurs
 
 FIRED = "FIRED"
 
@@ -160,7 +160,7 @@ def test_one_that_stays_away_is_told_as_such_and_by_whom(
     ended = again(saved, f"{errno.ESTALE}:{pattern}", str(rank), "-1", "0.3")
     assert ended.codes == [1, 1]
     for expected, output in zip(classes, ended.output, strict=True):
-        assert f"ropeteam_trainer.checkpoint.restore.{expected}: " in output
+        assert f"ropeteam_trainer.checkpoint.decisions.restore.{expected}: " in output
         assert "Stale file handle" in output
         assert "See to the volume of" in output
     assert "".join(ended.output).count(FIRED) > 1

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ropeteam_trainer.agentlink import Heartbeat
 from ropeteam_trainer.checkpoint.saving import Checkpoints
-from ropeteam_trainer.world import World
+from ropeteam_trainer.rank.agentlink import Heartbeat
+from ropeteam_trainer.rank.world import World
 
 END_SECONDS = 60.0
 """So long a rank that has ended waits for the others, to save with them."""

@@ -1,4 +1,4 @@
-"""Progress of Hugging Face's Trainer, for scripts that do not know us. agent/hooks.py adds it to them.
+"""Progress of Hugging Face's Trainer, for scripts that do not know us. agent/script/hooks.py adds it to them.
 
 After each step the heartbeat page gets the step and the samples; the socket the total and, whenever the
 Trainer logs it, the loss. It says no hello: to the agent the script stays on rung 0. So nobody expects a
@@ -20,9 +20,9 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from ropeteam_trainer import agentlink
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.local import FromRank
+from ropeteam_trainer.rank import agentlink
 
 Event = Callable[..., None]
 

@@ -29,19 +29,20 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from ropeteam_trainer import agentlink, joining
+from ropeteam_trainer import joining
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan
 from ropeteam_trainer.contract.local import PHASES, FromRank
 from ropeteam_trainer.contract.strategy import Batch, Strategy, StrategyError, TensorSplit
 from ropeteam_trainer.data import batches as loading
+from ropeteam_trainer.data.decisions.plan import DataPlan
 from ropeteam_trainer.data.feed import Feed, Wish
-from ropeteam_trainer.data.plan import DataPlan
 from ropeteam_trainer.ending import End, before_destroying
+from ropeteam_trainer.rank import agentlink
+from ropeteam_trainer.rank.trace import Trace
+from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies.parameterserver import roles
-from ropeteam_trainer.trace import Trace
-from ropeteam_trainer.world import World
 
 if TYPE_CHECKING:
     from ropeteam_trainer.strategies.parameterserver.serving import Serving

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from ropeteam_trainer import agentlink
 from ropeteam_trainer.checkpoint.saving import next_epoch
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.strategy import Strategy
 from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.rank import agentlink
+from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies.parameterserver import roles
-from ropeteam_trainer.world import World
 
 
 def join(

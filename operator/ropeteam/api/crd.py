@@ -16,8 +16,8 @@ import yaml
 
 from ropeteam.api import editor
 from ropeteam.api.job import GROUP, KIND, PLURAL, VERSION, TrainingJob
-from ropeteam.api.rulebook import CHANGES, RULES
-from ropeteam.api.rules import spec_schema
+from ropeteam.api.rules.rulebook import CHANGES, RULES
+from ropeteam.api.rules.validate import spec_schema
 from ropeteam.api.schema import Schema, structural
 from ropeteam.api.status import JobStatus
 

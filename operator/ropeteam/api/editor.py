@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 
 from ropeteam.api.job import API_VERSION, KIND, TrainingJob
-from ropeteam.api.rulebook import MAX_NAME, NAME
-from ropeteam.api.rules import spec_schema
+from ropeteam.api.rules.rulebook import MAX_NAME, NAME
+from ropeteam.api.rules.validate import spec_schema
 from ropeteam.api.schema import INT_OR_STRING, OPEN, Schema
 
 FILE = Path("docs") / "trainingjob.schema.json"

@@ -11,7 +11,6 @@ from ropeteam.api.model import ApiModel
 from ropeteam.api.podparts import Resources
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract import strategy as contract
-from ropeteam_trainer.contract.layout import layout
 from ropeteam_trainer.contract.strategy import (
     ActivationCheckpointing,
     CompressionType,
@@ -24,6 +23,7 @@ from ropeteam_trainer.contract.strategy import (
     SyncType,
     TrustRatio,
 )
+from ropeteam_trainer.partition.layout import layout
 
 
 class Parallelism(ApiModel):

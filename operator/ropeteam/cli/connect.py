@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from ropeteam.cli.errors import BadInput
-from ropeteam.controller import access
-from ropeteam.controller.cluster import ApiClient
+from ropeteam.controller.client import access
+from ropeteam.controller.client.cluster import ApiClient
 
 
 def kubeconfig_of(given: Path | None, home: Path) -> Path:

@@ -22,12 +22,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ropeteam.cli import documents, errors
-from ropeteam.cli.follow import LOOK_SECONDS, Follower
-from ropeteam.cli.picture import Picture, recovery_seconds
+from ropeteam.cli import errors
+from ropeteam.cli.manifest import documents
 from ropeteam.cli.run import Ending, train
+from ropeteam.cli.show.follow import LOOK_SECONDS, Follower
+from ropeteam.cli.show.picture import Picture, recovery_seconds
 from ropeteam.cli.up import LocalStack
-from ropeteam.controller.cluster import AlreadyGone, ApiClient, Place
+from ropeteam.controller.client.cluster import AlreadyGone, ApiClient, Place
 from ropeteam.controller.settings import default_home
 
 MANIFEST = Path(__file__).parents[3] / "examples" / "char-gpt.yaml"

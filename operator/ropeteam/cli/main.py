@@ -36,7 +36,7 @@ class _Run(click.Command):
     """Takes a command, whose options must not be taken for ours."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        from ropeteam.cli import slips
+        from ropeteam.cli.manifest import slips
 
         options = (each for each in self.params if isinstance(each, click.Option))
         takes_value = {name: not each.is_flag for each in options for name in each.opts}
@@ -74,8 +74,9 @@ def run(words: tuple[str, ...], workers: int | None, ranks: str, home: Path, kee
         async with LocalStack(home) as local:  # its processes import their modules while we import ours
             from rich.console import Console
 
-            from ropeteam.cli import documents, logs
+            from ropeteam.cli.manifest import documents
             from ropeteam.cli.run import train
+            from ropeteam.cli.show import logs
 
             shown = logs.ranks(ranks)
             read = documents.given(words, workers)
@@ -95,8 +96,9 @@ def submit(folder: Path, manifest: Path, kubeconfig: Path | None, home: Path) ->
     The folder becomes a ConfigMap of this job, up to 1 MB, and is where its command starts. What is hidden,
     large, a link or a key is left out, and listed.
     """
-    from ropeteam.cli import documents, errors
+    from ropeteam.cli import errors
     from ropeteam.cli.connect import connected, kubeconfig_of
+    from ropeteam.cli.manifest import documents
     from ropeteam.cli.submit import submit
 
     async def bring() -> None:
@@ -129,9 +131,10 @@ def show_logs(
 
     Of pods that are gone: what the job's status keeps of their last words.
     """
-    from ropeteam.cli import errors, logs
+    from ropeteam.cli import errors
     from ropeteam.cli.connect import connected, kubeconfig_of
-    from ropeteam.cli.follow import Follower
+    from ropeteam.cli.show import logs
+    from ropeteam.cli.show.follow import Follower
 
     shown = logs.ranks(ranks)
     if follow and attempt is not None:
@@ -182,9 +185,9 @@ def watch(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None
 
     from ropeteam.cli import errors
     from ropeteam.cli.connect import connected, kubeconfig_of
-    from ropeteam.cli.follow import Follower
-    from ropeteam.cli.report import report
-    from ropeteam.cli.screen import screen
+    from ropeteam.cli.show.follow import Follower
+    from ropeteam.cli.show.report import report
+    from ropeteam.cli.show.screen import screen
 
     async def look() -> bool:
         async with connected(kubeconfig_of(kubeconfig, home)) as client:
@@ -219,8 +222,9 @@ def snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> N
 
 
 def _snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> str:
-    from ropeteam.cli import errors, inspect
+    from ropeteam.cli import errors
     from ropeteam.cli.connect import connected, kubeconfig_of
+    from ropeteam.cli.show import inspect
 
     async def take() -> Any:
         async with connected(kubeconfig_of(kubeconfig, home)) as client:
@@ -239,7 +243,7 @@ def explain(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> No
 
     Touches nothing. Of a job in a cluster, or of a snapshot: a file, or `-`.
     """
-    from ropeteam.cli import inspect
+    from ropeteam.cli.show import inspect
 
     if job == "-" or Path(job).is_file():
         with click.open_file(job, "rb") as file:
@@ -280,7 +284,8 @@ def validate(manifest: Path) -> None:
     """Say what is wrong with a manifest, field by field. Exit status 2: it cannot work."""
     from ropeteam.api import commands
     from ropeteam.api.job import TrainingJobSpec
-    from ropeteam.cli import documents, errors
+    from ropeteam.cli import errors
+    from ropeteam.cli.manifest import documents
 
     read = documents.read(manifest)
     if documents.lacks_image(read.job):
@@ -309,7 +314,8 @@ def plan(words: tuple[str, ...], workers: int | None, timeout_seconds: int) -> N
     Ranks, memory, messages, batch; nothing of time. Runs the script on this machine up to job.wrap(), as one
     rank that talks to nobody and with a model that takes no memory. Exit status 2: the job cannot work.
     """
-    from ropeteam.cli import documents, planned
+    from ropeteam.cli.manifest import documents
+    from ropeteam.cli.planning import planned
 
     planned.show(documents.several(words, workers), timeout_seconds)
 

@@ -12,16 +12,16 @@ from pathlib import Path
 import aiohttp
 from rich.console import Console
 
-from ropeteam.cli import documents, folders
 from ropeteam.cli.connect import connected
 from ropeteam.cli.errors import Trouble
-from ropeteam.cli.follow import Follower
-from ropeteam.cli.logs import Logs
-from ropeteam.cli.picture import Picture
-from ropeteam.cli.report import report
-from ropeteam.cli.screen import Screen, screen
+from ropeteam.cli.manifest import documents, folders
+from ropeteam.cli.show.follow import Follower
+from ropeteam.cli.show.logs import Logs
+from ropeteam.cli.show.picture import Picture
+from ropeteam.cli.show.report import report
+from ropeteam.cli.show.screen import Screen, screen
 from ropeteam.cli.up import LocalStack, Say
-from ropeteam.controller.cluster import ApiClient, ApiError, Object, Place
+from ropeteam.controller.client.cluster import ApiClient, ApiError, Object, Place
 
 _LAST_LOOK_SECONDS = 2.0
 

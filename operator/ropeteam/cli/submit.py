@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ropeteam.cli import bundle
-from ropeteam.cli.documents import Manifest, apply
 from ropeteam.cli.errors import BadInput
-from ropeteam.controller.cluster import ApiClient, ApiError, NotFound, Object, Place
+from ropeteam.cli.manifest import bundle
+from ropeteam.cli.manifest.documents import Manifest, apply
+from ropeteam.controller.client.cluster import ApiClient, ApiError, NotFound, Object, Place
 
 
 async def submit(client: ApiClient, read: Manifest, folder: Path, say: Callable[[str], None]) -> None:

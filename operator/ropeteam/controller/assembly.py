@@ -20,20 +20,21 @@ from typing import NamedTuple
 import aiohttp
 
 from ropeteam.api.job import KIND, PLURAL, VERSION
-from ropeteam.controller import access, handlers, metrics, probes
-from ropeteam.controller.agentsecret import AgentSecret, packed
-from ropeteam.controller.caches import Caches, make_caches
-from ropeteam.controller.cluster import ApiClient, NotFound, Place
-from ropeteam.controller.coordinator import Coordinators
+from ropeteam.controller import handlers, metrics, probes
+from ropeteam.controller.cache.caches import Caches, make_caches
+from ropeteam.controller.cache.informer import Key
+from ropeteam.controller.client import access
+from ropeteam.controller.client.cluster import ApiClient, NotFound, Place
+from ropeteam.controller.client.coordinator import Coordinators
 from ropeteam.controller.election import Elector, LeadershipLost, Timing, utc_now
-from ropeteam.controller.executor import Executor
-from ropeteam.controller.informer import Key
-from ropeteam.controller.observer import Memories, Observer
-from ropeteam.controller.pace import Pace
-from ropeteam.controller.reconcile import Reconciler
+from ropeteam.controller.queue.workqueue import WorkQueue, serve
+from ropeteam.controller.rounds.agentsecret import AgentSecret, packed
+from ropeteam.controller.rounds.executor import Executor
+from ropeteam.controller.rounds.observer import Memories, Observer
+from ropeteam.controller.rounds.pace import Pace
+from ropeteam.controller.rounds.reconcile import Reconciler
 from ropeteam.controller.settings import OperatorKeys, Settings, load_keys
-from ropeteam.controller.workqueue import WorkQueue, serve
-from ropeteam_trainer.clocks import boot_seconds
+from ropeteam_trainer.system.clocks import boot_seconds
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,16 @@ from datetime import UTC, datetime
 
 import aiohttp
 
-from ropeteam.controller.cluster import AlreadyOurs, ApiClient, ApiError, Conflict, NotFound, Object, Place
-from ropeteam_trainer.clocks import boot_seconds
+from ropeteam.controller.client.cluster import (
+    AlreadyOurs,
+    ApiClient,
+    ApiError,
+    Conflict,
+    NotFound,
+    Object,
+    Place,
+)
+from ropeteam_trainer.system.clocks import boot_seconds
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ import aiohttp
 import kopf
 
 from ropeteam.api.job import GROUP, PLURAL, VERSION
-from ropeteam.controller import outlines
-from ropeteam.controller.access import Access
-from ropeteam.controller.informer import Key
+from ropeteam.controller.cache import outlines
+from ropeteam.controller.cache.informer import Key
+from ropeteam.controller.client.access import Access
 
 _WAITS = (0.5, 1.0, 2.0, 5.0)
 _LONGEST_WAIT = 10.0

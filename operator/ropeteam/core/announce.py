@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.api.status import JobStatus
-from ropeteam.core.conditions import SUCCEEDED, accepted
 from ropeteam.core.decision import Announcement
-from ropeteam.core.view import one_line
+from ropeteam.core.seen.view import one_line
+from ropeteam.core.status.conditions import SUCCEEDED, accepted
 
 _LONGEST = 1024
 _WORTH_SAYING = {

@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from ropeteam.api.status import JobStatus
-from ropeteam.core import backoff, former, incidents, release, unserved
-from ropeteam.core.completion import exit_seconds
-from ropeteam.core.handover import DELETE_MARGIN_SECONDS
-from ropeteam.core.steady import BELIEVED_SECONDS, mounts
-from ropeteam.core.view import View
+from ropeteam.core import backoff
+from ropeteam.core.questions import release
+from ropeteam.core.questions.completion import exit_seconds
+from ropeteam.core.questions.handover import DELETE_MARGIN_SECONDS
+from ropeteam.core.questions.steady import BELIEVED_SECONDS, mounts
+from ropeteam.core.seen import former, unserved
+from ropeteam.core.seen.view import View
+from ropeteam.core.status import incidents
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.fence import longest_life
 

@@ -15,27 +15,18 @@ from collections.abc import Callable
 
 from ropeteam.api.columns import with_columns
 from ropeteam.api.status import ClockStatus, JobStatus
-from ropeteam.core import (
-    announce,
-    completion,
-    conditions,
-    deadlines,
-    degraded,
-    gang,
-    handover,
-    progress,
-    recovery,
-    release,
-)
-from ropeteam.core.answer import Answer
-from ropeteam.core.conditions import Fact
+from ropeteam.core import announce, deadlines
 from ropeteam.core.decision import Decision
-from ropeteam.core.desired import desired
 from ropeteam.core.fold import count_workers, fold
-from ropeteam.core.gang import active
-from ropeteam.core.observation import Observation
-from ropeteam.core.steady import steady
-from ropeteam.core.view import View, changed, look
+from ropeteam.core.questions import completion, degraded, gang, handover, recovery, release
+from ropeteam.core.questions.answer import Answer
+from ropeteam.core.questions.desired import desired
+from ropeteam.core.questions.gang import active
+from ropeteam.core.questions.steady import steady
+from ropeteam.core.seen.observation import Observation
+from ropeteam.core.seen.view import View, changed, look
+from ropeteam.core.status import conditions, progress
+from ropeteam.core.status.conditions import Fact
 from ropeteam_trainer.contract.world import FailReason
 
 Question = Callable[[View, JobStatus], Answer | None]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ropeteam.api.status import JobStatus
-from ropeteam.core.actions import Action
+from ropeteam.core.objects.actions import Action
 from ropeteam_trainer.contract.desired import Desired
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from datetime import datetime
 
 from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus, WorkersStatus
-from ropeteam.core import former, incidents, progress
-from ropeteam.core.classify import cannot_write, strong_evidence
-from ropeteam.core.observation import PodSeen
-from ropeteam.core.pending import ran
-from ropeteam.core.view import View, changed
+from ropeteam.core.questions.pending import ran
+from ropeteam.core.seen import former
+from ropeteam.core.seen.classify import cannot_write, strong_evidence
+from ropeteam.core.seen.observation import PodSeen
+from ropeteam.core.seen.view import View, changed
+from ropeteam.core.status import incidents, progress
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.fence import longest_life
 from ropeteam_trainer.contract.world import Cause

@@ -12,14 +12,14 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from ropeteam.local import decode, discovery, lists, selectors
 from ropeteam.local import resources as r
-from ropeteam.local.judging import Options
-from ropeteam.local.kubelet import Kubelet
+from ropeteam.local.api import decode, discovery, lists, selectors
+from ropeteam.local.api.judging import Options
+from ropeteam.local.api.store import Event, key_of
+from ropeteam.local.api.verbs import Verbs
+from ropeteam.local.node.kubelet import Kubelet
+from ropeteam.local.node.services import Services
 from ropeteam.local.resources import ApiError, Object, Resource, invalid
-from ropeteam.local.services import Services
-from ropeteam.local.store import Event, key_of
-from ropeteam.local.verbs import Verbs
 
 _OPEN = (["healthz"], ["livez"], ["readyz"], ["version"])
 _RETURNED = (r.PODS, r.SERVICES, r.CLAIMS)

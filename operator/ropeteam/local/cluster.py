@@ -20,15 +20,15 @@ from typing import Any
 import yaml
 
 from ropeteam.local import resources as r
+from ropeteam.local.api.gc import GarbageCollector
+from ropeteam.local.api.judging import Options
+from ropeteam.local.api.store import Store
+from ropeteam.local.api.trainingjobs import crd, rules
+from ropeteam.local.api.verbs import Verbs
 from ropeteam.local.apiserver import ApiServer
-from ropeteam.local.gc import GarbageCollector
-from ropeteam.local.judging import Options
-from ropeteam.local.kubelet import Kubelet
+from ropeteam.local.node.kubelet import Kubelet
+from ropeteam.local.node.services import Services
 from ropeteam.local.resources import Catalog, Object
-from ropeteam.local.services import Services
-from ropeteam.local.store import Store
-from ropeteam.local.trainingjobs import crd, rules
-from ropeteam.local.verbs import Verbs
 
 NETWORK_PORT = 29410
 """Of 127.N.0.1: who has it bound has the network."""

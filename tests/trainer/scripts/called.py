@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy
+from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies.wrap import Progress, Wrapped, wrap
-from ropeteam_trainer.world import World
 
 torch.set_num_threads(1)
 

@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy
+from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies.wrap import Progress, wrap
-from ropeteam_trainer.world import World
 
 torch.set_num_threads(1)
 

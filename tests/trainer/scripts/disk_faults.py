@@ -18,12 +18,12 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from ropeteam_trainer.checkpoint import reader
-from ropeteam_trainer.checkpoint.kept import Kept
-from ropeteam_trainer.checkpoint.manifest import METADATA, folder
-from ropeteam_trainer.checkpoint.pieces import piece_of
+from ropeteam_trainer.checkpoint.decisions.manifest import METADATA, folder
+from ropeteam_trainer.checkpoint.objects.kept import Kept
+from ropeteam_trainer.checkpoint.objects.pieces import piece_of
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
-from ropeteam_trainer.world import World
+from ropeteam_trainer.rank.world import World
 
 EPOCH = Epoch(1, 0, 1)
 world, root = World.join("cpu", 60), Path(sys.argv[1])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ropeteam_trainer.checkpoint import together
-from ropeteam_trainer.folders import Folder
+from ropeteam_trainer.system.folders import Folder
 
 fault, rank, count, patience = sys.argv[1:5]
 number, pattern = int(fault.split(":")[0]), fault.split(":")[1]

@@ -28,11 +28,11 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from ropeteam_trainer.checkpoint.manifest import MANIFEST
+from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.job import Job
+from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.recipes.common import result
-from ropeteam_trainer.world import World
 
 SAVED_AT, STEPS, SAMPLES = 3, 5, 12
 warnings.filterwarnings("ignore", category=FutureWarning)

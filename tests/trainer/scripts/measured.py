@@ -28,11 +28,11 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from ropeteam_trainer.contract import codec
-from ropeteam_trainer.contract.layout import Layout
 from ropeteam_trainer.contract.strategy import Strategy
+from ropeteam_trainer.partition.layout import Layout
+from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.recipes import char_gpt
 from ropeteam_trainer.strategies.wrap import Progress, wrap
-from ropeteam_trainer.world import World
 
 torch.set_num_threads(1)
 Step = Callable[[int], torch.Tensor]

@@ -29,9 +29,9 @@ from tests.trainer.scripts.measured import (
 
 import ropeteam_trainer
 from ropeteam_trainer.contract import codec
-from ropeteam_trainer.contract.layout import Layout
 from ropeteam_trainer.contract.strategy import Strategy
-from ropeteam_trainer.world import World
+from ropeteam_trainer.partition.layout import Layout
+from ropeteam_trainer.rank.world import World
 
 torch.set_num_threads(1)
 

@@ -27,7 +27,7 @@ import ropeteam_trainer
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy
-from ropeteam_trainer.strategies.naming import named_parameters
+from ropeteam_trainer.strategies.model.naming import named_parameters
 
 torch.set_num_threads(1)
 

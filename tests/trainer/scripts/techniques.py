@@ -23,9 +23,9 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy
-from ropeteam_trainer.strategies.naming import named_parameters
+from ropeteam_trainer.rank.world import World
+from ropeteam_trainer.strategies.model.naming import named_parameters
 from ropeteam_trainer.strategies.wrap import Progress, wrap
-from ropeteam_trainer.world import World
 
 torch.set_num_threads(1)
 DEVICE = torch.device(sys.argv[2] if len(sys.argv) > 2 else "cpu")

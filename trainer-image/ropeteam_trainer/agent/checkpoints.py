@@ -1,7 +1,7 @@
 """On disk: claim a run, write a granted manifest, prune. Blocking; for a thread.
 
-What is done, and in which order, is decided in checkpoint/journal.py; here each of its operations is a call
-or two of the system, durable when they return. Raises OSError, and Superseded.
+What is done, and in which order, is decided in checkpoint/decisions/journal.py; here each of its operations
+is a call or two of the system, durable when they return. Raises OSError, and Superseded.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ropeteam_trainer.checkpoint import journal, manifest
-from ropeteam_trainer.checkpoint.journal import Claim, Held, Operation, Place, Steps, place_of
-from ropeteam_trainer.checkpoint.manifest import Manifest
+from ropeteam_trainer.checkpoint.decisions import journal, manifest
+from ropeteam_trainer.checkpoint.decisions.journal import Claim, Held, Operation, Place, Steps, place_of
+from ropeteam_trainer.checkpoint.decisions.manifest import Manifest
 from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.config import WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.seals import Keys
 from ropeteam_trainer.contract.world import CheckpointRef, Plan
-from ropeteam_trainer.folders import Folder, NotOurs, location
+from ropeteam_trainer.system.folders import Folder, NotOurs, location
 
 T = TypeVar("T")
 _NUMBER = re.compile(r"\d{1,9}")

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable
 
 from ropeteam_trainer.agent.log import log
-from ropeteam_trainer.agent.metrics import CONTENT_TYPE
-from ropeteam_trainer.agent.waiting import within
+from ropeteam_trainer.agent.machine.metrics import CONTENT_TYPE
+from ropeteam_trainer.agent.processes.waiting import within
 from ropeteam_trainer.contract.config import AGENT_METRICS_PORT
 from ropeteam_trainer.contract.strangers import BACKLOG, HEAD_SECONDS, Strangers
 

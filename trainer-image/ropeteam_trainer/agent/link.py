@@ -16,11 +16,11 @@ from dataclasses import replace
 from random import Random
 
 from ropeteam_trainer.agent.log import log
-from ropeteam_trainer.agent.state import Event, LinkLost, LinkUp, OrdersReceived
-from ropeteam_trainer.agent.waiting import within
-from ropeteam_trainer.clocks import boot_seconds
+from ropeteam_trainer.agent.machine.state import Event, LinkLost, LinkUp, OrdersReceived
+from ropeteam_trainer.agent.processes.waiting import within
 from ropeteam_trainer.contract import LEASES, OLDEST, codec, parts, wire
 from ropeteam_trainer.contract.messages import LEASE, AgentReport, Orders, as_answer
+from ropeteam_trainer.system.clocks import boot_seconds
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 0.4
 _REMEMBERED = 1024

@@ -24,8 +24,14 @@ from pathlib import Path
 from random import Random, SystemRandom
 from typing import TypeVar
 
-from ropeteam_trainer.agent import checkpoints, machine, metrics, preflight, proc
-from ropeteam_trainer.agent.effects import (
+from ropeteam_trainer.agent import checkpoints, preflight
+from ropeteam_trainer.agent.http import Metrics
+from ropeteam_trainer.agent.lane import Lane
+from ropeteam_trainer.agent.link import Link
+from ropeteam_trainer.agent.log import log
+from ropeteam_trainer.agent.machine import metrics
+from ropeteam_trainer.agent.machine import step as machine
+from ropeteam_trainer.agent.machine.effects import (
     ClaimRun,
     CloseStore,
     DropLink,
@@ -41,17 +47,9 @@ from ropeteam_trainer.agent.effects import (
     WarmUp,
     WriteManifest,
 )
-from ropeteam_trainer.agent.environment import interface_names
-from ropeteam_trainer.agent.http import Metrics
-from ropeteam_trainer.agent.lane import Lane
-from ropeteam_trainer.agent.link import Link
-from ropeteam_trainer.agent.log import log
-from ropeteam_trainer.agent.memory import make as make_memory
-from ropeteam_trainer.agent.pod import Pod, Processes
-from ropeteam_trainer.agent.ranks import How
-from ropeteam_trainer.agent.report import news, report, steps_matter
-from ropeteam_trainer.agent.spawn import write_shims
-from ropeteam_trainer.agent.state import (
+from ropeteam_trainer.agent.machine.environment import interface_names
+from ropeteam_trainer.agent.machine.report import news, report, steps_matter
+from ropeteam_trainer.agent.machine.state import (
     ClaimFailed,
     Event,
     ManifestFailed,
@@ -61,16 +59,21 @@ from ropeteam_trainer.agent.state import (
     Terminated,
     Tick,
 )
-from ropeteam_trainer.background import background, end_loudly
-from ropeteam_trainer.checkpoint.journal import Held, Superseded
-from ropeteam_trainer.clocks import asleep_seconds
+from ropeteam_trainer.agent.pod import Pod, Processes
+from ropeteam_trainer.agent.processes import proc
+from ropeteam_trainer.agent.processes.memory import make as make_memory
+from ropeteam_trainer.agent.processes.ranks import How
+from ropeteam_trainer.agent.processes.spawn import write_shims
+from ropeteam_trainer.checkpoint.decisions.journal import Held, Superseded
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.fence import TICK_SECONDS, renew_seconds
 from ropeteam_trainer.contract.messages import EXIT_FAILED, Grant, Problem
 from ropeteam_trainer.contract.world import Plan
 from ropeteam_trainer.launchers import Launch
-from ropeteam_trainer.lines import take_over
+from ropeteam_trainer.system.background import background, end_loudly
+from ropeteam_trainer.system.clocks import asleep_seconds
+from ropeteam_trainer.system.lines import take_over
 
 EXIT_NOT_OURS = 2
 T = TypeVar("T")

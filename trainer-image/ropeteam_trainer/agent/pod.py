@@ -12,13 +12,13 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from ropeteam_trainer.agent.keeper import Keeper
 from ropeteam_trainer.agent.lane import Lane
 from ropeteam_trainer.agent.log import log
-from ropeteam_trainer.agent.ranks import How, Ranks
-from ropeteam_trainer.agent.reaper import Reaper
-from ropeteam_trainer.agent.state import BeatsRead, Event, ProblemFound
-from ropeteam_trainer.agent.zygoteclient import ZygoteClient
+from ropeteam_trainer.agent.machine.state import BeatsRead, Event, ProblemFound
+from ropeteam_trainer.agent.processes.keeper import Keeper
+from ropeteam_trainer.agent.processes.ranks import How, Ranks
+from ropeteam_trainer.agent.processes.reaper import Reaper
+from ropeteam_trainer.agent.processes.zygoteclient import ZygoteClient
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.local import ToRank
 from ropeteam_trainer.contract.messages import Problem

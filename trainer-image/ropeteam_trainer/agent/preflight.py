@@ -23,8 +23,8 @@ from ropeteam_trainer.contract import seals
 from ropeteam_trainer.contract.config import STORE, PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import FailReason
-from ropeteam_trainer.folders import Folder, Location, location
 from ropeteam_trainer.launchers import Job, Launch, Run, analyse
+from ropeteam_trainer.system.folders import Folder, Location, location
 
 _FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 _SHOW_PLACE = "import json, os; print(json.dumps([dict(os.environ), os.getcwd()]))"

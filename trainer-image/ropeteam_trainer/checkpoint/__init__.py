@@ -1,20 +1,16 @@
 """Checkpoints of state that is sharded over ranks in any way, or not at all.
 
-    manifest.py   what makes a folder a checkpoint (pure)
-    restore.py    which one to go on from (pure)
+    saving.py     all of it together, for one rank
+    decisions/    what makes a folder a checkpoint, which are committed, which one to go on from (pure)
+    objects/      what is saved: modules, optimizers, random generators, others
+    format/       what the bytes of files say, read without trusting them
     cadence.py    when to save
-    kept.py       the objects that are saved: modules, optimizers, others
-    names.py      names of tensors, which are what all layouts have in common
-    optimizers.py their state, by names of parameters
-    pieces.py     the part of a tensor that a rank holds
-    snapshot.py   the copy that the training thread waits for
     writer.py     the thread that writes
     dcp.py        one save of all ranks, in the format of torch.distributed.checkpoint
     files.py      files that are hashed while they are written
-    metadata.py   which tensor is where, read without trusting it
     reader.py     find, verify, load
-    rng.py        random generators
-    saving.py     all of it together, for one rank
+    together.py   all ranks agree on the checkpoint to go on from
+    export.py     a checkpoint as one file of plain PyTorch
 
-The agent uses manifest.py only: nothing is imported here.
+The agent uses decisions/ only: nothing is imported here.
 """

@@ -39,12 +39,12 @@ from torch.distributed.checkpoint.state_dict_saver import _save_state_dict  # sa
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from ropeteam_trainer.checkpoint import kept
+from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, STATE
 from ropeteam_trainer.checkpoint.files import HashedStream, new_file, write_tree
-from ropeteam_trainer.checkpoint.manifest import MANIFEST, METADATA, STATE
-from ropeteam_trainer.checkpoint.pieces import Piece
+from ropeteam_trainer.checkpoint.objects import kept
+from ropeteam_trainer.checkpoint.objects.pieces import Piece
 from ropeteam_trainer.contract.world import ShardFile
-from ropeteam_trainer.folders import Folder, Location
+from ropeteam_trainer.system.folders import Folder, Location
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import torch
 
 from ropeteam_trainer.contract.world import ShardFile
-from ropeteam_trainer.folders import Folder
+from ropeteam_trainer.system.folders import Folder
 
 
 class HashedStream:

@@ -17,9 +17,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from ropeteam_trainer.checkpoint import contents
-from ropeteam_trainer.checkpoint.contents import Malformed
-from ropeteam_trainer.checkpoint.manifest import (
+from ropeteam_trainer.checkpoint.decisions.manifest import (
     MANIFEST,
     METADATA,
     MOST_BYTES,
@@ -30,13 +28,15 @@ from ropeteam_trainer.checkpoint.manifest import (
     ref_at,
     run_folder,
 )
-from ropeteam_trainer.checkpoint.metadata import Chunk, Saved, parse
-from ropeteam_trainer.checkpoint.pieces import Piece, overlap
-from ropeteam_trainer.checkpoint.restore import RIGHT_HASH, Look
+from ropeteam_trainer.checkpoint.decisions.restore import RIGHT_HASH, Look
+from ropeteam_trainer.checkpoint.format import contents
+from ropeteam_trainer.checkpoint.format.contents import Malformed
+from ropeteam_trainer.checkpoint.format.metadata import Chunk, Saved, parse
+from ropeteam_trainer.checkpoint.objects.pieces import Piece, overlap
 from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.seals import Keys
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
-from ropeteam_trainer.folders import Folder, Location, NotOurs, is_plain
+from ropeteam_trainer.system.folders import Folder, Location, NotOurs, is_plain
 
 _BLOCK = 4 << 20
 _ABSENT = (FileNotFoundError, NotOurs)

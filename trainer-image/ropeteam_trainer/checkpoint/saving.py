@@ -18,11 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ropeteam_trainer.agentlink import AgentLink
-from ropeteam_trainer.checkpoint import contents, reader, rng
+from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.checkpoint.cadence import Cadence
-from ropeteam_trainer.checkpoint.kept import Kept, Shared, State
-from ropeteam_trainer.checkpoint.manifest import (
+from ropeteam_trainer.checkpoint.decisions.manifest import (
     MANIFEST,
     STATE,
     Manifest,
@@ -31,16 +29,20 @@ from ropeteam_trainer.checkpoint.manifest import (
     rank_file,
     run_folder,
 )
-from ropeteam_trainer.checkpoint.metadata import Saved
-from ropeteam_trainer.checkpoint.names import misfit
-from ropeteam_trainer.checkpoint.pieces import piece_of
+from ropeteam_trainer.checkpoint.format import contents
+from ropeteam_trainer.checkpoint.format.metadata import Saved
+from ropeteam_trainer.checkpoint.format.names import misfit
+from ropeteam_trainer.checkpoint.objects import rng
+from ropeteam_trainer.checkpoint.objects.kept import Kept, Shared, State
+from ropeteam_trainer.checkpoint.objects.pieces import piece_of
 from ropeteam_trainer.checkpoint.together import Together, patiently
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.local import FromRank
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
-from ropeteam_trainer.folders import Folder, location
-from ropeteam_trainer.world import World
+from ropeteam_trainer.rank.agentlink import AgentLink
+from ropeteam_trainer.rank.world import World
+from ropeteam_trainer.system.folders import Folder, location
 
 T = TypeVar("T")
 

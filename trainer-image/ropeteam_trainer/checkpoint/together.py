@@ -24,8 +24,8 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from ropeteam_trainer.checkpoint import reader
-from ropeteam_trainer.checkpoint.manifest import Manifest, folder, parse_ref, rank_file
-from ropeteam_trainer.checkpoint.restore import (
+from ropeteam_trainer.checkpoint.decisions.manifest import Manifest, folder, parse_ref, rank_file
+from ropeteam_trainer.checkpoint.decisions.restore import (
     CheckpointNotFound,
     CheckpointUnavailable,
     Choice,
@@ -38,8 +38,8 @@ from ropeteam_trainer.checkpoint.restore import (
 from ropeteam_trainer.contract import seals
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
-from ropeteam_trainer.folders import Location, NotOurs
-from ropeteam_trainer.world import World
+from ropeteam_trainer.rank.world import World
+from ropeteam_trainer.system.folders import Location, NotOurs
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 300.0

@@ -21,13 +21,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ropeteam_trainer.checkpoint.kept import State
-from ropeteam_trainer.checkpoint.manifest import folder
-from ropeteam_trainer.checkpoint.pieces import local_part, piece_of
-from ropeteam_trainer.checkpoint.snapshot import Snapshot
+from ropeteam_trainer.checkpoint.decisions.manifest import folder
+from ropeteam_trainer.checkpoint.objects.kept import State
+from ropeteam_trainer.checkpoint.objects.pieces import local_part, piece_of
+from ropeteam_trainer.checkpoint.objects.snapshot import Snapshot
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
-from ropeteam_trainer.folders import Location
-from ropeteam_trainer.world import World
+from ropeteam_trainer.rank.world import World
+from ropeteam_trainer.system.folders import Location
 
 Written = Callable[[int, tuple[ShardFile, ...]], None]
 _PATIENCE = timedelta(hours=1)

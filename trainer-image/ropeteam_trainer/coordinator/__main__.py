@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ropeteam_trainer.background import end_loudly
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract import config as contract
 from ropeteam_trainer.contract.config import CoordinatorConfig
@@ -27,8 +26,9 @@ from ropeteam_trainer.coordinator.http import MOST_HEAD, Http
 from ropeteam_trainer.coordinator.log import Log
 from ropeteam_trainer.coordinator.pulse import Pulse
 from ropeteam_trainer.coordinator.server import AgentLine, Coordinator, listen
-from ropeteam_trainer.folders import Folder
-from ropeteam_trainer.lines import take_over
+from ropeteam_trainer.system.background import end_loudly
+from ropeteam_trainer.system.folders import Folder
+from ropeteam_trainer.system.lines import take_over
 
 STATE_DIR = "/ropeteam-state"
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable
 from random import Random, SystemRandom
 from typing import cast
 
-from ropeteam_trainer.clocks import asleep_seconds
 from ropeteam_trainer.contract import LEASES, codec, parts, wire
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport
@@ -26,11 +25,13 @@ from ropeteam_trainer.contract.fence import answer_seconds
 from ropeteam_trainer.contract.messages import LEASE, AgentReport, Grant, Orders, answer
 from ropeteam_trainer.contract.strangers import BACKLOG, Strangers
 from ropeteam_trainer.contract.world import CheckpointRef
-from ropeteam_trainer.coordinator import membership, roll, slots
 from ropeteam_trainer.coordinator.log import Log
-from ropeteam_trainer.coordinator.orders import Reply
-from ropeteam_trainer.coordinator.state import Pod, pod_of
+from ropeteam_trainer.coordinator.membership import step as membership
+from ropeteam_trainer.coordinator.membership.orders import Reply
+from ropeteam_trainer.coordinator.membership.state import roll, slots
+from ropeteam_trainer.coordinator.membership.state.state import Pod, pod_of
 from ropeteam_trainer.coordinator.words import Words
+from ropeteam_trainer.system.clocks import asleep_seconds
 
 FIRST_REPORT_SECONDS = 10.0
 """A connection that has not shown the job's token by then is closed. Long, for agents of a whole job come at

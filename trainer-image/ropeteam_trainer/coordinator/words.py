@@ -8,7 +8,7 @@ from __future__ import annotations
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.messages import Orders
 from ropeteam_trainer.contract.world import Plan
-from ropeteam_trainer.coordinator.orders import Reply
+from ropeteam_trainer.coordinator.membership.orders import Reply
 
 
 class Words:

@@ -7,9 +7,9 @@ them. So each batch has the same parts everywhere, whatever loads it and however
 
 from __future__ import annotations
 
-from ropeteam_trainer.data.balance import Balance
+from ropeteam_trainer.data.decisions.balance import Balance
 from ropeteam_trainer.data.owntime import OwnTime
-from ropeteam_trainer.world import World
+from ropeteam_trainer.rank.world import World
 
 EVERY = 20
 """Batches. The same number on all ranks: the exchange is a collective."""

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from ropeteam_trainer.data.plan import DataPlan, Position, Share
+from ropeteam_trainer.data.decisions.plan import DataPlan, Position, Share
 from ropeteam_trainer.data.prefetch import prefetched
-from ropeteam_trainer.world import World
+from ropeteam_trainer.rank.world import World
 
 Collate = Callable[[list[Any]], Any]
 Speeds = Callable[[int], "tuple[float, ...] | None"]

@@ -1,8 +1,14 @@
 """What a job's command means: which process starts how often, and with which words. Pure, stdlib only.
 
-Order: analyse.py asks wrappers.py and shell.py what stands in front, then table.py for the launcher, whose
-flags parsing.py reads by options.py (generated). The agent starts what comes of it; the operator counts ranks
-by it, and `ropeteam validate` tells what is refused.
+    analyse.py       the answer: what is asked, in which order
+    wrappers.py      what stands in front of a launcher; shell.py: lines of a shell that need no shell
+    table.py         the launchers, and which of their flags must agree with the job
+    parsing.py       a launcher's flags, by options.py (generated)
+    interpreter.py   the command line of a Python interpreter
+    launch.py        how to start one process of a job
+
+The agent starts what comes of it; the operator counts ranks by it, and `ropeteam validate` tells what is
+refused.
 Promise: the same answer for the same words, wherever it is asked. Limits: no file is looked into.
 """
 

@@ -2,6 +2,7 @@
 
 __main__.py    which file or module the job's command runs
 shim.py        around the script: no real process group, no training
-rehearsal.py   the Job that init() gives it; the answer
+rehearsal.py   the Job that init() gives it
 measure.py     a real wrap(), on the meta device, in a world that talks to nobody
+answers.py     where the answer goes
 """

@@ -9,11 +9,11 @@ import os
 import sys
 from pathlib import Path
 
-from ropeteam_trainer.agent.spawn import write_shims
+from ropeteam_trainer.agent.processes.spawn import write_shims
 from ropeteam_trainer.contract.config import PLAN_FILE, Launcher
 from ropeteam_trainer.contract.messages import Problem
-from ropeteam_trainer.contract.plan import Answer
 from ropeteam_trainer.launchers import Job, Run, analyse
+from ropeteam_trainer.partition.answer import Answer
 from ropeteam_trainer.planning import answers, shim
 
 

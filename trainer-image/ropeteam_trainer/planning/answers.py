@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ropeteam_trainer.contract import codec, config
-from ropeteam_trainer.contract.plan import Answer
+from ropeteam_trainer.partition.answer import Answer
 
 
 def write(answer: Answer) -> None:

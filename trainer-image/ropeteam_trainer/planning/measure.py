@@ -20,13 +20,13 @@ from torch.distributed.distributed_c10d import (
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ropeteam_trainer.contract.layout import Layout, layout, shared_out
-from ropeteam_trainer.contract.plan import Model, Part, Tensor
 from ropeteam_trainer.contract.strategy import Parallelism, Sharding, Strategy, Sync
+from ropeteam_trainer.partition.answer import Model, Part, Tensor
+from ropeteam_trainer.partition.layout import Layout, layout, shared_out
+from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies import tensor
-from ropeteam_trainer.strategies.units import units_of
+from ropeteam_trainer.strategies.model.units import units_of
 from ropeteam_trainer.strategies.wrap import Progress, Wrapped, wrap
-from ropeteam_trainer.world import World
 
 
 def join(rank: int, size: int) -> None:

@@ -18,12 +18,12 @@ from torch.overrides import TorchFunctionMode
 
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import RankPlan, Resume
-from ropeteam_trainer.contract.plan import Answer
 from ropeteam_trainer.contract.strategy import Strategy, StrategyError, TensorSplit
 from ropeteam_trainer.job import Job
+from ropeteam_trainer.partition.answer import Answer
 from ropeteam_trainer.planning import answers
 from ropeteam_trainer.planning.measure import join, measure
-from ropeteam_trainer.world import World
+from ropeteam_trainer.rank.world import World
 
 
 def begin() -> Job:

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
 
-from ropeteam_trainer.agent import rankmain
+from ropeteam_trainer.agent.script import rankmain
 from ropeteam_trainer.contract import config
-from ropeteam_trainer.contract.plan import Answer
+from ropeteam_trainer.partition.answer import Answer
 from ropeteam_trainer.planning import answers
 
 

@@ -5,6 +5,8 @@ sharded.py replicated.py zero1.py parts of parameters, gradients, optimizer stat
 tensor.py pipeline.py             parts of layers, parts of the model
 local.py compression.py           less communication
 precision.py activations.py       less memory
-microbatch.py largebatch.py       batches that do not fit, batches that are large
-eager.py front.py                 the loop of the script stays as it is
+largebatch.py                     batches that are large
+parameterserver/                  ranks that keep the parameters, for workers that push gradients
+model/                            a model's units and names, its micro-batches, its optimizer's step
+front.py                          the loop of the script stays as it is
 """

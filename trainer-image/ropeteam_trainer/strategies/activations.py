@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from ropeteam_trainer.contract.strategy import ActivationCheckpointing
-from ropeteam_trainer.strategies.units import units_of
+from ropeteam_trainer.strategies.model.units import units_of
 
 _PRODUCTS = frozenset(
     {

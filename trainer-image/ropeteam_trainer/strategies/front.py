@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ropeteam_trainer.checkpoint.names import plain_name
-from ropeteam_trainer.strategies import eager, microbatch
+from ropeteam_trainer.checkpoint.format.names import plain_name
+from ropeteam_trainer.strategies.model import eager, microbatch
 from ropeteam_trainer.strategies.pipeline import Pipeline
 from ropeteam_trainer.strategies.precision import LossScale
 

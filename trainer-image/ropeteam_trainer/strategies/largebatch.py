@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ropeteam_trainer.contract.cost import rate_factor
 from ropeteam_trainer.contract.strategy import LearningRate, TrustRatio
-from ropeteam_trainer.strategies.stepping import Step, around_step
+from ropeteam_trainer.partition.cost import rate_factor
+from ropeteam_trainer.strategies.model.stepping import Step, around_step
 
 LARS_COEFFICIENT = 0.001
 

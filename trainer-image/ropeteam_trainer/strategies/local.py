@@ -24,7 +24,7 @@ from torch.distributed.algorithms.model_averaging.hierarchical_model_averager im
 from torch.optim import SGD, Optimizer
 
 from ropeteam_trainer.contract.strategy import Local
-from ropeteam_trainer.strategies.stepping import Step, around_step
+from ropeteam_trainer.strategies.model.stepping import Step, around_step
 
 
 class LocalSteps:

@@ -25,9 +25,9 @@ from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
-from ropeteam_trainer.contract.cost import micro_batches
 from ropeteam_trainer.contract.strategy import Pipelining, Schedule, StrategyError
-from ropeteam_trainer.strategies.microbatch import Batch, bounds, check_loss, most, samples, split
+from ropeteam_trainer.partition.cost import micro_batches
+from ropeteam_trainer.strategies.model.microbatch import Batch, bounds, check_loss, most, samples, split
 
 _SCHEDULES: dict[Schedule, Any] = {
     Schedule.GPIPE: pipelining.ScheduleGPipe,

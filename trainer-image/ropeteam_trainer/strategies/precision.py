@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ropeteam_trainer.contract.strategy import Precision
-from ropeteam_trainer.strategies.stepping import Step, around_step
+from ropeteam_trainer.strategies.model.stepping import Step, around_step
 
 _TYPES = {Precision.BFLOAT16: torch.bfloat16, Precision.FLOAT16: torch.float16}
 

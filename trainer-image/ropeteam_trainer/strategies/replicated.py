@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 
-from ropeteam_trainer.strategies.units import units_of
+from ropeteam_trainer.strategies.model.units import units_of
 
 
 def apply(model: nn.Module, mesh: DeviceMesh) -> None:

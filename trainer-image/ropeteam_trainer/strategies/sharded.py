@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from ropeteam_trainer.contract.strategy import Offload, Precision, Sharding, Strategy
-from ropeteam_trainer.strategies.units import units_of
+from ropeteam_trainer.strategies.model.units import units_of
 
 
 def apply(model: nn.Module, mesh: DeviceMesh, strategy: Strategy) -> None:

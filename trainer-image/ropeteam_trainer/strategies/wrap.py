@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from ropeteam_trainer.contract.layout import Layout, layout
 from ropeteam_trainer.contract.strategy import (
     ActivationCheckpointing,
     Precision,
@@ -29,6 +28,8 @@ from ropeteam_trainer.contract.strategy import (
     SyncType,
     TrustRatio,
 )
+from ropeteam_trainer.partition.layout import Layout, layout
+from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies import (
     activations,
     compression,
@@ -45,8 +46,7 @@ from ropeteam_trainer.strategies import (
 from ropeteam_trainer.strategies.datapar import Hook
 from ropeteam_trainer.strategies.front import Front, Loss
 from ropeteam_trainer.strategies.local import LocalSteps, OwnState
-from ropeteam_trainer.strategies.naming import named_parameters, rebind
-from ropeteam_trainer.world import World
+from ropeteam_trainer.strategies.model.naming import named_parameters, rebind
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from ropeteam_trainer.contract.layout import shared_out
-from ropeteam_trainer.strategies.stepping import Step, around_step
+from ropeteam_trainer.partition.layout import shared_out
+from ropeteam_trainer.strategies.model.stepping import Step, around_step
 
 
 def apply(optimizer: Optimizer) -> None:

@@ -4,10 +4,12 @@ pull weights.
     ledger.py   which gradients count (pure); kept by the chief, the first server
     memory.py   tensors that change as a whole, in memory that outlives the process
     share.py    one server's part of the model and of the script's own optimizer
-    wire.py     messages and raw tensors over TCP
+    flat.py     tensors in one piece of memory
+    wire.py     messages and raw tensors over TCP; door.py: who is let in
     server.py   what each server answers
     chief.py    what the first one answers and does beyond that: the ledger, checkpoints, the end
-    worker.py   the other end
+    serving.py  what a server does in the place of training
+    worker.py   the other end; training.py: what a worker does in the place of collectives
     roles.py    which of the two a rank is, and where the servers are
 
 Use them when workers differ in speed or come and go: a slow or dead worker does not hold the others

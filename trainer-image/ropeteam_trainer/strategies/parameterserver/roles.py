@@ -19,12 +19,12 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ropeteam_trainer.agentlink import AgentLink, Heartbeat
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.strangers import BACKLOG
 from ropeteam_trainer.contract.strategy import StrategyError
 from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.rank.agentlink import AgentLink, Heartbeat
 
 BEAT_SECONDS = 1.0
 """How often a rank that serves, or waits for a server, shows that it lives."""

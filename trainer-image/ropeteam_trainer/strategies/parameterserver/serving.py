@@ -17,12 +17,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ropeteam_trainer.agentlink import AgentLink, Heartbeat, wait_to_be_killed
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.contract.local import FromRank, Served
 from ropeteam_trainer.contract.strategy import LearningRate, Strategy
+from ropeteam_trainer.rank.agentlink import AgentLink, Heartbeat, wait_to_be_killed
 from ropeteam_trainer.strategies import largebatch, wrap
-from ropeteam_trainer.strategies.naming import named_parameters
+from ropeteam_trainer.strategies.model.naming import named_parameters
 from ropeteam_trainer.strategies.parameterserver import ledger as rules
 from ropeteam_trainer.strategies.parameterserver.chief import Chief, Whole
 from ropeteam_trainer.strategies.parameterserver.ledger import Ledger

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ropeteam_trainer.checkpoint.optimizers import NOT_VALUES
-from ropeteam_trainer.contract.layout import shared_out
+from ropeteam_trainer.checkpoint.objects.optimizers import NOT_VALUES
+from ropeteam_trainer.partition.layout import shared_out
 from ropeteam_trainer.strategies.parameterserver import flat
 from ropeteam_trainer.strategies.parameterserver.memory import Halves, Tensors
 

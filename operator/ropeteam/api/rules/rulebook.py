@@ -1,0 +1,381 @@
+"""Rules that one field alone cannot say, one row each. The examples are run through CEL and twin by the
+tests.
+
+In `RULES` a row is about one value; where several fail, the user reads all of their messages. In `CHANGES`
+stand the fields that may not change while pods run, as in batch/Job: Kueue changes them while a job is
+suspended. Each list and text that CEL walks has a maximum in the schema: the server refuses rules that could
+cost too much.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ropeteam.api.commands import MAX_RANKS
+from ropeteam.api.quantity import amount
+from ropeteam.api.rule import Change, Changes, Rule, Spec, at, spec_with, template_with, trainer, trainer_says
+from ropeteam.api.rules.command import COMMAND_RULES
+from ropeteam.api.rules.mounts import MOUNT_RULES
+from ropeteam.api.schema import matches
+from ropeteam_trainer.contract import config
+from ropeteam_trainer.contract.strategy import SyncType
+
+MAX_NAME, MAX_SLOTS = 40, 4096
+GPU = "nvidia.com/gpu"
+NAME = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+"""DNS-1035: also good for the Service."""
+OUTSIDE = "(^/)|((^|/)[.][.](/|$))|(^([.]?/)*[.]?$)"
+"""A path that is absolute, climbs, or stays where it is."""
+_VOLUME: Spec = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
+_STEP: Spec = {"policy": "Step", "step": 100}
+_CEL_SERVERS = (
+    "(has(self.strategy) && self.strategy.sync.type == 'ParameterServer' ? "
+    "self.strategy.sync.parameterServer.servers : 0)"
+)
+
+
+def _served(servers: int) -> Spec:
+    return {"sync": {"type": "ParameterServer", "parameterServer": {"servers": servers}}}
+
+
+def _env_is_given_once(spec: Spec) -> bool:
+    short = {each["name"] for each in spec.get("env", ())}
+    return not any(each["name"] in short for each in trainer(spec).get("env", ()))
+
+
+def _is_reserved(name: str) -> bool:
+    return name in config.RESERVED_ENV or (name.startswith("ROPETEAM_") and name not in config.USER_ENV)
+
+
+def _nothing_reserved(container: Spec) -> bool:
+    return not any(_is_reserved(each["name"]) for each in container.get("env", ()))
+
+
+_RESERVED = (
+    f"(e.name in {list(config.RESERVED_ENV)} || "
+    f"(e.name.startsWith('ROPETEAM_') && !(e.name in {list(config.USER_ENV)})))"
+)
+_RESERVED_MESSAGE = (
+    "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and their like, and ROPETEAM_*, are set for each rank; "
+    "remove them"
+)
+
+
+def _gpus_agree(spec: Spec) -> bool:
+    limit = (at(spec, "resources.limits") or {}).get(GPU)
+    return spec["gpusPerWorker"] == 0 or limit is None or str(limit) == str(spec["gpusPerWorker"])
+
+
+def _ranks(spec: Spec) -> int:
+    return int(spec["workers"] * (spec.get("processesPerWorker") or spec["gpusPerWorker"] or 1)) + _servers(
+        spec
+    )
+
+
+def _servers(spec: Spec) -> int:
+    serves = at(spec, "strategy.sync.type") == SyncType.PARAMETER_SERVER
+    return int(at(spec, "strategy.sync.parameterServer.servers")) if serves else 0
+
+
+def _shared_memory_fits(spec: Spec) -> bool:
+    limits = spec.get("resources", {}).get("limits", {})
+    if "sharedMemory" not in spec or "memory" not in limits:
+        return True
+    limit, wanted = amount(limits["memory"]), amount(spec["sharedMemory"])
+    return limit is not None and wanted is not None and wanted < limit
+
+
+def _codes_unique(recovery: Spec) -> bool:
+    codes = [code for rule in recovery["exitCodes"] for code in rule["codes"]]
+    return len(codes) == len(set(codes))
+
+
+def _has_trainer(spec: Spec) -> bool:
+    return at(spec, "template.spec.containers") is None or bool(trainer(spec))
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        path="",
+        cel=f"self.metadata.name.size() <= {MAX_NAME} && self.metadata.name.matches('{NAME}')",
+        holds=lambda job: len(job["metadata"]["name"]) <= MAX_NAME and matches(NAME, job["metadata"]["name"]),
+        message=(
+            f"metadata.name: use at most {MAX_NAME} lower-case letters, digits and '-', beginning with a "
+            "letter and not ending with '-'; pods and the Service are named after it"
+        ),
+        good={"metadata": {"name": "char-gpt"}},
+        bad={"metadata": {"name": "4-gpus"}},
+    ),
+    *COMMAND_RULES,
+    Rule(
+        path="spec",
+        cel=(
+            "!has(self.template) || !has(self.template.spec) || !has(self.template.spec.containers) || "
+            "self.template.spec.containers.exists(c, c.name == 'trainer')"
+        ),
+        holds=_has_trainer,
+        message="spec.template: no container is named trainer; give that name to the one that trains",
+        good=spec_with(template=template_with(image="train:1")),
+        bad=spec_with(template={"spec": {"containers": [{"name": "pytorch"}]}}),
+    ),
+    Rule(
+        path="spec",
+        cel=(
+            "!has(self.template) || !has(self.template.spec) || !has(self.template.spec.restartPolicy) || "
+            "self.template.spec.restartPolicy == 'Never'"
+        ),
+        holds=lambda spec: at(spec, "template.spec.restartPolicy") in (None, "Never"),
+        message="spec.template: restartPolicy must be Never, ranks are restarted inside pods; leave it out",
+        good=spec_with(template={"spec": {"restartPolicy": "Never"}}),
+        bad=spec_with(template={"spec": {"restartPolicy": "OnFailure"}}),
+    ),
+    # To CEL the two are of different types, which it cannot compare: so not even the same value twice.
+    Rule(
+        path="spec",
+        cel=f"!has(self.resources) || !{trainer_says('has(c.resources)')}",
+        holds=lambda spec: "resources" not in spec or "resources" not in trainer(spec),
+        message="spec.resources: spec.template gives container trainer resources too; keep one of the two",
+        good=spec_with(resources={"limits": {"cpu": 1}}, template=template_with(image="train:1")),
+        bad=spec_with(
+            resources={"limits": {"cpu": 1}}, template=template_with(resources={"limits": {"cpu": 1}})
+        ),
+    ),
+    Rule(
+        path="spec",
+        cel=(
+            "!has(self.env) || "
+            f"!{trainer_says('has(c.env) && c.env.exists(t, self.env.exists(e, e.name == t.name))')}"
+        ),
+        holds=_env_is_given_once,
+        message="spec.env: spec.template gives container trainer a variable of the same name; keep one",
+        good=spec_with(
+            env=[{"name": "A", "value": "1"}], template=template_with(env=[{"name": "B", "value": "2"}])
+        ),
+        bad=spec_with(
+            env=[{"name": "A", "value": "1"}], template=template_with(env=[{"name": "A", "value": "2"}])
+        ),
+    ),
+    Rule(
+        path="spec",
+        cel=f"!has(self.env) || !self.env.exists(e, {_RESERVED})",
+        holds=_nothing_reserved,
+        message=f"spec.env: {_RESERVED_MESSAGE}",
+        good=spec_with(
+            env=[{"name": "OMP_NUM_THREADS", "value": "4"}, {"name": config.TRACE, "value": "/tmp/t"}]
+        ),
+        bad=spec_with(env=[{"name": "MASTER_PORT", "value": "29500"}]),
+    ),
+    Rule(
+        path="spec",
+        cel=f"!{trainer_says(f'has(c.env) && c.env.exists(e, {_RESERVED})')}",
+        holds=lambda spec: _nothing_reserved(trainer(spec)),
+        message=f"spec.template: env of container trainer: {_RESERVED_MESSAGE}",
+        good=spec_with(template=template_with(env=[{"name": "SEED", "value": "1"}])),
+        bad=spec_with(template=template_with(env=[{"name": "ROPETEAM_SLOT", "value": "1"}])),
+    ),
+    Rule(
+        path="spec",
+        cel=(
+            "self.gpusPerWorker == 0 || !has(self.resources) || !has(self.resources.limits) || "
+            f"!('{GPU}' in self.resources.limits) || "
+            f"string(self.resources.limits['{GPU}']) == string(self.gpusPerWorker)"
+        ),
+        holds=_gpus_agree,
+        message=f"spec.gpusPerWorker: spec.resources.limits has another number of {GPU}; keep one of the two",
+        good=spec_with(gpusPerWorker=2, resources={"limits": {GPU: "2"}}),
+        bad=spec_with(gpusPerWorker=2, resources={"limits": {GPU: 4}}),
+    ),
+    Rule(
+        path="spec",
+        cel=(
+            "self.gpusPerWorker == 0 || !has(self.processesPerWorker) || "
+            "self.processesPerWorker <= self.gpusPerWorker"
+        ),
+        holds=lambda spec: (
+            spec["gpusPerWorker"] == 0
+            or "processesPerWorker" not in spec
+            or spec["processesPerWorker"] <= spec["gpusPerWorker"]
+        ),
+        message=(
+            "spec.processesPerWorker: is above gpusPerWorker, and two ranks cannot share a GPU; "
+            "lower it, or leave it out to get one rank for each GPU"
+        ),
+        good=spec_with(gpusPerWorker=8, processesPerWorker=4),
+        bad=spec_with(gpusPerWorker=1, processesPerWorker=2),
+    ),
+    Rule(
+        path="spec",
+        cel=(
+            "!has(self.sharedMemory) || !has(self.resources) || !has(self.resources.limits) || "
+            "!('memory' in self.resources.limits) || "
+            "(isQuantity(string(self.resources.limits['memory'])) && quantity(self.sharedMemory)"
+            ".isLessThan(quantity(string(self.resources.limits['memory']))))"
+        ),
+        holds=_shared_memory_fits,
+        message=(
+            "spec.sharedMemory: is part of the container's memory and must be below "
+            "spec.resources.limits.memory; lower it, or raise the limit by as much"
+        ),
+        good=spec_with(sharedMemory="8Gi", resources={"limits": {"memory": "64Gi"}}),
+        bad=spec_with(sharedMemory="8Gi", resources={"limits": {"memory": "8192Mi"}}),
+    ),
+    Rule(
+        path="spec",
+        cel=(
+            "self.workers * (has(self.processesPerWorker) ? self.processesPerWorker : "
+            f"(self.gpusPerWorker > 0 ? self.gpusPerWorker : 1)) + {_CEL_SERVERS} <= {MAX_RANKS}"
+        ),
+        holds=lambda spec: _ranks(spec) <= MAX_RANKS,
+        message=(
+            f"spec.workers: times processesPerWorker, and parameter servers, are above {MAX_RANKS} ranks; "
+            "lower one of them"
+        ),
+        good=spec_with(workers=1024, gpusPerWorker=8),
+        bad=spec_with(workers=1024, processesPerWorker=9),
+    ),
+    Rule(
+        path="spec",
+        cel=f"self.workers + {_CEL_SERVERS} <= {MAX_SLOTS}",
+        holds=lambda spec: spec["workers"] + _servers(spec) <= MAX_SLOTS,
+        message=f"spec.workers: with servers above {MAX_SLOTS} pods, all that status holds; lower either",
+        good=spec_with(workers=3072, strategy=_served(servers=1024)),
+        bad=spec_with(workers=3073, strategy=_served(servers=1024)),
+    ),
+    Rule(
+        path="spec",
+        cel="self.launcher != 'PerPod' || self.recovery.start != 'Fork'",
+        holds=lambda spec: spec["launcher"] != "PerPod" or spec["recovery"]["start"] != "Fork",
+        message="spec.recovery.start: with launcher PerPod nothing can be forked; use Auto or Exec",
+        good=spec_with(launcher="PerPod"),
+        bad=spec_with(launcher="PerPod", recovery={"start": "Fork"}),
+    ),
+    Rule(
+        path="spec",
+        cel="self.worlds != 'PerPod' || !has(self.checkpoint)",
+        holds=lambda spec: spec.get("worlds") != "PerPod" or not spec.get("checkpoint"),
+        message=(
+            "spec.checkpoint: is of one world, and with worlds PerPod each pod is one; leave it out, and let "
+            "the script save where it wants"
+        ),
+        good=spec_with(worlds="PerPod"),
+        bad=spec_with(worlds="PerPod", checkpoint={"volume": {"nfs": {}}}),
+    ),
+    Rule(
+        path="spec.recovery",
+        cel="self.fenceSeconds > self.lostSeconds",
+        holds=lambda recovery: recovery["fenceSeconds"] > recovery["lostSeconds"],
+        message=(
+            "spec.recovery.fenceSeconds: must be above lostSeconds, else a worker would kill its ranks "
+            "before it counts as lost; raise fenceSeconds"
+        ),
+        good=spec_with(recovery={"fenceSeconds": 30, "lostSeconds": 29}),
+        bad=spec_with(recovery={"fenceSeconds": 30, "lostSeconds": 30}),
+    ),
+    Rule(
+        path="spec.recovery",
+        cel=(
+            "self.exitCodes.all(a, a.codes.all(code, a.codes.exists_one(same, same == code) && "
+            "self.exitCodes.exists_one(b, code in b.codes)))"
+        ),
+        holds=_codes_unique,
+        message="spec.recovery.exitCodes: a code is listed twice, its action is unclear; list each code once",
+        good=spec_with(recovery={"exitCodes": [{"codes": [2, 42], "action": "Fail"}]}),
+        bad=spec_with(
+            recovery={
+                "exitCodes": [{"codes": [2], "action": "Fail"}, {"codes": [75, 2], "action": "RetryFree"}]
+            }
+        ),
+    ),
+    Rule(
+        path="spec.resume",
+        cel="self.policy != 'Step' || has(self.step)",
+        holds=lambda resume: resume["policy"] != "Step" or "step" in resume,
+        message="spec.resume.step: is missing; policy Step needs the step to resume from",
+        good=spec_with(resume=_STEP, checkpoint={"volume": _VOLUME}),
+        bad=spec_with(resume={"policy": "Step"}, checkpoint={"volume": _VOLUME}),
+    ),
+    Rule(
+        path="spec.resume",
+        cel="self.policy == 'Step' || !has(self.step)",
+        holds=lambda resume: resume["policy"] == "Step" or "step" not in resume,
+        message="spec.resume.step: means nothing without policy Step; set resume.policy to Step or remove it",
+        good=spec_with(resume={"policy": "Never"}),
+        bad=spec_with(resume={"policy": "Latest", "step": 100}),
+    ),
+    Rule(
+        path="spec",
+        cel="self.resume.policy != 'Step' || has(self.checkpoint)",
+        holds=lambda spec: spec["resume"]["policy"] != "Step" or "checkpoint" in spec,
+        message="spec.checkpoint: is missing; resume.policy Step needs the volume with the checkpoints",
+        good=spec_with(resume=_STEP, checkpoint={"volume": _VOLUME}),
+        bad=spec_with(resume=_STEP),
+    ),
+    Rule(
+        path="spec",
+        cel="self.workers == 1 || !has(self.checkpoint) || !has(self.checkpoint.volume.emptyDir)",
+        holds=lambda spec: spec["workers"] == 1 or at(spec, "checkpoint.volume.emptyDir") is None,
+        message=(
+            "spec.checkpoint.volume: emptyDir is one folder per pod, and all workers must share one; "
+            "use a persistentVolumeClaim with ReadWriteMany, or nfs"
+        ),
+        good=spec_with(checkpoint={"volume": _VOLUME}),
+        bad=spec_with(checkpoint={"volume": {"emptyDir": {}}}),
+    ),
+    Rule(
+        path="spec.checkpoint",
+        cel="!has(self.volume.name)",
+        holds=lambda checkpoint: "name" not in checkpoint["volume"],
+        message="spec.checkpoint.volume.name: is not used, the volume is named for you; remove it",
+        good=spec_with(checkpoint={"volume": _VOLUME}),
+        bad=spec_with(checkpoint={"volume": {"name": "checkpoints", **_VOLUME}}),
+    ),
+    Rule(
+        path="spec.checkpoint",
+        cel=f"!has(self.path) || !self.path.matches('{OUTSIDE}')",
+        holds=lambda checkpoint: "path" not in checkpoint or not matches(OUTSIDE, checkpoint["path"]),
+        message="spec.checkpoint.path: must be a folder in the volume; name one, relative and without '..'",
+        good=spec_with(checkpoint={"volume": _VOLUME, "path": "./runs/1"}),
+        bad=spec_with(checkpoint={"volume": _VOLUME, "path": "../other"}),
+    ),
+    *MOUNT_RULES,
+)
+
+_RECOVERY_CHANGES: dict[str, tuple[Any, Any]] = {
+    "startSeconds": (600, 60),
+    "hangSeconds": (None, 5),
+    "lostSeconds": (5, 10),
+    "fenceSeconds": (120, 60),
+    "selfFence": (False, True),
+    "drainSeconds": (60, 30),
+    "noProgressLimit": (3, 2),
+    "start": ("Auto", "Exec"),
+    "exitCodes": ([], [{"codes": [75], "action": "RetryFree"}]),
+}
+_SHAPE = (
+    Change("workers", (2, 3)),
+    Change("image", ("train:1", "train:2")),
+    Change("command", (["python", "a.py"], ["python", "b.py"])),
+    Change("args", (["--a"], None)),
+    Change("env", ([{"name": "A", "value": "1"}], [{"name": "A", "value": "2"}])),
+    Change("workingDir", (None, "/work")),
+    Change("resources", ({"limits": {"cpu": 1}}, {"limits": {"cpu": 2}})),
+    Change("gpusPerWorker", (0, 1)),
+    Change("processesPerWorker", (None, 2)),
+    Change("launcher", ("Auto", "PerPod")),
+    Change("worlds", ("One", "PerPod")),
+    Change("agentPython", (None, "/opt/conda/bin/python3")),
+    Change("sharedMemory", ("1Gi", "8Gi")),
+    Change("shardCache", (None, "8Gi")),
+    Change("template", (template_with(image="train:1"), template_with(image="train:2"))),
+    Change("checkpoint", ({"volume": _VOLUME}, {"volume": _VOLUME, "path": "other"})),
+    Change("strategy", (None, {"parallelism": {"shard": 2}})),
+    Change("resume", ({"policy": "Latest"}, {"policy": "Never"})),
+    *(Change(f"recovery.{name}", values) for name, values in _RECOVERY_CHANGES.items()),
+)
+CHANGES = Changes(
+    _SHAPE,
+    "can change only while the job is suspended; set spec.suspend to true, wait for condition Suspended, "
+    "then change it",
+)
+"""Free to change at any time: suspend, restartedAt, the deadline, the TTL, cleanPodPolicy, the failure
+budget."""

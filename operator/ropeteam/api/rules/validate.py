@@ -1,0 +1,43 @@
+"""Is a TrainingJob good? Sentences for what is not: field, what is wrong, what to change.
+
+Shape first (types, limits, unknown fields), then the rules of `rulebook.py`: a rule reads only what has
+shape. The same schema and rules stand in the CRD, so a server says the same; this is for where no server
+asks: the local cluster, `ropeteam run`, and the operator itself.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from ropeteam.api.job import TrainingJobSpec
+from ropeteam.api.rule import Spec, at
+from ropeteam.api.rules.rulebook import CHANGES, RULES
+from ropeteam.api.schema import Schema, defaulted, faults, structural
+
+
+@cache
+def spec_schema() -> Schema:
+    return structural(TrainingJobSpec)
+
+
+def validate(spec: Any) -> tuple[str, ...]:
+    """What is wrong with a spec as the user wrote it. Empty: TrainingJobSpec takes it. Never raises."""
+    wrong_shape = tuple(faults(spec_schema(), spec, "spec"))
+    if wrong_shape:
+        return wrong_shape
+    job = {"spec": defaulted(spec_schema(), spec)}
+    judged = ((rule, at(job, rule.path)) for rule in RULES if rule.path)
+    return tuple(rule.message for rule, value in judged if value is not None and not rule.holds(value))
+
+
+def validate_name(name: str) -> tuple[str, ...]:
+    job = {"metadata": {"name": name}}
+    return tuple(rule.message for rule in RULES if not rule.path and not rule.holds(job))
+
+
+def validate_update(old: Spec, new: Spec, suspended: bool) -> tuple[str, ...]:
+    """What is refused. `suspended`: status.state says that no pod is active (CHANGEABLE_STATES)."""
+    was, is_now = defaulted(spec_schema(), old), defaulted(spec_schema(), new)
+    told = CHANGES.refusal(was, is_now, suspended)
+    return (told,) if told else ()

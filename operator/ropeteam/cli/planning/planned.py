@@ -1,0 +1,37 @@
+"""`ropeteam plan`: the plans of one or more jobs, on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ropeteam.cli.errors import BadInput
+from ropeteam.cli.manifest.documents import Manifest
+from ropeteam.cli.planning import cost as plan
+from ropeteam.cli.planning import rehearse
+
+
+def show(jobs: Sequence[Manifest], timeout_seconds: float) -> None:
+    """One as lines, several as a table. Raises BadInput for what cannot work."""
+    plans = [_rows(job, timeout_seconds) for job in jobs]
+    if len(jobs) == 1:
+        for line in plan.lines(plans[0]):
+            click.echo(line)
+    else:
+        table = Table("", *(job.name for job in jobs), box=box.SIMPLE)
+        for row in plan.side_by_side(plans):
+            table.add_row(*row)
+        Console(markup=False).print(table)
+    click.echo(plan.TIME)
+
+
+def _rows(job: Manifest, timeout_seconds: float) -> list[plan.Row]:
+    try:
+        return plan.rows_of(job.spec, rehearse.rehearse(job.spec, Path.cwd(), timeout_seconds))
+    except BadInput as error:
+        raise BadInput(f"{job.name}: {error.message}") from None

@@ -1,0 +1,113 @@
+"""Run a job's script on this machine up to job.wrap(), and hear what it would train."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ropeteam.api.job import TrainingJobSpec
+from ropeteam.api.strategy import of_contract
+from ropeteam.local.node import podspec, shim
+from ropeteam_trainer.contract import codec, config
+from ropeteam_trainer.contract.config import RankPlan, Resume
+from ropeteam_trainer.partition.answer import Answer
+
+
+def rehearse(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> Answer | str:
+    """The script's answer, or a sentence that says why there is none. folder: where relative paths begin."""
+    try:
+        launch = podspec.launch({}, _container(spec), podspec.Place({}, os.environ, folder), lambda *_: None)
+    except (podspec.StartError, podspec.NotReady) as error:
+        return f"the script was not run: {error}"
+    with tempfile.TemporaryDirectory(prefix="ropeteam-plan-") as scratch:
+        answer, said = Path(scratch, "answer"), Path(scratch, "said")
+        environment = {**launch.environment, **_as_first_rank(spec), config.PLAN_FILE: str(answer)}
+        shape = [spec.launcher.value, str(spec.workers), str(spec.processes)]
+        ours = [sys.executable, "-m", "ropeteam_trainer.planning", *shape]
+        with said.open("wb") as output, _nothing_left():
+            process = subprocess.Popen(
+                [*ours, *launch.command],
+                cwd=launch.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            code = _wait(process, timeout_seconds)
+        if answer.exists():
+            return codec.decode(Answer, answer.read_bytes())
+        if code is None:
+            return f"the script did not come to job.wrap() within {timeout_seconds:g} s (--timeout-seconds)"
+        if code == 0:
+            return Answer(without_wrap="ends")
+        return f"the script failed before job.wrap(): {_last_line(said)}"
+
+
+def _container(spec: TrainingJobSpec) -> dict[str, Any]:
+    """What decides about the process of the container `trainer`, but for values that live in a cluster."""
+    containers = (spec.template or {}).get("spec", {}).get("containers", [])
+    ours = (each for each in containers if each.get("name") == config.TRAINER_CONTAINER)
+    given: dict[str, Any] = next(ours, {})
+    command, args = spec.command or given.get("command", ()), spec.args or given.get("args", ())
+    rows = [*given.get("env", ()), *(spec.env or ())]
+    return {
+        "name": config.TRAINER_CONTAINER,
+        "command": list(command),
+        "args": list(args),
+        "env": [row for row in rows if "value" in row],
+        "workingDir": spec.working_dir or given.get("workingDir", ""),
+    }
+
+
+def _as_first_rank(spec: TrainingJobSpec) -> dict[str, str]:
+    """torchrun's variables without an address: there is nobody to meet."""
+    numbers = {
+        "RANK": 0,
+        "WORLD_SIZE": spec.workers * spec.processes,
+        "LOCAL_RANK": 0,
+        "LOCAL_WORLD_SIZE": spec.processes,
+        "GROUP_RANK": 0,
+        "GROUP_WORLD_SIZE": spec.workers,
+    }
+    strategy = of_contract(spec.strategy) if spec.strategy else None
+    plan = RankPlan("", (), False, None, Resume.LATEST, None, "", "", strategy)
+    ours = {config.PLAN: "1", config.RANK_PLAN: codec.encode(plan).decode(), "OMP_NUM_THREADS": "1"}
+    return {name: str(number) for name, number in numbers.items()} | ours
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """The exit code; None if it had to be killed."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        shim.kill_tree(process.pid)
+        process.wait()
+        return None
+
+
+@contextmanager
+def _nothing_left() -> Iterator[None]:
+    """What is started inside, in whichever session, is dead at the end: its orphans become our children."""
+    libc, ours = ctypes.CDLL(None), set(shim.children(os.getpid()))
+    libc.prctl(shim.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        while left := set(shim.children(os.getpid())) - ours:
+            for pid in left:
+                shim.kill_tree(pid)
+                os.waitpid(pid, 0)
+        libc.prctl(shim.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _last_line(file: Path) -> str:
+    lines = file.read_text(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("[rank0]: ") if lines else "it said nothing"

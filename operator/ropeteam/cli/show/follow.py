@@ -1,0 +1,111 @@
+"""Look at a job again and again: its status, and the coordinator's own report through the API server's proxy.
+
+What is asked there, and the answer, is signed with the job's token, read from its Secret. Who may not read
+Secrets or pods sees what status says, which is at most 30 seconds old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import aiohttp
+
+from ropeteam.api.job import KIND
+from ropeteam.api.status import JobStatus
+from ropeteam.cli.show.picture import Picture, picture
+from ropeteam.controller.cache import reading
+from ropeteam.controller.client.cluster import ApiClient, ApiError, NotFound, Object, Place
+from ropeteam.controller.client.coordinator import Voice, voice
+from ropeteam.core.seen import names
+from ropeteam_trainer.contract import codec, signing
+from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT
+from ropeteam_trainer.contract.desired import JobReport
+
+LOOK_SECONDS = 0.5
+
+
+class Follower:
+    """Looks at one job."""
+
+    def __init__(self, client: ApiClient, namespace: str, name: str) -> None:
+        self._client, self.namespace, self.name = client, namespace, name
+        self._voices: dict[tuple[str, int], Voice] = {}
+        """By UID of the job and term of its coordinator."""
+
+    async def job(self) -> Object | None:
+        try:
+            return await self._client.get(Place(KIND, self.namespace, self.name))
+        except NotFound:
+            return None
+
+    async def look(self) -> Picture | None:
+        """None: there is no such job."""
+        job = await self.job()
+        if job is None:
+            return None
+        status = JobStatus.model_validate(job.get("status") or {})
+        report = None if status.finished else await self.report(job)
+        return picture(self.name, status, report, datetime.now(UTC))
+
+    async def pictures(self) -> AsyncIterator[Picture]:
+        """Until the job has ended, or is gone."""
+        while (seen := await self.look()) is not None:
+            yield seen
+            if seen.finished or seen.refused:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def report(self, job: Object) -> JobReport | None:
+        """None: no coordinator answers, or we may not ask it."""
+        try:
+            speaks = await self._voice(job["metadata"]["uid"], job["status"]["coordinator"]["term"])
+            answer = await self._ask(speaks)
+            return codec.decode(JobReport, answer or await self._ask(speaks))
+        except (ApiError, LookupError, aiohttp.ClientError, TimeoutError, codec.DecodeError):
+            return None
+
+    async def _ask(self, speaks: Voice) -> bytes:
+        """b"": it is no report, or not this coordinator's. Once in a while, when a challenge has passed."""
+        place = Place("Service", self.namespace, f"{self.name}:{COORDINATOR_HTTP_PORT}", "proxy/status")
+        headers = speaks.headers("GET /status", b"", self._client.chance)
+        async with self._client.open(place.path, headers=headers, whatever=True) as answer:
+            body, signature = await answer.read(), answer.headers.get(signing.HEADER, "")
+            genuine = speaks.believes(headers, answer.status, signature, body)
+            return body if genuine and answer.status == 200 else b""
+
+    async def _voice(self, uid: str, term: int) -> Voice:
+        """Raises ApiError, LookupError."""
+        if (uid, term) not in self._voices:
+            pod = await self._client.get(Place("Pod", self.namespace, names.coordinator(self.name, term)))
+            secrets = await self.secrets(uid)
+            token = bytes.fromhex(base64.b64decode(secrets[-1]["data"]["token"]).decode())
+            self._voices[uid, term] = voice(signing.Keys(token, uid, term), reading.pod(pod)[1].contract)
+        return self._voices[uid, term]
+
+    async def secrets(self, uid: str) -> list[Object]:
+        return await self._client.items(Place("Secret", self.namespace), f"{reading.LABEL}job-uid={uid}")
+
+    async def pods(self) -> list[Object]:
+        """Of workers and parameter servers."""
+        selector = f"{reading.LABEL}job={self.name},{reading.LABEL}role in (worker,server)"
+        return await self._client.items(Place("Pod", self.namespace), selector)
+
+    async def last_lines(self, slot: int, count: int = 20) -> str:
+        """What the newest pod of a slot wrote last; empty if there is none."""
+        pods = [pod for pod in await self.pods() if reading.label(pod, "slot") == str(slot)]
+        if not pods:
+            return ""
+        newest = max(pods, key=lambda pod: int(reading.label(pod, "incarnation")))
+        return await self.log(newest["metadata"]["name"], tailLines=str(count))
+
+    async def log(self, pod: str, **params: str) -> str:
+        """Empty if there is none (any more)."""
+        path = Place("Pod", self.namespace, pod, "log").path
+        try:
+            async with self._client.open(path, {"container": "trainer", **params}) as answer:
+                return (await answer.read()).decode(errors="replace")
+        except ApiError:
+            return ""

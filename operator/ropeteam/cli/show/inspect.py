@@ -1,0 +1,99 @@
+"""`ropeteam snapshot` and `ropeteam explain`: an Observation to a file, and from a file to the decision it
+leads to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from pydantic import ValidationError
+
+from ropeteam.api.columns import duration
+from ropeteam.api.defaults import Defaults
+from ropeteam.api.status import JobStatus
+from ropeteam.cli.errors import BadInput
+from ropeteam.cli.show.follow import Follower
+from ropeteam.cli.show.masking import masked
+from ropeteam.cli.show.picture import TO_ACT_ON, picture
+from ropeteam.cli.show.screen import News, plain_line
+from ropeteam.controller.cache.caches import make_caches
+from ropeteam.controller.cache.informer import Key
+from ropeteam.controller.client.cluster import ApiClient
+from ropeteam.controller.client.coordinator import Coordinators
+from ropeteam.controller.rounds.observer import Memories, Observer
+from ropeteam.controller.settings import IMAGE, OperatorKey, OperatorKeys
+from ropeteam.core.decide import decide
+from ropeteam.core.seen.observation import Observation
+
+
+async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
+    """As the operator would see the job now, but for secrets. Raises BadInput if there is none."""
+    follower = Follower(client, namespace, name)
+    caches = make_caches(client, (namespace,), lambda _: None)
+    for informer in caches.all:
+        await informer.list()
+    observer = Observer(
+        caches=caches,
+        memories=Memories(),
+        client=client,
+        coordinators=Coordinators(),
+        keys=OperatorKeys((OperatorKey(b""),)),
+        defaults=Defaults(operator_image=IMAGE),
+        clock=lambda: datetime.now(UTC),
+    )
+    seen = await observer.observe(Key(namespace, name))
+    job = await follower.job()
+    if seen is None or job is None:
+        raise BadInput(f"there is no TrainingJob {name} in namespace {namespace}")
+    secrets = await follower.secrets(seen.metadata.uid)
+    key_id = secrets[-1]["metadata"]["name"].rpartition("-")[2] if secrets else ""
+    report = None if seen.status.finished else await follower.report(job)
+    seen_now = {"secret_exists": bool(secrets), "secret_age": 0.0, "key_id": key_id, "report": report}
+    whole = seen.model_copy(update=seen_now)
+    return masked(whole)
+
+
+def explain(text: bytes, source: str) -> Iterator[str]:
+    """A summary of how the job is, then what the operator would do, and why. Raises BadInput for a file that
+    is no snapshot.
+    """
+    try:
+        seen = Observation.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise BadInput(
+            f"{source} is no snapshot ({where}: {first['msg']}); make one: ropeteam snapshot JOB"
+        ) from None
+    decision = decide(seen)
+    yield from _summary(seen, decision.status)
+    yield f"  decision: {decision.why}"
+    if decision.status != seen.status:
+        yield f"  would save state {decision.status.state}"
+    yield from (f"  would announce {each.reason}: {each.message}" for each in decision.announcements)
+    yield from (f"  would {action}" for action in decision.actions)
+    if decision.status == seen.status and not decision.actions:
+        yield "  would change nothing"
+    if decision.look_again_seconds is not None:
+        yield f"  would look again within {decision.look_again_seconds:.1f} s"
+
+
+def _summary(seen: Observation, next_status: JobStatus) -> Iterator[str]:
+    """How the job is and since when, what a person must know, what was last, and what can be done."""
+    shown = picture(seen.metadata.name, seen.status, seen.report, seen.now)
+    yield plain_line(shown, "")
+    if shown.since is not None:
+        ago = duration(max(0, round((seen.now - shown.since).total_seconds())))
+        yield f"  since {shown.since:%Y-%m-%d %H:%M:%S} UTC, for {ago}: {shown.reason}"
+    for kind in TO_ACT_ON:
+        found = next_status.condition(kind)
+        if found is not None and found.holds:
+            yield f"  {kind.value}: {found.reason}: {found.message}"
+    yield from (f"  last {line}" for line in News().of(shown)[-1:])
+    where = "" if seen.metadata.namespace == "default" else f" -n {seen.metadata.namespace}"
+    if shown.refused:
+        yield "  next: correct the manifest by what is said above, and kubectl apply it again"
+    elif shown.finished and not shown.complete:
+        again = "when that is mended, kubectl delete the job and apply it again"
+        yield f"  next: ropeteam logs {shown.name}{where}; {again}"

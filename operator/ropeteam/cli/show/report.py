@@ -1,0 +1,62 @@
+"""What is said when a job has ended: the incidents with cause, seconds and steps lost, and where the
+checkpoint is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from ropeteam.api.columns import duration
+from ropeteam.api.job import TrainingJobSpec
+from ropeteam.api.status import IncidentStatus, JobStatus
+from ropeteam.cli.show.picture import recovery_seconds
+from ropeteam.controller.client.cluster import Object
+
+
+def report(job: Object, home: Path | None) -> Iterator[str]:
+    """Lines. `home`: of the local cluster, to tell where a checkpoint lies on this machine."""
+    status, name = JobStatus.model_validate(job.get("status") or {}), job["metadata"]["name"]
+    took = _took(status.start_time, status.completion_time)
+    progress = status.progress
+    trained = f", {progress.step} steps" if progress else ""
+    loss = f", loss {progress.loss}" if progress and progress.loss else ""
+    yield f"{name}: {status.state}{took}{trained}{loss}"
+    yield from _incidents(status.incidents)
+    failures = status.failures
+    if status.incidents:
+        yield f"  {failures.charged} of {failures.allowed} allowed failures spent, {failures.free} free"
+    if status.checkpoint:
+        yield f"  checkpoint of step {status.checkpoint.step}: {_location(job, status, home)}"
+
+
+def _incidents(incidents: tuple[IncidentStatus, ...]) -> Iterator[str]:
+    if not incidents:
+        yield "  no incidents"
+        return
+    yield f"  {'INCIDENT':<10} {'CAUSE':<14} {'SLOT':>4} {'SECONDS':>8} {'STEPS LOST':>11}  WHAT"
+    for incident in incidents:
+        seconds = recovery_seconds(incident)
+        lost = "-" if incident.steps_lost is None else str(incident.steps_lost)
+        took = "-" if seconds is None else f"{seconds:.1f}"
+        what = incident.message.split("\n")[0]
+        yield (
+            f"  {incident.id:<10} {incident.cause:<14} {incident.slot:>4} {took:>8} {lost:>11}  {what}"
+        ).rstrip()
+
+
+def _took(start: datetime | None, end: datetime | None) -> str:
+    return f" after {duration(round((end - start).total_seconds()))}" if start and end else ""
+
+
+def _location(job: Object, status: JobStatus, home: Path | None) -> str:
+    """On this machine for a claim of the local cluster, else inside the container."""
+    assert status.checkpoint is not None
+    inside = status.checkpoint.location
+    wish = TrainingJobSpec.model_validate(job["spec"]).checkpoint
+    claim = (wish.volume.get("persistentVolumeClaim") or {}).get("claimName") if wish else None
+    if home is None or claim is None or wish is None:
+        return inside
+    folder = home / "claims" / job["metadata"]["namespace"] / claim
+    return str(folder / Path(inside).relative_to("/checkpoints"))

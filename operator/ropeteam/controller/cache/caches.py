@@ -1,0 +1,111 @@
+"""The caches that the operator reads: jobs, their pods and Services, and whether nodes are ready. A job for
+whose text there was no room is read from the API server each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ropeteam.api.job import KIND
+from ropeteam.controller.cache import reading
+from ropeteam.controller.cache.budget import Budget
+from ropeteam.controller.cache.informer import Informer, Key, Lens, Spread
+from ropeteam.controller.client.cluster import ApiClient, NotFound, Place
+from ropeteam.core.seen.classify import has_ended
+from ropeteam.core.seen.observation import PodSeen, ServiceSeen
+
+T = TypeVar("T")
+
+
+class Ended:
+    """UIDs of deleted pods whose end the kubelet had told: the last so many. Events may come so quickly that
+    nobody has read the pod between its end and its deletion. Limits: none that went while there was no watch,
+    or before this process."""
+
+    MOST = 16_384
+
+    def __init__(self) -> None:
+        self._uids: dict[str, None] = {}
+
+    def take(self, seen: tuple[str, PodSeen]) -> None:
+        _, pod = seen
+        if has_ended(pod):
+            self._uids[pod.uid] = None
+        if len(self._uids) > self.MOST:
+            del self._uids[next(iter(self._uids))]
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._uids
+
+
+@dataclass(frozen=True)
+class Caches:
+    """What the informers hold. Pods and Services come with the UID of their job."""
+
+    client: ApiClient
+    jobs: Spread[reading.JobSeen]
+    pods: Spread[tuple[str, PodSeen]]
+    services: Spread[tuple[str, ServiceSeen]]
+    nodes: Spread[reading.NodeSeen]
+    """Empty without rights in the whole cluster."""
+    ended: Ended = field(default_factory=Ended)
+
+    @property
+    def all(self) -> tuple[Informer[Any], ...]:
+        return (*self.jobs.parts, *self.pods.parts, *self.services.parts, *self.nodes.parts)
+
+    async def job(self, key: Key) -> reading.JobSeen | None:
+        """With its text. None: there is none. Raises ApiError, connection errors."""
+        job = next(iter(self.jobs.of(key)), None)
+        if job is None or job.text:
+            return job
+        try:
+            return reading.job(await self.client.get(Place(KIND, *key), reading.job_text))
+        except NotFound:  # the watch is late to tell
+            return None
+
+    def node_is_lost(self, name: str) -> bool:
+        """NotReady, or gone. Without any node we may not see them: then nothing is known."""
+        if not name or not self.nodes.knows_any():
+            return False
+        return not any(node.ready for node in self.nodes.of(Key("", name)))
+
+    def node_has_ended(self, name: str, deletion_proves_it: bool) -> bool:
+        """Somebody vouches that nothing runs there."""
+        if not self.nodes.knows_any():
+            return False
+        seen = tuple(self.nodes.of(Key("", name)))
+        return any(node.out_of_service for node in seen) or (not seen and deletion_proves_it)
+
+    def jobs_on(self, node: str) -> tuple[Key, ...]:
+        keys = self.pods.known_keys()
+        return tuple(key for key in keys if any(pod.node == node for _, pod in self.pods.of(key)))
+
+
+def make_caches(
+    client: ApiClient, namespaces: tuple[str, ...], ring: Callable[[Key], None], with_nodes: bool = True
+) -> Caches:
+    """`ring` is called with the key of a job that looks different now. No `namespaces`: all."""
+
+    def ring_jobs_on(node: Key) -> None:
+        for key in caches.jobs_on(node.name):
+            ring(key)
+
+    def spread(lens: Lens[T]) -> Spread[T]:
+        return Spread(Informer(client, lens, ring, namespace) for namespace in namespaces or ("",))
+
+    nodes = Lens("Node", "", reading.own_key, reading.node)
+    budget = Budget()
+    jobs = Lens(KIND, "", reading.own_key, reading.job, reading.job_event, budget.keep, budget.let_go)
+    ended = Ended()
+    caches = Caches(
+        client=client,
+        ended=ended,
+        jobs=spread(jobs),
+        pods=spread(Lens("Pod", reading.MANAGED, reading.job_key, reading.pod, gone=ended.take)),
+        services=spread(Lens("Service", reading.MANAGED, reading.job_key, reading.service)),
+        nodes=Spread((Informer(client, nodes, ring_jobs_on),) if with_nodes else ()),
+    )
+    return caches

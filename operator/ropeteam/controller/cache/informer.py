@@ -1,0 +1,306 @@
+"""What the API server holds, kept here and up to date: list, then watch, then list again when the watch is of
+no use.
+
+Five promises that kopf's watching does not give:
+  - a list after a gap is compared with what was known, so that deletions during the gap are noticed;
+  - any error in the stream leads to a new list, never to the end of the process;
+  - an object that cannot be read costs nobody but itself: it is passed over, logged and counted;
+  - what a page of a list tells is kept, or left out (`Lens.keep`), before the next one is asked for;
+  - what we have just written is known at once (`learn`), and an older echo of it never wins.
+Limits: a cache, not the truth: before anything irreversible, a UID or a resourceVersion goes with the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Generic, NamedTuple, TypeVar
+
+import aiohttp
+
+from ropeteam.controller import metrics
+from ropeteam.controller.client import bounded
+from ropeteam.controller.client.cluster import ApiClient, ApiError, Object, Place
+from ropeteam.controller.queue.workqueue import was_cancelled
+
+T = TypeVar("T")
+
+_PAGE = 500
+_PAGE_BYTES = 2 << 20
+"""Of a page of more than one object: parsed it is some ten times as large."""
+LARGEST_OBJECT = 20 << 20
+"""As JSON. A server takes 3 MiB in a request, and may write six bytes for one (`<` is `\\u003c`)."""
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+_HEALTHY_SECONDS = 5.0
+
+_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, bounded.TooLarge)
+"""What is no JSON, or no list and no event: what stands between us and an API server may answer, too."""
+_BREAKS = (aiohttp.ClientError, TimeoutError, OSError, ApiError, *_UNREADABLE, asyncio.CancelledError)
+
+log = logging.getLogger(__name__)
+
+
+class Key(NamedTuple):
+    """What an object belongs to: a job (or, for nodes, the node itself with an empty namespace)."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Lens(Generic[T]):
+    """Which objects to keep, and what of them."""
+
+    kind: str
+    labels: str
+    """Label selector; empty: all."""
+    key: Callable[[Object], Key | None]
+    """None: not to be kept."""
+    read: Callable[[Object], T]
+    """What to keep. Two equal readings are no change."""
+    parse: Callable[[bytes], Object] = bounded.loads
+    """A line of a watch. Raises orjson.JSONDecodeError."""
+    keep: Callable[[Key, T], T] = lambda _, value: value
+    """As much of a reading as there is room for."""
+    let_go: Callable[[Key, T], None] = lambda *_: None
+    """What `keep` gave is kept no more."""
+    gone: Callable[[T], None] = lambda _: None
+    """What an object was when it was deleted, which nobody may have read before."""
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    key: Key
+    uid: str
+    version: int
+    value: T
+
+
+class Informer(Generic[T]):
+    """The objects that `lens` shows in `namespace` (empty: in all). `on_change(key)` is called after the
+    store has changed.
+    """
+
+    def __init__(
+        self, client: ApiClient, lens: Lens[T], on_change: Callable[[Key], None], namespace: str = ""
+    ) -> None:
+        self._client, self._lens, self._on_change, self.namespace = client, lens, on_change, namespace
+        self._path = Place(lens.kind, namespace).path
+        self._selector = {"labelSelector": lens.labels} if lens.labels else {}
+        self._entries: dict[str, Entry[T]] = {}
+        self._by_key: dict[Key, dict[str, Entry[T]]] = {}
+        self._version: str | None = None
+        """resourceVersion to watch from; None: list first."""
+        self._unreadable = set[str]()
+        """UIDs, told once until the next list."""
+        self._heard_at: float | None = None
+        self.synced = asyncio.Event()
+        self.lists = 0
+
+    def of(self, key: Key) -> tuple[T, ...]:
+        """All that belongs to `key`."""
+        return tuple(entry.value for entry in self._by_key.get(key, {}).values())
+
+    def values(self) -> Iterator[T]:
+        return (entry.value for entry in self._entries.values())
+
+    def known_keys(self) -> tuple[Key, ...]:
+        return tuple(self._by_key)
+
+    def knows_any(self) -> bool:
+        return bool(self._by_key)
+
+    @property
+    def kind(self) -> str:
+        return self._lens.kind
+
+    def silent_seconds(self) -> float:
+        """Since the last list, or the last line of a watch: for how long nothing may have been noticed."""
+        return 0.0 if self._heard_at is None else asyncio.get_running_loop().time() - self._heard_at
+
+    def learn(self, thing: Object) -> None:
+        """The API server's answer to our own write. Ignored if the watch has already told something newer."""
+        if int(thing["metadata"]["resourceVersion"]) > int(self._version or 0):
+            self._take_in(thing)
+
+    def learn_gone(self, uid: str) -> None:
+        self._drop(uid)
+
+    async def run(self) -> None:
+        wait, loop = 0.0, asyncio.get_running_loop()
+        self._heard_at = loop.time()
+        while True:
+            began = loop.time()
+            try:
+                if self._version is None:
+                    await self.list()
+                await self._watch()
+            except _BREAKS as error:
+                if was_cancelled():
+                    raise
+                unreadable = isinstance(error, _UNREADABLE)
+                if unreadable or (isinstance(error, ApiError) and error.status == 410):
+                    self._version = None
+                level = logging.WARNING if unreadable else logging.DEBUG
+                log.log(level, "watch of %s broke: %s: %s", self.kind, type(error).__name__, error)
+            lasted = loop.time() - began > _HEALTHY_SECONDS
+            wait = _SHORTEST_WAIT if lasted else min(max(_SHORTEST_WAIT, wait * 2), _LONGEST_WAIT)
+            await asyncio.sleep(wait * self._client.chance.uniform(0.5, 1.5))
+
+    async def list(self) -> None:
+        """Know what there is now, and tell of what has changed since the last time. A page that is too large
+        is asked for again with fewer objects.
+        """
+        params, limit, listed = {**self._selector}, _PAGE, set[str]()
+        self._unreadable.clear()
+        while True:
+            params["limit"] = str(limit)
+            most = _PAGE_BYTES if limit > 1 else LARGEST_OBJECT
+            try:
+                page = await self._client.request("GET", self._path, params=params, most_bytes=most)
+            except bounded.TooLarge:
+                if limit == 1:
+                    raise
+                limit = max(limit // 5, 1)
+                continue
+            for entry in filter(None, map(self._entry, page["items"] or ())):
+                listed.add(entry.uid)
+                self._put(entry)
+            limit = min(limit * 5, _PAGE)
+            token = page["metadata"].get("continue")
+            if not token:
+                break
+            params["continue"] = token
+        self._version = page["metadata"]["resourceVersion"]
+        self._drop_others(listed, int(self._version or 0))
+        self.lists += 1
+        self._hear()
+        self.synced.set()
+
+    def _drop_others(self, listed: set[str], version: int) -> None:
+        for uid, entry in tuple(self._entries.items()):
+            if uid not in listed and entry.version <= version:  # a newer one: created by us after this list
+                self._drop(uid)
+
+    async def _watch(self) -> None:
+        params = {
+            **self._selector,
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version or "",
+            "timeoutSeconds": str(self._client.chance.randint(290, 580)),
+        }
+        async with self._client.watch(self._path, params) as stream:
+            self._hear()
+            async for line in bounded.lines(stream.content, LARGEST_OBJECT):
+                if not self._take(self._lens.parse(line)):
+                    self._version = None
+                    return
+                self._hear()
+
+    def _hear(self) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+
+    def _take(self, event: Object) -> bool:
+        """False: the stream is of no use any more (any ERROR, not only 410)."""
+        kind, thing = event["type"], event["object"]
+        if kind == "ERROR":
+            log.debug("watch of %s: %s", self._lens.kind, thing.get("message"))
+            return False
+        self._version = thing["metadata"]["resourceVersion"]
+        if kind == "DELETED":
+            self._take_leave(thing)
+        elif kind != "BOOKMARK":
+            self._take_in(thing)
+        return True
+
+    def _take_leave(self, thing: Object) -> None:
+        entry, uid = self._entry(thing), thing["metadata"]["uid"]
+        if entry is not None:
+            self._lens.gone(entry.value)
+        if entry is not None and uid not in self._entries:  # we have deleted it ourselves
+            self._on_change(entry.key)
+        self._drop(uid)
+
+    def _take_in(self, thing: Object) -> None:
+        entry = self._entry(thing)
+        if entry is None:
+            self._drop(thing["metadata"]["uid"])
+        else:
+            self._put(entry)
+
+    def _entry(self, thing: Object) -> Entry[T] | None:
+        """None: not to be kept."""
+        meta = thing["metadata"]
+        try:
+            key = self._lens.key(thing)
+            if key is None:
+                return None
+            return Entry(key, meta["uid"], int(meta["resourceVersion"]), self._lens.read(thing))
+        except Exception as error:  # whatever a tenant has written
+            self._pass_over(meta, error)
+            return None
+
+    def _pass_over(self, meta: Object, error: Exception) -> None:
+        metrics.UNREADABLE.labels(kind=self.kind).inc()
+        if meta["uid"] not in self._unreadable:
+            self._unreadable.add(meta["uid"])
+            name = Key(meta.get("namespace", ""), meta["name"])
+            log.warning("passed over %s %s: %s: %s", self.kind, name, type(error).__name__, error)
+
+    def _put(self, entry: Entry[T]) -> None:
+        old = self._entries.get(entry.uid)
+        if old is not None and old.version >= entry.version:
+            return
+        if old is not None and old.key != entry.key:
+            self._drop(entry.uid)
+        elif old is not None:
+            self._lens.let_go(old.key, old.value)
+        entry = replace(entry, value=self._lens.keep(entry.key, entry.value))
+        self._entries[entry.uid] = entry
+        self._by_key.setdefault(entry.key, {})[entry.uid] = entry
+        if old is None or old.value != entry.value:
+            self._on_change(entry.key)
+
+    def _drop(self, uid: str) -> None:
+        entry = self._entries.pop(uid, None)
+        if entry is None:
+            return
+        self._lens.let_go(entry.key, entry.value)
+        siblings = self._by_key[entry.key]
+        del siblings[uid]
+        if not siblings:
+            del self._by_key[entry.key]
+        self._on_change(entry.key)
+
+
+class Spread(Generic[T]):
+    """Informers of one kind in several namespaces, read as one."""
+
+    def __init__(self, parts: Iterable[Informer[T]]) -> None:
+        self.parts = tuple(parts)
+
+    def of(self, key: Key) -> tuple[T, ...]:
+        return tuple(value for part in self.parts for value in part.of(key))
+
+    def values(self) -> Iterator[T]:
+        return (value for part in self.parts for value in part.values())
+
+    def known_keys(self) -> tuple[Key, ...]:
+        return tuple(key for part in self.parts for key in part.known_keys())
+
+    def knows_any(self) -> bool:
+        return any(part.knows_any() for part in self.parts)
+
+    def learn(self, thing: Object) -> None:
+        for part in self.parts:
+            if part.namespace in ("", thing["metadata"].get("namespace")):
+                part.learn(thing)
+
+    def learn_gone(self, uid: str) -> None:
+        for part in self.parts:
+            part.learn_gone(uid)

@@ -1,0 +1,263 @@
+"""Raw Kubernetes objects as the values of an Observation. Pure, and tolerant: what is missing has its
+default. What pods and Services say of themselves is believed only of those that a TrainingJob owns.
+
+Limits: only what `core` may know is kept; an Observation is small enough to be pasted into an issue.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import orjson
+
+from ropeteam.api.conditions import ConditionType
+from ropeteam.api.job import API_VERSION, GROUP, KIND
+from ropeteam.controller.cache.informer import Key
+from ropeteam.controller.client import bounded
+from ropeteam.core.objects.manifests import TOKEN_VOLUME
+from ropeteam.core.seen import unserved
+from ropeteam.core.seen.former import ENDED
+from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role, ServiceSeen
+from ropeteam_trainer.contract import VERSION
+from ropeteam_trainer.contract.config import CONFIG, TRAINER_CONTAINER
+
+Object = dict[str, Any]
+
+LABEL = "ropeteam.dev/"
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+MANAGED = "app.kubernetes.io/managed-by=ropeteam"
+READ = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+)
+"""Of metadata, beside some labels and annotations."""
+_WHAT = {"apiVersion": API_VERSION, "kind": KIND}
+_NUMBER = re.compile("[0-9]{1,9}")
+_ADDRESS = re.compile("[0-9a-fA-F:.]{1,45}")
+_LARGEST_SPEC = 256 << 10
+_LONGEST_NOTE = 64
+"""A term is a number of a few digits."""
+_MOST_WORDS = 8
+"""Labels, annotations or gates that are kept of one object."""
+_MOST_BYTES = 1 << 30
+"""No object has as many: a spec that is such a number was never measured."""
+_DEEPEST_SPEC = 100
+
+
+def own_key(thing: Object) -> Key:
+    meta = thing["metadata"]
+    return Key(meta.get("namespace", ""), meta["name"])
+
+
+def job_key(thing: Object) -> Key | None:
+    """The job that a pod or Service belongs to: one owns it, and its labels do not say otherwise."""
+    owner = _owner(thing)
+    told = (label(thing, "job"), label(thing, "job-uid"))
+    if not owner or told != (owner.get("name"), owner.get("uid")):
+        return None
+    return Key(thing["metadata"]["namespace"], owner["name"])
+
+
+def _owner(thing: Object) -> Object:
+    owners = thing["metadata"].get("ownerReferences") or ()
+    return next((each for each in owners if _is_a_job(each)), {})
+
+
+def _is_a_job(owner: Object) -> bool:
+    group = str(owner.get("apiVersion")).partition("/")[0]
+    return (group, owner.get("kind"), owner.get("controller")) == (GROUP, KIND, True)
+
+
+def label(thing: Object, name: str) -> str:
+    return str((thing["metadata"].get("labels") or {}).get(LABEL + name, ""))
+
+
+class JobSeen(NamedTuple):
+    """A TrainingJob as it is kept: as text, because parsed it can be ten times as large."""
+
+    text: bytes
+    """As an object, with metadata, spec and status. Empty: there was no room for it (`budget.py`)."""
+    version: str
+    """resourceVersion: without a text, too, a changed job looks different."""
+    state: str
+    stalled: bool
+    fault: str
+    """Why its spec was left out."""
+
+    def parsed(self) -> Object:
+        return dict(orjson.loads(self.text))
+
+
+def job_event(line: bytes) -> Object:
+    """What a watch says of a job, for `job`. Raises orjson.JSONDecodeError."""
+    return dict(bounded.thing(line, _LARGEST_SPEC, b"}}"))
+
+
+def job_text(text: bytes) -> Object:
+    """What the API server answers to a change of a job, for `job`. Raises orjson.JSONDecodeError."""
+    return dict(bounded.thing(text, _LARGEST_SPEC))
+
+
+def job(thing: Object) -> JobSeen:
+    """Of its metadata what we read, and no spec that is more than a job's can be."""
+    meta = {name: thing["metadata"][name] for name in READ if name in thing["metadata"]}
+    note = (thing["metadata"].get("annotations") or {}).get(ENDED, "")
+    meta["annotations"] = _asking(thing["metadata"].get("annotations"))
+    if 0 < len(note) <= _LONGEST_NOTE:
+        meta["annotations"][ENDED] = note
+    meta["labels"] = _asking(thing["metadata"].get("labels"))
+    spec, status = thing.get("spec") or {}, thing.get("status") or {}
+    if fault := _fault(spec):
+        spec = {}
+    text = orjson.dumps({**_WHAT, "metadata": meta, "spec": spec, "status": status})
+    return JobSeen(
+        text=memoryview(text).tobytes(),  # a copy: what orjson returns holds kilobytes more than it shows
+        version=thing["metadata"]["resourceVersion"],
+        state=status.get("state") or "Pending",
+        stalled=_condition(status, ConditionType.STALLED).get("status") == "True",
+        fault=fault,
+    )
+
+
+def _asking(words: Object | None) -> dict[str, str]:
+    """Labels or annotations that ask for a queue or a gang; of long texts that they are there is enough."""
+    found = sorted(key for key in words or () if unserved.asks(key))[:_MOST_WORDS]
+    return {key: str((words or {})[key])[:_LONGEST_NOTE] for key in found}
+
+
+def _fault(spec: object) -> str:
+    """Of a spec, or of how many bytes it has. Its size first: depth takes far longer to find out."""
+    size = spec if isinstance(spec, int) and spec < _MOST_BYTES else _size(spec)
+    if size is not None and size > _LARGEST_SPEC:
+        return (
+            f"spec: it has {size >> 10} KiB, and at most {_LARGEST_SPEC >> 10} are taken; "
+            "large data belongs into a ConfigMap, a volume or the image"
+        )
+    if not isinstance(spec, dict):
+        return "spec: it is no map of fields; write at least workers and command"
+    if size is None or bounded.is_deeper(spec, _DEEPEST_SPEC):
+        return f"spec: it is nested more than {_DEEPEST_SPEC} levels deep; look for what repeats in it"
+    return ""
+
+
+def _size(spec: object) -> int | None:
+    """As JSON. None: it is too deep to be written."""
+    try:
+        return len(orjson.dumps(spec))
+    except orjson.JSONEncodeError:
+        return None
+
+
+def pod(thing: Object) -> tuple[str, PodSeen]:
+    """With the UID of its job: a former job of the same name has nothing to do with this one."""
+    meta, status = thing["metadata"], thing.get("status") or {}
+    told = label(thing, "role")
+    role = Role(told) if told in list(Role) else Role.WORKER
+    main = "coordinator" if role is Role.COORDINATOR else TRAINER_CONTAINER
+    scheduled, spec = _condition(status, "PodScheduled"), thing.get("spec") or {}
+    seen = PodSeen(
+        name=meta["name"],
+        uid=meta["uid"],
+        role=role,
+        slot=_number(label(thing, "slot"), -1),
+        incarnation=_number(label(thing, "incarnation"), 0),
+        term=_number(label(thing, "term"), 0),
+        phase=status.get("phase") or "Pending",
+        reason=status.get("reason") or _condition(status, "DisruptionTarget").get("reason", ""),
+        message=status.get("message") or "",
+        node=spec.get("nodeName") or "",
+        deleting="deletionTimestamp" in meta,
+        delete_at=meta.get("deletionTimestamp"),
+        init=_pending_init(status.get("initContainerStatuses") or []),
+        created=meta.get("creationTimestamp"),
+        scheduler=spec.get("schedulerName") or "",
+        scheduled=scheduled.get("status", ""),
+        gates=tuple(each["name"] for each in (spec.get("schedulingGates") or ())[:_MOST_WORDS]),
+        queued=unserved.MANAGED in (meta.get("labels") or {}),
+        grouped=bool(spec.get("schedulingGroup") or spec.get("workloadRef")),
+        scheduled_message=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
+        container=_container(status.get("containerStatuses") or [], main),
+        contract=_contract(spec) if role is Role.COORDINATOR else VERSION,
+        key_id=_key_id(spec),
+    )
+    return label(thing, "job-uid"), seen
+
+
+def _contract(spec: Object) -> int:
+    """What a coordinator was told to speak. What is no such word is taken for ours: we sign then."""
+    variables = (each for container in spec.get("containers") or () for each in container.get("env") or ())
+    try:
+        told = orjson.loads(next(each["value"] for each in variables if each["name"] == CONFIG))["contract"]
+    except (StopIteration, LookupError, TypeError, ValueError):
+        return VERSION
+    return told if type(told) is int else VERSION
+
+
+def _key_id(spec: Object) -> str:
+    """From the name of the Secret with the token, which ends with it."""
+    volumes = (each for each in spec.get("volumes") or () if each.get("name") == TOKEN_VOLUME)
+    volume: Object = next(volumes, {})
+    secret = volume.get("secret") or {}
+    return str(secret.get("secretName") or "").rpartition("-")[2]
+
+
+def service(thing: Object) -> tuple[str, ServiceSeen]:
+    """With the UID of its job."""
+    meta, spec = thing["metadata"], thing["spec"]
+    term = _number((spec.get("selector") or {}).get(LABEL + "term"), 0)
+    address = spec.get("clusterIP") or ""
+    address = address if _ADDRESS.fullmatch(address) else ""
+    seen = ServiceSeen(name=meta["name"], uid=meta["uid"], cluster_ip=address, term=term)
+    return label(thing, "job-uid"), seen
+
+
+class NodeSeen(NamedTuple):
+    ready: bool
+    out_of_service: bool
+    """A person vouches by a taint that nothing runs there."""
+
+
+def node(thing: Object) -> NodeSeen:
+    taints = (thing.get("spec") or {}).get("taints") or ()
+    ready = _condition(thing.get("status") or {}, "Ready").get("status") == "True"
+    return NodeSeen(ready, any(taint.get("key") == OUT_OF_SERVICE for taint in taints))
+
+
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text and _NUMBER.fullmatch(text) else default
+
+
+def _condition(status: Object, kind: str) -> Object:
+    return next((each for each in status.get("conditions") or () if each["type"] == kind), {})
+
+
+def _container(statuses: list[Object], name: str) -> ContainerSeen:
+    found: Object = next((each for each in statuses if each["name"] == name), {})
+    return _seen(found)
+
+
+def _pending_init(statuses: list[Object]) -> ContainerSeen:
+    """The first init container that has not succeeded."""
+    seen = ((each["name"], _seen(each)) for each in statuses)
+    found = next(((name, each) for name, each in seen if each.exit_code != 0), None)
+    return found[1].model_copy(update={"name": found[0]}) if found else ContainerSeen()
+
+
+def _seen(container: Object) -> ContainerSeen:
+    state = container.get("state") or {}
+    waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+    return ContainerSeen(
+        running="running" in state,
+        waiting_reason=waiting.get("reason") or "",
+        waiting_message=waiting.get("message") or "",
+        exit_code=ended.get("exitCode"),
+        exit_reason=ended.get("reason") or "",
+        exit_message=ended.get("message") or "",
+        restarts=container.get("restartCount") or 0,
+    )

@@ -1,0 +1,312 @@
+"""The API server, as a few calls that are safe to repeat.
+
+Every call here is idempotent (fixed names, UID preconditions, resourceVersion), so that throttling, server
+errors and broken connections are simply tried again. What repetition cannot mend surfaces as one of a few
+exceptions: `AlreadyOurs` and `AlreadyGone` say that the wish is fulfilled, `Conflict` that the caller looked
+at an old object.
+Limits: objects are raw dicts; nothing is validated here, the server does that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from random import Random, SystemRandom
+from typing import Any, Self
+
+import aiohttp
+import orjson
+
+from ropeteam.api.job import API_VERSION, PLURAL
+from ropeteam.controller.client import bounded
+from ropeteam.controller.client.access import Access
+
+Object = dict[str, Any]
+
+_TRIES = 5
+_AT_ONCE = 100
+_CHANCE = SystemRandom()
+_PASSING = {429, 500, 502, 503, 504}
+REFUSALS = {400, 403, 422}
+"""The same request gets the same answer, until somebody changes something."""
+_LARGEST_ANSWER = 64 << 20
+_TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
+_ENDLESS = aiohttp.ClientTimeout(total=None, connect=5)
+CLUSTER_WIDE = frozenset({"Node", "Namespace", "CustomResourceDefinition"})
+_HOMES = {
+    "Pod": ("/api/v1", "pods"),
+    "Service": ("/api/v1", "services"),
+    "Secret": ("/api/v1", "secrets"),
+    "Event": ("/api/v1", "events"),
+    "Node": ("/api/v1", "nodes"),
+    "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
+    "ConfigMap": ("/api/v1", "configmaps"),
+    "Namespace": ("/api/v1", "namespaces"),
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
+    "CustomResourceDefinition": ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+    "TrainingJob": (f"/apis/{API_VERSION}", PLURAL),
+}
+
+_UNREAD = frozenset({"Secret", "Event", "NetworkPolicy"})
+"""We may not read them; their names hold what makes them ours."""
+
+
+class ApiError(Exception):
+    """The API server's own words."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class NotFound(ApiError):
+    """404."""
+
+
+class Conflict(ApiError):
+    """409: the object has changed since it was read, or the name is taken."""
+
+
+class Fenced(Exception):
+    """This process may not write any more: another operator may lead."""
+
+
+class AlreadyOurs(Exception):
+    """What should be created exists, and its owner is the one that we would have set."""
+
+
+class AlreadyGone(Exception):
+    """What should be deleted does not exist, or another object has its name by now."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """An object's address. `name` empty: all of the kind; `namespace` empty: in all namespaces, or none."""
+
+    kind: str
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+
+    @property
+    def path(self) -> str:
+        base, plural = _HOMES[self.kind]
+        parts = [base, *(["namespaces", self.namespace] if self.namespace else []), plural]
+        return "/".join(part for part in (*parts, self.name, self.subresource) if part)
+
+    @classmethod
+    def knows(cls, kind: str) -> bool:
+        return kind in _HOMES
+
+    @classmethod
+    def of(cls, thing: Object) -> Place:
+        meta = thing["metadata"]
+        return cls(thing["kind"], meta.get("namespace", ""), meta["name"])
+
+
+def _connect(access: Access) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=access.tls or True))
+
+
+class ApiClient:
+    """One connection pool. Use as `async with ApiClient(load) as client`, where `load` finds a way in
+    (again). `may_write` is asked right before each write leaves; no: the write raises Fenced. `answered` is
+    told method and status of each answer. `connect` opens a pool of connections; `chance` is for jitter.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], Awaitable[Access]],
+        may_write: Callable[[], bool] = lambda: True,
+        answered: Callable[[str, int], None] = lambda *_: None,
+        connect: Callable[[Access], aiohttp.ClientSession] = _connect,
+        chance: Random = _CHANCE,
+    ) -> None:
+        self._load, self._may_write, self._answered = load, may_write, answered
+        self._connect, self.chance = connect, chance
+        self._access: Access | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._connecting = asyncio.Lock()
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        """Waited for before a request's time begins; a pool of connections would let it run meanwhile."""
+
+    async def __aenter__(self) -> Self:
+        await self._reconnect(None)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _reconnect(self, refused: Access | None) -> None:
+        """Load credentials again, once for all callers whose `refused` ones are still in use."""
+        async with self._connecting:
+            if self._access is not refused:
+                return
+            old, self._access = self._session, await self._load()
+            self._session = self._connect(self._access)
+            if old is not None:
+                await old.close()  # breaks its other calls: they are repeated with the new credentials
+
+    async def get(self, place: Place, parse: Callable[[bytes], Object] | None = None) -> Object:
+        """Raises NotFound."""
+        return await self.request("GET", place.path, parse=parse)
+
+    async def items(self, place: Place, labels: str = "") -> list[Object]:
+        """All objects of a kind. Short lists only: an informer pages."""
+        answer = await self.request("GET", place.path, params={"labelSelector": labels} if labels else {})
+        return list(answer["items"])
+
+    async def create(self, thing: Object, *, dry_run: bool = False) -> Object:
+        """Raises AlreadyOurs, or Conflict if somebody else's object has the name."""
+        place = Place.of(thing)
+        params = {"dryRun": "All"} if dry_run else {}
+        try:
+            return await self.request("POST", _collection(place), body=thing, params=params)
+        except Conflict:
+            if place.kind in _UNREAD or _owner(thing) == _owner(await self.get(place)):
+                raise AlreadyOurs from None
+            raise
+
+    async def delete(self, place: Place, *, uid: str, grace_seconds: int | None = None) -> Object:
+        """Raises AlreadyGone."""
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        options["propagationPolicy"] = "Background"
+        try:
+            return await self.request("DELETE", place.path, body=options)
+        except (NotFound, Conflict):
+            raise AlreadyGone from None
+
+    async def replace(
+        self, thing: Object, subresource: str = "", parse: Callable[[bytes], Object] | None = None
+    ) -> Object:
+        """Raises Conflict if `metadata.resourceVersion` is not the latest, NotFound."""
+        place = Place.of(thing)
+        path = Place(place.kind, place.namespace, place.name, subresource).path
+        return await self.request("PUT", path, body=thing, parse=parse)
+
+    async def merge(self, place: Place, patch: Object) -> Object:
+        """A JSON merge patch. Raises Conflict, NotFound."""
+        return await self.request("PATCH", place.path, body=patch)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Object | None = None,
+        params: dict[str, str] | None = None,
+        most_bytes: int = _LARGEST_ANSWER,
+        parse: Callable[[bytes], Object] | None = None,
+    ) -> Object:
+        """One call, repeated while the trouble may pass. `parse` reads a good answer. Raises ApiError,
+        TooLarge, or the last connection error.
+        """
+        for left in reversed(range(_TRIES)):
+            used = self._access
+            try:
+                async with self._turns, self._call(method, path, body, params or {}) as answer:
+                    content = await bounded.read(answer, most_bytes)
+                    if answer.status < 400:
+                        return (parse or _parse)(content)
+                    if answer.status == 401 and left:
+                        await self._reconnect(used)
+                    elif answer.status not in _PASSING or not left:
+                        raise _error(answer.status, content)
+                    wait = _retry_after(answer)
+            except (aiohttp.ClientError, TimeoutError):
+                if not left:
+                    raise
+                wait = 0.0
+            await asyncio.sleep(max(wait, 0.05 * 3 ** (_TRIES - 1 - left)) * self.chance.uniform(0.7, 1.3))
+        raise AssertionError("the last try returns or raises")
+
+    @asynccontextmanager
+    async def watch(self, path: str, params: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An open watch; its lines are the caller's to read. 75 s of silence break it. Raises ApiError."""
+        endless = aiohttp.ClientTimeout(total=None, connect=5, sock_read=75)
+        used = self._access
+        async with self._call("GET", path, None, {**params, "watch": "true"}, endless) as answer:
+            if answer.status == 401:
+                await self._reconnect(used)
+            if answer.status >= 400:
+                raise _error(answer.status, await answer.read())
+            yield answer
+
+    @asynccontextmanager
+    async def open(
+        self,
+        path: str,
+        params: dict[str, str] | None = None,
+        headers: dict[str, str] | None = None,
+        *,
+        whatever: bool = False,
+        endless: bool = False,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One try at an answer that need not be JSON: a log, or what a Service's proxy returns. `endless`: a
+        log that is followed. Raises ApiError, but for `whatever` status.
+        """
+        limits = _ENDLESS if endless else _TIMEOUT
+        async with self._call("GET", path, None, params or {}, limits, headers) as answer:
+            if answer.status >= 400 and not whatever:
+                raise _error(answer.status, await answer.read())
+            yield answer
+
+    @asynccontextmanager
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Object | None,
+        params: dict[str, str],
+        limits: aiohttp.ClientTimeout = _TIMEOUT,
+        headers: dict[str, str] | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self._session is None or self._access is None:
+            raise RuntimeError("use ApiClient in an `async with`")
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        sent = {**(headers or {}), **await self._access.headers(), "Content-Type": kind}
+        data = None if body is None else orjson.dumps(body)
+        if method != "GET" and not self._may_write():
+            raise Fenced(f"{method} {path}: this operator does not lead any more")
+        async with self._session.request(
+            method, self._access.server + path, data=data, params=params, headers=sent, timeout=limits
+        ) as answer:
+            self._answered(method, answer.status)
+            yield answer
+
+
+def _collection(place: Place) -> str:
+    return Place(place.kind, place.namespace).path
+
+
+def _owner(thing: Object) -> tuple[str, bool]:
+    """The UID of the first, and whether it controls the object."""
+    owners = thing["metadata"].get("ownerReferences") or [{}]
+    return str(owners[0].get("uid", "")), bool(owners[0].get("controller"))
+
+
+def _parse(content: bytes) -> Object:
+    parsed = bounded.loads(content or b"{}")
+    return parsed if isinstance(parsed, dict) else {"value": parsed}
+
+
+def _error(status: int, content: bytes) -> ApiError:
+    try:
+        message = str(_parse(content)["message"])
+    except (ValueError, KeyError):
+        message = content[:500].decode(errors="replace") or f"HTTP {status}"
+    kinds: dict[int, type[ApiError]] = {404: NotFound, 409: Conflict}
+    return kinds.get(status, ApiError)(status, message)
+
+
+def _retry_after(answer: aiohttp.ClientResponse) -> float:
+    try:
+        return min(float(answer.headers.get("Retry-After", "0")), 10.0)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,178 @@
+"""The one call to a job's coordinator: tell it what should be, read how it is.
+
+    PUT http://<clusterIP>:29402/desired    Desired -> JobReport
+
+Short timeouts, no second try: the next round asks again, and training does not wait for us. Only a challenge
+that has passed is answered at once (contract/signing.py).
+Request and answer are signed with the job's token. Somebody else's answer is none, but whoever may make pods
+in a namespace can read the token there, and a coordinator of an earlier release signs nothing. So an answer
+is read up to a bound and for a time, is not unpacked, and leads nowhere else; whatever it is, it is a report
+within bounds (core/seen/bounds.py) or Unreachable, with a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random, SystemRandom
+from typing import Protocol, Self
+
+import aiohttp
+
+from ropeteam.controller.client.cluster import Fenced
+from ropeteam.core.seen import bounds
+from ropeteam_trainer.contract import SIGNED, codec, signing, wire
+from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT
+from ropeteam_trainer.contract.desired import Desired, JobReport
+
+_TIMEOUT = aiohttp.ClientTimeout(total=3, connect=1)
+_BASE_BYTES, _SLOT_BYTES = 1 << 20, 4 << 10
+"""What a report may take. The base: ten incidents with 20 lines of output each, if every character of them is
+an escape, take 300 KiB. A slot: 900 bytes if its node's name is of the longest, and another pod is asked for
+with a message of 360 characters; some contain a whole PATH."""
+_BASE_VALUES, _SLOT_VALUES = 100_000, 128
+"""Brackets and commas in it: what is read of 3 bytes, like `[],`, takes a hundred. A slot of ours has twenty,
+and up to a hundred in its messages."""
+_REFUSAL_BYTES, _WORDS = 16 << 10, 300
+"""Of an answer that is no report: what is read of it, and what of that is in the sentence about it."""
+_DESIRED = "PUT /desired"
+_CHANCE = SystemRandom()
+
+
+class Unreachable(Exception):
+    """There is no report. The text says why, in a few words."""
+
+
+class Voice(Protocol):
+    """How a coordinator knows us, and we it."""
+
+    def headers(self, what: str, body: bytes, chance: Random) -> dict[str, str]:
+        """Of a request."""
+        ...
+
+    def believes(self, headers: dict[str, str], status: int, signature: str, body: bytes) -> bool:
+        """Is this the coordinator's answer to the request with these headers?"""
+        ...
+
+
+class Signed:
+    def __init__(self, keys: signing.Keys) -> None:
+        self._caller = signing.Caller(keys)
+
+    def headers(self, what: str, body: bytes, chance: Random) -> dict[str, str]:
+        return {signing.HEADER: self._caller.sign(what, body, chance.randbytes(signing.NONCE_SIZE))}
+
+    def believes(self, headers: dict[str, str], status: int, signature: str, body: bytes) -> bool:
+        return self._caller.believes(headers[signing.HEADER], status, signature, body)
+
+
+class Bearer:
+    """For coordinators of earlier releases, which sign nothing."""
+
+    def __init__(self, bearer: str) -> None:
+        self._shown = {wire.PROXY_HEADER: bearer}
+
+    def headers(self, what: str, body: bytes, chance: Random) -> dict[str, str]:  # noqa: ARG002
+        return self._shown
+
+    def believes(self, headers: dict[str, str], status: int, signature: str, body: bytes) -> bool:  # noqa: ARG002
+        return True
+
+
+def voice(keys: signing.Keys, contract: int) -> Voice:
+    """`contract`: what the coordinator's pod was told when it was made, which nobody can change. What answers
+    has no say in it: it would ask for a bearer."""
+    return Signed(keys) if contract >= SIGNED else Bearer(wire.http_bearer(keys.token))
+
+
+def _connect() -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)  # a Service may lead to another pod by now
+    return aiohttp.ClientSession(
+        connector=connector, timeout=_TIMEOUT, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+    )
+
+
+class Coordinators:
+    """The coordinators of all jobs. Use as `async with`. `may_write`, `connect`: as for ApiClient; `chance`:
+    for nonces."""
+
+    def __init__(
+        self,
+        port: int = COORDINATOR_HTTP_PORT,
+        may_write: Callable[[], bool] = lambda: True,
+        connect: Callable[[], aiohttp.ClientSession] = _connect,
+        chance: Random = _CHANCE,
+    ) -> None:
+        self._port, self._may_write, self._connect, self._chance = port, may_write, connect, chance
+
+    async def __aenter__(self) -> Self:
+        self._session = self._connect()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def tell(self, address: str, voice: Voice, desired: Desired) -> JobReport:
+        """Raises Unreachable, Fenced."""
+        try:
+            told = codec.decode(JobReport, await self._put(address, voice, desired))
+            if told.term != desired.term:  # ours would have said 409
+                raise Unreachable(f"its report is of term {told.term}, and term {desired.term} was asked")
+            return bounds.bounded(told, len(desired.slots))
+        except TimeoutError:
+            why = f"no answer within {_TIMEOUT.total:.0f} s"
+        except codec.DecodeError as error:
+            why = f"its report is not understood: {error}"
+        except bounds.OutOfBounds as error:
+            why = f"its report is out of bounds: {error}"
+        except (Unreachable, aiohttp.ClientError, OSError, ValueError) as error:
+            why = str(error) or type(error).__name__
+        raise Unreachable(f"{address}: {_printable(why)}")
+
+    async def _put(self, address: str, voice: Voice, desired: Desired) -> bytes:
+        """Raises Unreachable, and what aiohttp does: mostly ClientError, ValueError for some odd headers."""
+        body, most = codec.encode(desired), _BASE_BYTES + _SLOT_BYTES * len(desired.slots)
+        status, content = await self._try(address, voice, body, most)
+        if status == 401 and isinstance(voice, Signed):  # it has told the challenge that it takes
+            status, content = await self._try(address, voice, body, most)
+        if status != 200:
+            raise Unreachable(_quoted(status, content))
+        values = sum(map(content.count, (b"[", b"{", b",")))
+        if values > _BASE_VALUES + _SLOT_VALUES * len(desired.slots):
+            raise Unreachable(f"its report has {values} values, more than a job of this size has")
+        return content
+
+    async def _try(self, address: str, voice: Voice, body: bytes, most: int) -> tuple[int, bytes]:
+        """Status and body of a genuine answer."""
+        if not self._may_write():
+            raise Fenced(f"{address}: this operator does not lead any more")
+        proof, url = voice.headers(_DESIRED, body, self._chance), f"http://{address}:{self._port}/desired"
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **proof}
+        async with self._session.put(url, data=body, headers=headers, allow_redirects=False) as answer:
+            packed = answer.headers.get("Content-Encoding", "")
+            if packed:
+                raise Unreachable(f"its answer is compressed ({packed}), which it was asked not to do")
+            status, signature = answer.status, answer.headers.get(signing.HEADER, "")
+            content = await _read(answer.content, most if status == 200 else _REFUSAL_BYTES)
+        if status == 200 and len(content) > most:
+            raise Unreachable(f"its answer is over {most} bytes")
+        if not voice.believes(proof, status, signature, content):
+            raise Unreachable(f"its answer is not signed with this job's token: {_quoted(status, content)}")
+        return status, content
+
+
+def _quoted(status: int, content: bytes) -> str:
+    return f"HTTP {status}: {content[:_WORDS].decode(errors='replace')}"
+
+
+async def _read(stream: aiohttp.StreamReader, most: int) -> bytes:
+    """All of it, or the beginning, of a little over `most`."""
+    content = bytearray()
+    async for part in stream.iter_any():
+        content += part
+        if len(content) > most:
+            break
+    return bytes(content)
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else "?" for each in text[:_WORDS])

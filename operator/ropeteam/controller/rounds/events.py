@@ -1,0 +1,58 @@
+"""Kubernetes events: announcements for people, sent after the status that justifies them was saved.
+
+The name is made from the content, so a repeated announcement of the same status is the same event.
+Limits: best effort. An event that cannot be sent is logged and forgotten; the truth is in status.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from datetime import datetime
+
+import aiohttp
+
+from ropeteam.api.job import API_VERSION, KIND, Metadata
+from ropeteam.controller.client.cluster import AlreadyOurs, ApiClient, ApiError, Conflict, Object
+from ropeteam.core.decision import Announcement
+
+log = logging.getLogger(__name__)
+
+
+async def announce(client: ApiClient, job: Metadata, announcement: Announcement, now: datetime) -> None:
+    try:
+        await client.create(_event(job, announcement, now))
+    except (AlreadyOurs, Conflict):
+        pass
+    except (ApiError, aiohttp.ClientError, TimeoutError) as error:
+        log.warning("%s/%s: event %s not sent: %s", job.namespace, job.name, announcement.reason, error)
+
+
+def _event(job: Metadata, announcement: Announcement, now: datetime) -> Object:
+    content = f"{job.uid} {job.resource_version} {announcement.reason} {announcement.message}"
+    time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "name": f"{job.name}.{hashlib.sha256(content.encode()).hexdigest()[:16]}",
+            "namespace": job.namespace,
+        },
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": job.name,
+            "namespace": job.namespace,
+            "uid": job.uid,
+            "resourceVersion": job.resource_version,
+        },
+        "type": announcement.type,
+        "reason": announcement.reason,
+        "message": announcement.message[:1024],
+        "source": {"component": "ropeteam"},
+        "reportingComponent": "ropeteam.dev/operator",
+        "reportingInstance": "ropeteam",
+        "firstTimestamp": time,
+        "lastTimestamp": time,
+        "count": 1,
+    }

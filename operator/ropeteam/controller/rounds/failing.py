@@ -1,0 +1,110 @@
+"""Rounds that fail again and again for one reason say so on their job: condition Stalled, and an event.
+
+A decision that cannot be made, or a status that the API server refuses, is otherwise in the operator's log
+only, which the job's owner does not see. What passes by itself, such as an API server that is away or a job
+that changed meanwhile, is not told, nor are actions that fail: their events say so already.
+After an hour the pods go that certainly do not train (`core/questions/idle.py`). Limits: all others stay,
+for a world trains on without us. Counted anew after a restart of the operator, which then has not heard the
+coordinator either; a round that can be decided ends the condition.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import aiohttp
+
+from ropeteam.api.conditions import ConditionType
+from ropeteam.api.job import Metadata
+from ropeteam.api.status import JobStatus
+from ropeteam.controller.cache import reading
+from ropeteam.controller.cache.caches import Caches
+from ropeteam.controller.cache.informer import Key
+from ropeteam.controller.client.cluster import ApiError, Conflict, Fenced, NotFound, Object
+from ropeteam.controller.rounds.events import announce
+from ropeteam.core.decision import Announcement
+from ropeteam.core.status.conditions import Fact, with_facts
+
+TOLD_AFTER = 5
+FREED_AFTER_SECONDS = 3600.0
+REASON = "OperatorFails"
+_LONGEST = 500
+_PASSING = (Conflict, NotFound, Fenced, OSError, TimeoutError, aiohttp.ClientError)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Failing:
+    """How many rounds in a row have failed, by job."""
+
+    _rounds: dict[Key, tuple[tuple[type[Exception], int], int, float]] = field(default_factory=dict)
+    """Type and HTTP status of the error, how often in a row, and since when."""
+
+    def again(self, key: Key, error: Exception, now: float) -> bool:
+        """Whether this one is to be told: so many failed in a row for this reason. `now`: by the clock of
+        this process.
+        """
+        passing = isinstance(error, ApiError) and (error.status >= 500 or error.status in (401, 429))
+        if passing or isinstance(error, _PASSING):
+            self.forget(key)
+            return False
+        reason: tuple[type[Exception], int] = (type(error), getattr(error, "status", 0))
+        known, count, since = self._rounds.get(key, (reason, 0, now))
+        if known != reason:
+            count, since = 0, now
+        self._rounds[key] = reason, count + 1, since
+        return count + 1 >= TOLD_AFTER
+
+    def frees(self, key: Key, now: float) -> bool:
+        """Whether it has gone on for so long that what does not train is not to be held any more."""
+        known = self._rounds.get(key)
+        return known is not None and known[1] >= TOLD_AFTER and now - known[2] >= FREED_AFTER_SECONDS
+
+    def forget(self, key: Key) -> None:
+        self._rounds.pop(key, None)
+
+
+async def tell(caches: Caches, key: Key, error: Exception, now: datetime) -> None:
+    """To the job, as far as that can be done. Never raises: whatever is odd about it may be so here too."""
+    words = _words(key, error)
+    for step in (_stall, _announce):
+        try:
+            if (job := await caches.job(key)) is not None:
+                await step(caches, job.parsed(), words, now)
+        except Exception as broken:
+            log.warning("%s: cannot tell the job that rounds fail: %s", key, broken)
+
+
+def _words(key: Key, error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}"[:_LONGEST].encode(errors="replace").decode()
+    told = (
+        f"{TOLD_AFTER} rounds of the operator for this job failed in a row, and it decides nothing about it "
+        f"meanwhile: what trains goes on, and pods that certainly do not are deleted after an hour. {text}."
+    )
+    where = f"-n {key.namespace} {key.name}"
+    if isinstance(error, ApiError):
+        return f"{told} It goes on as soon as the API server takes what it refuses now."
+    return (
+        f"{told} That is probably a bug: report it with the operator's log and what "
+        f"`ropeteam snapshot {where}` prints. To free the pods now (checkpoints stay): "
+        f"kubectl delete trainingjob {where}"
+    )
+
+
+async def _stall(caches: Caches, raw: Object, words: str, now: datetime) -> None:
+    """A job that has ended keeps its status."""
+    meta, status = raw["metadata"], JobStatus.model_validate(raw["status"])
+    fact = Fact(ConditionType.STALLED, True, REASON, words)
+    stalled = with_facts(status, (fact,), now, meta.get("generation", 0))
+    if stalled != status and not status.finished:
+        written = {**raw, "status": stalled.to_json()}
+        caches.jobs.learn(await caches.client.replace(written, "status", reading.job_text))
+
+
+async def _announce(caches: Caches, raw: Object, words: str, now: datetime) -> None:
+    """Once for each version of the job: the event's name is made from it."""
+    told = Announcement("Warning", REASON, words)
+    await announce(caches.client, Metadata.model_validate(raw["metadata"]), told, now)

@@ -1,0 +1,202 @@
+"""Everything of a job that is not a worker pod: the coordinator's pod, the Service before it, the Secret's
+intent.
+
+The coordinator runs our own image and gets nothing it does not need: no API access, no root, no writable
+root.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ropeteam.api.job import Checkpoint, Metadata, TrainingJobSpec, Worlds
+from ropeteam.api.status import JobStatus
+from ropeteam.core.objects import poddefaults
+from ropeteam.core.objects.actions import CreateSecret
+from ropeteam.core.seen import names
+from ropeteam.core.seen.observation import Observation, PodSeen, Role
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract import config as contract
+
+RESTRICTED: dict[str, Any] = {
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "runAsUser": 65532,
+}
+"""For containers of our own image; satisfies the Pod Security level `restricted`."""
+LIVENESS: dict[str, Any] = {
+    "httpGet": {"path": "/healthz", "port": "http"},
+    "periodSeconds": 10,
+    "timeoutSeconds": 5,
+    "failureThreshold": 6,
+}
+"""The coordinator's loop turns and its folder answers. A minute: a busy one is not killed, and one that hangs
+is started anew before fenceSeconds (120) have passed, so that its agents go on."""
+TOKEN_VOLUME = "ropeteam-token"
+STATE_PATH = "/ropeteam-state"
+DRAIN_MARGIN_SECONDS = 10
+"""A pod's grace beyond drainSeconds."""
+
+
+def secret(seen: Observation, spec: TrainingJobSpec) -> CreateSecret:
+    return CreateSecret(
+        name=names.secret(seen.metadata, seen.key_id),
+        job_uid=seen.metadata.uid,
+        labels=names.labels(seen.metadata),
+        owner=names.owner(seen.metadata),
+        key_id=seen.key_id,
+        folder=folder(seen.metadata, spec.checkpoint) if spec.checkpoint else "",
+    )
+
+
+def folder(job: Metadata, wish: Checkpoint) -> str:
+    """Which one it is: the same text for all jobs that save there, however they mount it."""
+    volume = {
+        kind: {name: value for name, value in source.items() if name != "readOnly"}
+        for kind, source in wish.volume.items()
+        if isinstance(source, dict)
+    }
+    return json.dumps([job.namespace, volume, checkpoint_path(job.name, wish)], sort_keys=True)
+
+
+def checkpoint_path(job: str, wish: Checkpoint) -> str:
+    """Inside the volume."""
+    return (wish.path or job).strip("/")
+
+
+def service(seen: Observation) -> dict[str, Any]:
+    """Before the coordinator. Asks for its former address, if it had one: the workers know no other."""
+    job, coordinator = seen.metadata, seen.status.coordinator
+    spec: dict[str, Any] = {
+        "type": "ClusterIP",
+        "publishNotReadyAddresses": True,  # it refuses by itself; kubelets notice a second later that it runs
+        "selector": names.coordinator_selector(job, coordinator.term),
+        "ports": [
+            _port("agents", contract.COORDINATOR_AGENT_PORT),
+            _port("http", contract.COORDINATOR_HTTP_PORT),
+        ],
+    }
+    if coordinator.address:
+        spec["clusterIP"] = coordinator.address
+    metadata = {
+        "name": names.service(job.name),
+        "namespace": job.namespace,
+        "labels": names.labels(job),
+        "ownerReferences": [names.owner(job)],
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+
+
+def _port(name: str, number: int) -> dict[str, Any]:
+    return {"name": name, "port": number, "targetPort": number, "protocol": "TCP"}
+
+
+def coordinator_pod(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
+    job, term = seen.metadata, seen.status.coordinator.term
+    config = _coordinator_config(seen, spec)
+    container: dict[str, Any] = {
+        "name": "coordinator",
+        "image": seen.defaults.operator_image,
+        "command": ["python", "-m", "ropeteam_trainer.coordinator"],
+        "env": [
+            {"name": contract.CONFIG, "value": codec.encode(config).decode()},
+            from_pod(contract.POD_IP, "status.podIP"),
+            {"name": contract.TOKEN_FILE, "value": contract.TOKEN_PATH},
+            {"name": contract.AGENT_STATE_DIR, "value": STATE_PATH},
+        ],
+        "ports": [
+            {"name": "agents", "containerPort": contract.COORDINATOR_AGENT_PORT},
+            {"name": "http", "containerPort": contract.COORDINATOR_HTTP_PORT},
+        ],
+        "livenessProbe": LIVENESS,
+        "resources": _coordinator_resources(config.slots) | seen.defaults.jobs.coordinator_resources,
+        "securityContext": RESTRICTED,
+        "volumeMounts": [token_mount(), {"name": "ropeteam-state", "mountPath": STATE_PATH}],
+    }
+    pod_spec = {
+        "automountServiceAccountToken": False,
+        "containers": [container],
+        "enableServiceLinks": False,
+        "restartPolicy": "Always",
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "terminationGracePeriodSeconds": 5,
+        "volumes": [token_volume(seen), {"name": "ropeteam-state", "emptyDir": {}}],
+    }
+    if policy := seen.defaults.image_pull_policy:
+        container["imagePullPolicy"] = policy
+    metadata = {
+        "name": names.coordinator(job.name, term),
+        "namespace": job.namespace,
+        "labels": names.labels(job, Role.COORDINATOR, term=term, attempt=seen.status.attempt),
+        "ownerReferences": [names.owner(job)],
+    }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
+    poddefaults.apply(pod, seen.defaults.jobs)
+    return pod
+
+
+def _coordinator_resources(slots: int) -> dict[str, Any]:
+    """Requests: above what one was seen to use for so many agents (benchmarks/results/coordinator.json). The
+    limit: several times that, with 64 KiB for each of its places for strangers, and sockets."""
+    return {
+        "requests": {"cpu": f"{50 + slots // 16}m", "memory": f"{64 + slots // 32}Mi"},
+        "limits": {"memory": f"{256 + slots // 8}Mi"},
+    }
+
+
+def _coordinator_config(seen: Observation, spec: TrainingJobSpec) -> contract.CoordinatorConfig:
+    return contract.CoordinatorConfig(
+        job=seen.metadata.name,
+        namespace=seen.metadata.namespace,
+        job_uid=seen.metadata.uid,
+        term=seen.status.coordinator.term,
+        workers=spec.workers,
+        processes=spec.processes,
+        servers=spec.servers,
+        timeouts=timeouts(spec),
+        no_progress_limit=spec.recovery.no_progress_limit,
+        exit_codes=tuple(
+            contract.ExitCodeRule(rule.codes, contract.ExitAction(rule.action.value))
+            for rule in spec.recovery.exit_codes
+        ),
+        keep=spec.checkpoint.keep if spec.checkpoint else 3,
+        checkpoint=spec.checkpoint is not None,
+        lease=seen.status.coordinator.lease_seconds,
+        worlds_per_pod=spec.worlds is Worlds.PER_POD,
+    )
+
+
+def timeouts(spec: TrainingJobSpec) -> contract.Timeouts:
+    policy = spec.recovery
+    return contract.Timeouts(
+        start=policy.start_seconds,
+        hang=policy.hang_seconds,
+        lost=policy.lost_seconds,
+        fence=policy.fence_seconds,
+        drain=policy.drain_seconds,
+    )
+
+
+def key_of(status: JobStatus, pods: tuple[PodSeen, ...]) -> str:
+    """The id of the operator's key that this job was made with; "": it has no pods. They know each other by
+    it, so it is the same for all of them, whatever the operator's current one is. Only pods that status names
+    are asked: others may be anybody's."""
+    slots = (uid for slot in status.slots for uid in (slot.pod_uid, slot.old_pod_uid))
+    made = {pod.uid: pod.key_id for pod in pods}
+    return next((made[uid] for uid in (status.coordinator.pod_uid, *slots) if made.get(uid)), "")
+
+
+def token_volume(seen: Observation) -> dict[str, Any]:
+    return {"name": TOKEN_VOLUME, "secret": {"secretName": names.secret(seen.metadata, seen.key_id)}}
+
+
+def token_mount() -> dict[str, Any]:
+    return {"name": TOKEN_VOLUME, "mountPath": contract.TOKEN_PATH.rpartition("/")[0], "readOnly": True}
+
+
+def from_pod(name: str, path: str) -> dict[str, Any]:
+    """An environment variable that the kubelet fills in."""
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}

@@ -1,0 +1,57 @@
+"""A worker pod for a namespace where Pod Security lets nothing run as root; made only where it refuses the
+pod as written.
+
+The user that an image names cannot be seen from here, so one is named: 1000, which nearly every image that
+brings a user gives it, so that the image's own files are that user's. What the template says of users is
+kept. Folders of an image may be closed to that user, so it gets a home of its own; and a line in /etc/passwd,
+because torch and getpass ask for its name. That file comes from an annotation of the pod itself, so it needs
+no object beside the pod. Never raises.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ropeteam.api.job import GROUP
+from ropeteam.api.rule import at
+from ropeteam.core.objects.podparts import dict_at, folder, is_mounted, list_at, mount
+from ropeteam_trainer.contract.config import TRAINER_CONTAINER
+
+USER = 1000
+HOME, HOME_VOLUME = "/ropeteam-home", "ropeteam-home"
+PASSWD, PASSWD_VOLUME = "/etc/passwd", "ropeteam-passwd"
+PASSWD_ANNOTATION = f"{GROUP}/passwd"
+
+
+def user_of(pod: dict[str, Any]) -> int:
+    """As whom the template wants the container `trainer` of this pod to run, or USER."""
+    spec = pod["spec"]
+    trainer = next(each for each in spec["containers"] if each.get("name") == TRAINER_CONTAINER)
+    given = (at(each, "securityContext.runAsUser") for each in (trainer, spec))
+    return next((each for each in given if type(each) is int and each > 0), USER)
+
+
+def apply(pod: dict[str, Any], container: dict[str, Any], user: int) -> None:
+    """To a worker pod that is complete but for this. `container` is the pod's `trainer`."""
+    spec = pod["spec"]
+    of_pod, own = dict_at(spec, "securityContext"), dict_at(container, "securityContext")
+    of_pod.setdefault("runAsNonRoot", True)
+    of_pod.setdefault("fsGroup", user)
+    of_pod.setdefault("fsGroupChangePolicy", "OnRootMismatch")  # a large volume is walked through once
+    for field in ("runAsUser", "runAsGroup"):
+        if field not in of_pod:
+            own.setdefault(field, user)
+    folder(container, spec, HOME_VOLUME, HOME, {})
+    if not any(each.get("name") == "HOME" for each in container["env"]):
+        container["env"].append({"name": "HOME", "value": HOME})
+    if not is_mounted(container, PASSWD):
+        _passwd(pod, container, user)
+
+
+def _passwd(pod: dict[str, Any], container: dict[str, Any], user: int) -> None:
+    lines = f"root:x:0:0:root:/root:/bin/sh\ntrainer:x:{user}:{user}::{HOME}:/bin/sh\n"
+    dict_at(pod["metadata"], "annotations")[PASSWD_ANNOTATION] = lines
+    source = {"fieldPath": f"metadata.annotations['{PASSWD_ANNOTATION}']"}
+    file = {"path": "passwd", "fieldRef": source}
+    list_at(pod["spec"], "volumes").append({"name": PASSWD_VOLUME, "downwardAPI": {"items": [file]}})
+    mount(container, PASSWD_VOLUME, PASSWD, subPath="passwd", readOnly=True)

@@ -1,0 +1,105 @@
+"""A job's NetworkPolicy: who may reach its pods, and what it means that there is none.
+
+torch has no secret at its store and between ranks, so the network has to keep strangers out. The policy is
+named after what is in it and never changed, because the operator may create such objects and no more: another
+content (the installation's peers, hostNetwork) is another policy beside the first, and policies add up.
+A gang is not started before it. Two go on without, told so by a Warning: a gang that runs already, as one of
+an earlier release does, and each job of an operator that has no right to make one, because its roles are not
+the chart's, or older: an upgrade must not stop what ran before.
+Limits: one that somebody deletes is made again only after a restart of the operator. No policy holds for pods
+on the network of their nodes, or where the cluster's network enforces none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from ropeteam.api.job import TrainingJobSpec
+from ropeteam.core.objects.actions import CreatePolicy
+from ropeteam.core.seen import names
+from ropeteam.core.seen.observation import Observation
+from ropeteam.core.seen.view import View
+from ropeteam_trainer.contract import config as contract
+
+_NO_RIGHT = 'cannot create resource "networkpolicies"'
+"""An API server's words where RBAC is the reason; quotas and policies of admission are 403 too."""
+
+
+def missing(view: View) -> tuple[CreatePolicy, ...]:
+    """What is to be made."""
+    made, known = manifest(view.seen, view.spec), view.seen.policy
+    if made is None or made["metadata"]["name"] == known.name:
+        return ()
+    if known.refusal and (_NO_RIGHT in known.refusal or _has_begun(view)):
+        return ()
+    return (CreatePolicy(made),)
+
+
+def holds_up(view: View) -> bool:
+    """The workers of a gang wait for it."""
+    return bool(missing(view)) and not _has_begun(view)
+
+
+def _has_begun(view: View) -> bool:
+    """Pods of the gang have been made, if of an earlier incarnation or attempt."""
+    return any(slot.pod_uid or slot.old_pod_uid or not slot.old_pod_gone for slot in view.status.slots)
+
+
+def refused(words: str) -> str:
+    """To the owner of a job, of the API server's `words`: what follows, and the way out."""
+    if _NO_RIGHT in words:
+        return (
+            f"{words}. The job goes on without: whoever reaches its pods can speak to its ranks. Give the "
+            "operator that right, as its chart does, or set the chart's value networkPolicy.jobs to false"
+        )
+    return (
+        f"{words}. No gang is started without: whoever reaches its pods could speak to its ranks. Let the "
+        "namespace have it (its quota, the admission policy that is named), or set the value "
+        "networkPolicy.jobs of Ropeteam's chart to false"
+    )
+
+
+def manifest(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any] | None:
+    """None: this installation wants none."""
+    if seen.defaults.policy is None:
+        return None
+    job, own = seen.metadata, {"matchLabels": {names.JOB_UID: seen.metadata.uid}}
+    metrics = list(seen.defaults.policy.metrics_from)
+    ingress = [
+        {"from": [{"podSelector": own}]},
+        {
+            "from": list(seen.defaults.policy.operator_from),
+            "ports": _ports(contract.COORDINATOR_HTTP_PORT),
+        },
+        {
+            **({"from": metrics} if metrics else {}),
+            "ports": _ports(contract.COORDINATOR_HTTP_PORT, contract.AGENT_METRICS_PORT),
+        },
+    ]
+    if _is_on_nodes_network(spec):  # its agents come from addresses of nodes, which no selector finds
+        ingress.append({"ports": _ports(contract.COORDINATOR_AGENT_PORT)})
+    body = {"podSelector": own, "policyTypes": ["Ingress"], "ingress": ingress}
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    metadata = {
+        "name": names.policy(job.name, digest),
+        "namespace": job.namespace,
+        "labels": names.labels(job),
+        "ownerReferences": [names.owner(job)],
+    }
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata,
+        "spec": body,
+    }
+
+
+def _ports(*numbers: int) -> list[dict[str, Any]]:
+    return [{"port": number, "protocol": "TCP"} for number in numbers]
+
+
+def _is_on_nodes_network(spec: TrainingJobSpec) -> bool:
+    pod_spec = (spec.template or {}).get("spec")
+    return isinstance(pod_spec, dict) and bool(pod_spec.get("hostNetwork"))

@@ -1,0 +1,247 @@
+"""The pod of a slot, worker or parameter server: the user's template, the short form merged into its
+container `trainer`, and our agent around it.
+
+Where the user said nothing, the container gets what the Pod Security level `restricted` asks for, but for a
+user: the image's counts, or that of nonroot.py. What the user said is kept. What makes a pod ours (names,
+labels, the agent, restartPolicy) is set last. Never raises: a part of the template that is not of the
+expected type is replaced; the dry run tells the user. A parameter server computes on the CPU: it asks for no
+devices.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from ropeteam.api import strategy
+from ropeteam.api.job import Checkpoint, TrainingJobSpec, Worlds
+from ropeteam.api.quantity import amount
+from ropeteam.api.status import SlotStatus
+from ropeteam.core.objects import manifests, nonroot, poddefaults
+from ropeteam.core.objects.podparts import dict_at, dicts_at, folder, list_at, mount
+from ropeteam.core.seen import names
+from ropeteam.core.seen.observation import Observation, Role
+from ropeteam.core.seen.view import changed
+from ropeteam_trainer.contract import codec
+from ropeteam_trainer.contract import config as contract
+
+AGENT_VOLUME = "ropeteam-agent"
+CHECKPOINT_VOLUME = "ropeteam-checkpoint"
+CHECKPOINT_PATH = "/checkpoints"
+SIGNING_VOLUME = "ropeteam-signing"
+SHM_VOLUME = "ropeteam-shm"
+SHARD_CACHE_VOLUME = "ropeteam-shard-cache"
+SHARD_CACHE_PATH = "/shard-cache"
+GPU = "nvidia.com/gpu"
+METRICS_PORT = {"name": "metrics", "containerPort": contract.AGENT_METRICS_PORT, "protocol": "TCP"}
+
+
+def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> dict[str, Any]:
+    """The pod of this slot and incarnation."""
+    template = copy.deepcopy(spec.template or {})
+    pod_spec = dict_at(template, "spec")
+    _volumes(seen, spec, pod_spec)
+    container = _trainer(spec, pod_spec)
+    _resources(spec, container, is_server(spec, slot))
+    container["env"] = [*_env_of_the_user(spec, container), *_env_of_ours(seen, spec, slot)]
+    if spec.shard_cache and not is_server(spec, slot):
+        _shard_cache(spec.shard_cache, container, pod_spec)
+    _defaults(pod_spec, container, seen.status.drops_capabilities)
+    _declare_metrics(pod_spec, container)
+    pod_spec["restartPolicy"] = "Never"
+    pod_spec["terminationGracePeriodSeconds"] = spec.recovery.drain_seconds + manifests.DRAIN_MARGIN_SECONDS
+    _avoid(pod_spec, seen.status.avoided_nodes)
+    role = Role.SERVER if is_server(spec, slot) else Role.WORKER
+    metadata = _metadata(seen, template, slot, role)
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
+    poddefaults.apply_to_worker(pod, container, seen.defaults.jobs)
+    if seen.status.user is not None:
+        nonroot.apply(pod, container, seen.status.user)
+    return pod
+
+
+def sample(seen: Observation, spec: TrainingJobSpec, user: int | None = None) -> dict[str, Any]:
+    """To ask the API server about in a dry run, before anything is made. `user`: as in status."""
+    status = changed(seen.status, user=user, drops_capabilities=True)
+    return worker_pod(changed(seen, status=status), spec, SlotStatus(slot=0))
+
+
+def is_server(spec: TrainingJobSpec, slot: SlotStatus) -> bool:
+    """Parameter servers have the slots after those of the workers."""
+    return slot.slot >= spec.workers and spec.servers > 0
+
+
+def _metadata(seen: Observation, template: dict[str, Any], slot: SlotStatus, role: Role) -> dict[str, Any]:
+    job, user = seen.metadata, dict_at(template, "metadata")
+    place = {"slot": slot.slot, "incarnation": slot.incarnation, "attempt": seen.status.attempt}
+    metadata: dict[str, Any] = {
+        "name": names.worker(job.name, slot.slot, slot.incarnation),
+        "namespace": job.namespace,
+        "labels": names.not_ours(dict_at(user, "labels")) | names.labels(job, role, **place),
+        "ownerReferences": [names.owner(job)],
+    }
+    if annotations := names.not_ours(dict_at(user, "annotations")):
+        metadata["annotations"] = annotations
+    return metadata
+
+
+def _trainer(spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> dict[str, Any]:
+    """The container `trainer`, with the short form in it and the agent in front of its command."""
+    containers = dicts_at(pod_spec, "containers")
+    container = next((each for each in containers if each.get("name") == contract.TRAINER_CONTAINER), None)
+    if container is None:
+        container = {"name": contract.TRAINER_CONTAINER}
+        containers.insert(0, container)
+    if spec.image is not None:
+        container["image"] = spec.image
+    if spec.working_dir is not None:
+        container["workingDir"] = spec.working_dir
+    command = spec.command or list_at(container, "command")
+    args = spec.args or list_at(container, "args")
+    python = spec.agent_python or "python3"
+    container["command"] = [python, "-I", contract.AGENT_PYZ, "--", *command, *args]
+    container.pop("args", None)
+    mount(container, AGENT_VOLUME, contract.AGENT_PYZ.rpartition("/")[0], readOnly=True)
+    list_at(container, "volumeMounts").append(manifests.token_mount())
+    if spec.checkpoint:
+        mount(container, CHECKPOINT_VOLUME, CHECKPOINT_PATH)
+        if spec.checkpoint.signing:
+            mount(container, SIGNING_VOLUME, contract.SIGNING_PATH.rpartition("/")[0], readOnly=True)
+    limit = {"sizeLimit": spec.shared_memory} if spec.shared_memory else {}
+    folder(container, pod_spec, SHM_VOLUME, "/dev/shm", {"medium": "Memory"} | limit)
+    return container
+
+
+def _shard_cache(size: str, container: dict[str, Any], pod_spec: dict[str, Any]) -> None:
+    """A folder of this size, of which the files may take 95 %: the kubelet counts names and locks too, and
+    evicts a pod that takes more.
+    """
+    folder(container, pod_spec, SHARD_CACHE_VOLUME, SHARD_CACHE_PATH, {"sizeLimit": size})
+    whole = amount(size)
+    assert whole is not None
+    container["env"] += [
+        {"name": contract.SHARD_CACHE, "value": SHARD_CACHE_PATH},
+        {"name": contract.SHARD_CACHE_BYTES, "value": str(int(whole * 95 // 100))},
+    ]
+
+
+def _resources(spec: TrainingJobSpec, container: dict[str, Any], serves: bool) -> None:
+    resources = dict_at(container, "resources")
+    resources.update(copy.deepcopy(spec.resources or {}))
+    if not serves:
+        if spec.gpus_per_worker:
+            dict_at(resources, "limits")[GPU] = str(spec.gpus_per_worker)
+        return
+    own = spec.strategy.sync.parameter_server.resources if spec.strategy else None
+    wanted = copy.deepcopy(own) if own is not None else resources
+    container["resources"] = {
+        kind: {name: amount for name, amount in amounts.items() if "/" not in name}  # an extended resource
+        for kind, amounts in wanted.items()
+        if kind in ("limits", "requests") and isinstance(amounts, dict)
+    }
+
+
+def _volumes(seen: Observation, spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> None:
+    volumes = list_at(pod_spec, "volumes")
+    volumes += [
+        {"name": AGENT_VOLUME, "secret": {"secretName": seen.defaults.agent_secret}},
+        manifests.token_volume(seen),
+    ]
+    if spec.checkpoint:
+        volumes.append(copy.deepcopy(spec.checkpoint.volume) | {"name": CHECKPOINT_VOLUME})
+        if signing := spec.checkpoint.signing:
+            volumes.append({"name": SIGNING_VOLUME, "secret": {"secretName": signing.secret_name}})
+
+
+def _env_of_the_user(spec: TrainingJobSpec, container: dict[str, Any]) -> list[Any]:
+    """The template's, then the short form's; the same name given twice stays once."""
+    short = list(copy.deepcopy(spec.env or ()))
+    named = {each.get("name") for each in short}
+    return [each for each in dicts_at(container, "env") if each.get("name") not in named] + short
+
+
+def _env_of_ours(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> list[dict[str, Any]]:
+    return [
+        {"name": contract.CONFIG, "value": codec.encode(_worker_config(seen, spec)).decode()},
+        {"name": contract.SLOT, "value": str(slot.slot)},
+        {"name": contract.INCARNATION, "value": str(slot.incarnation)},
+        {"name": contract.TOKEN_FILE, "value": contract.TOKEN_PATH},
+        manifests.from_pod(contract.POD_UID, "metadata.uid"),
+        manifests.from_pod(contract.POD_IP, "status.podIP"),
+        manifests.from_pod(contract.NODE, "spec.nodeName"),
+    ]
+
+
+def _worker_config(seen: Observation, spec: TrainingJobSpec) -> contract.WorkerConfig:
+    return contract.WorkerConfig(
+        job=seen.metadata.name,
+        namespace=seen.metadata.namespace,
+        job_uid=seen.metadata.uid,
+        attempt=seen.status.attempt,
+        workers=spec.workers,
+        processes=spec.processes,
+        servers=spec.servers,
+        coordinator=f"{seen.status.coordinator.address}:{contract.COORDINATOR_AGENT_PORT}",
+        timeouts=manifests.timeouts(spec),
+        launcher=contract.Launcher(spec.launcher.value),
+        start=contract.Start(spec.recovery.start.value),
+        rung=seen.status.rung,
+        agent_python=spec.agent_python,
+        checkpoint=_checkpoint_config(seen.metadata.name, spec.checkpoint),
+        resume=contract.Resume(spec.resume.policy.value),
+        resume_step=spec.resume.step,
+        strategy=strategy.of_contract(spec.strategy) if spec.strategy else None,
+        trust=contract.Trust(spec.resume.trust.value),
+        worlds_per_pod=spec.worlds is Worlds.PER_POD,
+    )
+
+
+def _checkpoint_config(job: str, wish: Checkpoint | None) -> contract.CheckpointConfig | None:
+    if wish is None:
+        return None
+    seconds = wish.every_seconds if wish.every_steps or wish.every_seconds else 300
+    directory = checkpoint_directory(job, wish)
+    signing = contract.SIGNING_PATH if wish.signing else ""
+    return contract.CheckpointConfig(
+        directory, wish.every_steps, seconds, wish.keep, signing, CHECKPOINT_PATH
+    )
+
+
+def checkpoint_directory(job: str, wish: Checkpoint) -> str:
+    """Where spec.checkpoint.path is inside the container."""
+    return f"{CHECKPOINT_PATH}/{manifests.checkpoint_path(job, wish)}"
+
+
+def _defaults(pod_spec: dict[str, Any], container: dict[str, Any], drops_capabilities: bool) -> None:
+    dict_at(pod_spec, "securityContext").setdefault("seccompProfile", {"type": "RuntimeDefault"})
+    own = dict_at(container, "securityContext")
+    if own.get("privileged") is not True:  # Kubernetes takes no other word beside it
+        own.setdefault("allowPrivilegeEscalation", False)
+        if drops_capabilities:  # any word of the user's about them is the last one
+            own.setdefault("capabilities", {"drop": ["ALL"]})
+    pod_spec.setdefault("enableServiceLinks", False)
+    if "serviceAccountName" not in pod_spec:  # who names an account wants to use it
+        pod_spec.setdefault("automountServiceAccountToken", False)
+
+
+def _declare_metrics(pod_spec: dict[str, Any], container: dict[str, Any]) -> None:
+    """So that Prometheus finds the agent. Not on the node's own network: there a declared port is a claimed
+    one, and only one worker would fit on a node. Nor where the user has a port of that name or number.
+    """
+    ports = dicts_at(container, "ports")
+    taken = any(port.get(key) == METRICS_PORT[key] for port in ports for key in ("name", "containerPort"))
+    if not pod_spec.get("hostNetwork") and not taken:
+        ports.append(dict(METRICS_PORT))
+    if not ports:
+        del container["ports"]
+
+
+def _avoid(pod_spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
+    """Prefer other nodes; never insist, or a small cluster would have no place left."""
+    if not nodes:
+        return
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    affinity = dict_at(dict_at(pod_spec, "affinity"), "nodeAffinity")
+    list_at(affinity, "preferredDuringSchedulingIgnoredDuringExecution").append(
+        {"weight": 100, "preference": {"matchFields": fields}}
+    )

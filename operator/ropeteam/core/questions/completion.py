@@ -1,0 +1,162 @@
+"""Has the job ended, and what is left to do then? Terminal is final: from then on status stays, and only
+cleaning is done.
+
+Complete: the agent of a pod that holds its slot exited 0 (they do on RELEASE only), or the coordinator says
+so. A pod that was replaced does not count: its world may have been left behind. Failed: the coordinator gives
+a reason, the budget is spent, a slot's pods fail again and again outside any world, or the deadline has
+passed.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from ropeteam.api.job import CleanPodPolicy
+from ropeteam.api.status import JobStatus, SlotStatus
+from ropeteam.core.objects.actions import Action, DeleteJob, DeletePod, DeleteService
+from ropeteam.core.questions import degraded
+from ropeteam.core.questions.answer import Answer
+from ropeteam.core.questions.desired import desired
+from ropeteam.core.questions.gang import active
+from ropeteam.core.questions.handover import holder
+from ropeteam.core.seen.classify import finished_cleanly
+from ropeteam.core.seen.observation import PodSeen
+from ropeteam.core.seen.view import View, changed, one_line
+from ropeteam.core.status import incidents
+from ropeteam.core.status.conditions import SUCCEEDED, ended
+from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.messages import EXIT_FAILED
+from ropeteam_trainer.contract.world import FailReason
+
+RELEASE_SECONDS, DISMISS_SECONDS = 10, 20
+"""For agents to hear that the job is Complete, or Failed, and exit by themselves before their pods are
+deleted: what has ended stays, with its log."""
+
+
+def complete(view: View, status: JobStatus) -> Answer | None:
+    holders = {uid for slot in status.slots for uid in (slot.pod_uid, holder(slot).pod_uid)}
+    pods = (pod for pod in view.all_workers if pod.uid in holders)
+    released = next((pod for pod in pods if finished_cleanly(pod)), None)
+    told = view.report is not None and view.report.phase is WorldPhase.COMPLETE
+    if released is None and not told:
+        return None
+    why = f"pod {released.name} was released" if released else "the coordinator says that all ranks are done"
+    step = f" at step {status.progress.step}" if status.progress else ""
+    facts = ended(True, SUCCEEDED, f"All ranks have finished{step}.")
+    if words := degraded.without_group(view):
+        facts = ended(True, FailReason.NO_PROCESS_GROUP.value, f"All ranks have finished{step}, but: {words}")
+    return Answer(f"complete: {why}", _over(view, status), "Complete", facts)
+
+
+def failed(view: View, status: JobStatus) -> Answer | None:
+    reason = _failure(view, status)
+    if reason is None:
+        return _dismissed(view, status)
+    return _fail(view, status, *reason)
+
+
+def _fail(view: View, status: JobStatus, word: str, message: str) -> Answer:
+    why = f"failed: {word}: {message}"
+    if view.spec.clean_pod_policy is CleanPodPolicy.ALL:
+        message += " Its pods are deleted with their logs, as spec.cleanPodPolicy says (All)."
+    return Answer(why, _over(view, status), "Failed", ended(False, word, message))
+
+
+def _dismissed(view: View, status: JobStatus) -> Answer | None:
+    """The coordinator has failed the job while the operator was away: it is asked before any pod is replaced.
+    If it is lost too, nobody knows why, and the job is tried again."""
+    asked = view.seen.report is not None or view.seen.report_error or desired(view, status) is None
+    if asked or not any(pod.container.exit_code == EXIT_FAILED for pod in view.workers.values()):
+        return None
+    return Answer("a worker was told that the job has failed; asking why", view.status, status.state)
+
+
+def _failure(view: View, status: JobStatus) -> tuple[str, str] | None:
+    told = view.report.failure if view.report else None
+    if told is not None:
+        return told.reason.value, told.message
+    charged, allowed = status.failures.charged, view.spec.recovery.max_failures
+    if charged > allowed:
+        last = next((one_line(each.message) for each in reversed(status.incidents) if each.charged), "")
+        hours = f"within {view.spec.recovery.window_seconds} seconds"
+        fix = "Mend the cause, or raise spec.recovery.maxFailures."
+        message = f"{charged} incidents {hours}, and {allowed} are allowed. The last: {last} {fix}"
+        return FailReason.BUDGET_SPENT.value, message
+    limit = view.spec.recovery.no_progress_limit
+    for slot in status.slots:
+        if incidents.pods_failed_in_a_row(status, slot) >= limit:
+            return FailReason.REPEATED_ERROR.value, _never_trained(status, slot, limit)
+    return None
+
+
+def _never_trained(status: JobStatus, slot: SlotStatus, limit: int) -> str:
+    mine = (each.message for each in reversed(status.incidents) if each.slot == slot.slot)
+    last = one_line(next(mine, ""))
+    return f"{limit} pods of slot {slot.slot} in a row ended before they could train. The last: {last}"
+
+
+def deadline(view: View, status: JobStatus) -> Answer | None:
+    """Time suspended, or spent on suspending, does not count."""
+    limit = view.spec.active_deadline_seconds
+    if limit is None or view.spec.suspend or view.suspended or status.start_time is None:
+        return None
+    if view.job_time < status.start_time + timedelta(seconds=limit):
+        return None
+    message = f"The job has run for {limit} seconds, which is spec.activeDeadlineSeconds."
+    return _fail(view, status, FailReason.DEADLINE_EXCEEDED.value, message)
+
+
+def _over(view: View, status: JobStatus) -> JobStatus:
+    final = frozenset(each.id for each in status.incidents)
+    settled = incidents.settle(status, view.spec.recovery, view.now, view.job_time, final)
+    return changed(settled, completion_time=view.now, drain_since=None, coordinator_fault_since=None)
+
+
+def exit_seconds(status: JobStatus) -> int:
+    """So long pods have after the job's end to end by themselves."""
+    return DISMISS_SECONDS if status.state == "Failed" else RELEASE_SECONDS
+
+
+def clean_up(view: View) -> Answer | None:
+    """After the end: pods by policy, then the Service, then, when its time has come, the job itself."""
+    status = view.status
+    if not status.finished:
+        return None
+    ttl = view.spec.ttl_seconds_after_finished
+    if ttl is not None and view.passed(status.completion_time, ttl):
+        gone = DeleteJob(view.job.name, view.job.uid)
+        return _clean(view, "the job ended ttlSecondsAfterFinished ago", (gone,))
+    failed, keeps = status.state == "Failed", view.spec.clean_pod_policy is CleanPodPolicy.NONE
+    if active(view.all_workers) and not view.passed(status.completion_time, exit_seconds(status)):
+        return _clean(view, "the workers are about to exit by themselves", ())
+    workers = _unwanted(view)
+    if workers:
+        return _clean(view, "the job has ended: pods go", _delete(workers))
+    if active(view.all_workers) and (failed or not keeps):
+        return _clean(view, "the workers go, then the coordinator", ())
+    service = view.seen.service
+    more: tuple[Action, ...] = (DeleteService(service.name, service.uid),) if service else ()
+    return _clean(view, "the job has ended", (*_delete(view.all_coordinators), *more))
+
+
+def _unwanted(view: View) -> tuple[PodSeen, ...]:
+    """No policy lets a job that has failed keep what a pod that runs holds."""
+    policy = view.spec.clean_pod_policy
+    if policy is CleanPodPolicy.NONE and view.status.state != "Failed":
+        return ()
+    ended_too = policy is CleanPodPolicy.ALL
+    # A sidecar outlives the trainer; without one a pod has ended a moment after its container.
+    late = view.passed(view.status.completion_time, RELEASE_SECONDS)
+    return tuple(
+        pod
+        for pod in view.all_workers
+        if not pod.deleting and (ended_too or not pod.ended or (late and pod.phase == "Running"))
+    )
+
+
+def _delete(pods: tuple[PodSeen, ...]) -> tuple[Action, ...]:
+    return tuple(DeletePod(pod.name, pod.uid) for pod in pods if not pod.deleting)
+
+
+def _clean(view: View, why: str, actions: tuple[Action, ...]) -> Answer:
+    return Answer(why, view.status, view.status.state, actions=actions)

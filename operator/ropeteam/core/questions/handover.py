@@ -1,0 +1,78 @@
+"""A pod that is asked to leave: its successor is made at once, and takes over when the world has saved.
+
+Until then the pod that leaves holds the slot: the coordinator is told of it and not of its successor, whose
+agent comes up meanwhile and waits for orders. So a drain costs training its save and the start of processes,
+not the start of a pod too.
+Limits: one at a time. A slot whose pod before the last may still write waits until that pod has gone.
+"""
+
+from __future__ import annotations
+
+from ropeteam.api.status import JobStatus, SlotStatus
+from ropeteam.core.questions.answer import Answer
+from ropeteam.core.questions.pending import live
+from ropeteam.core.seen.classify import cause_of
+from ropeteam.core.seen.observation import PodSeen
+from ropeteam.core.seen.view import View, changed
+from ropeteam.core.status import incidents
+from ropeteam_trainer.contract.desired import WorldPhase
+
+DELETE_MARGIN_SECONDS = 5
+_WILL_SAVE = frozenset({WorldPhase.RUNNING, WorldPhase.DRAINING})
+_MAY_SAVE = _WILL_SAVE | {WorldPhase.DRAINED, WorldPhase.COMPLETING, WorldPhase.WAITING}
+
+
+def holder(slot: SlotStatus) -> SlotStatus:
+    """The incarnation that holds the slot now."""
+    if not slot.relieves:
+        return slot
+    updates = {"incarnation": slot.incarnation - 1, "pod_uid": slot.old_pod_uid, "relieves": False}
+    return changed(slot, **updates, old_pod_gone=True)
+
+
+def begins(view: View, slot: SlotStatus, pod: PodSeen | None) -> bool:
+    """Whether `pod`, which holds the slot, is asked to leave and its world will save before it does."""
+    will_save = view.report is not None and view.report.phase in _WILL_SAVE
+    leaves = pod is not None and pod.deleting and may_save(view, slot, pod)
+    return will_save and leaves and slot.old_pod_gone and not slot.relieves
+
+
+def may_save(view: View, slot: SlotStatus, pod: PodSeen) -> bool:
+    """A pod that is asked to leave keeps its slot while its world may still save a checkpoint with it."""
+    overdue = pod.delete_at is None or view.passed(pod.delete_at, DELETE_MARGIN_SECONDS)
+    if overdue or not pod.container.running or unheard(view, slot):
+        return False
+    return view.report is None or view.report.phase in _MAY_SAVE
+
+
+def unheard(view: View, slot: SlotStatus) -> bool:
+    """The coordinator is there, had time to hear everybody, and does not hear this agent. One to which nobody
+    reports goes on waiting: agents that can reach it do so within a few seconds."""
+    told = view.report
+    if told is None or view.registered(slot):
+        return False
+    return (
+        told.phase is not WorldPhase.WAITING or view.seen.answered_for >= 3 * view.spec.recovery.lost_seconds
+    )
+
+
+def take_over(view: View, status: JobStatus) -> Answer | None:
+    """Pods that leave and have nothing to save any more: their successors hold the slots from now on."""
+    slots, numbers = list(status.slots), []
+    pods = {pod.uid: pod for pod in view.all_workers}
+    for index, slot in enumerate(status.slots):
+        former = holder(slot)
+        pod = pods.get(former.pod_uid)
+        if not slot.relieves or (pod is not None and may_save(view, former, pod)):
+            continue
+        slots[index] = changed(slot, relieves=False, replaced_at=view.now)
+        numbers.append(slot.slot)
+        found = incidents.of_pod(former, *cause_of(pod), pod.node if pod else "", view.now)
+        status = incidents.record(status, found, alone=False)
+    if not numbers:
+        return None
+    status = incidents.settle(
+        changed(status, slots=tuple(slots)), view.spec.recovery, view.now, view.job_time
+    )
+    why = "; ".join(f"slot {number}: its former pod leaves, the new one takes over" for number in numbers)
+    return live(view, status, why)

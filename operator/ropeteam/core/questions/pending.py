@@ -1,0 +1,365 @@
+"""Whether a started job runs, and if not, why not: Kubernetes' own words, then what the job wants.
+
+One place builds the conditions Running, Recovering and Stalled of a live job, its state word, and the answer
+that tells both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ropeteam.api.claims import claims
+from ropeteam.api.conditions import ConditionType
+from ropeteam.api.status import JobStatus
+from ropeteam.core.objects import policy
+from ropeteam.core.objects.actions import Action
+from ropeteam.core.questions.answer import Answer
+from ropeteam.core.seen import former, names, unserved
+from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role
+from ropeteam.core.seen.view import View
+from ropeteam.core.status.conditions import NOT_SUSPENDED, Fact
+from ropeteam_trainer.contract import SIGNED, VERSION
+from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT
+from ropeteam_trainer.contract.desired import Stage, WorldPhase
+from ropeteam_trainer.contract.fence import longest_life
+
+_RUNNING = frozenset({WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE})
+_BEFORE_THE_FIRST_STEP = frozenset(
+    stage.value for stage in Stage if stage not in (Stage.UNTOLD, Stage.TRAINING)
+)
+_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+_TOGETHER = "All workers train together."
+MOUNTING = frozenset({"ContainerCreating", "PodInitializing"})
+"""A container's reasons to wait: for what its pod mounts, or for its image."""
+UNREACHED_SECONDS = 60
+"""A coordinator whose pod runs answers within seconds."""
+_CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why the job does not run. `stalled`: it will not by itself."""
+
+    word: str
+    message: str
+    stalled: bool = False
+
+
+def runs(view: View) -> bool:
+    """There is a world, as far as is known. While the coordinator is silent, or has just booted, it is as it
+    was: for as long as workers can be without it."""
+    report = view.report
+    if report is None or report.phase is WorldPhase.WAITING:
+        return ran(view) and not is_unknown(view)
+    return report.phase in _RUNNING
+
+
+def ran(view: View) -> bool:
+    """There was a world when status was saved."""
+    saved = view.status.condition(ConditionType.RUNNING)
+    return saved is not None and (saved.holds or saved.reason in _BEFORE_THE_FIRST_STEP)
+
+
+def trains(view: View) -> bool:
+    """It runs, and was seen to make steps."""
+    report = view.report
+    if report is None or report.phase is WorldPhase.WAITING:
+        return runs(view) and view.status.holds(ConditionType.RUNNING)
+    return runs(view) and report.stage.value not in _BEFORE_THE_FIRST_STEP
+
+
+def is_unknown(view: View) -> bool:
+    """The coordinator has not answered for so long that without it every worker has ended its ranks."""
+    limit = longest_life(view.spec.recovery.fence_seconds)
+    return view.report is None and view.passed(view.status.coordinator_fault_since, limit)
+
+
+def recovers(view: View, status: JobStatus) -> bool:
+    """It trained before in this attempt, or something has gone wrong since."""
+    if trains(view):
+        return False
+    was = view.status.holds(ConditionType.RUNNING) or view.status.holds(ConditionType.RECOVERING)
+    known = {each.id for each in view.status.incidents}
+    return was or any(each.id not in known for each in status.incidents)
+
+
+def live_state(view: View, status: JobStatus) -> str:
+    if trains(view):
+        return "Running"
+    if recovers(view, status):
+        return "Recovering"
+    running = sum(pod.container.running for pod in view.workers.values())
+    return "Starting" if running == len(status.slots) else "Pending"
+
+
+def live(view: View, status: JobStatus, why: str, actions: tuple[Action, ...] = ()) -> Answer:
+    """The answer for a job that was started and has not ended."""
+    return Answer(why, status, live_state(view, status), live_facts(view, status), actions)
+
+
+def live_facts(view: View, status: JobStatus) -> tuple[Fact, ...]:
+    """What is true of a job that was started and has not ended."""
+    running = _running_fact(view)
+    recovering = recovers(view, status)
+    last = status.incidents[-1] if status.incidents else None
+    cause = last.cause if last is not None and recovering else "NoFault"
+    facts = (
+        NOT_SUSPENDED,
+        running,
+        Fact(ConditionType.RECOVERING, recovering, cause, last.message if last and recovering else ""),
+    )
+    obstacle = _told(view) or (None if runs(view) else obstacles(view))
+    if obstacle is not None and obstacle.stalled:
+        return (*facts, Fact(ConditionType.STALLED, True, obstacle.word, obstacle.message))
+    return facts
+
+
+def _running_fact(view: View) -> Fact:
+    return _trains_fact(view) if trains(view) else _waits_fact(view)
+
+
+def _trains_fact(view: View) -> Fact:
+    report, pod = view.report, view.coordinator
+    away = bool(view.seen.report_error) or pod is None or not pod.container.running
+    if away and report is None:
+        return Fact(ConditionType.RUNNING, True, "CoordinatorUnreachable", _silence(view))
+    if report is not None and report.phase is WorldPhase.WAITING:
+        return Fact(ConditionType.RUNNING, True, "CoordinatorRestarted", _adopting(report.why))
+    if report is not None and report.phase is WorldPhase.COMPLETING:
+        return Fact(ConditionType.RUNNING, True, "WorldCompleting", report.why)
+    if report is not None and report.late_seconds:
+        return Fact(ConditionType.RUNNING, True, "CoordinatorLate", _lateness(view, report.late_seconds))
+    if pod is not None and pod.contract < SIGNED:
+        return Fact(ConditionType.RUNNING, True, "CoordinatorOutdated", _unsigned(view, pod))
+    return Fact(ConditionType.RUNNING, True, "WorldRunning", _together(view))
+
+
+def _waits_fact(view: View) -> Fact:
+    """What the first step waits for."""
+    report, saved = view.report, view.status.condition(ConditionType.RUNNING)
+    if runs(view):
+        reason, words = (saved.reason, saved.message) if saved else ("", "")
+        if report is not None:
+            reason, words = report.stage.value or reason, report.why
+        return Fact(ConditionType.RUNNING, False, reason, words)
+    if (obstacle := obstacles(view)) is not None:
+        return Fact(ConditionType.RUNNING, False, obstacle.word, obstacle.message)
+    if report is not None:
+        return Fact(ConditionType.RUNNING, False, "WorldForming", report.why)
+    return Fact(ConditionType.RUNNING, False, "PodsStarting", "Pods are being made and started.")
+
+
+def _together(view: View) -> str:
+    odd = view.report is not None and view.report.notice is not None
+    return "All workers run; the condition Degraded says what is odd." if odd else _TOGETHER
+
+
+def _silence(view: View) -> str:
+    """What is known, what is not, and what can be done."""
+    since, fence = view.status.coordinator_fault_since or view.now, view.spec.recovery.fence_seconds
+    told = f"The operator has not reached the job's coordinator since {since:%Y-%m-%d %H:%M:%S} UTC."
+    if not is_unknown(view):
+        return (
+            f"{told} Whether training goes on is not known meanwhile: workers go on for {fence} s after "
+            "their coordinator's last answer."
+        )
+    name = names.coordinator(view.job.name, view.status.coordinator.term)
+    return (
+        f"{told} If it answers nobody, every worker has ended its ranks by now, and the kubelet starts it "
+        "anew; if the operator alone is cut off from it (network policy?), training may go on. To give it "
+        f"another pod: kubectl delete pod -n {view.job.namespace} {name}"
+    )
+
+
+def _lateness(view: View, seconds: int) -> str:
+    pod, node = names.coordinator(view.job.name, view.status.coordinator.term), view.status.coordinator.node
+    return (
+        f"{_together(view)} Their coordinator does not keep up: it was late by up to {seconds} s, "
+        "and a fault is mended as much later. No worker is taken for lost because of that. If it lasts, node "
+        f"{node} gives pod {pod} too little of a processor."
+    )
+
+
+def _unsigned(view: View, pod: PodSeen) -> str:
+    return (
+        f"{_together(view)} Their coordinator is of an earlier release (contract {pod.contract}, "
+        f"this one has {VERSION}): what it and the operator tell each other is not signed, so who sees that "
+        "traffic can repeat or invent it. The job goes on so. To give it a coordinator of this release, "
+        f"which takes over the running world: kubectl delete pod -n {view.job.namespace} {pod.name}"
+    )
+
+
+def _adopting(why: str) -> str:
+    return f"The coordinator has started anew and is {why}. Whether training goes on is not known meanwhile."
+
+
+def _told(view: View) -> Reason | None:
+    """By the coordinator: what it tries again and again."""
+    stalled = view.report.stalled if view.report else None
+    return Reason(stalled.reason.value, stalled.message, stalled=True) if stalled else None
+
+
+def obstacles(view: View) -> Reason | None:
+    """What keeps pods from running, worst first. The same words for all pods are said once."""
+    pods = [pod for pod in (*view.workers.values(), view.coordinator) if pod is not None and not pod.deleting]
+    return (
+        _unprotected(view)
+        or _unscheduled(view, pods)
+        or _stuck(pods)
+        or _secret_missing(view, pods)
+        or _unreachable(view)
+        or _unproven(view)
+        or _mounts_keys(view, pods)
+        or _initializes(view, pods)
+    )
+
+
+def _unprotected(view: View) -> Reason | None:
+    refusal = view.seen.policy.refusal
+    if not refusal or not policy.holds_up(view):
+        return None
+    return Reason("NetworkPolicyRefused", f"The job's NetworkPolicy cannot be made: {refusal}.", stalled=True)
+
+
+def _unproven(view: View) -> Reason | None:
+    """All that a world lacks is the proof that a former one has ended."""
+    report, words = view.report, former.message(view)
+    if not words or report is None or report.phase is not WorldPhase.FORMING:
+        return None
+    return Reason("FormerCoordinator", words, stalled=former.needs_a_person(view))
+
+
+def _unscheduled(view: View, pods: list[PodSeen]) -> Reason | None:
+    for word, told in (
+        ("SchedulingGated", unserved.gates(view)),
+        ("SchedulerNotServed", unserved.silent(view)),
+    ):
+        if told:
+            return Reason(word, told, stalled=True)
+    waiting = [pod for pod in pods if not pod.node and pod.scheduled_message]
+    if not waiting:
+        return None
+    words = waiting[0].scheduled_message
+    volume = "persistentvolumeclaim" in words.lower()
+    fix = _claim_fix(view, words) if volume else _wants(view)
+    message = f"{len(waiting)} of {len(pods)} pods wait for a node. The scheduler says: {words} {fix}"
+    return Reason("VolumeMissing" if volume else "Unschedulable", message, stalled=True)
+
+
+def _claim_fix(view: View, words: str) -> str:
+    """The scheduler names the claim that is not there; of one that is not bound it says only that."""
+    wanted = claims(view.spec)
+    missing = next((name for name in wanted if f'"{name}"' in words), None)
+    if missing is not None:
+        return f"{wanted[missing]} wants it: create the claim {missing}, or correct its name there."
+    named = "; ".join(f"{name} ({field})" for name, field in wanted.items())
+    look = f"see why: kubectl describe pvc -n {view.job.namespace}"
+    return f"The job's claims: {named or 'none'}; {look}"
+
+
+def _wants(view: View) -> str:
+    """What the whole job asks for, so that it can be compared with what the cluster has."""
+    spec = view.spec
+    resources = spec.resources or {}
+    wanted: dict[str, object] = {}
+    for part in (resources.get("limits"), resources.get("requests")):
+        wanted |= part if isinstance(part, dict) else {}
+    if spec.gpus_per_worker:
+        wanted["nvidia.com/gpu"] = spec.gpus_per_worker
+    each = ", ".join(f"{amount} {name}" for name, amount in sorted(wanted.items()))
+    slots = len(view.status.slots)
+    if not each:
+        return f"This job wants {slots} pods."
+    servers = f", and {spec.servers} parameter servers" if spec.servers else ""
+    return f"This job wants {slots - spec.servers} x ({each}){servers}."
+
+
+def _stuck(pods: list[PodSeen]) -> Reason | None:
+    for pod in pods:
+        for container in (pod.init, pod.container):
+            word, which = container.waiting_reason, _which(container)
+            if word in _IMAGE:
+                return Reason("ImagePull", _image_words(pod, container), stalled=True)
+            if word in _CONFIG:
+                words = f"{container.waiting_message or word}. Correct what the pod refers to."
+                return Reason("ContainerConfig", f"Pod {pod.name}: {which}{words}", stalled=True)
+            if word == "CrashLoopBackOff":
+                logs = f"kubectl logs {pod.name}{f' -c {container.name}' if which else ''}"
+                message = f"Pod {pod.name}: {which}it ends again and again: see `{logs}`."
+                return Reason("CrashLoop", message, stalled=True)
+    return None
+
+
+def _which(container: ContainerSeen) -> str:
+    return f"init container {container.name}: " if container.name else ""
+
+
+def _initializes(view: View, pods: list[PodSeen]) -> Reason | None:
+    """A script of the user's that takes its time, and is no part of the training."""
+    pod = next((each for each in pods if each.init.running), None)
+    if pod is None:
+        return None
+    message = (
+        f"Pod {pod.name}: {_which(pod.init)}it runs, and the trainer starts when it has ended: "
+        f"kubectl logs -n {view.job.namespace} {pod.name} -c {pod.init.name}"
+    )
+    return Reason("PodsStarting", message)
+
+
+def _keys_wanted(view: View, pods: list[PodSeen]) -> tuple[str, list[ContainerSeen]]:
+    """The Secret that the job names, and containers that may wait for it."""
+    signing = view.spec.checkpoint.signing if view.spec.checkpoint else None
+    workers = (pod.container for pod in pods if pod.role is not Role.COORDINATOR)
+    waiting = [each for each in workers if signing and each.waiting_reason in MOUNTING]
+    return signing.secret_name if signing else "", waiting
+
+
+def _secret_missing(view: View, pods: list[PodSeen]) -> Reason | None:
+    name, waiting = _keys_wanted(view, pods)
+    told = next((each.waiting_message for each in waiting if f'"{name}"' in each.waiting_message), "")
+    fix = "Create it, or correct spec.checkpoint.signing.secretName."
+    return Reason("SecretMissing", f"{told}. {fix}", stalled=True) if told else None
+
+
+def _mounts_keys(view: View, pods: list[PodSeen]) -> Reason | None:
+    """Most kubelets say in events alone what they cannot mount."""
+    name, waiting = _keys_wanted(view, pods)
+    if not waiting:
+        return None
+    message = (
+        f"Pods are being made and started. They mount Secret {name} (spec.checkpoint.signing.secretName), "
+        f"and wait as long as it is missing: kubectl get secret -n {view.job.namespace} {name}"
+    )
+    return Reason("PodsStarting", message)
+
+
+def _image_words(pod: PodSeen, container: ContainerSeen) -> str:
+    fix = "Correct spec.image."
+    if pod.role is Role.COORDINATOR:
+        fix = "Set the operator's image so that this cluster can pull it."
+    elif container is pod.init:
+        fix = "Correct its image in spec.template."
+    return (
+        f"Pod {pod.name}: {_which(container)}{container.waiting_message or container.waiting_reason}. {fix}"
+    )
+
+
+def _unreachable(view: View) -> Reason | None:
+    pod = view.coordinator
+    if view.report is not None or not view.seen.report_error or pod is None or not pod.container.running:
+        return None
+    if is_unknown(view):
+        return Reason("CoordinatorUnreachable", _silence(view), stalled=True)
+    late = view.passed(view.status.coordinator_fault_since, UNREACHED_SECONDS)
+    message = "The coordinator's pod runs but does not answer the operator yet."
+    return Reason("CoordinatorUnreachable", _cut_off(view, pod) if late else message, late)
+
+
+def _cut_off(view: View, pod: PodSeen) -> str:
+    namespace, service = view.job.namespace, names.service(view.job.name)
+    return (
+        f"The operator has not reached the job's coordinator for {UNREACHED_SECONDS} s, and no world can "
+        f"form meanwhile: Service {service}, port {COORDINATOR_HTTP_PORT}: {view.seen.report_error}. Check "
+        f"that no NetworkPolicy of namespace {namespace} keeps the operator from it; what the coordinator "
+        f"says: kubectl logs -n {namespace} {pod.name}"
+    )

@@ -1,0 +1,181 @@
+"""What is lost gets a successor: the coordinator another term, a slot another incarnation. Saved first, made
+later.
+
+The old pod is never waited for: names differ, and it can neither join nor commit. Whether it can still write
+files of its own is told to the coordinator (`old_pod_gone`).
+"""
+
+from __future__ import annotations
+
+from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus
+from ropeteam.core.questions import gang, handover, pending
+from ropeteam.core.questions.answer import Answer
+from ropeteam.core.questions.pending import live
+from ropeteam.core.seen import former
+from ropeteam.core.seen.classify import Bucket, cause_of
+from ropeteam.core.seen.observation import PodSeen, Role
+from ropeteam.core.seen.view import View, changed
+from ropeteam.core.status import incidents
+from ropeteam_trainer.contract.desired import ReplaceWish
+from ropeteam_trainer.contract.world import Cause
+
+_MOST_AVOIDED = 16
+VAIN_RESTARTS = 2
+
+
+def new_term(view: View, status: JobStatus) -> Answer | None:
+    """The coordinator's pod is gone for good, or of no use. Its container's restarts are its own affair."""
+    old = view.status.coordinator
+    newer = _newest_term(view)
+    why = _unknown(old, newer) or _coordinator_lost(view, old)
+    if why is None:
+        return None
+    faults = old.faults + 1
+    left = former.retired(view, status.coordinator, newer)
+    term = max(old.term, newer) + 1
+    lease = view.spec.recovery.lease_seconds
+    new = CoordinatorStatus(
+        term=term, address=old.address, former=left, lease_seconds=lease, since=view.now, faults=faults
+    )
+    return live(view, changed(status, coordinator=new), f"{why}: term {new.term}")
+
+
+def _unknown(old: CoordinatorStatus, newer: int) -> str | None:
+    """We are the ones who say which term is the newest; status may be from before a restore of etcd."""
+    if newer < old.term:
+        return None
+    return f"there is or was a coordinator of term {newer} that status does not know"
+
+
+def _newest_term(view: View) -> int:
+    """Of which status does not know: whose pod we see, whom an agent obeys, or whose world has claimed the
+    folder of checkpoints."""
+    told = view.report.newer_term if view.report else 0
+    if view.report and view.report.generation_seen > view.job.generation:
+        told = max(told, view.status.coordinator.term)  # it has heard a later wish and takes no older one
+    return max((told, *(pod.term for pod in view.pods[Bucket.AHEAD] if pod.role is Role.COORDINATOR)))
+
+
+def _coordinator_lost(view: View, old: CoordinatorStatus) -> str | None:
+    pod = view.coordinator
+    if not old.pod_uid:
+        return None  # not made yet, or made and not seen yet
+    if pod is None or pod.uid != old.pod_uid:
+        return "the coordinator's pod is gone"
+    if pod.phase in ("Failed", "Succeeded"):
+        return f"the coordinator's pod has ended ({pod.reason or pod.phase})"
+    if pod.deleting:
+        return "the coordinator's pod is being deleted"
+    if pod.node_lost and view.report is None:
+        return f"the coordinator's node {pod.node} is lost"
+    if _in_vain(view, pod):
+        return f"the coordinator does not answer after {pod.container.restarts} restarts of its container"
+    return None
+
+
+def _in_vain(view: View, pod: PodSeen) -> bool:
+    """Not reached for as long as agents wait, and not by the kubelet either, which started it anew more than
+    once since it last spoke. That *we* do not reach it is no reason: it may be us who are cut off.
+    """
+    again = pod.container.restarts - view.status.coordinator.boot
+    return view.report is None and again >= VAIN_RESTARTS and pending.is_unknown(view)
+
+
+def new_address(view: View, status: JobStatus) -> Answer | None:
+    """The Service was deleted and its successor has another address, which no running worker knows."""
+    service, address = view.seen.service, view.status.coordinator.address
+    if service is None or not address or service.cluster_ip in ("", address):
+        return None
+    why = f"the Service's address has changed from {address} to {service.cluster_ip}: all pods are made anew"
+    return live(view, gang.open_attempt(view, status), why)
+
+
+def replace_all(view: View, status: JobStatus) -> Answer | None:
+    """Of two gang starts in a row no step was seen, so it may be the pods: a new attempt with new ones."""
+    if view.report is None or not view.report.replace_all:
+        return None
+    opened = gang.open_attempt(view, status)
+    why = f"no step was seen of two starts of the gang: attempt {opened.attempt} with new pods"
+    return live(view, opened, why)
+
+
+def caught_up(view: View, status: JobStatus) -> Answer | None:
+    """The coordinator hears later pods than status knows: that went back (a backup of etcd). They stay, if
+    they are seen."""
+    told = view.report.slots if view.report else {}
+    seen = {(pod.slot, pod.incarnation) for pod in view.pods[Bucket.AHEAD]}
+    slots, numbers = list(status.slots), []
+    for index, slot in enumerate(status.slots):
+        heard = told[str(slot.slot)].incarnation if str(slot.slot) in told else 0
+        if heard > slot.incarnation:
+            incarnation = heard if (slot.slot, heard) in seen else heard + 1
+            slots[index] = gang.successor(slot, _pod(view, slot), incarnation, view.now)
+            numbers.append(f"{incarnation} of slot {slot.slot}")
+    if not numbers:
+        return None
+    why = f"the coordinator hears later pods than status knows: incarnation {', '.join(numbers)}"
+    return live(view, changed(status, slots=tuple(slots)), why)
+
+
+def new_incarnations(view: View, status: JobStatus) -> Answer | None:
+    """Slots whose pod is lost, or which the coordinator wants in another pod: all of them at once."""
+    wishes = _wishes(view)
+    slots, reasons, final = list(status.slots), [], set()
+    for index, slot in enumerate(status.slots):
+        evidence, wish = lost(view, slot), wishes.get((slot.slot, slot.incarnation))
+        cause = evidence[0] if evidence else wish.cause if wish and slot.pod_uid else None
+        if cause is None and not handover.begins(view, slot, _pod(view, slot)):
+            continue
+        slots[index] = _next(view, slot, wish, evidence)
+        word = cause.value if cause else "asked to leave"
+        reasons.append(f"slot {slot.slot}: {word}, incarnation {slots[index].incarnation}")
+        if evidence is not None:
+            pod = _pod(view, slot)
+            found = incidents.of_pod(slot, *evidence, pod.node if pod else "", view.now)
+            alone = slot.faults > 0  # the one before it was lost too, and no world ran since: it was in none
+            if alone:
+                final.add(found.id)
+            status = incidents.record(status, found, alone)
+    if not reasons:
+        return None
+    avoided = tuple(dict.fromkeys(slot.avoid_node for slot in slots if slot.avoid_node))[-_MOST_AVOIDED:]
+    status = changed(status, slots=tuple(slots), avoided_nodes=avoided)
+    status = incidents.settle(status, view.spec.recovery, view.now, view.job_time, frozenset(final))
+    return live(view, status, "; ".join(reasons))
+
+
+def _wishes(view: View) -> dict[tuple[int, int], ReplaceWish]:
+    wishes = view.report.replace if view.report else ()
+    return {(wish.slot, wish.incarnation): wish for wish in wishes}
+
+
+def _pod(view: View, slot: SlotStatus) -> PodSeen | None:
+    """The pod that status says holds the slot. One of the same name with another UID is a stranger."""
+    pod = view.workers.get(slot.slot)
+    return pod if pod is not None and pod.uid == slot.pod_uid else None
+
+
+def lost(view: View, slot: SlotStatus) -> tuple[Cause, str] | None:
+    """Whether Kubernetes says that the pod of this slot trains no more, and why."""
+    if not slot.pod_uid:
+        return None  # not made yet, or made and not seen yet
+    pod = _pod(view, slot)
+    if pod is None or pod.ended:
+        return cause_of(pod)
+    if pod.node_lost and handover.unheard(view, slot):
+        return cause_of(pod)
+    if pod.deleting and not handover.may_save(view, slot, pod):
+        return cause_of(pod)
+    return None
+
+
+def _next(
+    view: View, slot: SlotStatus, wish: ReplaceWish | None, evidence: tuple[Cause, str] | None
+) -> SlotStatus:
+    pod = _pod(view, slot)
+    new = gang.successor(slot, pod, slot.incarnation + 1, view.now)
+    if evidence is None and wish is None:
+        return changed(new, relieves=True)
+    node_is_bad = evidence is not None and evidence[0] is Cause.NODE_LOST
+    avoid = node_is_bad or (wish is not None and wish.avoid_node)
+    return changed(new, avoid_node=pod.node) if avoid and pod is not None else new

@@ -1,0 +1,102 @@
+"""A gang of which only a part finds room gives its places back after a while, and asks again later.
+
+Two jobs that each hold half of a cluster's GPUs would wait for each other for ever. Kubernetes places pods
+one by one, so a start that is not complete after recovery.startSeconds ends: all pods go, uncharged, and
+after a rest a new attempt asks for all places again. How long each job waits and rests depends on its UID
+and attempt, so that two of them do not do it in step. Limits: a job that has run in this attempt keeps its
+places while a replacement waits for one; a job none of whose pods has a place holds up nobody and simply
+waits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime, timedelta
+
+from ropeteam.api.conditions import ConditionType
+from ropeteam.api.status import JobStatus
+from ropeteam.core.questions.answer import Answer
+from ropeteam.core.questions.gang import active, open_attempt, remove
+from ropeteam.core.questions.pending import obstacles, recovers, runs
+from ropeteam.core.seen.view import View, changed
+from ropeteam.core.status.conditions import NOT_SUSPENDED, Fact
+
+LONGEST_REST_SECONDS = 60
+
+
+def release(view: View, status: JobStatus) -> Answer | None:
+    """Give back, or rest, or ask again. None: there is no reason to."""
+    if status.rests_until is not None:
+        return _rest(view, status, status.rests_until)
+    if not _holds_in_vain(view, status) or view.now < released_at(view, status):
+        return None
+    rest = timedelta(seconds=_share(view, "rest") * _longest_rest(view))
+    return _waiting(view, changed(status, rests_until=view.now + rest))
+
+
+def due(view: View, status: JobStatus) -> datetime | None:
+    """When the next question about it has another answer. None: never."""
+    if status.rests_until is not None:
+        return status.rests_until
+    return released_at(view, status) if _holds_in_vain(view, status) else None
+
+
+def released_at(view: View, status: JobStatus) -> datetime:
+    """When a start that is not complete by then ends: startSeconds, and up to half as much again."""
+    patience = view.spec.recovery.start_seconds * (0.5 + _share(view, "patience"))
+    return (status.coordinator.since or view.now) + timedelta(seconds=patience)
+
+
+def _holds_in_vain(view: View, status: JobStatus) -> bool:
+    """Some pods have a place, others find none, and there was no world yet that would be lost."""
+    if runs(view) or recovers(view, status):
+        return False
+    workers = [pod for pod in view.workers.values() if not pod.deleting]
+    return any(pod.node for pod in workers) and any(not p.node and p.scheduled_message for p in workers)
+
+
+def _rest(view: View, status: JobStatus, until: datetime) -> Answer:
+    pods = (*view.all_workers, *view.all_coordinators)
+    if view.now < until or active(pods):
+        latest = view.now + timedelta(seconds=_longest_rest(view))  # the wall clock may have stepped back
+        return _waiting(view, changed(status, rests_until=min(until, latest)))
+    # No pod of this attempt trained. On a lost node, or of an older pod, time fences as always.
+    ended = not any(pod.node_lost for pod in view.all_workers) and all(s.old_pod_gone for s in status.slots)
+    opened = open_attempt(view, changed(status, drained=ended))
+    why = f"asks for all places again: attempt {opened.attempt} with {len(opened.slots)} workers"
+    return Answer(why, opened, "Pending")
+
+
+def _waiting(view: View, status: JobStatus) -> Answer:
+    why = "gave its places back: not all of its pods found one"
+    saved = status.condition(ConditionType.STALLED)
+    obstacle = obstacles(view)
+    words = saved.message if saved is not None and saved.holds else obstacle.message if obstacle else ""
+    facts = (
+        NOT_SUSPENDED,
+        Fact(
+            ConditionType.RUNNING,
+            False,
+            "PlacesReleased",
+            f"The job {why}. It will ask again. {words}".strip(),
+        ),
+        Fact(ConditionType.RECOVERING, False, "NoFault"),
+        Fact(ConditionType.STALLED, True, "Unschedulable", words),
+    )
+    return Answer(
+        f"{why}; asks again later",
+        status,
+        "Pending",
+        facts,
+        remove((*view.all_workers, *view.all_coordinators)),
+    )
+
+
+def _longest_rest(view: View) -> float:
+    return min(LONGEST_REST_SECONDS, view.spec.recovery.start_seconds)
+
+
+def _share(view: View, what: str) -> float:
+    """Between 0.5 and 1, the same for the same job, attempt and purpose."""
+    text = f"{view.job.uid}/{view.status.attempt}/{what}"
+    return 0.5 + int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / (1 << 33)

@@ -1,0 +1,116 @@
+"""A started job: make what is missing, delete what was superseded, and otherwise leave it alone.
+
+The order of a start is kept by what each thing needs: worker pods need the Service's address and a
+coordinator pod that is known by UID, both saved in status, and the job's NetworkPolicy.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ropeteam.api.status import JobStatus, SlotStatus
+from ropeteam.core import backoff
+from ropeteam.core.objects import manifests, policy
+from ropeteam.core.objects.actions import (
+    Action,
+    CreatePod,
+    CreateService,
+    DeletePod,
+    EnsureAgent,
+    PointService,
+)
+from ropeteam.core.objects.workerpod import worker_pod
+from ropeteam.core.questions import gang
+from ropeteam.core.questions.answer import Answer
+from ropeteam.core.questions.pending import MOUNTING, live
+from ropeteam.core.seen import names
+from ropeteam.core.seen.classify import Bucket
+from ropeteam.core.seen.observation import Role
+from ropeteam.core.seen.view import View
+
+BELIEVED_SECONDS = 60.0
+"""So long a Secret is taken to be there when the API server has said so. Then making it again is one request:
+of a job that makes pods, or whose pods wait."""
+
+
+def steady(view: View, status: JobStatus) -> Answer:
+    pods = (*_coordinator(view), *_workers(view))
+    made = (*_secrets(view, bool(pods)), *policy.missing(view), *_service(view), *pods)
+    actions = (*made, *_superseded(view))
+    if made:
+        why = "makes what is missing"
+    elif actions:
+        why = "deletes what was superseded"
+    else:
+        why = (view.report.why if view.report else "") or "waits for its pods"
+    return live(view, status, why, actions)
+
+
+def _secrets(view: View, wanted: bool) -> tuple[Action, ...]:
+    """Asked for again where a pod is to mount them, `wanted` or there: somebody may have deleted them."""
+    doubted = view.seen.secret_age >= BELIEVED_SECONDS and (wanted or mounts(view))
+    if view.seen.secret_exists and not doubted:
+        return ()
+    return (manifests.secret(view.seen, view.spec), EnsureAgent())
+
+
+def mounts(view: View) -> bool:
+    """Some pod has a node and no container yet: it waits for what it mounts, or for its image."""
+    pods = (*view.workers.values(), *([view.coordinator] if view.coordinator else []))
+    return any(each.waiting_reason in MOUNTING for pod in pods for each in (pod.init, pod.container))
+
+
+def _service(view: View) -> tuple[Action, ...]:
+    service, term = view.seen.service, view.status.coordinator.term
+    if service is None:
+        return (CreateService(manifests.service(view.seen)),)
+    if service.term == term:
+        return ()
+    return (PointService(service.name, service.uid, names.coordinator_selector(view.job, term)),)
+
+
+def _coordinator(view: View) -> tuple[Action, ...]:
+    coordinator = view.status.coordinator
+    waits = _waits(view, coordinator.since, coordinator.faults)
+    if view.coordinator is not None or coordinator.pod_uid or waits:
+        return ()
+    return (CreatePod(manifests.coordinator_pod(view.seen, view.spec)),)
+
+
+def _workers(view: View) -> tuple[Action, ...]:
+    coordinator = view.status.coordinator
+    if not coordinator.address or not coordinator.pod_uid or policy.holds_up(view):
+        return ()
+    if gang.shape_changed(view) or _not_asked(view):
+        return ()
+    missing = [slot for slot in view.status.slots if _missing(view, slot)]
+    pods = (CreatePod(worker_pod(view.seen, view.spec, slot)) for slot in missing)
+    return (EnsureAgent(), *pods) if missing else ()
+
+
+def _not_asked(view: View) -> bool:
+    """In our first round after a start. The coordinator may know of pods that status has forgotten."""
+    pod = view.coordinator
+    runs = pod is not None and pod.container.running
+    return runs and view.report is None and not view.seen.report_error
+
+
+def _missing(view: View, slot: SlotStatus) -> bool:
+    made = slot.slot in view.workers or slot.pod_uid
+    return not made and not _waits(view, slot.replaced_at, slot.faults)
+
+
+def _waits(view: View, since: datetime | None, faults: int) -> bool:
+    """A pod that is lost again and again is not made again at once. A wall clock that has stepped back holds
+    none up."""
+    begin = backoff.ends_at(since, faults)
+    return since is not None and begin is not None and since <= view.now < begin
+
+
+def _superseded(view: View) -> tuple[Action, ...]:
+    """Old workers go at once; an old coordinator when none of them is left to ask it for leave."""
+    old = view.pods[Bucket.SUPERSEDED]
+    workers = tuple(pod for pod in old if pod.role is not Role.COORDINATOR)
+    left = any(pod.container.running and not pod.node_lost for pod in workers)
+    coordinators = () if left else tuple(pod for pod in old if pod.role is Role.COORDINATOR)
+    return tuple(DeletePod(pod.name, pod.uid) for pod in (*workers, *coordinators) if not pod.deleting)

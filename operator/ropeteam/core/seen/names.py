@@ -1,0 +1,78 @@
+"""What things are called. A name says whose it is and which one, so that creating twice is creating once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ropeteam.api.job import API_VERSION, GROUP, KIND, Metadata
+from ropeteam.core.seen.observation import Role
+from ropeteam_trainer.contract.config import AGENT_PYZ
+
+JOB = f"{GROUP}/job"
+JOB_UID = f"{GROUP}/job-uid"
+ROLE = f"{GROUP}/role"
+SLOT = f"{GROUP}/slot"
+INCARNATION = f"{GROUP}/incarnation"
+TERM = f"{GROUP}/term"
+ATTEMPT = f"{GROUP}/attempt"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+COMPONENT = "app.kubernetes.io/component"
+AGENT_FILE = AGENT_PYZ.rpartition("/")[2]
+
+
+def worker(job: str, slot: int, incarnation: int) -> str:
+    return f"{job}-{slot}-{incarnation}"
+
+
+def coordinator(job: str, term: int) -> str:
+    return f"{job}-coordinator-{term}"
+
+
+def service(job: str) -> str:
+    return job
+
+
+def secret(job: Metadata, key_id: str) -> str:
+    """With the job's UID: the next job of this name gets another token. With the key's id: keys can be
+    changed.
+    """
+    return f"{job.name}-{job.uid[:8]}-{key_id}"
+
+
+def policy(job: str, digest: str) -> str:
+    """After what is in it, the job's UID too: of another content there is another one."""
+    return f"{job}-{digest[:10]}"
+
+
+def agent_secret(digest: str) -> str:
+    """Of each namespace, after what is in it: another version of the agent has another one."""
+    return f"ropeteam-agent-{digest[:10]}"
+
+
+def labels(job: Metadata, role: Role | None = None, **more: int) -> dict[str, str]:
+    """Of everything that belongs to `job`. `more`: slot, incarnation, term, attempt."""
+    own = {MANAGED_BY: "ropeteam", JOB: job.name, JOB_UID: job.uid}
+    if role is not None:
+        own[ROLE] = role.value
+    return own | {f"{GROUP}/{key}": str(value) for key, value in more.items()}
+
+
+def not_ours(words: dict[str, Any]) -> dict[str, Any]:
+    """Labels or annotations that a user may give to a pod: `ropeteam.dev/` only we write."""
+    return {key: value for key, value in words.items() if not key.startswith(f"{GROUP}/")}
+
+
+def coordinator_selector(job: Metadata, term: int) -> dict[str, str]:
+    """Leads to the coordinator pod of exactly this term: an older one gets no new connections."""
+    return {JOB_UID: job.uid, ROLE: Role.COORDINATOR.value, TERM: str(term)}
+
+
+def owner(job: Metadata) -> dict[str, Any]:
+    """Everything of a job leaves with it."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+    }

@@ -1,0 +1,82 @@
+"""Facts about a job, for people and programs: built from what questions say, flipped only when they flip."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from ropeteam.api.conditions import Condition, ConditionType
+from ropeteam.api.status import JobStatus
+from ropeteam.core.seen.view import changed
+
+_ORDER = {kind: place for place, kind in enumerate(ConditionType)}
+_LONGEST = 32_768
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What a question says of a condition. `reason` is CamelCase; the message: what, where, and the next
+    step.
+    """
+
+    type: ConditionType
+    holds: bool
+    reason: str
+    message: str = ""
+
+
+def with_facts(status: JobStatus, facts: tuple[Fact, ...], now: datetime, generation: int) -> JobStatus:
+    """Facts replace conditions of their type; the others stay. Of two facts of one type the last one wins."""
+    conditions = {each.type: each for each in status.conditions}
+    for fact in {fact.type: fact for fact in facts}.values():
+        new = Condition(
+            type=fact.type,
+            status="True" if fact.holds else "False",
+            reason=fact.reason,
+            message=fact.message[:_LONGEST],
+            last_transition_time=now,
+            observed_generation=generation,
+        )
+        old = conditions.get(fact.type)
+        conditions[fact.type] = old.becomes(new) if old else new
+    ordered = tuple(sorted(conditions.values(), key=lambda each: _ORDER[each.type]))
+    return changed(status, conditions=ordered)
+
+
+RUNS_AS_NON_ROOT = "RunsAsNonRoot"
+NOT_SUSPENDED = Fact(ConditionType.SUSPENDED, False, "NotSuspended")
+NOT_STALLED = Fact(ConditionType.STALLED, False, "Progressing")
+
+
+def accepted(user: int | None) -> Fact:
+    """`user`: as whom it runs, if not as image and template say."""
+    if user is None:
+        return Fact(ConditionType.ACCEPTED, True, "Accepted")
+    message = (
+        f"Pod Security of this namespace allows no root: the container trainer runs as user {user}, with "
+        "HOME=/ropeteam-home. To run as the image's own user, set securityContext: {runAsNonRoot: true} in "
+        "spec.template.spec; an image that needs root needs a namespace that allows it."
+    )
+    return Fact(ConditionType.ACCEPTED, True, RUNS_AS_NON_ROOT, message)
+
+
+def not_accepted(reason: str, message: str) -> tuple[Fact, ...]:
+    return (
+        Fact(ConditionType.ACCEPTED, False, reason, message),
+        Fact(ConditionType.STALLED, True, reason, message),
+    )
+
+
+SUCCEEDED = "Succeeded"
+
+
+def ended(complete: bool, reason: str, message: str) -> tuple[Fact, ...]:
+    """The last facts about a job."""
+    over = "Finished"
+    return (
+        Fact(ConditionType.RUNNING, False, over),
+        Fact(ConditionType.RECOVERING, False, over),
+        Fact(ConditionType.FINISHED, True, SUCCEEDED if complete else "Failed", message),
+        Fact(ConditionType.COMPLETE if complete else ConditionType.FAILED, True, reason, message),
+        Fact(ConditionType.STALLED, False, over),
+    )

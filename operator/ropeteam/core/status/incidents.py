@@ -1,0 +1,228 @@
+"""What went wrong, once each: the coordinator's incidents joined with Kubernetes' evidence, and the budget
+they spend.
+
+A world that ends is one incident, told by the coordinator (id: the epoch). A pod that ends is evidence. It is
+kept as an incident of its own (`pod-<slot>-<incarnation>`) until the world's one appears and takes its cause
+over; if none appears, the pod was in no world, and its incident stays.
+Cause and charge are provisional for SETTLE_SECONDS; only a settled incident is charged. What is charged is
+remembered by id until the window has passed: no restart of anybody refills the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from ropeteam.api.job import Recovery
+from ropeteam.api.status import (
+    ChargeStatus,
+    FailuresStatus,
+    IncidentStatus,
+    JobStatus,
+    SlotStatus,
+    StagesStatus,
+)
+from ropeteam.core.seen.view import changed, moment
+from ropeteam_trainer.contract.desired import Incident
+from ropeteam_trainer.contract.world import Cause, Epoch
+
+SETTLE_SECONDS = 10
+KEEP = 10
+NO_EPOCH = Epoch(0, 0, 0)
+_SEEN = frozenset({Cause.EVICTED, Cause.NODE_LOST, Cause.OUT_OF_MEMORY, Cause.POD_DELETED, Cause.POD_FAILED})
+"""What Kubernetes can tell."""
+_UNCERTAIN = frozenset({Cause.AGENT_LOST, Cause.SIGNAL, Cause.UNKNOWN, Cause.POD_DELETED, Cause.POD_FAILED})
+"""What a coordinator says of a pod that went away: what Kubernetes saw is better."""
+
+
+def of_pod(slot: SlotStatus, cause: Cause, message: str, node: str, now: datetime) -> IncidentStatus:
+    """The current pod of `slot` is lost."""
+    return IncidentStatus(
+        id=pod_id(slot.slot, slot.incarnation),
+        time=now,
+        cause=cause.value,
+        charged=cause.charged,
+        slot=slot.slot,
+        node=node,
+        message=message[:4096],
+    )
+
+
+def pod_id(slot: int, incarnation: int) -> str:
+    return f"pod-{slot}-{incarnation}"
+
+
+def is_of_pod(incident: IncidentStatus) -> bool:
+    return incident.id.startswith("pod-")
+
+
+def record(status: JobStatus, found: IncidentStatus, alone: bool) -> JobStatus:
+    """Add evidence of a lost pod, once: to the world that ended with it, or (`alone`) as its own incident."""
+    if any(each.id == found.id for each in status.incidents):
+        return status
+    ends = (each for each in reversed(status.incidents) if not is_of_pod(each) and not each.settled)
+    world = next((each for each in ends if each.stages.planned is None), None)
+    if alone or world is None:
+        return changed(status, incidents=(*status.incidents, changed(found, attempt=status.attempt)))
+    joined = _joined(world, (found,))
+    return changed(status, incidents=tuple(joined if each is world else each for each in status.incidents))
+
+
+def merge(status: JobStatus, told: tuple[Incident, ...], now: datetime) -> JobStatus:
+    """Take over what the coordinator tells: new worlds that ended, and more about those that are known."""
+    known = {each.id: each for each in status.incidents}
+    last = _epoch(status.failures.last_epoch)
+    unknown = (each for each in told if each.id not in known and _epoch(each.id) > last)
+    fresh = sorted(unknown, key=lambda each: _epoch(each.id))
+    updates = {each.id: _updated(known[each.id], each, now) for each in told if each.id in known}
+    listed = [updates.get(each.id, each) for each in status.incidents]
+    if fresh:
+        evidence = tuple(each for each in listed if is_of_pod(each) and not each.settled)
+        listed = [each for each in listed if each not in evidence]
+        found = (changed(_translated(each, now), attempt=status.attempt) for each in fresh)
+        listed += [_joined(each, evidence) for each in found]
+        last = _epoch(fresh[-1].id)
+    failures = changed(status.failures, last_epoch=str(last) if last > NO_EPOCH else "")
+    return changed(status, incidents=tuple(listed), failures=failures)
+
+
+def refine(status: JobStatus, evidence: Callable[[SlotStatus], tuple[Cause, str] | None]) -> JobStatus:
+    """Ask `evidence` about the pods of slots whose incident has not settled yet."""
+    slots = {slot.slot: slot for slot in status.slots}
+    listed = []
+    for each in status.incidents:
+        found = None
+        if not each.settled and each.slot in slots and each.cause in _UNCERTAIN:
+            found = evidence(slots[each.slot])
+        listed.append(_blamed(each, *found) if found else each)
+    return changed(status, incidents=tuple(listed))
+
+
+def settle(
+    status: JobStatus,
+    policy: Recovery,
+    now: datetime,
+    job_time: datetime,
+    final: frozenset[str] = frozenset(),
+) -> JobStatus:
+    """Make final what is old enough or in `final`, charge it, and let charges leave the window, which goes by
+    the job's clock."""
+    gone = {slot.slot: slot.old_pod_gone for slot in status.slots}
+    overflow = len(status.incidents) - KEEP
+    listed = [
+        changed(each, settled=True)
+        if each.id in final or index < overflow or now >= settles_at(each, policy, gone.get(each.slot, True))
+        else each
+        for index, each in enumerate(status.incidents)
+    ]
+    pairs = zip(status.incidents, listed, strict=True)
+    newly = [after for before, after in pairs if after.settled and not before.settled]
+    begin = job_time - timedelta(seconds=policy.window_seconds)
+    charged = [each for each in newly if each.charged]
+    charges = (*status.failures.charges, *(_charge(each, policy, now, job_time) for each in charged))
+    charges = tuple(charge for charge in charges if charge.time > begin)[-1001:]
+    failures = FailuresStatus(
+        charged=len(charges),
+        allowed=policy.max_failures,
+        free=status.failures.free + sum(not each.charged for each in newly),
+        charges=charges,
+        last_epoch=status.failures.last_epoch,
+    )
+    return changed(status, incidents=tuple(listed[-KEEP:]), failures=failures)
+
+
+def _charge(each: IncidentStatus, policy: Recovery, now: datetime, job_time: datetime) -> ChargeStatus:
+    """Its time by the job's clock. The other one may have stepped: never longer ago than settling takes."""
+    most = settles_at(each, policy, old_pod_gone=False) - each.time
+    return ChargeStatus(id=each.id, time=job_time - max(timedelta(), min(now - each.time, most)))
+
+
+def settles_at(incident: IncidentStatus, policy: Recovery, old_pod_gone: bool) -> datetime:
+    """When cause and charge become final, if nothing better is learned before."""
+    seconds = SETTLE_SECONDS
+    if is_of_pod(incident):
+        seconds += policy.lost_seconds  # the coordinator may take so long to tell of the world that it ended
+    elif incident.cause == Cause.AGENT_LOST and not old_pod_gone:
+        seconds = max(seconds, policy.fence_seconds)  # Kubernetes is slow to say that a node is lost
+    return incident.time + timedelta(seconds=seconds)
+
+
+def accounted(status: JobStatus, told: tuple[str, ...]) -> tuple[str, ...]:
+    """Ids of worlds' incidents that the allowance already knows: final ones, charged or free, in or out of
+    the window.
+    """
+    open_ids = {each.id for each in status.incidents if not each.settled}
+    last = _epoch(status.failures.last_epoch)
+    final = {each.id for each in status.incidents} | {each.id for each in status.failures.charges}
+    final |= {each for each in told if _epoch(each) <= last}
+    return tuple(sorted(each for each in final - open_ids if not each.startswith("pod-")))
+
+
+def pods_failed_in_a_row(status: JobStatus, slot: SlotStatus) -> int:
+    """How many pods of this slot, up to the last one lost, ended by their own fault outside any world."""
+    failed = {charge.id for charge in status.failures.charges}
+    failed |= {each.id for each in status.incidents if each.charged}
+    count = 0
+    while pod_id(slot.slot, slot.incarnation - 1 - count) in failed:
+        count += 1
+    return count
+
+
+def _joined(world: IncidentStatus, evidence: tuple[IncidentStatus, ...]) -> IncidentStatus:
+    """Pods lost when their world ended are part of that one incident; the pod where it began explains it."""
+    mine = next((each for each in evidence if each.slot == world.slot), None)
+    if mine is None or world.cause not in _UNCERTAIN:
+        return world
+    return _blamed(world, Cause(mine.cause), mine.message)
+
+
+def _blamed(incident: IncidentStatus, cause: Cause, message: str) -> IncidentStatus:
+    return changed(incident, cause=cause.value, charged=cause.charged, message=message[:4096])
+
+
+def _translated(told: Incident, now: datetime) -> IncidentStatus:
+    return IncidentStatus(
+        id=told.id,
+        time=moment(told.unix_ms, now),
+        cause=told.cause.value,
+        charged=told.charged,
+        slot=max(0, told.slot),
+        rank=told.rank,
+        node=told.node[:253],
+        stages=_stages(told),
+        steps_lost=told.steps_lost,
+        message=_message(told)[:4096],
+    )
+
+
+def _updated(known: IncidentStatus, told: Incident, now: datetime) -> IncidentStatus:
+    """What the recovery took is told later; the cause only until it has settled, and never over better
+    evidence.
+    """
+    more = changed(known, stages=_stages(told), steps_lost=told.steps_lost)
+    ours = known.slot == told.slot and told.cause in _UNCERTAIN and known.cause in _SEEN
+    if known.settled or ours:
+        return more
+    fresh = _translated(told, now)
+    fields = ("cause", "charged", "slot", "rank", "node", "message")
+    return changed(more, **{name: getattr(fresh, name) for name in fields})
+
+
+def _message(told: Incident) -> str:
+    """The exception, then the last lines of its rank."""
+    lines = told.exit.last_lines if told.exit else ()
+    return "\n".join([told.message, *lines]) if lines else told.message
+
+
+def _stages(told: Incident) -> StagesStatus:
+    stages = told.stages
+    return StagesStatus(
+        stopped=stages.stopped, planned=stages.planned, started=stages.started, first_step=stages.first_step
+    )
+
+
+def _epoch(text: str) -> Epoch:
+    try:
+        return Epoch.parse(text)
+    except ValueError:
+        return NO_EPOCH

@@ -1,0 +1,89 @@
+"""What goes because something else went: dependents, content of a namespace or of a CRD, old events."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from ropeteam.local import resources as r
+from ropeteam.local.api.store import Event, key_of
+from ropeteam.local.api.verbs import Verbs
+from ropeteam.local.resources import ApiError, Object, Resource
+
+EVENT_SECONDS, EVENT_LIMIT = 3600, 2000
+
+
+class GarbageCollector:
+    """In the background, after each write that may have left something over."""
+
+    def __init__(self, verbs: Verbs) -> None:
+        self.verbs, self.store = verbs, verbs.store
+        self._queue: asyncio.Queue[Event] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self.store.listeners.append(self._queue.put_nowait)
+        self._task = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        self.store.listeners.remove(self._queue.put_nowait)
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        while True:
+            event = await self._queue.get()
+            value, resource = event.object, event.resource
+            if event.type == "DELETED":
+                self._sweep_dependents(value["metadata"]["uid"])
+                if resource == r.CRDS:
+                    self._delete_all(r.from_crd(value))
+                self._finish_namespace(value["metadata"].get("namespace", ""))
+            elif resource == r.NAMESPACES and "deletionTimestamp" in value["metadata"]:
+                for inner in self.verbs.catalog:
+                    if inner.namespaced:
+                        self._delete_all(inner, value["metadata"]["name"])
+                self._finish_namespace(value["metadata"]["name"])
+            elif self._is_orphan(value):
+                self._delete(resource, value)
+            if resource == r.EVENTS and event.type == "ADDED":
+                self._trim_events()
+
+    def _is_orphan(self, value: Object) -> bool:
+        owners = value["metadata"].get("ownerReferences")
+        return bool(owners) and not any(owner["uid"] in self.store.by_uid for owner in owners)
+
+    def _sweep_dependents(self, uid: str) -> None:
+        for resource in self.verbs.catalog:
+            for value in self.store.list(resource):
+                owners = value["metadata"].get("ownerReferences", ())
+                if any(owner["uid"] == uid for owner in owners) and self._is_orphan(value):
+                    self._delete(resource, value)
+
+    def _delete_all(self, resource: Resource, namespace: str = "") -> None:
+        for value in self.store.list(resource, namespace):
+            self._delete(resource, value)
+
+    def _delete(self, resource: Resource, value: Object) -> None:
+        with suppress(ApiError):  # it has gone meanwhile, or its name is another's now
+            uid = value["metadata"]["uid"]
+            self.verbs.delete(resource, key_of(value), {"preconditions": {"uid": uid}})
+
+    def _finish_namespace(self, name: str) -> None:
+        namespace = self.store.find(r.NAMESPACES, ("", name))
+        if namespace is None or "deletionTimestamp" not in namespace["metadata"]:
+            return
+        if not any(self.store.list(inner, name) for inner in self.verbs.catalog if inner.namespaced):
+            self.verbs.release(r.NAMESPACES, ("", name))
+
+    def _trim_events(self) -> None:
+        events = sorted(self.store.list(r.EVENTS), key=lambda e: e["metadata"]["creationTimestamp"])
+        now = datetime.now(UTC)
+        for number, event in enumerate(events):
+            born = datetime.fromisoformat(event["metadata"]["creationTimestamp"])
+            old = (now - born).total_seconds() > EVENT_SECONDS
+            if not old and len(events) - number <= EVENT_LIMIT:
+                return
+            self.verbs.remove(r.EVENTS, key_of(event))

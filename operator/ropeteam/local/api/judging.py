@@ -1,0 +1,155 @@
+"""May an object be written? Shape, metadata, rules, and whether its writer has seen the newest. Pure.
+
+An object comes in as its writer sent it; it is pruned and completed in place before it is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ropeteam.local.api import kinds, meta, rules, schema
+from ropeteam.local.api.store import Key
+from ropeteam.local.resources import ApiError, Object, Resource, invalid, reason_of
+
+_NOT_CHECKED = (
+    "<nil>: Invalid value: null: some validation rules were not checked because the object was invalid; "
+    "correct the existing errors to complete validation"
+)
+_BLOCKING = {
+    "FieldValueNotSupported", "FieldValueRequired", "FieldValueTooLong", "FieldValueTooMany",
+    "FieldValueTypeInvalid",
+}  # fmt: skip
+_METADATA: Object = {"properties": dict.fromkeys(meta.FIELDS, kinds.ANY)}
+_TYPE_META: Object = {"apiVersion": kinds.ANY, "kind": kinds.ANY, "metadata": _METADATA}
+
+
+@dataclass
+class Options:
+    """Of one request."""
+
+    dry_run: bool = False
+    field_validation: str = "Warn"
+    subresource: str = ""
+    warnings: list[str] = field(default_factory=list)
+    """Filled while the request is carried out, for the Warning header."""
+
+
+def check(
+    resource: Resource,
+    new: Object,
+    old: Object | None,
+    options: Options,
+    own_rules: Mapping[str, kinds.Rules],
+) -> None:
+    """Prune, default, validate: in place. `own_rules`: those of kinds of a CRD, by the kind's name."""
+    name, shape = new["metadata"].get("name") or "", resource.schema or kinds.SCHEMAS.get(resource.name)
+    if resource.schema and new.get("kind", resource.kind) != resource.kind:
+        cause = f'kind: Invalid value: "{new["kind"]}": must be {resource.kind}'
+        raise invalid(new["kind"], resource.group, name, [cause])
+    new["apiVersion"], new["kind"] = resource.api_version, resource.kind
+    _complete(resource, new, shape, options)
+    causes = list(meta.faults(resource, new["metadata"]))
+    if old and "deletionTimestamp" in old["metadata"]:
+        causes += _new_finalizers(new["metadata"], old["metadata"])
+    if not resource.schema:
+        kinds.before_write(resource, new, old)
+        causes += rules.faults(resource, new, old)
+    elif options.subresource == "status":
+        part = resource.schema.get("properties", {}).get("status", {})
+        given = schema.faults(new["status"], part) if "status" in new else ()
+        causes += _noted([f"status.{cause}" for cause in given])
+    else:
+        causes = _noted([*causes, *schema.faults(new, resource.schema)])
+        if _NOT_CHECKED not in causes and resource.name in own_rules:
+            causes += own_rules[resource.name](new, old)
+    if causes:
+        raise resource.invalid(name, causes)
+
+
+def _noted(causes: list[str]) -> list[str]:
+    """Rules are asked only if they can read what is there."""
+    blocked = any(reason_of(cause) in _BLOCKING for cause in causes)
+    return [*causes, _NOT_CHECKED] if blocked else causes
+
+
+def _complete(resource: Resource, new: Object, shape: Object | None, options: Options) -> None:
+    known = (shape or kinds.ANY) | {"properties": (shape or {}).get("properties", {}) | _TYPE_META}
+    unknown = schema.prune(new, known)
+    if shape:
+        schema.set_defaults(new, shape)
+    if shape and not resource.schema:
+        _refuse_undecodable(resource, new, shape)
+    if not unknown or options.field_validation == "Ignore":
+        return
+    said = [f'unknown field "{path}"' for path in sorted(unknown)]
+    if options.field_validation == "Strict":
+        text = f"{resource.unhandled}: strict decoding error: {', '.join(said)}"
+        raise ApiError(400, "BadRequest", text)
+    options.warnings += said
+
+
+def _refuse_undecodable(resource: Resource, new: Object, shape: Object) -> None:
+    """Raises 400: with a value of a wrong type it is no object of a built-in kind at all."""
+    for cause in schema.faults(new, shape):
+        path, _, said = cause.partition(": ")
+        found, wanted = said.split('"')[1], said.partition("must be of type ")[2].split(":")[0]
+        found = {"integer": "number", "boolean": "bool"}.get(found, found)
+        text = f"json: cannot unmarshal {found} into {path} of type {wanted}"
+        raise ApiError(400, "BadRequest", f"{resource.unhandled}: {text}")
+    for text in rules.undecodable(resource, new):
+        raise ApiError(400, "BadRequest", f"{resource.unhandled}: {text}")
+
+
+def _new_finalizers(new: Object, old: Object) -> Iterator[str]:
+    added = [each for each in new.get("finalizers") or () if each not in (old.get("finalizers") or ())]
+    if added:
+        names = ", ".join(f'"{each}"' for each in added)
+        text = "no new finalizers can be added if the object is being deleted, found new finalizers []string"
+        yield f"metadata.finalizers: Forbidden: {text}{{{names}}}"
+
+
+def same_place(resource: Resource, key: Key, meta: Object) -> None:
+    name = meta.setdefault("name", key[1]) or key[1]
+    if name != key[1]:
+        text = f"the name of the object ({name}) does not match the name on the URL ({key[1]})"
+        raise ApiError(400, "BadRequest", text)
+    if resource.namespaced:
+        same_namespace(meta, key[0])
+
+
+def same_namespace(meta: Object, namespace: str) -> None:
+    if (meta.get("namespace") or namespace) != namespace:
+        text = "the namespace of the provided object does not match the namespace sent on the request"
+        raise ApiError(400, "BadRequest", text)
+
+
+def expect(resource: Resource, old: Object, meta: Object) -> None:
+    name, wanted = old["metadata"]["name"], meta.get("resourceVersion")
+    if wanted in (None, "", "0"):
+        if resource.schema:
+            cause = "metadata.resourceVersion: Invalid value: 0: must be specified for an update"
+            raise invalid(resource.plural, resource.group, name, [cause])
+    elif wanted != old["metadata"]["resourceVersion"]:
+        why = "the object has been modified; please apply your changes to the latest version and try again"
+        raise resource.conflict(name, why)
+    uid = old["metadata"]["uid"]
+    if (meta.get("uid") or uid) != uid:
+        why = f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {uid}"
+        raise resource.conflict(name, why)
+
+
+def check_preconditions(resource: Resource, old: Object, wanted: Object) -> None:
+    for field_name, label, fate in (
+        ("uid", "UID", "deleted and then recreated"),
+        ("resourceVersion", "ResourceVersion", "modified"),
+    ):
+        have = old["metadata"][field_name]
+        if wanted.get(field_name, have) != have:
+            why = (
+                f"the {label} in the precondition ({wanted[field_name]}) does not match the {label} in "
+                f"record ({have}). The object might have been {fate}"
+            )
+            name = old["metadata"]["name"]
+            message = f'Operation cannot be fulfilled on {resource.qualified_kind} "{name}": {why}'
+            raise ApiError(409, "Conflict", message, name=name, group=resource.group, kind=resource.kind)

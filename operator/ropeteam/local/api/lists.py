@@ -1,0 +1,87 @@
+"""Lists as clients get them: pages, tables, metadata only. Pure.
+
+Limits: only the newest state is kept, so a later page shows what has changed since the first one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+
+import orjson
+
+from ropeteam.local.api import decode, tables
+from ropeteam.local.api.store import key_of
+from ropeteam.local.resources import ApiError, Object, Resource
+
+_META = "meta.k8s.io/v1"
+
+
+def listed(resource: Resource, items: list[Object], query: Mapping[str, str], revision: int) -> Object:
+    """One page, or all."""
+    decode.check_match(query, watches=False)
+    version, token = query.get("resourceVersion", ""), query.get("continue", "")
+    if token and version not in ("", "0"):
+        text = "specifying resource version is not allowed when using continue"
+        raise ApiError(400, "BadRequest", text)
+    if version:
+        decode.revision(version, revision)
+    meta: Object = {"resourceVersion": str(revision)}
+    if token:
+        page = _page(token)
+        meta["resourceVersion"] = page["revision"]
+        items = [item for item in items if list(key_of(item)) > page["after"]]
+    limit = decode.number(query.get("limit") or "0")
+    # From its cache a real server answers "any version" with everything.
+    if 0 < limit < len(items) and version != "0":
+        if not (query.get("labelSelector") or query.get("fieldSelector")):
+            meta["remainingItemCount"] = len(items) - limit
+        items = items[:limit]
+        page = {"revision": meta["resourceVersion"], "after": key_of(items[-1])}
+        meta["continue"] = base64.urlsafe_b64encode(orjson.dumps(page)).decode()
+    return list_of(resource, items, meta)
+
+
+def _page(token: str) -> Object:
+    try:
+        page: Object = orjson.loads(base64.urlsafe_b64decode(token))
+        if not {"revision", "after"} <= page.keys():
+            raise ValueError("it is of another server")
+    except (ValueError, binascii.Error) as error:
+        text = f"invalid continue token: continue key is not valid: {error}"
+        raise ApiError(400, "BadRequest", text) from None
+    return page
+
+
+def list_of(resource: Resource, items: list[Object], meta: Object) -> Object:
+    """Items of a built-in kind do not repeat what kind they are."""
+    if not resource.schema:
+        items = [{k: v for k, v in item.items() if k not in ("kind", "apiVersion")} for item in items]
+    else:
+        meta = {"continue": "", **meta}
+    api = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version}
+    return {**api, "metadata": meta, "items": items}
+
+
+def shaped(accept: str, include: str, resource: Resource, plain: Object) -> Object:
+    """As the client would rather have it. `include`: what a row of a table holds."""
+    items = plain.get("items", [plain])
+    if "as=Table" in accept:
+        if include not in ("", "None", "Metadata", "Object"):
+            why = f"Invalid value: \"{include}\": must be 'Metadata', 'Object', 'None', or empty"
+            raise ApiError(
+                400, "BadRequest", f"Unable to convert to Table as requested: includeObject: {why}"
+            )
+        return tables.table(resource, items, plain["metadata"], include or "Metadata")
+    if "as=PartialObjectMetadataList" in accept and "items" in plain:
+        api = {"kind": "PartialObjectMetadataList", "apiVersion": _META}
+        meta = {name: value for name, value in plain["metadata"].items() if value}
+        return {**api, "metadata": meta, "items": [_metadata(item) for item in items]}
+    if "as=PartialObjectMetadata" in accept and "items" not in plain:
+        return {"kind": "PartialObjectMetadata", "apiVersion": _META, "metadata": plain["metadata"]}
+    return plain
+
+
+def _metadata(item: Object) -> Object:
+    return {"kind": "PartialObjectMetadata", "apiVersion": _META, "metadata": item["metadata"]}

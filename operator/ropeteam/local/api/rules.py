@@ -1,0 +1,283 @@
+"""Rules of the built-in kinds that are more than a shape, in a real server's words. Pure.
+
+Of a real server's rules these are the ones that somebody who writes a pod, a Service or a Secret by hand runs
+into; tests/differential lists what is missing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+
+from ropeteam.local import resources as r
+from ropeteam.local.api.meta import NO_LABEL
+from ropeteam.local.api.schema import is_time
+from ropeteam.local.resources import Object, Resource
+
+_KEY = "[-._a-zA-Z0-9]+"
+_NO_KEY = (
+    "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or "
+    f"'KEY_NAME',  or 'key-name', regex used for validation is '{_KEY}')"
+)
+_PORT_RANGE = "must be between 1 and 65535, inclusive"
+_ONE_OF: dict[str, tuple[str, ...]] = {
+    "type": ("ClusterIP", "ExternalName", "LoadBalancer", "NodePort"),
+    "protocol": ("SCTP", "TCP", "UDP"),
+    "imagePullPolicy": ("Always", "IfNotPresent", "Never"),
+    "restartPolicy": ("Always", "OnFailure", "Never"),
+    "operator": ("Equal", "Exists"),
+}
+_QUANTITY = re.compile(r"[+-]?[0-9.]+([eE][-+]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?")
+_NO_VARIABLE = (
+    "a valid environment variable name must consist only of printable ASCII characters other than '='"
+)
+_TIMES = {r.EVENTS: ("firstTimestamp", "lastTimestamp", "eventTime"), r.LEASES: ("acquireTime", "renewTime")}
+_SUFFIXES = {name: Decimal(1000) ** n for n, name in enumerate(("n", "u", "m", "", *"kMGTPE"), -3)}
+_SUFFIXES |= {f"{name}i": Decimal(1024) ** n for n, name in enumerate("KMGTPE", 1)}
+FIXED_POD = (
+    "spec: Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
+    "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to "
+    "existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was "
+    "previously negative)"
+)
+
+
+def undecodable(resource: Resource, value: Object) -> Iterator[str]:
+    """What a decoder stumbles over, beyond types."""
+    if resource == r.SECRETS:
+        for text in (value.get("data") or {}).values():
+            try:
+                base64.b64decode(text or "", validate=True)
+            except binascii.Error:
+                yield "illegal base64 data at input byte 0"
+    home = (value.get("spec") or {}) if resource == r.LEASES else value
+    for text in (home[name] for name in _TIMES.get(resource, ()) if home.get(name)):
+        if not is_time(text):
+            yield f'parsing time "{text}": cannot parse it as a time like 2006-01-02T15:04:05Z'
+    if resource == r.PODS:
+        spec = value.get("spec") or {}
+        parts = [(c.get("resources") or {}) for c in spec.get("containers") or ()]
+        given = [
+            each
+            for part in parts
+            for kind in ("limits", "requests")
+            for each in (part.get(kind) or {}).values()
+        ]
+        if any(not _QUANTITY.fullmatch(str(each)) for each in given):
+            pattern = "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
+            yield f"quantities must match the regular expression '{pattern}'"
+
+
+def faults(resource: Resource, new: Object, old: Object | None) -> Iterator[str]:
+    """Rules between fields, and between an object and what it was."""
+    if resource == r.PODS:
+        yield from _pod_faults(new["spec"])
+        if old:
+            yield from _pod_change_faults(new["spec"], old["spec"])
+    elif resource == r.SERVICES:
+        yield from _service_faults(new["spec"])
+        was = old["spec"].get("clusterIP") if old else None
+        if was and new["spec"].get("clusterIP") != was:
+            asked = new["spec"].get("clusterIP")
+            yield f'spec.clusterIPs[0]: Invalid value: ["{asked}"]: may not change once set'
+    elif resource in (r.SECRETS, r.CONFIG_MAPS):
+        yield from _data_faults(new, old)
+    elif resource == r.CLAIMS:
+        if not new["spec"].get("accessModes"):
+            yield "spec.accessModes: Required value: at least 1 access mode is required"
+        if "storage" not in ((new["spec"].get("resources") or {}).get("requests") or {}):
+            yield "spec.resources[storage]: Required value"
+    elif resource == r.CRDS:
+        yield from _definition_faults(new)
+    elif resource == r.EVENTS:
+        about, home = (new.get("involvedObject") or {}).get("namespace", ""), new["metadata"]["namespace"]
+        if about != home and (about or home not in ("default", "kube-system")):
+            yield f'involvedObject.namespace: Invalid value: "{about}": does not match event.namespace'
+    elif resource == r.LEASES:
+        seconds = (new.get("spec") or {}).get("leaseDurationSeconds")
+        if seconds is not None and seconds <= 0:
+            yield f"spec.leaseDurationSeconds: Invalid value: {seconds}: must be greater than 0"
+
+
+def _data_faults(new: Object, old: Object | None) -> Iterator[str]:
+    for key in [*new.get("data", {}), *new.get("binaryData", {})]:
+        if not re.fullmatch(_KEY, key):
+            yield f'data[{key}]: Invalid value: "{key}": {_NO_KEY}'
+    if not old:
+        return
+    if new.get("type") != old.get("type"):
+        yield f'type: Invalid value: "{new.get("type")}": field is immutable'
+    if old.get("immutable"):
+        if not new.get("immutable"):
+            yield "immutable: Forbidden: field is immutable when `immutable` is set"
+        if new.get("data") != old.get("data"):
+            yield "data: Forbidden: field is immutable when `immutable` is set"
+
+
+def _definition_faults(crd: Object) -> Iterator[str]:
+    spec = crd.get("spec") or {}
+    names = spec.get("names") or {}
+    needed = {"group": spec, "scope": spec, "versions": spec, "names.plural": names, "names.kind": names}
+    for path, home in needed.items():
+        if not home.get(path.rpartition(".")[2]):
+            yield f"spec.{path}: Required value"
+    name = crd["metadata"]["name"]
+    if name != f"{names.get('plural', '')}.{spec.get('group', '')}":
+        yield f'metadata.name: Invalid value: "{name}": must be spec.names.plural+"."+spec.group'
+
+
+def _service_faults(spec: Object) -> Iterator[str]:
+    yield from _one_of(spec, "type", "spec")
+    ports = spec.get("ports") or []
+    if not ports and spec.get("clusterIP") != "None":
+        yield "spec.ports: Required value"
+    names: list[str] = []
+    for number, port in enumerate(ports):
+        here = f"spec.ports[{number}]"
+        if len(ports) > 1 and not port.get("name"):
+            yield f"{here}.name: Required value"
+        elif port.get("name") in names:
+            yield f'{here}.name: Duplicate value: "{port["name"]}"'
+        names += [port["name"]] if port.get("name") else []
+        for name in ("port", "targetPort"):
+            value = port.get(name, 0)
+            if isinstance(value, int) and not 1 <= value <= 65535:
+                yield f"{here}.{name}: Invalid value: {value}: {_PORT_RANGE}"
+        yield from _one_of(port, "protocol", here)
+    address = spec.get("clusterIP") or "None"
+    if address != "None" and not re.fullmatch(r"\d+(\.\d+){3}", address):
+        why = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
+        yield f'spec.clusterIPs[0]: Invalid value: "{address}": {why}'
+
+
+def _one_of(value: Object, name: str, path: str) -> Iterator[str]:
+    if value.get(name) is not None and value[name] not in _ONE_OF[name]:
+        words = ", ".join(f'"{word}"' for word in _ONE_OF[name])
+        yield f'{path}.{name}: Unsupported value: "{value[name]}": supported values: {words}'
+
+
+def _pod_faults(spec: Object) -> Iterator[str]:
+    volumes = [volume.get("name", "") for volume in spec.get("volumes") or ()]
+    for number, volume in enumerate(spec.get("volumes") or ()):
+        here = f"spec.volumes[{number}]"
+        if not volume.get("name"):
+            yield f"{here}.name: Required value"
+        elif volume["name"] in volumes[:number]:
+            yield f'{here}.name: Duplicate value: "{volume["name"]}"'
+        for source, name in (("secret", "secretName"), ("persistentVolumeClaim", "claimName")):
+            if isinstance(volume.get(source), dict) and not volume[source].get(name):
+                yield f"{here}.{source}.{name}: Required value"
+    yield from _one_of(spec, "restartPolicy", "spec")
+    if not spec.get("containers"):
+        yield "spec.containers: Required value"
+    deadline = spec.get("activeDeadlineSeconds")
+    if deadline is not None and not 1 <= deadline < 2**31:
+        why = "must be between 1 and 2147483647, inclusive"
+        yield f"spec.activeDeadlineSeconds: Invalid value: {deadline}: {why}"
+    for number, each in enumerate(spec.get("tolerations") or ()):
+        yield from _one_of(each, "operator", f"spec.tolerations[{number}]")
+    seen: set[str] = set()
+    for part in ("containers", "initContainers"):
+        for number, container in enumerate(spec.get(part) or ()):
+            yield from _container_faults(container, f"spec.{part}[{number}]", volumes, seen)
+
+
+def _container_faults(container: Object, path: str, volumes: list[str], seen: set[str]) -> Iterator[str]:
+    name = container.get("name")
+    if not name:
+        yield f"{path}.name: Required value"
+    elif not re.fullmatch("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name):
+        yield f'{path}.name: Invalid value: "{name}": {NO_LABEL}'
+    elif name in seen:
+        yield f'{path}.name: Duplicate value: "{name}"'
+    seen |= {name or ""}
+    if not container.get("image"):
+        yield f"{path}.image: Required value"
+    yield from _one_of(container, "imagePullPolicy", path)
+    yield from _amount_faults(container.get("resources") or {}, f"{path}.resources")
+    for number, port in enumerate(container.get("ports") or ()):
+        if not 1 <= port.get("containerPort", 0) <= 65535:
+            here = f"{path}.ports[{number}].containerPort"
+            yield f"{here}: Invalid value: {port.get('containerPort', 0)}: {_PORT_RANGE}"
+    for number, variable in enumerate(container.get("env") or ()):
+        if not variable.get("name"):
+            yield f"{path}.env[{number}].name: Required value"
+        elif not re.fullmatch(r"[ -<>-~]+", variable["name"]):
+            yield f'{path}.env[{number}].name: Invalid value: "{variable["name"]}": {_NO_VARIABLE}'
+        if variable.get("value") and variable.get("valueFrom"):
+            why = "may not be specified when `value` is not empty"
+            yield f'{path}.env[{number}].valueFrom: Invalid value: "": {why}'
+    for number, mount in enumerate(container.get("volumeMounts") or ()):
+        here = f"{path}.volumeMounts[{number}]"
+        earlier = container["volumeMounts"][:number]
+        if not mount.get("name"):
+            yield f"{here}.name: Required value"
+        elif mount["name"] not in volumes:
+            yield f'{here}.name: Not found: "{mount["name"]}"'
+        if not mount.get("mountPath"):
+            yield f"{here}.mountPath: Required value"
+        elif any(mount["mountPath"] == each.get("mountPath") for each in earlier):
+            yield f'{here}.mountPath: Invalid value: "{mount["mountPath"]}": must be unique'
+
+
+def _amount_faults(resources: Object, path: str) -> Iterator[str]:
+    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    for kind, amounts in (("limits", limits), ("requests", requests)):
+        for name, text in amounts.items():
+            bad = f'{path}.{kind}[{name}]: Invalid value: "{text}": must be '
+            if _amount(text) < 0:
+                yield f"{bad}greater than or equal to 0"
+            elif "/" in name and _amount(text) % 1:
+                yield f"{bad}an integer"
+    for name, text in requests.items():
+        if name in limits and _amount(text) > _amount(limits[name]):
+            why = f"must be less than or equal to {name} limit of {limits[name]}"
+            yield f'{path}.requests: Invalid value: "{text}": {why}'
+
+
+def _amount(text: str) -> Decimal:
+    """A quantity as a number."""
+    digits = re.match(r"[+-]?[0-9.]+", text)
+    number, suffix = (digits[0], text[digits.end() :]) if digits else ("0", "")
+    if suffix[:1] in ("e", "E") and suffix[1:]:
+        return Decimal(number + suffix)
+    return Decimal(number) * _SUFFIXES[suffix]
+
+
+def _pod_change_faults(new: Object, old: Object) -> Iterator[str]:
+    if len(new.get("containers") or ()) != len(old["containers"]):
+        yield "spec.containers: Forbidden: pod updates may not add or remove containers"
+    elif _fixed(new) != _fixed(old):
+        yield FIXED_POD
+
+
+def _fixed(spec: Object) -> Object:
+    """What of a pod may not change."""
+    containers = [{k: v for k, v in c.items() if k != "image"} for c in spec["containers"]]
+    free = ("tolerations", "activeDeadlineSeconds", "initContainers")
+    return {k: v for k, v in spec.items() if k not in free} | {"containers": containers}
+
+
+def fields(resource: Resource) -> tuple[str, ...]:
+    """What `--field-selector` knows of a kind, beside name and namespace."""
+    return _FIELDS.get(resource.name, ())
+
+
+_FIELDS: dict[str, tuple[str, ...]] = {
+    r.PODS.name: (
+        "spec.nodeName", "spec.restartPolicy", "spec.schedulerName", "spec.serviceAccountName",
+        "spec.hostNetwork", "status.phase", "status.podIP", "status.podIPs", "status.nominatedNodeName",
+    ),
+    r.EVENTS.name: (
+        "involvedObject.kind", "involvedObject.namespace", "involvedObject.name", "involvedObject.uid",
+        "involvedObject.apiVersion", "involvedObject.resourceVersion", "involvedObject.fieldPath", "reason",
+        "reportingComponent", "source", "type",
+    ),
+    r.SECRETS.name: ("type",),
+    r.NAMESPACES.name: ("status.phase",),
+    r.NODES.name: ("spec.unschedulable",),
+    r.SERVICES.name: ("spec.clusterIP", "spec.type"),
+}  # fmt: skip

@@ -1,0 +1,100 @@
+"""Label and field selectors, as in `kubectl -l` and `--field-selector`. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ropeteam.local.api.meta import key_faults, value_faults
+from ropeteam.local.api.rules import fields
+from ropeteam.local.resources import ApiError, Object, Resource
+
+Test = Callable[[Object], bool]
+_SET = re.compile(r"^(?P<key>[^\s!=,()<>]+)\s+(?P<op>in|notin)\s*\((?P<values>[^()]*)\)$")
+_COMPARE = re.compile(r"^(?P<key>[^\s!=,()<>]+)\s*(?P<op>==|!=|=)\s*(?P<value>[^\s!=,()<>]*)$")
+_ORDER = re.compile(r"^(?P<key>[^\s!=,()<>]+)\s*(?P<op>[<>])\s*(?P<value>-?\d+)$")
+_EXISTS = re.compile(r"^(?P<no>!?)\s*(?P<key>[^\s!=,()<>]+)$")
+
+
+def labels_of(value: Object) -> dict[str, str]:
+    return value["metadata"].get("labels") or {}
+
+
+def at(value: Any, path: str) -> Any:
+    """The value at a dotted path, or None."""
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def matches(selector: dict[str, str], value: Object) -> bool:
+    """The selector of a Service."""
+    return selector.items() <= labels_of(value).items()
+
+
+def parse(labels: str, fields: str, resource: Resource | None = None) -> Test:
+    """One test for both. Raises 400 for a text that is no selector, or none of `resource`."""
+    parts = [part.strip() for part in re.split(r",(?![^()]*\))", labels)] if labels.strip() else []
+    tests = [_label(part) for part in parts]
+    tests += [_field(part.strip(), resource) for part in fields.split(",") if part.strip()]
+    return lambda value: all(test(value) for test in tests)
+
+
+def _label(text: str) -> Test:
+    if found := _SET.match(text):
+        key, wanted = found["key"], {value.strip() for value in found["values"].split(",")}
+        _check(key, *wanted)
+        inside = found["op"] == "in"
+        return lambda value: (labels_of(value).get(key) in wanted) == inside
+    if found := _ORDER.match(text):
+        key, bound, above = found["key"], int(found["value"]), found["op"] == ">"
+        _check(key)
+        return lambda value: _is_beyond(labels_of(value).get(key), bound, above)
+    if found := _COMPARE.match(text):
+        key, text, equal = found["key"], found["value"], found["op"] != "!="
+        _check(key, text)
+        return lambda value: (labels_of(value).get(key) == text) == equal
+    if found := _EXISTS.match(text):
+        key, wants = found["key"], not found["no"]
+        _check(key)
+        return lambda value: (key in labels_of(value)) == wants
+    raise ApiError(400, "BadRequest", f"unable to parse requirement: {text!r}")
+
+
+def _check(key: str, *values: str) -> None:
+    """Raises 400 for what can be no label."""
+    wrong = list(key_faults("<nil>", key))
+    wrong += [
+        f'values[0][{key}]: Invalid value: "{value}": {why}'
+        for value in values
+        for why in value_faults(value)
+    ]
+    if wrong:
+        raise ApiError(400, "BadRequest", f"unable to parse requirement: {wrong[0]}")
+
+
+def _is_beyond(value: str | None, bound: int, above: bool) -> bool:
+    if value is None or not value.lstrip("-").isdigit():
+        return False
+    return int(value) > bound if above else int(value) < bound
+
+
+def _field(text: str, resource: Resource | None) -> Test:
+    found = _COMPARE.match(text)
+    if not found:
+        raise ApiError(400, "BadRequest", f"invalid selector: {text!r}; can't understand {text!r}")
+    path, wanted, equal = found["key"], found["value"], found["op"] != "!="
+    if resource and path not in ("metadata.name", "metadata.namespace", *fields(resource)):
+        text = f"field label not supported: {path}"
+        if not resource.schema and not fields(resource):
+            text = f'"{path}" is not a known field selector: only "metadata.name", "metadata.namespace"'
+        raise ApiError(400, "BadRequest", text)
+    path = {"source": "source.component"}.get(path, path)
+    return lambda value: (_text(at(value, path), path) == wanted) == equal
+
+
+def _text(value: Any, path: str) -> str:
+    if isinstance(value, bool) or path == "spec.hostNetwork":
+        return "true" if value else "false"
+    return str(value or "")

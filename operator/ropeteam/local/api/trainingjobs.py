@@ -1,0 +1,26 @@
+"""TrainingJobs on this server: their CRD, and the rules that a real server runs as CEL."""
+
+from __future__ import annotations
+
+from ropeteam.api.crd import crd
+from ropeteam.api.rule import CHANGEABLE_STATES, at
+from ropeteam.api.rules.rulebook import RULES
+from ropeteam.api.rules.validate import validate_update
+from ropeteam.local.resources import Object
+
+__all__ = ["crd", "rules"]
+
+
+def rules(new: Object, old: Object | None) -> list[str]:
+    """Faults of a TrainingJob whose shape is good, as the server words them."""
+    judged = ((rule, at(new, rule.path) if rule.path else new) for rule in RULES)
+    broken = [
+        f"{rule.path or '<nil>'}: Invalid value: {rule.message}"
+        for rule, value in judged
+        if value is not None and not rule.holds(value)
+    ]
+    if old:
+        idle = old.get("status", {}).get("state") in CHANGEABLE_STATES
+        refused = validate_update(old["spec"], new["spec"], idle)
+        broken += [f"<nil>: Invalid value: {message}" for message in refused]
+    return broken

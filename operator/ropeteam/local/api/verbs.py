@@ -1,0 +1,283 @@
+"""What a write means: names, generation, optimistic concurrency, status apart, deletion in two phases.
+
+Every write is one synchronous step on the store: nothing can happen in the middle of it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ropeteam.local import resources as r
+from ropeteam.local.api import judging, kinds
+from ropeteam.local.api.judging import Options
+from ropeteam.local.api.meta import check_types
+from ropeteam.local.api.patch import json_patch, merge
+from ropeteam.local.api.store import Key, Store, copy_of, key_of
+from ropeteam.local.resources import ApiError, Catalog, Object, Resource, invalid
+
+_OWNED_BY_SERVER = [
+    "uid",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+    "namespace",
+    "name",
+]
+
+
+def timestamp(ahead: float = 0) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=ahead)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Verbs:
+    """The writing half of the API."""
+
+    def __init__(self, store: Store, catalog: Catalog, own_rules: dict[str, kinds.Rules]) -> None:
+        self.store, self.catalog, self._rules = store, catalog, own_rules
+        self.allocate_address: Callable[[], str] = lambda: "None"
+
+    def create(self, resource: Resource, namespace: str, body: Object, options: Options) -> Object:
+        new = copy_of(body)
+        if new.get("metadata") is None:
+            new["metadata"] = {}
+        meta = new["metadata"]
+        check_types(resource, meta)
+        if meta.get("resourceVersion"):
+            text = "resourceVersion should not be set on objects to be created"
+            raise ApiError(500, "InternalError", text)
+        if not meta.get("name") and meta.get("generateName"):
+            meta["name"] = meta["generateName"] + secrets.token_hex(3)[:5]
+        self._place(resource, meta, namespace)
+        judging.check(resource, new, None, options, self._rules)
+        key = key_of(new)
+        if found := self.store.find(resource, key):
+            message = f'{resource.name} "{key[1]}" already exists'
+            if "deletionTimestamp" in found["metadata"]:
+                message = f"object is being deleted: {message}"
+            raise ApiError(
+                409, "AlreadyExists", message, name=key[1], group=resource.group, kind=resource.plural
+            )
+        kinds.at_birth(resource, new)
+        if resource == r.SERVICES:
+            self._allocate(resource, new)
+        for name in ("deletionTimestamp", "deletionGracePeriodSeconds", "resourceVersion", "managedFields"):
+            meta.pop(name, None)
+        meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp()}
+        meta.pop("generation", None)
+        if _counts_generations(resource):
+            meta["generation"] = 1
+        if options.dry_run:
+            return new
+        if resource == r.CRDS:
+            self.catalog.define(new)
+        return self.store.put(resource, new)
+
+    def _allocate(self, resource: Resource, new: Object) -> None:
+        """The address of a Service: the one that it asks for, if nobody has it."""
+        spec = new["spec"]
+        address = spec.get("clusterIP")
+        used = {service["spec"].get("clusterIP") for service in self.store.list(r.SERVICES)} - {"None"}
+        if address in used:
+            why = f"failed to allocate IP {address}: provided IP is already allocated"
+            cause = f'spec.clusterIPs: Invalid value: ["{address}"]: {why}'
+            raise resource.invalid(new["metadata"]["name"], [cause])
+        spec["clusterIP"] = address or self.allocate_address()
+        spec["clusterIPs"] = [spec["clusterIP"]]
+
+    def update(self, resource: Resource, key: Key, body: Object, options: Options) -> tuple[Object, bool]:
+        """The object, and whether it is new: some kinds are made by a PUT."""
+        old = self.store.find(resource, key)
+        new = copy_of(body)
+        if new.get("metadata") is None:
+            new["metadata"] = {}
+        meta = new["metadata"]
+        check_types(resource, meta)
+        judging.same_place(resource, key, meta)
+        if old is None and resource in _MADE_BY_PUT and not options.subresource:
+            return self.create(resource, key[0], new, options), True
+        if old is None:
+            raise resource.not_found(key[1])
+        judging.expect(resource, old, meta)
+        if options.subresource == "status":
+            new |= {name: part for name, part in copy_of(old).items() if name != "status"}
+        else:
+            for name in _OWNED_BY_SERVER:
+                meta.pop(name, None)
+            meta |= {name: old["metadata"][name] for name in _OWNED_BY_SERVER if name in old["metadata"]}
+            meta.pop("managedFields", None)
+            meta["resourceVersion"] = old["metadata"]["resourceVersion"]
+            if resource.has_status:
+                new.pop("status", None)
+                new |= {"status": old["status"]} if "status" in old else {}
+        judging.check(resource, new, old, options, self._rules)
+        return self._replace(resource, old, new, options), False
+
+    def patch(
+        self, resource: Resource, key: Key, change: Any, content_type: str, options: Options
+    ) -> tuple[Object, bool]:
+        """The object, and whether it is new (server-side apply only)."""
+        old = self.store.find(resource, key)
+        if old is None and "apply-patch" in content_type and not options.subresource:
+            change.setdefault("metadata", {}).setdefault("name", key[1])
+            judging.same_place(resource, key, change["metadata"])
+            return self.create(resource, key[0], change, options), True
+        if old is None:
+            raise resource.not_found(key[1])
+        if "json-patch" in content_type:
+            new = json_patch(copy_of(old), change)
+        else:
+            new = merge(old, change, strategic="strategic" in content_type or "apply-patch" in content_type)
+        meta = new.get("metadata")
+        if isinstance(meta, dict):
+            if meta.get("uid") not in (None, old["metadata"]["uid"]):
+                raise resource.invalid(
+                    key[1], [f'metadata.uid: Invalid value: "{meta["uid"]}": field is immutable']
+                )
+            meta.setdefault("name", key[1])
+            meta.setdefault("resourceVersion", old["metadata"]["resourceVersion"])
+        try:
+            return self.update(resource, key, new, options)
+        except ApiError as error:
+            if error.code == 400 and error.message.startswith(resource.unhandled):
+                raise invalid("", "", "", [f"patch: Invalid value: {error.message}"]) from None
+            raise
+
+    def delete(
+        self, resource: Resource, key: Key, wish: Object, dry_run: bool = False
+    ) -> tuple[Object, bool]:
+        """How the object looks now, and whether it is gone: it may only be on its way."""
+        old = self.store.get(resource, key)
+        judging.check_preconditions(resource, old, wish.get("preconditions") or {})
+        grace = _grace(resource, old, wish)
+        held = resource == r.NAMESPACES or grace or old["metadata"].get("finalizers")
+        new = copy_of(old)
+        if resource != r.NAMESPACES:
+            new["metadata"]["deletionGracePeriodSeconds"] = grace
+        if "deletionTimestamp" not in new["metadata"] and "generation" in new["metadata"]:
+            new["metadata"]["generation"] += 1
+        new["metadata"].setdefault("deletionTimestamp", timestamp(grace))
+        if resource == r.NAMESPACES:
+            new["status"] = {"phase": "Terminating"}
+        if dry_run:
+            return new, not held
+        if wish.get("propagationPolicy") == "Orphan" or wish.get("orphanDependents"):
+            self._orphan(old["metadata"]["uid"])
+        if not held:
+            if resource == r.PODS:
+                self.store.put(resource, new)  # whoever watches sees the mark before the end
+            return self.remove(resource, key), True
+        known = old["metadata"].get("deletionGracePeriodSeconds", None)
+        if "deletionTimestamp" in old["metadata"] and (known is None or known <= grace):
+            return old, False
+        new["metadata"]["deletionTimestamp"] = timestamp(grace)
+        return self.store.put(resource, new), False
+
+    def remove(self, resource: Resource, key: Key) -> Object:
+        """For good, finalizers or not."""
+        last = self.store.remove(resource, key)
+        if resource == r.CRDS:
+            self.catalog.forget(last)
+        return last
+
+    def release(self, resource: Resource, key: Key) -> None:
+        """The kubelet or the namespace is done with a deleted object: only finalizers may still hold it."""
+        old = self.store.find(resource, key)
+        if old and old["metadata"].get("finalizers"):
+            new = copy_of(old)
+            new["metadata"]["deletionGracePeriodSeconds"] = 0
+            self.store.put(resource, new)
+        elif old:
+            self.remove(resource, key)
+
+    def write_status(self, resource: Resource, key: Key, status: Object, spec: Object | None = None) -> None:
+        """For the parts of the cluster itself: no checks. `spec`: what the scheduler adds."""
+        old = self.store.find(resource, key)
+        if old and (old.get("status") != status or spec):
+            self.store.put(
+                resource, copy_of(old | {"status": status, "spec": old.get("spec", {}) | (spec or {})})
+            )
+
+    def _place(self, resource: Resource, meta: Object, namespace: str) -> None:
+        if not resource.namespaced:
+            meta.pop("namespace", None)
+            return
+        judging.same_namespace(meta, namespace)
+        meta["namespace"] = namespace
+        home = self.store.get(r.NAMESPACES, ("", namespace))
+        if "deletionTimestamp" in home["metadata"]:
+            text = f"unable to create new content in namespace {namespace} because it is being terminated"
+            name = meta.get("name") or ""
+            message = f'{resource.name} "{name}" is forbidden: {text}'
+            causes = [
+                {
+                    "reason": "NamespaceTerminating",
+                    "message": f"namespace {namespace} is being terminated",
+                    "field": "metadata.namespace",
+                }
+            ]
+            raise ApiError(
+                403,
+                "Forbidden",
+                message,
+                name=name,
+                group=resource.group,
+                kind=resource.plural,
+                causes=causes,
+            )
+
+    def _replace(self, resource: Resource, old: Object, new: Object, options: Options) -> Object:
+        if new == old:
+            return new
+        meta = new["metadata"]
+        if _counts_generations(resource) and _wish(new) != _wish(old):
+            meta["generation"] = old["metadata"].get("generation", 1) + 1
+        if options.dry_run:
+            return new
+        if resource == r.CRDS:
+            self.catalog.define(new)
+        ends = "deletionTimestamp" in meta and not meta.get("deletionGracePeriodSeconds")
+        if ends and not meta.get("finalizers") and resource != r.NAMESPACES:
+            self.remove(
+                resource, key_of(new)
+            )  # one event: what the last finalizer's end wrote is seen nowhere
+            return new
+        return self.store.put(resource, new)
+
+    def _orphan(self, uid: str) -> None:
+        for resource in tuple(self.catalog):
+            for child in self.store.list(resource):
+                owners = child["metadata"].get("ownerReferences", [])
+                kept = [owner for owner in owners if owner["uid"] != uid]
+                if kept != owners:
+                    new = copy_of(child)
+                    new["metadata"]["ownerReferences"] = kept
+                    self.store.put(resource, new)
+
+
+_MADE_BY_PUT = (r.SERVICES, r.EVENTS, r.LEASES)
+
+
+def _counts_generations(resource: Resource) -> bool:
+    return resource.schema is not None or resource in (r.PODS, r.CRDS)
+
+
+def _grace(resource: Resource, old: Object, wish: Object) -> int:
+    """Seconds. Only a pod that runs somewhere needs any."""
+    if (
+        resource != r.PODS
+        or not old["spec"].get("nodeName")
+        or old["status"].get("phase") in ("Succeeded", "Failed")
+    ):
+        return 0
+    wanted = wish.get("gracePeriodSeconds")
+    grace = old["spec"].get("terminationGracePeriodSeconds", 30) if wanted is None else wanted
+    return max(1, grace) if grace else 0
+
+
+def _wish(value: Object) -> Object:
+    return {name: part for name, part in value.items() if name not in ("metadata", "status")}

@@ -1,0 +1,125 @@
+"""One container: its state as Kubernetes words it, and the process of its present run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ropeteam.local.api.verbs import timestamp
+from ropeteam.local.node import shim
+from ropeteam.local.node.podspec import Launch, StartError
+from ropeteam.local.resources import Object
+from ropeteam_trainer.contract import config
+
+AGAIN_SECONDS = 1.0
+"""After which a container that is to be killed, and lives, is told again."""
+
+
+class Container:
+    """Runs of one container of one pod. `changed` is called whenever `status()` differs."""
+
+    def __init__(self, spec: Object, logs: Path, changed: Callable[[], None]) -> None:
+        self.spec, self.name = spec, spec["name"]
+        self.state: Object = {"waiting": {"reason": "ContainerCreating"}}
+        self.last_state: Object = {}
+        self.restarts = 0
+        self.exit_code: int | None = None
+        """Of a container that will not run again."""
+        self._logs, self._changed = logs / self.name, changed
+        self._shim: asyncio.subprocess.Process | None = None
+        self._asked: int | None = None
+        self._id = ""
+
+    @property
+    def running(self) -> bool:
+        return "running" in self.state
+
+    @property
+    def ever_ran(self) -> bool:
+        return self.running or self.restarts > 0 or "terminated" in (self.state | self.last_state)
+
+    def begin_anew(self) -> None:
+        """The next run is another one: what was asked of the last does not concern it."""
+        self.restarts += 1
+        self._asked = None
+
+    def wait(self, reason: str, message: str = "") -> None:
+        waiting = {"reason": reason} | ({"message": message} if message else {})
+        if "terminated" in self.state:
+            self.last_state = self.state
+        self._become({"waiting": waiting})
+
+    async def run(self, launch: Launch) -> int:
+        """From start to end of one run. Its exit code: 128 + signal for one that was killed."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        log = self._logs / f"{self.restarts}.log"
+        log.touch(0o600)
+        uid = launch.environment.get(config.POD_UID)
+        memory = [config.memory_folder(uid)] if uid else []
+        self._shim = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", shim.__file__, str(os.getpid()), *memory,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in the terminal is for the cluster
+        )  # fmt: skip
+        assert self._shim.stdin
+        assert self._shim.stdout
+        self._shim.stdin.write(shim.request(str(log), str(launch.folder), launch.command, launch.environment))
+        self._shim.stdin.close()
+        try:
+            if self._asked:
+                self.signal(self._asked)
+            verdict, _, rest = (await self._shim.stdout.readline()).decode().strip().partition(" ")
+            started = timestamp()
+            if verdict == "pid":
+                self._id = f"local://{rest}"
+                self._become({"running": {"startedAt": started}})
+            code = await self._shim.wait()
+            code = 128 - code if code < 0 else code
+        finally:
+            while self._shim.returncode is None:  # cancelled
+                self.signal(signal.SIGINT)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._shim.wait(), AGAIN_SECONDS)
+        if verdict == "error":
+            raise StartError(f"exec: {launch.command[0]}: {rest}")
+        self.end(code, "Completed" if code == 0 else "Error", started)
+        return code
+
+    def end(self, code: int, reason: str, started: str, message: str = "") -> None:
+        """A run is over."""
+        terminated: dict[str, Any] = {"exitCode": code, "reason": reason, "containerID": self._id}
+        if message:
+            terminated["message"] = message
+        self._become({"terminated": terminated | {"startedAt": started, "finishedAt": timestamp()}})
+
+    def signal(self, number: int) -> None:
+        """SIGTERM goes to the command; SIGINT kills it and all that it started. Send that one until it has
+        ended: a shim that is just being started may lose it.
+        """
+        self._asked = number
+        if self._shim and self._shim.returncode is None:
+            self._shim.send_signal(number)
+
+    def status(self) -> Object:
+        return {
+            "name": self.name,
+            "image": self.spec["image"],
+            "imageID": "",
+            "containerID": self._id,
+            "ready": self.running,
+            "started": self.running,
+            "restartCount": self.restarts,
+            "state": self.state,
+            "lastState": self.last_state,
+        }
+
+    def _become(self, state: Object) -> None:
+        if state != self.state:
+            self.state = state
+            self._changed()

@@ -1,0 +1,176 @@
+"""From a container's spec to a command line of this machine: environment, `$(VAR)`, mounts.
+
+There is no mount namespace. Where command, arguments, environment and working directory name a `mountPath`,
+they are given the volume's folder instead. A path inside a script is not seen.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropeteam.local import resources as r
+from ropeteam.local.api.selectors import at
+from ropeteam.local.resources import Object, Resource
+
+Lookup = Callable[[Resource, str], Object | None]
+"""An object of the pod's namespace, by kind and name."""
+
+
+class NotReady(Exception):
+    """A container cannot start yet, for a reason that the user can change while it waits."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason, self.message = reason, message
+
+
+class StartError(Exception):
+    """A container can never start."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What stands for the image and the mount namespace."""
+
+    mounts: Mapping[str, Path]
+    """mountPath to folder."""
+    environment: Mapping[str, str]
+    folder: Path
+    """The working directory of a container that names none."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the shim runs. `command[0]` is a path."""
+
+    command: list[str]
+    environment: dict[str, str]
+    folder: Path
+
+
+def launch(pod: Object, container: Object, place: Place, look: Lookup) -> Launch:
+    """Raises NotReady for what may still come, StartError for what cannot work."""
+    rewrite = _rewriter(place.mounts)
+    declared = _environment_from(container.get("envFrom", ()), look)
+    for row in container.get("env", ()):
+        value = _value(pod, row, look)
+        if value is not None:
+            declared[row["name"]] = _expand(value, declared) if "value" in row else value
+    environment = {**place.environment, **{name: rewrite(value) for name, value in declared.items()}}
+    words = [*container.get("command", ()), *container.get("args", ())]
+    if not container.get("command"):
+        raise StartError(
+            f"container {container['name']} has no command. The local cluster does not use the image, so its "
+            "entrypoint is unknown: write the command in the manifest"
+        )
+    words = [rewrite(_expand(word, declared)) for word in words]
+    folder = place.folder / rewrite(container.get("workingDir", ""))
+    if not folder.is_dir():
+        raise StartError(f"working directory {folder} does not exist on this machine")
+    return Launch([find_command(words[0], environment, folder), *words[1:]], environment, folder)
+
+
+def find_command(name: str, environment: Mapping[str, str], folder: Path) -> str:
+    """Python and torchrun are ours first: the image's would have been the one with torch."""
+    if "/" in name:
+        path = folder / name
+        if not path.is_file():
+            raise StartError(f'exec: "{name}": no such file on this machine (the image is not used)')
+        return str(path)
+    if re.fullmatch(r"python[0-9.]*|torchrun", name):
+        ours = Path(sys.prefix, "bin", name)
+        if ours.exists():
+            return str(ours)
+        if name in ("python", "python3"):
+            return sys.executable
+    found = shutil.which(name, path=environment.get("PATH"))
+    if not found:
+        raise StartError(
+            f'exec: "{name}": executable file not found in $PATH (of this machine: the image is not used)'
+        )
+    return found
+
+
+def _rewriter(mounts: Mapping[str, Path]) -> Callable[[str], str]:
+    if not mounts:
+        return lambda text: text
+    longest_first = sorted(mounts, key=len, reverse=True)
+    pattern = re.compile(rf"(?<![\w.\-/])({'|'.join(map(re.escape, longest_first))})(?![\w.\-])")
+    return lambda text: pattern.sub(lambda found: str(mounts[found[1]]), text)
+
+
+def _expand(text: str, known: Mapping[str, str]) -> str:
+    """`$(NAME)`; `$$(NAME)` is the escape, and an unknown name stays as it is."""
+
+    def replacement(found: re.Match[str]) -> str:
+        if found[0].startswith("$$"):
+            return found[0][1:]
+        return known.get(found[1], found[0])
+
+    return re.sub(r"\$?\$\(([^()\s]+)\)", replacement, text)
+
+
+def _value(pod: Object, row: Object, look: Lookup) -> str | None:
+    """None: an optional source is missing."""
+    source = row.get("valueFrom")
+    if not source:
+        return str(row.get("value", ""))
+    if "fieldRef" in source:
+        return str(field_of(pod, source["fieldRef"]["fieldPath"]) or "")
+    for kind, resource in (("secretKeyRef", r.SECRETS), ("configMapKeyRef", r.CONFIG_MAPS)):
+        if kind in source:
+            return _key_of(resource, source[kind], look)
+    raise StartError(f"env {row['name']}: the local cluster knows no valueFrom.{next(iter(source))}")
+
+
+def field_of(pod: Object, path: str) -> Any:
+    found = re.fullmatch(r"metadata\.(labels|annotations)\['(.+)'\]", path)
+    return at(pod, f"metadata.{found[1]}").get(found[2]) if found else at(pod, path)
+
+
+def _environment_from(sources: Iterable[Object], look: Lookup) -> dict[str, str]:
+    """Whole Secrets and ConfigMaps as variables."""
+    found = {}
+    for source in sources:
+        for kind, resource in (("secretRef", r.SECRETS), ("configMapRef", r.CONFIG_MAPS)):
+            if ref := source.get(kind):
+                owner = look(resource, ref["name"])
+                if owner is None and not ref.get("optional"):
+                    raise _missing(resource, ref["name"])
+                for name, value in contents(owner).items() if owner else ():
+                    found[source.get("prefix", "") + name] = value.decode()
+    return found
+
+
+def _missing(resource: Resource, name: str) -> NotReady:
+    return NotReady("CreateContainerConfigError", f'{resource.kind.lower()} "{name}" not found')
+
+
+def _key_of(resource: Resource, ref: Object, look: Lookup) -> str | None:
+    owner = look(resource, ref["name"])
+    content = contents(owner).get(ref["key"]) if owner else None
+    if content is not None:
+        return content.decode()
+    if ref.get("optional"):
+        return None
+    if owner is None:
+        raise _missing(resource, ref["name"])
+    text = f"couldn't find key {ref['key']} in {resource.kind} {ref['name']}"
+    raise NotReady("CreateContainerConfigError", text)
+
+
+def contents(value: Object) -> dict[str, bytes]:
+    """The keys of a Secret or ConfigMap."""
+    plain = value["kind"] == "ConfigMap"
+    data = {
+        name: text.encode() if plain else base64.b64decode(text)
+        for name, text in (value.get("data") or {}).items()
+    }
+    return data | {name: base64.b64decode(text) for name, text in (value.get("binaryData") or {}).items()}

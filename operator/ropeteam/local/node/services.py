@@ -1,0 +1,183 @@
+"""Services: for each cluster address and port a TCP proxy to the pods that the selector finds.
+
+The port listens only while there is a pod behind it, so that a connection is refused otherwise. A connection
+lives as long as both of its ends; one to a pod that has gone is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Collection
+from contextlib import suppress
+from functools import partial
+from itertools import count
+
+from ropeteam.local import resources as r
+from ropeteam.local.api.selectors import at, matches
+from ropeteam.local.api.store import Event, Key, Store, key_of
+from ropeteam.local.resources import ApiError, Object
+
+_log = logging.getLogger(__name__)
+ADDRESSES = range(224, 256)
+"""Third number of the addresses of Services; pods have those below."""
+AGAIN_SECONDS = 1.0
+"""After which an address that could not be listened on is tried again."""
+_TURNS_TO_ACCEPT = 5
+"""Of the loop, from a socket that asyncio has accepted to the call of our `accept`."""
+Backend = tuple[str, int, str]
+"""Address, port, and the pod's uid."""
+
+
+class Services:
+    """Follows the Services and pods of the store."""
+
+    def __init__(self, store: Store, network: str) -> None:
+        self.store, self._network = store, network
+        self._servers: dict[tuple[Key, str, int], asyncio.Server] = {}
+        self._connections: defaultdict[str, set[asyncio.StreamWriter]] = defaultdict(set)
+        self._turn = count()
+        self._dirty = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._pumps: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        self.store.listeners.append(self._see)
+        self._task = asyncio.create_task(self._follow())
+
+    async def stop(self) -> None:
+        self.store.listeners.remove(self._see)
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await _close(self._servers.values())
+        while self._pumps:
+            for task in self._pumps:
+                task.cancel()
+            await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    def allocate_address(self) -> str:
+        """Raises ApiError when there are 8,128 Services."""
+        used = {service["spec"].get("clusterIP") for service in self.store.list(r.SERVICES)}
+        found = (f"{self._network}.{third}.{fourth}" for third in ADDRESSES for fourth in range(1, 255))
+        address = next((address for address in found if address not in used), None)
+        if address is None:
+            raise ApiError(500, "InternalError", "failed to allocate a serviceIP: range is full")
+        return address
+
+    def backends(self, service: Object, port: Object) -> list[Backend]:
+        """Ready pods behind a port of a Service."""
+        selector = service["spec"].get("selector")
+        pods = self.store.list(r.PODS, service["metadata"]["namespace"]) if selector else ()
+        return [
+            (pod["status"]["podIP"], number, pod["metadata"]["uid"])
+            for pod in pods
+            if matches(selector, pod) and _ready(pod) and (number := _port_number(pod, port))
+        ]
+
+    def _see(self, event: Event) -> None:
+        if event.resource == r.PODS:
+            if event.type == "DELETED" or at(event.object, "status.phase") in ("Succeeded", "Failed"):
+                for writer in self._connections.pop(event.object["metadata"]["uid"], ()):
+                    writer.transport.abort()
+            self._dirty.set()
+        elif event.resource == r.SERVICES:
+            self._dirty.set()
+
+    async def _follow(self) -> None:
+        deaf: set[tuple[Key, str, int]] = set()
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._dirty.wait(), AGAIN_SECONDS if deaf else None)
+            self._dirty.clear()
+            wanted = {
+                (key_of(service), service["spec"]["clusterIP"], port["port"]): (service, port)
+                for service in self.store.list(r.SERVICES)
+                for port in service["spec"].get("ports", ())
+                if service["spec"].get("clusterIP") != "None" and self.backends(service, port)
+            }
+            await _close([self._servers.pop(gone) for gone in self._servers.keys() - wanted.keys()])
+            deaf &= wanted.keys()
+            for new in wanted.keys() - self._servers.keys():
+                try:
+                    self._servers[new] = await self._listen(*new)
+                    deaf.discard(new)
+                except OSError as error:  # the port needs more rights, or is taken: refused, as without a pod
+                    if new not in deaf:
+                        _log.warning("service %s cannot listen: %s", new[0][1], error)
+                    deaf.add(new)
+
+    async def _listen(self, key: Key, address: str, number: int) -> asyncio.Server:
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.create_task(self._serve(key, number, reader, writer))
+            self._pumps.add(task)
+            task.add_done_callback(partial(self._end, writer))
+
+        return await asyncio.start_server(accept, address, number)
+
+    def _end(self, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
+        """Also of one that was cancelled before it began."""
+        self._pumps.discard(task)
+        if task.cancelled():
+            writer.transport.abort()
+        else:
+            writer.close()
+
+    async def _serve(
+        self, key: Key, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        service = self.store.find(r.SERVICES, key) or {"spec": {}, "metadata": {"namespace": key[0]}}
+        port = next((p for p in service["spec"].get("ports", ()) if p["port"] == number), None)
+        choices = self.backends(service, port) if port else []
+        try:
+            host, target, uid = choices[next(self._turn) % max(1, len(choices))]
+            pod_reader, pod_writer = await asyncio.open_connection(host, target)
+        except (IndexError, OSError):
+            writer.transport.abort()
+            return
+        self._connections[uid].add(writer)
+        upward = asyncio.create_task(_pump(reader, pod_writer))
+        try:
+            await _pump(pod_reader, writer)
+        finally:
+            upward.cancel()
+            self._connections[uid].discard(writer)
+            pod_writer.transport.abort()
+
+
+async def _close(servers: Collection[asyncio.Server]) -> None:
+    """A socket that asyncio has accepted, but not told us of, when its server is closed is closed by nobody
+    (Python 3.11): first no new ones, then a moment for those that are under way.
+    """
+    for server in servers:
+        for listener in server.sockets:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+    for _ in range(_TURNS_TO_ACCEPT if servers else 0):
+        await asyncio.sleep(0)
+    for server in servers:
+        server.close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """One direction, until its end is closed."""
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+
+
+def _ready(pod: Object) -> bool:
+    return "deletionTimestamp" not in pod["metadata"] and any(
+        c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", ())
+    )
+
+
+def _port_number(pod: Object, port: Object) -> int | None:
+    target = port["targetPort"]
+    if isinstance(target, int):
+        return target
+    rows = [row for container in pod["spec"]["containers"] for row in container.get("ports", ())]
+    return next((row["containerPort"] for row in rows if row.get("name") == target), None)

@@ -1,0 +1,145 @@
+"""The environment of a rank: the user's, with torchrun's variables and ours. Pure.
+
+A command that runs once per pod may be a launcher, or a script that starts processes by itself: it is told
+where and how many (in PyTorchJob's and torchrun's names), and brings up a store of its own.
+Where there are parameter servers, ROLE_* count workers and servers apart; RANK and WORLD_SIZE count all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+
+from ropeteam_trainer.checkpoint.decisions import manifest
+from ropeteam_trainer.contract import codec, config
+from ropeteam_trainer.contract.config import PodIdentity, RankPlan, WorkerConfig
+from ropeteam_trainer.contract.world import Plan
+from ropeteam_trainer.launchers import MeetingPlace
+
+_LAUNCHER_PORTS = range(20_000, 29_000)
+"""Below those that the kernel gives away by itself, and ours."""
+_NOT_FOR_RANKS = (config.CONFIG, config.TOKEN_FILE, config.SLOT, config.INCARNATION, config.POD_UID)
+_MAX_RESTARTS = 1000
+
+
+def rank_environment(
+    base: Mapping[str, str], settings: WorkerConfig, plan: Plan, identity: PodIdentity, rank: int
+) -> dict[str, str]:
+    """torchrun's contract for one rank. The socket and the page are added where they are made."""
+    slot = identity.slot
+    member, first = plan.member(slot), plan.first_rank(slot)
+    assert member is not None
+    own = {
+        "RANK": rank,
+        "WORLD_SIZE": plan.world_size,
+        "LOCAL_RANK": rank - first,
+        "LOCAL_WORLD_SIZE": member.processes,
+        "GROUP_RANK": slot,
+        "GROUP_WORLD_SIZE": plan.slots,
+        "MASTER_ADDR": plan.store_host,
+        "MASTER_PORT": plan.store_port,
+        "TORCHELASTIC_RESTART_COUNT": plan.restart_count,
+        "TORCHELASTIC_MAX_RESTARTS": _MAX_RESTARTS,
+        "TORCHELASTIC_RUN_ID": settings.job_uid,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        config.STORE_ADDRESS: f"{plan.store_host}:{plan.store_port}",
+        config.EPOCH: plan.epoch,
+        config.RANK_PLAN: codec.encode(rank_plan(settings, plan, identity)).decode(),
+    } | _role(settings, plan, rank)
+    return _defaults(base) | {name: str(value) for name, value in own.items()}
+
+
+def _role(settings: WorkerConfig, plan: Plan, rank: int) -> dict[str, object]:
+    if not settings.servers:
+        return {"ROLE_NAME": "default", "ROLE_RANK": rank, "ROLE_WORLD_SIZE": plan.world_size}
+    workers = settings.workers * settings.processes
+    if rank < workers:
+        return {"ROLE_NAME": "worker", "ROLE_RANK": rank, "ROLE_WORLD_SIZE": workers}
+    return {"ROLE_NAME": "server", "ROLE_RANK": rank - workers, "ROLE_WORLD_SIZE": plan.world_size - workers}
+
+
+def server_addresses(settings: WorkerConfig, plan: Plan) -> tuple[str, ...]:
+    """`host:port` of each parameter server, in rank order."""
+    return tuple(
+        f"{member.address}:{config.PARAMETER_SERVER_PORT}"
+        for member in plan.members
+        if settings.is_server(member.slot)
+    )
+
+
+def servers_secret(token: bytes) -> str:
+    """Shown by workers and parameter servers to each other: derived, because a rank needs no key."""
+    return hmac.new(token, b"servers", hashlib.sha256).hexdigest()
+
+
+def launcher_environment(
+    base: Mapping[str, str], settings: WorkerConfig, plan: Plan, identity: PodIdentity
+) -> dict[str, str]:
+    """For a command that runs once per pod: PyTorchJob's contract, and torchrun's own variables (PET_*),
+    which a torchrun inside finds. RANK and WORLD_SIZE count such commands. The store is theirs: it is hosted
+    where they meet, by a process of theirs.
+    """
+    member, place = plan.member(identity.slot), meeting_place(settings, plan, identity.slot)
+    nodes = 1 if settings.worlds_per_pod else plan.slots
+    assert member is not None
+    where: dict[str, object] = {"MASTER_ADDR": place.address, "MASTER_PORT": place.port}
+    count: dict[str, object] = {
+        "NNODES": nodes,
+        "NODE_RANK": place.node_rank,
+        "NPROC_PER_NODE": member.processes,
+    }
+    own = where | count | {f"PET_{name}": value for name, value in (where | count).items()}
+    own |= {"RANK": place.node_rank, "WORLD_SIZE": nodes, config.EPOCH: plan.epoch}
+    if member.processes == 1:  # it is the rank, and may use the library
+        own |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+        own[config.RANK_PLAN] = codec.encode(rank_plan(settings, plan, identity)).decode()
+    return _defaults(base) | {name: str(value) for name, value in own.items()}
+
+
+def meeting_place(settings: WorkerConfig, plan: Plan, slot: int) -> MeetingPlace:
+    """The commands of all pods meet at slot 0; if each pod is a world of its own, each at itself."""
+    host = plan.member(slot)
+    if settings.worlds_per_pod and host is not None:
+        return MeetingPlace(0, host.address, launcher_port(f"{settings.job_uid}/{slot}"))
+    return MeetingPlace(slot, plan.members[0].address, launcher_port(settings.job_uid))
+
+
+def launcher_port(world: str) -> int:
+    """Each world has a port of its own: pods of a local cluster, and those in their host's network, share one
+    network."""
+    number = int(hashlib.sha256(world.encode()).hexdigest(), 16)
+    return _LAUNCHER_PORTS[number % len(_LAUNCHER_PORTS)]
+
+
+def interface_names(address: str, interface: str | None) -> dict[str, str]:
+    """Where gloo and NCCL listen: on the interface of the pod's address, not where its host name leads."""
+    if interface is None:
+        return {}
+    is_loopback = address.startswith("127.")
+    return {"GLOO_SOCKET_IFNAME": interface} | ({} if is_loopback else {"NCCL_SOCKET_IFNAME": interface})
+
+
+def rank_plan(settings: WorkerConfig, plan: Plan, identity: PodIdentity) -> RankPlan:
+    """The secret of parameter servers is told only where there are any."""
+    return RankPlan(
+        epoch=str(plan.epoch),
+        restore=tuple(manifest.ref_text(ref) for ref in plan.restore),
+        lineage_known=bool(plan.restore),
+        checkpoint=settings.checkpoint,
+        resume=settings.resume,
+        resume_step=settings.resume_step,
+        job=settings.job,
+        job_uid=settings.job_uid,
+        strategy=settings.strategy,
+        servers=server_addresses(settings, plan),
+        secret=servers_secret(identity.token) if settings.servers else "",
+        line=str(plan.line) if settings.servers else "",
+        keys=identity.keys_file,
+        trust=settings.trust,
+    )
+
+
+def _defaults(base: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in base.items() if name not in _NOT_FOR_RANKS}
+    return {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | kept

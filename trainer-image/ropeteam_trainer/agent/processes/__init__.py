@@ -1,0 +1,14 @@
+"""Ranks, stores and the zygote: started, watched and reaped.
+
+ranks.py          the ranks of the one world that may live here
+keeper.py         the TCPStore of each epoch
+zygoteclient.py   the agent's end of the zygote
+spawn.py          a process that dies with the agent
+reaper.py         the one place where children are waited for
+proc.py           who descends from whom
+page.py           the agent's end of a heartbeat page
+ranksocket.py     the socket of one rank
+output.py         what a rank prints
+memory.py         the folder in memory that outlives ranks
+waiting.py        await with a limit
+"""

@@ -1,0 +1,395 @@
+"""The rank processes of the one world that may live here: start, watch, kill, bury.
+
+A rank is a session of its own. When it dies, everything that descends from it is killed before its exit is
+told: a left-over DataLoader worker would hold the dead rank's sockets open. Found are: its session, its
+process tree, and whatever has its page in its environment, wherever it was re-parented to (always to this
+agent, a subreaper). Limits: a process that left session, tree and environment behind is known as "of some
+rank" only; it is killed with the last rank, and with the first that does not end cleanly. What cannot be
+killed (it became root, or hangs in the kernel) is told as RankUnburied after BURIAL_SECONDS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ropeteam_trainer.agent.lane import Lane
+from ropeteam_trainer.agent.log import log
+from ropeteam_trainer.agent.machine import stacks
+from ropeteam_trainer.agent.machine.environment import (
+    launcher_environment,
+    meeting_place,
+    rank_environment,
+    servers_secret,
+)
+from ropeteam_trainer.agent.machine.state import (
+    BeatsRead,
+    Event,
+    RankDying,
+    RankExited,
+    RankSaid,
+    RanksStarted,
+    RankUnburied,
+    StackShown,
+)
+from ropeteam_trainer.agent.processes import proc
+from ropeteam_trainer.agent.processes.memory import empty
+from ropeteam_trainer.agent.processes.output import Output
+from ropeteam_trainer.agent.processes.page import Page
+from ropeteam_trainer.agent.processes.ranksocket import RankSocket
+from ropeteam_trainer.agent.processes.reaper import Reaper
+from ropeteam_trainer.agent.processes.spawn import Shims, spawn
+from ropeteam_trainer.agent.processes.waiting import within
+from ropeteam_trainer.agent.processes.zygoteclient import ZygoteClient
+from ropeteam_trainer.agent.script import children
+from ropeteam_trainer.contract import config
+from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
+from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
+from ropeteam_trainer.contract.messages import Standstill
+from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
+from ropeteam_trainer.launchers import Launch, Run
+from ropeteam_trainer.system.background import background
+
+RESCAN_SECONDS, SELDOM_SECONDS = 0.01, 0.5
+"""A dying process is looked at again after the first, if no SIGCHLD comes before; then ever more seldom."""
+BURIAL_SECONDS = 30.0
+"""From the signal that ends a rank until nothing of it lives. Giving back hundreds of GiB takes seconds."""
+STACK_SECONDS, STACK_LOOKS = 0.1, 10
+"""Between two looks at whether a process has shown its stacks, and how many there are."""
+MOST_STACKS = 32
+"""Processes of one rank that are asked, itself and its DataLoader workers for example."""
+_NO_SESSION = -1
+_CANNOT_START = (OSError, ValueError, subprocess.SubprocessError)
+"""No file, process or memory; a NUL in an argument; what happens between fork and exec."""
+
+
+@dataclass
+class _Rank:
+    """One process and what it talks through. `pid` None: not started, or dead."""
+
+    epoch: Epoch
+    number: int
+    page: Page
+    socket: RankSocket
+    output: Output
+    write_end: int
+    pid: int | None = None
+    library_pid: int = 0
+    """Of the process that makes the steps, as it says: a launcher may stand between."""
+    dying_since: float | None = None
+    """Told already, or our own doing."""
+    exit: ProcessExit = ProcessExit(None, signal.SIGKILL)
+    """As soon as it is known."""
+    left: str = "it does not end"
+    """Why something of it still lives, if so."""
+    given_up: bool = False
+
+
+@dataclass(frozen=True)
+class How:
+    """What never changes about starting ranks in this pod."""
+
+    settings: WorkerConfig
+    identity: PodIdentity
+    launch: Launch
+    python: str
+    base: Mapping[str, str]
+    shims: Shims
+    folder: Path
+    memory: Path | None = None
+    """What ranks find there outlives them. Emptied when a plan begins anew."""
+
+    @property
+    def slot(self) -> int:
+        return self.identity.slot
+
+
+class Ranks:
+    """`services`: pids that are never strays (zygote, stores), nor is anything of their sessions."""
+
+    def __init__(
+        self,
+        how: How,
+        reaper: Reaper,
+        zygote: ZygoteClient,
+        services: Callable[[], set[int]],
+        post: Callable[[Event], None],
+    ) -> None:
+        self._how, self._reaper, self._zygote = how, reaper, zygote
+        self._services, self._post = services, post
+        self._ranks: dict[int, _Rank] = {}
+        self._oom_kills = proc.oom_kills()
+        self._lane, self._proc = Lane("memory"), Lane("proc")
+
+    async def start(self, plan: Plan, fork: bool) -> None:
+        """All ranks of `plan` on this pod. Each ends in a RankExited, also if it cannot be started."""
+        assert not self._ranks, "the machine starts a world only when the former one is gone"
+        numbers = plan.ranks(self._how.slot)
+        if self._how.launch.per_pod:
+            numbers = numbers[:1]
+        fork = fork and await self._zygote.may_fork_ranks()
+        for number in numbers:
+            try:
+                if self._how.memory and plan.origin is None and number == numbers[0]:
+                    await asyncio.get_running_loop().run_in_executor(self._lane, empty, self._how.memory)
+                rank = self._ranks[number] = self._prepare(plan.epoch, number)
+                await self._start_one(rank, plan, fork)
+            except _CANNOT_START as error:
+                self._cannot_start(plan.epoch, number, error)
+        self._post(RanksStarted(plan.epoch))
+
+    def kill(self, epoch: Epoch, numbers: Iterable[int]) -> None:
+        self._signal(epoch, numbers, signal.SIGKILL)
+
+    def terminate(self, epoch: Epoch, numbers: Iterable[int]) -> None:
+        """A launcher's or shell's whole group: they do not always pass a signal on."""
+        self._signal(epoch, numbers, signal.SIGTERM)
+
+    def show_stacks(self, epoch: Epoch, numbers: Iterable[int]) -> None:
+        """In the ranks' own output, and by a StackShown of each."""
+        for rank in [self._ranks[n] for n in numbers if n in self._ranks]:
+            if rank.epoch == epoch and rank.pid is not None:
+                background(self._show_stacks(rank))
+
+    def tell(self, epoch: Epoch, number: int, message: ToRank) -> None:
+        rank = self._ranks.get(number)
+        if rank and rank.epoch == epoch:
+            rank.socket.tell(message)
+
+    def read_beats(self) -> BeatsRead | None:
+        """One look at all pages; None if no rank lives."""
+        beats = {rank.number: beat for rank in self._ranks.values() if (beat := rank.page.read())}
+        epoch = next((rank.epoch for rank in self._ranks.values()), None)
+        return BeatsRead(epoch, beats) if epoch and beats else None
+
+    def look_for_dying(self) -> None:
+        """Tell of ranks that a signal kills: their peers are stopped while the kernel takes them apart. And
+        of those of which something does not die.
+        """
+        for rank in tuple(self._ranks.values()):
+            if rank.pid and rank.dying_since is None and (number := proc.deadly_signal(rank.pid)):
+                self._tell_dying(rank, number)
+            is_late = rank.dying_since is not None and time.monotonic() > rank.dying_since + BURIAL_SECONDS
+            if is_late and not rank.given_up:
+                rank.given_up = True
+                log(f"rank {rank.number} has not ended after {BURIAL_SECONDS:g} s: {rank.left}")
+                self._post(RankUnburied(rank.epoch, rank.number, rank.exit, rank.left))
+
+    # ---- starting
+
+    def _prepare(self, epoch: Epoch, number: int) -> _Rank:
+        folder = self._how.folder / str(epoch)
+        folder.mkdir(exist_ok=True)
+
+        def heard(said: FromRank) -> None:
+            if number in self._ranks and said.hello_pid:
+                self._ranks[number].library_pid = said.hello_pid
+            self._post(RankSaid(epoch, number, said))
+
+        with contextlib.ExitStack() as made:  # all of it, or nothing
+            page = Page(folder / f"page-{number}")
+            made.callback(page.close)
+            secret = servers_secret(self._how.identity.token) if self._how.settings.servers else ""
+            socket = RankSocket(folder / f"rank-{number}.sock", heard, secret)
+            made.callback(socket.close)
+            read_end, write_end = os.pipe()
+            made.pop_all()
+        return _Rank(epoch, number, page, socket, Output(read_end, f"rank {number}"), write_end)
+
+    def _cannot_start(self, epoch: Epoch, number: int, error: Exception) -> None:
+        log(f"rank {number} cannot be started: {error}")
+        if rank := self._ranks.get(number):
+            self._forget(rank)
+        text = f"cannot start: {error}"
+        self._post(RankExited(epoch, number, ProcessExit(127, None, fingerprint=text, message=text)))
+
+    async def _start_one(self, rank: _Rank, plan: Plan, fork: bool) -> None:
+        environment = self._environment(rank, plan)
+        launch, reaper = self._how.launch, self._reaper
+        local_rank = rank.number - plan.first_rank(self._how.slot)
+        if fork:
+            request = {
+                "kind": launch.run.value,
+                "argv": launch.arguments(local_rank),
+                "env": environment,
+                "cwd": str(Path.cwd() / launch.cwd),
+            }
+            try:
+                with reaper.expecting():
+                    rank.pid = await self._zygote.fork("rank", request, (rank.write_end,))
+                    reaper.watch(rank.pid, lambda status: self._died(rank, status))
+            except OSError as error:
+                log(f"rank {rank.number} is exec'ed, because it cannot be forked: {error}")
+                # It may have been, and nobody has told: two processes would be the same rank.
+                await within(BURIAL_SECONDS, self._end_strays(rank, _NO_SESSION))
+        if rank.pid is None:
+            rank.pid = spawn(self._argv(local_rank, plan), environment, rank.write_end, cwd=launch.cwd)
+            reaper.watch(rank.pid, lambda status: self._died(rank, status))
+        os.close(rank.write_end)
+        rank.write_end = -1
+
+    def _argv(self, local_rank: int, plan: Plan) -> list[str]:
+        launch = self._how.launch
+        if launch.per_pod:
+            return list(launch.joined(meeting_place(self._how.settings, plan, self._how.slot)))
+        argv = launch.arguments(local_rank)
+        if launch.run is Run.COMMAND:
+            return list(argv)
+        return [self._how.python, *launch.flags, self._how.shims.rank, launch.run.value, *argv]
+
+    def _environment(self, rank: _Rank, plan: Plan) -> dict[str, str]:
+        how = self._how
+        if how.launch.per_pod:
+            environment = launcher_environment(how.base, how.settings, plan, how.identity)
+        else:
+            environment = rank_environment(how.base, how.settings, plan, how.identity, rank.number)
+        environment["PYTHONPATH"] = how.shims.python_path(how.base)
+        environment[config.AGENT_SOCKET] = str(rank.socket.path)
+        member = plan.member(how.slot)
+        if not how.launch.per_pod or (member and member.processes == 1):
+            environment[config.RANK_PAGE] = str(rank.page.path)
+            environment[config.RANK_SOCKET] = str(rank.socket.path)
+        return environment
+
+    # ---- standing still
+
+    async def _show_stacks(self, rank: _Rank) -> None:
+        """Of one process after the other: they share their output."""
+        first, *others = self._processes(rank)
+        self._post(StackShown(rank.epoch, rank.number, await self._show(rank, first, first) or Standstill()))
+        for pid in others:
+            await self._show(rank, pid, first)
+
+    def _processes(self, rank: _Rank) -> list[int]:
+        """That which makes the steps, then the others of the rank."""
+        own = {rank.pid or 0}
+        with contextlib.suppress(OSError):
+            own |= proc.below(own, proc.processes())
+        first = rank.library_pid if rank.library_pid in own else rank.pid or 0
+        return [first, *sorted(own - {first})][:MOST_STACKS]
+
+    async def _show(self, rank: _Rank, pid: int, first: int) -> Standstill | None:
+        """None: it shows nothing. One that would be ended by the signal is not asked."""
+        if rank.pid is None or not proc.catches(pid, children.STACKS_SIGNAL):
+            return None
+        log(f"rank {rank.number} makes no step, these are the stacks of process {pid}:")
+        rank.output.note(True, aside=pid != first)
+        proc.kill(pid, children.STACKS_SIGNAL)
+        shown = None
+        for _ in range(STACK_LOOKS):
+            await asyncio.sleep(STACK_SECONDS)
+            before, shown = shown, stacks.stands(rank.output.noted)
+            if shown is not None and shown == before:
+                break
+        rank.output.note(False)
+        return shown
+
+    # ---- ending
+
+    def _signal(self, epoch: Epoch, numbers: Iterable[int], number: int) -> None:
+        for rank in [self._ranks[n] for n in numbers if n in self._ranks]:
+            if rank.epoch == epoch and rank.pid is not None:
+                is_group = number == signal.SIGTERM and self._how.launch.per_pod
+                if number == signal.SIGKILL:
+                    rank.dying_since = rank.dying_since or time.monotonic()
+                if refused := proc.kill(-rank.pid if is_group else rank.pid, number):
+                    rank.left = f"its process {rank.pid} cannot be killed: {refused}"
+
+    def _tell_dying(self, rank: _Rank, number: int) -> None:
+        """Once, and not of one that its script's end may have made a good end: that is judged in the end."""
+        rank.dying_since = time.monotonic()
+        beat = rank.page.read() or Beat()
+        if not beat.reached_end:
+            self._post(BeatsRead(rank.epoch, {rank.number: beat}))
+            self._post(RankDying(rank.epoch, rank.number, ProcessExit(None, number)))
+
+    def _died(self, rank: _Rank, status: int) -> None:
+        """Called by the reaper, once."""
+        pid, rank.pid = rank.pid, None
+        oom_kills = proc.oom_kills()
+        was_oom, self._oom_kills = oom_kills > self._oom_kills, max(oom_kills, self._oom_kills)
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        code = os.WEXITSTATUS(status) if number is None else None
+        oom = was_oom and (number == signal.SIGKILL or (self._how.launch.per_pod and code != 0))
+        if number and rank.dying_since is None:
+            self._tell_dying(rank, number)
+        rank.dying_since = rank.dying_since or time.monotonic()
+        rank.exit = ProcessExit(code, number, oom=oom)
+        background(self._bury(rank, pid or 0, rank.exit))
+
+    async def _bury(self, rank: _Rank, session: int, exit: ProcessExit) -> None:
+        """Nothing of the rank lives when its exit is told."""
+        await self._end_strays(rank, session)
+        rank.socket.drain()
+        beat = rank.page.read() or Beat()
+        self._forget(rank)
+        self._post(BeatsRead(rank.epoch, {rank.number: beat}))
+        told = ProcessExit(
+            exit.code,
+            exit.signal,
+            oom=exit.oom,
+            reached_end=beat.reached_end,
+            last_lines=rank.output.last_lines(),
+        )
+        self._post(RankExited(rank.epoch, rank.number, told))
+
+    async def _end_strays(self, rank: _Rank, session: int) -> None:
+        pause = RESCAN_SECONDS
+        while await self._kill_strays(rank, session):
+            with contextlib.suppress(TimeoutError):
+                self._reaper.changed.clear()
+                await within(pause, self._reaper.changed.wait())
+            pause = min(1.1 * pause, SELDOM_SECONDS)
+
+    async def _kill_strays(self, dead: _Rank, session: int) -> bool:
+        """False: there are none any more."""
+        try:
+            strays = await self._strays(dead, session)
+        except OSError as error:
+            dead.left = f"what is left of it cannot be found: {error}"
+            return True
+        refused = {pid: why for pid in strays if (why := proc.kill(pid))}
+        words = [f"process {pid} that it started cannot be killed: {why}" for pid, why in refused.items()]
+        dead.left = "; ".join(words) or f"processes that it started do not end: {sorted(strays)}"
+        return bool(strays)
+
+    async def _strays(self, dead: _Rank, session: int) -> set[int]:
+        """What the dead rank left alive, and what nobody claims if it must go too."""
+        table = proc.processes()
+        services = self._services()
+        living = {rank.pid for rank in self._ranks.values() if rank.pid is not None}
+        spared = services | living
+        others = proc.below([os.getpid()], table) - spared - proc.below(spared, table)
+        # A store that has just been forked is of the zygote's session, and not known by its number yet.
+        others = {pid for pid in others if table[pid].session not in services}
+        own = {pid for pid in others if table[pid].session == session}
+        unclear = {pid for pid in others - own if table[pid].session not in living}
+        pages = await self._pages(unclear, dead) if unclear else {}
+        own |= {pid for pid in unclear if pages[pid] == str(dead.page.path)}
+        if not living or not dead.exit.clean:
+            of_others = {str(rank.page.path) for rank in self._ranks.values() if rank.pid is not None}
+            own |= {pid for pid in unclear if pages[pid] not in of_others}
+        return own | proc.below(own, table)
+
+    async def _pages(self, pids: set[int], dead: _Rank) -> dict[int, str]:
+        """The page that each was started with. Of one that hangs in it the kernel can hold that back."""
+        dead.left = f"the kernel does not tell whose these processes are: {sorted(pids)}"
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._proc, lambda: {pid: proc.variable(pid, config.RANK_PAGE) for pid in pids}
+        )
+
+    def _forget(self, rank: _Rank) -> None:
+        if rank.write_end >= 0:
+            os.close(rank.write_end)
+        rank.output.close()
+        rank.socket.close()
+        rank.page.close()
+        del self._ranks[rank.number]

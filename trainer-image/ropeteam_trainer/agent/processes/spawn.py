@@ -1,0 +1,84 @@
+"""Start a process that dies with the agent, and the few files of ours that the job's interpreter runs."""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+import subprocess
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import ropeteam_trainer
+from ropeteam_trainer.agent import script
+from ropeteam_trainer.agent.processes import proc
+
+_SHIM = """\
+import sys
+sys.path.insert(0, {root!r})
+from ropeteam_trainer.agent.script.{module} import main
+main({root!r}, {arguments})
+"""
+
+
+@dataclass(frozen=True)
+class Shims:
+    """Paths of the files that start our code in another interpreter."""
+
+    root: str
+    """Holds our package and nothing else: what is appended to sys.path of ranks."""
+    rank: str
+    zygote: str
+    site: str
+    """Folder of our `sitecustomize`: the first of PYTHONPATH of ranks."""
+
+    def python_path(self, base: Mapping[str, str]) -> str:
+        """PYTHONPATH of a process whose user asked for that of `base`."""
+        return os.pathsep.join(filter(None, (self.site, base.get("PYTHONPATH"))))
+
+
+def write_shims(folder: Path) -> Shims:
+    package = Path(ropeteam_trainer.__file__).parent
+    root = package.parent
+    if not root.is_file():
+        # From source or a wheel: beside our package lie others that are not meant for the job's interpreter.
+        root = folder / "lib"
+        root.mkdir()
+        (root / package.name).symlink_to(package)
+    rank, zygote = folder / "rank.py", folder / "zygote.py"
+    rank.write_text(_SHIM.format(root=str(root), module="rankmain", arguments="sys.argv[1], sys.argv[2:]"))
+    zygote.write_text(_SHIM.format(root=str(root), module="zygote", arguments="int(sys.argv[1])"))
+    site = folder / "site"
+    site.mkdir()
+    source = importlib.resources.files(script).joinpath("children.py")
+    (site / "sitecustomize.py").write_bytes(source.read_bytes())
+    return Shims(str(root), str(rank), str(zygote), str(site))
+
+
+def spawn(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    output: int | None = None,
+    inherit: tuple[int, ...] = (),
+    cwd: str = "",
+) -> int:
+    """A child in a session of its own. `output`: for its stdout and stderr. `cwd`: where, if not here. Raises
+    OSError."""
+    me = os.getpid()
+    with warnings.catch_warnings():
+        # The other thread of the agent only ever waits for a disk; the child calls one system call and execs.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = subprocess.Popen(
+            argv,
+            env=environment,
+            cwd=cwd or None,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            pass_fds=inherit,
+            preexec_fn=lambda: proc.die_with_parent(me),
+        )
+    process.returncode = 0  # the reaper waits for it, not this object
+    return process.pid

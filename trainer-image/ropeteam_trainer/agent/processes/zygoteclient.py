@@ -1,0 +1,161 @@
+"""The agent's end of the zygote: start it when it is needed, ask it to fork, notice its death.
+
+A zygote that is not ready is no error: ranks are exec'ed then. A store has no other way and waits for it.
+What it and its stores print goes through us, so that none of them waits for a reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ropeteam_trainer.agent.log import log
+from ropeteam_trainer.agent.processes.output import Output
+from ropeteam_trainer.agent.processes.proc import kill
+from ropeteam_trainer.agent.processes.reaper import Reaper
+from ropeteam_trainer.agent.processes.spawn import spawn
+from ropeteam_trainer.agent.processes.waiting import within
+from ropeteam_trainer.agent.script import zygote
+from ropeteam_trainer.system.background import background
+
+_ANSWER_SECONDS = 30.0
+_END_SECONDS = 5.0
+"""Until a zygote that was killed is gone; one that hangs in the kernel forks nothing any more."""
+_IMPORT_SECONDS = 600.0
+_MOST_PATIENCE = 60.0
+"""With an import that others wait for; one that hangs must not keep the agent from whatever comes next."""
+_MOST_FAILED_IMPORTS = 3
+
+
+class ZygoteClient:
+    """`command`: the interpreter with its flags, and the shim. `environment`: the user's.
+
+    `broken` is called when it has died several times, never once ready.
+    """
+
+    def __init__(
+        self,
+        reaper: Reaper,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        broken: Callable[[], None],
+    ) -> None:
+        self._reaper, self._command = reaper, tuple(command)
+        self._environment = {**environment, **dict.fromkeys(zygote.THREADS, "1"), "PYTHONUNBUFFERED": "1"}
+        self._socket: socket.socket | None = None
+        self._turn, self._end = asyncio.Lock(), asyncio.Event()
+        self._broken, self._failed_imports = broken, 0
+        self.pid: int | None = None
+        self.is_warm = self._stopped = False
+        self._warming: asyncio.Future[None] | None = None
+
+    def start(self) -> None:
+        """Begin to import torch, unless that is done or under way."""
+        if self.pid is not None:
+            return
+        ours, theirs = socket.socketpair()
+        read_end, write_end = os.pipe()
+        self._output = Output(read_end, "zygote")
+        try:
+            with theirs:
+                command = (*self._command, str(theirs.fileno()))
+                self.pid = spawn(command, self._environment, write_end, (theirs.fileno(),))
+        except OSError:
+            ours.close()
+            self._output.close()
+            raise
+        finally:
+            os.close(write_end)
+        ours.setblocking(False)
+        self._socket, self._turn, self.is_warm = ours, asyncio.Lock(), False
+        self._stopped = False
+        self._end = asyncio.Event()
+        self._reaper.watch(self.pid, self._ended)
+        self._ready = background(self._first_answer(ours))
+
+    async def warm_up(self) -> None:
+        """Import the rest, so that ranks may be forked. Raises OSError."""
+        if self._warming is None or self._warming.done():
+            self._warming = background(self._warm_up())
+        await asyncio.shield(self._warming)
+
+    async def _warm_up(self) -> None:
+        self.start()
+        if not self.is_warm:
+            await self._ask({"op": "warm"}, ())
+            self.is_warm = True
+
+    async def may_fork_ranks(self) -> bool:
+        """Waits while it warms up: a rank that is exec'ed would import the same, and begin later."""
+        if self._warming is not None:
+            with contextlib.suppress(OSError):
+                await within(_MOST_PATIENCE, asyncio.shield(self._warming))
+        return self.is_warm
+
+    async def fork(self, op: str, request: dict[str, Any], fds: Sequence[int]) -> int:
+        """The number of a new child of the agent; call inside reaper.expecting(). Raises OSError."""
+        self.start()
+        answer = await self._ask({"op": op, "agent": os.getpid(), **request}, fds)
+        if error := answer.get("error"):
+            raise OSError(error)
+        return int(answer["pid"])
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self.pid is not None:
+            kill(self.pid)
+
+    async def _ask(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        peer, turn = self._socket, self._turn
+        if peer is None:
+            raise ConnectionError("the zygote has ended")
+        async with turn:
+            limit = _IMPORT_SECONDS if request["op"] == "warm" else _ANSWER_SECONDS
+            try:
+                await within(_IMPORT_SECONDS, asyncio.shield(self._ready))
+                return await within(limit, self._exchange(peer, request, fds))
+            except (TimeoutError, asyncio.CancelledError):
+                self.stop()  # a late answer would be taken for the next one's
+                with contextlib.suppress(TimeoutError):
+                    await within(_END_SECONDS, self._end.wait())
+                raise
+
+    async def _exchange(
+        self, peer: socket.socket, request: dict[str, Any], fds: Sequence[int]
+    ) -> dict[str, Any]:
+        socket.send_fds(peer, [b"r"], list(fds))
+        body = json.dumps(request).encode()
+        await asyncio.get_running_loop().sock_sendall(peer, struct.pack(">I", len(body)) + body)
+        return await self._answer(peer)
+
+    async def _first_answer(self, peer: socket.socket) -> None:
+        await self._answer(peer)
+        self._failed_imports = 0
+
+    async def _answer(self, peer: socket.socket) -> dict[str, Any]:
+        loop, data = asyncio.get_running_loop(), b""
+        while len(data) < 4 or len(data) < 4 + struct.unpack_from(">I", data)[0]:
+            more = await loop.sock_recv(peer, 1 << 16)
+            if not more:
+                raise ConnectionError("the zygote has ended")
+            data += more
+        return dict(json.loads(data[4:]))
+
+    def _ended(self, status: int) -> None:
+        if not self._stopped:
+            log(f"the zygote has ended (status {status})")
+        self._end.set()
+        self.pid, self.is_warm = None, False
+        self._output.close()
+        self._failed_imports += 1
+        if self._failed_imports == _MOST_FAILED_IMPORTS:
+            self._broken()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None

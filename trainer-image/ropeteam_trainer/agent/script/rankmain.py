@@ -1,0 +1,197 @@
+"""The shim around a user's script: runs it as `python` would, and says how it ended.
+
+    rank.py <kind> <script or module> [arguments]      kind: script, module, run-path, code or stdin
+What the script sees (`__main__`, sys.argv, sys.path[0], __file__, pickling, multiprocessing) is as without
+the shim; our package is appended to sys.path, last. An uncaught exception is printed without our frames and
+told to the agent; the script's end is marked in the heartbeat page, because finished processes sometimes
+abort while they exit. Runs in the job's interpreter: imports little, and the rest of our package only once
+the script has ended.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: PTH100, PTH109, PTH113, PTH118, PTH120
+# pathlib would be one more import before the script
+import os
+import runpy
+import sys
+import types
+from typing import Any, NoReturn
+
+from ropeteam_trainer.agent.script import children, hooks
+
+_OURS = "ropeteam_trainer"
+_NAMES = {"code": "-c", "stdin": "-"}
+"""What `python -c` and `python -` have in the place of a script, which is text here."""
+
+
+def main(root: str, kind: str, argv: list[str]) -> NoReturn:
+    """`root`: the folder or zip that holds our package. Ends the interpreter with the script's exit code."""
+    _leave_no_trace(root)
+    _show_rank()
+    children.install()
+    children.be_rank()
+    hooks.install()
+    sys.argv = [_NAMES.get(kind, argv[0]), *argv[1:]]
+    try:
+        _run(kind, argv[0], root)
+    except SystemExit as end:
+        if end.code is None or end.code == 0:
+            _mark_end()
+        else:
+            sys.last_value = end
+        raise
+    except BaseException as error:
+        # As the interpreter does; exit handlers look at last_value to know that this is no good end.
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        trimmed = _user_part(error.__traceback__)
+        _tell(error.with_traceback(trimmed), root)
+        sys.excepthook(type(error), error, trimmed)
+        sys.exit(1)
+    _mark_end()
+    sys.exit(0)
+
+
+def _leave_no_trace(root: str) -> None:
+    """An installed ropeteam_trainer wins over ours, if it keeps the same contract."""
+    shim = os.path.dirname(os.path.abspath(sys.modules["__main__"].__file__ or ""))
+    sys.path[:] = [entry for entry in sys.path if entry not in (root, shim)]
+    for name in [name for name in sys.modules if name.partition(".")[0] == _OURS]:
+        del sys.modules[name]
+    sys.path.append(root)
+
+
+def _hide_secret(root: str) -> None:
+    """Nothing that the script starts, or keeps of its environment, has the secret of parameter servers: the
+    library asks the agent for it. One of an earlier release, in the image, takes it from the environment."""
+    plan = os.environ.get("ROPETEAM_RANK_PLAN", "")
+    if '"secret":"' in plan and '"secret":""' not in plan and _library_asks(root):
+        import json
+
+        os.environ["ROPETEAM_RANK_PLAN"] = json.dumps(json.loads(plan) | {"secret": ""})
+
+
+def _library_asks(root: str) -> bool:
+    import importlib.util
+
+    spec = importlib.util.find_spec(_OURS)
+    origin = spec.origin if spec else None
+    if origin is None or origin.startswith(root):
+        return True
+    try:
+        with open(os.path.join(os.path.dirname(origin), "contract", "local.py"), "rb") as file:
+            return b"wants_secret" in file.read()
+    except OSError:
+        return False
+
+
+def _show_rank() -> None:
+    """`ps` and `top` name the process: a forked rank would look like its zygote."""
+    with open("/proc/self/comm", "w") as name:
+        name.write(f"rank {os.environ.get('RANK', '?')}")
+
+
+def _run(kind: str, target: str, root: str) -> None:
+    is_safe = bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
+    if kind == "run-path" or (kind == "script" and not os.path.isfile(target)):
+        # A folder or zip with a __main__.py, or the error that naming it gives.
+        _hide_secret(root)
+        runpy.run_path(os.path.join(os.getcwd(), target), run_name="__main__")
+        return
+    module = types.ModuleType("__main__")
+    if kind in _NAMES:
+        if not is_safe:
+            sys.path.insert(0, "")
+        code = _text(module, kind, target)
+    elif kind == "module":
+        if not is_safe:
+            sys.path.insert(0, os.getcwd())
+        code = _module(module, target)
+    else:
+        if not is_safe:
+            sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
+        code = _script(module, target)
+    _hide_secret(root)  # by the library that the script will find, which may lie beside it
+    sys.modules["__main__"] = module
+    exec(code, module.__dict__)
+
+
+def _script(module: types.ModuleType, path: str) -> types.CodeType:
+    import importlib.machinery
+    import io
+
+    path = os.path.join(os.getcwd(), path)  # not normalized, as python does it
+    module.__file__ = path
+    module.__dict__.update(__cached__=None, __builtins__=__builtins__)
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    with io.open_code(path) as file:
+        return compile(file.read(), path, "exec", dont_inherit=True)
+
+
+def _text(module: types.ModuleType, kind: str, text: str) -> types.CodeType:
+    import importlib.machinery
+
+    name = "<string>" if kind == "code" else "<stdin>"
+    module.__loader__ = importlib.machinery.BuiltinImporter
+    module.__dict__.update(__builtins__=__builtins__)
+    if kind == "stdin":
+        module.__dict__.update(__file__=name, __cached__=None)
+    if kind == "code" and sys.version_info >= (3, 13):  # which shows its lines in tracebacks
+        import linecache
+
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    return compile(text, name, "exec", dont_inherit=True)
+
+
+def _module(module: types.ModuleType, name: str) -> types.CodeType:
+    import importlib.util
+
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        sys.exit(f"{sys.executable}: Error while finding module specification for {name!r}: {error}")
+    if spec is None or spec.loader is None:
+        sys.exit(f"{sys.executable}: No module named {name}")
+    if spec.submodule_search_locations is not None:
+        return _module(module, f"{name}.__main__")
+    loader: Any = spec.loader
+    module.__spec__, module.__loader__, module.__package__ = spec, loader, spec.parent
+    module.__dict__.update(__file__=spec.origin, __cached__=spec.cached, __builtins__=__builtins__)
+    sys.argv[0] = spec.origin or name
+    code: types.CodeType = loader.get_code(spec.name)
+    return code
+
+
+# ---- how it ended
+
+
+def _mark_end() -> None:
+    """The script has run to its end, whatever happens to the process from now on."""
+    page = os.environ.get("ROPETEAM_RANK_PAGE")
+    if not page:
+        return
+    import mmap
+    from dataclasses import replace
+
+    from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, read_beat, write_beat
+
+    with open(page, "r+b") as file, mmap.mmap(file.fileno(), PAGE_SIZE) as view:
+        beat = read_beat(memoryview(view)) or Beat()
+        sequence = int.from_bytes(view[:8], "little") + 1
+        write_beat(memoryview(view), replace(beat, reached_end=True), sequence)
+
+
+def _tell(error: BaseException, root: str) -> None:
+    """Why this rank ends, to the agent. Never in the way of the exception itself."""
+    try:
+        children.tell(children.error_of(error, (root,)))
+    except OSError as broken:
+        print(f"cannot tell the agent about {type(error).__name__}: {broken}", file=sys.stderr)
+
+
+def _user_part(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """Without the frames of this shim at its top."""
+    ours = (main.__code__.co_filename, runpy.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    return trace

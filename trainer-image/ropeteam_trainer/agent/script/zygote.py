@@ -1,0 +1,197 @@
+"""A process of the job's interpreter that has torch imported and forks: ranks that start at once, and stores.
+
+    4-byte length | JSON    both ways on the socket it inherits; a byte before a request brings descriptors
+It answers each request in order: {"pid": N} for `rank` and `store`, {} for `warm`, {"error": "..."} when it
+must not fork. It has one thread, no CUDA context and no open /dev/nvidia*, asserted before every fork: a
+fork after that is invalid. A child is orphaned on purpose, so that the agent (a subreaper) is its parent:
+it waits for that before it does anything, and dies with the agent. Limits: what the script would change
+before `import torch` (threads apart) is decided when the zygote starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""At 1 while the zygote imports: a pool of threads would not survive the fork."""
+
+
+@dataclass(frozen=True)
+class Child:
+    """What a forked child is for."""
+
+    request: dict[str, Any]
+    fds: list[int]
+
+
+def main(root: str, fd: int) -> NoReturn:
+    """Serve until the agent closes the socket. In a child: become what was asked for."""
+    child = _serve(socket.socket(fileno=fd))
+    if child is None:
+        sys.exit(0)
+    if child.request["op"] == "store":
+        _keep_store(child)
+    from ropeteam_trainer.agent.script import rankmain
+
+    _become_rank(child)
+    rankmain.main(root, child.request["kind"], child.request["argv"])
+
+
+def _serve(agent: socket.socket) -> Child | None:
+    """None: the agent has gone. A Child: this is the child."""
+    from ropeteam_trainer.agent.script import children
+
+    children.install()
+    import torch.distributed  # noqa: F401  what all this is for
+
+    send(agent, {})
+    while (received := _receive(agent)) is not None:
+        request, fds = received
+        answer: dict[str, Any] = {}
+        if request["op"] == "warm":
+            _warm()
+        elif problem := _must_not_fork():
+            answer = {"error": problem}
+        else:
+            pid = _fork_orphan(request["agent"])
+            if pid == 0:
+                agent.close()
+                return Child(request, fds)
+            answer = {"pid": pid}
+        for fd in fds:
+            os.close(fd)
+        send(agent, answer)
+    return None
+
+
+def _warm() -> None:
+    """What `torch.optim` and DistributedDataParallel import later, as dear as torch itself."""
+    import gc
+
+    import torch._dynamo  # noqa: F401
+
+    gc.freeze()  # shared pages stay shared
+
+
+def _must_not_fork() -> str:
+    import torch
+
+    threads = os.listdir("/proc/self/task")  # noqa: PTH208
+    if len(threads) > 1:
+        return f"the zygote has {len(threads)} threads"
+    if torch.cuda.is_initialized():
+        return "the zygote has a CUDA context"
+    files = os.listdir("/proc/self/fd")  # noqa: PTH208
+    if any(_target(fd).startswith("/dev/nvidia") for fd in files):
+        return "the zygote has a GPU device open"
+    return ""
+
+
+def _target(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
+    except FileNotFoundError:
+        return ""  # the one that listed the others
+
+
+def _fork_orphan(agent: int) -> int:
+    """Fork twice; the one between is gone when this returns, so the child is the agent's. 0 in the child."""
+    go_read, go_write = os.pipe()
+    pid_read, pid_write = os.pipe()
+    between = os.fork()
+    if between == 0:
+        pid = os.fork()
+        if pid:
+            os.write(pid_write, str(pid).encode())
+            os._exit(0)
+        os.close(go_write)
+        if os.read(go_read, 1) != b"g":
+            os._exit(1)  # the zygote died meanwhile
+        _die_with(agent)
+        for fd in (go_read, pid_read, pid_write):
+            os.close(fd)
+        return 0
+    os.close(pid_write)
+    pid = int(os.read(pid_read, 20))
+    os.waitpid(between, 0)
+    os.write(go_write, b"g")
+    for fd in (go_read, go_write, pid_read):
+        os.close(fd)
+    return pid
+
+
+def _die_with(agent: int) -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if os.getppid() != agent:
+        os._exit(1)
+
+
+# ---- children
+
+
+def _keep_store(child: Child) -> NoReturn:
+    """Be the store of one epoch, on the socket that the agent has bound, until killed."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    (number,) = child.fds
+    listener = socket.socket(fileno=number)
+    host, port = listener.getsockname()
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    while store:
+        signal.pause()
+    sys.exit(0)
+
+
+def _become_rank(child: Child) -> None:
+    """As if this process had been exec'ed: session, output, environment, folder, threads, random numbers."""
+    request = child.request
+    os.setsid()
+    (output,) = child.fds
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+
+    import torch
+
+    torch.set_num_threads(int(request["env"].get("OMP_NUM_THREADS", "1")))
+    torch.default_generator.seed()  # every process has its own, until the script seeds it
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+
+
+# ---- wire, for both ends
+
+
+def send(peer: socket.socket, message: dict[str, Any]) -> None:
+    body = json.dumps(message).encode()
+    peer.sendall(struct.pack(">I", len(body)) + body)
+
+
+def _receive(agent: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    mark, fds, _, _ = socket.recv_fds(agent, 1, 8)
+    if not mark:
+        return None
+    (size,) = struct.unpack(">I", _exactly(agent, 4))
+    return json.loads(_exactly(agent, size)), fds
+
+
+def _exactly(agent: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = agent.recv(size - len(data))
+        if not more:
+            raise ConnectionError("the agent closed the socket inside a request")
+        data += more
+    return data

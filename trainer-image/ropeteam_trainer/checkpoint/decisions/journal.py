@@ -1,0 +1,367 @@
+"""The journal of a run: which checkpoints are committed, which were pruned, and which world may do either.
+
+    <directory>/run-<job's UID>/journal/
+        claim-<epoch>-<pod>             this world may write from now on; those of lower epochs may no more
+        claim-<epoch>-<pod>.adopts      what it found committed after that, one place per line
+        step-<N>.<epoch>.commit         a committed checkpoint: its reference and its parent's, signed
+        step-<N>.<epoch>.pruning-<...>  the same, while that world considers deleting its files
+        step-<N>.<epoch>.pruned         the same, files gone: descent stays provable
+
+Pure: each function is a generator that yields what is to be done on disk, one operation after the other, each
+of which is atomic at the server. agent/checkpoints.py carries them out; tests/agent/test_claims.py lets
+several worlds do so in all orders.
+Promises, whoever was cut off from operator and coordinator, suspended or killed, and at whatever point:
+  - what an older world commits after a newer one has claimed the run never counts
+  - what a newer world counts is never deleted by an older one
+Why they hold: a world lists what it adopts after its claim is there; a pruner looks for newer claims after it
+has renamed. Of these two, one sees the other. Both looks follow a change that the same client has made in the
+same folder, so no cached listing answers them (NFS: the reply to it makes the client drop its own).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar
+
+from ropeteam_trainer.checkpoint.decisions.manifest import JOURNAL
+from ropeteam_trainer.contract import codec, seals
+from ropeteam_trainer.contract.messages import Grant
+from ropeteam_trainer.contract.seals import Keys
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch
+
+T = TypeVar("T")
+MOST_PRUNED = 10_000
+"""Entries of pruned checkpoints that are left, 0.3 KB each: far more than lie between two backups of etcd."""
+
+
+class Place(NamedTuple):
+    """Where a checkpoint is. In this order newer ones come later."""
+
+    epoch: Epoch
+    step: int
+
+    def __str__(self) -> str:
+        return f"step-{self.step}.{self.epoch}"
+
+
+# ---- operations
+
+
+@dataclass(frozen=True)
+class List:
+    """The names in the journal."""
+
+
+@dataclass(frozen=True)
+class Create:
+    """An empty file, exclusively. Durable. That it is there already is no error."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Write:
+    """A file of the journal, whole or not at all. Durable."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Read:
+    """The text of a file of the journal; "": it is not there (any more)."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Rename:
+    """Durable. The answer: whether it was there."""
+
+    name: str
+    to: str
+
+
+@dataclass(frozen=True)
+class Remove:
+    """A file of the journal."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Places that have a folder in that of the run, committed or not."""
+
+
+@dataclass(frozen=True)
+class Delete:
+    """A checkpoint's folder, with all that is in it."""
+
+    place: Place
+    apart: bool = False
+    """It lies in the directory itself, and is deleted if the job of this run has committed it."""
+
+
+@dataclass(frozen=True)
+class WriteManifest:
+    """Durable. The answer: its reference, which names no run if its files lie in the directory itself."""
+
+    grant: Grant
+
+
+Operation = List | Create | Write | Read | Rename | Remove | Folders | Delete | WriteManifest
+Steps = Generator[Operation, Any, T]
+
+
+# ---- what the names say
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The text of a checkpoint's file in the journal. One that is not signed, where it should be, vouches for
+    nothing: it has neither digest nor parent then."""
+
+    ref: CheckpointRef
+    parent: CheckpointRef | None
+
+    @classmethod
+    def read(cls, text: str, keys: Keys) -> Entry:
+        """Raises DecodeError."""
+        entry = codec.decode(cls, text)
+        vouches = not keys or seals.holds(JOURNAL, text.encode(), keys)
+        return entry if vouches else cls(replace(entry.ref, digest=""), None)
+
+    def text(self, keys: Keys) -> str:
+        return seals.signed(JOURNAL, codec.encode(self), keys).decode()
+
+
+class Claim(NamedTuple):
+    epoch: Epoch
+    pod: str
+    """UID: no two of them claim for one epoch, unless a coordinator has counted it twice."""
+
+    @property
+    def name(self) -> str:
+        return f"claim-{self.epoch}-{self.pod}"
+
+    @property
+    def adopts(self) -> str:
+        return f"{self.name}.adopts"
+
+    def pruning(self, place: Place) -> str:
+        return f"{place}.pruning-{self.epoch}-{self.pod}"
+
+
+class Superseded(Exception):
+    """A newer world has claimed the run: this one may neither save nor prune any more."""
+
+    def __init__(self, by: Epoch) -> None:
+        super().__init__(f"superseded by term {by.term} (world {by} has claimed the checkpoint folder)")
+        self.by = by
+
+
+@dataclass(frozen=True)
+class Held:
+    """The run is claimed: what this world may restore from and prune."""
+
+    claim: Claim
+    adopted: frozenset[Place]
+
+    def counts(self, place: Place) -> bool:
+        return place in self.adopted or place.epoch == self.claim.epoch
+
+
+_EPOCH = r"(\d+\.\d+\.\d+)"
+_CLAIM = re.compile(rf"claim-{_EPOCH}-([^.]+)(\.adopts)?")
+_PLACE = re.compile(rf"step-(\d+)\.{_EPOCH}\.(commit|pruned|pruning-.+)")
+
+
+@dataclass
+class _Seen:
+    """One listing. A checkpoint that is renamed meanwhile may be listed under both names: it is pruned."""
+
+    claims: list[Claim] = field(default_factory=list)
+    adopting: list[Claim] = field(default_factory=list)
+    committed: set[Place] = field(default_factory=set)
+    pruning: dict[Place, str] = field(default_factory=dict)
+    pruned: set[Place] = field(default_factory=set)
+    names: dict[Place, str] = field(default_factory=dict)
+
+    def refuse(self, claim: Claim) -> None:
+        """Raises Superseded."""
+        rivals = [each for each in self.claims if each.epoch >= claim.epoch and each != claim]
+        if rivals:
+            raise Superseded(max(rivals).epoch)
+
+
+def _read(names: Iterable[str]) -> _Seen:
+    seen = _Seen()
+    for name in sorted(names):  # commit < pruned < pruning
+        if found := _CLAIM.fullmatch(name):
+            claim = Claim(Epoch.parse(found[1]), found[2])
+            (seen.adopting if found[3] else seen.claims).append(claim)
+        elif found := _PLACE.fullmatch(name):
+            place = Place(Epoch.parse(found[2]), int(found[1]))
+            seen.names[place] = name
+            if found[3] == "commit":
+                seen.committed.add(place)
+            elif found[3] == "pruned":
+                seen.pruned.add(place)
+            else:
+                seen.pruning[place] = name
+    seen.committed -= seen.pruned | set(seen.pruning)
+    return seen
+
+
+def place_of(ref: CheckpointRef) -> Place:
+    return Place(ref.epoch, ref.step)
+
+
+# ---- what a world does
+
+
+def claim(me: Claim) -> Steps[Held]:
+    """Before the ranks of a world start. Raises Superseded.
+
+    What its predecessor had adopted, or has committed itself, is adopted if it is still there. A world that
+    claimed and has not said yet what it adopts will find this claim, and not begin.
+    """
+    yield Create(me.name)
+    seen = _read((yield List()))
+    seen.refuse(me)
+    counted = {place for place in seen.committed if place.epoch < me.epoch}
+    former = max((each for each in seen.adopting if each.epoch < me.epoch), default=None)
+    if former is not None:
+        listed = set((yield Read(former.adopts)).split())
+        counted = {place for place in counted if str(place) in listed or place.epoch == former.epoch}
+    yield Write(me.adopts, "\n".join(sorted(map(str, counted))))
+    _read((yield List())).refuse(me)
+    return Held(me, frozenset(counted))
+
+
+def line(held: Held, named: tuple[CheckpointRef, ...], keys: Keys = ()) -> Steps[tuple[CheckpointRef, ...]]:
+    """Where to go on from, newest first: what is adopted and descends from what the job's status names, then
+    what it names. If it names nothing: all that this run has committed; what is not signed has no digest
+    then, and who restores judges it. What was granted, and is not known to be written (it has no digest),
+    counts if it is adopted.
+
+    What the run began from is another run's, and has no entry here: its child names it.
+    """
+    names = _read((yield List())).names
+    wanted = {place_of(ref): ref for ref in named if ref.digest}
+    entries: dict[Place, Entry | None] = {}
+    found = []
+    for place in sorted(held.adopted, reverse=True):
+        mine = yield from _entry(place, names, entries, keys)
+        if place in wanted and not (mine and mine.ref.digest):
+            mine = Entry(wanted[place], None)
+        ref, passed = mine.ref if mine else None, set[Place]()
+        while ref and wanted and wanted.get(place_of(ref)) != ref:
+            passed.add(place_of(ref))
+            entry = yield from _entry(place_of(ref), names, entries, keys)
+            ref = entry.parent if entry and ref.digest in ("", entry.ref.digest) else None
+            if ref and place_of(ref) in passed:  # nobody is his own ancestor: somebody has written that
+                ref = None
+        if mine and ref:
+            found.append(mine.ref)
+    return (*found, *(ref for ref in named if ref.digest and ref not in found))
+
+
+def pasts(refs: tuple[CheckpointRef, ...], keys: Keys = ()) -> Steps[tuple[tuple[CheckpointRef, ...], ...]]:
+    """For each of them: which of the others it descends from, newest first."""
+    names = _read((yield List())).names
+    known, oldest = {place_of(ref): ref for ref in refs}, min((ref.step for ref in refs), default=0)
+    entries: dict[Place, Entry | None] = {}
+    found = []
+    for ref in refs:
+        past = []
+        entry = yield from _entry(place_of(ref), names, entries, keys)
+        while entry and entry.parent and oldest <= entry.parent.step < entry.ref.step:
+            above = known.get(place_of(entry.parent))
+            if above and above.digest == entry.parent.digest:
+                past.append(above)
+            entry = yield from _entry(place_of(entry.parent), names, entries, keys)
+        found.append(tuple(past))
+    return tuple(found)
+
+
+def _entry(
+    place: Place, names: dict[Place, str], known: dict[Place, Entry | None], keys: Keys
+) -> Steps[Entry | None]:
+    """None: there is none, it cannot be read, or it is of another place. Each is read once."""
+    if place not in known:
+        text = (yield Read(names[place])) if place in names else ""
+        try:
+            entry = Entry.read(text, keys)
+            known[place] = entry if place_of(entry.ref) == place else None
+        except codec.DecodeError:
+            known[place] = None
+    return known[place]
+
+
+def commit(held: Held, grant: Grant, keys: Keys = ()) -> Steps[CheckpointRef]:
+    """Raises Superseded: it would not count."""
+    _read((yield List())).refuse(held.claim)
+    ref: CheckpointRef = yield WriteManifest(grant)
+    yield Write(f"{place_of(ref)}.commit", Entry(ref, grant.parent).text(keys))
+    return ref
+
+
+def prune(held: Held, keep: tuple[CheckpointRef, ...]) -> Steps[tuple[Place, ...]]:
+    """Delete what is older than the first of `keep` and not in it. What was deleted. Raises Superseded."""
+    kept, newest = {place_of(ref) for ref in keep}, keep[0].step
+    folders = yield Folders()
+    seen = _read((yield List()))
+    seen.refuse(held.claim)
+    apart = yield from _apart(seen, kept | set(folders))
+    old = [
+        place
+        for place in sorted(apart | set(folders))
+        if place not in kept and place.step <= newest and _older(held, place)
+    ]
+    mine = []
+    for place in old:
+        name = f"{place}.commit" if place in seen.committed else seen.pruning.get(place)
+        if name and held.counts(place) and (yield Rename(name, held.claim.pruning(place))):
+            mine.append(place)
+    try:
+        _read((yield List())).refuse(held.claim)
+    except Superseded:
+        for place in mine:
+            yield Rename(held.claim.pruning(place), f"{place}.commit")
+        raise
+    for place in mine:
+        if place in apart:  # found by its entry alone, which goes last
+            yield Delete(place, apart=True)
+        yield Rename(held.claim.pruning(place), f"{place}.pruned")
+    gone = [place for place in old if place in mine or _is_rest(held, seen, place)]
+    for place in gone:
+        yield Delete(place, place in apart)
+    for place in sorted(seen.pruned)[:-MOST_PRUNED]:
+        yield Remove(f"{place}.pruned")
+    return tuple(gone)
+
+
+def _apart(seen: _Seen, others: set[Place]) -> Steps[set[Place]]:
+    """Committed where a library writes that is older than folders of runs: in the directory itself. What else
+    lies there is nobody's to prune, so only what the journal names counts."""
+    entries: dict[Place, Entry | None] = {}
+    found = set()
+    for place in sorted((seen.committed | set(seen.pruning)) - others):
+        entry = yield from _entry(place, seen.names, entries, ())
+        if entry and not entry.ref.run:
+            found.add(place)
+    return found
+
+
+def _older(held: Held, place: Place) -> bool:
+    return place.epoch <= held.claim.epoch
+
+
+def _is_rest(held: Held, seen: _Seen, place: Place) -> bool:
+    """Shards that were never committed or never adopted, or of which a part was left when they were deleted:
+    no world will ever count them."""
+    return not held.counts(place) or (place not in seen.committed and place not in seen.pruning)

@@ -1,0 +1,195 @@
+"""Which checkpoint to go on from. Pure: looking at a checkpoint is the caller's `look`.
+
+    candidates()   where to look, best first: the lineage that the plan names, or, in a job's first world,
+                   what is in the folder and `resume` allows
+    choose()       the first that is good; after the candidates come their parents (a step that was asked for
+                   by number has no substitute)
+
+Promises: a checkpoint that was once committed is never silently replaced by a start from nothing. Where
+there are keys (seals.py), somebody vouches for each: who names it by its hash, be it status or a checkpoint
+that is vouched for itself, or the signature of its manifest; unless `resume.trust` is Any.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ropeteam_trainer.checkpoint.decisions.manifest import Manifest, folder, parse_ref
+from ropeteam_trainer.contract.config import RankPlan, Resume, Trust
+from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
+
+RIGHT_HASH = "has the right hash, but is no state of ours"
+"""Of a file that proves its checkpoint malformed. Known by these words, because ranks of an earlier release
+can be told no more than a sentence."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is found where a checkpoint should be."""
+
+    manifest: Manifest | None
+    """None: not there, or not to be trusted."""
+    fault: str = ""
+    """Why it cannot be used, for a person. Empty: nothing is known against it."""
+    unsure: bool = False
+    """The fault is proof of nothing: the volume may be away, or this node's mount of it stale."""
+    ref: CheckpointRef | None = None
+    """Which one it is: with its digest, and the run that it is of."""
+    signed: bool = False
+    """With a key of this folder."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    manifest: Manifest | None
+    """None: start from nothing."""
+    ref: CheckpointRef | None = None
+    skipped: tuple[str, ...] = ()
+    """One sentence for each checkpoint that was passed over."""
+
+
+_STEPS_NAMED = 10
+_UNSIGNED = (
+    "not signed with a key of this namespace, volume and path, nor of a Secret that spec.checkpoint.signing "
+    "names (it is of an earlier release, of another operator or Secret, or was put there by somebody); "
+    "spec.resume.trust Any would take it"
+)
+
+
+class CheckpointNotFound(ValueError):  # FailReason's name
+    """`resume.policy: Step` names a step that is not there, not one committed checkpoint verifies, or those
+    that were found are not signed."""
+
+
+class CheckpointUnavailable(OSError):
+    """Checkpoints could not be read for minutes, here, while other pods could, or may. Nothing says that they
+    are bad: another node may read them."""
+
+
+class UnavailableElsewhere(CheckpointUnavailable):
+    """The same in other pods; this one can read them."""
+
+
+class UnavailableEverywhere(CheckpointUnavailable):
+    """The same in every pod: it is the volume."""
+
+
+def candidates(plan: RankPlan, found: Sequence[CheckpointRef]) -> tuple[CheckpointRef, ...]:
+    """Where to look. `found`: what is in the folder, the newest run first. Raises CheckpointNotFound for a
+    missing step."""
+    if plan.lineage_known:
+        return tuple(parse_ref(text) for text in plan.restore)
+    if plan.job_uid:  # what our own run has committed, its journal tells
+        found = tuple(ref for ref in found if ref.run != plan.job_uid)
+    newest_first = _newest_first(found)
+    if plan.resume is Resume.LATEST:
+        return newest_first
+    if plan.resume is Resume.NEVER:
+        return ()
+    wanted = tuple(ref for ref in newest_first if ref.step == plan.resume_step)
+    if not wanted:
+        raise CheckpointNotFound(_no_such_step(plan, [ref.step for ref in found]))
+    return wanted
+
+
+def _newest_first(found: Sequence[CheckpointRef]) -> tuple[CheckpointRef, ...]:
+    """The newest world of the newest run, not the highest step: an abandoned run may have come further. What
+    is in no run has epochs that do not compare."""
+    runs = {run: -number for number, run in enumerate(dict.fromkeys(ref.run for ref in found))}
+
+    def age(ref: CheckpointRef) -> tuple[int, Epoch, int, Epoch]:
+        return runs[ref.run], ref.epoch if ref.run else Epoch(0, 0, 0), ref.step, ref.epoch
+
+    return tuple(sorted(found, key=age, reverse=True))
+
+
+def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[CheckpointRef], Look]) -> Choice:
+    """What to go on from. Raises CheckpointNotFound where a start from nothing would hide a loss, and
+    CheckpointUnavailable for the first that cannot be judged: it may be whole, so no older one is taken."""
+    queue = list(candidates(plan, found))
+    exactly = not plan.lineage_known and plan.resume is Resume.STEP
+    committed = plan.lineage_known and plan.signs and queue  # an agent with keys tells of nothing else
+    must_exist = exactly or committed or any(ref.digest for ref in queue)
+    skipped: list[str] = []
+    unsigned: list[str] = []
+    for ref in queue:  # grows at its end while parents are found
+        seen = look(ref)
+        if seen.unsure:
+            raise CheckpointUnavailable(f"checkpoint {folder(ref)} cannot be judged: {seen.fault}")
+        vouched = ref.digest or seen.signed or not plan.signs or plan.trust is Trust.ANY
+        fault = seen.fault or _foreign(plan, seen.manifest) or ("" if vouched else _UNSIGNED)
+        if seen.manifest is not None and not fault:
+            return Choice(seen.manifest, seen.ref, tuple(skipped))
+        skipped.append(f"checkpoint {folder(ref)} is not used: {fault}")
+        if fault is _UNSIGNED:
+            unsigned.append(folder(ref))
+        parent = seen.manifest.parent if seen.manifest and vouched else None
+        if parent is not None and not exactly and all(folder(parent) != folder(known) for known in queue):
+            queue.append(parent)
+    if unsigned:
+        raise CheckpointNotFound(
+            f"checkpoint {unsigned[0]} is not signed for this job. Make the job anew with "
+            "spec.checkpoint.signing (the Secret it was signed with), spec.resume.trust Any (if you trust "
+            "all who write there) or spec.resume.policy Never (to begin at step 0). "
+            f"{len(unsigned)} passed over: {_UNSIGNED}"
+        )
+    malformed = any(RIGHT_HASH in told for told in skipped)
+    if must_exist or malformed:  # to begin at step 0 is not to go on from the last good one
+        raise CheckpointNotFound(
+            f"no checkpoint can be used. {'. '.join(skipped)}. Bring the files back, or make the job anew: "
+            "spec.resume.policy Latest goes on from the newest whole checkpoint that is left in its folder, "
+            f"Never begins at step 0.{' To do without a malformed one delete its folder.' * malformed}"
+        )
+    return Choice(None, None, tuple(skipped))
+
+
+def _foreign(plan: RankPlan, manifest: Manifest | None) -> str:
+    """Another job's checkpoint is taken only by who asks for it: several jobs may share a folder."""
+    if manifest is None or plan.lineage_known or plan.resume is not Resume.LATEST:
+        return ""
+    if not plan.job or manifest.job in ("", plan.job):
+        return ""
+    return (
+        f"it is of job {ascii(manifest.job)[:80]}, and this is {plan.job}; spec.resume {{policy: Step, step: "
+        f"{manifest.step}}} would take it"
+    )
+
+
+def shares(manifest: Manifest, ranks: int) -> list[list[ShardFile]]:
+    """Which files each of so many ranks verifies: every file is one rank's. As many ranks as have saved: each
+    its own, which it will read. Else by bytes, the largest first, each to who has least."""
+    parts: list[list[ShardFile]] = [[] for _ in range(ranks)]
+    if ranks == manifest.world_size:
+        for file in manifest.files:
+            parts[_writer(file.name) % ranks].append(file)
+        return parts
+    loads = [(0, rank) for rank in range(ranks)]
+    for file in sorted(manifest.files, key=lambda file: (-file.size, file.name)):
+        load, rank = heapq.heappop(loads)
+        parts[rank].append(file)
+        heapq.heappush(loads, (load + file.size, rank))
+    return parts
+
+
+def _writer(name: str) -> int:
+    """`rank-3.pt` and `__3_0.distcp` are rank 3's; what has no number is rank 0's."""
+    found = re.match(r"(?:rank-|__)(\d+)", name)
+    return int(found[1]) if found else 0
+
+
+def _no_such_step(plan: RankPlan, saved: Sequence[int]) -> str:
+    directory = plan.checkpoint.directory if plan.checkpoint else "the checkpoint folder"
+    wanted = plan.resume_step or 0
+    earlier = max((step for step in saved if step < wanted), default=None)
+    fix = (
+        f"Set spec.resume.step to the nearest earlier one ({earlier})"
+        if earlier
+        else "Choose another spec.resume"
+    )
+    steps = sorted(set(saved), reverse=True)
+    more = f" and {len(steps) - _STEPS_NAMED} earlier ones" if len(steps) > _STEPS_NAMED else ""
+    there = f"those of steps {', '.join(map(str, steps[:_STEPS_NAMED]))}{more}" if steps else "none"
+    return f"cannot resume from step {wanted}: the checkpoints in {directory} are {there}. {fix} to go on."

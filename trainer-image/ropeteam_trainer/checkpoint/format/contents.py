@@ -1,0 +1,224 @@
+"""What the bytes of a checkpoint's file say, and what is proof that no rank of ours has written them.
+
+Promise: nothing that they name is executed (torch.load with weights_only). Malformed is proof, whatever
+script, torch or Python reads them. What else goes wrong proves nothing and is raised as it comes: a class
+that the script once made known to torch, a name that another torch writes, want of memory.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import pickletools
+import random
+import re
+import struct
+import zipfile
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from ropeteam_trainer.checkpoint.format.names import state_name
+
+
+class Malformed(ValueError):
+    """No rank of ours has written this."""
+
+
+_GARBLED = (
+    pickle.UnpicklingError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    struct.error,
+)
+"""How a pickle goes wrong that is none of ours. Not OSError, MemoryError, nor torch's RuntimeError, which
+may mean either."""
+_EVERY_TORCH = re.compile(
+    r"collections OrderedDict|torch\._utils _rebuild_(tensor_v2|parameter)|torch \w+Storage"
+)
+"""What each of them knows of what we write, so that no other would read it."""
+_RUNS_THINGS = re.compile(
+    r"(os|posix|nt|sys|subprocess|pty|runpy|importlib|ctypes|shutil|socket|code|pdb|timeit)(\..*)? .*"
+    r"|(builtins|__builtin__) (eval|exec|execfile|compile|open|__import__|input|breakpoint)"
+)
+"""No state is made of these. It is not this list that keeps them from being called: nothing is."""
+
+
+_DO_WITHOUT = "To do without this checkpoint delete its folder"
+_OF_THE_BYTES = re.compile(r"PytorchStreamReader failed|record size|Trying to resize storage")
+"""How torch begins its RuntimeErrors about an archive, in memory, that lacks what it tells of."""
+
+
+def runs_things(module: str, name: str) -> bool:
+    """A state that names this is no state, whoever reads it."""
+    return _RUNS_THINGS.fullmatch(f"{module} {name}") is not None
+
+
+def load(name: str, content: bytes) -> Any:
+    """What torch.save has written, on the CPU."""
+    _check_archive(name, content)
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True, mmap=False)
+    except MemoryError:
+        raise MemoryError(f"{name} wants more memory than the pod has. {_DO_WITHOUT}") from None
+    except (RuntimeError, *_GARBLED) as error:
+        told = f"torch refuses {name}: {_last_line(error)}"
+        if _is_proof(error, content):
+            raise Malformed(told) from None
+        if isinstance(error, pickle.UnpicklingError):  # torch advises to load whatever it is
+            raise pickle.UnpicklingError(f"{told} {_DO_WITHOUT}") from None
+        raise
+
+
+def _check_archive(name: str, content: bytes) -> None:
+    """Raises Malformed for what no torch.save writes, and ValueError for what grows as it is read: none that
+    we know packs, but another might."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, *_GARBLED):
+        raise Malformed(f"{name} is nothing that torch.save writes") from None
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise ValueError(
+            f"{name} is packed, which torch.save does not do: it could fill the memory. {_DO_WITHOUT}"
+        )
+    names = {entry.filename for entry in entries}
+    top = min(names, default="").partition("/")[0]
+    whole = (
+        content.startswith(b"PK\3\4")  # else torch takes it for its format of before
+        and {f"{top}/data.pkl", f"{top}/constants.pkl"} & names == {f"{top}/data.pkl"}  # no TorchScript
+        and all(each.startswith(f"{top}/") for each in names)
+        and len(names) == len(entries)
+        and sum(entry.file_size for entry in entries) <= len(content)
+    )
+    if not whole:
+        raise Malformed(f"{name} is an archive, but none that torch.save writes")
+
+
+def _is_proof(error: Exception, content: bytes) -> bool:
+    if isinstance(error, RuntimeError):
+        return _OF_THE_BYTES.match(str(error)) is not None
+    names = _names(content)
+    if any(_RUNS_THINGS.fullmatch(name) for name in names):
+        return True
+    return all(_EVERY_TORCH.fullmatch(name) for name in names)
+
+
+def _names(content: bytes) -> set[str]:
+    """`module name` of what the pickle names, as far as it can be read."""
+    found: set[str] = set()
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            inner = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+            for code, argument, _ in pickletools.genops(archive.read(inner)):
+                if code.name == "GLOBAL":
+                    found.add(str(argument))
+    except (zipfile.BadZipFile, StopIteration, *_GARBLED):
+        pass  # what torch refuses has no need to be whole
+    return found
+
+
+def _last_line(error: Exception) -> str:
+    """Before it, torch advises to load without weights_only."""
+    lines = [line for line in str(error).splitlines() if line.strip() and "docs" not in line]
+    return f"{type(error).__name__}: {lines[-1].strip()[:200] if lines else ''}"
+
+
+def block(name: str, content: bytes, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor, or a block of one."""
+    found = load(name, content)
+    if (
+        not isinstance(found, torch.Tensor)
+        or not _is_whole(found)
+        or tuple(found.shape) != sizes
+        or found.dtype != dtype
+    ):
+        raise Malformed(f"{name} holds something else than the tensors that .metadata tells of")
+    return found
+
+
+def check_state(name: str, tree: Any) -> None:
+    """state.pt: what ranks share."""
+    whole = (
+        isinstance(tree, dict)
+        and (tree.get("data", ()) is None or _is_map(tree.get("data"), lambda value: type(value) is int))
+        and _is_map(tree.get("others"))
+        and _is_map(tree.get("models"), _is_map)
+        and _is_map(tree.get("optimizers"), _is_part)
+    )
+    if not whole:
+        raise Malformed(f"{name} lacks a part of what ranks share, or has it in another form")
+
+
+def check_named(name: str, tree: Any, tensors: Collection[str]) -> None:
+    """state.pt, as check_state() wants it: are the tensors of its optimizers among those of `.metadata`?"""
+    for optimizer, part in tree["optimizers"].items():
+        for parameter, keys in part["tensors"].items():
+            for key in keys:
+                if state_name(optimizer, parameter, key) not in tensors:
+                    raise Malformed(f"{name} tells of tensors of {optimizer} that .metadata lacks")
+
+
+def check_own(name: str, tree: Any) -> None:
+    """rank-<r>.pt: what a rank has for itself. An earlier release wrote no `own`."""
+    rng = tree.get("rng") if isinstance(tree, dict) else None
+    whole = (
+        isinstance(rng, dict)
+        and _is_of_python(rng.get("python"))
+        and isinstance(rng.get("torch"), torch.Tensor)
+        and rng["torch"].dtype is torch.uint8
+        and isinstance(rng.get("numpy", ()), tuple)
+        and _is_map(tree.get("own", {}))
+    )
+    if not whole:
+        raise Malformed(f"{name} holds no random generators of a rank")
+
+
+def _is_of_python(found: Any) -> bool:
+    """random.getstate()'s. Another Python may have another version."""
+    if not isinstance(found, tuple) or len(found) != 3 or type(found[0]) is not int:
+        return False
+    try:
+        if found[0] == random.Random.VERSION:
+            random.Random().setstate(found)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return isinstance(found[2], float | None)
+
+
+def _is_whole(found: Any) -> bool:
+    """No tensor that is larger than its memory: what we write is a copy (snapshot.py). Of classes of others
+    nothing is known."""
+    if type(found) not in (torch.Tensor, torch.nn.Parameter):
+        return True
+    plain = found.layout is torch.strided and not found.is_meta
+    return plain and found.untyped_storage().nbytes() >= found.nbytes
+
+
+def _is_part(part: Any) -> bool:
+    """Of an optimizer (optimizers.py)."""
+    return (
+        isinstance(part, dict)
+        and isinstance(part.get("groups"), list)
+        and all(_is_group(group) for group in part["groups"])
+        and _is_map(part.get("tensors"), lambda keys: isinstance(keys, list))
+        and _is_map(part.get("values"), lambda values: isinstance(values, dict))
+    )
+
+
+def _is_group(group: Any) -> bool:
+    return (
+        isinstance(group, dict)
+        and isinstance(group.get("names"), list)
+        and all(isinstance(name, str) for name in group["names"])
+        and isinstance(group.get("values"), dict)
+        and all(_is_whole(value) for value in group["values"].values())
+    )
+
+
+def _is_map(found: Any, of: Callable[[Any], bool] = lambda _: True) -> bool:
+    return isinstance(found, dict) and all(isinstance(key, str) and of(value) for key, value in found.items())

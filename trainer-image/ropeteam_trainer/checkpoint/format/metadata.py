@@ -1,0 +1,206 @@
+"""Read `.metadata`, which says where in the files of a checkpoint each tensor lies.
+
+It is torch.distributed.checkpoint's own, and a pickle. Nothing of what it names is imported or called here:
+an allow-list puts inert stand-ins in the place of the few classes that it needs, and refuses all others.
+(So a restart does not wait for the import of torch.distributed.checkpoint either.) What it makes is no larger
+than its bytes (operations.py).
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ropeteam_trainer.checkpoint.format.contents import Malformed, runs_things
+from ropeteam_trainer.checkpoint.format.operations import check_sizes
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A block of a tensor, and where it is: torch.save's bytes, in one of the files."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+    file: str
+    begin: int
+    length: int
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    chunks: tuple[Chunk, ...]
+
+
+Saved = Mapping[str, SavedTensor]
+_LARGEST = (1 << 63) - 1
+_MOST_SPLIT = 8
+"""Dimensions along which a tensor is cut: more than any mesh has."""
+_MOST_DIMENSIONS = 64
+"""Of a tensor: many of torch's operations take no more."""
+
+
+def parse(content: bytes, judged: bool = False) -> Saved:
+    """What a `.metadata` file says. Raises Malformed where it is not what DCP writes, and ValueError for a
+    name that another version of DCP or Python may write, and for want of memory. `judged`: it is known not to
+    grow, which takes longer to find out than all else."""
+    try:
+        if not judged:
+            check_sizes(content)
+        root = _AllowList(content).load()
+        stored = {_place(index): info for index, info in root.storage_data.items()}
+        saved = {name: _tensor(name, about, stored) for name, about in root.state_dict_metadata.items()}
+        _demand_apart(saved)
+        return saved
+    except (_Unknown, MemoryError) as error:  # of which neither is proof
+        why = error if isinstance(error, _Unknown) else "it wants more memory than there is"
+        raise ValueError(f"the .metadata of the checkpoint cannot be read: {why}") from None
+    except Exception as error:  # a pickle can go wrong in any way
+        raise Malformed(f"the .metadata of the checkpoint cannot be read: {str(error)[:200]}") from None
+
+
+def _place(index: Any) -> tuple[str, tuple[int, ...]]:
+    """Of a block. Looked at before it is hashed: many can share what takes long to hash."""
+    if not isinstance(index.fqn, str):
+        raise TypeError("a block is of no tensor")
+    return index.fqn, _numbers(index.offset)
+
+
+def _tensor(name: str, about: Any, stored: Mapping[tuple[str, Any], Any]) -> SavedTensor:
+    shape, dtype = _numbers(about.size), about.properties.dtype
+    if not isinstance(name, str) or not isinstance(dtype, torch.dtype):
+        raise TypeError("a tensor has no name or no dtype")
+    chunks = []
+    for chunk in about.chunks:
+        offsets, sizes = _numbers(chunk.offsets, len(shape)), _numbers(chunk.sizes, len(shape))
+        info = stored[name, offsets]
+        begin, length = _numbers((info.offset, info.length), 2)
+        if not isinstance(info.relative_path, str):
+            raise TypeError("a block is in no file")
+        if any(at + size > end for at, size, end in zip(offsets, sizes, shape, strict=True)):
+            raise ValueError(f"a block of {name} is outside of it")
+        chunks.append(Chunk(offsets, sizes, dtype, info.relative_path, begin, length))
+    if not _cover(shape, chunks):
+        raise ValueError(f"the blocks of {name} are not the whole of it, each part once")
+    return SavedTensor(shape, dtype, tuple(chunks))
+
+
+def _cover(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
+    """Does each element lie in one block, as DCP demands of who saves? In an odd number of them it does if
+    of all corners, where two in one place cancel each other, those of the whole are left; and blocks that
+    have no more elements than the whole have no room for three."""
+    split = [dim for dim, size in enumerate(shape) if any(chunk.sizes[dim] != size for chunk in chunks)]
+    if math.prod(shape) != sum(math.prod(chunk.sizes) for chunk in chunks) or len(split) > _MOST_SPLIT:
+        return False
+    corners: set[tuple[int, ...]] = set()
+    for chunk in chunks:
+        for corner in _corners(split, chunk.offsets, chunk.sizes):
+            corners ^= {corner}
+    return math.prod(shape) == 0 or corners == set(_corners(split, (0,) * len(shape), shape))
+
+
+def _corners(
+    dims: Sequence[int], offsets: tuple[int, ...], sizes: tuple[int, ...]
+) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*((offsets[dim], offsets[dim] + sizes[dim]) for dim in dims))
+
+
+def _demand_apart(saved: Saved) -> None:
+    """No byte is of two blocks: reading all of them takes no longer than reading the files."""
+    chunks = (chunk for tensor in saved.values() for chunk in tensor.chunks)
+    spans = sorted((chunk.file, chunk.begin, chunk.begin + chunk.length) for chunk in chunks)
+    for (file, _, end), (other, begin, _) in itertools.pairwise(spans):
+        if file == other and begin < end:
+            raise ValueError(f"two blocks share bytes of {file}")
+
+
+def _numbers(found: Any, count: int | None = None) -> tuple[int, ...]:
+    """So many; None: one for each dimension of some tensor."""
+    if not isinstance(found, tuple) or len(found) > _MOST_DIMENSIONS or count not in (None, len(found)):
+        raise TypeError("a block or a tensor has no shape")
+    if any(type(number) is not int or not 0 <= number <= _LARGEST for number in found):
+        raise TypeError("a number of a block or a tensor is none")
+    return found
+
+
+class _Fixed(type):
+    """Nothing is written into such a class: a method could make an iterator without end."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        raise pickle.UnpicklingError("it writes into a class")
+
+
+class _Unknown(ValueError):
+    """A name that is none of ours, and may be another version's."""
+
+
+_DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+
+
+def _stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
+    """What a pickle gets for what it names. Made anew for each: it may write into functions."""
+
+    class Inert(metaclass=_Fixed):
+        """Stands for a class of torch's: attributes, and no code."""
+
+    class Properties(metaclass=_Fixed):
+        """TensorProperties: a tuple, of which the first is the dtype."""
+
+        def __setstate__(self, state: tuple[Any, ...]) -> None:
+            self.dtype = state[0]
+
+    def number(_value: int) -> int:
+        """Stands for an enum, of which nobody asks for the member."""
+        return 0
+
+    def size(numbers: tuple[int, ...]) -> tuple[int, ...]:
+        """Stands for torch.Size. Of a list tuple() would make a tuple that is larger than the list."""
+        return _numbers(numbers)
+
+    def member(kind: Any, _name: str) -> int:
+        """Stands for getattr, by which some versions of Python (3.11.9) write a member of an enum; for
+        nothing else."""
+        if kind is not number:
+            raise pickle.UnpicklingError("it asks for an attribute, which no checkpoint needs")
+        return 0
+
+    def layout(_name: str) -> None:
+        """What nobody asks for."""
+
+    dcp = "torch.distributed.checkpoint"
+    return {
+        (f"{dcp}.metadata", "Metadata"): Inert,
+        (f"{dcp}.metadata", "TensorStorageMetadata"): Inert,
+        (f"{dcp}.metadata", "ChunkStorageMetadata"): Inert,
+        (f"{dcp}.metadata", "MetadataIndex"): Inert,
+        (f"{dcp}.metadata", "TensorProperties"): Properties,
+        (f"{dcp}.metadata", "_MEM_FORMAT_ENCODING"): number,
+        (f"{dcp}.filesystem", "_StorageInfo"): Inert,
+        ("builtins", "getattr"): member,
+        ("torch", "Size"): size,
+        ("torch.serialization", "_get_layout"): layout,
+    }
+
+
+class _AllowList(pickle.Unpickler):
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content))
+        self._allowed = _stand_ins()
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in self._allowed:
+            return self._allowed[module, name]
+        if module == "torch" and name in _DTYPES:
+            return _DTYPES[name]
+        if runs_things(module, name):
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+        raise _Unknown(f"it names {module}.{name}, which no checkpoint needs")

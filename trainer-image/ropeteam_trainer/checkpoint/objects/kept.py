@@ -1,0 +1,221 @@
+"""The objects that a checkpoint is made of, and goes back into: modules, optimizers, and others.
+
+Modules and optimizers may be sharded over ranks in any way: their tensors are saved by name. Others (a
+scheduler, a scaler) are the same on all ranks; rank 0's state_dict() is saved.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ropeteam_trainer.checkpoint.format import names
+from ropeteam_trainer.checkpoint.format.metadata import Saved
+from ropeteam_trainer.checkpoint.objects import optimizers
+
+T = TypeVar("T")
+Shared = dict[str, dict[str, Any]]
+"""`models` (what is no tensor in their state) and `optimizers` (their parts): of this rank, or merged."""
+
+
+@dataclass
+class State:
+    """What this rank holds of the training state."""
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    """By full name, as they live: nothing is copied."""
+    buffers: list[str] = field(default_factory=list)
+    """Those that ranks may disagree on; DDP takes rank 0's, and so does a checkpoint."""
+    shared: Shared = field(default_factory=lambda: {"models": {}, "optimizers": {}})
+    others: dict[str, Any] = field(default_factory=dict)
+
+
+class _Named:
+    """A module, and its names without wrappers, which are found out once."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._plain: dict[str, str] = {}
+
+    def entries(self) -> Iterator[tuple[str, str, Any]]:
+        """Of its state: the key, the plain name, the value."""
+        return self._named(self.module.state_dict().items())
+
+    def parameters(self) -> Iterator[tuple[str, str, nn.Parameter]]:
+        return self._named(self.module.named_parameters(remove_duplicate=False))
+
+    def _named(self, pairs: Iterable[tuple[str, T]]) -> Iterator[tuple[str, str, T]]:
+        for raw, value in pairs:
+            if raw not in self._plain:
+                self._plain[raw] = names.plain_name(self.module, raw)
+            yield raw, self._plain[raw], value
+
+
+class Kept:
+    def __init__(self, objects: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> None:
+        """optional: others that a checkpoint may lack, such as the loss scale of a strategy. Raises TypeError
+        or ValueError for what could not be loaded again."""
+        self._optional = frozenset(optional or {})
+        objects = {**objects, **(optional or {})}
+        self._modules = {
+            name: [_Named(module) for module in _modules(thing)]
+            for name, thing in objects.items()
+            if _is_model(thing)
+        }
+        self._optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
+        self._others = {
+            name: thing
+            for name, thing in objects.items()
+            if name not in self._modules and name not in self._optimizers
+        }
+        state = State()
+        self._take_models(state)
+        called = self._parameter_names()
+        for name, optimizer in self._optimizers.items():
+            optimizers.check_names(name, optimizer, called)
+        for name, thing in self._others.items():
+            _check_plain(name, thing.state_dict())
+        for name, extra in state.shared["models"].items():
+            _check_plain(name, extra)
+
+    def state(self, with_others: bool) -> State:
+        """As it is now. Modules first: FSDP puts its parameters in order when it is asked for its state."""
+        state = State()
+        self._take_models(state)
+        called = self._parameter_names()
+        for name, optimizer in self._optimizers.items():
+            tensors, part = optimizers.capture(name, optimizer, called)
+            state.tensors |= tensors
+            state.shared["optimizers"][name] = part
+        if with_others:
+            state.others = {name: thing.state_dict() for name, thing in self._others.items()}
+        return state
+
+    def lacking(self, shared: Shared, others: Mapping[str, Any]) -> list[str]:
+        """The objects that a checkpoint does not hold."""
+        pairs = (
+            (self._modules, shared["models"]),
+            (self._optimizers, shared["optimizers"]),
+            (self._others, others),
+        )
+        lacks = (name for mine, theirs in pairs for name in mine if name not in theirs)
+        return [name for name in lacks if name not in self._optional]
+
+    def compare(self, shared: Shared, saved: Saved) -> tuple[set[str], set[str], list[str]]:
+        """Names that only this rank has, names that only the checkpoint has, and shapes that differ."""
+        state = State()
+        self._take_models(state)
+        mine = set(state.tensors) | _extra_names(state.shared["models"])
+        models = {name: shared["models"][name] for name in self._modules}
+        theirs = {name for name in saved if name.split(".", 1)[0] in models} | _extra_names(models)
+        shapes = [
+            f"{name} is {list(saved[name].shape)} there and {list(tensor.shape)} here"
+            for name, tensor in state.tensors.items()
+            if name in saved and saved[name].shape != tuple(tensor.shape)
+        ]
+        called = self._parameter_names()
+        for name, optimizer in self._optimizers.items():
+            trained = (called[p] for group in optimizer.param_groups for p in group["params"])
+            mine |= {f"{name}: {parameter}" for parameter in trained}
+            parameters = optimizers.parameter_names(shared["optimizers"][name])
+            theirs |= {f"{name}: {parameter}" for parameter in parameters}
+        return mine - theirs, theirs - mine, shapes
+
+    def room(self, shared: Shared, saved: Saved) -> dict[str, torch.Tensor]:
+        """All tensors of this rank, to be filled from the checkpoint; the optimizers' are made here."""
+        state = State()
+        self._take_models(state)
+        called = self._parameter_names()
+        for name, optimizer in self._optimizers.items():
+            part = shared["optimizers"][name]
+            state.tensors |= optimizers.prepare(name, optimizer, called, part, saved)
+        return state.tensors
+
+    def settle(self, tensors: Mapping[str, torch.Tensor], shared: Shared, others: Mapping[str, Any]) -> None:
+        """The last part of a restore, once `room` is filled: each object takes up its state."""
+        for name, modules in self._modules.items():
+            values = {**tensors, **{f"{name}.{key}": value for key, value in shared["models"][name].items()}}
+            for module in modules:
+                own = {raw: values[f"{name}.{plain}"] for raw, plain, _ in module.entries()}
+                module.module.load_state_dict(own)
+        for name, thing in self._others.items():
+            if name in others or name not in self._optional:
+                thing.load_state_dict(others[name])
+
+    def _take_models(self, state: State) -> None:
+        for name, modules in self._modules.items():
+            extra: dict[str, Any] = {}
+            for module in modules:
+                parameters = {plain for _, plain, _ in module.parameters()}
+                for _, plain, value in module.entries():
+                    full = f"{name}.{plain}"
+                    if full in state.tensors or plain in extra:
+                        raise ValueError(
+                            f"{name!r} has two tensors called {plain}: give the parts of a model with the "
+                            "names that they have in the whole"
+                        )
+                    if not isinstance(value, torch.Tensor):
+                        extra[plain] = value
+                        continue
+                    state.tensors[full] = value
+                    if plain not in parameters:
+                        state.buffers.append(full)
+            state.shared["models"][name] = extra
+
+    def _parameter_names(self) -> dict[torch.Tensor, str]:
+        called: dict[torch.Tensor, str] = {}
+        for name, modules in self._modules.items():
+            for module in modules:
+                for _, plain, parameter in module.parameters():
+                    called.setdefault(parameter, names.parameter_name(name, plain))
+        if len(set(called.values())) < len(called):
+            raise ValueError("two parameters have the same name: give restore() its modules by other names")
+        return called
+
+
+def merge(parts: Iterable[Shared]) -> Shared:
+    """What all ranks share, as one."""
+    whole: Shared = {"models": {}, "optimizers": {}}
+    by_optimizer: dict[str, list[optimizers.Part]] = {}
+    for part in parts:
+        for name, extra in part["models"].items():
+            whole["models"][name] = extra | whole["models"].get(name, {})
+        for name, optimizer in part["optimizers"].items():
+            by_optimizer.setdefault(name, []).append(optimizer)
+    whole["optimizers"] = {name: optimizers.merge(found) for name, found in by_optimizer.items()}
+    return whole
+
+
+def _is_model(thing: Any) -> bool:
+    return isinstance(thing, nn.Module) or (
+        isinstance(thing, list | tuple) and all(isinstance(module, nn.Module) for module in thing)
+    )
+
+
+def _modules(thing: Any) -> Iterator[nn.Module]:
+    for module in [thing] if isinstance(thing, nn.Module) else thing:
+        if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
+            raise TypeError("FullyShardedDataParallel cannot be saved by Ropeteam: use fully_shard() instead")
+        yield module
+
+
+def _extra_names(models: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    return {f"{name}.{key}" for name, extra in models.items() for key in extra}
+
+
+def _check_plain(name: str, state: Any) -> None:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    try:
+        torch.load(buffer, weights_only=True)
+    except Exception as error:
+        raise TypeError(
+            f"the state of {name!r} is not made of tensors and plain values alone: {error}"
+        ) from None

@@ -1,0 +1,144 @@
+"""The state of an optimizer by names of parameters, so that any layout can take it up.
+
+Tensors go with those of the model; the rest is a `part` of plain values, of which each rank has its own (in
+a pipeline, or with ZeRO-1), merged into one:
+
+    groups    [{"names": [...], "values": {"lr": 0.1, ...}}, ...]
+    tensors   {name: [keys of its tensors]}
+    values    {name: {key: what is no tensor}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ropeteam_trainer.checkpoint.format.metadata import Saved, SavedTensor
+from ropeteam_trainer.checkpoint.format.names import state_name
+from ropeteam_trainer.checkpoint.objects.pieces import is_sharded
+
+Part = dict[str, Any]
+Names = Mapping[torch.Tensor, str]
+NOT_VALUES = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
+"""Those that say how to compute, not what, are the script's: another layout may need others."""
+
+
+def capture(name: str, optimizer: Optimizer, names: Names) -> tuple[dict[str, torch.Tensor], Part]:
+    """This rank's tensors, by full name, and its part. Raises TypeError for what could not be restored."""
+    tensors: dict[str, torch.Tensor] = {}
+    part: Part = {"groups": [], "tensors": {}, "values": {}}
+    inner = _inner(optimizer)
+    for parameter in _parameters(inner):
+        called = names[parameter]
+        for key, value in inner.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                full = state_name(name, called, key)
+                if is_sharded(value) and value.shape != parameter.shape:
+                    raise TypeError(f"{full} is sharded, but not shaped like its parameter")
+                tensors[full] = value
+                part["tensors"].setdefault(called, []).append(key)
+            else:
+                part["values"].setdefault(called, {})[key] = value
+    for group in optimizer.param_groups:
+        values = {key: value for key, value in group.items() if key not in NOT_VALUES}
+        part["groups"].append({"names": [names[p] for p in group["params"]], "values": values})
+    return tensors, part
+
+
+def merge(parts: Iterable[Part]) -> Part:
+    """The parts of all ranks as one. What several have is the same, so the first counts."""
+    whole: Part = {"groups": [], "tensors": {}, "values": {}}
+    seen: set[str] = set()
+    for part in parts:
+        for group in part["groups"]:
+            new = [name for name in group["names"] if name not in seen]
+            seen.update(new)
+            if new:
+                whole["groups"].append({"names": new, "values": group["values"]})
+        for kind in ("tensors", "values"):
+            whole[kind] = part[kind] | whole[kind]
+    return whole
+
+
+def parameter_names(part: Part) -> set[str]:
+    return {name for group in part["groups"] for name in group["names"]}
+
+
+def check_names(name: str, optimizer: Optimizer, names: Names) -> None:
+    """Raises ValueError for a parameter that has no name, because no module was given that holds it."""
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter not in names:
+                raise ValueError(
+                    f"{name!r} trains a parameter of shape {tuple(parameter.shape)} (group {number}) that is "
+                    "in no module given to restore(). Give all modules: model=[network, loss]. An optimizer "
+                    "is made after fully_shard() and other wrappers that replace parameters."
+                )
+
+
+def prepare(
+    name: str, optimizer: Optimizer, names: Names, part: Part, saved: Saved
+) -> dict[str, torch.Tensor]:
+    """Put hyperparameters in and make room for the state: returns its tensors, by full name, to be filled."""
+    _put_values(name, optimizer, names, part["groups"])
+    room: dict[str, torch.Tensor] = {}
+    inner = _inner(optimizer)
+    for group in inner.param_groups:
+        for parameter in group["params"]:
+            called = names[parameter]
+            state = dict(part["values"].get(called, {}))
+            for key in part["tensors"].get(called, ()):
+                full = state_name(name, called, key)
+                state[key] = room[full] = _room(key, saved[full], parameter, group)
+            inner.state.pop(parameter, None)
+            if state:
+                inner.state[parameter] = state
+    return room
+
+
+def _room(key: str, saved: SavedTensor, parameter: torch.Tensor, group: Mapping[str, Any]) -> torch.Tensor:
+    """As the optimizer itself would make it: like the parameter, or small and whole on every rank."""
+    on_cpu = key == "step" and not (group.get("capturable") or group.get("fused"))
+    if key != "step" and saved.shape == tuple(parameter.shape):
+        return torch.empty_like(parameter, dtype=saved.dtype, requires_grad=False)
+    return torch.empty(saved.shape, dtype=saved.dtype, device="cpu" if on_cpu else parameter.device)
+
+
+def _put_values(name: str, optimizer: Optimizer, names: Names, groups: Sequence[Mapping[str, Any]]) -> None:
+    number_of = {called: number for number, group in enumerate(groups) for called in group["names"]}
+    for group in optimizer.param_groups:
+        sources = {number_of[names[parameter]] for parameter in group["params"]}
+        choices = [groups[number]["values"] for number in sorted(sources)]
+        for key in choices[0] if choices else ():
+            if any(_plain(values[key]) != _plain(choices[0][key]) for values in choices):
+                raise ValueError(
+                    f"a group of {name!r} joins parameters that were saved with different {key!r}: "
+                    "group them as they were when the checkpoint was made"
+                )
+            _put_value(group, key, choices[0][key])
+
+
+def _put_value(group: dict[str, Any], key: str, value: Any) -> None:
+    """A learning rate that is a tensor stays the tensor it is: compiled code holds it."""
+    if isinstance(group.get(key), torch.Tensor):
+        group[key].fill_(value)
+    else:
+        group[key] = _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _inner(optimizer: Optimizer) -> Optimizer:
+    """ZeRO-1 shows all parameters, and has an optimizer inside for those of this rank."""
+    is_zero = type(optimizer).__name__ == "ZeroRedundancyOptimizer"
+    inner: Optimizer = optimizer.optim if is_zero else optimizer  # type: ignore[attr-defined]
+    return inner

@@ -1,0 +1,186 @@
+"""Which default process groups of torch.distributed a world has formed, and what that says of it. Pure.
+
+Judged is one thing: whether a group of all ranks has ever formed in this start. Groups before or beside it
+(an evaluator's, a preflight's, an inference server's) are listed and change nothing. Without it the first
+smaller group is told at once; the job fails when startSeconds have passed since (a script may take longer to
+its first group, and that one be a preflight's), or when a rank of a smaller group has ended with 0: what it
+trained is not what was asked for. A world that forms none is told of after
+startSeconds and at its end. Limits: known is what children.py reaches; who tells nothing counts neither way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.messages import AgentReport, GroupReport, Problem, ProcessGroup
+from ropeteam_trainer.contract.world import FailReason
+from ropeteam_trainer.coordinator.membership.state import roll, slots
+from ropeteam_trainer.coordinator.membership.state.slots import Slots
+from ropeteam_trainer.coordinator.membership.state.state import State, crews
+from ropeteam_trainer.coordinator.membership.state.world import Group, World
+
+SHOWN, KEPT, SLOTS_SHOWN = 10, 32, 16
+_MOST_RANKS = 1 << 20
+ENDED_SECONDS = 300.0
+"""Without a step, after a rank has ended."""
+_HOW_TO_MEND = (
+    "Write the script, or torchrun without --standalone and --nnodes, as spec.command; or, if each pod is to "
+    "train alone, set spec.worlds: PerPod"
+)
+
+
+def absorb(known: tuple[Group, ...], reports: Iterable[AgentReport]) -> tuple[Group, ...]:
+    """What agents tell of the current world's groups; nothing is taken back."""
+    found = {(each.size, each.id): each for each in known}
+    for report in reports:
+        for told in report.groups:
+            group = _group(report.slot, told)
+            key = (group.size, group.id)
+            found[key] = _joined(found[key], group) if key in found else group
+    return tuple(sorted(found.values(), key=lambda each: -each.size)[:KEPT])
+
+
+def _group(slot: int, told: GroupReport) -> Group:
+    return Group(
+        told.id,
+        told.size,
+        told.who,
+        slots.one(slot),
+        slots.of(_natural(told.ranks)),
+        slots.of(_natural(told.members)),
+    )
+
+
+def _natural(numbers: Iterable[int]) -> Iterable[int]:
+    """Whatever a process says, a set of ranks stays small."""
+    return (number for number in numbers if 0 <= number < _MOST_RANKS)
+
+
+def _joined(one: Group, other: Group) -> Group:
+    return replace(
+        one,
+        slots=one.slots | other.slots,
+        ranks=one.ranks | other.ranks,
+        members=one.members | other.members,
+    )
+
+
+def formed(state: State, world: World) -> bool:
+    """A group of the world's size has formed, by all of whose ranks it is known that they formed one. Of one
+    whose store could not name it nobody knows which of these it is: it counts as that."""
+    large = [group for group in world.groups if group.size >= _size(state, world)]
+    if any(not group.id for group in large):
+        return True
+    everyone = slots.NONE
+    for group in large:
+        everyone |= group.ranks
+    return any(group.ranks == everyone for group in large)
+
+
+def _size(state: State, world: World) -> int:
+    """Of the group that was asked for. A command that runs once per pod may be all of its pod's ranks."""
+    return world.plan.slots if is_per_pod(state) else world.plan.world_size
+
+
+def is_per_pod(state: State) -> bool:
+    return state.launcher.startswith("PerPod")
+
+
+def is_judged(state: State) -> bool:
+    """Parameter servers and their workers form no group, and one rank needs none."""
+    world, config = state.world, state.config
+    return world is not None and world.plan.world_size > 1 and not (config.servers or config.worlds_per_pod)
+
+
+def _is_late(state: State, since: float | None, now: float) -> bool:
+    return since is not None and now - since >= state.config.timeouts.start
+
+
+def split(state: State, now: float) -> Problem | None:
+    """Why this world is not the one that was asked for, once that is certain."""
+    world = state.world
+    if world is None or not is_judged(state) or not world.groups or formed(state, world):
+        return None
+    grouped = slots.NONE
+    for group in world.groups:
+        grouped |= group.ranks
+    ended = _first_ended(state, grouped)
+    if ended is None and not _is_late(state, world.grouped_at, now):
+        return None
+    end = f"no other has formed in startSeconds ({state.config.timeouts.start} s)"
+    if ended is not None:
+        end = f"rank {ended} has ended with exit code 0"
+    return Problem(FailReason.SPLIT_WORLD, f"{_what_formed(world)}, and {end}. {_HOW_TO_MEND}.")
+
+
+def _what_formed(world: World) -> str:
+    some = "; ".join(_words(group) for group in world.groups[:3])
+    more = f" and {len(world.groups) - 3} more" if len(world.groups) > 3 else ""
+    return f"the job has {world.plan.world_size} ranks, but what has formed is {some}{more}"
+
+
+def _words(group: Group) -> str:
+    places = list(slots.each(group.slots))
+    where = ", ".join(map(str, places[:5])) + (" and more" if len(places) > 5 else "")
+    some = "slot" if len(places) == 1 else "slots"
+    return f"a process group of {group.size} by {group.who or 'a process'} in {some} {where}"
+
+
+def _first_ended(state: State, among: Slots) -> int | None:
+    """The lowest rank of these that has ended with 0."""
+    known = (rank for crew in crews(state, state.roll.clean) for rank in crew.known.values())
+    return min(
+        (each.rank for each in known if roll.is_clean(each) and slots.has(among, each.rank)), default=None
+    )
+
+
+def notice(state: State, now: float) -> Problem | None:
+    """What is odd about the world that runs, or has just ended."""
+    world = state.world
+    if world is None or not state.running:
+        return None
+    if is_judged(state) and not formed(state, world):
+        if world.groups:
+            text = f"{_what_formed(world)}. Unless one of all ranks forms in startSeconds "
+            text += (
+                f"({state.config.timeouts.start} s), or if a rank ends before, the job fails. {_HOW_TO_MEND}."
+            )
+            return Problem(FailReason.SMALLER_PROCESS_GROUP, text)
+        is_over = state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE)
+        if roll.all_are(state, world.telling) and (is_over or _is_late(state, world.started_at, now)):
+            text = _NONE_FORMED.format(world.plan.world_size, "" if is_over else _WAITING)
+            return Problem(FailReason.NO_PROCESS_GROUP, text)
+    return _ended(state, world, now) if state.phase is WorldPhase.RUNNING else None
+
+
+_NONE_FORMED = (
+    "the job has {} ranks, and none of them has told of a process group (torch.distributed): either {}each "
+    "trains by itself, or they are started in a way that hides it (python -S or -I, env -i, no Python)"
+)
+_WAITING = "they wait for each other (in torchrun --standalone without --nnodes=1, say), or "
+
+
+def _ended(state: State, world: World, now: float) -> Problem | None:
+    """A rank has ended, the others have gone on without a step."""
+    if world.ended_at is None or now - max(world.ended_at, world.step_at) < ENDED_SECONDS:
+        return None
+    rank = _first_ended(state, slots.ALL)
+    steps = "without a step" if state.rung >= 1 else "(whether they make steps the script does not tell)"
+    text = f"rank {rank} has ended with exit code 0, and the others have gone on for"
+    text += f" {ENDED_SECONDS / 60:.0f} minutes {steps}. They wait for it, if they share a collective"
+    return Problem(FailReason.RANK_ENDED, f"{text}.")
+
+
+def shown(state: State) -> tuple[ProcessGroup, ...]:
+    """For people and Prometheus: the largest."""
+    world = state.world
+    if world is None or not state.running:
+        return ()
+    return tuple(
+        ProcessGroup(
+            group.size, group.members.bit_count(), tuple(slots.each(group.slots))[:SLOTS_SHOWN], group.who
+        )
+        for group in world.groups[:SHOWN]
+    )

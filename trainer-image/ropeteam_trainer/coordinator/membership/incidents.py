@@ -1,0 +1,280 @@
+"""One incident per epoch: its cause, its stages, and what follows from it.
+
+Order: open (a fault was seen) -> weigh again while ranks are being stopped -> close (all stopped: cause and
+charge are as good as we can know) -> judge: backoff, failure, replacement. Later worlds fill in stages and
+steps lost.
+Promise: an incident is judged once; an epoch has at most one. Limits: knows nothing of Kubernetes: the
+operator may still refine a cause (a pod that was evicted only looks lost from here).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ropeteam_trainer.contract.config import ExitAction
+from ropeteam_trainer.contract.desired import Incident, ReplaceWish, Stages
+from ropeteam_trainer.contract.messages import Problem
+from ropeteam_trainer.contract.world import Cause, Epoch, FailReason
+from ropeteam_trainer.coordinator.membership.evidence import (
+    LEFT,
+    LOST,
+    Evidence,
+    collect,
+    exit_rule,
+    fingerprint,
+    is_script,
+    who_stood_first,
+)
+from ropeteam_trainer.coordinator.membership.state.slots import Slots
+from ropeteam_trainer.coordinator.membership.state.state import Fault, Ledger, Moment, State, crew_of, wanted
+
+KEPT = 10
+BACKOFF_FIRST, BACKOFF_MOST = 1.0, 60.0
+BELIEVED_SECONDS, BELIEVED_AFTER_SIGNAL_SECONDS = 60.0, 1.0
+"""A script that never reports steps is believed to have made one after running this long. An exception may
+take as long as the imports to show; a world that was struck from outside is believed sooner."""
+
+
+def open_incident(state: State, sign: Evidence, at: Moment) -> State:
+    """A fault was seen: one incident, whatever else follows from it."""
+    assert state.world is not None
+    sign = who_stood_first(state, sign)
+    incident = Incident(
+        id=str(state.world.plan.epoch),
+        cause=sign.cause,
+        charged=sign.cause.charged,
+        slot=sign.slot,
+        rank=sign.rank,
+        node=_node(state, sign.slot),
+        message=sign.message,
+        step=state.world.step,
+        unix_ms=at.unix_ms,
+        exit=sign.exit,
+    )
+    return replace(state, faults=(*state.faults, Fault(incident, at.now, sign.weight))[-KEPT:])
+
+
+def _node(state: State, slot: int) -> str:
+    crew = crew_of(state, slot)
+    return crew.agent.report.node if crew and crew.agent else ""
+
+
+def weigh_again(state: State, at: Moment, among: Slots) -> State:
+    """Ranks are being stopped; a report that was on its way may name a better cause. `among`: what has not
+    been weighed yet."""
+    fault = state.fault
+    if fault is None or fault.incident.settled:
+        return state
+    signs = collect(state, at.now, among, fault.weight)
+    signs = tuple(sign for sign in signs if _was_before(state, sign, fault))
+    best = heaviest(signs)
+    if best is None or best.weight <= fault.weight:
+        best = next((sign for sign in signs if _is_same(sign, fault)), None)
+    if best is None:
+        return state
+    best = who_stood_first(state, best)
+    better = replace(
+        fault.incident,
+        cause=best.cause,
+        charged=best.cause.charged,
+        slot=best.slot,
+        rank=best.rank,
+        node=_node(state, best.slot),
+        message=best.message,
+        exit=best.exit,
+    )
+    return _with_last(state, replace(fault, incident=better, weight=best.weight))
+
+
+def _was_before(state: State, sign: Evidence, fault: Fault) -> bool:
+    """An agent that spoke after the fault and fell silent then did not cause it."""
+    if sign.weight < LOST:
+        return True
+    crew = crew_of(state, sign.slot)
+    return crew is None or crew.agent is None or crew.agent.heard < fault.at
+
+
+def _is_same(sign: Evidence, fault: Fault) -> bool:
+    """A rank that was dying is gone now: its agent may know more of it."""
+    known = (fault.incident.slot, fault.incident.rank, fault.weight)
+    return sign.exit is not None and (sign.slot, sign.rank, sign.weight) == known
+
+
+def heaviest(signs: tuple[Evidence, ...]) -> Evidence | None:
+    return max(signs, key=lambda sign: sign.weight, default=None)  # the first one among equals
+
+
+def forbid(state: State, at: Moment, among: Slots) -> State:
+    """An exit code that `recovery.exitCodes` calls final ends the job. Not where ranks were asked to end."""
+    fault = state.fault
+    if state.failure or fault is None or fault.weight >= LEFT or not state.config.exit_codes:
+        return state
+    signs = (sign for sign in collect(state, at.now, among) if exit_rule(state, sign.exit) is ExitAction.FAIL)
+    sign = next(signs, None)
+    if sign is None or sign.exit is None:
+        return state
+    said = f"rank {sign.rank} exited {sign.exit.code}, which spec.recovery.exitCodes calls final"
+    return replace(state, failure=Problem(FailReason.EXIT_CODE, said))
+
+
+def close(state: State, at: Moment) -> State:
+    """All ranks of the world are dead: judge its incident, if it had one."""
+    fault = state.fault
+    if fault is None or fault.incident.settled:
+        return state
+    assert state.world is not None
+    stages = replace(fault.incident.stages, stopped=_ms(fault, at))
+    incident = replace(fault.incident, settled=True, step=state.world.step, stages=stages)
+    state = _with_last(state, replace(fault, incident=incident))
+    ledger = _learn(state, incident, progressed(state, fault), at)
+    state = replace(state, ledger=ledger)
+    verdict = _invalid(state, fault) or _verdict(state, incident)
+    return replace(state, failure=state.failure or verdict)
+
+
+def progressed(state: State, fault: Fault) -> bool:
+    """The world made a step on all ranks. Scripts below rung 1 tell no steps: see BELIEVED_SECONDS."""
+    world = state.world
+    assert world is not None
+    if state.rung >= 1 or world.stepped:
+        return world.stepped
+    cause = fault.incident.cause
+    slow = cause is Cause.UNKNOWN or is_script(cause, fault.incident.exit)
+    needed = BELIEVED_SECONDS if slow else BELIEVED_AFTER_SIGNAL_SECONDS
+    return world.started_at is not None and fault.at - world.started_at >= needed
+
+
+def _learn(state: State, incident: Incident, progress: bool, at: Moment) -> Ledger:
+    old = state.ledger
+    barren = 0 if progress else old.barren + 1
+    backoff = min(BACKOFF_FIRST * 2 ** min(barren - 1, 10), BACKOFF_MOST) if barren else 0.0
+    mark = fingerprint(incident.cause, incident.exit)
+    others = state.world is not None and bool(state.world.plan.kept)  # made the steps, if any came
+    on = incident.step > old.top_step and (progress or not others)
+    again = mark == old.fingerprint and not on and not (progress and state.rung == 0)
+    new = replace(
+        old,
+        barren=barren,
+        not_before=at.now + backoff,
+        top_step=max(old.top_step, incident.step),
+        unaccounted=(*old.unaccounted, incident.id) if _counts(state, incident) else old.unaccounted,
+    )
+    if mark:
+        new = replace(new, fingerprint=mark, repeats=old.repeats + 1 if again else 1)
+    return _escalate(state, incident, progress, new)
+
+
+def _counts(state: State, incident: Incident) -> bool:
+    return incident.charged and (state.desired is None or incident.id not in state.desired.charged_incidents)
+
+
+def _escalate(state: State, incident: Incident, progress: bool, ledger: Ledger) -> Ledger:
+    """Two barren worlds in a row that ended in one pod: another pod. Two at all: all pods, but for a world
+    that kept ranks: they are well. Unless it is the script: the same error again would come in any pod."""
+    assert state.world is not None
+    member = state.world.plan.member(incident.slot)
+    in_place = incident.cause not in (Cause.AGENT_LOST, Cause.POD_DELETED) and member is not None
+    culprit = (incident.slot, member.incarnation) if member and in_place and not progress else None
+    times = ledger.culprit_times + 1 if culprit and culprit == ledger.culprit else int(culprit is not None)
+    ledger = replace(ledger, culprit=culprit, culprit_times=times)
+    repeats = is_script(incident.cause, incident.exit) and ledger.repeats >= 2
+    is_node = incident.exit is not None and incident.exit.storage == "here"
+    if culprit and (times >= 2 or is_node) and not repeats:
+        where = f"slot {incident.slot} ended {times} worlds in a row without a new step"
+        message = f"{where}; last: {incident.message}"
+        wish = ReplaceWish(*culprit, incident.cause, message, avoid_node=True)
+        ledger = replace(ledger, wishes=(*(w for w in ledger.wishes if w.slot != wish.slot), wish))
+    if ledger.barren >= 2 and ledger.repeats < 2 and not state.world.plan.kept:
+        ledger = replace(ledger, replace_all_of=state.world.plan.attempt)
+    return ledger
+
+
+_INVALID = frozenset(
+    f"builtins.{name}"
+    for name in ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
+) | {"ropeteam_trainer.contract.strategy.StrategyError"}
+_FIRST = Epoch(1, 0, 1)
+
+
+def _invalid(state: State, fault: Fault) -> Problem | None:
+    """A script that cannot have run in any pod. In a job that has run before, it may be the pod."""
+    incident, world = fault.incident, state.world
+    assert world is not None
+    kind = incident.exit.error_class if incident.exit and incident.cause is Cause.ERROR else ""
+    if kind not in _INVALID or world.plan.epoch != _FIRST or progressed(state, fault):
+        return None
+    if "shared object" in incident.message:
+        return None  # of a driver, perhaps, that this node lacks
+    text = f"{incident.message}. Correct the script, the image or spec.strategy: no restart mends this"
+    return Problem(FailReason.SCRIPT_INVALID, f"{text}.")
+
+
+def _verdict(state: State, incident: Incident) -> Problem | None:
+    """Is the job beyond mending?"""
+    ledger, allowance = state.ledger, state.desired.allowance if state.desired else -1
+    if fingerprint(incident.cause, incident.exit) and ledger.repeats >= state.config.no_progress_limit:
+        return Problem(
+            FailReason.REPEATED_ERROR,
+            f"the same fault {ledger.repeats} times without a new step between: {incident.message}",
+        )
+    if incident.charged and 0 <= allowance < len(ledger.unaccounted):
+        return Problem(
+            FailReason.BUDGET_SPENT,
+            f"no failures are left to spend (spec.recovery.maxFailures); last: {incident.message}",
+        )
+    return None
+
+
+def account(state: State) -> State:
+    """The operator has spoken: its allowance contains some incidents now, and its slots some replacements."""
+    desired = state.desired
+    assert desired is not None
+    ledger = replace(
+        state.ledger,
+        unaccounted=tuple(id for id in state.ledger.unaccounted if id not in desired.charged_incidents),
+        wishes=tuple(wish for wish in state.ledger.wishes if _open_wish(state, wish)),
+    )
+    if ledger.replace_all_of is not None and desired.attempt > ledger.replace_all_of:
+        ledger = replace(ledger, replace_all_of=None)
+    return replace(state, ledger=ledger)
+
+
+def _open_wish(state: State, wish: ReplaceWish) -> bool:
+    word = wanted(state, wish.slot)
+    return word is not None and word.incarnation <= wish.incarnation
+
+
+def reach(state: State, stage: str, at: Moment) -> State:
+    """A later world came this far: so did the recovery from every incident that waited for it."""
+    return replace(state, faults=tuple(_reached(fault, stage, at) for fault in state.faults))
+
+
+def _reached(fault: Fault, stage: str, at: Moment) -> Fault:
+    stages: Stages = fault.incident.stages
+    if getattr(stages, stage) is not None:
+        return fault
+    return replace(fault, incident=replace(fault.incident, stages=replace(stages, **{stage: _ms(fault, at)})))
+
+
+def count_lost_steps(state: State, base: int) -> State:
+    """The current world went on from step `base`: what earlier worlds had made beyond it is lost."""
+    current = str(state.world.plan.epoch) if state.world else ""
+    return replace(
+        state,
+        faults=tuple(
+            fault
+            if fault.incident.steps_lost is not None or fault.incident.id == current
+            else replace(
+                fault, incident=replace(fault.incident, steps_lost=max(0, fault.incident.step - base))
+            )
+            for fault in state.faults
+        ),
+    )
+
+
+def _ms(fault: Fault, at: Moment) -> int:
+    return max(0, round((at.now - fault.at) * 1000))
+
+
+def _with_last(state: State, fault: Fault) -> State:
+    return replace(state, faults=(*state.faults[:-1], fault))

@@ -1,0 +1,182 @@
+"""What each agent shall do: a projection of the state. The server sends it whenever it differs from what was
+sent last.
+
+Limits: `number` counts per connection and is the server's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from ropeteam_trainer.contract import LEASES
+from ropeteam_trainer.contract.desired import WorldPhase
+from ropeteam_trainer.contract.messages import AgentReport, Orders
+from ropeteam_trainer.contract.world import Plan
+from ropeteam_trainer.coordinator.membership import commits, lease
+from ropeteam_trainer.coordinator.membership.drains import terminating
+from ropeteam_trainer.coordinator.membership.forming import STORE_SLOT
+from ropeteam_trainer.coordinator.membership.state import roll, slots
+from ropeteam_trainer.coordinator.membership.state.state import (
+    Agent,
+    State,
+    holds_slot,
+    lead_born,
+    member_pod,
+    pod_of,
+    refusal,
+    seat,
+)
+
+
+class Reply(NamedTuple):
+    """What one agent is told: what many are told alike, which is then one object, and its plan."""
+
+    orders: Orders
+    """Without the plan."""
+    plan: Plan | None = None
+    slot: int = -1
+    """It is shown the part of the plan for this slot. -1: all of it."""
+    others: tuple[int, ...] = ()
+    """What else it is shown."""
+
+    @property
+    def whole(self) -> Orders:
+        if self.plan is None:
+            return self.orders
+        part = self.plan if self.slot < 0 else self.plan.part(self.slot, self.others)
+        return replace(self.orders, plan=part)
+
+
+class Replies:
+    """What one state tells agents."""
+
+    def __init__(self, state: State, now: float) -> None:
+        self._silent = not lease.holds(state, now)
+        self._state, self._lineage = state, commits.kept(state)
+        self._alike: dict[tuple[object, ...], Orders] = {}
+        self._shown = (STORE_SLOT, state.config.lead_slot, *range(state.config.workers, state.config.slots))
+        """An agent has nothing to do with members beside itself but for the first, the leading one, and
+        parameter servers."""
+
+    def to(self, report: AgentReport) -> Reply | None:
+        """The orders for the sender of a report. None: nothing to say (yet), leave it as it is."""
+        state = self._state
+        why_not = refusal(state, report)
+        if why_not:
+            return Reply(Orders(state.config.term, state.boot, 0, refused=why_not, leave=report.leaving))
+        if self._silent:
+            return None
+        if holds_slot(state, pod_of(report)):
+            found = self._of(report.slot, state.agents.get(pod_of(report)))
+            whole = found is None or found.plan is None or report.contract < LEASES
+            return found if found is None or whole else Reply(*found[:2], report.slot, self._shown)
+        never_joined = state.desired is not None and report.leaving and report.stopped
+        if never_joined and not state.superseded:
+            # The job ended before its turn came.
+            return Reply(Orders(state.config.term, state.boot, 0, leave=True))
+        return None
+
+    def of(self, slot: int) -> Reply | None:
+        """The orders for the agent that holds a slot. None: there is none, or we are silent (just booted,
+        superseded)."""
+        return self._of(slot, seat(self._state, slot))
+
+    def _of(self, slot: int, agent: Agent | None) -> Reply | None:
+        state = self._state
+        if agent is None or state.superseded or state.phase is WorldPhase.WAITING:
+            return None
+        world = state.world
+        member = world is not None and member_pod(world, slot) == pod_of(agent.report)
+        lives = member and state.lives(slot)
+        hosts, grantee = _hosts(state, slot, agent), _grantee(state, agent)
+        leave = _may_leave(state, agent, lives)
+        alike = (member, lives, hosts, grantee, leave)
+        if alike not in self._alike:
+            self._alike[alike] = self._make(*alike)
+        return Reply(self._alike[alike], world.plan if world and lives else None)
+
+    def _make(self, member: bool, lives: bool, hosts: bool, grantee: bool, leave: bool) -> Orders:
+        state, world = self._state, self._state.world
+        pausing = lives and state.phase is WorldPhase.DRAINING
+        done = state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE)
+        return Orders(
+            term=state.config.term,
+            boot=state.boot,
+            number=0,
+            host_store=state.next_epoch if hosts else None,
+            grant=state.grant if grantee else None,
+            lineage=self._lineage,
+            pause=world.plan.epoch if world and pausing else None,
+            stop_at=world.stop_at if world and pausing else None,
+            terminate=pausing and terminating(state),
+            leave=leave,
+            complete=world.plan.epoch if world and member and done else None,
+            release=state.phase is WorldPhase.COMPLETE,
+            failed=_last_words(state),
+        )
+
+
+def _last_words(state: State) -> str:
+    failure = state.failure if state.dismissed else None
+    return f"{failure.reason.value}: {failure.message}" if failure else ""
+
+
+def reply(state: State, report: AgentReport, now: float) -> Orders | None:
+    """The orders for the sender of a report, in one piece."""
+    found = Replies(state, now).to(report)
+    return found.whole if found else None
+
+
+def orders(state: State, slot: int, now: float) -> Orders | None:
+    """The orders for the agent that holds a slot, with the whole plan."""
+    found = Replies(state, now).of(slot)
+    return found.whole if found else None
+
+
+def _hosts(state: State, slot: int, agent: Agent) -> bool:
+    """Its keeper holds the store of the next world; asked for while the old one is still being stopped, to be
+    fast."""
+    soon = state.phase in (WorldPhase.STOPPING, WorldPhase.FORMING) and not state.draining
+    return soon and slot == STORE_SLOT and not agent.report.leaving
+
+
+def _grantee(state: State, agent: Agent) -> bool:
+    """A grant goes to the agent of the leading rank of its world, also for a while after that world ended."""
+    world = state.world
+    if state.grant is None or world is None or lead_born(state) != state.grant.ref.epoch:
+        return False
+    return member_pod(world, state.config.lead_slot) == pod_of(agent.report)
+
+
+def _may_leave(state: State, agent: Agent, lives: bool) -> bool:
+    """It asked to go, and none of its ranks is needed any more."""
+    if not agent.report.leaving or not agent.report.stopped:
+        return False
+    done = slots.has(roll.done(state), agent.report.slot)
+    return not lives or (state.phase in (WorldPhase.RUNNING, WorldPhase.DRAINING) and done)
+
+
+def affected(before: State, after: State) -> slots.Slots:
+    """Whose orders a step from `before` to `after` may have changed."""
+    if _common(before) != _common(after):
+        return slots.ALL
+    return after.touched | slots.one(STORE_SLOT) | slots.one(after.config.lead_slot)
+
+
+def _common(state: State) -> tuple[object, ...]:
+    """All that the orders of an agent depend on, but for what it says itself."""
+    world = state.world
+    return (
+        state.superseded,
+        state.phase,
+        state.desired is None,
+        state.draining,
+        state.dismissed,
+        state.n,
+        world and (world.plan.epoch, world.kept, world.stop_at),
+        commits.kept(state),
+        state.grant,
+        terminating(state),
+        state.roll.clean != 0,
+    )

@@ -1,0 +1,98 @@
+"""How far the current world came: taken from each accepted report, monotone, until the next plan.
+
+Promise: what was seen once stays seen (an agent that dies takes nothing back).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ropeteam_trainer.coordinator.membership import commits, groups, incidents
+from ropeteam_trainer.coordinator.membership.state import roll, slots
+from ropeteam_trainer.coordinator.membership.state.state import (
+    Moment,
+    ReportReceived,
+    State,
+    crew_of,
+    member_pod,
+    pod_of,
+    with_world,
+)
+
+
+def absorb(state: State, told: Iterable[ReportReceived], at: Moment) -> State:
+    """What accepted agents tell."""
+    known = state.world.base if state.world else None
+    ours = []
+    for each in told:
+        report = each.report
+        rung, launcher = max(state.rung, report.rung), report.launcher or state.launcher
+        if (rung, launcher) != (state.rung, state.launcher):
+            state = replace(state, rung=rung, launcher=launcher)
+        state = commits.absorb(state, report, at)
+        if state.world and member_pod(state.world, report.slot) == pod_of(report):
+            ours.append(each)
+    if not ours:
+        return state
+    state = _note_members(state, ours, at)
+    if state.running:
+        state = _note_stages(state, at)
+    if known is None and state.world and state.world.base is not None:
+        state = incidents.count_lost_steps(state, state.world.base)
+    return state
+
+
+def _note_members(state: State, told: list[ReportReceived], at: Moment) -> State:
+    world = state.world
+    assert world is not None
+    here = [each.report for each in told if world.has(each.report)]
+    stopped = slots.of(each.report.slot for each in told if each.report.stopped)
+    applied = slots.of(each.report.slot for each in told if each.applied)
+    dead = slots.NONE if state.running else stopped & (applied | state.roll.dead)
+    highest = max((rank.step for report in here for rank in report.ranks), default=0)
+    first = world.plan.members[0].slot
+    known = groups.absorb(world.groups, here) if any(report.groups for report in here) else world.groups
+    for report in here:
+        if report.slot == first:
+            state = replace(state, progress=report.progress)
+    return with_world(
+        state,
+        seen=world.seen | slots.of(report.slot for report in here),
+        step=max(world.step, highest),
+        step_at=at.now if highest > world.step else world.step_at,
+        ended_at=at.now if world.ended_at is None and state.roll.clean else world.ended_at,
+        groups=known,
+        telling=world.telling | slots.of(report.slot for report in here if report.tells_groups),
+        grouped_at=at.now if known and world.grouped_at is None else world.grouped_at,
+        quiet=world.quiet | dead,
+    )
+
+
+def note_dead(state: State) -> State:
+    """The plan was just withdrawn: which slots need no stopping, because all their ranks are dead already?
+
+    A report that does not speak of the plan proves nothing here: the plan may still be on its way to that
+    agent.
+    """
+    return with_world(state, quiet=state.roll.dead)
+
+
+def _note_stages(state: State, at: Moment) -> State:
+    world = state.world
+    assert world is not None
+    if world.started_at is None and roll.all_are(state, state.roll.started):
+        state = incidents.reach(with_world(state, started_at=at.now), "started", at)
+    if not world.stepped and roll.all_are(state, _stepped(state)):
+        state = incidents.reach(with_world(state, stepped=True), "first_step", at)
+    lead = crew_of(state, state.config.lead_slot) if world.base is None else None
+    first = lead.reports[0] if lead else None
+    if first is not None and first.steps_here > 0:
+        state = commits.settle_fresh_start(state, first.step - first.steps_here)
+    return state
+
+
+def _stepped(state: State) -> slots.Slots:
+    """Of kept ranks some may have ended well already."""
+    may_have_ended = state.config.servers > 0 and state.roll.clean
+    return state.roll.stepped_or_ended if may_have_ended else state.roll.stepped

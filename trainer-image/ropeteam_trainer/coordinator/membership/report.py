@@ -1,0 +1,209 @@
+"""What the operator is told: a projection of the state, with one sentence that says what we do, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ropeteam_trainer.contract.desired import JobReport, ReplaceWish, SlotReport, WorldPhase
+from ropeteam_trainer.contract.world import Cause
+from ropeteam_trainer.coordinator.membership import groups, lease, stage, unfit
+from ropeteam_trainer.coordinator.membership.commits import last_word
+from ropeteam_trainer.coordinator.membership.drains import terminating
+from ropeteam_trainer.coordinator.membership.forming import obstacle, unfinished
+from ropeteam_trainer.coordinator.membership.state import slots
+from ropeteam_trainer.coordinator.membership.state.state import (
+    State,
+    holds_slot,
+    leaving,
+    lost,
+    member_pod,
+    seat,
+)
+
+_LINEAGE_SHOWN = 10
+UNENDING_SECONDS = 60.0
+"""SIGKILL takes milliseconds; a rank that it does not end hangs in the kernel, or its agent does."""
+
+
+def job_report(state: State, now: float) -> JobReport:
+    world = state.world
+    live = world is not None and state.running
+    return JobReport(
+        job_uid=state.config.job_uid,
+        term=state.config.term,
+        boot=state.boot,
+        phase=state.phase,
+        why=why(state, now),
+        stage=stage.stage(state),
+        epoch=world.plan.epoch if world else None,
+        world_size=world.plan.world_size if world and live else 0,
+        slots=_slots(state, now),
+        rung=state.rung,
+        launcher=state.launcher,
+        progress=state.progress,
+        lineage=state.lineage[:_LINEAGE_SHOWN],
+        checkpoint_unix_ms=state.checkpoint_unix_ms,
+        incidents=tuple(fault.incident for fault in state.faults),
+        replace=_wishes(state, now),
+        replace_all=state.ledger.replace_all_of is not None and not _over(state),
+        failure=state.failure if state.phase is WorldPhase.FAILED else None,
+        stalled=None if _over(state) else unfit.stalled(state),
+        notice=groups.notice(state, now),
+        process_groups=groups.shown(state),
+        newer_term=state.newer_term,
+        generation_seen=state.desired.generation if state.desired else 0,
+        sent=now,
+        leased=lease.holds(state, now),
+        late_seconds=state.lateness.seconds(now),
+    )
+
+
+def _over(state: State) -> bool:
+    return state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE, WorldPhase.FAILED)
+
+
+def _slots(state: State, now: float) -> dict[str, SlotReport]:
+    found = {}
+    for slot in range(state.config.slots):
+        agent = seat(state, slot)
+        if agent:
+            found[str(slot)] = SlotReport(
+                incarnation=agent.report.incarnation,
+                pod_uid=agent.report.pod_uid,
+                node=agent.report.node,
+                registered=not lost(state, agent, now),
+                leaving=leaving(state, slot),
+                term=agent.report.term,
+                silent_seconds=round(max(0.0, now - agent.heard), 1),
+            )
+    return found
+
+
+def _wishes(state: State, now: float) -> tuple[ReplaceWish, ...]:
+    """Pods that should be replaced: those whose agent fell silent, and those in which the job fails again and
+    again."""
+    if _over(state) or state.phase is WorldPhase.WAITING:
+        return ()
+    silent = {slot: wish for slot in range(state.config.slots) for wish in _silent(state, slot, now)}
+    failing = {wish.slot: wish for wish in (*state.ledger.wishes, *unfit.wishes(state, now))}
+    return tuple(wish for _, wish in sorted({**failing, **_unending(state, now), **silent}.items()))
+
+
+def _unending(state: State, now: float) -> dict[int, ReplaceWish]:
+    """Slots whose ranks were to end long ago, and do not: only another pod helps."""
+    if state.phase is not WorldPhase.STOPPING or now - state.phase_since < UNENDING_SECONDS:
+        return {}
+    found = {}
+    for slot in slots.each(unfinished(state)):
+        message = f"the ranks of slot {slot} were to end, and have not for {UNENDING_SECONDS:.0f} s"
+        agent = seat(state, slot)
+        assert agent is not None
+        found[slot] = ReplaceWish(slot, agent.report.incarnation, Cause.AGENT_LOST, message)
+    return found
+
+
+def _silent(state: State, slot: int, now: float) -> tuple[ReplaceWish, ...]:
+    agent = seat(state, slot)
+    member = member_pod(state.world, slot) if state.world else None
+    if agent:
+        incarnation, gone = agent.report.incarnation, lost(state, agent, now)
+    elif member and holds_slot(state, member):
+        incarnation, gone = member.incarnation, True  # it never came back to a coordinator that was restarted
+    else:
+        return ()
+    message = f"the agent of slot {slot} has been silent for more than {state.config.timeouts.lost} s"
+    return (ReplaceWish(slot, incarnation, Cause.AGENT_LOST, message),) if gone else ()
+
+
+def why(state: State, now: float) -> str:
+    """One sentence. It changes only when a decision, what we wait for or our own trouble changes: each change
+    is a line in the log."""
+    late = state.lateness.seconds(now)
+    return f"{_why(state, now)}; this coordinator is late, by up to {late} s" if late else _why(state, now)
+
+
+def _why(state: State, now: float) -> str:
+    if state.superseded:
+        return f"silent: {state.superseded}"
+    if state.desired is None:
+        return "waiting for the operator's first request"
+    if not lease.holds(state, now):
+        return f"silent: no operator has heard of this coordinator for {state.config.lease} s (selfFence)"
+    sentence = _SENTENCES[state.phase]
+    return sentence if isinstance(sentence, str) else sentence(state, now)
+
+
+def _forming(state: State, now: float) -> str:
+    if state.draining:
+        return "the job is to be drained; no world is started"
+    missing = obstacle(state, now)
+    return f"waiting for {missing}{_meanwhile(state)}" if missing else "starting the next world"
+
+
+def _running(state: State, _: float) -> str:
+    world = state.world
+    assert world is not None
+    if world.leave_at is not None:
+        return f"world {world.plan.epoch} runs; {_pods(world.leavers)} asked to leave, gathering others"
+    return stage.sentence(state)
+
+
+def _draining(state: State, _: float) -> str:
+    world = state.world
+    assert world is not None
+    reason = f"{_pods(world.leavers)} asked to leave" if world.leavers else "the job is to be drained"
+    goal = f"step {world.stop_at} to be saved" if world.stop_at is not None else "its ranks to pause"
+    if terminating(state):
+        goal = "its ranks to end after SIGTERM (a script below rung 2 saves by itself)"
+    return f"{reason}; world {world.plan.epoch} waits for {goal}"
+
+
+def _stopping(state: State, now: float) -> str:
+    fault, world = state.fault, state.world
+    assert world is not None
+    reason = f"{fault.incident.cause.value}: {fault.incident.message}" if fault else "its plan was withdrawn"
+    more = f"{_stuck(state, now)}{_meanwhile(state)}"
+    return f"ending the ranks of world {world.plan.epoch}, because {reason}{more}"
+
+
+def _stuck(state: State, now: float) -> str:
+    slots = sorted(_unending(state, now))
+    some = ", ".join(map(str, slots[:5])) + (" and more" if len(slots) > 5 else "")
+    late = f"those of slots {some} have not ended for {UNENDING_SECONDS:.0f} s: other pods are asked for"
+    return f"; {late}" if slots else ""
+
+
+def _meanwhile(state: State) -> str:
+    kept = state.world.kept.bit_count() if state.world else 0
+    return f"; the ranks of {kept} {'slot' if kept == 1 else 'slots'} go on" if kept else ""
+
+
+def _completing(state: State, now: float) -> str:
+    rest = last_word(state, now) or "every agent to acknowledge it"
+    return f"all ranks are done; waiting for {rest}"
+
+
+def _failed(state: State, _: float) -> str:
+    assert state.failure is not None
+    return f"failed: {state.failure.reason.value}: {state.failure.message}"
+
+
+def _pods(slots: tuple[int, ...]) -> str:
+    return (
+        "the pods of slots " + ", ".join(str(slot) for slot in slots)
+        if len(slots) > 1
+        else f"the pod of slot {slots[0]}"
+    )
+
+
+_SENTENCES: dict[WorldPhase, Callable[[State, float], str] | str] = {
+    WorldPhase.WAITING: "waiting for the agents to tell what they run, so that a world can be adopted",
+    WorldPhase.FORMING: _forming,
+    WorldPhase.RUNNING: _running,
+    WorldPhase.DRAINING: _draining,
+    WorldPhase.STOPPING: _stopping,
+    WorldPhase.DRAINED: "drained: all ranks have ended, as asked",
+    WorldPhase.COMPLETING: _completing,
+    WorldPhase.COMPLETE: "complete: all ranks are done and every agent knows it",
+    WorldPhase.FAILED: _failed,
+}

@@ -1,0 +1,101 @@
+"""How far a world is on its way to its first step, and the sentence that says so. Pure.
+
+Order: all ranks started -> the script imports -> a process group -> a checkpoint restored -> the first step
+of all ranks. Limits: a script that tells of no steps trains, as far as can be known, once the process group
+of all ranks has formed. Where there is none to wait for (one rank, PerPod), a moment after it was started; if
+nobody asks for one, a tenth of startSeconds after. What was called training stays so until the next world.
+"""
+
+from __future__ import annotations
+
+from ropeteam_trainer.contract.desired import Stage, WorldPhase
+from ropeteam_trainer.coordinator.membership import groups
+from ropeteam_trainer.coordinator.membership.state import roll, slots
+from ropeteam_trainer.coordinator.membership.state.state import State, crews, with_world
+from ropeteam_trainer.coordinator.membership.state.world import World
+
+IMPORT_SECONDS, INIT_SECONDS = 10.0, 2.0
+"""So long a script that will tell of its steps may take to import our library, and in init() after its group
+has formed."""
+NO_GROUP = 0.1
+"""Of startSeconds. Without a rank in init_process_group the script may be of another framework."""
+_NAMED = 5
+
+
+def note(state: State, now: float) -> State:
+    world = state.world
+    if world is None or world.trains or not _trains(state, world, now):
+        return state
+    return with_world(state, trains=True)
+
+
+def _trains(state: State, world: World, now: float) -> bool:
+    if world.stepped or world.started_at is None or tells_steps(state):
+        return world.stepped
+    passed, patience = now - world.started_at, state.config.timeouts.start
+    if not (groups.is_judged(state) and roll.all_are(state, world.telling)):
+        return passed >= IMPORT_SECONDS
+    if groups.formed(state, world):
+        return now - (world.grouped_at or now) >= INIT_SECONDS
+    is_awaited = world.groups or _joining(state)
+    return passed >= (patience if is_awaited else NO_GROUP * patience)  # then Degraded says what is odd
+
+
+def tells_steps(state: State) -> bool:
+    return state.rung > 0 or state.config.servers > 0
+
+
+def stage(state: State) -> Stage:
+    world = state.world
+    if world is None or state.phase not in (WorldPhase.RUNNING, WorldPhase.DRAINING):
+        return Stage.UNTOLD
+    if world.trains:
+        return Stage.TRAINING
+    if world.started_at is None:
+        return Stage.RANKS_STARTING
+    if state.progress.phase == "restore":
+        return Stage.RESTORING
+    if groups.formed(state, world) or (state.rung > 0 and not groups.is_judged(state)):
+        return Stage.FIRST_STEP
+    return Stage.PROCESS_GROUP_FORMING if _joining(state) else Stage.SCRIPT_STARTING
+
+
+def _joining(state: State) -> bool:
+    return any(rank.joins for crew in crews(state, slots.ALL) for rank in crew.known.values())
+
+
+def sentence(state: State) -> str:
+    """Of a world that runs."""
+    world = state.world
+    assert world is not None
+    epoch, ranks = world.plan.epoch, world.plan.world_size
+    match stage(state):
+        case Stage.RANKS_STARTING:
+            return f"the {ranks} ranks of world {epoch} are being started"
+        case Stage.SCRIPT_STARTING:
+            return f"world {epoch} has started its {ranks} ranks; their script imports, or prepares"
+        case Stage.PROCESS_GROUP_FORMING:
+            return f"the {ranks} ranks of world {epoch} form their process group: {_missing(state)}"
+        case Stage.RESTORING:
+            return f"world {epoch} restores its checkpoint with {ranks} ranks"
+        case Stage.FIRST_STEP:
+            return f"world {epoch} works on its first step with {ranks} ranks"
+        case _:
+            silent = "" if world.stepped else "; no steps are reported, so a hang is not seen"
+            return f"world {epoch} runs with {ranks} ranks{silent}"
+
+
+def _missing(state: State) -> str:
+    """A command that runs once per pod stands for all ranks of the pod."""
+    missing = [
+        rank
+        for crew in crews(state, slots.ALL)
+        for rank in (crew.ranks[:1] if groups.is_per_pod(state) else crew.ranks)
+        if not (rank in crew.known and crew.known[rank].joins)
+    ]
+    if not missing:
+        return "all have called init_process_group"
+    if len(missing) > _NAMED:
+        return f"more than {_NAMED} have not called init_process_group yet"
+    some = "rank" if len(missing) == 1 else "ranks"
+    return f"{some} {', '.join(map(str, missing))} not in init_process_group yet"

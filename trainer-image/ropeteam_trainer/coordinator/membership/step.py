@@ -1,0 +1,356 @@
+"""Which processes form the world: the judgement of the coordinator, pure.
+
+An event comes in, the next State comes out; `orders`, `reply` and `job_report` (orders.py, report.py) are
+projections.
+Order of a step: forgive our own pauses, and note them -> take the event in -> go through the phases until
+nothing more follows. So the plan of a new world is published in the very step in which the last thing it
+needed arrived.
+
+    WAITING ------> FORMING ------> RUNNING ------> COMPLETING ------> COMPLETE
+       | adopts a      ^  |            | leavers, drain
+       | world,        |  v            v
+       | then RUNNING  | DRAINED    DRAINING                  anything but completion: -> FAILED
+       |               |               |
+       +-----------> STOPPING <--------+---- a fault (from RUNNING, DRAINING)
+
+With parameter servers the ranks of slots that are well live on from STOPPING to RUNNING (keeping.py).
+Promises: an epoch grows strictly; a plan needs every slot, and every rank of the world before it dead, fenced
+or kept by that plan; all ranks done is final; the lineage grows only by grants to ranks that live; never
+raises.
+Limits: one fixed set of slots, all of them needed; no shrinking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ropeteam_trainer.contract.config import CoordinatorConfig
+from ropeteam_trainer.contract.desired import Desired, WorldPhase
+from ropeteam_trainer.contract.messages import AgentReport
+from ropeteam_trainer.contract.world import CheckpointRef
+from ropeteam_trainer.coordinator.membership import adoption as recall
+from ropeteam_trainer.coordinator.membership import (
+    commits,
+    drains,
+    forming,
+    groups,
+    incidents,
+    keeping,
+    lease,
+    progress,
+    stage,
+    unfit,
+)
+from ropeteam_trainer.coordinator.membership.evidence import Evidence, collect, world_done
+from ropeteam_trainer.coordinator.membership.forming import wake_at
+from ropeteam_trainer.coordinator.membership.lease import may_answer
+from ropeteam_trainer.coordinator.membership.orders import Replies, affected, orders, reply
+from ropeteam_trainer.coordinator.membership.report import job_report, why
+from ropeteam_trainer.coordinator.membership.state import roll, slots
+from ropeteam_trainer.coordinator.membership.state.lateness import PAUSE_SECONDS
+from ropeteam_trainer.coordinator.membership.state.state import (
+    Agent,
+    DesiredReceived,
+    Event,
+    LeasesRenewed,
+    Moment,
+    ReportReceived,
+    ReportsReceived,
+    State,
+    Tick,
+    accepted,
+    crews,
+    enter,
+    holds_slot,
+    is_member,
+    lost,
+    new_attempt,
+    pod_of,
+    refusal,
+    wanted,
+)
+
+__all__ = [
+    "DesiredReceived",
+    "Event",
+    "LeasesRenewed",
+    "Replies",
+    "ReportReceived",
+    "ReportsReceived",
+    "State",
+    "Tick",
+    "affected",
+    "initial",
+    "job_report",
+    "may_answer",
+    "orders",
+    "reply",
+    "step",
+    "wake_at",
+    "why",
+]
+
+
+def initial(config: CoordinatorConfig, boot: int, now: float) -> State:
+    """A coordinator that has just booted: it knows nobody and orders nothing."""
+    return State(config, boot, phase_since=now)
+
+
+def step(state: State, event: Event, now: float, unix_ms: int) -> State:
+    """What is true after `event`. Total: any sequence of decodable messages, in any order, is taken."""
+    at = Moment(now, unix_ms)
+    state = _note_pause(state, now)
+    if isinstance(event, LeasesRenewed):
+        return roll.renew(state, event.heard)
+    if isinstance(event, ReportReceived):
+        event = ReportsReceived((event,))
+    if isinstance(event, ReportsReceived):
+        state = _take_reports(state, event.reports, at)
+    else:
+        state = replace(state, touched=slots.NONE)
+    if isinstance(event, DesiredReceived):
+        state = lease.renew(_take_desired(state, event.desired, at), event.desired, now)
+    called = roll.call(state, now)
+    state = replace(called, touched=called.touched | roll.differing(state.roll, called.roll))
+    if state.desired and may_answer(state, now):
+        state = _advance(state, at)
+    if isinstance(event, DesiredReceived):
+        state = commits.answer(state)
+    return replace(state, due=wake_at(state, now))
+
+
+def _note_pause(state: State, now: float) -> State:
+    """An event that comes long after the due Tick: our own loop paused, and no lease may run out by that."""
+    late = now - state.due if state.due is not None else 0.0
+    if late <= PAUSE_SECONDS:
+        return state
+    agents = {pod: replace(agent, heard=agent.heard + late) for pod, agent in state.agents.items()}
+    waited_from = state.waited_from + late if state.waited_from is not None else None
+    return replace(
+        state,
+        agents=agents,
+        waited_from=waited_from,
+        leases_until=state.leases_until + late,
+        due=None,
+        lateness=state.lateness.after(late, now),
+    )
+
+
+def _take_reports(state: State, told: tuple[ReportReceived, ...], at: Moment) -> State:
+    told = tuple(each for each in told if not refusal(state, each.report))
+    reports = tuple(each.report for each in told)
+    state = roll.know(state, (Agent(report, at.now) for report in reports), at.now)
+    state = replace(state, n=max(state.n, *(_counted(state, report) for report in reports), 0))
+    for report in reports:
+        claimed = report.superseded.term if report.superseded and accepted(state, report) else 0
+        if superseded := _superseded(state, report, claimed):
+            newer = claimed or max(report.term, report.plan.epoch.term if report.plan else 0)
+            newer_term = max(newer, state.newer_term)
+            state = replace(state, superseded=state.superseded or superseded, newer_term=newer_term)
+    told = tuple(each for each in told if holds_slot(state, pod_of(each.report)))
+    if not lease.holds(state, at.now):  # there may be news that were not sent
+        told = tuple(replace(each, applied=False) for each in told)
+    if not state.superseded:
+        state = progress.absorb(state, told, at)
+    return replace(state, touched=slots.of(report.slot for report in reports))
+
+
+def _counted(state: State, report: AgentReport) -> int:
+    """Worlds of our term and boot. Not all are ours where status went back, and our pod is the second."""
+    epoch = report.plan.epoch if report.plan else None
+    return epoch.n if epoch and (epoch.term, epoch.boot) == (state.config.term, state.boot) else 0
+
+
+def _superseded(state: State, report: AgentReport, claimed: int) -> str:
+    """An agent that has seen a newer coordinator refuses our orders: there must not be two of us. One that
+    has found the folder of checkpoints claimed by a world of term `claimed` may not go on."""
+    if claimed:
+        return f"a world of term {claimed} has claimed the folder of checkpoints"
+    term, boot = state.config.term, state.boot
+    seen = (report.plan.epoch.term, report.plan.epoch.boot) if report.plan else (term, boot)
+    if report.term <= term and seen <= (term, boot):
+        return ""
+    return f"slot {report.slot} obeys a newer coordinator than {term}.{boot}"
+
+
+def _take_desired(state: State, desired: Desired, at: Moment) -> State:
+    old, before = state.desired, state
+    if desired.term != state.config.term or (old and _older(desired, old)):
+        return state  # of another coordinator, or overtaken by what we know
+    known_uids = _with_known_uids(desired, old) if old else desired
+    state = replace(state, desired=known_uids, acknowledged=desired.lineage)
+    if old is None:
+        state = replace(state, desired_at=at.now)
+    if state.phase is WorldPhase.WAITING and _longer(desired.lineage, state.lineage):
+        state = replace(state, lineage=desired.lineage[: state.config.keep])
+    state = incidents.account(state)
+    known = {
+        pod: agent
+        for pod, agent in state.agents.items()
+        if is_member(state, pod) or not refusal(state, agent.report)
+    }
+    state = replace(state, agents=known)
+    changed = _changed(state, before)
+    state = roll.refresh(before, replace(state, touched=changed), changed, at.now)
+    news = changed | slots.one(state.config.lead_slot)
+    told = (ReportReceived(agent.report) for pod, agent in known.items() if slots.has(news, pod.slot))
+    return progress.absorb(state, [each for each in told if accepted(state, each.report)], at)
+
+
+def _changed(state: State, before: State) -> slots.Slots:
+    """Slots of which the operator says something new, or whose agents were forgotten."""
+    others = slots.of(pod.slot for pod in before.agents.keys() - state.agents.keys())
+    words = (slot for slot in range(state.config.slots) if wanted(state, slot) != wanted(before, slot))
+    return others | slots.of(words)
+
+
+def _with_known_uids(desired: Desired, known: Desired) -> Desired:
+    """An operator that does not see a pod at the moment takes nothing back: another pod has another
+    incarnation."""
+    slots = {
+        slot: replace(word, pod_uid=known.slots[slot].pod_uid)
+        if not word.pod_uid and slot in known.slots and known.slots[slot].incarnation == word.incarnation
+        else word
+        for slot, word in desired.slots.items()
+    }
+    return replace(desired, slots=slots)
+
+
+def _longer(told: tuple[CheckpointRef, ...], known: tuple[CheckpointRef, ...]) -> bool:
+    return bool(told) and (not known or told[0].step > known[0].step)
+
+
+def _older(desired: Desired, known: Desired) -> bool:
+    """A late message: generations, attempts and incarnations only grow."""
+    if desired.generation < known.generation or desired.attempt < known.attempt:
+        return True
+    return any(
+        slot in known.slots and word.incarnation < known.slots[slot].incarnation
+        for slot, word in desired.slots.items()
+    )
+
+
+def _advance(state: State, at: Moment, rounds: int = len(WorldPhase)) -> State:
+    """Through the phases until nothing more follows. A world that ends as it begins needs a few rounds."""
+    after = _PHASES[state.phase](_note_problems(state, at), at)
+    return after if after.phase is state.phase or rounds == 0 else _advance(after, at, rounds - 1)
+
+
+def _note_problems(state: State, at: Moment) -> State:
+    if state.failure or state.phase in _FINAL:
+        return state
+    if state.desired and state.desired.failure:
+        return replace(state, failure=state.desired.failure)
+    return unfit.note(state, at)
+
+
+def _waiting(state: State, at: Moment) -> State:
+    if state.failure:
+        return enter(state, WorldPhase.FAILED, at)
+    return recall.judge(state, at)
+
+
+def _forming(state: State, at: Moment) -> State:
+    state = commits.grant_next(keeping.shrink(state))
+    if state.failure:
+        return enter(state, WorldPhase.FAILED, at)
+    if state.draining:
+        quiet = not (forming.unfinished(state) | forming.unaccounted(state))
+        return enter(state, WorldPhase.DRAINED, at) if quiet else state
+    return state if forming.obstacle(state, at.now) else forming.publish(state, at)
+
+
+def _running(state: State, at: Moment) -> State:
+    if split := groups.split(state, at.now):
+        return _fault(replace(state, failure=state.failure or split), (), at)
+    if world_done(state):
+        return enter(state, WorldPhase.COMPLETING, at)
+    state = drains.note_leavers(stage.note(state, at.now), at)
+    signs = collect(state, at.now)
+    leave = drains.parting(state, at)
+    if signs or leave or state.failure:
+        return _fault(state, (*signs, *leave), at)
+    return drains.begin(commits.grant_next(state), at)
+
+
+def _draining(state: State, at: Moment) -> State:
+    if world_done(state):
+        return enter(state, WorldPhase.COMPLETING, at)
+    state = drains.note_leavers(state, at)
+    signs = drains.unexpected(state, collect(state, at.now))
+    if signs or state.failure:
+        return _fault(state, signs, at)
+    state = commits.grant_next(drains.fix_stop(state, at))
+    if not drains.finished(state, at):
+        return state
+    sign = drains.left(state)
+    return keeping.stop(incidents.open_incident(state, sign, at) if sign else state, at)
+
+
+def _fault(state: State, signs: tuple[Evidence, ...], at: Moment) -> State:
+    """The world ends: one incident for all that is and will be seen of it."""
+    sign = incidents.heaviest(signs)
+    if sign and not new_attempt(state):
+        state = incidents.open_incident(state, drains.left(state) or sign, at)
+    return keeping.stop(incidents.forbid(state, at, slots.ALL), at)
+
+
+def _stopping(state: State, at: Moment) -> State:
+    news = state.touched if forming.unfinished(state) else slots.ALL  # at the end all is weighed once more
+    state = incidents.forbid(incidents.weigh_again(state, at, news), at, news)
+    if state.failure:
+        return enter(state, WorldPhase.FAILED, at)
+    state = commits.grant_next(keeping.shrink(state))
+    if forming.unfinished(state):
+        return state
+    return enter(incidents.close(state, at), WorldPhase.FORMING, at)
+
+
+def _completing(state: State, at: Moment) -> State:
+    """COMPLETE was sent to everybody: release them once all who still can have acknowledged it, and the last
+    checkpoint is committed and known to the operator."""
+    state = commits.grant_next(state)
+    assert state.world is not None
+    for crew in crews(state, state.everybody & ~state.roll.completed):
+        agent = crew.agent
+        waited = at.now - state.phase_since > state.config.timeouts.lost
+        gone = waited if agent is None else lost(state, agent, at.now) or bool(refusal(state, agent.report))
+        if not gone:
+            return state
+    return state if commits.last_word(state, at.now) else enter(state, WorldPhase.COMPLETE, at)
+
+
+def _drained(state: State, at: Moment) -> State:
+    if state.failure:
+        return enter(state, WorldPhase.FAILED, at)
+    return state if state.draining else enter(state, WorldPhase.FORMING, at)
+
+
+def _failed(state: State, at: Moment) -> State:
+    """Agents exit, and their pods with them, once status says why: an operator that is away for long reads
+    it here later."""
+    saved = state.desired is not None and state.desired.failure is not None
+    if saved or at.now - state.phase_since >= state.config.timeouts.fence:
+        state = replace(state, dismissed=True)
+    unfinished = forming.unfinished(state)
+    state = incidents.weigh_again(state, at, state.touched if unfinished else slots.ALL)
+    return state if unfinished else incidents.close(state, at)
+
+
+def _final(state: State, _: Moment) -> State:
+    return state
+
+
+_FINAL = (WorldPhase.COMPLETING, WorldPhase.COMPLETE, WorldPhase.FAILED)
+_PHASES: dict[WorldPhase, Callable[[State, Moment], State]] = {
+    WorldPhase.WAITING: _waiting,
+    WorldPhase.FORMING: _forming,
+    WorldPhase.RUNNING: _running,
+    WorldPhase.DRAINING: _draining,
+    WorldPhase.STOPPING: _stopping,
+    WorldPhase.DRAINED: _drained,
+    WorldPhase.COMPLETING: _completing,
+    WorldPhase.COMPLETE: _final,
+    WorldPhase.FAILED: _failed,
+}

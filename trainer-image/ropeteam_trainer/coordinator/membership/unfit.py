@@ -1,0 +1,117 @@
+"""Pods in which no rank can start (`AgentReport.problem`): is it the job, or the pod?
+
+What any pod would have ends the job at once. What may be the pod's (its node, a mount, its copy of an image)
+asks for another pod on another node: at once, then after pauses that double. So does every fault that a pod
+can have in a job that has run before: it has run with this spec.
+Promise: a job that has run never ends because a pod is unfit; from the third in a row on the report says so.
+Limit: pods are counted anew by a coordinator that was restarted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from ropeteam_trainer.contract.desired import ReplaceWish
+from ropeteam_trainer.contract.messages import AgentReport, Problem
+from ropeteam_trainer.contract.world import Cause, FailReason
+from ropeteam_trainer.coordinator.membership.state import roll, slots
+from ropeteam_trainer.coordinator.membership.state.state import Moment, State, Unfit, seat
+
+PAUSE_FIRST, PAUSE_MOST = 15.0, 300.0
+TOLD_AFTER = 3
+
+_OF_A_POD = {
+    FailReason.COMMAND_NOT_FOUND: Cause.POD_FAILED,
+    FailReason.INTERPRETER_WITHOUT_TORCH: Cause.POD_FAILED,
+    FailReason.CHECKPOINT_NOT_WRITABLE: Cause.STORAGE_UNAVAILABLE,
+}
+"""What one pod may have and the next one not."""
+
+
+def note(state: State, at: Moment) -> State:
+    """Take in what agents say of their pods: fail the job, or remember the slot. Where there is no agent, the
+    next pod is on its way."""
+    known = {each.slot: each for each in state.unfit}
+    for slot in slots.each(roll.seated(state) & (state.roll.troubled | slots.of(known))):
+        agent = seat(state, slot)
+        assert agent is not None
+        problem = agent.report.problem
+        if problem is None:
+            known.pop(slot, None)
+        elif not _may_be_the_pod(state, agent.report, problem):
+            return replace(state, failure=problem)
+        else:
+            known[slot] = _counted(known.get(slot), agent.report, problem, at)
+    return replace(state, unfit=tuple(known[slot] for slot in sorted(known)), disk_owes=_disk_owes(state, at))
+
+
+def _disk_owes(state: State, at: Moment) -> tuple[str, int]:
+    agent = seat(state, state.config.lead_slot)
+    owes = agent.report.disk_owes if agent else ""
+    return state.disk_owes if owes == state.disk_owes[0] else (owes, at.unix_ms)
+
+
+def _may_be_the_pod(state: State, report: AgentReport, problem: Problem) -> bool:
+    return problem.reason in _OF_A_POD and (problem.passing or report.incarnation > 1 or _has_run(state))
+
+
+def _has_run(state: State) -> bool:
+    planned = state.world is not None or bool(state.lineage)
+    return planned or any(agent.report.plan for agent in state.agents.values())  # we may have just booted
+
+
+def _counted(known: Unfit | None, report: AgentReport, problem: Problem, at: Moment) -> Unfit:
+    if known is not None and known.incarnation == report.incarnation:
+        return known
+    pods = known.pods + 1 if known else 1
+    return Unfit(report.slot, report.incarnation, pods, at.now, report.node, problem)
+
+
+def lack(state: State, slot: int) -> str:
+    """Why a plan cannot have this slot, or ""."""
+    found = (each for each in state.unfit if each.slot == slot)
+    return next((f"another pod in slot {slot}: {each.problem.message}" for each in found), "")
+
+
+def wishes(state: State, now: float) -> tuple[ReplaceWish, ...]:
+    """Other pods, on other nodes."""
+    return tuple(
+        ReplaceWish(
+            each.slot, each.incarnation, _OF_A_POD[each.problem.reason], each.problem.message, avoid_node=True
+        )
+        for each in state.unfit
+        if now >= each.since + _pause(each.pods)
+    )
+
+
+def _pause(pods: int) -> float:
+    return 0.0 if pods == 1 else min(PAUSE_FIRST * 2 ** min(pods - 2, 10), PAUSE_MOST)
+
+
+def stalled(state: State) -> Problem | None:
+    """For people, once several pods of a slot were unfit, or after a restore that gave up after minutes."""
+    last = state.faults[-1].incident if state.faults else None
+    if last and last.cause is Cause.STORAGE_UNAVAILABLE and last.settled and last.stages.first_step is None:
+        where = f"on node {last.node}" if last.node else f"in slot {last.slot}"
+        text = f"{where}, {last.message}. The job goes on trying, from time to time in other pods."
+        return Problem(FailReason.CHECKPOINT_UNAVAILABLE, text)
+    owes, unix_ms = state.disk_owes
+    if owes:
+        since = datetime.fromtimestamp(unix_ms / 1000, timezone.utc)  # noqa: UP017 (Python 3.10)
+        return Problem(
+            FailReason.CHECKPOINT_UNAVAILABLE,
+            f"the volume of checkpoints had not answered slot {state.config.lead_slot} for a minute at "
+            f"{since:%Y-%m-%d %H:%M:%S} UTC, nor has it since: it owes {owes}. No checkpoint is committed, "
+            "and no world begins, meanwhile. A server that hangs makes no error: look at it and its mount.",
+        )
+    worst = max(state.unfit, key=lambda each: each.pods, default=None)
+    if worst is None or worst.pods < TOLD_AFTER:
+        return None
+    where = f"the last on node {worst.node}" if worst.node else "each in another pod"
+    return Problem(
+        worst.problem.reason,
+        f"{worst.pods} pods in a row of slot {worst.slot} could start no rank, {where}: "
+        f"{worst.problem.message}. The job goes on trying, with another pod every {PAUSE_MOST / 60:.0f} "
+        "minutes at the latest.",
+    )

@@ -1,0 +1,5 @@
+"""Which samples a rank takes. Pure.
+
+plan.py      each sample of each data epoch exactly once
+balance.py   parts of a batch in proportion to speed
+"""

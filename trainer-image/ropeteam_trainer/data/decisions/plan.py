@@ -1,0 +1,105 @@
+"""Which samples each rank trains on, and in which order: each sample of each data epoch exactly once.
+
+Pure. The whole state is a Position, one pair of integers that no world size enters: the k-th global batch is
+the same for any number of ranks and any parts, so a job may stop anywhere and go on with more or fewer of
+them. A rank takes a contiguous part.
+
+The order is a keyed permutation that is computed for one index at a time (a Feistel network on a rows x
+columns grid, after Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). It needs no memory and
+no start-up time for any size of data, and never changes with a version of Python or torch, as a shuffle of a
+list could. It is a good shuffle, not a cipher.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ropeteam_trainer.data.decisions.balance import parts
+
+_ROUNDS = 8
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """How far the job has come in its data: `offset` samples of data epoch `epoch` are used."""
+
+    epoch: int = 0
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's part of one global batch."""
+
+    ids: tuple[int, ...]
+    """Empty where the batch has fewer samples than the world has ranks."""
+    weight: float
+    """The mean of `weight * (mean loss of the part)` over all ranks is the mean loss of the whole batch."""
+    filler: int
+    """A sample to compute on, with weight 0, where `ids` is empty: all ranks must take every step."""
+    total: int
+    """Samples of the whole batch."""
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    samples: int
+    """Size of the data set."""
+    global_batch: int
+    """Samples per step of all ranks together. The last batch of a data epoch holds what is left."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ValueError("the data set is empty")
+        if self.global_batch < 1:
+            raise ValueError(f"global_batch must be at least 1, got {self.global_batch}")
+
+    def after(self, at: Position) -> Position:
+        """The position when the batch at `at` is used."""
+        end = at.offset + self.global_batch
+        return Position(at.epoch, end) if end < self.samples else Position(at.epoch + 1, 0)
+
+    def share(self, at: Position, rank: int, world: int, speeds: tuple[float, ...] | None = None) -> Share:
+        """What `rank` of `world` takes of the batch at `at`, in proportion to `speeds` (one per rank; None:
+        equal parts, which differ by at most one sample). All ranks must give the same speeds."""
+        total = min(self.global_batch, self.samples - at.offset)
+        sizes = parts(total, speeds or (1.0,) * world)
+        begin = sum(sizes[:rank])
+        end = begin + sizes[rank]
+        key = _mix(_mix(self.seed & _MASK) ^ at.epoch)
+        ids = tuple(permuted(at.offset + i, self.samples, key) for i in range(begin, end))
+        return Share(ids, len(ids) * world / total, permuted(at.offset, self.samples, key), total)
+
+    def steps(self, epochs: int) -> int:
+        """Global batches in `epochs` data epochs."""
+        return math.ceil(self.samples / self.global_batch) * epochs
+
+    def steps_left(self, at: Position, epochs: int) -> int:
+        """Global batches from there until `epochs` data epochs are done."""
+        begun = math.ceil((self.samples - at.offset) / self.global_batch)
+        return begun + self.steps(epochs - at.epoch - 1) if at.epoch < epochs else 0
+
+
+def permuted(index: int, size: int, key: int) -> int:
+    """The image of `index` under the permutation of range(size) that `key` names."""
+    rows = math.isqrt(size - 1) + 1
+    columns = math.ceil(size / rows)
+    while True:  # the grid is less than one row too large: walk on until inside, seldom more than once
+        row, column = divmod(index, columns)
+        for number in range(0, _ROUNDS, 2):
+            row = (row + _mix(key ^ _mix(number << 56 | column))) % rows
+            column = (column + _mix(key ^ _mix((number + 1) << 56 | row))) % columns
+        index = row * columns + column
+        if index < size:
+            return index
+
+
+def _mix(value: int) -> int:
+    """Scramble 64 bits (the finalizer of splitmix64)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ value >> 27) * 0x94D049BB133111EB) & _MASK
+    return value ^ value >> 31

@@ -1,0 +1,158 @@
+"""The process group of a rank: joining it, agreeing in it, leaving it without a crash."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from ropeteam_trainer.rank import telling
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int
+    size: int
+    device: torch.device
+
+    @classmethod
+    def join(cls, device: str | torch.device | None, timeout_seconds: int) -> World:
+        """From torchrun's environment; alone where there is none."""
+        chosen = cls.alone(device).device
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+            backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+        if dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size(), chosen)
+        return cls(0, 1, chosen)
+
+    @classmethod
+    def alone(cls, device: str | torch.device | None) -> World:
+        """Of one rank, whatever the environment says."""
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if chosen.type == "cuda":
+            local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+            chosen = torch.device("cuda", local_rank if chosen.index is None else chosen.index)
+            torch.cuda.set_device(chosen)
+        return cls(0, 1, chosen)
+
+    def from_rank_0(self, answer: Callable[[], T], *kinds: type) -> T:
+        """What `answer()` gives on rank 0, on all ranks; if it raises there, the same error everywhere.
+        kinds: classes of ours of which the answer, or the error, may be made."""
+        if self.size == 1:
+            return answer()
+        mine, failed = (b"", b""), None
+        if self.rank == 0:
+            try:
+                mine = telling.pack(answer()), telling.pack(None)
+            except Exception as error:
+                failed = error
+                known = telling.can_be_told(error, kinds)
+                told = error if known else RuntimeError(f"{type(error).__name__}: {error}")
+                mine = telling.pack(None), telling.pack(told)
+        answered, fault = (_understood(0, part, kinds) for part in self._broadcast(mine))
+        if fault is not None:
+            raise failed or fault
+        result: T = answered
+        return result
+
+    def number_of_rank_0(self, number: int) -> int:
+        """Rank 0's number on all ranks."""
+        if self.size == 1:
+            return number
+        tensor = torch.tensor([number])
+        dist.broadcast(tensor, src=0)
+        return int(tensor)
+
+    def gather(self, value: T, *kinds: type) -> list[T]:
+        """The value of each rank, on all ranks. kinds: classes of ours of which values are made."""
+        if self.size == 1:
+            return [value]
+        told = self._all_gather(telling.pack(value))
+        return [_understood(rank, content, kinds) for rank, content in enumerate(told)]
+
+    def _all_gather(self, mine: bytes) -> list[bytes]:
+        """By the very collectives of torch's all_gather_object."""
+        sizes = [self._numbers(0) for _ in range(self.size)]
+        dist.all_gather(sizes, self._numbers(len(mine)))
+        longest = max(int(size) for size in sizes)
+        theirs = [self._bytes(longest) for _ in range(self.size)]
+        dist.all_gather(theirs, self._bytes(longest, mine))
+        return [_content(part)[: int(size)] for part, size in zip(theirs, sizes, strict=True)]
+
+    def _broadcast(self, parts: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        """Rank 0's, by the very collectives of torch's broadcast_object_list."""
+        sizes = self._numbers(*map(len, parts))
+        dist.broadcast(sizes, src=0)
+        first, second = sizes.tolist()
+        joined = self._bytes(first + second, b"".join(parts))
+        dist.broadcast(joined, src=0)
+        content = _content(joined)
+        return content[:first], content[first:]
+
+    def _numbers(self, *numbers: int) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.long, device=self._tells_by)
+
+    def _bytes(self, size: int, content: bytes = b"") -> torch.Tensor:
+        """So many, of which the first are `content`."""
+        filled = bytearray(content.ljust(size, b"\0"))
+        return torch.frombuffer(filled, dtype=torch.uint8).to(self._tells_by)
+
+    @property
+    def _tells_by(self) -> torch.device:
+        """As torch chooses it."""
+        return torch.device("cpu") if "cpu:" in dist.get_backend_config() else self.device
+
+    def leave(self, seconds: float) -> None:
+        """Destroy the group when all ranks have come here, or after `seconds`; 0: do not wait for them.
+
+        A gloo process that ends while peers still use its connections now and then dies of SIGABRT after all
+        its work is done (pytorch#190489); meeting first prevents it. They meet at the store: a peer
+        that is still training would take a collective for another one.
+        """
+        if not dist.is_initialized():
+            return
+        if seconds > 0:
+            self.meets("exit", seconds)
+        with suppress(Exception):
+            dist.destroy_process_group()
+
+    def meets(self, where: str, seconds: float) -> bool:
+        """Whether all ranks have come here within `seconds`; peers that failed or left never do."""
+        if self.size == 1:
+            return True
+        if not dist.is_initialized():
+            return False
+        with suppress(Exception):
+            self._meet(where, timedelta(seconds=seconds))
+            return True
+        return False
+
+    def _meet(self, where: str, timeout: timedelta) -> None:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store over restarts
+        tcp = TCPStore(address, port, is_master=False, timeout=timeout)
+        store = PrefixStore(f"ropeteam/{where}/{attempt}", tcp)
+        if store.add("arrived", 1) == self.size:
+            store.set("all", "here")
+        store.wait(["all"], timeout)
+
+
+def _content(tensor: torch.Tensor) -> bytes:
+    return tensor.cpu().numpy().tobytes()
+
+
+def _understood(rank: int, content: bytes, kinds: tuple[type, ...]) -> Any:
+    try:
+        return telling.unpack(content, kinds)
+    except telling.NotUnderstood as error:
+        raise telling.NotUnderstood(f"what rank {rank} tells is not understood: {error}") from None
