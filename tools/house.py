@@ -4,15 +4,18 @@
     python tools/house.py --pure    print the files of the pure rooms, for the tools that hold them to more
 
 Limits: file 400 lines, function 50 (90 of 100 functions: 30), test function 40, parameters 5 in pure rooms
-and 7 elsewhere (self and cls not counted), a docstring on every module. In the trainer only background.py
-makes tasks: a loop holds them weakly, and an exception that nobody awaits is lost. The pure rooms and the
-exceptions, each with its reason, stand in pyproject.toml under [tool.house]. Ruff holds the line length.
+and 7 elsewhere (self and cls not counted), a docstring on every module. A package that is shipped has 16
+modules and packages at most, and the docstring of its `__init__` names each. In the trainer only
+background.py makes tasks: a loop holds them weakly, and an exception that nobody awaits is lost. The pure
+rooms and the exceptions, each with its reason, stand in pyproject.toml under [tool.house]. Ruff holds the
+line length.
 Limits of this tool: it counts lines as they are written, docstrings and comments too.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -21,6 +24,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("operator", "trainer-image", "tests", "tools", "benchmarks", "examples")
+SHIPPED = ("operator", "trainer-image")
+MAX_ROOMS = 16
 MAX_FILE, MAX_FUNCTION, MAX_TEST, P90_FUNCTION = 400, 50, 40, 30
 MAX_PARAMETERS_PURE, MAX_PARAMETERS = 5, 7
 MAKES_TASKS = "trainer-image/ropeteam_trainer/system/background.py"
@@ -50,6 +55,12 @@ def main(arguments: list[str]) -> int:
         measure(path, path in pure) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))
     ]
     breaches = [breach for size in sizes for breach in size.breaches]
+    breaches += [
+        breach
+        for folder in SHIPPED
+        for index in sorted((ROOT / folder).rglob("__init__.py"))
+        for breach in of_package(index)
+    ]
     empty = [pattern for pattern in settings["pure"] if not any(ROOT.glob(pattern))]
     breaches += [Breach(pattern, "a pure room without a file") for pattern in empty]
     breaches += tail([lines for size in sizes for lines in size.function_lines])
@@ -84,6 +95,19 @@ def measure(path: Path, pure: bool) -> Sizes:
         breaches += [Breach(name, words) for words in stray_tasks(tree)]
     is_test = name.startswith("tests/")
     return Sizes(breaches, [] if is_test else [length(function) for function in functions])
+
+
+def of_package(index: Path) -> Iterator[Breach]:
+    """How many rooms a package has, and whether its index names them."""
+    name = str(index.parent.relative_to(ROOT))
+    listed = ast.get_docstring(ast.parse(index.read_text())) or ""
+    modules = {path.name for path in index.parent.glob("*.py")} - {"__init__.py", "__main__.py"}
+    rooms = modules | {f"{path.parent.name}/" for path in index.parent.glob("*/__init__.py")}
+    if len(rooms) > MAX_ROOMS:
+        yield Breach(name, f"{len(rooms)} modules and packages, the limit is {MAX_ROOMS}")
+    for room in sorted(rooms):
+        if not re.search(rf"(?<![\w/]){re.escape(room)}", listed):
+            yield Breach(f"{name}/{room}", "is not named in the docstring of its package")
 
 
 def stray_tasks(tree: ast.AST) -> Iterator[str]:

@@ -50,6 +50,23 @@ def test_pure_rooms_have_fewer_parameters(tmp_path: Path, monkeypatch: pytest.Mo
     assert measured(tmp_path, text, monkeypatch, pure=True) == ["room.py:f: 6 parameters, the limit is 5"]
 
 
+def test_a_package_is_small_and_its_index_names_what_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    index = tmp_path / "shop" / "__init__.py"
+    (tmp_path / "shop" / "cellar").mkdir(parents=True)
+    for name in ("desk.py", "indesk.py", "__main__.py", "cellar/__init__.py"):
+        (index.parent / name).touch()
+    index.write_text('"""A shop: indesk.py, and below it cellar/."""')
+    assert list(house.of_package(index)) == [
+        Breach("shop/desk.py", "is not named in the docstring of its package")
+    ]
+    for number in range(14):
+        (index.parent / f"shelf{number}.py").touch()
+    assert Breach("shop", "17 modules and packages, the limit is 16") in house.of_package(index)
+
+
 def test_only_one_place_makes_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(house, "ROOT", tmp_path)
     for name, told in [("trainer-image/x.py", 2), (house.MAKES_TASKS, 0), ("tests/x.py", 0)]:

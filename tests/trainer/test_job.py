@@ -16,7 +16,7 @@ from tests.trainer.ranks import FakeAgent
 from torch import nn
 
 import ropeteam_trainer
-from ropeteam_trainer import job
+from ropeteam_trainer import joining
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import Epoch
@@ -179,6 +179,6 @@ def test_the_trace_has_a_line_for_each_report(tmp_path: Path) -> None:
 
 
 def test_the_package_is_light_and_names_what_it_lacks() -> None:
-    assert ropeteam_trainer.init is job.init
+    assert ropeteam_trainer.init is joining.init
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = ropeteam_trainer.nothing

@@ -9,7 +9,7 @@
 Everything works without the operator too: `python x.py` and `torchrun x.py` run the same script.
 The import is light (standard library only); torch is imported by `init()`.
 
-    job.py            that face; joining.py, ending.py: its begin and its end
+    job.py            that face; joining.py: init(); ending.py: its end
     data/             exactly-once data
     checkpoint/       checkpoints of any layout
     strategies/       techniques of distributed training
@@ -32,12 +32,13 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["Job", "init"]
 
 if TYPE_CHECKING:
-    from ropeteam_trainer.job import Job, init
+    from ropeteam_trainer.job import Job
+    from ropeteam_trainer.joining import init
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        from ropeteam_trainer import job
+        from ropeteam_trainer import job, joining
 
-        return getattr(job, name)
+        return job.Job if name == "Job" else joining.init
     raise AttributeError(f"module 'ropeteam_trainer' has no attribute {name!r}")

@@ -87,5 +87,5 @@ def _agent() -> tuple[agentlink.Heartbeat, agentlink.AgentLink | None]:
 
 def _script_reports() -> bool:
     """It has called ropeteam_trainer.init(): then its own reports count."""
-    job = sys.modules.get("ropeteam_trainer.job")
-    return job is not None and job._job is not None
+    joining = sys.modules.get("ropeteam_trainer.joining")
+    return joining is not None and joining._job is not None

@@ -16,29 +16,25 @@ operator all of it does nothing, or what init() was told. Limit: one data set pe
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from ropeteam_trainer import joining
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.contract import config
-from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan
+from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.local import PHASES, FromRank
 from ropeteam_trainer.contract.strategy import Batch, Strategy, StrategyError, TensorSplit
 from ropeteam_trainer.data import batches as loading
 from ropeteam_trainer.data.decisions.plan import DataPlan
 from ropeteam_trainer.data.feed import Feed, Wish
-from ropeteam_trainer.ending import End, before_destroying
+from ropeteam_trainer.ending import End
 from ropeteam_trainer.rank import agentlink
 from ropeteam_trainer.rank.trace import Trace
 from ropeteam_trainer.rank.world import World
@@ -50,46 +46,10 @@ if TYPE_CHECKING:
     from ropeteam_trainer.strategies.wrap import Progress, Wrapped
 
 _NOTHING_IS_SAVED = "ropeteam: restore() saves and restores nothing: set spec.checkpoint in the manifest"
-_job: Job | None = None
-
-
-def init(
-    *,
-    device: str | torch.device | None = None,
-    checkpoint_dir: str | Path | None = None,
-    checkpoint_every_steps: int | None = None,
-    strategy: Strategy | None = None,
-    timeout_seconds: int = 600,
-) -> Job:
-    """Join the world that the environment describes (torchrun's variables) and find the agent, if there is
-    one.
-
-    device: what the script computes on; default: CUDA where there is any. It becomes `job.device`; NCCL
-    serves CUDA tensors and gloo all others. A group that the script has already initialised is used as it is.
-    checkpoint_dir, checkpoint_every_steps, strategy: for runs without the operator; a TrainingJob's own
-    settings win.
-    timeout_seconds: how long a collective may wait. A dead peer is noticed at once and a hung one by the
-    agent, so this only has to be longer than what one rank does while others wait, such as an evaluation. A
-    second call returns the same Job.
-    """
-    global _job
-    if _job is None and config.PLAN in os.environ:
-        from ropeteam_trainer.planning import rehearsal
-
-        _job = rehearsal.begin()
-    if _job is None:
-        wish = CheckpointConfig(str(checkpoint_dir), checkpoint_every_steps) if checkpoint_dir else None
-        world, plan, here = joining.join(device, timeout_seconds, wish, strategy)
-        _job = Job(world, plan, os.environ, here)
-        sys.excepthook = partial(_job._end.note_failure, sys.excepthook)
-        if _job._link is not None:
-            before_destroying(_job._end.group_goes)
-        atexit.register(_job._at_exit)
-    return _job
 
 
 class Job:
-    """A training job as one of its ranks sees it. Made by init()."""
+    """A training job as one of its ranks sees it. Made by init() (joining.py)."""
 
     def __init__(
         self, world: World, plan: RankPlan, environ: Mapping[str, str], here: roles.Place | None = None

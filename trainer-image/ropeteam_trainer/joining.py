@@ -1,9 +1,12 @@
-"""Which world a rank is of, and what it is told: by its agent, or by torchrun and the script alone."""
+"""init(): which world a rank is of, and what it is told: by its agent, or by torchrun and the script."""
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,9 +16,48 @@ from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.strategy import Strategy
 from ropeteam_trainer.contract.world import Epoch
+from ropeteam_trainer.ending import before_destroying
+from ropeteam_trainer.job import Job
 from ropeteam_trainer.rank import agentlink
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies.parameterserver import roles
+
+_job: Job | None = None
+
+
+def init(
+    *,
+    device: str | torch.device | None = None,
+    checkpoint_dir: str | Path | None = None,
+    checkpoint_every_steps: int | None = None,
+    strategy: Strategy | None = None,
+    timeout_seconds: int = 600,
+) -> Job:
+    """Join the world that the environment describes (torchrun's variables) and find the agent, if there is
+    one.
+
+    device: what the script computes on; default: CUDA where there is any. It becomes `job.device`; NCCL
+    serves CUDA tensors and gloo all others. A group that the script has already initialised is used as it is.
+    checkpoint_dir, checkpoint_every_steps, strategy: for runs without the operator; a TrainingJob's own
+    settings win.
+    timeout_seconds: how long a collective may wait. A dead peer is noticed at once and a hung one by the
+    agent, so this only has to be longer than what one rank does while others wait, such as an evaluation. A
+    second call returns the same Job.
+    """
+    global _job
+    if _job is None and config.PLAN in os.environ:
+        from ropeteam_trainer.planning import rehearsal
+
+        _job = rehearsal.begin()
+    if _job is None:
+        wish = CheckpointConfig(str(checkpoint_dir), checkpoint_every_steps) if checkpoint_dir else None
+        world, plan, here = join(device, timeout_seconds, wish, strategy)
+        _job = Job(world, plan, os.environ, here)
+        sys.excepthook = partial(_job._end.note_failure, sys.excepthook)
+        if _job._link is not None:
+            before_destroying(_job._end.group_goes)
+        atexit.register(_job._at_exit)
+    return _job
 
 
 def join(
