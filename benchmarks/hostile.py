@@ -25,8 +25,8 @@ from tests.cluster import falsecoordinator, images
 from tests.cluster.site import ROOT, false_coordinator
 
 from ropeteam.api.job import API_VERSION, KIND
-from ropeteam.controller.client import access, cluster
-from ropeteam.controller.client.cluster import AlreadyGone, ApiClient, ApiError, NotFound, Place
+from ropeteam.controller.client import access, apiclient
+from ropeteam.controller.client.apiclient import AlreadyGone, ApiClient, ApiError, NotFound, Place
 from ropeteam.core.seen import names
 
 Object = dict[str, Any]
@@ -107,7 +107,7 @@ async def define_other(client: ApiClient) -> None:
 
 
 def find_other() -> None:
-    cluster._HOMES[OTHER_KIND] = (f"/apis/{OTHER_GROUP}/v1alpha1", f"{OTHER_KIND.lower()}s")
+    apiclient._HOMES[OTHER_KIND] = (f"/apis/{OTHER_GROUP}/v1alpha1", f"{OTHER_KIND.lower()}s")
 
 
 def _pod(number: int) -> Object:

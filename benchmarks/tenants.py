@@ -34,7 +34,7 @@ from benchmarks import hostile
 from benchmarks.cluster_recovery import NODES, RANKS, back, first_steps, running, start
 from benchmarks.report import Row, row, tell, write
 from ropeteam.controller.client import access
-from ropeteam.controller.client.cluster import ApiClient
+from ropeteam.controller.client.apiclient import ApiClient
 
 KINDS = ("alone", "harmless", "hostile")
 MEASURES = ("job start", "rank killed", "pod deleted", "longest silence of /healthz", "operator's memory")

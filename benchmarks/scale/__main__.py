@@ -29,7 +29,7 @@ from benchmarks.scale.real import Figures
 
 LOCAL_PODS, REAL_PODS, ONE_PODS = 4, 10, 4096
 BUCKET_PER_SECOND, BUCKET = 20, 20
-"""Of ropeteam/controller/rounds/pace.py."""
+"""Of ropeteam/controller/reconcile/statuspace.py."""
 SAMPLES = RESULTS / "scale-samples.json"
 """What the picture is drawn from, so that a part can be measured alone."""
 

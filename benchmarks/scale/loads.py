@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from ropeteam.api.job import API_VERSION, KIND
-from ropeteam.controller.client.cluster import ApiClient
+from ropeteam.controller.client.apiclient import ApiClient
 
 Object = dict[str, Any]
 _AT_ONCE = 20

@@ -22,7 +22,7 @@ from benchmarks.scale.real import Figures, note_starts
 from benchmarks.scale.watcher import watching
 from benchmarks.scale.worlds import coordinators
 from ropeteam.controller.client import access
-from ropeteam.controller.client.cluster import ApiClient
+from ropeteam.controller.client.apiclient import ApiClient
 from ropeteam.local import resources as r
 from ropeteam.local.api.store import Event, key_of
 from ropeteam.local.api.verbs import timestamp

@@ -12,7 +12,7 @@ from benchmarks.scale.operatorprocess import OperatorProcess, operator
 from benchmarks.scale.realcluster import RealCluster, real_cluster
 from benchmarks.scale.watcher import Watched, watching
 from benchmarks.scale.worlds import Worlds, coordinators
-from ropeteam.controller.client.cluster import Place
+from ropeteam.controller.client.apiclient import Place
 
 QUIET_SECONDS = 60
 _SETTLE_SECONDS = 15

@@ -30,7 +30,7 @@ from tests.cluster.pki import Pki
 
 from ropeteam.api.crd import crd
 from ropeteam.controller.client import access
-from ropeteam.controller.client.cluster import ApiClient, ApiError
+from ropeteam.controller.client.apiclient import ApiClient, ApiError
 
 HOST = "127.0.0.1"
 SERVICES = "127.200.0.0/21"

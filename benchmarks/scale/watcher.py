@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.scale.worlds import Worlds
 from ropeteam.controller.cache.informer import Informer, Key, Lens
-from ropeteam.controller.cache.reading import own_key
-from ropeteam.controller.client.cluster import ApiClient
+from ropeteam.controller.cache.parsing import own_key
+from ropeteam.controller.client.apiclient import ApiClient
 
 Object = dict[str, Any]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ropeteam_trainer.agent.machine import heard
+from ropeteam_trainer.agent.machine import childreports
 from ropeteam_trainer.agent.processes.spawn import write_shims
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.local import FromRank
@@ -251,7 +251,7 @@ def cause_of(site: Site) -> FromRank:
     known: FromRank | None = None
     for said in site.told:
         if said.error_type is not None:
-            known = said if heard.better(known, said) else known
+            known = said if childreports.better(known, said) else known
     assert known
     return known
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ropeteam_trainer.agent.machine import heard
+from ropeteam_trainer.agent.machine import childreports
 from ropeteam_trainer.contract.local import FromRank
 
 PEER = FromRank(error_type="E", message="E: Connection closed by peer", rank=1, child=True)
@@ -17,29 +17,29 @@ def launcher(rank: int | None, code: int | None = 1, signal: int | None = None) 
 
 
 def test_a_launcher_knows_no_more_of_a_process_that_has_told_for_itself():
-    assert not heard.better(PEER, launcher(1))
-    assert not heard.better(PEER, launcher(None))
-    assert not heard.better(CHILD, launcher(1))
+    assert not childreports.better(PEER, launcher(1))
+    assert not childreports.better(PEER, launcher(None))
+    assert not childreports.better(CHILD, launcher(1))
 
 
 def test_a_launcher_knows_more_of_a_process_that_could_not_tell():
-    assert heard.better(PEER, launcher(0, code=4))
-    assert heard.better(PEER, launcher(1, code=None, signal=9))
-    assert heard.better(None, launcher(1))
+    assert childreports.better(PEER, launcher(0, code=4))
+    assert childreports.better(PEER, launcher(1, code=None, signal=9))
+    assert childreports.better(None, launcher(1))
 
 
 def test_a_script_that_fails_after_its_process_names_both():
     text = "RuntimeError: it failed (y.py:2), after ValueError: a lie (x.py:1) in a process that it started"
-    assert heard.after(CHILD, OWN, 1.0).message == text
+    assert childreports.after(CHILD, OWN, 1.0).message == text
 
 
 def test_a_script_that_fails_after_a_process_that_missed_a_peer_is_a_consequence_too():
-    assert not heard.is_cause(heard.after(PEER, OWN, 1.0))
+    assert not childreports.is_cause(childreports.after(PEER, OWN, 1.0))
 
 
 def test_what_had_failed_long_before_is_no_reason():
-    assert heard.after(CHILD, OWN, heard.CHILD_SECONDS + 1) is OWN
-    assert heard.after(OWN, OWN, 1.0) is OWN
-    assert heard.after(None, OWN, 1.0) is OWN
-    assert heard.after(CHILD, launcher(1), 1.0).message == ""
-    assert heard.after(launcher(0), OWN, 1.0) is OWN
+    assert childreports.after(CHILD, OWN, childreports.CHILD_SECONDS + 1) is OWN
+    assert childreports.after(OWN, OWN, 1.0) is OWN
+    assert childreports.after(None, OWN, 1.0) is OWN
+    assert childreports.after(CHILD, launcher(1), 1.0).message == ""
+    assert childreports.after(launcher(0), OWN, 1.0) is OWN

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ropeteam_trainer.agent.machine import heard
+from ropeteam_trainer.agent.machine import childreports
 from ropeteam_trainer.contract.local import FromRank, GroupFormed
 from ropeteam_trainer.contract.messages import GroupReport
 from ropeteam_trainer.contract.world import ProcessExit
@@ -29,69 +29,78 @@ FAILED = ProcessExit(1, None)
 def test_the_innermost_cause_counts_in_whatever_order_it_is_told(order: tuple[FromRank, ...]):
     known: FromRank | None = None
     for said in order:
-        known = said if heard.better(known, said) else known
+        known = said if childreports.better(known, said) else known
     assert known is OWN
 
 
 def test_of_two_alike_the_first_counts():
-    assert not heard.better(CHILD, error("another", child=True))
+    assert not childreports.better(CHILD, error("another", child=True))
 
 
 def test_what_a_child_died_of_says_nothing_of_another_end():
-    assert heard.explains(CHILD, FAILED, 30)
-    assert not heard.explains(CHILD, FAILED, 61), "too long ago"
-    assert not heard.explains(CHILD, ProcessExit(None, 9), 1)
-    assert heard.explains(OWN, ProcessExit(None, 9), 900)
+    assert childreports.explains(CHILD, FAILED, 30)
+    assert not childreports.explains(CHILD, FAILED, 61), "too long ago"
+    assert not childreports.explains(CHILD, ProcessExit(None, 9), 1)
+    assert childreports.explains(OWN, ProcessExit(None, 9), 900)
 
 
 def test_an_end_is_told_by_its_cause():
-    told = heard.caused(FAILED, CHILD, 2)
+    told = childreports.caused(FAILED, CHILD, 2)
     assert (told.code, told.rank, told.message, told.error_class) == (1, 3, CHILD.message, "m.E")
-    assert heard.caused(FAILED, OWN, 0).rank is None
-    killed = heard.caused(FAILED, LAUNCHER, 0)
+    assert childreports.caused(FAILED, OWN, 0).rank is None
+    killed = childreports.caused(FAILED, LAUNCHER, 0)
     assert (killed.code, killed.signal, killed.rank, killed.fingerprint) == (None, 9, 1, "SIGKILL")
-    left = heard.caused(FAILED, FromRank(error_type="ChildFailedError", launcher=True, rank=1, code=3), 1)
+    left = childreports.caused(
+        FAILED, FromRank(error_type="ChildFailedError", launcher=True, rank=1, code=3), 1
+    )
     assert (left.code, left.signal, left.rank, left.fingerprint) == (3, None, None, "exit 3")
 
 
 def test_a_tool_of_the_script_is_no_rank():
     make = error("CalledProcessError: make ended with 2 (x.py:3)", launcher=True, code=2)
-    told = heard.caused(FAILED, make, 0)
+    told = childreports.caused(FAILED, make, 0)
     assert (told.code, told.message) == (1, make.message)
-    assert heard.caused(FAILED, replace(make, child=True), 0).code == 2
+    assert childreports.caused(FAILED, replace(make, child=True), 0).code == 2
 
 
 def test_a_rank_that_had_ended_went_first():
-    told = heard.caused(FAILED, BLAMES, 0, ended=1)
+    told = childreports.caused(FAILED, BLAMES, 0, ended=1)
     assert (told.rank, told.message) == (1, f"rank 1 had ended, then rank 2: {BLAMES.message}")
     own = error("RuntimeError: Connection reset by peer", child=True)
-    assert heard.caused(FAILED, own, 0, ended=1).message.startswith("rank 1 had ended, then rank 0: Runtime")
-    assert heard.caused(FAILED, CHILD, 0, ended=1).rank == 3, "an error of its own"
+    assert childreports.caused(FAILED, own, 0, ended=1).message.startswith(
+        "rank 1 had ended, then rank 0: Runtime"
+    )
+    assert childreports.caused(FAILED, CHILD, 0, ended=1).rank == 3, "an error of its own"
 
 
 def test_a_shell_says_which_signal_ended_its_command():
     assert (
-        heard.of_a_shell(ProcessExit(137, None)).message == "a process that it started was ended by SIGKILL"
+        childreports.of_a_shell(ProcessExit(137, None)).message
+        == "a process that it started was ended by SIGKILL"
     )
-    assert heard.of_a_shell(FAILED) == FAILED
-    assert heard.of_a_shell(ProcessExit(None, 9)) == ProcessExit(None, 9)
+    assert childreports.of_a_shell(FAILED) == FAILED
+    assert childreports.of_a_shell(ProcessExit(None, 9)) == ProcessExit(None, 9)
 
 
 def test_processes_of_one_group_are_brought_together():
     groups: tuple[GroupReport, ...] = ()
     for number, rank, size, id in ((0, 0, 2, "a"), (1, 1, 2, "a"), (0, 0, 1, "b"), (0, 0, 4, "c")):
-        groups = heard.with_group(groups, number, GroupFormed(size, rank, id, "train.py"))
+        groups = childreports.with_group(groups, number, GroupFormed(size, rank, id, "train.py"))
     assert [(each.id, each.size, each.ranks, each.members) for each in groups] == [
         ("c", 4, (0,), (0,)),
         ("a", 2, (0, 1), (0, 1)),
         ("b", 1, (0,), (0,)),
     ]
     for size, rank in ((2, 2), (2, -1), (1 << 30, 0)):
-        assert heard.with_group(groups, 0, GroupFormed(size, rank, "d")) == groups, "no such rank"
-    for rank in range(heard.MOST_MEMBERS + 9):
-        groups = heard.with_group(groups, 0, GroupFormed(1 << 20, rank, "e" * 200, "w" * 200))
-    assert (len(groups[0].members), len(groups[0].id), len(groups[0].who)) == (heard.MOST_MEMBERS, 100, 100)
+        assert childreports.with_group(groups, 0, GroupFormed(size, rank, "d")) == groups, "no such rank"
+    for rank in range(childreports.MOST_MEMBERS + 9):
+        groups = childreports.with_group(groups, 0, GroupFormed(1 << 20, rank, "e" * 200, "w" * 200))
+    assert (len(groups[0].members), len(groups[0].id), len(groups[0].who)) == (
+        childreports.MOST_MEMBERS,
+        100,
+        100,
+    )
     for n in range(40):
-        groups = heard.with_group(groups, 0, GroupFormed(1, 0, str(n)))
-    assert len(groups) == heard.MOST_GROUPS
+        groups = childreports.with_group(groups, 0, GroupFormed(1, 0, str(n)))
+    assert len(groups) == childreports.MOST_GROUPS
     assert groups[1].id == "c"

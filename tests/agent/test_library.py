@@ -8,7 +8,7 @@ import signal
 import pytest
 from tests.agent.harness import a_plan, exit_of, rank
 
-from ropeteam_trainer.agent.script.children import STACKS_SIGNAL
+from ropeteam_trainer.agent.script.childhooks import STACKS_SIGNAL
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST
 from ropeteam_trainer.contract import seals
 from ropeteam_trainer.contract.config import CheckpointConfig, Timeouts

@@ -15,7 +15,7 @@ from ropeteam_trainer.agent.machine import stacks
 from ropeteam_trainer.agent.machine.effects import KillRanks, ShowStacks
 from ropeteam_trainer.agent.machine.state import StackShown
 from ropeteam_trainer.agent.processes import proc
-from ropeteam_trainer.agent.script import children
+from ropeteam_trainer.agent.script import childhooks
 from ropeteam_trainer.contract.messages import Standstill
 
 LIB = "/opt/conda/lib/python3.11"
@@ -120,17 +120,17 @@ def test_nobody_is_asked_who_is_not_judged():
 
 # ---- in a process
 
-ASKED = f"import os, signal, sys\nos.kill(os.getpid(), {children.STACKS_SIGNAL})\nprint('goes on')\n"
+ASKED = f"import os, signal, sys\nos.kill(os.getpid(), {childhooks.STACKS_SIGNAL})\nprint('goes on')\n"
 THREADED = """\
 import os, sys, threading
 sys.path.append({root!r})
-from ropeteam_trainer.agent.script import children
+from ropeteam_trainer.agent.script import childhooks
 children.install()
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 def main(): os.kill(os.getpid(), {signal})
 main()
 """
-ITS_OWN = f"signal.signal({children.STACKS_SIGNAL}, lambda *_: print('its own'))\n"
+ITS_OWN = f"signal.signal({childhooks.STACKS_SIGNAL}, lambda *_: print('its own'))\n"
 
 
 def test_a_rank_shows_its_stacks_and_goes_on(shim, tmp_path):
@@ -144,8 +144,8 @@ def test_a_rank_shows_its_stacks_and_goes_on(shim, tmp_path):
 def test_every_python_writes_what_is_read(version, tmp_path):
     if (python := interpreter(version)) is None:
         pytest.skip(f"no Python {version} on this machine")
-    root = children.__file__.removesuffix("/ropeteam_trainer/agent/script/children.py")
-    (tmp_path / "x.py").write_text(THREADED.format(root=root, signal=children.STACKS_SIGNAL))
+    root = childhooks.__file__.removesuffix("/ropeteam_trainer/agent/script/childhooks.py")
+    (tmp_path / "x.py").write_text(THREADED.format(root=root, signal=childhooks.STACKS_SIGNAL))
     done = subprocess.run([python, str(tmp_path / "x.py")], capture_output=True, text=True)
     assert stacks.stands(done.stderr.splitlines()) == Standstill("x.py:6 (main)"), done.stderr
     assert " in wait\n" in done.stderr, "the other thread"
@@ -161,8 +161,8 @@ def test_a_script_keeps_its_own_handler(shim, tmp_path):
 
 
 def test_a_process_without_a_handler_is_known():
-    assert not proc.catches(os.getpid(), children.STACKS_SIGNAL)
-    former = signal.signal(children.STACKS_SIGNAL, lambda *_: None)
-    assert proc.catches(os.getpid(), children.STACKS_SIGNAL)
-    signal.signal(children.STACKS_SIGNAL, former)
-    assert not proc.catches(1 << 30, children.STACKS_SIGNAL), "it is gone"
+    assert not proc.catches(os.getpid(), childhooks.STACKS_SIGNAL)
+    former = signal.signal(childhooks.STACKS_SIGNAL, lambda *_: None)
+    assert proc.catches(os.getpid(), childhooks.STACKS_SIGNAL)
+    signal.signal(childhooks.STACKS_SIGNAL, former)
+    assert not proc.catches(1 << 30, childhooks.STACKS_SIGNAL), "it is gone"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropeteam_trainer.agent.machine import learn
+from ropeteam_trainer.agent.machine import events
 from ropeteam_trainer.agent.script import rankmain
 from ropeteam_trainer.checkpoint.decisions import restore
 from ropeteam_trainer.contract import codec
@@ -21,10 +21,10 @@ from ropeteam_trainer.coordinator.membership import evidence
 @pytest.mark.parametrize(
     ("error", "known"),
     [
-        (restore.CheckpointNotFound("x"), learn._PROBLEMS),
-        (restore.CheckpointUnavailable("x"), learn._STORAGE),
-        (restore.UnavailableElsewhere("x"), learn._STORAGE),
-        (restore.UnavailableEverywhere("x"), learn._STORAGE),
+        (restore.CheckpointNotFound("x"), events._PROBLEMS),
+        (restore.CheckpointUnavailable("x"), events._STORAGE),
+        (restore.UnavailableElsewhere("x"), events._STORAGE),
+        (restore.UnavailableEverywhere("x"), events._STORAGE),
         (torch.OutOfMemoryError("CUDA out of memory"), evidence._WITHOUT_MEMORY),
     ],
     ids=lambda each: type(each).__name__,

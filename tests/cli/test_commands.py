@@ -20,10 +20,10 @@ from rich.console import Console
 
 from ropeteam.cli import errors
 from ropeteam.cli.connect import connected
+from ropeteam.cli.localstack import LocalStack
 from ropeteam.cli.main import cli
-from ropeteam.cli.manifest import documents
+from ropeteam.cli.manifest import manifests
 from ropeteam.cli.run import Ending, train
-from ropeteam.cli.up import LocalStack
 
 PATIENCE = 90.0
 
@@ -87,10 +87,10 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def run(file: Path, home: Path) -> tuple[Ending, str]:
-    return trained(documents.read(file), home)
+    return trained(manifests.read(file), home)
 
 
-def trained(read: documents.Manifest, home: Path, ranks: str = "none") -> tuple[Ending, str]:
+def trained(read: manifests.Manifest, home: Path, ranks: str = "none") -> tuple[Ending, str]:
     """`ropeteam run`, in this process; the cluster and the operator are processes anyway."""
     console = Console(record=True, width=200, file=io.StringIO())
 
@@ -183,7 +183,7 @@ def test_watch_snapshot_and_explain_of_a_job_on_a_cluster(tmp_path: Path, home: 
 
     async def apply() -> None:
         async with connected(home / "kubeconfig") as client:
-            await documents.apply(client, documents.read(file), folder)
+            await manifests.apply(client, manifests.read(file), folder)
 
     def command(*arguments: str) -> Result:
         return CliRunner().invoke(cli, [*arguments, "--kubeconfig", str(home / "kubeconfig")])

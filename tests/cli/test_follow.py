@@ -20,7 +20,7 @@ from tests.coordinator.link import TOKEN, Operator
 
 from ropeteam.cli.show.follow import Follower
 from ropeteam.controller.client.access import Access
-from ropeteam.controller.client.cluster import ApiClient
+from ropeteam.controller.client.apiclient import ApiClient
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, signing
 from ropeteam_trainer.contract.desired import Desired
 from ropeteam_trainer.coordinator import http as http_module

@@ -16,7 +16,7 @@ from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.cli.errors import BadInput
 from ropeteam.cli.show import inspect
 from ropeteam.controller.client import access
-from ropeteam.controller.client.cluster import ApiClient
+from ropeteam.controller.client.apiclient import ApiClient
 from ropeteam.core.decide import decide
 from ropeteam.core.seen.observation import Observation
 from ropeteam.local.cluster import LocalCluster

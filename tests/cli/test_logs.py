@@ -16,10 +16,10 @@ from tests.cli.test_commands import PATIENCE, manifest, ropeteam, trained, until
 from ropeteam.cli import errors
 from ropeteam.cli.connect import connected
 from ropeteam.cli.main import cli
-from ropeteam.cli.manifest import documents
+from ropeteam.cli.manifest import manifests
 from ropeteam.cli.show import logs
 from ropeteam.cli.show.follow import Follower
-from ropeteam.controller.client.cluster import Place
+from ropeteam.controller.client.apiclient import Place
 
 home, up = test_commands.home, test_commands.up
 GREETS = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
@@ -34,7 +34,7 @@ raise ValueError('no learning rate')
 """
 
 
-def shown(read: documents.Manifest, home: Path, ranks: str) -> list[str]:
+def shown(read: manifests.Manifest, home: Path, ranks: str) -> list[str]:
     ending, text = trained(read, home, ranks)
     assert ending.exit_code == 0
     return text.splitlines()
@@ -44,7 +44,7 @@ def test_run_prints_what_rank_0_prints_and_keeps_the_logs_of_all(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = shown(documents.read(manifest(tmp_path, GREETS)), home, "0")
+    said = shown(manifests.read(manifest(tmp_path, GREETS)), home, "0")
     assert "rank 0 of 2" in said
     assert not [line for line in said if "rank 1 of 2" in line]
     folder = home / "logs" / "default" / "job"
@@ -57,7 +57,7 @@ def test_a_command_runs_without_a_manifest(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "My train_1.py").write_text(GREETS)
-    read = documents.given(("torchrun", "--nproc-per-node", "1", "My train_1.py"), 2)
+    read = manifests.given(("torchrun", "--nproc-per-node", "1", "My train_1.py"), 2)
     assert read.name == "my-train-1"
     said = shown(read, home, "all")
     assert {"[rank 0] rank 0 of 2", "[rank 1] rank 1 of 2"} <= set(said)
@@ -72,7 +72,7 @@ def test_a_script_runs_in_the_environment_that_is_activated(
     monkeypatch.setenv("VIRTUAL_ENV", str(theirs))
     monkeypatch.setenv("PATH", f"{theirs}/bin:{os.environ['PATH']}")
     file = manifest(tmp_path, "import sys; print('prefix', sys.prefix)")
-    assert f"prefix {theirs}" in shown(documents.read(file), home, "0")
+    assert f"prefix {theirs}" in shown(manifests.read(file), home, "0")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_cannot_be_run_is_refused_with_the_way_to_go_on(
     words: tuple[str, ...], workers: int | None, told: str
 ) -> None:
     with pytest.raises(errors.BadInput) as error:
-        documents.given(words, workers)
+        manifests.given(words, workers)
     assert told in error.value.message
 
 
@@ -103,7 +103,7 @@ def test_lines_of_one_rank_are_shown_as_the_script_printed_them() -> None:
 def apply(folder: Path, home: Path, **spec: Any) -> None:
     async def work() -> None:
         async with connected(home / "kubeconfig") as client:
-            await documents.apply(client, documents.read(manifest(folder, FAILS, **spec)), folder)
+            await manifests.apply(client, manifests.read(manifest(folder, FAILS, **spec)), folder)
 
     asyncio.run(work())
 
@@ -151,8 +151,8 @@ def test_watch_says_that_a_job_was_deleted(tmp_path: Path, home: Path) -> None:
 
     async def apply_and_delete() -> None:
         async with connected(home / "kubeconfig") as client:
-            read = documents.read(endless)
-            await documents.apply(client, read, tmp_path)
+            read = manifests.read(endless)
+            await manifests.apply(client, read, tmp_path)
             made = await client.get(Place.of(read.job))
             watch = ropeteam("watch", "job", "--kubeconfig", str(home / "kubeconfig"), cwd=tmp_path)
             assert watch.stdout is not None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.builders import Scene, a_job, a_running_job
 
 from ropeteam.cli.show import inspect
-from ropeteam.cli.show.masking import masked
+from ropeteam.cli.show.redaction import masked
 from ropeteam.core.questions.gang import shape
 from ropeteam.core.seen.view import look
 

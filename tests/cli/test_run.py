@@ -9,7 +9,7 @@ import pytest
 from tests.cli import test_commands
 from tests.cli.test_commands import manifest, ropeteam, run, until
 
-from ropeteam.cli.manifest import documents, folders
+from ropeteam.cli.manifest import localvolumes, manifests
 
 home, up = test_commands.home, test_commands.up
 
@@ -59,11 +59,11 @@ def test_claims_that_nobody_makes_are_made_and_told_with_their_folders(
 
 
 def test_files_are_missed_where_a_mount_of_the_job_is_and_nowhere_else(tmp_path: Path) -> None:
-    job = documents.read(manifest(tmp_path, "", **WITH_CLAIMS)).job
+    job = manifests.read(manifest(tmp_path, "", **WITH_CLAIMS)).job
     error = "FileNotFoundError: [Errno 2] No such file or directory: '{}' (train.py:3)"
 
     def hinted(*paths: str) -> list[str]:
-        return list(folders.hints(job, [error.format(path) for path in paths], Path("/home")))
+        return list(localvolumes.hints(job, [error.format(path) for path in paths], Path("/home")))
 
     (checkpoint,) = hinted("/checkpoints/own.pt")
     assert "on this machine it is /home/claims/default/ckpt." in checkpoint

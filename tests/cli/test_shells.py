@@ -17,7 +17,7 @@ from tests.cli import test_commands
 from tests.cli.test_commands import manifest
 
 from ropeteam.cli.connect import connected
-from ropeteam.cli.manifest import documents
+from ropeteam.cli.manifest import manifests
 
 home, up = test_commands.home, test_commands.up
 ROOT = Path(__file__).parents[2]
@@ -61,11 +61,11 @@ def test_bash_completes_commands_and_options() -> None:
 
 @pytest.mark.usefixtures("programs", "up")
 def test_bash_completes_names_of_jobs(tmp_path: Path, home: Path) -> None:
-    read = documents.read(manifest(tmp_path, "import time; time.sleep(3600)", suspend=True))
+    read = manifests.read(manifest(tmp_path, "import time; time.sleep(3600)", suspend=True))
 
     async def apply() -> None:
         async with connected(home / "kubeconfig") as client:
-            await documents.apply(client, read, tmp_path)
+            await manifests.apply(client, read, tmp_path)
 
     asyncio.run(apply())
     for command in ("watch", "logs", "snapshot", "doctor"):

@@ -17,7 +17,7 @@ from ropeteam.cli.connect import connected
 from ropeteam.cli.errors import BadInput
 from ropeteam.cli.main import cli
 from ropeteam.cli.manifest import bundle
-from ropeteam.controller.client.cluster import Object, Place
+from ropeteam.controller.client.apiclient import Object, Place
 
 home, up = test_commands.home, test_commands.up
 TRAIN = """import os, pathlib, subprocess, pkg.model

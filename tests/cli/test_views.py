@@ -22,7 +22,7 @@ from ropeteam.api.status import (
 )
 from ropeteam.cli.demo import shortcomings, validation_loss
 from ropeteam.cli.run import Ending
-from ropeteam.cli.show.picture import Eta, Picture, incident_line, picture
+from ropeteam.cli.show.jobview import Eta, Picture, incident_line, picture
 from ropeteam.cli.show.report import report
 from ropeteam.cli.show.screen import LiveScreen, News, PlainScreen, panel, plain_line, screen
 from ropeteam_trainer.contract.desired import JobReport, WorldPhase

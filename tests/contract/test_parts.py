@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ropeteam_trainer.contract import codec, parts, wire
+from ropeteam_trainer.contract import codec, grantchunks, wire
 from ropeteam_trainer.contract.messages import Grant, Orders
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
@@ -21,28 +21,28 @@ def grant(ranks: int, each: int = 1, ref: CheckpointRef = REF) -> Grant:
 def test_the_largest_checkpoint_that_a_job_may_have_goes_through():
     whole = grant(8192, each=16)
     orders, came = Orders(3, 0, 1, grant=whole), None
-    for body in parts.cut(whole):
+    for body in grantchunks.cut(whole):
         assert len(body) < wire.MAX_BODY
-        part = parts.read(body)
+        part = grantchunks.read(body)
         assert part is not None
-        came = parts.add(came, part)
-    last = codec.encode(parts.without_files(orders))
+        came = grantchunks.add(came, part)
+    last = codec.encode(grantchunks.without_files(orders))
     assert len(last) < 2000
-    assert parts.with_files(codec.decode(Orders, last), came) == orders
+    assert grantchunks.with_files(codec.decode(Orders, last), came) == orders
 
 
 def test_orders_without_a_grant_stay_as_they_are():
     orders = Orders(3, 0, 1)
-    assert parts.without_files(orders) is orders
-    assert parts.with_files(orders, None) is orders
-    assert parts.read(codec.encode(orders)) is None
+    assert grantchunks.without_files(orders) is orders
+    assert grantchunks.with_files(orders, None) is orders
+    assert grantchunks.read(codec.encode(orders)) is None
 
 
 def test_files_of_an_older_grant_are_forgotten_and_missing_ones_refused():
-    old, new = (parts.FilesOf(ref, grant(1).files) for ref in (REF, CheckpointRef(5000, REF.epoch)))
-    assert parts.add(parts.add(None, old), old).files == grant(1).files * 2
-    assert parts.add(old, new) == new
-    orders = parts.without_files(Orders(3, 0, 1, grant=grant(2)))
+    old, new = (grantchunks.FilesOf(ref, grant(1).files) for ref in (REF, CheckpointRef(5000, REF.epoch)))
+    assert grantchunks.add(grantchunks.add(None, old), old).files == grant(1).files * 2
+    assert grantchunks.add(old, new) == new
+    orders = grantchunks.without_files(Orders(3, 0, 1, grant=grant(2)))
     for came in (None, old, new):
         with pytest.raises(codec.DecodeError, match="of 2 files of step 4000 came"):
-            parts.with_files(orders, came)
+            grantchunks.with_files(orders, came)

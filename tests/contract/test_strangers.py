@@ -7,7 +7,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropeteam_trainer.contract.strangers import Strangers
+from ropeteam_trainer.contract.preauth import Strangers
 
 
 class Port:

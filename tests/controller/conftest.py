@@ -8,7 +8,7 @@ import pytest_asyncio
 from tests.controller.scripted import Scripted, access, serving
 
 from ropeteam.controller.client.access import Access
-from ropeteam.controller.client.cluster import ApiClient
+from ropeteam.controller.client.apiclient import ApiClient
 
 
 @pytest_asyncio.fixture

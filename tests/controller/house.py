@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from ropeteam.controller.assembly import Operator, assembled
-from ropeteam.controller.client.cluster import ApiClient, NotFound, Object, Place
+from ropeteam.controller.client.apiclient import ApiClient, NotFound, Object, Place
 from ropeteam.controller.settings import read
 from ropeteam.local.cluster import LocalCluster
 

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from ropeteam.controller.client import bounded
+from ropeteam.controller.client import boundedjson
 
 
 class Parsed:
@@ -15,9 +15,9 @@ class Parsed:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.bytes, self.walks = 0, 0
-        self._real = bounded.shallow
-        patch.setattr(bounded, "orjson", self)
-        patch.setattr(bounded, "shallow", self._shallow)
+        self._real = boundedjson.shallow
+        patch.setattr(boundedjson, "orjson", self)
+        patch.setattr(boundedjson, "shallow", self._shallow)
 
     JSONDecodeError = orjson.JSONDecodeError
 

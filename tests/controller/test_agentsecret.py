@@ -13,9 +13,9 @@ from tests.controller.house import operator_of
 from tests.controller.scripted import Scripted
 from tests.controller.waiting import until_async
 
-from ropeteam.controller.client.cluster import ApiClient, NotFound, Place
-from ropeteam.controller.rounds import agentsecret
-from ropeteam.controller.rounds.agentsecret import AgentSecret, packed
+from ropeteam.controller.client.apiclient import ApiClient, NotFound, Place
+from ropeteam.controller.reconcile import agentsecret
+from ropeteam.controller.reconcile.agentsecret import AgentSecret, packed
 from ropeteam.local.cluster import LocalCluster
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ropeteam.controller.client import bounded
+from ropeteam.controller.client import boundedjson
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.text('a"\\{}[],:é', max_size=5),
@@ -40,9 +40,9 @@ def without_what_is_deeper(value: Any, levels: int) -> Any:
 
 @given(VALUES, st.integers(1, 6))
 def test_shallow_takes_away_what_is_deeper_and_nothing_else(value: Any, levels: int) -> None:
-    short = orjson.loads(bounded.shallow(orjson.dumps(value), levels))
+    short = orjson.loads(boundedjson.shallow(orjson.dumps(value), levels))
     assert short == without_what_is_deeper(value, levels)
-    assert bounded.is_deeper(value, levels) == (short != value)
+    assert boundedjson.is_deeper(value, levels) == (short != value)
 
 
 KEYS = st.sampled_from(["spec", "status", "managedFields", "name", 'x"status', "a"])
@@ -67,42 +67,44 @@ def test_a_thing_is_read_without_what_is_too_large(spec: Any, status: Any, most:
     expected = object_ | {"spec": size if size > most else spec}
     if watched:
         line = b'{"type":"ADDED","object":' + text + b"}"
-        assert bounded.thing(line, most, b"}}") == {"type": "ADDED", "object": expected}
+        assert boundedjson.thing(line, most, b"}}") == {"type": "ADDED", "object": expected}
     else:
-        assert bounded.thing(text, most) == expected
+        assert boundedjson.thing(text, most) == expected
 
 
 def test_what_somebody_else_has_written_is_read_whole() -> None:
     text = b'{"spec":{"metadata":{},"spec":{"a":1}}, "metadata":{"name":"n","managedFields":[]}}'
-    assert bounded.thing(text, 0) == orjson.loads(text)
+    assert boundedjson.thing(text, 0) == orjson.loads(text)
     with pytest.raises(orjson.JSONDecodeError):
-        bounded.thing(b'{"metadata":{},"spec":{', 0)
+        boundedjson.thing(b'{"metadata":{},"spec":{', 0)
 
 
 def test_a_character_that_a_server_escapes_counts_as_one() -> None:
     text = b'{"metadata":{},"spec":{"command":"' + rb"\u003c" * 100 + b'"}}'
-    assert bounded.thing(text, len(orjson.dumps({"command": "<" * 100})))["spec"] == {"command": "<" * 100}
+    assert boundedjson.thing(text, len(orjson.dumps({"command": "<" * 100})))["spec"] == {
+        "command": "<" * 100
+    }
 
 
 def test_ten_thousand_levels_are_read() -> None:
     text = b'{"before": 1, "deep": ' + b'{"a":' * 10_000 + b'"}{"' + b"}" * 10_000 + b', "after": 2}'
     with pytest.raises(orjson.JSONDecodeError):
         orjson.loads(text)
-    read = bounded.loads(text)
+    read = boundedjson.loads(text)
     assert (read["before"], read["after"]) == (1, 2)
-    assert bounded.is_deeper(read, 900)
+    assert boundedjson.is_deeper(read, 900)
 
 
 def test_what_is_no_json_is_refused() -> None:
     with pytest.raises(orjson.JSONDecodeError):
-        bounded.loads(b'{"half": ')
+        boundedjson.loads(b'{"half": ')
 
 
 def test_depth_is_counted_in_lists_and_objects() -> None:
-    assert not bounded.is_deeper("text", 0)
-    assert bounded.is_deeper({}, 0)
-    assert not bounded.is_deeper([nested(4)], 5)
-    assert bounded.is_deeper([nested(5)], 5)
+    assert not boundedjson.is_deeper("text", 0)
+    assert boundedjson.is_deeper({}, 0)
+    assert not boundedjson.is_deeper([nested(4)], 5)
+    assert boundedjson.is_deeper([nested(5)], 5)
 
 
 class Stream:
@@ -119,12 +121,12 @@ class Stream:
 
 async def test_lines_are_put_together_again() -> None:
     stream: Any = Stream(b"one\ntw", b"o", b"\n\nthr", b"ee\nrest")
-    assert [line async for line in bounded.lines(stream, 10)] == [b"one", b"two", b"three"]
+    assert [line async for line in boundedjson.lines(stream, 10)] == [b"one", b"two", b"three"]
 
 
 async def test_a_line_without_end_is_not_gathered() -> None:
     stream: Any = Stream(b"one\n", b"x" * 6, b"x" * 6, b"never read")
-    taken = bounded.lines(stream, 10)
+    taken = boundedjson.lines(stream, 10)
     assert await anext(taken) == b"one"
-    with pytest.raises(bounded.TooLarge):
+    with pytest.raises(boundedjson.TooLarge):
         await anext(taken)

@@ -16,12 +16,12 @@ from tests.controller.house import JOB, condition, job, names, operator_of, stat
 from tests.controller.scripted import Scripted, thing
 from tests.controller.waiting import until, until_async
 
-from ropeteam.controller.cache import budget, reading
+from ropeteam.controller.cache import budget, parsing
 from ropeteam.controller.cache.caches import Caches, make_caches
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.cluster import ApiClient, Object
-from ropeteam.controller.rounds import reconcile
-from ropeteam.controller.rounds.failing import REASON, TOLD_AFTER
+from ropeteam.controller.client.apiclient import ApiClient, Object
+from ropeteam.controller.reconcile import reconciler
+from ropeteam.controller.reconcile.failing import REASON, TOLD_AFTER
 from ropeteam.local.cluster import LocalCluster
 
 LARGE = 250 << 10
@@ -192,7 +192,7 @@ async def test_that_its_rounds_fail_is_told(cluster: LocalCluster, monkeypatch: 
     async with operator_of(cluster, works=False) as operator:
         await operator.client.create(job())
         await operator.caches.jobs.parts[0].list()
-        monkeypatch.setattr(reconcile, "decide", odd)
+        monkeypatch.setattr(reconciler, "decide", odd)
         for _ in range(TOLD_AFTER):
             with pytest.raises(ValueError, match="odd"):
                 await operator.reconciler(DEFAULT)
@@ -204,4 +204,4 @@ def test_of_annotations_only_a_short_one_that_is_read_is_kept(said: str, kept: b
     seen = stored("tenant", 1)
     ended = {"ropeteam.dev/coordinators-ended": said}
     seen["metadata"]["annotations"] = {**ended, "ropeteam.dev/other": "x" * 1000, "example.com/x": "x"}
-    assert reading.job(seen).parsed()["metadata"]["annotations"] == (ended if kept else {})
+    assert parsing.job(seen).parsed()["metadata"]["annotations"] == (ended if kept else {})

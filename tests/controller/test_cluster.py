@@ -11,9 +11,16 @@ import pytest
 from aiohttp import web
 from tests.controller.scripted import Object, Scripted, access, serving
 
-from ropeteam.controller.client import cluster
+from ropeteam.controller.client import apiclient
 from ropeteam.controller.client.access import Access, AccessError, load
-from ropeteam.controller.client.cluster import AlreadyGone, AlreadyOurs, ApiClient, ApiError, Conflict, Place
+from ropeteam.controller.client.apiclient import (
+    AlreadyGone,
+    AlreadyOurs,
+    ApiClient,
+    ApiError,
+    Conflict,
+    Place,
+)
 from ropeteam.controller.settings import SettingsError, load_keys, read
 
 POD = Place("Pod", "default", "p")
@@ -39,8 +46,8 @@ async def test_a_request_that_waits_for_its_turn_does_not_run_out_of_time(
             await asyncio.sleep(0.1)
             return await super().handle(request)
 
-    monkeypatch.setattr(cluster, "_AT_ONCE", 1)
-    monkeypatch.setattr(cluster, "_TIMEOUT", aiohttp.ClientTimeout(total=1))
+    monkeypatch.setattr(apiclient, "_AT_ONCE", 1)
+    monkeypatch.setattr(apiclient, "_TIMEOUT", aiohttp.ClientTimeout(total=1))
     api = Slow()
     async with serving(api) as address:
         found = access(address)

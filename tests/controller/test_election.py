@@ -16,7 +16,7 @@ from tests.controller.house import job
 from tests.controller.waiting import until
 
 from ropeteam.controller.client import access
-from ropeteam.controller.client.cluster import ApiClient, Fenced, Place
+from ropeteam.controller.client.apiclient import ApiClient, Fenced, Place
 from ropeteam.controller.client.coordinator import Coordinators, Signed
 from ropeteam.controller.election import Elector, LeadershipLost, Sight, Timing, may_take, utc_now
 from ropeteam.local.cluster import LocalCluster

@@ -12,9 +12,9 @@ from tests.controller.house import JOB, condition, job, operator_of, status
 
 from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.cluster import ApiError, Conflict, Object, Place
-from ropeteam.controller.rounds import failing, reconcile
-from ropeteam.controller.rounds.failing import REASON, TOLD_AFTER
+from ropeteam.controller.client.apiclient import ApiError, Conflict, Object, Place
+from ropeteam.controller.reconcile import failing, reconciler
+from ropeteam.controller.reconcile.failing import REASON, TOLD_AFTER
 from ropeteam.local.cluster import LocalCluster
 
 KEY = Key("default", "job")
@@ -56,7 +56,7 @@ async def test_after_some_failures_for_one_reason_the_job_is_stalled_until_it_ca
     still: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(reconcile, "decide", raising(ValueError("odd: \udce9")))
+        broken.setattr(reconciler, "decide", raising(ValueError("odd: \udce9")))
         await fail(still, TOLD_AFTER - 1)
         assert (await stalled(still))["status"] == "False"
         await fail(still, 1)
@@ -98,7 +98,7 @@ async def test_after_an_hour_pods_that_certainly_do_not_train_go(
     await begun(still)
     if over:
         await finish(still)
-    monkeypatch.setattr(reconcile, "decide", raising(ValueError("odd")))
+    monkeypatch.setattr(reconciler, "decide", raising(ValueError("odd")))
     await fail(still, TOLD_AFTER)
     assert len(await pods(still)) == 3
     monkeypatch.setattr(failing, "FREED_AFTER_SECONDS", 0.0)
@@ -120,7 +120,7 @@ async def test_failures_for_several_reasons_are_not_one(
     still: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for error in [ValueError("odd"), KeyError("odd")] * TOLD_AFTER:
-        monkeypatch.setattr(reconcile, "decide", raising(error))
+        monkeypatch.setattr(reconciler, "decide", raising(error))
         await fail(still, 1)
     assert await events(still) == []
 
@@ -131,7 +131,7 @@ async def test_failures_for_several_reasons_are_not_one(
 async def test_what_passes_by_itself_is_not_told(
     still: Operator, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    monkeypatch.setattr(reconcile, "decide", raising(error))
+    monkeypatch.setattr(reconciler, "decide", raising(error))
     await fail(still, 2 * TOLD_AFTER)
     assert await events(still) == []
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.builders import a_report, a_running_job
 
-from ropeteam.controller.rounds.holders import Holders
+from ropeteam.controller.reconcile.holders import Holders
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
 
 SEEN = a_running_job(workers=2)

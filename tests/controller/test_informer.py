@@ -12,7 +12,7 @@ from tests.controller.scripted import Object, Scripted, thing
 from tests.controller.waiting import until
 
 from ropeteam.controller.cache.informer import Informer, Key, Lens
-from ropeteam.controller.client.cluster import ApiClient
+from ropeteam.controller.client.apiclient import ApiClient
 
 A, B = Key("default", "a"), Key("default", "b")
 

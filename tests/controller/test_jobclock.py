@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.builders import NOON
 
 from ropeteam.api.status import ClockStatus, JobStatus
-from ropeteam.controller.rounds.jobclock import JobClock
+from ropeteam.controller.reconcile.jobclock import JobClock
 
 
 def after(seconds: float) -> timedelta:

@@ -15,9 +15,9 @@ from ropeteam.api.job import Metadata
 from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus
 from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.cache.reading import pod
-from ropeteam.controller.client.cluster import AlreadyGone, Place
-from ropeteam.controller.rounds.executor import secret
+from ropeteam.controller.cache.parsing import pod
+from ropeteam.controller.client.apiclient import AlreadyGone, Place
+from ropeteam.controller.reconcile.executor import secret
 from ropeteam.controller.settings import OperatorKey, OperatorKeys, SettingsError, load_keys, read
 from ropeteam.core.objects.actions import CreateSecret
 from ropeteam.core.objects.manifests import key_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.builders import a_report, a_running_job
 
 from ropeteam.api.status import CoordinatorStatus, FormerCoordinatorStatus
-from ropeteam.controller.rounds.leases import Leases
+from ropeteam.controller.reconcile.leases import Leases
 from ropeteam_trainer.contract.desired import Desired
 
 SEEN = a_running_job(workers=2)

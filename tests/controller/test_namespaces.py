@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.controller.house import job, operator_of
 from tests.controller.waiting import until_async
 
-from ropeteam.controller.client.cluster import Object, Place
+from ropeteam.controller.client.apiclient import Object, Place
 from ropeteam.local.cluster import LocalCluster
 
 

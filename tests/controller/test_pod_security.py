@@ -12,7 +12,7 @@ from tests.controller.house import condition, job, names, operator_of, status
 
 from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.cluster import ApiError, Object
+from ropeteam.controller.client.apiclient import ApiError, Object
 from ropeteam.local.cluster import LocalCluster
 
 KEY = Key("default", "job")

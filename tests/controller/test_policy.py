@@ -13,7 +13,7 @@ from tests.controller.scripted import Scripted
 
 from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.cluster import AlreadyOurs, ApiClient, ApiError, Object, Place
+from ropeteam.controller.client.apiclient import AlreadyOurs, ApiClient, ApiError, Object, Place
 from ropeteam.controller.settings import read
 from ropeteam.local.cluster import LocalCluster
 

@@ -21,7 +21,7 @@ from tests.controller.waiting import until, until_async
 from ropeteam.controller import handlers
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client import access
-from ropeteam.controller.client.cluster import ApiClient, NotFound, Place
+from ropeteam.controller.client.apiclient import ApiClient, NotFound, Place
 from ropeteam.local.cluster import LocalCluster
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from ropeteam.controller.cache import reading
+from ropeteam.controller.cache import parsing
 from ropeteam.core.seen.observation import PodSeen
 
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -13,12 +13,12 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 
 def job(**meta: Any) -> dict[str, Any]:
     thing = {"metadata": {"name": "a", "resourceVersion": "1", **meta}, "spec": {"workers": 1}}
-    return dict(reading.job(thing).parsed()["metadata"])
+    return dict(parsing.job(thing).parsed()["metadata"])
 
 
 def pod(labels: dict[str, str] | None = None, status: Any = None, **spec: Any) -> PodSeen:
     meta = {"name": "a-0-1", "uid": "u", "labels": labels, "creationTimestamp": "2026-11-20T12:00:00Z"}
-    return reading.pod({"metadata": meta, "spec": spec, "status": status})[1]
+    return parsing.pod({"metadata": meta, "spec": spec, "status": status})[1]
 
 
 def test_of_a_jobs_labels_and_annotations_those_are_kept_that_ask_for_something() -> None:

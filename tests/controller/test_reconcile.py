@@ -15,7 +15,7 @@ from tests.controller.waiting import until_async
 
 from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.cluster import ApiError, Conflict, NotFound, Object, Place
+from ropeteam.controller.client.apiclient import ApiError, Conflict, NotFound, Object, Place
 from ropeteam.core.decide import decide
 from ropeteam.core.objects.actions import CreatePod, DeleteJob, DeletePod, DeleteService, PointService
 from ropeteam.core.questions.steady import BELIEVED_SECONDS

@@ -10,12 +10,12 @@ from tests.controller.scripted import Scripted
 
 from ropeteam.api.job import Metadata
 from ropeteam.controller.cache.caches import Caches
-from ropeteam.controller.client.cluster import ApiClient, ApiError
-from ropeteam.controller.rounds import agentsecret
-from ropeteam.controller.rounds.agentsecret import AgentSecret
-from ropeteam.controller.rounds.executor import Executor
-from ropeteam.controller.rounds.leases import Leases
-from ropeteam.controller.rounds.observer import Memory
+from ropeteam.controller.client.apiclient import ApiClient, ApiError
+from ropeteam.controller.reconcile import agentsecret
+from ropeteam.controller.reconcile.agentsecret import AgentSecret
+from ropeteam.controller.reconcile.executor import Executor
+from ropeteam.controller.reconcile.leases import Leases
+from ropeteam.controller.reconcile.observer import Memory
 from ropeteam.controller.settings import OperatorKey, OperatorKeys
 from ropeteam.core.objects.actions import CreateSecret
 

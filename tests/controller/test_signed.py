@@ -18,10 +18,10 @@ from tests.coordinator.link import TOKEN
 
 from ropeteam.api.defaults import Defaults
 from ropeteam.api.status import CoordinatorStatus, JobStatus
-from ropeteam.controller.cache import reading
+from ropeteam.controller.cache import parsing
 from ropeteam.controller.client.coordinator import Bearer, Coordinators, Signed, Unreachable, Voice, voice
-from ropeteam.controller.rounds.leases import Leases
-from ropeteam.controller.rounds.observer import Memories, Memory, Observer
+from ropeteam.controller.reconcile.leases import Leases
+from ropeteam.controller.reconcile.observer import Memories, Memory, Observer
 from ropeteam.controller.settings import OperatorKey, OperatorKeys
 from ropeteam.core.seen.observation import PodSeen, Role, ServiceSeen
 from ropeteam_trainer.contract import OLDEST, SIGNED, VERSION, signing, wire
@@ -223,7 +223,7 @@ def made(*variables: Any, role: str = "coordinator") -> int:
         "pod", 1, containers=[{"name": "x"}, {"name": "coordinator", "env": [{"name": "A"}, *variables]}]
     )
     pod["metadata"]["labels"] = {"ropeteam.dev/role": role}
-    return reading.pod(pod)[1].contract
+    return parsing.pod(pod)[1].contract
 
 
 def told(value: Any) -> Any:

@@ -15,11 +15,11 @@ from ropeteam.api.status import IncidentStatus, JobStatus, ProgressStatus, Stage
 from ropeteam.controller import metrics, probes
 from ropeteam.controller.cache.caches import Caches, Ended
 from ropeteam.controller.cache.informer import Informer, Key, Lens, Spread
-from ropeteam.controller.cache.reading import node, own_key
+from ropeteam.controller.cache.parsing import node, own_key
 from ropeteam.controller.client.coordinator import Bearer, Coordinators, Unreachable
-from ropeteam.controller.rounds.observer import Observer
-from ropeteam.controller.rounds.pace import Pace
-from ropeteam.controller.rounds.reconcile import Reconciler
+from ropeteam.controller.reconcile.observer import Observer
+from ropeteam.controller.reconcile.reconciler import Reconciler
+from ropeteam.controller.reconcile.statuspace import Pace
 from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.desired import Desired, JobReport, WorldPhase

@@ -19,10 +19,10 @@ from tests.controller.waiting import until, until_async
 
 from ropeteam.controller import metrics
 from ropeteam.controller.assembly import Operator
-from ropeteam.controller.cache import reading
+from ropeteam.controller.cache import parsing
 from ropeteam.controller.cache.caches import make_caches
 from ropeteam.controller.cache.informer import Informer, Key, Lens
-from ropeteam.controller.client.cluster import ApiClient, Object, Place
+from ropeteam.controller.client.apiclient import ApiClient, Object, Place
 from ropeteam.core.seen import names as own_names
 from ropeteam.local.cluster import LocalCluster
 
@@ -100,7 +100,7 @@ def test_of_a_jobs_metadata_only_what_is_read_is_kept() -> None:
         "finalizers": ["example.com/x"] * 1000,
         "annotations": {"ropeteam.dev/coordinators-ended": "1", "kubectl": "x" * 100_000},
     }
-    kept = reading.job(thing_)
+    kept = parsing.job(thing_)
     assert kept.parsed()["metadata"]["annotations"] == {"ropeteam.dev/coordinators-ended": "1"}
     assert len(kept.text) < 500
 
@@ -146,7 +146,7 @@ async def test_of_a_job_that_is_too_large_only_the_rest_is_parsed(
         await until(lambda: len(bells) == 5)
         (seen,) = jobs.of(Key("default", "large"))
         assert (seen.state, seen.fault[:18]) == ("Running", "spec: it has 439 K")
-        jobs.learn(await client.replace(large, "status", reading.job_text))
+        jobs.learn(await client.replace(large, "status", parsing.job_text))
     assert parsed.bytes < 5_000
     assert parsed.walks == 0
 
@@ -195,7 +195,7 @@ async def test_an_object_that_cannot_be_read_is_passed_over_and_told_once(
         return metrics.REGISTRY.get_sample_value("ropeteam_unreadable_objects_total", {"kind": "Pod"}) or 0
 
     before = counted()
-    informer = Informer(client, Lens("Pod", "", reading.own_key, read), lambda _: None)
+    informer = Informer(client, Lens("Pod", "", parsing.own_key, read), lambda _: None)
     api.listed = [thing("good", 2, number="1"), thing("bad", 3, number="x")]
     await informer.list()
     assert list(informer.values()) == [1]
@@ -275,9 +275,9 @@ def test_labels_without_an_owner_are_not_believed(owners: list[Object] | None) -
     labelled = thing("pod", 1)
     labelled["metadata"]["labels"] = {"ropeteam.dev/job": "job", "ropeteam.dev/job-uid": "u"}
     labelled["metadata"]["ownerReferences"] = owners
-    assert reading.job_key(labelled) is None
+    assert parsing.job_key(labelled) is None
     labelled["metadata"]["ownerReferences"] = [{"kind": "Other"}, OWNER]
-    assert reading.job_key(labelled) == Key("default", "job")
+    assert parsing.job_key(labelled) == Key("default", "job")
 
 
 WORDS = st.text("0123456789x-²", max_size=12)
@@ -287,14 +287,14 @@ WORDS = st.text("0123456789x-²", max_size=12)
 def test_whatever_labels_say_pods_and_services_are_read(labels: dict[str, str]) -> None:
     pod = thing("pod", 1)
     pod["metadata"]["labels"] = {f"ropeteam.dev/{key}": value for key, value in labels.items()}
-    assert reading.pod(pod)[1].name == "pod"
+    assert parsing.pod(pod)[1].name == "pod"
     led = thing("service", 1, selector=pod["metadata"]["labels"])
-    assert reading.service(led)[1].term >= 0
+    assert parsing.service(led)[1].term >= 0
 
 
 @pytest.mark.parametrize("spec", ["None", 2**63, [{"workers": 2}]])
 def test_a_spec_that_is_no_map_is_a_fault_of_the_job(spec: Any) -> None:
-    seen = reading.job(training_job("a", 1) | {"spec": spec})
+    seen = parsing.job(training_job("a", 1) | {"spec": spec})
     assert seen.fault.startswith("spec: it is no map of fields")
     assert seen.parsed()["spec"] == {}
 
@@ -303,7 +303,7 @@ def test_a_spec_that_is_no_map_is_a_fault_of_the_job(spec: Any) -> None:
     ("told", "taken"), [("10.0.0.1", "10.0.0.1"), ("fd00::1", "fd00::1"), ("9" * 99, "")]
 )
 def test_an_address_that_is_none_is_not_known_yet(told: str, taken: str) -> None:
-    assert reading.service(thing("service", 1, clusterIP=told))[1].cluster_ip == taken
+    assert parsing.service(thing("service", 1, clusterIP=told))[1].cluster_ip == taken
 
 
 async def test_who_hears_nothing_of_a_kind_is_not_ready(still: Operator) -> None:

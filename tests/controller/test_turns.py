@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.controller.waiting import until
 
-from ropeteam.controller.queue.turns import Turns
+from ropeteam.controller.queue.fairqueue import Turns
 from ropeteam.controller.queue.workqueue import WorkQueue, serve
 
 

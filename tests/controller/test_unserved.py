@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.controller.house import condition, job, operator_of, status
 from tests.controller.waiting import until_async
 
-from ropeteam.controller.client.cluster import ApiClient, Object, Place
+from ropeteam.controller.client.apiclient import ApiClient, Object, Place
 from ropeteam.local.cluster import LocalCluster
 
 QUEUE = "kueue.x-k8s.io/queue-name"

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.coordinator.film import JOB_UID, obeyed
 
-from ropeteam_trainer.contract import codec, parts, signing, wire
+from ropeteam_trainer.contract import codec, grantchunks, signing, wire
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.messages import AgentReport, Orders, as_answer
 
@@ -29,7 +29,7 @@ class Link:
         self._token, self._older = token, older
         self.orders: Orders | None = None
         self.count = self.bytes = 0
-        self._files: parts.FilesOf | None = None
+        self._files: grantchunks.FilesOf | None = None
         self._bodies: deque[bytes] = deque()
         """Read, and not judged yet: of frames that came together, each may be the one that is waited for."""
 
@@ -65,10 +65,10 @@ class Link:
         body = self._bodies.popleft()
         self.count += 1
         self.bytes += len(body)
-        if part := parts.read(body):
-            self._files = parts.add(self._files, part)
+        if part := grantchunks.read(body):
+            self._files = grantchunks.add(self._files, part)
         else:
-            self.orders = parts.with_files(as_answer(body) or codec.decode(Orders, body), self._files)
+            self.orders = grantchunks.with_files(as_answer(body) or codec.decode(Orders, body), self._files)
         return True
 
     async def until(self, holds: Callable[[Orders], bool]) -> Orders:

@@ -10,7 +10,7 @@ from tests.coordinator.film import SIGKILL, Film, config
 from tests.coordinator.link import TOKEN
 
 from ropeteam.api.status import CoordinatorStatus, JobStatus
-from ropeteam.controller.rounds.leases import Leases
+from ropeteam.controller.reconcile.leases import Leases
 from ropeteam.core.deadlines import ASKS_PER_LEASE
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.fence import CLOCK_SHARE, longest_lease

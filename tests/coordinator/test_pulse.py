@@ -11,7 +11,7 @@ from tests.coordinator.link import eventually
 
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.coordinator.http import Http, Refused, Request
-from ropeteam_trainer.coordinator.pulse import Pulse
+from ropeteam_trainer.coordinator.storagehealth import Pulse
 
 HEALTH = Request("GET", "/healthz", {})
 

@@ -9,7 +9,7 @@ from tests.coordinator.film import CLEAN, Film, raised
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Cause, ProcessExit
 from ropeteam_trainer.coordinator.membership import step as membership
-from ropeteam_trainer.coordinator.membership.state import facts, roll
+from ropeteam_trainer.coordinator.membership.state import slotfacts, slotindex
 from ropeteam_trainer.coordinator.membership.state.state import Pod
 
 ABORTED = ProcessExit(None, 6, reached_end=True)
@@ -35,18 +35,18 @@ def test_the_roll_is_what_asking_everybody_gives():
     film.falls_silent(1)
     film.later(6)
     state = film.state
-    blank = replace(state, roll=facts.NOBODY, saved={})
-    asked = roll.refresh(None, blank, state.everybody, film.now)
+    blank = replace(state, roll=slotfacts.NOBODY, saved={})
+    asked = slotindex.refresh(None, blank, state.everybody, film.now)
     assert (asked.roll, asked.saved) == (state.roll, state.saved)
 
 
 def test_a_lease_of_a_stranger_or_of_one_who_was_lost_is_not_enough():
     film = Film().up(step=3)
-    assert roll.lease_is_enough(film.state, Pod(1, 1, "pod-1-1"))
-    assert not roll.lease_is_enough(film.state, Pod(1, 1, "stranger"))
+    assert slotindex.lease_is_enough(film.state, Pod(1, 1, "pod-1-1"))
+    assert not slotindex.lease_is_enough(film.state, Pod(1, 1, "stranger"))
     before = film.state
     film.event(membership.LeasesRenewed({Pod(1, 1, "stranger"): film.now}))
     assert film.state.agents == before.agents
     film.falls_silent(1)
     film.later(6)
-    assert not roll.lease_is_enough(film.state, Pod(1, 1, "pod-1-1"))
+    assert not slotindex.lease_is_enough(film.state, Pod(1, 1, "pod-1-1"))

@@ -9,8 +9,8 @@ from tests.coordinator.film import SIGKILL, Film, agent
 
 from ropeteam_trainer.contract import VERSION, codec
 from ropeteam_trainer.contract.messages import Orders
+from ropeteam_trainer.coordinator.encoding import Words
 from ropeteam_trainer.coordinator.membership.orders import Replies
-from ropeteam_trainer.coordinator.words import Words
 
 
 @pytest.mark.parametrize("servers", [0, 1])

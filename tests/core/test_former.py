@@ -23,7 +23,7 @@ from tests.builders import (
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import FormerCoordinatorStatus
 from ropeteam.core.decide import decide
-from ropeteam.core.seen.former import ENDED, MOST
+from ropeteam.core.seen.formercoordinators import ENDED, MOST
 from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role, UnheardSeen
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.fence import longest_lease

@@ -23,7 +23,7 @@ from ropeteam_trainer.agent.checkpoints import claim, prune, write_manifest
 from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.checkpoint.decisions.manifest import folder, ref_text
 from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound, CheckpointUnavailable, choose
-from ropeteam_trainer.checkpoint.objects.kept import State
+from ropeteam_trainer.checkpoint.objects.stateful import State
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, WorkerConfig

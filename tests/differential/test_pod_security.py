@@ -17,7 +17,7 @@ from tests.differential.servers import TOKEN, Server
 
 from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.cluster import Object, Place
+from ropeteam.controller.client.apiclient import Object, Place
 
 
 class Site(NamedTuple):

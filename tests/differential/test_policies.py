@@ -16,7 +16,7 @@ from tests.differential.servers import TOKEN, Server, real, why_not
 
 from ropeteam.api.defaults import JobPolicy
 from ropeteam.controller.client.access import Access
-from ropeteam.controller.client.cluster import AlreadyOurs, ApiClient, ApiError
+from ropeteam.controller.client.apiclient import AlreadyOurs, ApiClient, ApiError
 from ropeteam.core.objects import policy
 from ropeteam.core.seen.observation import PolicySeen
 from ropeteam.core.seen.view import look

@@ -20,7 +20,7 @@ from tests.fuzz import odd
 from tests.fuzz.campaign import Attempt, Campaign
 
 from ropeteam_trainer.strategies.parameterserver import wire
-from ropeteam_trainer.strategies.parameterserver.door import Door
+from ropeteam_trainer.strategies.parameterserver.admission import Door
 
 SECRET, PLACES, AT_ONCE = "of this job", 8, 16
 

@@ -31,14 +31,14 @@ from tests.fuzz.specs import SPECS
 
 from ropeteam.api.job import API_VERSION, Metadata
 from ropeteam.api.status import JobStatus
-from ropeteam.controller.cache import informer, reading
+from ropeteam.controller.cache import informer, parsing
 from ropeteam.controller.cache.caches import make_caches
 from ropeteam.controller.cache.informer import Informer, Key
-from ropeteam.controller.cache.outlines import _Outlined
-from ropeteam.controller.client import bounded, cluster
-from ropeteam.controller.client.cluster import ApiClient, Object, Place
+from ropeteam.controller.cache.kopfevents import _Outlined
+from ropeteam.controller.client import apiclient, boundedjson
+from ropeteam.controller.client.apiclient import ApiClient, Object, Place
 from ropeteam.controller.client.coordinator import Coordinators, Unreachable
-from ropeteam.controller.rounds.observer import Memories, Observer
+from ropeteam.controller.reconcile.observer import Memories, Observer
 from ropeteam.controller.settings import OperatorKey, OperatorKeys
 from ropeteam.core.decide import decide
 from ropeteam.core.objects.actions import CreatePod, CreateService
@@ -109,7 +109,7 @@ def page(things: list[Object]) -> Object:
 def _is_the_servers(path: odd.Path) -> bool:
     """Of a page or an event: what it writes itself, whatever somebody asks for."""
     inside = path[2 if path[0] == "items" else 1 :]
-    return not inside or inside == ("metadata",) or (inside[0] == "metadata" and inside[1] in reading.READ)
+    return not inside or inside == ("metadata",) or (inside[0] == "metadata" and inside[1] in parsing.READ)
 
 
 def draw(chance: Random, kind: str, exact: bool = False) -> bytes:
@@ -148,8 +148,8 @@ class Api:
     async def request(self, method: str, path: str, *, params: Any, most_bytes: int) -> Object:  # noqa: ARG002
         assert method == "GET"
         if len(self.pages[path]) > most_bytes:
-            raise bounded.TooLarge(f"more than {most_bytes} bytes")
-        return cluster._parse(self.pages[path])
+            raise boundedjson.TooLarge(f"more than {most_bytes} bytes")
+        return apiclient._parse(self.pages[path])
 
     @asynccontextmanager
     async def watch(self, *_: object) -> AsyncIterator[Any]:
@@ -231,7 +231,7 @@ async def outlined(case: bytes) -> list[str]:
     content = _Outlined(stream(case.removeprefix(how) + b"\n"))
     texts = [await content.read()] if how == _LIST else [line async for line in content.iter_chunked(1)]
     for each in texts:
-        assert not bounded.is_deeper(orjson.loads(each), 6)
+        assert not boundedjson.is_deeper(orjson.loads(each), 6)
     return ["shown in outline" if texts else "the watch ends"]
 
 

@@ -20,8 +20,8 @@ from tests.fuzz.campaigns import NAMES, named
 
 from ropeteam.cli.manifest import manifestyaml
 from ropeteam.controller import probes
-from ropeteam.controller.cache import informer, reading
-from ropeteam.controller.client import bounded, coordinator
+from ropeteam.controller.cache import informer, parsing
+from ropeteam.controller.client import boundedjson, coordinator
 from ropeteam_trainer.agent import http as agent_http
 from ropeteam_trainer.checkpoint.format import metadata
 from ropeteam_trainer.contract import codec
@@ -39,7 +39,7 @@ def test_it_runs_and_its_cases_are_the_same_for_the_same_seed(name: str) -> None
 
 def believes_labels(patch: pytest.MonkeyPatch) -> None:
     """One label that is no number ended the operator."""
-    patch.setattr(reading, "_number", lambda text, _: int(text or 0))
+    patch.setattr(parsing, "_number", lambda text, _: int(text or 0))
     patch.setattr(informer.Informer, "_pass_over", lambda *_: _raise())
 
 
@@ -49,12 +49,12 @@ def _raise() -> None:
 
 def reads_any_depth(patch: pytest.MonkeyPatch) -> None:
     """One job of a thousand levels blinded it."""
-    patch.setattr(bounded, "loads", orjson.loads)
+    patch.setattr(boundedjson, "loads", orjson.loads)
     patch.setattr(informer, "_UNREADABLE", ())
 
 
 def outlines_any_depth(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(bounded, "shallow", lambda text, _: text)
+    patch.setattr(boundedjson, "shallow", lambda text, _: text)
 
 
 def numbers_of_any_kind(patch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def find_any(self: Any, module: str, name: str) -> Any:
 
 
 def demands_taints(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reading, "node", lambda thing: len(thing["spec"]["taints"]))
+    patch.setattr(parsing, "node", lambda thing: len(thing["spec"]["taints"]))
     patch.setattr(informer.Informer, "_pass_over", lambda *_: _raise())
 
 

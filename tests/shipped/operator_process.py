@@ -19,10 +19,10 @@ from tests.shipped.session import ApiSession, CoordinatorSession
 from ropeteam.api.defaults import JobPolicy
 from ropeteam.controller.assembly import Clocks, connected
 from ropeteam.controller.client.access import Access
-from ropeteam.controller.client.cluster import ApiClient, ApiError, Place
+from ropeteam.controller.client.apiclient import ApiClient, ApiError, Place
 from ropeteam.controller.client.coordinator import Coordinators
 from ropeteam.controller.election import Elector, LeadershipLost, Timing
-from ropeteam.controller.rounds.agentsecret import AgentSecret
+from ropeteam.controller.reconcile.agentsecret import AgentSecret
 from ropeteam.controller.settings import OperatorKey, OperatorKeys, read
 
 if TYPE_CHECKING:

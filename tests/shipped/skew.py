@@ -16,9 +16,9 @@ import orjson
 from tests.shipped.loop import OWNER, Process
 
 from ropeteam.controller.client import coordinator as operators_end
-from ropeteam.controller.rounds import observer
+from ropeteam.controller.reconcile import observer
 from ropeteam_trainer.agent import link
-from ropeteam_trainer.contract import OLDEST, VERSION, codec, parts, signing, wire
+from ropeteam_trainer.contract import OLDEST, VERSION, codec, grantchunks, signing, wire
 from ropeteam_trainer.contract.messages import AgentReport, Orders, as_answer
 from ropeteam_trainer.coordinator import server
 from ropeteam_trainer.coordinator.http import Http, Refused, Request
@@ -91,9 +91,9 @@ _link: dict[str, Any] = {
     "codec": SimpleNamespace(encode=_encode, decode=_decode, DecodeError=codec.DecodeError),
     "as_answer": lambda body: None if _is_former() else as_answer(body),
     "parts": SimpleNamespace(
-        read=lambda body: None if _is_former() else parts.read(body),
-        add=parts.add,
-        with_files=parts.with_files,
+        read=lambda body: None if _is_former() else grantchunks.read(body),
+        add=grantchunks.add,
+        with_files=grantchunks.with_files,
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The operator as a process: the round of controller/rounds/reconcile.py, able to die between any two calls.
+"""The operator as a process: the round of reconcile/reconciler.py, able to die between any two calls.
 
     read the job -> tell the coordinator and hear its report -> read the pods -> decide -> save -> act
 Caches may be behind by `lag` seconds. A conflict forgets the decision. What it remembers between rounds dies
@@ -15,10 +15,10 @@ from tests.sim.clock import Process, Task
 
 from ropeteam.api.defaults import Defaults, JobPolicy
 from ropeteam.api.status import JobStatus
-from ropeteam.controller.rounds.holders import Holders
-from ropeteam.controller.rounds.jobclock import JobClock
-from ropeteam.controller.rounds.leases import Leases
-from ropeteam.controller.rounds.pace import Pace
+from ropeteam.controller.reconcile.holders import Holders
+from ropeteam.controller.reconcile.jobclock import JobClock
+from ropeteam.controller.reconcile.leases import Leases
+from ropeteam.controller.reconcile.statuspace import Pace
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
 from ropeteam.core.objects.actions import CreatePolicy, CreateSecret

@@ -18,8 +18,8 @@ from torch import nn
 
 from ropeteam_trainer.data import balancing, batches
 from ropeteam_trainer.data.balancing import EVERY, Balancer
+from ropeteam_trainer.data.computetimer import OwnTime
 from ropeteam_trainer.data.decisions.plan import DataPlan, Position
-from ropeteam_trainer.data.owntime import OwnTime
 
 CPU = torch.device("cpu")
 

@@ -19,11 +19,11 @@ from tests.trainer.ranks import SCRIPTS
 from ropeteam_trainer.contract.config import RankPlan, Resume
 from ropeteam_trainer.contract.strategy import ParameterServer
 from ropeteam_trainer.rank.agentlink import Heartbeat
-from ropeteam_trainer.strategies.parameterserver import door as module
+from ropeteam_trainer.strategies.parameterserver import admission as module
 from ropeteam_trainer.strategies.parameterserver import wire
-from ropeteam_trainer.strategies.parameterserver.door import Door
-from ropeteam_trainer.strategies.parameterserver.roles import Meeting, Place
-from ropeteam_trainer.strategies.parameterserver.server import Server
+from ropeteam_trainer.strategies.parameterserver.admission import Door
+from ropeteam_trainer.strategies.parameterserver.discovery import Meeting, Place
+from ropeteam_trainer.strategies.parameterserver.service import Server
 from ropeteam_trainer.strategies.parameterserver.share import Share
 
 SECRET = "of this job"

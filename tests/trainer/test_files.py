@@ -14,12 +14,12 @@ import pytest
 import torch
 from tests.trainer.looking import seen
 
-from ropeteam_trainer.checkpoint import reader, together
+from ropeteam_trainer.checkpoint import agreement, reader
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, Manifest, folder
 from ropeteam_trainer.checkpoint.decisions.restore import CheckpointUnavailable
-from ropeteam_trainer.checkpoint.objects.kept import State
 from ropeteam_trainer.checkpoint.objects.pieces import Piece
 from ropeteam_trainer.checkpoint.objects.snapshot import Snapshot
+from ropeteam_trainer.checkpoint.objects.stateful import State
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
@@ -208,7 +208,7 @@ def test_a_path_with_a_link_in_it_is_not_saved_into(
 def test_a_path_with_a_link_in_it_is_not_restored_from_and_proves_nothing(
     tmp_path: Path, link: str, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(together, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(agreement, "PATIENCE_SECONDS", 0.0)
     plan = replace(behind_a_link(tmp_path, link), lineage_known=known)
     with pytest.raises(CheckpointUnavailable, match=f"checkpoint.path, {Path(link).name}, is a link"):
         Checkpoints(plan, ALONE, None).restore(lambda: None)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.trainer.ranks import _server
 
-from ropeteam_trainer.strategies.parameterserver import flat, memory
-from ropeteam_trainer.strategies.parameterserver.memory import RECORD_BYTES, Halves
+from ropeteam_trainer.strategies.parameterserver import doublebuffer, flat
+from ropeteam_trainer.strategies.parameterserver.doublebuffer import RECORD_BYTES, Halves
 
 SHAPES = {"a": (1000,), "b": (3, 7), "c": ()}
 
@@ -142,10 +142,10 @@ def test_too_little_memory_is_told_before_anything_is_lost(tmp_path: Path) -> No
 
 
 def test_a_small_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
-    memory.remember(tmp_path / "state", b"one")
-    memory.remember(tmp_path / "state", b"two")
+    doublebuffer.remember(tmp_path / "state", b"one")
+    doublebuffer.remember(tmp_path / "state", b"two")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("state", b"two")]
     with pytest.raises(RuntimeError, match=r"cannot be kept in .*nowhere: No such file"):
-        memory.remember(tmp_path / "nowhere" / "state", b"three")
+        doublebuffer.remember(tmp_path / "nowhere" / "state", b"three")
     with pytest.raises(RuntimeError, match=r"cannot be kept in .*nowhere: No such file"):
         Halves(tmp_path / "nowhere" / "memory").rebuild(numbered(1), b"1")

@@ -21,7 +21,7 @@ from tests.trainer.planted import CANARY, GOOD, Case, Gadget, checkpoints, plant
 from tests.trainer.plantedcontents import MALFORMED, UNCLEAR
 from tests.trainer.plantedfolders import PASSED_OVER
 
-from ropeteam_trainer.checkpoint import together
+from ropeteam_trainer.checkpoint import agreement
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["tests.trainer.planted"])
@@ -44,7 +44,7 @@ def restore(directory: str, answer: str) -> None:
     """In a process of its own."""
     resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
     resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
-    together.PATIENCE_SECONDS = 0.0  # what is planted must not look as if the volume was away
+    agreement.PATIENCE_SECONDS = 0.0  # what is planted must not look as if the volume was away
     kept, model = checkpoints(Path(directory))
     restored = kept.restore(lambda: None)
     weight = model.weight.unique().tolist()  # type: ignore[operator]

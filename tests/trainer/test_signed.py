@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from ropeteam_trainer.agent import checkpoints
 from ropeteam_trainer.agent.checkpoints import Claimed
+from ropeteam_trainer.checkpoint.agreement import Together
 from ropeteam_trainer.checkpoint.decisions import journal
 from ropeteam_trainer.checkpoint.decisions.journal import Entry, place_of
 from ropeteam_trainer.checkpoint.decisions.manifest import (
@@ -33,7 +34,6 @@ from ropeteam_trainer.checkpoint.decisions.manifest import (
     ref_text,
 )
 from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound, CheckpointUnavailable, Choice
-from ropeteam_trainer.checkpoint.together import Together
 from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume, Trust, WorkerConfig
 from ropeteam_trainer.contract.messages import Grant

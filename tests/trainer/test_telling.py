@@ -10,10 +10,10 @@ import pytest
 from tests.trainer.planted import CANARY, Gadget
 from tests.trainer.ranks import Crew
 
-from ropeteam_trainer.checkpoint.together import CHOSEN, _Said
+from ropeteam_trainer.checkpoint.agreement import CHOSEN, _Said
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
-from ropeteam_trainer.rank import telling
-from ropeteam_trainer.rank.telling import NotUnderstood
+from ropeteam_trainer.rank import exchange
+from ropeteam_trainer.rank.exchange import NotUnderstood
 
 _SHARD = b"\x80\x04cropeteam_trainer.contract.world\nShardFile\n"
 PLAIN: list[Any] = [
@@ -33,31 +33,31 @@ PLAIN: list[Any] = [
 
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
 def test_plain_values_are_told_as_they_are(value: Any) -> None:
-    assert telling.unpack(telling.pack(value)) == value
+    assert exchange.unpack(exchange.pack(value)) == value
 
 
 def test_an_instance_is_told_only_where_its_class_is_expected() -> None:
     ref = CheckpointRef(3, Epoch(1, 0, 2), "ab", "run")
-    content = telling.pack(("the choice", ref))
-    assert telling.unpack(content, (CheckpointRef, Epoch)) == ("the choice", ref)
+    content = exchange.pack(("the choice", ref))
+    assert exchange.unpack(content, (CheckpointRef, Epoch)) == ("the choice", ref)
     with pytest.raises(NotUnderstood, match=r"it names ropeteam_trainer\.contract\.world\.Epoch"):
-        telling.unpack(content, (CheckpointRef,))
-    assert telling.unpack(telling.pack(_Said(True, 1, "", "")), (_Said,)).done
+        exchange.unpack(content, (CheckpointRef,))
+    assert exchange.unpack(exchange.pack(_Said(True, 1, "", "")), (_Said,)).done
 
 
 def test_fields_have_the_types_that_they_should_have() -> None:
     with pytest.raises(NotUnderstood, match=r"ShardFile\.size: expected int"):
-        telling.unpack(telling.pack(ShardFile("state.pt", "many", "")), (ShardFile,))  # type: ignore[arg-type]
+        exchange.unpack(exchange.pack(ShardFile("state.pt", "many", "")), (ShardFile,))  # type: ignore[arg-type]
 
 
 def test_a_gadget_is_not_run(tmp_path: Path) -> None:
     gadget = Gadget(tmp_path / "step-3" / "1.0.1")
     for content in (pickle.dumps(gadget, 0), pickle.dumps(gadget), pickle.dumps(("a", [gadget]))):
         with pytest.raises(NotUnderstood, match="system, which ranks do not tell each other"):
-            telling.unpack(content)
+            exchange.unpack(content)
     for name in ("eval", "SystemExit", "open", "getattr", "__import__"):
         with pytest.raises(NotUnderstood, match=f"it names builtins.{name}"):
-            telling.unpack(f"cbuiltins\n{name}\n(S'1'\ntR.".encode())
+            exchange.unpack(f"cbuiltins\n{name}\n(S'1'\ntR.".encode())
     assert not (tmp_path / CANARY).exists()
 
 
@@ -65,10 +65,10 @@ def test_what_is_written_into_a_class_is_gone_with_the_message() -> None:
     """A class itself, with (None, {"size": "many"}) as its state: pickle sets these as attributes."""
     fields = b"\x8c\x04size\x8c\x04manys"
     with pytest.raises(NotUnderstood):
-        telling.unpack(_SHARD + b"N}" + fields + b"\x86b.", (ShardFile,))
+        exchange.unpack(_SHARD + b"N}" + fields + b"\x86b.", (ShardFile,))
     assert not hasattr(ShardFile, "size")
     with pytest.raises(NotUnderstood, match="missing name, size, sha256"):
-        telling.unpack(_SHARD + b")\x81.", (ShardFile,))
+        exchange.unpack(_SHARD + b")\x81.", (ShardFile,))
 
 
 def test_what_the_release_before_knows_keeps_its_name_and_fields() -> None:

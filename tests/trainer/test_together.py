@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.trainer.ranks import Crew, Ended, FakeAgent
 
-from ropeteam_trainer.checkpoint import reader, together
+from ropeteam_trainer.checkpoint import agreement, reader
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, Manifest, folder
 from ropeteam_trainer.checkpoint.decisions.restore import CheckpointUnavailable, Look, shares
 from ropeteam_trainer.contract import codec
@@ -214,12 +214,12 @@ def test_a_folder_that_may_not_be_entered_hides_no_other(
 
 
 def test_what_is_not_ours_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(agreement, "PATIENCE_SECONDS", 0.0)
     ref, file = CheckpointRef(3, Epoch(1, 0, 1)), ShardFile(METADATA, 3, "00")
     (tmp_path / folder(ref)).mkdir(parents=True)
     (tmp_path / folder(ref) / METADATA).write_bytes(b"more")
     with pytest.raises(NotOurs, match="larger than 3 bytes"):
-        together.patiently(lambda: reader.load_metadata(tmp_path, ref, (file,)), tmp_path, lambda: None)
+        agreement.patiently(lambda: reader.load_metadata(tmp_path, ref, (file,)), tmp_path, lambda: None)
 
 
 def test_a_file_that_is_gone_is_proof_only_beside_its_manifest(tmp_path: Path) -> None:
@@ -256,18 +256,18 @@ def test_trouble_that_had_passed_does_not_shorten_the_patience_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(together, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=lambda _: None))
+    monkeypatch.setattr(agreement, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=lambda _: None))
     shard = ShardFile("shard", 1, hashlib.sha256(b"x").hexdigest())
     manifest = Manifest(3, Epoch(1, 0, 1), 1, "j", "u", (shard,), None)
     ref = manifest.ref
     (tmp_path / folder(ref)).mkdir(parents=True)
     (tmp_path / folder(ref) / "shard").write_bytes(b"x")
     plan = RankPlan("1.0.2", (), False, CheckpointConfig(str(tmp_path)), Resume.LATEST, None, "j", "u")
-    restore = together.Together(plan, World(0, 1, torch.device("cpu")), tmp_path, lambda: None)
+    restore = agreement.Together(plan, World(0, 1, torch.device("cpu")), tmp_path, lambda: None)
     restore._wait("EIO")
     assert restore._verify(manifest, ref) == ""
-    clock.now += together.PATIENCE_SECONDS + 1
+    clock.now += agreement.PATIENCE_SECONDS + 1
     restore._wait("EIO")
-    clock.now += together.PATIENCE_SECONDS + 1
+    clock.now += agreement.PATIENCE_SECONDS + 1
     with pytest.raises(CheckpointUnavailable):
         restore._wait("EIO")

@@ -34,15 +34,15 @@ from ropeteam_trainer.contract.strategy import Batch, Strategy, StrategyError, T
 from ropeteam_trainer.data import batches as loading
 from ropeteam_trainer.data.decisions.plan import DataPlan
 from ropeteam_trainer.data.feed import Feed, Wish
-from ropeteam_trainer.ending import End
+from ropeteam_trainer.finalize import End
 from ropeteam_trainer.rank import agentlink
 from ropeteam_trainer.rank.trace import Trace
 from ropeteam_trainer.rank.world import World
-from ropeteam_trainer.strategies.parameterserver import roles
+from ropeteam_trainer.strategies.parameterserver import discovery
 
 if TYPE_CHECKING:
-    from ropeteam_trainer.strategies.parameterserver.serving import Serving
-    from ropeteam_trainer.strategies.parameterserver.training import Training
+    from ropeteam_trainer.strategies.parameterserver.role_server import Serving
+    from ropeteam_trainer.strategies.parameterserver.role_worker import Training
     from ropeteam_trainer.strategies.wrap import Progress, Wrapped
 
 _NOTHING_IS_SAVED = "ropeteam: restore() saves and restores nothing: set spec.checkpoint in the manifest"
@@ -52,9 +52,9 @@ class Job:
     """A training job as one of its ranks sees it. Made by init() (joining.py)."""
 
     def __init__(
-        self, world: World, plan: RankPlan, environ: Mapping[str, str], here: roles.Place | None = None
+        self, world: World, plan: RankPlan, environ: Mapping[str, str], here: discovery.Place | None = None
     ) -> None:
-        here = here or roles.Place(world.rank, world.size, 0)
+        here = here or discovery.Place(world.rank, world.size, 0)
         self.rank, self.world_size, self.device = here.rank, here.workers, world.device
         self.step = 0
         """Steps done, also in former worlds."""
@@ -125,12 +125,12 @@ class Job:
     def _wrap_served(
         self, model: Module, optimizer: Optimizer, chosen: Strategy, progress: Progress, loss: Any
     ) -> tuple[Module, Optimizer]:
-        from ropeteam_trainer.strategies.parameterserver.serving import Serving
-        from ropeteam_trainer.strategies.parameterserver.training import Training
+        from ropeteam_trainer.strategies.parameterserver.role_server import Serving
+        from ropeteam_trainer.strategies.parameterserver.role_worker import Training
 
-        meeting = roles.Meeting(self._here, self._plan, self._link, self._heart)
+        meeting = discovery.Meeting(self._here, self._plan, self._link, self._heart)
         if self._here.server is not None:
-            self._serving = Serving(self._here, meeting, chosen, roles.memory(os.environ))
+            self._serving = Serving(self._here, meeting, chosen, discovery.memory(os.environ))
             model.register_forward_pre_hook(lambda *_: self._serve())
             return self._serving.wrap(model, optimizer)
         self._training = Training(self._here, meeting, self._feed.skip)

@@ -16,11 +16,11 @@ from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.strategy import Strategy
 from ropeteam_trainer.contract.world import Epoch
-from ropeteam_trainer.ending import before_destroying
+from ropeteam_trainer.finalize import before_destroying
 from ropeteam_trainer.job import Job
 from ropeteam_trainer.rank import agentlink
 from ropeteam_trainer.rank.world import World
-from ropeteam_trainer.strategies.parameterserver import roles
+from ropeteam_trainer.strategies.parameterserver import discovery
 
 _job: Job | None = None
 
@@ -65,16 +65,16 @@ def join(
     timeout_seconds: int,
     checkpoint: CheckpointConfig | None,
     strategy: Strategy | None,
-) -> tuple[World, RankPlan, roles.Place]:
+) -> tuple[World, RankPlan, discovery.Place]:
     """The world, the plan (what the script wishes counts only without an agent), this rank's place."""
     plan = _plan_of_the_agent()
     chosen = plan.strategy if plan else strategy
     if chosen is not None and chosen.servers:  # no group: each rank is a world of its own
-        here = roles.place(os.environ, chosen.servers)
+        here = discovery.place(os.environ, chosen.servers)
         world = World.alone(device if here.server is None else "cpu")
     else:
         world = World.join(device, timeout_seconds)
-        here = roles.Place(world.rank, world.size, 0)
+        here = discovery.Place(world.rank, world.size, 0)
     return world, plan or _plan_of_the_script(world, checkpoint, strategy), here
 
 

@@ -1,7 +1,7 @@
 """The command line of `ropeteam`.
 
 main.py       the commands; what they need is imported when they run
-run.py        `run`: a cluster, an operator and one job; up.py: the first two
+run.py        `run`: a cluster, an operator and one job; localstack.py: the first two
 submit.py     `submit`: a job and its folder, into any cluster
 doctor.py     `doctor`: what is found, to be judged by core/doctor
 planning/     `plan`

@@ -9,7 +9,7 @@ import click
 
 from ropeteam.api.job import KIND
 from ropeteam.cli.connect import connected, kubeconfig_of
-from ropeteam.controller.client.cluster import ApiError, Object, Place
+from ropeteam.controller.client.apiclient import ApiError, Object, Place
 
 _PATIENCE = 2.0
 """Seconds: somebody waits at a prompt."""

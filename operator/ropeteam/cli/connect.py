@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ropeteam.cli.errors import BadInput
 from ropeteam.controller.client import access
-from ropeteam.controller.client.cluster import ApiClient
+from ropeteam.controller.client.apiclient import ApiClient
 
 
 def kubeconfig_of(given: Path | None, home: Path) -> Path:

@@ -23,12 +23,12 @@ from pathlib import Path
 from rich.console import Console
 
 from ropeteam.cli import errors
-from ropeteam.cli.manifest import documents
+from ropeteam.cli.localstack import LocalStack
+from ropeteam.cli.manifest import manifests
 from ropeteam.cli.run import Ending, train
 from ropeteam.cli.show.follow import LOOK_SECONDS, Follower
-from ropeteam.cli.show.picture import Picture, recovery_seconds
-from ropeteam.cli.up import LocalStack
-from ropeteam.controller.client.cluster import AlreadyGone, ApiClient, Place
+from ropeteam.cli.show.jobview import Picture, recovery_seconds
+from ropeteam.controller.client.apiclient import AlreadyGone, ApiClient, Place
 from ropeteam.controller.settings import default_home
 
 MANIFEST = Path(__file__).parents[3] / "examples" / "char-gpt.yaml"
@@ -69,7 +69,7 @@ def main() -> int:
 
 async def _train(home: Path, console: Console) -> Ending:
     async with LocalStack(home) as local:
-        return await train(documents.read(MANIFEST), local, console, keep=False, alongside=sabotage)
+        return await train(manifests.read(MANIFEST), local, console, keep=False, alongside=sabotage)
 
 
 async def sabotage(client: ApiClient, follower: Follower) -> None:

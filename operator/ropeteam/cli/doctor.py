@@ -24,8 +24,8 @@ import click
 from ropeteam.api.job import API_VERSION, GROUP, PLURAL
 from ropeteam.api.rule import at
 from ropeteam.cli.connect import connected, kubeconfig_of
-from ropeteam.controller.client.bounded import TooLarge
-from ropeteam.controller.client.cluster import ApiClient, ApiError, Object
+from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object
+from ropeteam.controller.client.boundedjson import TooLarge
 from ropeteam.core.doctor.findings import Finding, Machine, Read, fail, of_machine
 from ropeteam.core.doctor.installation import Cluster, arguments, of_cluster
 from ropeteam.core.doctor.surroundings import Job, Namespace, of_job, of_namespace

@@ -42,7 +42,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     except Exception as error:
         import aiohttp  # here: no command waits for these before its first act
 
-        from ropeteam.controller.client.cluster import ApiError
+        from ropeteam.controller.client.apiclient import ApiError
 
         if not isinstance(error, (ApiError, aiohttp.ClientError, OSError)):
             raise

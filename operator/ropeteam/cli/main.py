@@ -36,11 +36,11 @@ class _Run(click.Command):
     """Takes a command, whose options must not be taken for ours."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        from ropeteam.cli.manifest import slips
+        from ropeteam.cli.manifest import usage
 
         options = (each for each in self.params if isinstance(each, click.Option))
         takes_value = {name: not each.is_flag for each in options for name in each.opts}
-        if slip := slips.of_dashes(args, takes_value, ctx.info_name):
+        if slip := usage.of_dashes(args, takes_value, ctx.info_name):
             from ropeteam.cli import errors
 
             raise errors.BadInput(slip)
@@ -68,18 +68,18 @@ def run(words: tuple[str, ...], workers: int | None, ranks: str, home: Path, kee
     that of all ranks stays in the state folder, and so do checkpoints. Exit status 0: the job is Complete.
     """
     from ropeteam.cli import errors
-    from ropeteam.cli.up import LocalStack
+    from ropeteam.cli.localstack import LocalStack
 
     async def to_the_end() -> int:
         async with LocalStack(home) as local:  # its processes import their modules while we import ours
             from rich.console import Console
 
-            from ropeteam.cli.manifest import documents
+            from ropeteam.cli.manifest import manifests
             from ropeteam.cli.run import train
             from ropeteam.cli.show import logs
 
             shown = logs.ranks(ranks)
-            read = documents.given(words, workers)
+            read = manifests.given(words, workers)
             return (await train(read, local, Console(), keep, ranks=shown)).exit_code
 
     raise SystemExit(errors.run(to_the_end()))
@@ -98,12 +98,12 @@ def submit(folder: Path, manifest: Path, kubeconfig: Path | None, home: Path) ->
     """
     from ropeteam.cli import errors
     from ropeteam.cli.connect import connected, kubeconfig_of
-    from ropeteam.cli.manifest import documents
+    from ropeteam.cli.manifest import manifests
     from ropeteam.cli.submit import submit
 
     async def bring() -> None:
         async with connected(kubeconfig_of(kubeconfig, home)) as client:
-            await submit(client, documents.read(manifest), folder, click.echo)
+            await submit(client, manifests.read(manifest), folder, click.echo)
 
     errors.run(bring())
 
@@ -159,7 +159,7 @@ def up(home: Path) -> None:
     from contextlib import suppress
 
     from ropeteam.cli import errors
-    from ropeteam.cli.up import LocalStack
+    from ropeteam.cli.localstack import LocalStack
 
     async def stay_up() -> None:
         async with LocalStack(home) as local:
@@ -285,10 +285,10 @@ def validate(manifest: Path) -> None:
     from ropeteam.api import commands
     from ropeteam.api.job import TrainingJobSpec
     from ropeteam.cli import errors
-    from ropeteam.cli.manifest import documents
+    from ropeteam.cli.manifest import manifests
 
-    read = documents.read(manifest)
-    if documents.lacks_image(read.job):
+    read = manifests.read(manifest)
+    if manifests.lacks_image(read.job):
         raise errors.BadInput(
             f"{manifest}: spec.image is missing, and a cluster refuses pods without one (`ropeteam run` on "
             "this machine does not need it): set it to an image with Python 3.10 and your packages"
@@ -314,10 +314,10 @@ def plan(words: tuple[str, ...], workers: int | None, timeout_seconds: int) -> N
     Ranks, memory, messages, batch; nothing of time. Runs the script on this machine up to job.wrap(), as one
     rank that talks to nobody and with a model that takes no memory. Exit status 2: the job cannot work.
     """
-    from ropeteam.cli.manifest import documents
+    from ropeteam.cli.manifest import manifests
     from ropeteam.cli.planning import planned
 
-    planned.show(documents.several(words, workers), timeout_seconds)
+    planned.show(manifests.several(words, workers), timeout_seconds)
 
 
 @cli.command()

@@ -14,14 +14,14 @@ from rich.console import Console
 
 from ropeteam.cli.connect import connected
 from ropeteam.cli.errors import Trouble
-from ropeteam.cli.manifest import documents, folders
+from ropeteam.cli.localstack import LocalStack, Say
+from ropeteam.cli.manifest import localvolumes, manifests
 from ropeteam.cli.show.follow import Follower
+from ropeteam.cli.show.jobview import Picture
 from ropeteam.cli.show.logs import Logs
-from ropeteam.cli.show.picture import Picture
 from ropeteam.cli.show.report import report
 from ropeteam.cli.show.screen import Screen, screen
-from ropeteam.cli.up import LocalStack, Say
-from ropeteam.controller.client.cluster import ApiClient, ApiError, Object, Place
+from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, Place
 
 _LAST_LOOK_SECONDS = 2.0
 
@@ -45,7 +45,7 @@ class Ending:
 
 
 async def train(
-    manifest: documents.Manifest,
+    manifest: manifests.Manifest,
     local: LocalStack,
     console: Console,
     keep: bool,
@@ -58,9 +58,9 @@ async def train(
         async with AsyncExitStack() as stack:
             await _begin(local, shown.say, manifest)
             client = await stack.enter_async_context(connected(local.kubeconfig))
-            await documents.make_namespace(client, manifest.namespace)
-            await documents.apply(client, folders.with_claims(manifest), Path.cwd())
-            for line in folders.told(manifest, local.home):
+            await manifests.make_namespace(client, manifest.namespace)
+            await manifests.apply(client, localvolumes.with_claims(manifest), Path.cwd())
+            for line in localvolumes.told(manifest, local.home):
                 shown.say(line)
             follower = Follower(client, manifest.namespace, manifest.name)
             folder = _fresh(local.home / "logs" / manifest.namespace / manifest.name, shown.say)
@@ -71,7 +71,7 @@ async def train(
                 await _say_where_it_stood(follower, local.home, shown, folder)
                 raise
             failure = await _failure(ending, follower)
-            hints = folders.hints(ending.job, failure, local.home)
+            hints = localvolumes.hints(ending.job, failure, local.home)
             for line in [*report(ending.job, local.home), *failure, *(f"  {hint}" for hint in hints)]:
                 shown.say(line)
             shown.say(f"  logs of all ranks: {folder}")
@@ -81,7 +81,7 @@ async def train(
             return ending
 
 
-async def _begin(local: LocalStack, say: Say, manifest: documents.Manifest) -> None:
+async def _begin(local: LocalStack, say: Say, manifest: manifests.Manifest) -> None:
     """Raises Trouble. If a cluster is in the way that has a job of this name: with that."""
     try:
         await local.begin(say)

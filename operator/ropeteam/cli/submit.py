@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ropeteam.cli.errors import BadInput
 from ropeteam.cli.manifest import bundle
-from ropeteam.cli.manifest.documents import Manifest, apply
-from ropeteam.controller.client.cluster import ApiClient, ApiError, NotFound, Object, Place
+from ropeteam.cli.manifest.manifests import Manifest, apply
+from ropeteam.controller.client.apiclient import ApiClient, ApiError, NotFound, Object, Place
 
 
 async def submit(client: ApiClient, read: Manifest, folder: Path, say: Callable[[str], None]) -> None:

@@ -1,7 +1,7 @@
 """I/O without policy: what the cluster says goes into `core`, what `core` says goes to the cluster.
 
 assembly.py   puts the parts together, and runs them until a signal comes
-rounds/       one job's round: observe, decide, save, announce, act
+reconcile/       one job's round: observe, decide, save, announce, act
 cache/        what the API server holds, kept up to date
 queue/        which job to look at next
 client/       the calls to the API server and to coordinators

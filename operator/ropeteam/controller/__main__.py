@@ -14,7 +14,7 @@ import aiohttp
 import uvloop
 
 from ropeteam.controller import assembly
-from ropeteam.controller.client.cluster import ApiError
+from ropeteam.controller.client.apiclient import ApiError
 from ropeteam.controller.election import LeadershipLost
 from ropeteam.controller.output import Output
 from ropeteam.controller.settings import SettingsError, read

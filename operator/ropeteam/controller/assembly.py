@@ -24,15 +24,15 @@ from ropeteam.controller import handlers, metrics, probes
 from ropeteam.controller.cache.caches import Caches, make_caches
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client import access
-from ropeteam.controller.client.cluster import ApiClient, NotFound, Place
+from ropeteam.controller.client.apiclient import ApiClient, NotFound, Place
 from ropeteam.controller.client.coordinator import Coordinators
 from ropeteam.controller.election import Elector, LeadershipLost, Timing, utc_now
 from ropeteam.controller.queue.workqueue import WorkQueue, serve
-from ropeteam.controller.rounds.agentsecret import AgentSecret, packed
-from ropeteam.controller.rounds.executor import Executor
-from ropeteam.controller.rounds.observer import Memories, Observer
-from ropeteam.controller.rounds.pace import Pace
-from ropeteam.controller.rounds.reconcile import Reconciler
+from ropeteam.controller.reconcile.agentsecret import AgentSecret, packed
+from ropeteam.controller.reconcile.executor import Executor
+from ropeteam.controller.reconcile.observer import Memories, Observer
+from ropeteam.controller.reconcile.reconciler import Reconciler
+from ropeteam.controller.reconcile.statuspace import Pace
 from ropeteam.controller.settings import OperatorKeys, Settings, load_keys
 from ropeteam_trainer.system.clocks import boot_seconds
 

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 
 import aiohttp
 
-from ropeteam.controller.client.cluster import (
+from ropeteam.controller.client.apiclient import (
     AlreadyOurs,
     ApiClient,
     ApiError,

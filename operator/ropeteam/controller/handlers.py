@@ -20,7 +20,7 @@ import aiohttp
 import kopf
 
 from ropeteam.api.job import GROUP, PLURAL, VERSION
-from ropeteam.controller.cache import outlines
+from ropeteam.controller.cache import kopfevents
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client.access import Access
 
@@ -154,7 +154,7 @@ def _registry(
         access = await load()
         connector = aiohttp.TCPConnector(limit=0, ssl=access.tls or True)
         session = aiohttp.ClientSession(
-            connector=connector, headers=await access.headers(), response_class=outlines.Response
+            connector=connector, headers=await access.headers(), response_class=kopfevents.Response
         )
         sessions.push_async_callback(session.close)
         return kopf.AiohttpSession(server=access.server, aiohttp_session=session)

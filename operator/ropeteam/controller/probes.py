@@ -3,7 +3,7 @@
 Ready: every cache has been listed once and has been heard of since. Healthy: the event loop answers and no
 round hangs. Port 0 takes a free one; the caller is told which.
 Anyone may ask: a connection is for one request and lasts 5 seconds, and there are places for 64
-(contract/strangers.py).
+(contract/preauth.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ropeteam.controller import metrics
-from ropeteam_trainer.contract.strangers import BACKLOG, HEAD_SECONDS, Strangers
+from ropeteam_trainer.contract.preauth import BACKLOG, HEAD_SECONDS, Strangers
 
 _HUNG_SECONDS = 300.0
 _PLACES = 64

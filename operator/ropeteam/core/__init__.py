@@ -6,7 +6,7 @@
     objects/       the objects that a job needs, and the actions on them
     status/        what status says: conditions, incidents, progress
     questions/     has it ended, does it start, what is lost, what is missing: one file each
-    fold.py        the observation folded into status
+    merge.py       the observation folded into status
     deadlines.py   when to look again although nothing happens
     backoff.py     how long to wait before trying the same again
     decision.py    what decide returns

@@ -14,7 +14,7 @@ from ropeteam.core.questions import release
 from ropeteam.core.questions.completion import exit_seconds
 from ropeteam.core.questions.handover import DELETE_MARGIN_SECONDS
 from ropeteam.core.questions.steady import BELIEVED_SECONDS, mounts
-from ropeteam.core.seen import former, unserved
+from ropeteam.core.seen import formercoordinators, unservedrequests
 from ropeteam.core.seen.view import View
 from ropeteam.core.status import incidents
 from ropeteam_trainer.contract.desired import WorldPhase
@@ -68,9 +68,9 @@ def _moments(view: View, status: JobStatus) -> Iterator[datetime]:
         life = longest_life(spec.recovery.fence_seconds)
         yield status.coordinator_fault_since + timedelta(seconds=life)
     for each in status.coordinator.former:
-        if (left := former.lapses_in(view, each)) < math.inf:
+        if (left := formercoordinators.lapses_in(view, each)) < math.inf:
             yield view.now + timedelta(seconds=left)
-    if (silent := unserved.silent_at(view)) is not None:
+    if (silent := unservedrequests.silent_at(view)) is not None:
         yield silent
     yield from _accounting(view, status)
     yield from _pods(view, status)

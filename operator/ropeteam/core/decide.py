@@ -17,7 +17,7 @@ from ropeteam.api.columns import with_columns
 from ropeteam.api.status import ClockStatus, JobStatus
 from ropeteam.core import announce, deadlines
 from ropeteam.core.decision import Decision
-from ropeteam.core.fold import count_workers, fold
+from ropeteam.core.merge import count_workers, fold
 from ropeteam.core.questions import completion, degraded, gang, handover, recovery, release
 from ropeteam.core.questions.answer import Answer
 from ropeteam.core.questions.desired import desired

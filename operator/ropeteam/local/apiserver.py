@@ -13,9 +13,9 @@ import orjson
 from aiohttp import web
 
 from ropeteam.local import resources as r
-from ropeteam.local.api import decode, discovery, lists, selectors
-from ropeteam.local.api.judging import Options
+from ropeteam.local.api import decode, discovery, listing, selectors
 from ropeteam.local.api.store import Event, key_of
+from ropeteam.local.api.validation import Options
 from ropeteam.local.api.verbs import Verbs
 from ropeteam.local.node.kubelet import Kubelet
 from ropeteam.local.node.services import Services
@@ -160,12 +160,12 @@ class ApiServer:
             return await self._watch(request, target, test)
         items = [item for item in self.store.list(resource, target.namespace) if test(item)]
         return _json(
-            self._shaped(request, resource, lists.listed(resource, items, query, self.store.revision))
+            self._shaped(request, resource, listing.listed(resource, items, query, self.store.revision))
         )
 
     def _shaped(self, request: web.Request, resource: Resource, plain: Object) -> Object:
         accept, include = request.headers.get("Accept", ""), request.query.get("includeObject", "")
-        return lists.shaped(accept, include, resource, plain)
+        return listing.shaped(accept, include, resource, plain)
 
     async def _watch(self, request: web.Request, target: Target, test: selectors.Test) -> web.StreamResponse:
         query, resource = request.query, target.resource
@@ -316,7 +316,7 @@ class ApiServer:
             items = [item for item in self.store.list(resource, target.namespace) if test(item)]
             for item in items:
                 self.verbs.delete(resource, key_of(item), wish, dry_run)
-            return lists.list_of(resource, items, {"resourceVersion": str(self.store.revision)})
+            return listing.list_of(resource, items, {"resourceVersion": str(self.store.revision)})
         last, gone = self.verbs.delete(resource, (target.namespace, target.name), wish, dry_run)
         if not gone or resource in _RETURNED:
             return last

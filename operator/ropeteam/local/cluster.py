@@ -21,9 +21,9 @@ import yaml
 
 from ropeteam.local import resources as r
 from ropeteam.local.api.gc import GarbageCollector
-from ropeteam.local.api.judging import Options
 from ropeteam.local.api.store import Store
 from ropeteam.local.api.trainingjobs import crd, rules
+from ropeteam.local.api.validation import Options
 from ropeteam.local.api.verbs import Verbs
 from ropeteam.local.apiserver import ApiServer
 from ropeteam.local.node.kubelet import Kubelet

@@ -19,8 +19,8 @@ from torch.distributed.fsdp import fully_shard
 
 from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.checkpoint.decisions.manifest import METADATA, folder
-from ropeteam_trainer.checkpoint.objects.kept import Kept
 from ropeteam_trainer.checkpoint.objects.pieces import piece_of
+from ropeteam_trainer.checkpoint.objects.stateful import Kept
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.rank.world import World

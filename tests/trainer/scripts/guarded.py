@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ropeteam_trainer.contract.strategy import ParameterServer
-from ropeteam_trainer.strategies.parameterserver.server import Server
+from ropeteam_trainer.strategies.parameterserver.service import Server
 from ropeteam_trainer.strategies.parameterserver.share import Share
 
 

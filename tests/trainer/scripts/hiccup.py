@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from ropeteam_trainer.checkpoint import together
+from ropeteam_trainer.checkpoint import agreement
 from ropeteam_trainer.system.folders import Folder
 
 fault, rank, count, patience = sys.argv[1:5]
@@ -21,8 +21,8 @@ number, pattern = int(fault.split(":")[0]), fault.split(":")[1]
 left = int(count)
 here = int(os.environ["RANK"])
 real = Folder.open
-together.PATIENCE_SECONDS = float(patience)
-together.FIRST_PAUSE = together.LONGEST_PAUSE = 0.05
+agreement.PATIENCE_SECONDS = float(patience)
+agreement.FIRST_PAUSE = agreement.LONGEST_PAUSE = 0.05
 
 
 def faulty(self: Folder, name: str) -> BinaryIO:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ropeteam_trainer.checkpoint.agreement import CHOSEN, _Said
 from ropeteam_trainer.checkpoint.decisions.manifest import Manifest
 from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound, Choice
-from ropeteam_trainer.checkpoint.together import CHOSEN, _Said
 from ropeteam_trainer.contract.world import Epoch, ShardFile
 from ropeteam_trainer.rank.world import World
 

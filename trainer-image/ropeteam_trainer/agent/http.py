@@ -2,7 +2,7 @@
 
 It must never cost training anything: a port that is taken is replaced by a free one, none at all is a line in
 the log; a text is made at most once a second, however often it is asked for; a peer has 5 seconds and 8 KiB,
-and there are places for 16 (contract/strangers.py).
+and there are places for 16 (contract/preauth.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.machine.metrics import CONTENT_TYPE
 from ropeteam_trainer.agent.processes.waiting import within
 from ropeteam_trainer.contract.config import AGENT_METRICS_PORT
-from ropeteam_trainer.contract.strangers import BACKLOG, HEAD_SECONDS, Strangers
+from ropeteam_trainer.contract.preauth import BACKLOG, HEAD_SECONDS, Strangers
 
 MOST_HEAD, MOST_PEERS = 8 << 10, 16
 FRESH_SECONDS = 1.0

@@ -18,7 +18,7 @@ from random import Random
 from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.machine.state import Event, LinkLost, LinkUp, OrdersReceived
 from ropeteam_trainer.agent.processes.waiting import within
-from ropeteam_trainer.contract import LEASES, OLDEST, codec, parts, wire
+from ropeteam_trainer.contract import LEASES, OLDEST, codec, grantchunks, wire
 from ropeteam_trainer.contract.messages import LEASE, AgentReport, Orders, as_answer
 from ropeteam_trainer.system.clocks import boot_seconds
 
@@ -142,15 +142,15 @@ class Link:
         self._number = 0
         self._sent.clear()
         self._post(LinkUp())
-        files: parts.FilesOf | None = None
+        files: grantchunks.FilesOf | None = None
         try:
             while data := await reader.read(1 << 16):
                 for body in opener.feed(data):
-                    if part := parts.read(body):
-                        files = parts.add(files, part)
+                    if part := grantchunks.read(body):
+                        files = grantchunks.add(files, part)
                         continue
                     orders = as_answer(body) or codec.decode(Orders, body)
-                    orders = parts.with_files(orders, files)
+                    orders = grantchunks.with_files(orders, files)
                     self._distrust(orders.term, fresh)
                     self._heard_at = asyncio.get_running_loop().time()
                     self._post(OrdersReceived(orders, self._age(orders.answers)))

@@ -15,9 +15,9 @@ from typing import Protocol
 from ropeteam_trainer.agent.lane import Lane
 from ropeteam_trainer.agent.log import log
 from ropeteam_trainer.agent.machine.state import BeatsRead, Event, ProblemFound
-from ropeteam_trainer.agent.processes.keeper import Keeper
 from ropeteam_trainer.agent.processes.ranks import How, Ranks
 from ropeteam_trainer.agent.processes.reaper import Reaper
+from ropeteam_trainer.agent.processes.stores import Keeper
 from ropeteam_trainer.agent.processes.zygoteclient import ZygoteClient
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.local import ToRank

@@ -41,7 +41,7 @@ from torch.futures import Future
 
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, STATE
 from ropeteam_trainer.checkpoint.files import HashedStream, new_file, write_tree
-from ropeteam_trainer.checkpoint.objects import kept
+from ropeteam_trainer.checkpoint.objects import stateful
 from ropeteam_trainer.checkpoint.objects.pieces import Piece
 from ropeteam_trainer.contract.world import ShardFile
 from ropeteam_trainer.system.folders import Folder, Location
@@ -54,7 +54,7 @@ class Content:
     pieces: Mapping[str, Piece]
     buffers: list[str]
     """Names of pieces that ranks may disagree on: the lowest rank's counts."""
-    shared: kept.Shared
+    shared: stateful.Shared
     files: Mapping[str, Any]
     """This rank's own small files; on rank 0 also state.pt, to which `shared` of all ranks is added."""
 
@@ -88,7 +88,7 @@ class _Planner(DefaultSavePlanner):
     def __init__(self, content: Content) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._content = content
-        self.shared: kept.Shared | None = None
+        self.shared: stateful.Shared | None = None
 
     def create_local_plan(self) -> SavePlan:
         items = [_item(name, piece) for name, piece in self._content.pieces.items()]
@@ -96,7 +96,7 @@ class _Planner(DefaultSavePlanner):
         return self.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        self.shared = kept.merge(plan.planner_data[1] for plan in all_plans)
+        self.shared = stateful.merge(plan.planner_data[1] for plan in all_plans)
         buffers = {name for plan in all_plans for name in plan.planner_data[0]}
         return super().create_global_plan(lowest_rank_only(all_plans, buffers))
 

@@ -23,8 +23,8 @@ import torch
 from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.checkpoint.decisions.manifest import STATE, Manifest, ref_at
 from ropeteam_trainer.checkpoint.format import contents, names
-from ropeteam_trainer.checkpoint.objects.kept import State
 from ropeteam_trainer.checkpoint.objects.pieces import Piece
+from ropeteam_trainer.checkpoint.objects.stateful import State
 from ropeteam_trainer.contract.world import CheckpointRef
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ropeteam_trainer.checkpoint import reader
+from ropeteam_trainer.checkpoint.agreement import Together, patiently
 from ropeteam_trainer.checkpoint.cadence import Cadence
 from ropeteam_trainer.checkpoint.decisions.manifest import (
     MANIFEST,
@@ -33,9 +34,8 @@ from ropeteam_trainer.checkpoint.format import contents
 from ropeteam_trainer.checkpoint.format.metadata import Saved
 from ropeteam_trainer.checkpoint.format.names import misfit
 from ropeteam_trainer.checkpoint.objects import rng
-from ropeteam_trainer.checkpoint.objects.kept import Kept, Shared, State
 from ropeteam_trainer.checkpoint.objects.pieces import piece_of
-from ropeteam_trainer.checkpoint.together import Together, patiently
+from ropeteam_trainer.checkpoint.objects.stateful import Kept, Shared, State
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.local import FromRank

@@ -22,9 +22,9 @@ from typing import Any
 import torch.distributed as dist
 
 from ropeteam_trainer.checkpoint.decisions.manifest import folder
-from ropeteam_trainer.checkpoint.objects.kept import State
 from ropeteam_trainer.checkpoint.objects.pieces import local_part, piece_of
 from ropeteam_trainer.checkpoint.objects.snapshot import Snapshot
+from ropeteam_trainer.checkpoint.objects.stateful import State
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Location

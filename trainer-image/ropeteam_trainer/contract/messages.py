@@ -103,7 +103,7 @@ class Progress:
 @dataclass(frozen=True)
 class Problem:
     """Why no rank can start in this pod. What any pod would have ends the job at once; for what may be this
-    pod's node, or its mounts, another pod is asked for (coordinator/membership/unfit.py)."""
+    pod's node, or its mounts, another pod is asked for (coordinator/membership/unstartable.py)."""
 
     reason: FailReason
     message: str

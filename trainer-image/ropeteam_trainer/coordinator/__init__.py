@@ -2,10 +2,10 @@
 
 Order: something happened (an event) -> `membership.step` -> a new State -> `orders` for each agent,
 `job_report` for the operator.
-  membership/   the decisions (pure)
-  server.py     the state, the clock, and one TCP connection per agent; words.py: orders as bytes
-  http.py       /desired, /status, /metrics, /healthz; metrics.py: as Prometheus text
-  pulse.py      whether the coordinator's folder answers
-  log.py        lines for people and grep
+  membership/        the decisions (pure)
+  server.py          the state, the clock, and one TCP connection per agent; encoding.py: orders as bytes
+  http.py            /desired, /status, /metrics, /healthz; metrics.py: as Prometheus text
+  storagehealth.py   whether the coordinator's folder answers
+  log.py             lines for people and grep
 Limits: standard library and prometheus-client; no Kubernetes, no torch; one job per process.
 """

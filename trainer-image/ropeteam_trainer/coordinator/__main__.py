@@ -21,11 +21,11 @@ from typing import NamedTuple
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract import config as contract
 from ropeteam_trainer.contract.config import CoordinatorConfig
-from ropeteam_trainer.contract.strangers import BACKLOG
+from ropeteam_trainer.contract.preauth import BACKLOG
 from ropeteam_trainer.coordinator.http import MOST_HEAD, Http
 from ropeteam_trainer.coordinator.log import Log
-from ropeteam_trainer.coordinator.pulse import Pulse
 from ropeteam_trainer.coordinator.server import AgentLine, Coordinator, listen
+from ropeteam_trainer.coordinator.storagehealth import Pulse
 from ropeteam_trainer.system.background import end_loudly
 from ropeteam_trainer.system.folders import Folder
 from ropeteam_trainer.system.lines import take_over

@@ -9,7 +9,7 @@ known. Operators of releases before show a bearer (wire.http_bearer), in Authori
 `/healthz` is the kubelet's liveness probe: that it is answered means that the loop turns, 200 that the state
 folder answers too.
 Limits: a request line and headers of 16 KiB within 5 seconds, a body of 1 MiB with Content-Length, 10 seconds
-for it and for the answer; 64 places for connections that have shown no token (contract/strangers.py).
+for it and for the answer; 64 places for connections that have shown no token (contract/preauth.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, signing, wire
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport
-from ropeteam_trainer.contract.strangers import HEAD_SECONDS, Strangers
+from ropeteam_trainer.contract.preauth import HEAD_SECONDS, Strangers
 from ropeteam_trainer.coordinator.metrics import render
 from ropeteam_trainer.coordinator.server import Coordinator
 

@@ -6,7 +6,7 @@ changed gets them in the same instant. So no lease is judged while words of its 
 there is to do, the less each of them costs. What is malformed ends its own connection with a line in the log,
 nothing more.
 Limits: nothing is decided here. One connection speaks for one pod, and the newest one wins. Who has not shown
-the job's token takes no place from those who have (contract/strangers.py), and holds 64 KiB of memory per
+the job's token takes no place from those who have (contract/preauth.py), and holds 64 KiB of memory per
 place. asyncio sets TCP_NODELAY.
 """
 
@@ -18,19 +18,19 @@ from collections.abc import Callable, Iterable
 from random import Random, SystemRandom
 from typing import cast
 
-from ropeteam_trainer.contract import LEASES, codec, parts, wire
+from ropeteam_trainer.contract import LEASES, codec, grantchunks, wire
 from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.fence import answer_seconds
 from ropeteam_trainer.contract.messages import LEASE, AgentReport, Grant, Orders, answer
-from ropeteam_trainer.contract.strangers import BACKLOG, Strangers
+from ropeteam_trainer.contract.preauth import BACKLOG, Strangers
 from ropeteam_trainer.contract.world import CheckpointRef
+from ropeteam_trainer.coordinator.encoding import Words
 from ropeteam_trainer.coordinator.log import Log
 from ropeteam_trainer.coordinator.membership import step as membership
 from ropeteam_trainer.coordinator.membership.orders import Reply
-from ropeteam_trainer.coordinator.membership.state import roll, slots
+from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.state import Pod, pod_of
-from ropeteam_trainer.coordinator.words import Words
 from ropeteam_trainer.system.clocks import asleep_seconds
 
 FIRST_REPORT_SECONDS = 10.0
@@ -103,7 +103,7 @@ class Coordinator:
         """The agent says that nothing has changed. It may matter to us all the same."""
         now, pod = self.now(), pod_of(report)
         applied = line.note_seen(report.orders_seen, now)
-        if not applied or not roll.lease_is_enough(self.state, pod):
+        if not applied or not slotindex.lease_is_enough(self.state, pod):
             self._gather(line, applied)
             return
         self._leases[pod] = now
@@ -159,12 +159,12 @@ class Coordinator:
         wake = membership.wake_at(self.state, now)
         self._timer = self._loop.call_later(wake - now, self._tick) if wake is not None else None
 
-    def _concerned(self, whose: slots.Slots, told: Iterable[AgentLine]) -> list[AgentLine]:
+    def _concerned(self, whose: slotset.Slots, told: Iterable[AgentLine]) -> list[AgentLine]:
         """The connections whose orders may have changed."""
-        if whose == slots.ALL:
+        if whose == slotset.ALL:
             return list(self._lines)
         lines = dict.fromkeys(told)
-        for slot in slots.each(whose):
+        for slot in slotset.each(whose):
             lines.update(self._by_slot.get(slot, {}))
         return list(lines)
 
@@ -302,7 +302,7 @@ class AgentLine(asyncio.BufferedProtocol):
         self._sent, self._sent_at, self._number = reply, now, self._number + 1
         if self._modern:
             self._send_files(reply.orders.grant, now)
-            reply = reply._replace(orders=parts.without_files(reply.orders))
+            reply = reply._replace(orders=grantchunks.without_files(reply.orders))
         self._write(self._coordinator.words.encode(reply, self._number, self._told or None), now)
 
     def _send_files(self, grant: Grant | None, now: float) -> None:
@@ -310,7 +310,7 @@ class AgentLine(asyncio.BufferedProtocol):
         if grant is None or grant.ref == self._granted:
             return
         self._granted, self._large = grant.ref, 0
-        for body in parts.cut(grant):
+        for body in grantchunks.cut(grant):
             self._large += len(body)
             self._write(body, now)
 

@@ -7,8 +7,8 @@ them. So each batch has the same parts everywhere, whatever loads it and however
 
 from __future__ import annotations
 
+from ropeteam_trainer.data.computetimer import OwnTime
 from ropeteam_trainer.data.decisions.balance import Balance
-from ropeteam_trainer.data.owntime import OwnTime
 from ropeteam_trainer.rank.world import World
 
 EVERY = 20

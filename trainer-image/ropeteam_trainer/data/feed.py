@@ -14,8 +14,8 @@ from torch import nn
 
 from ropeteam_trainer.data import batches as loading
 from ropeteam_trainer.data.balancing import Balancer
+from ropeteam_trainer.data.computetimer import OwnTime
 from ropeteam_trainer.data.decisions.plan import DataPlan, Position, Share
-from ropeteam_trainer.data.owntime import OwnTime
 from ropeteam_trainer.rank.world import World
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from ropeteam_trainer.rank import telling
+from ropeteam_trainer.rank import exchange
 
 T = TypeVar("T")
 
@@ -53,12 +53,12 @@ class World:
         mine, failed = (b"", b""), None
         if self.rank == 0:
             try:
-                mine = telling.pack(answer()), telling.pack(None)
+                mine = exchange.pack(answer()), exchange.pack(None)
             except Exception as error:
                 failed = error
-                known = telling.can_be_told(error, kinds)
+                known = exchange.can_be_told(error, kinds)
                 told = error if known else RuntimeError(f"{type(error).__name__}: {error}")
-                mine = telling.pack(None), telling.pack(told)
+                mine = exchange.pack(None), exchange.pack(told)
         answered, fault = (_understood(0, part, kinds) for part in self._broadcast(mine))
         if fault is not None:
             raise failed or fault
@@ -77,7 +77,7 @@ class World:
         """The value of each rank, on all ranks. kinds: classes of ours of which values are made."""
         if self.size == 1:
             return [value]
-        told = self._all_gather(telling.pack(value))
+        told = self._all_gather(exchange.pack(value))
         return [_understood(rank, content, kinds) for rank, content in enumerate(told)]
 
     def _all_gather(self, mine: bytes) -> list[bytes]:
@@ -153,6 +153,6 @@ def _content(tensor: torch.Tensor) -> bytes:
 
 def _understood(rank: int, content: bytes, kinds: tuple[type, ...]) -> Any:
     try:
-        return telling.unpack(content, kinds)
-    except telling.NotUnderstood as error:
-        raise telling.NotUnderstood(f"what rank {rank} tells is not understood: {error}") from None
+        return exchange.unpack(content, kinds)
+    except exchange.NotUnderstood as error:
+        raise exchange.NotUnderstood(f"what rank {rank} tells is not understood: {error}") from None

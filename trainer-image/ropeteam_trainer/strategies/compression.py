@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from ropeteam_trainer.contract.strategy import Compression, CompressionType
-from ropeteam_trainer.strategies.datapar import Hook
+from ropeteam_trainer.strategies.ddp import Hook
 
 Done = torch.futures.Future[torch.Tensor]
 Memory = dict[int, torch.Tensor]

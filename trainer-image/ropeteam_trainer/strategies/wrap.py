@@ -32,19 +32,19 @@ from ropeteam_trainer.partition.layout import Layout, layout
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies import (
     activations,
+    composable_ddp,
     compression,
-    datapar,
+    ddp,
+    fsdp,
     largebatch,
     pipeline,
     precision,
-    replicated,
     ring,
-    sharded,
     tensor,
     zero1,
 )
-from ropeteam_trainer.strategies.datapar import Hook
-from ropeteam_trainer.strategies.front import Front, Loss
+from ropeteam_trainer.strategies.ddp import Hook
+from ropeteam_trainer.strategies.facade import Front, Loss
 from ropeteam_trainer.strategies.local import LocalSteps, OwnState
 from ropeteam_trainer.strategies.model.naming import named_parameters, rebind
 
@@ -215,17 +215,17 @@ def _spread(
     if shards:
         assert mesh is not None
         ways = ("replicate", "shard") if grid.replicate > 1 else ("shard",)
-        sharded.apply(part, mesh[ways], strategy)
+        fsdp.apply(part, mesh[ways], strategy)
         return part
     if grid.data_ways == 1 or strategy.sync.type is SyncType.LOCAL:
         return part
     if grid.pipeline * grid.tensor > 1 or strategy.sync.type is SyncType.REPLICATE:
         assert mesh is not None
-        replicated.apply(part, mesh["replicate"])
+        composable_ddp.apply(part, mesh["replicate"])
         return part
     if dist.get_backend() == "fake":  # ropeteam plan: DDP changes no sizes, and would look at values
         return part
-    return datapar.DataParallel(part, hook)
+    return ddp.DataParallel(part, hook)
 
 
 def _meet(grid: Layout) -> bool:

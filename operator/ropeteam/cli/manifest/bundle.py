@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ropeteam.cli.errors import BadInput
-from ropeteam.controller.client.cluster import Object
+from ropeteam.controller.client.apiclient import Object
 
 CODE, MOUNTED_AT = "code", "/code"
 MOST_BYTES = 1_000_000

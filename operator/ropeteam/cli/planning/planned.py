@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ropeteam.cli.errors import BadInput
-from ropeteam.cli.manifest.documents import Manifest
+from ropeteam.cli.manifest.manifests import Manifest
 from ropeteam.cli.planning import cost as plan
 from ropeteam.cli.planning import rehearse
 

@@ -15,9 +15,9 @@ import aiohttp
 
 from ropeteam.api.job import KIND
 from ropeteam.api.status import JobStatus
-from ropeteam.cli.show.picture import Picture, picture
-from ropeteam.controller.cache import reading
-from ropeteam.controller.client.cluster import ApiClient, ApiError, NotFound, Object, Place
+from ropeteam.cli.show.jobview import Picture, picture
+from ropeteam.controller.cache import parsing
+from ropeteam.controller.client.apiclient import ApiClient, ApiError, NotFound, Object, Place
 from ropeteam.controller.client.coordinator import Voice, voice
 from ropeteam.core.seen import names
 from ropeteam_trainer.contract import codec, signing
@@ -82,23 +82,23 @@ class Follower:
             pod = await self._client.get(Place("Pod", self.namespace, names.coordinator(self.name, term)))
             secrets = await self.secrets(uid)
             token = bytes.fromhex(base64.b64decode(secrets[-1]["data"]["token"]).decode())
-            self._voices[uid, term] = voice(signing.Keys(token, uid, term), reading.pod(pod)[1].contract)
+            self._voices[uid, term] = voice(signing.Keys(token, uid, term), parsing.pod(pod)[1].contract)
         return self._voices[uid, term]
 
     async def secrets(self, uid: str) -> list[Object]:
-        return await self._client.items(Place("Secret", self.namespace), f"{reading.LABEL}job-uid={uid}")
+        return await self._client.items(Place("Secret", self.namespace), f"{parsing.LABEL}job-uid={uid}")
 
     async def pods(self) -> list[Object]:
         """Of workers and parameter servers."""
-        selector = f"{reading.LABEL}job={self.name},{reading.LABEL}role in (worker,server)"
+        selector = f"{parsing.LABEL}job={self.name},{parsing.LABEL}role in (worker,server)"
         return await self._client.items(Place("Pod", self.namespace), selector)
 
     async def last_lines(self, slot: int, count: int = 20) -> str:
         """What the newest pod of a slot wrote last; empty if there is none."""
-        pods = [pod for pod in await self.pods() if reading.label(pod, "slot") == str(slot)]
+        pods = [pod for pod in await self.pods() if parsing.label(pod, "slot") == str(slot)]
         if not pods:
             return ""
-        newest = max(pods, key=lambda pod: int(reading.label(pod, "incarnation")))
+        newest = max(pods, key=lambda pod: int(parsing.label(pod, "incarnation")))
         return await self.log(newest["metadata"]["name"], tailLines=str(count))
 
     async def log(self, pod: str, **params: str) -> str:

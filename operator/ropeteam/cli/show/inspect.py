@@ -14,14 +14,14 @@ from ropeteam.api.defaults import Defaults
 from ropeteam.api.status import JobStatus
 from ropeteam.cli.errors import BadInput
 from ropeteam.cli.show.follow import Follower
-from ropeteam.cli.show.masking import masked
-from ropeteam.cli.show.picture import TO_ACT_ON, picture
+from ropeteam.cli.show.jobview import TO_ACT_ON, picture
+from ropeteam.cli.show.redaction import masked
 from ropeteam.cli.show.screen import News, plain_line
 from ropeteam.controller.cache.caches import make_caches
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.cluster import ApiClient
+from ropeteam.controller.client.apiclient import ApiClient
 from ropeteam.controller.client.coordinator import Coordinators
-from ropeteam.controller.rounds.observer import Memories, Observer
+from ropeteam.controller.reconcile.observer import Memories, Observer
 from ropeteam.controller.settings import IMAGE, OperatorKey, OperatorKeys
 from ropeteam.core.decide import decide
 from ropeteam.core.seen.observation import Observation

@@ -19,8 +19,8 @@ import aiohttp
 from ropeteam.api.status import JobStatus
 from ropeteam.cli.errors import BadInput
 from ropeteam.cli.show.follow import LOOK_SECONDS, Follower
-from ropeteam.controller.cache import reading
-from ropeteam.controller.client.cluster import ApiClient, ApiError, Object, Place
+from ropeteam.controller.cache import parsing
+from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, Place
 
 Show = Callable[[str], None]
 """One or more lines, without the last line's end."""
@@ -158,13 +158,13 @@ async def _job(follower: Follower) -> Object:
 def _in_order(pods: list[Object]) -> list[Object]:
     """Of slots; of several in one slot the older first."""
     return sorted(
-        pods, key=lambda pod: (int(reading.label(pod, "slot")), int(reading.label(pod, "incarnation")))
+        pods, key=lambda pod: (int(parsing.label(pod, "slot")), int(parsing.label(pod, "incarnation")))
     )
 
 
 def _attempt(pod: Object, newest: int) -> int:
     """Pods of an earlier release do not say."""
-    text = reading.label(pod, "attempt")
+    text = parsing.label(pod, "attempt")
     return int(text) if text.isdecimal() else newest
 
 

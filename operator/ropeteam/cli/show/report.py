@@ -11,8 +11,8 @@ from pathlib import Path
 from ropeteam.api.columns import duration
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.status import IncidentStatus, JobStatus
-from ropeteam.cli.show.picture import recovery_seconds
-from ropeteam.controller.client.cluster import Object
+from ropeteam.cli.show.jobview import recovery_seconds
+from ropeteam.controller.client.apiclient import Object
 
 
 def report(job: Object, home: Path | None) -> Iterator[str]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ropeteam.api.status import IncidentStatus
-from ropeteam.cli.show.picture import Eta, Picture, incident_line, recovery_seconds
+from ropeteam.cli.show.jobview import Eta, Picture, incident_line, recovery_seconds
 
 _PLAIN_SECONDS = 5.0
 _COLOURS = {

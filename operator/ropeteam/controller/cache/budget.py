@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.cache.reading import JobSeen
+from ropeteam.controller.cache.parsing import JobSeen
 
 MOST_BYTES = 128 << 20
 """Of all namespaces: a quarter of the memory that our chart gives the operator."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ropeteam.api.job import KIND
-from ropeteam.controller.cache import reading
+from ropeteam.controller.cache import parsing
 from ropeteam.controller.cache.budget import Budget
 from ropeteam.controller.cache.informer import Informer, Key, Lens, Spread
-from ropeteam.controller.client.cluster import ApiClient, NotFound, Place
+from ropeteam.controller.client.apiclient import ApiClient, NotFound, Place
 from ropeteam.core.seen.classify import has_ended
 from ropeteam.core.seen.observation import PodSeen, ServiceSeen
 
@@ -45,10 +45,10 @@ class Caches:
     """What the informers hold. Pods and Services come with the UID of their job."""
 
     client: ApiClient
-    jobs: Spread[reading.JobSeen]
+    jobs: Spread[parsing.JobSeen]
     pods: Spread[tuple[str, PodSeen]]
     services: Spread[tuple[str, ServiceSeen]]
-    nodes: Spread[reading.NodeSeen]
+    nodes: Spread[parsing.NodeSeen]
     """Empty without rights in the whole cluster."""
     ended: Ended = field(default_factory=Ended)
 
@@ -56,13 +56,13 @@ class Caches:
     def all(self) -> tuple[Informer[Any], ...]:
         return (*self.jobs.parts, *self.pods.parts, *self.services.parts, *self.nodes.parts)
 
-    async def job(self, key: Key) -> reading.JobSeen | None:
+    async def job(self, key: Key) -> parsing.JobSeen | None:
         """With its text. None: there is none. Raises ApiError, connection errors."""
         job = next(iter(self.jobs.of(key)), None)
         if job is None or job.text:
             return job
         try:
-            return reading.job(await self.client.get(Place(KIND, *key), reading.job_text))
+            return parsing.job(await self.client.get(Place(KIND, *key), parsing.job_text))
         except NotFound:  # the watch is late to tell
             return None
 
@@ -96,16 +96,16 @@ def make_caches(
     def spread(lens: Lens[T]) -> Spread[T]:
         return Spread(Informer(client, lens, ring, namespace) for namespace in namespaces or ("",))
 
-    nodes = Lens("Node", "", reading.own_key, reading.node)
+    nodes = Lens("Node", "", parsing.own_key, parsing.node)
     budget = Budget()
-    jobs = Lens(KIND, "", reading.own_key, reading.job, reading.job_event, budget.keep, budget.let_go)
+    jobs = Lens(KIND, "", parsing.own_key, parsing.job, parsing.job_event, budget.keep, budget.let_go)
     ended = Ended()
     caches = Caches(
         client=client,
         ended=ended,
         jobs=spread(jobs),
-        pods=spread(Lens("Pod", reading.MANAGED, reading.job_key, reading.pod, gone=ended.take)),
-        services=spread(Lens("Service", reading.MANAGED, reading.job_key, reading.service)),
+        pods=spread(Lens("Pod", parsing.MANAGED, parsing.job_key, parsing.pod, gone=ended.take)),
+        services=spread(Lens("Service", parsing.MANAGED, parsing.job_key, parsing.service)),
         nodes=Spread((Informer(client, nodes, ring_jobs_on),) if with_nodes else ()),
     )
     return caches

@@ -21,8 +21,8 @@ from typing import Generic, NamedTuple, TypeVar
 import aiohttp
 
 from ropeteam.controller import metrics
-from ropeteam.controller.client import bounded
-from ropeteam.controller.client.cluster import ApiClient, ApiError, Object, Place
+from ropeteam.controller.client import boundedjson
+from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, Place
 from ropeteam.controller.queue.workqueue import was_cancelled
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ LARGEST_OBJECT = 20 << 20
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _HEALTHY_SECONDS = 5.0
 
-_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, bounded.TooLarge)
+_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, boundedjson.TooLarge)
 """What is no JSON, or no list and no event: what stands between us and an API server may answer, too."""
 _BREAKS = (aiohttp.ClientError, TimeoutError, OSError, ApiError, *_UNREADABLE, asyncio.CancelledError)
 
@@ -63,7 +63,7 @@ class Lens(Generic[T]):
     """None: not to be kept."""
     read: Callable[[Object], T]
     """What to keep. Two equal readings are no change."""
-    parse: Callable[[bytes], Object] = bounded.loads
+    parse: Callable[[bytes], Object] = boundedjson.loads
     """A line of a watch. Raises orjson.JSONDecodeError."""
     keep: Callable[[Key, T], T] = lambda _, value: value
     """As much of a reading as there is room for."""
@@ -163,7 +163,7 @@ class Informer(Generic[T]):
             most = _PAGE_BYTES if limit > 1 else LARGEST_OBJECT
             try:
                 page = await self._client.request("GET", self._path, params=params, most_bytes=most)
-            except bounded.TooLarge:
+            except boundedjson.TooLarge:
                 if limit == 1:
                     raise
                 limit = max(limit // 5, 1)
@@ -196,7 +196,7 @@ class Informer(Generic[T]):
         }
         async with self._client.watch(self._path, params) as stream:
             self._hear()
-            async for line in bounded.lines(stream.content, LARGEST_OBJECT):
+            async for line in boundedjson.lines(stream.content, LARGEST_OBJECT):
                 if not self._take(self._lens.parse(line)):
                     self._version = None
                     return

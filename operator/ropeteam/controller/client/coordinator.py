@@ -18,7 +18,7 @@ from typing import Protocol, Self
 
 import aiohttp
 
-from ropeteam.controller.client.cluster import Fenced
+from ropeteam.controller.client.apiclient import Fenced
 from ropeteam.core.seen import bounds
 from ropeteam_trainer.contract import SIGNED, codec, signing, wire
 from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT

@@ -1,5 +1,5 @@
 """Which job to look at next.
 
 workqueue.py   client-go's rate-limiting work queue, in asyncio
-turns.py       whose turn it is, by namespace
+fairqueue.py   whose turn it is, by namespace
 """

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
 from ropeteam.controller import metrics
-from ropeteam.controller.queue.turns import Turns
+from ropeteam.controller.queue.fairqueue import Turns
 
 Key = TypeVar("Key", bound=Hashable)
 

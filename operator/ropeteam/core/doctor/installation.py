@@ -19,7 +19,7 @@ from ropeteam.api.quantity import amount
 from ropeteam.api.rule import at
 from ropeteam.core.doctor.findings import Finding, Object, Read, fail, name_of, not_known, ok, warn
 from ropeteam.core.objects.workerpod import GPU
-from ropeteam.core.seen.unserved import KUEUE
+from ropeteam.core.seen.unservedrequests import KUEUE
 
 OLDEST = (1, 30)
 """Kubernetes that the chart takes."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.api.status import JobStatus
 from ropeteam.core.questions.pending import runs
-from ropeteam.core.seen import unserved
+from ropeteam.core.seen import unservedrequests
 from ropeteam.core.seen.view import View
 from ropeteam.core.status.conditions import Fact
 from ropeteam_trainer.contract.desired import WorldPhase
@@ -27,7 +27,7 @@ def facts(view: View, status: JobStatus) -> tuple[Fact, ...]:
         return (Fact(ConditionType.DEGRADED, True, saved.reason, saved.message),)
     notice = view.report.notice if view.report else None
     told = ((notice.reason.value, notice.message),) if notice else ()
-    found = (*told, *unserved.of_labels(view))
+    found = (*told, *unservedrequests.of_labels(view))
     if found:
         return (Fact(ConditionType.DEGRADED, True, found[0][0], " ".join(words for _, words in found)),)
     return (Fact(ConditionType.DEGRADED, False, "AsExpected"),) if saved else ()

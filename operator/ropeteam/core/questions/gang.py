@@ -17,7 +17,7 @@ from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus
 from ropeteam.core.objects.actions import Action, DeletePod
 from ropeteam.core.questions.answer import Answer
 from ropeteam.core.questions.pending import live
-from ropeteam.core.seen import former, unserved
+from ropeteam.core.seen import formercoordinators, unservedrequests
 from ropeteam.core.seen.classify import cannot_write
 from ropeteam.core.seen.observation import PodSeen
 from ropeteam.core.seen.view import View, changed
@@ -81,7 +81,7 @@ def open_attempt(view: View, status: JobStatus, stopped_at: datetime | None = No
         coordinator=CoordinatorStatus(
             term=coordinator.term + 1,
             address=_address(view),
-            former=former.retired(view, coordinator),
+            former=formercoordinators.retired(view, coordinator),
             lease_seconds=view.spec.recovery.lease_seconds,
             since=view.now,
         ),
@@ -146,11 +146,11 @@ def stop(view: View, status: JobStatus) -> Answer | None:
 
 def _at_rest(view: View, status: JobStatus) -> Answer:
     facts = (
-        Fact(ConditionType.SUSPENDED, True, "Suspended", unserved.resumption(view)),
+        Fact(ConditionType.SUSPENDED, True, "Suspended", unservedrequests.resumption(view)),
         Fact(ConditionType.RUNNING, False, "Suspended"),
         Fact(ConditionType.RECOVERING, False, "Suspended"),
     )
-    left = former.retired(view, status.coordinator)
+    left = formercoordinators.retired(view, status.coordinator)
     coordinator = changed(status.coordinator, pod_uid="", node="", former=left)
     resting = changed(status, drain_since=None, rests_until=None, coordinator=coordinator)
     pods = (*view.all_workers, *view.all_coordinators)

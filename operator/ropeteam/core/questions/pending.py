@@ -14,7 +14,7 @@ from ropeteam.api.status import JobStatus
 from ropeteam.core.objects import policy
 from ropeteam.core.objects.actions import Action
 from ropeteam.core.questions.answer import Answer
-from ropeteam.core.seen import former, names, unserved
+from ropeteam.core.seen import formercoordinators, names, unservedrequests
 from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role
 from ropeteam.core.seen.view import View
 from ropeteam.core.status.conditions import NOT_SUSPENDED, Fact
@@ -223,16 +223,16 @@ def _unprotected(view: View) -> Reason | None:
 
 def _unproven(view: View) -> Reason | None:
     """All that a world lacks is the proof that a former one has ended."""
-    report, words = view.report, former.message(view)
+    report, words = view.report, formercoordinators.message(view)
     if not words or report is None or report.phase is not WorldPhase.FORMING:
         return None
-    return Reason("FormerCoordinator", words, stalled=former.needs_a_person(view))
+    return Reason("FormerCoordinator", words, stalled=formercoordinators.needs_a_person(view))
 
 
 def _unscheduled(view: View, pods: list[PodSeen]) -> Reason | None:
     for word, told in (
-        ("SchedulingGated", unserved.gates(view)),
-        ("SchedulerNotServed", unserved.silent(view)),
+        ("SchedulingGated", unservedrequests.gates(view)),
+        ("SchedulerNotServed", unservedrequests.silent(view)),
     ):
         if told:
             return Reason(word, told, stalled=True)

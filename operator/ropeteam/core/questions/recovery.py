@@ -11,7 +11,7 @@ from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus
 from ropeteam.core.questions import gang, handover, pending
 from ropeteam.core.questions.answer import Answer
 from ropeteam.core.questions.pending import live
-from ropeteam.core.seen import former
+from ropeteam.core.seen import formercoordinators
 from ropeteam.core.seen.classify import Bucket, cause_of
 from ropeteam.core.seen.observation import PodSeen, Role
 from ropeteam.core.seen.view import View, changed
@@ -31,7 +31,7 @@ def new_term(view: View, status: JobStatus) -> Answer | None:
     if why is None:
         return None
     faults = old.faults + 1
-    left = former.retired(view, status.coordinator, newer)
+    left = formercoordinators.retired(view, status.coordinator, newer)
     term = max(old.term, newer) + 1
     lease = view.spec.recovery.lease_seconds
     new = CoordinatorStatus(

@@ -144,7 +144,7 @@ class Observation(Seen):
 
     now: datetime
     job_time: datetime | None = None
-    """By the job's clock (controller/rounds/jobclock.py). None: as `now`."""
+    """By the job's clock (controller/reconcile/jobclock.py). None: as `now`."""
     metadata: Metadata
     spec: dict[str, Any]
     """As written by the user, unparsed: it may be invalid."""

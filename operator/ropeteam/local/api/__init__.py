@@ -1,9 +1,9 @@
 """What the API server of the local cluster means by a request.
 
 verbs.py          writes: names, generation, optimistic concurrency, deletion in two phases
-judging.py        may an object be written?
+validation.py     may an object be written?
 decode.py         from a request to what it means
-lists.py          pages, tables; tables.py: the columns of `kubectl get`
+listing.py        pages, tables; tables.py: the columns of `kubectl get`
 selectors.py      labels and fields
 patch.py          merge, strategic merge, JSON patch
 kinds.py          defaults, rules and shapes of single kinds; rules.py: rules that are more

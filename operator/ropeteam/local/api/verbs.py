@@ -12,11 +12,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from ropeteam.local import resources as r
-from ropeteam.local.api import judging, kinds
-from ropeteam.local.api.judging import Options
+from ropeteam.local.api import kinds, validation
 from ropeteam.local.api.meta import check_types
 from ropeteam.local.api.patch import json_patch, merge
 from ropeteam.local.api.store import Key, Store, copy_of, key_of
+from ropeteam.local.api.validation import Options
 from ropeteam.local.resources import ApiError, Catalog, Object, Resource, invalid
 
 _OWNED_BY_SERVER = [
@@ -53,7 +53,7 @@ class Verbs:
         if not meta.get("name") and meta.get("generateName"):
             meta["name"] = meta["generateName"] + secrets.token_hex(3)[:5]
         self._place(resource, meta, namespace)
-        judging.check(resource, new, None, options, self._rules)
+        validation.check(resource, new, None, options, self._rules)
         key = key_of(new)
         if found := self.store.find(resource, key):
             message = f'{resource.name} "{key[1]}" already exists'
@@ -97,12 +97,12 @@ class Verbs:
             new["metadata"] = {}
         meta = new["metadata"]
         check_types(resource, meta)
-        judging.same_place(resource, key, meta)
+        validation.same_place(resource, key, meta)
         if old is None and resource in _MADE_BY_PUT and not options.subresource:
             return self.create(resource, key[0], new, options), True
         if old is None:
             raise resource.not_found(key[1])
-        judging.expect(resource, old, meta)
+        validation.expect(resource, old, meta)
         if options.subresource == "status":
             new |= {name: part for name, part in copy_of(old).items() if name != "status"}
         else:
@@ -114,7 +114,7 @@ class Verbs:
             if resource.has_status:
                 new.pop("status", None)
                 new |= {"status": old["status"]} if "status" in old else {}
-        judging.check(resource, new, old, options, self._rules)
+        validation.check(resource, new, old, options, self._rules)
         return self._replace(resource, old, new, options), False
 
     def patch(
@@ -124,7 +124,7 @@ class Verbs:
         old = self.store.find(resource, key)
         if old is None and "apply-patch" in content_type and not options.subresource:
             change.setdefault("metadata", {}).setdefault("name", key[1])
-            judging.same_place(resource, key, change["metadata"])
+            validation.same_place(resource, key, change["metadata"])
             return self.create(resource, key[0], change, options), True
         if old is None:
             raise resource.not_found(key[1])
@@ -152,7 +152,7 @@ class Verbs:
     ) -> tuple[Object, bool]:
         """How the object looks now, and whether it is gone: it may only be on its way."""
         old = self.store.get(resource, key)
-        judging.check_preconditions(resource, old, wish.get("preconditions") or {})
+        validation.check_preconditions(resource, old, wish.get("preconditions") or {})
         grace = _grace(resource, old, wish)
         held = resource == r.NAMESPACES or grace or old["metadata"].get("finalizers")
         new = copy_of(old)
@@ -206,7 +206,7 @@ class Verbs:
         if not resource.namespaced:
             meta.pop("namespace", None)
             return
-        judging.same_namespace(meta, namespace)
+        validation.same_namespace(meta, namespace)
         meta["namespace"] = namespace
         home = self.store.get(r.NAMESPACES, ("", namespace))
         if "deletionTimestamp" in home["metadata"]:

@@ -12,8 +12,8 @@ from itertools import cycle
 from pathlib import Path
 
 from ropeteam.local import resources as r
-from ropeteam.local.api.judging import Options
 from ropeteam.local.api.store import Event, key_of
+from ropeteam.local.api.validation import Options
 from ropeteam.local.api.verbs import Verbs, timestamp
 from ropeteam.local.node.pod import PodWorker
 from ropeteam.local.node.podspec import Lookup

@@ -35,7 +35,7 @@ from ropeteam_trainer.agent.machine.effects import (
     WriteManifest,
 )
 from ropeteam_trainer.agent.machine.environment import server_addresses
-from ropeteam_trainer.agent.machine.learn import Stepped, learn
+from ropeteam_trainer.agent.machine.events import Stepped, learn
 from ropeteam_trainer.agent.machine.state import Event, RankState, State, World
 from ropeteam_trainer.checkpoint.decisions.journal import Held
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig

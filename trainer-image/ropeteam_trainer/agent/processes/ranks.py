@@ -48,7 +48,7 @@ from ropeteam_trainer.agent.processes.reaper import Reaper
 from ropeteam_trainer.agent.processes.spawn import Shims, spawn
 from ropeteam_trainer.agent.processes.waiting import within
 from ropeteam_trainer.agent.processes.zygoteclient import ZygoteClient
-from ropeteam_trainer.agent.script import children
+from ropeteam_trainer.agent.script import childhooks
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
@@ -277,11 +277,11 @@ class Ranks:
 
     async def _show(self, rank: _Rank, pid: int, first: int) -> Standstill | None:
         """None: it shows nothing. One that would be ended by the signal is not asked."""
-        if rank.pid is None or not proc.catches(pid, children.STACKS_SIGNAL):
+        if rank.pid is None or not proc.catches(pid, childhooks.STACKS_SIGNAL):
             return None
         log(f"rank {rank.number} makes no step, these are the stacks of process {pid}:")
         rank.output.note(True, aside=pid != first)
-        proc.kill(pid, children.STACKS_SIGNAL)
+        proc.kill(pid, childhooks.STACKS_SIGNAL)
         shown = None
         for _ in range(STACK_LOOKS):
             await asyncio.sleep(STACK_SECONDS)

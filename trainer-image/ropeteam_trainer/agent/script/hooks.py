@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ropeteam_trainer.agent.script.children import hook_into
+from ropeteam_trainer.agent.script.childhooks import hook_into
 
 Hook = Callable[[Any], None]
 

@@ -18,7 +18,7 @@ import sys
 import types
 from typing import Any, NoReturn
 
-from ropeteam_trainer.agent.script import children, hooks
+from ropeteam_trainer.agent.script import childhooks, hooks
 
 _OURS = "ropeteam_trainer"
 _NAMES = {"code": "-c", "stdin": "-"}
@@ -29,8 +29,8 @@ def main(root: str, kind: str, argv: list[str]) -> NoReturn:
     """`root`: the folder or zip that holds our package. Ends the interpreter with the script's exit code."""
     _leave_no_trace(root)
     _show_rank()
-    children.install()
-    children.be_rank()
+    childhooks.install()
+    childhooks.be_rank()
     hooks.install()
     sys.argv = [_NAMES.get(kind, argv[0]), *argv[1:]]
     try:
@@ -184,7 +184,7 @@ def _mark_end() -> None:
 def _tell(error: BaseException, root: str) -> None:
     """Why this rank ends, to the agent. Never in the way of the exception itself."""
     try:
-        children.tell(children.error_of(error, (root,)))
+        childhooks.tell(childhooks.error_of(error, (root,)))
     except OSError as broken:
         print(f"cannot tell the agent about {type(error).__name__}: {broken}", file=sys.stderr)
 

@@ -46,9 +46,9 @@ def main(root: str, fd: int) -> NoReturn:
 
 def _serve(agent: socket.socket) -> Child | None:
     """None: the agent has gone. A Child: this is the child."""
-    from ropeteam_trainer.agent.script import children
+    from ropeteam_trainer.agent.script import childhooks
 
-    children.install()
+    childhooks.install()
     import torch.distributed  # noqa: F401  what all this is for
 
     send(agent, {})

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ropeteam_trainer.checkpoint.format.contents import Malformed, runs_things
-from ropeteam_trainer.checkpoint.format.operations import check_sizes
+from ropeteam_trainer.checkpoint.format.picklesizes import check_sizes
 
 
 @dataclass(frozen=True)

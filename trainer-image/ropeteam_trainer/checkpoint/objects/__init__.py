@@ -1,6 +1,6 @@
 """What a checkpoint is made of.
 
-kept.py         modules, optimizers, and others
+stateful.py     modules, optimizers, and others
 optimizers.py   their state, by names of parameters
 pieces.py       the part of a tensor that a rank holds
 rng.py          random generators

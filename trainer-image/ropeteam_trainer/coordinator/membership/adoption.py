@@ -14,9 +14,9 @@ from dataclasses import replace
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.fence import longest_life
 from ropeteam_trainer.contract.world import Member, Plan
-from ropeteam_trainer.coordinator.membership import keeping, progress
+from ropeteam_trainer.coordinator.membership import preserving, progress
 from ropeteam_trainer.coordinator.membership.evidence import OURS, collect
-from ropeteam_trainer.coordinator.membership.state import roll, slots
+from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     Agent,
     Moment,
@@ -34,7 +34,7 @@ from ropeteam_trainer.coordinator.membership.state.world import World
 
 def judge(state: State, at: Moment) -> State:
     """Adopt, supersede, begin, or go on waiting."""
-    here = roll.present(state)
+    here = slotindex.present(state)
     if here and state.waited_from is None:
         state = replace(state, waited_from=at.now)
     for plan in _plans(state, _agents(state, here & state.touched), completed=True):
@@ -52,12 +52,12 @@ def judge(state: State, at: Moment) -> State:
         quiet = not any(agent.report.rung for agent in agents.values())
         running = with_world(enter(state, WorldPhase.RUNNING, at), stepped=moved, trains=moved or quiet)
         return _absorb_all(running, agents, at)
-    return keeping.stop(_absorb_all(state, agents, at), at)
+    return preserving.stop(_absorb_all(state, agents, at), at)
 
 
-def _agents(state: State, among: slots.Slots) -> dict[int, Agent]:
+def _agents(state: State, among: slotset.Slots) -> dict[int, Agent]:
     """By slot."""
-    return {slot: agent for slot in slots.each(among) if (agent := seat(state, slot))}
+    return {slot: agent for slot in slotset.each(among) if (agent := seat(state, slot))}
 
 
 def _plans(state: State, agents: dict[int, Agent], completed: bool = False) -> list[Plan]:
@@ -79,7 +79,7 @@ def _shaped(state: State, plan: Plan) -> bool:
     return tuple((member.slot, member.processes) for member in plan.members) == shape
 
 
-def _told_enough(state: State, here: slots.Slots, now: float) -> bool:
+def _told_enough(state: State, here: slotset.Slots, now: float) -> bool:
     lease = state.config.timeouts.lost
     if here == state.everybody:
         return True
@@ -94,7 +94,7 @@ def _told_enough(state: State, here: slots.Slots, now: float) -> bool:
 
 def _with_former(state: State, plan: Plan, at: Moment) -> State:
     state = replace(state, restarts=plan.restart_count + 1)
-    return roll.enter_world(state, World(_put_together(state, plan), at.now), at.now)
+    return slotindex.enter_world(state, World(_put_together(state, plan), at.now), at.now)
 
 
 def _put_together(state: State, plan: Plan) -> Plan:

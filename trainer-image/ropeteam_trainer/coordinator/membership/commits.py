@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ropeteam_trainer.contract.messages import AgentReport, Grant, Shard
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
-from ropeteam_trainer.coordinator.membership.state import slots
+from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     Moment,
     State,
@@ -169,9 +169,9 @@ def _shards(state: State) -> list[Shard]:
     ]
 
 
-def savers(state: State) -> slots.Slots:
+def savers(state: State) -> slotset.Slots:
     """Whose ranks save: all; with parameter servers the first of these."""
-    return slots.one(state.config.lead_slot) if state.config.servers else state.everybody
+    return slotset.one(state.config.lead_slot) if state.config.servers else state.everybody
 
 
 def _complete_step(state: State) -> int | None:

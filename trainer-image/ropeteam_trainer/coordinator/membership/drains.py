@@ -21,7 +21,7 @@ from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Cause
 from ropeteam_trainer.coordinator.membership.commits import savers
 from ropeteam_trainer.coordinator.membership.evidence import LEFT, LOST, Evidence
-from ropeteam_trainer.coordinator.membership.state import roll, slots
+from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     Moment,
     State,
@@ -40,8 +40,8 @@ def note_leavers(state: State, at: Moment) -> State:
     """Remember who is leaving and since when."""
     world = state.world
     assert world is not None
-    asked = roll.departing(state) & state.everybody & ~roll.done(state)
-    new = tuple(slot for slot in slots.each(asked) if slot not in world.leavers)
+    asked = slotindex.departing(state) & state.everybody & ~slotindex.done(state)
+    new = tuple(slot for slot in slotset.each(asked) if slot not in world.leavers)
     if not new:
         return state
     return with_world(
@@ -103,7 +103,7 @@ def fix_stop(state: State, at: Moment) -> State:
         return state
     if state.roll.drained:
         return with_world(state, stop_at=_highest(state, state.roll.drained, (RankPhase.DRAINED,)))
-    who = slots.up_to(state.config.workers) if servers else state.everybody
+    who = slotset.up_to(state.config.workers) if servers else state.everybody
     if not state.roll.paused & who:
         return state
     if servers and not state.roll.restless & who:
@@ -114,7 +114,7 @@ def fix_stop(state: State, at: Moment) -> State:
     return with_world(state, stop_at=_highest(state, who) + 1)
 
 
-def _highest(state: State, among: slots.Slots, phases: tuple[RankPhase, ...] = tuple(RankPhase)) -> int:
+def _highest(state: State, among: slotset.Slots, phases: tuple[RankPhase, ...] = tuple(RankPhase)) -> int:
     """The highest step of ranks in these phases."""
     ranks = (rank for crew in crews(state, among) for rank in crew.known.values())
     return max(rank.step for rank in ranks if rank.phase in phases)
@@ -128,14 +128,14 @@ def finished(state: State, at: Moment) -> str:
     if at.now >= world.paused_at + state.config.timeouts.drain:
         return "drainSeconds have passed"
     if terminating(state):
-        return "its ranks have ended" if roll.all_are(state, roll_.exited) else ""
+        return "its ranks have ended" if slotindex.all_are(state, roll_.exited) else ""
     if not roll_.moved:
         return "no rank has made a step yet"
-    if world.stop_at is None or not roll.all_are(state, roll_.arrived):
+    if world.stop_at is None or not slotindex.all_are(state, roll_.arrived):
         return ""
     if _committed(state, world.stop_at):
         return f"step {world.stop_at} is committed"
-    some_are_done = (roll_.clean | (roll_.aborted if roll_.clean else slots.NONE)) & savers(state)
+    some_are_done = (roll_.clean | (roll_.aborted if roll_.clean else slotset.NONE)) & savers(state)
     can_commit = world.stop_at in state.saved and not some_are_done
     return "" if can_commit else "there is nothing to commit"
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from ropeteam_trainer.contract.config import ExitAction
 from ropeteam_trainer.contract.messages import RankPhase, RankReport
-from ropeteam_trainer.contract.peers import blames_a_peer
+from ropeteam_trainer.contract.peererrors import blames_a_peer
 from ropeteam_trainer.contract.world import Cause, ProcessExit
-from ropeteam_trainer.coordinator.membership.state import roll
-from ropeteam_trainer.coordinator.membership.state.slots import ALL, Slots, has
+from ropeteam_trainer.coordinator.membership.state import slotindex
+from ropeteam_trainer.coordinator.membership.state.slotset import ALL, Slots, has
 from ropeteam_trainer.coordinator.membership.state.state import Crew, Pod, State, crews, holds_slot, lost
 
 LEFT, LOST, TOLD, SIGNAL, ERROR, CONSEQUENCE, OURS = 6, 5, 4, 3, 2, 1, 0
@@ -41,19 +41,19 @@ class Evidence:
 def collect(state: State, now: float, among: Slots = ALL, least: int = OURS) -> tuple[Evidence, ...]:
     """All signs, in rank order, but for exits lighter than `least`. Empty: nothing is wrong, as far as
     we know."""
-    suspects = roll.suspects(state) & among
+    suspects = slotindex.suspects(state) & among
     return tuple(sign for crew in crews(state, suspects) for sign in _of_member(state, crew, now, least))
 
 
 def world_done(state: State) -> bool:
     """All ranks of all members are done."""
-    return roll.all_are(state, roll.done(state))
+    return slotindex.all_are(state, slotindex.done(state))
 
 
 def is_done(state: State, rank: RankReport) -> bool:
     """Its script, which has exited, ended well: exit code 0, or a signal after the end where a sibling exited
     cleanly."""
-    return roll.is_clean(rank) or (roll.is_aborted_at_end(rank) and state.roll.clean != 0)
+    return slotindex.is_clean(rank) or (slotindex.is_aborted_at_end(rank) and state.roll.clean != 0)
 
 
 def _of_member(state: State, crew: Crew, now: float, least: int) -> tuple[Evidence, ...]:
@@ -84,7 +84,7 @@ def _of_rank(state: State, crew: Crew, rank: RankReport, least: int) -> Evidence
     slot, exit = crew.member.slot, rank.exit
     if exit is None:
         return Evidence(OURS, Cause.UNKNOWN, slot, f"rank {rank.rank} is gone, nobody saw how", rank.rank)
-    if roll.is_aborted_at_end(rank) and not roll.all_are(state, state.roll.exited):
+    if slotindex.is_aborted_at_end(rank) and not slotindex.all_are(state, state.roll.exited):
         return None  # a sibling's end decides
     weight, cause = _weigh(state, exit)
     if weight < least:
@@ -99,7 +99,7 @@ def _after_an_end(state: State, sign: Evidence) -> Evidence:
     known = (
         (crew.member.slot, rank) for crew in crews(state, state.roll.clean) for rank in crew.known.values()
     )
-    ended = next(((slot, rank.rank) for slot, rank in known if roll.is_clean(rank)), None)
+    ended = next(((slot, rank.rank) for slot, rank in known if slotindex.is_clean(rank)), None)
     if ended is None:
         return sign
     slot, number = ended

@@ -11,9 +11,9 @@ from dataclasses import replace
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import StoreOffer
 from ropeteam_trainer.contract.world import Member, Plan
-from ropeteam_trainer.coordinator.membership import commits, incidents, keeping, unfit
+from ropeteam_trainer.coordinator.membership import commits, incidents, preserving, unstartable
 from ropeteam_trainer.coordinator.membership.drains import GATHER_SECONDS, SAVES_THROUGH_US
-from ropeteam_trainer.coordinator.membership.state import roll, slots
+from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     Moment,
     State,
@@ -33,10 +33,10 @@ STORE_SLOT = 0
 
 def obstacle(state: State, now: float) -> str:
     """What the next plan waits for; "": nothing."""
-    kept = state.world.kept if state.world else slots.NONE
+    kept = state.world.kept if state.world else slotset.NONE
     lacking = state.everybody & ~kept & ~_ready(state)
     if lacking:
-        return _slot_lacks(state, slots.first(lacking), now)
+        return _slot_lacks(state, slotset.first(lacking), now)
     if now < state.ledger.not_before:
         return "a pause before the next start, because no step of the last world was seen"
     if offered_store(state) is None:
@@ -44,10 +44,10 @@ def obstacle(state: State, now: float) -> str:
     return ""
 
 
-def _ready(state: State) -> slots.Slots:
+def _ready(state: State) -> slotset.Slots:
     """Slots that lack nothing."""
-    ready = roll.present(state) & ~roll.departing(state) & ~unfinished(state) & ~state.roll.troubled
-    silenced = state.world.quiet if state.world else slots.NONE
+    ready = slotindex.present(state) & ~slotindex.departing(state) & ~unfinished(state) & ~state.roll.troubled
+    silenced = state.world.quiet if state.world else slotset.NONE
     return ready if state.rung >= SAVES_THROUGH_US else ready & ~(state.roll.unproven & ~silenced)
 
 
@@ -61,34 +61,34 @@ def _slot_lacks(state: State, slot: int, now: float) -> str:
         return f"the agent of slot {slot}, which fell silent"
     if leaving(state, slot):
         return f"another pod in slot {slot}, because this one is leaving"
-    if slots.has(unfinished(state), slot):
+    if slotset.has(unfinished(state), slot):
         return f"the ranks of slot {slot} to end"
     if agent.report.problem:
-        return unfit.lack(state, slot)
+        return unstartable.lack(state, slot)
     # Its agent's own word would be proof too: the ranks are dead, and it takes no orders of a world any more.
     return f"proof that the former pod of slot {slot} has ended"
 
 
-def unfinished(state: State) -> slots.Slots:
+def unfinished(state: State) -> slotset.Slots:
     """Slots whose ranks of a former world may still live although their agent can be asked to end them; but
     for those that are kept."""
-    world, here = state.world, roll.present(state)
+    world, here = state.world, slotindex.present(state)
     if world is None:
         return here & state.roll.busy
     return here & ~world.kept & (state.roll.busy | (state.roll.member & ~world.quiet))
 
 
-def unaccounted(state: State) -> slots.Slots:
+def unaccounted(state: State) -> slotset.Slots:
     """Slots where ranks may live of which nobody tells: a pod that fell silent, a former one without a proof.
     Where checkpoints are commits, what they still write does not count."""
     if state.rung >= SAVES_THROUGH_US:
-        return slots.NONE
+        return slotset.NONE
     if state.world is None and (state.config.term, state.boot) == (1, 0):
         return state.roll.unproven  # nobody has ordered a world yet
     words = ((slot, wanted(state, slot)) for slot in range(state.config.slots))
-    named = slots.of(slot for slot, word in words if word and word.pod_uid)
-    quiet = state.world.quiet if state.world else slots.NONE
-    return (state.roll.unproven | (named & ~roll.present(state))) & ~quiet
+    named = slotset.of(slot for slot, word in words if word and word.pod_uid)
+    quiet = state.world.quiet if state.world else slotset.NONE
+    return (state.roll.unproven | (named & ~slotindex.present(state))) & ~quiet
 
 
 def offered_store(state: State) -> StoreOffer | None:
@@ -103,8 +103,8 @@ def publish(state: State, at: Moment) -> State:
     offer, desired, former = offered_store(state), state.desired, state.world
     assert offer is not None
     assert desired is not None
-    kept = former.kept if former else slots.NONE
-    goes_on = former is not None and keeping.goes_on(state)
+    kept = former.kept if former else slotset.NONE
+    goes_on = former is not None and preserving.goes_on(state)
     plan = Plan(
         epoch=state.next_epoch,
         attempt=desired.attempt,
@@ -119,9 +119,9 @@ def publish(state: State, at: Moment) -> State:
         state,
         n=state.n + 1,
         restarts=state.restarts + 1,
-        grant=state.grant if slots.has(kept, state.config.lead_slot) else None,  # who writes it lives on
+        grant=state.grant if slotset.has(kept, state.config.lead_slot) else None,  # who writes it lives on
     )
-    state = roll.enter_world(state, World(plan, at.now, seen=kept), at.now)
+    state = slotindex.enter_world(state, World(plan, at.now, seen=kept), at.now)
     if former and goes_on:
         state = incidents.count_lost_steps(state, former.step)
     return enter(incidents.reach(state, "planned", at), WorldPhase.RUNNING, at)
@@ -131,7 +131,7 @@ def _member(state: State, slot: int) -> Member:
     world, agent = state.world, seat(state, slot)
     assert agent is not None
     report = agent.report
-    born = world.plan.born(slot) if world and slots.has(world.kept, slot) else None
+    born = world.plan.born(slot) if world and slotset.has(world.kept, slot) else None
     processes = state.config.processes_of(slot)
     return Member(slot, report.incarnation, report.pod_uid, report.address, processes, born)
 

@@ -16,8 +16,8 @@ from dataclasses import replace
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport, GroupReport, Problem, ProcessGroup
 from ropeteam_trainer.contract.world import FailReason
-from ropeteam_trainer.coordinator.membership.state import roll, slots
-from ropeteam_trainer.coordinator.membership.state.slots import Slots
+from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
+from ropeteam_trainer.coordinator.membership.state.slotset import Slots
 from ropeteam_trainer.coordinator.membership.state.state import State, crews
 from ropeteam_trainer.coordinator.membership.state.world import Group, World
 
@@ -47,9 +47,9 @@ def _group(slot: int, told: GroupReport) -> Group:
         told.id,
         told.size,
         told.who,
-        slots.one(slot),
-        slots.of(_natural(told.ranks)),
-        slots.of(_natural(told.members)),
+        slotset.one(slot),
+        slotset.of(_natural(told.ranks)),
+        slotset.of(_natural(told.members)),
     )
 
 
@@ -73,7 +73,7 @@ def formed(state: State, world: World) -> bool:
     large = [group for group in world.groups if group.size >= _size(state, world)]
     if any(not group.id for group in large):
         return True
-    everyone = slots.NONE
+    everyone = slotset.NONE
     for group in large:
         everyone |= group.ranks
     return any(group.ranks == everyone for group in large)
@@ -103,7 +103,7 @@ def split(state: State, now: float) -> Problem | None:
     world = state.world
     if world is None or not is_judged(state) or not world.groups or formed(state, world):
         return None
-    grouped = slots.NONE
+    grouped = slotset.NONE
     for group in world.groups:
         grouped |= group.ranks
     ended = _first_ended(state, grouped)
@@ -122,7 +122,7 @@ def _what_formed(world: World) -> str:
 
 
 def _words(group: Group) -> str:
-    places = list(slots.each(group.slots))
+    places = list(slotset.each(group.slots))
     where = ", ".join(map(str, places[:5])) + (" and more" if len(places) > 5 else "")
     some = "slot" if len(places) == 1 else "slots"
     return f"a process group of {group.size} by {group.who or 'a process'} in {some} {where}"
@@ -132,7 +132,8 @@ def _first_ended(state: State, among: Slots) -> int | None:
     """The lowest rank of these that has ended with 0."""
     known = (rank for crew in crews(state, state.roll.clean) for rank in crew.known.values())
     return min(
-        (each.rank for each in known if roll.is_clean(each) and slots.has(among, each.rank)), default=None
+        (each.rank for each in known if slotindex.is_clean(each) and slotset.has(among, each.rank)),
+        default=None,
     )
 
 
@@ -149,7 +150,7 @@ def notice(state: State, now: float) -> Problem | None:
             )
             return Problem(FailReason.SMALLER_PROCESS_GROUP, text)
         is_over = state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE)
-        if roll.all_are(state, world.telling) and (is_over or _is_late(state, world.started_at, now)):
+        if slotindex.all_are(state, world.telling) and (is_over or _is_late(state, world.started_at, now)):
             text = _NONE_FORMED.format(world.plan.world_size, "" if is_over else _WAITING)
             return Problem(FailReason.NO_PROCESS_GROUP, text)
     return _ended(state, world, now) if state.phase is WorldPhase.RUNNING else None
@@ -166,7 +167,7 @@ def _ended(state: State, world: World, now: float) -> Problem | None:
     """A rank has ended, the others have gone on without a step."""
     if world.ended_at is None or now - max(world.ended_at, world.step_at) < ENDED_SECONDS:
         return None
-    rank = _first_ended(state, slots.ALL)
+    rank = _first_ended(state, slotset.ALL)
     steps = "without a step" if state.rung >= 1 else "(whether they make steps the script does not tell)"
     text = f"rank {rank} has ended with exit code 0, and the others have gone on for"
     text += f" {ENDED_SECONDS / 60:.0f} minutes {steps}. They wait for it, if they share a collective"
@@ -180,7 +181,7 @@ def shown(state: State) -> tuple[ProcessGroup, ...]:
         return ()
     return tuple(
         ProcessGroup(
-            group.size, group.members.bit_count(), tuple(slots.each(group.slots))[:SLOTS_SHOWN], group.who
+            group.size, group.members.bit_count(), tuple(slotset.each(group.slots))[:SLOTS_SHOWN], group.who
         )
         for group in world.groups[:SHOWN]
     )

@@ -25,7 +25,7 @@ from ropeteam_trainer.coordinator.membership.evidence import (
     is_script,
     who_stood_first,
 )
-from ropeteam_trainer.coordinator.membership.state.slots import Slots
+from ropeteam_trainer.coordinator.membership.state.slotset import Slots
 from ropeteam_trainer.coordinator.membership.state.state import Fault, Ledger, Moment, State, crew_of, wanted
 
 KEPT = 10

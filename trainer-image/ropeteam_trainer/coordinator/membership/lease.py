@@ -12,14 +12,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ropeteam_trainer.contract.desired import Desired
-from ropeteam_trainer.coordinator.membership.state import slots
+from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.state import State
 
 
 def renew(state: State, desired: Desired, now: float) -> State:
     if (desired.term, desired.boot) != (state.config.term, state.boot):
         return state
-    touched = state.touched if holds(state, now) else slots.ALL  # while we were silent anything may have come
+    touched = (
+        state.touched if holds(state, now) else slotset.ALL
+    )  # while we were silent anything may have come
     return replace(state, renewed=max(state.renewed, min(desired.heard, now)), touched=touched)
 
 

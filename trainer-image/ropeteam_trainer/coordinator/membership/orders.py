@@ -16,7 +16,7 @@ from ropeteam_trainer.contract.world import Plan
 from ropeteam_trainer.coordinator.membership import commits, lease
 from ropeteam_trainer.coordinator.membership.drains import terminating
 from ropeteam_trainer.coordinator.membership.forming import STORE_SLOT
-from ropeteam_trainer.coordinator.membership.state import roll, slots
+from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     Agent,
     State,
@@ -153,15 +153,15 @@ def _may_leave(state: State, agent: Agent, lives: bool) -> bool:
     """It asked to go, and none of its ranks is needed any more."""
     if not agent.report.leaving or not agent.report.stopped:
         return False
-    done = slots.has(roll.done(state), agent.report.slot)
+    done = slotset.has(slotindex.done(state), agent.report.slot)
     return not lives or (state.phase in (WorldPhase.RUNNING, WorldPhase.DRAINING) and done)
 
 
-def affected(before: State, after: State) -> slots.Slots:
+def affected(before: State, after: State) -> slotset.Slots:
     """Whose orders a step from `before` to `after` may have changed."""
     if _common(before) != _common(after):
-        return slots.ALL
-    return after.touched | slots.one(STORE_SLOT) | slots.one(after.config.lead_slot)
+        return slotset.ALL
+    return after.touched | slotset.one(STORE_SLOT) | slotset.one(after.config.lead_slot)
 
 
 def _common(state: State) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ropeteam_trainer.coordinator.membership import commits, groups, incidents
-from ropeteam_trainer.coordinator.membership.state import roll, slots
+from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     Moment,
     ReportReceived,
@@ -47,9 +47,9 @@ def _note_members(state: State, told: list[ReportReceived], at: Moment) -> State
     world = state.world
     assert world is not None
     here = [each.report for each in told if world.has(each.report)]
-    stopped = slots.of(each.report.slot for each in told if each.report.stopped)
-    applied = slots.of(each.report.slot for each in told if each.applied)
-    dead = slots.NONE if state.running else stopped & (applied | state.roll.dead)
+    stopped = slotset.of(each.report.slot for each in told if each.report.stopped)
+    applied = slotset.of(each.report.slot for each in told if each.applied)
+    dead = slotset.NONE if state.running else stopped & (applied | state.roll.dead)
     highest = max((rank.step for report in here for rank in report.ranks), default=0)
     first = world.plan.members[0].slot
     known = groups.absorb(world.groups, here) if any(report.groups for report in here) else world.groups
@@ -58,12 +58,12 @@ def _note_members(state: State, told: list[ReportReceived], at: Moment) -> State
             state = replace(state, progress=report.progress)
     return with_world(
         state,
-        seen=world.seen | slots.of(report.slot for report in here),
+        seen=world.seen | slotset.of(report.slot for report in here),
         step=max(world.step, highest),
         step_at=at.now if highest > world.step else world.step_at,
         ended_at=at.now if world.ended_at is None and state.roll.clean else world.ended_at,
         groups=known,
-        telling=world.telling | slots.of(report.slot for report in here if report.tells_groups),
+        telling=world.telling | slotset.of(report.slot for report in here if report.tells_groups),
         grouped_at=at.now if known and world.grouped_at is None else world.grouped_at,
         quiet=world.quiet | dead,
     )
@@ -81,9 +81,9 @@ def note_dead(state: State) -> State:
 def _note_stages(state: State, at: Moment) -> State:
     world = state.world
     assert world is not None
-    if world.started_at is None and roll.all_are(state, state.roll.started):
+    if world.started_at is None and slotindex.all_are(state, state.roll.started):
         state = incidents.reach(with_world(state, started_at=at.now), "started", at)
-    if not world.stepped and roll.all_are(state, _stepped(state)):
+    if not world.stepped and slotindex.all_are(state, _stepped(state)):
         state = incidents.reach(with_world(state, stepped=True), "first_step", at)
     lead = crew_of(state, state.config.lead_slot) if world.base is None else None
     first = lead.reports[0] if lead else None
@@ -92,7 +92,7 @@ def _note_stages(state: State, at: Moment) -> State:
     return state
 
 
-def _stepped(state: State) -> slots.Slots:
+def _stepped(state: State) -> slotset.Slots:
     """Of kept ranks some may have ended well already."""
     may_have_ended = state.config.servers > 0 and state.roll.clean
     return state.roll.stepped_or_ended if may_have_ended else state.roll.stepped

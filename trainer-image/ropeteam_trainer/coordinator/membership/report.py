@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from ropeteam_trainer.contract.desired import JobReport, ReplaceWish, SlotReport, WorldPhase
 from ropeteam_trainer.contract.world import Cause
-from ropeteam_trainer.coordinator.membership import groups, lease, stage, unfit
+from ropeteam_trainer.coordinator.membership import groups, lease, stage, unstartable
 from ropeteam_trainer.coordinator.membership.commits import last_word
 from ropeteam_trainer.coordinator.membership.drains import terminating
 from ropeteam_trainer.coordinator.membership.forming import obstacle, unfinished
-from ropeteam_trainer.coordinator.membership.state import slots
+from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     State,
     holds_slot,
@@ -47,7 +47,7 @@ def job_report(state: State, now: float) -> JobReport:
         replace=_wishes(state, now),
         replace_all=state.ledger.replace_all_of is not None and not _over(state),
         failure=state.failure if state.phase is WorldPhase.FAILED else None,
-        stalled=None if _over(state) else unfit.stalled(state),
+        stalled=None if _over(state) else unstartable.stalled(state),
         notice=groups.notice(state, now),
         process_groups=groups.shown(state),
         newer_term=state.newer_term,
@@ -85,7 +85,7 @@ def _wishes(state: State, now: float) -> tuple[ReplaceWish, ...]:
     if _over(state) or state.phase is WorldPhase.WAITING:
         return ()
     silent = {slot: wish for slot in range(state.config.slots) for wish in _silent(state, slot, now)}
-    failing = {wish.slot: wish for wish in (*state.ledger.wishes, *unfit.wishes(state, now))}
+    failing = {wish.slot: wish for wish in (*state.ledger.wishes, *unstartable.wishes(state, now))}
     return tuple(wish for _, wish in sorted({**failing, **_unending(state, now), **silent}.items()))
 
 
@@ -94,7 +94,7 @@ def _unending(state: State, now: float) -> dict[int, ReplaceWish]:
     if state.phase is not WorldPhase.STOPPING or now - state.phase_since < UNENDING_SECONDS:
         return {}
     found = {}
-    for slot in slots.each(unfinished(state)):
+    for slot in slotset.each(unfinished(state)):
         message = f"the ranks of slot {slot} were to end, and have not for {UNENDING_SECONDS:.0f} s"
         agent = seat(state, slot)
         assert agent is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ropeteam_trainer.contract.desired import Stage, WorldPhase
 from ropeteam_trainer.coordinator.membership import groups
-from ropeteam_trainer.coordinator.membership.state import roll, slots
+from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.state import State, crews, with_world
 from ropeteam_trainer.coordinator.membership.state.world import World
 
@@ -33,7 +33,7 @@ def _trains(state: State, world: World, now: float) -> bool:
     if world.stepped or world.started_at is None or tells_steps(state):
         return world.stepped
     passed, patience = now - world.started_at, state.config.timeouts.start
-    if not (groups.is_judged(state) and roll.all_are(state, world.telling)):
+    if not (groups.is_judged(state) and slotindex.all_are(state, world.telling)):
         return passed >= IMPORT_SECONDS
     if groups.formed(state, world):
         return now - (world.grouped_at or now) >= INIT_SECONDS
@@ -61,7 +61,7 @@ def stage(state: State) -> Stage:
 
 
 def _joining(state: State) -> bool:
-    return any(rank.joins for crew in crews(state, slots.ALL) for rank in crew.known.values())
+    return any(rank.joins for crew in crews(state, slotset.ALL) for rank in crew.known.values())
 
 
 def sentence(state: State) -> str:
@@ -89,7 +89,7 @@ def _missing(state: State) -> str:
     """A command that runs once per pod stands for all ranks of the pod."""
     missing = [
         rank
-        for crew in crews(state, slots.ALL)
+        for crew in crews(state, slotset.ALL)
         for rank in (crew.ranks[:1] if groups.is_per_pod(state) else crew.ranks)
         if not (rank in crew.known and crew.known[rank].joins)
     ]

@@ -36,18 +36,18 @@ from ropeteam_trainer.coordinator.membership import (
     forming,
     groups,
     incidents,
-    keeping,
     lease,
+    preserving,
     progress,
     stage,
-    unfit,
+    unstartable,
 )
 from ropeteam_trainer.coordinator.membership.evidence import Evidence, collect, world_done
 from ropeteam_trainer.coordinator.membership.forming import wake_at
 from ropeteam_trainer.coordinator.membership.lease import may_answer
 from ropeteam_trainer.coordinator.membership.orders import Replies, affected, orders, reply
 from ropeteam_trainer.coordinator.membership.report import job_report, why
-from ropeteam_trainer.coordinator.membership.state import roll, slots
+from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.lateness import PAUSE_SECONDS
 from ropeteam_trainer.coordinator.membership.state.state import (
     Agent,
@@ -102,17 +102,17 @@ def step(state: State, event: Event, now: float, unix_ms: int) -> State:
     at = Moment(now, unix_ms)
     state = _note_pause(state, now)
     if isinstance(event, LeasesRenewed):
-        return roll.renew(state, event.heard)
+        return slotindex.renew(state, event.heard)
     if isinstance(event, ReportReceived):
         event = ReportsReceived((event,))
     if isinstance(event, ReportsReceived):
         state = _take_reports(state, event.reports, at)
     else:
-        state = replace(state, touched=slots.NONE)
+        state = replace(state, touched=slotset.NONE)
     if isinstance(event, DesiredReceived):
         state = lease.renew(_take_desired(state, event.desired, at), event.desired, now)
-    called = roll.call(state, now)
-    state = replace(called, touched=called.touched | roll.differing(state.roll, called.roll))
+    called = slotindex.call(state, now)
+    state = replace(called, touched=called.touched | slotindex.differing(state.roll, called.roll))
     if state.desired and may_answer(state, now):
         state = _advance(state, at)
     if isinstance(event, DesiredReceived):
@@ -140,7 +140,7 @@ def _note_pause(state: State, now: float) -> State:
 def _take_reports(state: State, told: tuple[ReportReceived, ...], at: Moment) -> State:
     told = tuple(each for each in told if not refusal(state, each.report))
     reports = tuple(each.report for each in told)
-    state = roll.know(state, (Agent(report, at.now) for report in reports), at.now)
+    state = slotindex.know(state, (Agent(report, at.now) for report in reports), at.now)
     state = replace(state, n=max(state.n, *(_counted(state, report) for report in reports), 0))
     for report in reports:
         claimed = report.superseded.term if report.superseded and accepted(state, report) else 0
@@ -153,7 +153,7 @@ def _take_reports(state: State, told: tuple[ReportReceived, ...], at: Moment) ->
         told = tuple(replace(each, applied=False) for each in told)
     if not state.superseded:
         state = progress.absorb(state, told, at)
-    return replace(state, touched=slots.of(report.slot for report in reports))
+    return replace(state, touched=slotset.of(report.slot for report in reports))
 
 
 def _counted(state: State, report: AgentReport) -> int:
@@ -192,17 +192,17 @@ def _take_desired(state: State, desired: Desired, at: Moment) -> State:
     }
     state = replace(state, agents=known)
     changed = _changed(state, before)
-    state = roll.refresh(before, replace(state, touched=changed), changed, at.now)
-    news = changed | slots.one(state.config.lead_slot)
-    told = (ReportReceived(agent.report) for pod, agent in known.items() if slots.has(news, pod.slot))
+    state = slotindex.refresh(before, replace(state, touched=changed), changed, at.now)
+    news = changed | slotset.one(state.config.lead_slot)
+    told = (ReportReceived(agent.report) for pod, agent in known.items() if slotset.has(news, pod.slot))
     return progress.absorb(state, [each for each in told if accepted(state, each.report)], at)
 
 
-def _changed(state: State, before: State) -> slots.Slots:
+def _changed(state: State, before: State) -> slotset.Slots:
     """Slots of which the operator says something new, or whose agents were forgotten."""
-    others = slots.of(pod.slot for pod in before.agents.keys() - state.agents.keys())
+    others = slotset.of(pod.slot for pod in before.agents.keys() - state.agents.keys())
     words = (slot for slot in range(state.config.slots) if wanted(state, slot) != wanted(before, slot))
-    return others | slots.of(words)
+    return others | slotset.of(words)
 
 
 def _with_known_uids(desired: Desired, known: Desired) -> Desired:
@@ -242,7 +242,7 @@ def _note_problems(state: State, at: Moment) -> State:
         return state
     if state.desired and state.desired.failure:
         return replace(state, failure=state.desired.failure)
-    return unfit.note(state, at)
+    return unstartable.note(state, at)
 
 
 def _waiting(state: State, at: Moment) -> State:
@@ -252,7 +252,7 @@ def _waiting(state: State, at: Moment) -> State:
 
 
 def _forming(state: State, at: Moment) -> State:
-    state = commits.grant_next(keeping.shrink(state))
+    state = commits.grant_next(preserving.shrink(state))
     if state.failure:
         return enter(state, WorldPhase.FAILED, at)
     if state.draining:
@@ -285,7 +285,7 @@ def _draining(state: State, at: Moment) -> State:
     if not drains.finished(state, at):
         return state
     sign = drains.left(state)
-    return keeping.stop(incidents.open_incident(state, sign, at) if sign else state, at)
+    return preserving.stop(incidents.open_incident(state, sign, at) if sign else state, at)
 
 
 def _fault(state: State, signs: tuple[Evidence, ...], at: Moment) -> State:
@@ -293,15 +293,15 @@ def _fault(state: State, signs: tuple[Evidence, ...], at: Moment) -> State:
     sign = incidents.heaviest(signs)
     if sign and not new_attempt(state):
         state = incidents.open_incident(state, drains.left(state) or sign, at)
-    return keeping.stop(incidents.forbid(state, at, slots.ALL), at)
+    return preserving.stop(incidents.forbid(state, at, slotset.ALL), at)
 
 
 def _stopping(state: State, at: Moment) -> State:
-    news = state.touched if forming.unfinished(state) else slots.ALL  # at the end all is weighed once more
+    news = state.touched if forming.unfinished(state) else slotset.ALL  # at the end all is weighed once more
     state = incidents.forbid(incidents.weigh_again(state, at, news), at, news)
     if state.failure:
         return enter(state, WorldPhase.FAILED, at)
-    state = commits.grant_next(keeping.shrink(state))
+    state = commits.grant_next(preserving.shrink(state))
     if forming.unfinished(state):
         return state
     return enter(incidents.close(state, at), WorldPhase.FORMING, at)
@@ -334,7 +334,7 @@ def _failed(state: State, at: Moment) -> State:
     if saved or at.now - state.phase_since >= state.config.timeouts.fence:
         state = replace(state, dismissed=True)
     unfinished = forming.unfinished(state)
-    state = incidents.weigh_again(state, at, state.touched if unfinished else slots.ALL)
+    state = incidents.weigh_again(state, at, state.touched if unfinished else slotset.ALL)
     return state if unfinished else incidents.close(state, at)
 
 

@@ -1,16 +1,16 @@
 """Parameter servers: ranks that keep the parameters and the optimizer, for workers that push gradients and
 pull weights.
 
-    ledger.py   which gradients count (pure); kept by the chief, the first server
-    memory.py   tensors that change as a whole, in memory that outlives the process
-    share.py    one server's part of the model and of the script's own optimizer
-    flat.py     tensors in one piece of memory
-    wire.py     messages and raw tensors over TCP; door.py: who is let in
-    server.py   what each server answers
-    chief.py    what the first one answers and does beyond that: the ledger, checkpoints, the end
-    serving.py  what a server does in the place of training
-    worker.py   the other end; training.py: what a worker does in the place of collectives
-    roles.py    which of the two a rank is, and where the servers are
+    ledger.py         which gradients count (pure); kept by the chief, the first server
+    doublebuffer.py   tensors that change as a whole, in memory that outlives the process
+    share.py          one server's part of the model and of the script's own optimizer
+    flat.py           tensors in one piece of memory
+    wire.py           messages and raw tensors over TCP; admission.py: who is let in
+    service.py        what each server answers
+    chief.py          what the first one answers and does beyond that: the ledger, checkpoints, the end
+    role_server.py    what a server does in the place of training
+    client.py         the other end; role_worker.py: what a worker does in the place of collectives
+    discovery.py      which of the two a rank is, and where the servers are
 
 Use them when workers differ in speed or come and go: a slow or dead worker does not hold the others
 (asynchronous, or synchronous with backup workers), and no rank needs a collective.

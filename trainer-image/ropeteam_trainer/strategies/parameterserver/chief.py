@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.strategies.parameterserver import ledger as rules
+from ropeteam_trainer.strategies.parameterserver.doublebuffer import Halves, remember
 from ropeteam_trainer.strategies.parameterserver.ledger import Ask, Ledger, Push, Rules, Skip
-from ropeteam_trainer.strategies.parameterserver.memory import Halves, remember
-from ropeteam_trainer.strategies.parameterserver.server import Server, packed, unpacked
+from ropeteam_trainer.strategies.parameterserver.service import Server, packed, unpacked
 from ropeteam_trainer.strategies.parameterserver.share import content_of, shares
 from ropeteam_trainer.strategies.parameterserver.wire import Head
 

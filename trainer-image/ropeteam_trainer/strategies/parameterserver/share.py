@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from ropeteam_trainer.checkpoint.objects.optimizers import NOT_VALUES
 from ropeteam_trainer.partition.layout import shared_out
 from ropeteam_trainer.strategies.parameterserver import flat
-from ropeteam_trainer.strategies.parameterserver.memory import Halves, Tensors
+from ropeteam_trainer.strategies.parameterserver.doublebuffer import Halves, Tensors
 
 Values = list[dict[str, Any]]
 """Hyperparameters of each group of the optimizer, without its parameters."""

@@ -16,10 +16,10 @@ from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import Desired, Incident, ReplaceWish, SlotDesired, WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport, Grant, Problem, Progress, RankReport
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Member
-from ropeteam_trainer.coordinator.membership.state import slots
-from ropeteam_trainer.coordinator.membership.state.facts import NOBODY, Facts
+from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.lateness import Lateness
-from ropeteam_trainer.coordinator.membership.state.slots import Slots
+from ropeteam_trainer.coordinator.membership.state.slotfacts import NOBODY, Facts
+from ropeteam_trainer.coordinator.membership.state.slotset import Slots
 from ropeteam_trainer.coordinator.membership.state.world import World
 
 
@@ -145,7 +145,7 @@ class State:
     """Ranks that have written their shard, by step."""
     leases_until: float = math.inf
     """No lease that holds runs out before."""
-    touched: Slots = slots.ALL
+    touched: Slots = slotset.ALL
     """Of which something may be new in this step."""
     due: float | None = None
     """When the next Tick is due: a later one means that our own loop paused."""
@@ -190,7 +190,7 @@ class State:
 
     @property
     def everybody(self) -> Slots:
-        return slots.up_to(self.config.slots)
+        return slotset.up_to(self.config.slots)
 
     @property
     def next_epoch(self) -> Epoch:
@@ -214,9 +214,9 @@ class State:
 
     def lives(self, slot: int) -> bool:
         """The pod of this slot may run its ranks of `world`."""
-        kept = self.world.kept if self.world else slots.NONE
+        kept = self.world.kept if self.world else slotset.NONE
         ends = self.phase in (WorldPhase.STOPPING, WorldPhase.FORMING)
-        return self.running or (ends and slots.has(kept, slot))
+        return self.running or (ends and slotset.has(kept, slot))
 
 
 _RUNNING = (WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE)
@@ -324,7 +324,7 @@ class Crew(NamedTuple):
 
 def crews(state: State, among: Slots) -> Iterator[Crew]:
     """These members of the current world, in slot order."""
-    return (crew for slot in slots.each(among & state.everybody) if (crew := crew_of(state, slot)))
+    return (crew for slot in slotset.each(among & state.everybody) if (crew := crew_of(state, slot)))
 
 
 def crew_of(state: State, slot: int) -> Crew | None:

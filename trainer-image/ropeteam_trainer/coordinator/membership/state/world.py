@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ropeteam_trainer.contract.messages import AgentReport
 from ropeteam_trainer.contract.world import CheckpointRef, Plan
-from ropeteam_trainer.coordinator.membership.state import slots
-from ropeteam_trainer.coordinator.membership.state.slots import Slots
+from ropeteam_trainer.coordinator.membership.state import slotset
+from ropeteam_trainer.coordinator.membership.state.slotset import Slots
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class World:
 
     plan: Plan
     since: float
-    seen: Slots = slots.NONE
+    seen: Slots = slotset.NONE
     """Slots whose agent has confirmed the plan."""
-    quiet: Slots = slots.NONE
+    quiet: Slots = slotset.NONE
     """Slots where no rank of this plan lives nor will start again (known once the plan was withdrawn)."""
     started_at: float | None = None
     """When all ranks had been started."""
@@ -58,13 +58,13 @@ class World:
     """Default process groups that were formed, largest first."""
     grouped_at: float | None = None
     """When the first of them was told of."""
-    telling: Slots = slots.NONE
+    telling: Slots = slotset.NONE
     """Slots whose agent would tell of groups: those of earlier releases do not."""
     step_at: float = 0.0
     """When `step` grew last."""
     ended_at: float | None = None
     """When a rank was first seen to have ended well while others live."""
-    kept: Slots = slots.NONE
+    kept: Slots = slotset.NONE
     """Slots whose ranks live on although the world ended; only ever shrinks."""
 
     def has(self, report: AgentReport) -> bool:

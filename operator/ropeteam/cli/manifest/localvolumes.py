@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ropeteam.api.claims import claims
 from ropeteam.api.rule import at, trainer
-from ropeteam.cli.manifest.documents import Manifest
-from ropeteam.controller.client.cluster import Object
+from ropeteam.cli.manifest.manifests import Manifest
+from ropeteam.controller.client.apiclient import Object
 
 _CLAIM = "PersistentVolumeClaim"
 _SPEC: Object = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}

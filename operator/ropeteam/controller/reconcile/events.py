@@ -13,7 +13,7 @@ from datetime import datetime
 import aiohttp
 
 from ropeteam.api.job import API_VERSION, KIND, Metadata
-from ropeteam.controller.client.cluster import AlreadyOurs, ApiClient, ApiError, Conflict, Object
+from ropeteam.controller.client.apiclient import AlreadyOurs, ApiClient, ApiError, Conflict, Object
 from ropeteam.core.decision import Announcement
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from ropeteam.api.job import API_VERSION, KIND, TrainingJobSpec
 from ropeteam.api.rule import trainer
 from ropeteam.api.rules import validate as rules
 from ropeteam.cli.errors import BadInput
-from ropeteam.cli.manifest import manifestyaml, slips
-from ropeteam.controller.client.cluster import (
+from ropeteam.cli.manifest import manifestyaml, usage
+from ropeteam.controller.client.apiclient import (
     CLUSTER_WIDE,
     AlreadyOurs,
     ApiClient,
@@ -62,10 +62,10 @@ def given(words: tuple[str, ...], workers: int | None) -> Manifest:
     """
     first, program = words[0], shutil.which(words[0])
     alone = len(words) == 1 and program is None
-    if first.endswith(slips.MANIFESTS) or (alone and Path(first).is_file() and not first.endswith(".py")):
+    if first.endswith(usage.MANIFESTS) or (alone and Path(first).is_file() and not first.endswith(".py")):
         return _written(words, workers)
     if first.endswith(".py") and program is None:
-        raise BadInput(slips.of_script(words, workers))
+        raise BadInput(usage.of_script(words, workers))
     if alone:
         raise BadInput(f"{first}: no such file or program. {_HOW}")
     return _of_command(words, workers or 1)
@@ -73,7 +73,7 @@ def given(words: tuple[str, ...], workers: int | None) -> Manifest:
 
 def several(words: tuple[str, ...], workers: int | None) -> list[Manifest]:
     """Manifests, or one command. Raises BadInput."""
-    if all(word.endswith(slips.MANIFESTS) for word in words):
+    if all(word.endswith(usage.MANIFESTS) for word in words):
         return [given((word,), workers) for word in words]
     return [given(words, workers)]
 

@@ -21,7 +21,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import RankPlan
-from ropeteam_trainer.contract.strangers import BACKLOG
+from ropeteam_trainer.contract.preauth import BACKLOG
 from ropeteam_trainer.contract.strategy import StrategyError
 from ropeteam_trainer.contract.world import Epoch
 from ropeteam_trainer.rank.agentlink import AgentLink, Heartbeat

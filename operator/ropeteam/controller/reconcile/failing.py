@@ -19,11 +19,11 @@ import aiohttp
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import Metadata
 from ropeteam.api.status import JobStatus
-from ropeteam.controller.cache import reading
+from ropeteam.controller.cache import parsing
 from ropeteam.controller.cache.caches import Caches
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.cluster import ApiError, Conflict, Fenced, NotFound, Object
-from ropeteam.controller.rounds.events import announce
+from ropeteam.controller.client.apiclient import ApiError, Conflict, Fenced, NotFound, Object
+from ropeteam.controller.reconcile.events import announce
 from ropeteam.core.decision import Announcement
 from ropeteam.core.status.conditions import Fact, with_facts
 
@@ -101,7 +101,7 @@ async def _stall(caches: Caches, raw: Object, words: str, now: datetime) -> None
     stalled = with_facts(status, (fact,), now, meta.get("generation", 0))
     if stalled != status and not status.finished:
         written = {**raw, "status": stalled.to_json()}
-        caches.jobs.learn(await caches.client.replace(written, "status", reading.job_text))
+        caches.jobs.learn(await caches.client.replace(written, "status", parsing.job_text))
 
 
 async def _announce(caches: Caches, raw: Object, words: str, now: datetime) -> None:

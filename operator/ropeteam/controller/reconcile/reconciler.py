@@ -14,15 +14,15 @@ from datetime import timedelta
 
 from ropeteam.api.job import API_VERSION, KIND
 from ropeteam.controller import metrics
-from ropeteam.controller.cache import reading
+from ropeteam.controller.cache import parsing
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.cluster import AlreadyGone, ApiClient, NotFound, Place
-from ropeteam.controller.rounds import failing
-from ropeteam.controller.rounds.events import announce
-from ropeteam.controller.rounds.executor import Executor
-from ropeteam.controller.rounds.failing import Failing
-from ropeteam.controller.rounds.observer import Memory, Observer
-from ropeteam.controller.rounds.pace import Pace
+from ropeteam.controller.client.apiclient import AlreadyGone, ApiClient, NotFound, Place
+from ropeteam.controller.reconcile import failing
+from ropeteam.controller.reconcile.events import announce
+from ropeteam.controller.reconcile.executor import Executor
+from ropeteam.controller.reconcile.failing import Failing
+from ropeteam.controller.reconcile.observer import Memory, Observer
+from ropeteam.controller.reconcile.statuspace import Pace
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Announcement, Decision
 from ropeteam.core.objects.actions import Action
@@ -108,7 +108,7 @@ class Reconciler:
             "status": decision.status.to_json(),
         }
         try:
-            answer = await self.client.replace(written, "status", reading.job_text)
+            answer = await self.client.replace(written, "status", parsing.job_text)
         except NotFound:
             self.observer.caches.jobs.learn_gone(meta.uid)
             raise

@@ -19,11 +19,11 @@ from ropeteam.api.rules import validate as rules
 from ropeteam.api.status import JobStatus
 from ropeteam.controller.cache.caches import Caches
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.cluster import REFUSALS, AlreadyOurs, ApiClient, ApiError, Object
+from ropeteam.controller.client.apiclient import REFUSALS, AlreadyOurs, ApiClient, ApiError, Object
 from ropeteam.controller.client.coordinator import Coordinators, Unreachable, Voice, voice
-from ropeteam.controller.rounds.holders import Holders
-from ropeteam.controller.rounds.jobclock import JobClock
-from ropeteam.controller.rounds.leases import Leases
+from ropeteam.controller.reconcile.holders import Holders
+from ropeteam.controller.reconcile.jobclock import JobClock
+from ropeteam.controller.reconcile.leases import Leases
 from ropeteam.controller.settings import OperatorKeys
 from ropeteam.core.objects import manifests, nonroot, workerpod
 from ropeteam.core.seen import names

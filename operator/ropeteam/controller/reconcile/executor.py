@@ -14,7 +14,7 @@ from typing import Any, assert_never
 
 from ropeteam.api.job import Metadata
 from ropeteam.controller.cache.caches import Caches
-from ropeteam.controller.client.cluster import (
+from ropeteam.controller.client.apiclient import (
     REFUSALS,
     AlreadyGone,
     AlreadyOurs,
@@ -24,8 +24,8 @@ from ropeteam.controller.client.cluster import (
     Object,
     Place,
 )
-from ropeteam.controller.rounds.agentsecret import AgentSecret
-from ropeteam.controller.rounds.observer import Memory
+from ropeteam.controller.reconcile.agentsecret import AgentSecret
+from ropeteam.controller.reconcile.observer import Memory
 from ropeteam.controller.settings import OperatorKeys
 from ropeteam.core.objects import policy
 from ropeteam.core.objects.actions import (

@@ -20,7 +20,7 @@ import aiohttp
 import orjson
 
 from ropeteam.api.job import API_VERSION, PLURAL
-from ropeteam.controller.client import bounded
+from ropeteam.controller.client import boundedjson
 from ropeteam.controller.client.access import Access
 
 Object = dict[str, Any]
@@ -211,7 +211,7 @@ class ApiClient:
             used = self._access
             try:
                 async with self._turns, self._call(method, path, body, params or {}) as answer:
-                    content = await bounded.read(answer, most_bytes)
+                    content = await boundedjson.read(answer, most_bytes)
                     if answer.status < 400:
                         return (parse or _parse)(content)
                     if answer.status == 401 and left:
@@ -292,7 +292,7 @@ def _owner(thing: Object) -> tuple[str, bool]:
 
 
 def _parse(content: bytes) -> Object:
-    parsed = bounded.loads(content or b"{}")
+    parsed = boundedjson.loads(content or b"{}")
     return parsed if isinstance(parsed, dict) else {"value": parsed}
 
 

@@ -17,9 +17,9 @@ from dataclasses import replace
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import RankPhase, RankReport
 from ropeteam_trainer.contract.world import ProcessExit
-from ropeteam_trainer.coordinator.membership.state import slots
-from ropeteam_trainer.coordinator.membership.state.facts import Facts
-from ropeteam_trainer.coordinator.membership.state.slots import Slots
+from ropeteam_trainer.coordinator.membership.state import slotset
+from ropeteam_trainer.coordinator.membership.state.slotfacts import Facts
+from ropeteam_trainer.coordinator.membership.state.slotset import Slots
 from ropeteam_trainer.coordinator.membership.state.state import (
     Agent,
     Crew,
@@ -46,7 +46,7 @@ def seated(state: State) -> Slots:
     the world that it still runs or ends."""
     in_world = state.running or state.phase is WorldPhase.STOPPING
     roll = state.roll
-    return roll.held & ~(roll.deleting & ~(roll.member if in_world else slots.NONE))
+    return roll.held & ~(roll.deleting & ~(roll.member if in_world else slotset.NONE))
 
 
 def present(state: State) -> Slots:
@@ -60,7 +60,7 @@ def departing(state: State) -> Slots:
 
 def done(state: State) -> Slots:
     """All of their ranks are done. An abort at the end of the script counts if any rank exited cleanly."""
-    return state.roll.ended if state.roll.clean else slots.NONE
+    return state.roll.ended if state.roll.clean else slotset.NONE
 
 
 def all_are(state: State, which: Slots) -> bool:
@@ -70,8 +70,8 @@ def all_are(state: State, which: Slots) -> bool:
 
 def suspects(state: State) -> Slots:
     """Of these members something may be wrong."""
-    roll, seen = state.roll, state.world.seen if state.world else slots.NONE
-    undecided = roll.aborted if not roll.clean and all_are(state, roll.exited) else slots.NONE
+    roll, seen = state.roll, state.world.seen if state.world else slotset.NONE
+    undecided = roll.aborted if not roll.clean and all_are(state, roll.exited) else slotset.NONE
     gone = ~roll.told | roll.unheard | (seen & ~roll.here)
     return (gone | roll.failed | undecided) & state.everybody & ~done(state)
 
@@ -79,9 +79,9 @@ def suspects(state: State) -> Slots:
 def lease_is_enough(state: State, pod: Pod) -> bool:
     """A report of this pod that says nothing new would change nothing but its lease: it has one, and is not
     waited for to show that it has applied the withdrawal of its plan."""
-    if pod not in state.agents or slots.has(state.roll.mute | state.roll.unheard, pod.slot):
+    if pod not in state.agents or slotset.has(state.roll.mute | state.roll.unheard, pod.slot):
         return False
-    return state.running or state.world is None or slots.has(state.world.quiet, pod.slot)
+    return state.running or state.world is None or slotset.has(state.world.quiet, pod.slot)
 
 
 # ---- changes to it
@@ -95,7 +95,7 @@ def know(state: State, agents: Iterable[Agent], now: float) -> State:
         agents={**state.agents, **news},
         leases_until=min(state.leases_until, now + state.config.timeouts.lost),
     )
-    return refresh(state, known, slots.of(pod.slot for pod in news), now)
+    return refresh(state, known, slotset.of(pod.slot for pod in news), now)
 
 
 def renew(state: State, heard: dict[Pod, float]) -> State:
@@ -113,14 +113,14 @@ def call(state: State, now: float) -> State:
         return state
     oldest, patience = now - state.config.timeouts.lost, state.config.timeouts.lost
     until = min((each.heard for each in state.agents.values() if each.heard >= oldest), default=math.inf)
-    gone = slots.of(pod.slot for pod, each in state.agents.items() if each.heard < oldest)
+    gone = slotset.of(pod.slot for pod, each in state.agents.items() if each.heard < oldest)
     asked = gone | state.roll.mute | state.roll.unheard
     return refresh(state, replace(state, leases_until=until + patience), asked, now)
 
 
 def differing(before: Facts[Slots], after: Facts[Slots]) -> Slots:
     """Slots of which something else is true now."""
-    found = slots.NONE
+    found = slotset.NONE
     for one, other in zip(vars(before).values(), vars(after).values(), strict=True):
         found |= one ^ other
     return found
@@ -136,8 +136,8 @@ def refresh(before: State | None, after: State, which: Slots, now: float) -> Sta
     which &= after.everybody
     sets = {name: known & ~which for name, known in vars(after.roll).items()}
     saved = dict(after.saved)
-    for slot in slots.each(which):
-        bit, crew = slots.one(slot), crew_of(after, slot)
+    for slot in slotset.each(which):
+        bit, crew = slotset.one(slot), crew_of(after, slot)
         for name, holds in _facts(after, slot, crew, now).items():
             if holds:
                 sets[name] |= bit

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ropeteam_trainer.contract.local import FromRank, GroupFormed
 from ropeteam_trainer.contract.messages import GroupReport
-from ropeteam_trainer.contract.peers import blames_a_peer
+from ropeteam_trainer.contract.peererrors import blames_a_peer
 from ropeteam_trainer.contract.world import ProcessExit
 
 MOST_GROUPS, MOST_MEMBERS, MOST_RANKS, _LONGEST = 16, 1024, 1 << 20, 100

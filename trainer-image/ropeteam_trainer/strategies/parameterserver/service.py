@@ -21,7 +21,7 @@ import torch
 
 from ropeteam_trainer.contract.strategy import ParameterServer
 from ropeteam_trainer.strategies.parameterserver import wire
-from ropeteam_trainer.strategies.parameterserver.door import Door, say
+from ropeteam_trainer.strategies.parameterserver.admission import Door, say
 from ropeteam_trainer.strategies.parameterserver.share import Share, Values
 from ropeteam_trainer.strategies.parameterserver.wire import Head
 

@@ -1,7 +1,7 @@
 """The door of a parameter server: who has shown the job's secret gets in, all others stay outside.
 
 One thread greets all of them, so a stranger costs a descriptor and 48 bytes. There are places for so many
-(contract/strangers.py), and a whole greeting takes 2 seconds at most. The last descriptors of the process are
+(contract/preauth.py), and a whole greeting takes 2 seconds at most. The last descriptors of the process are
 no places: if strangers have all others, one leaves for each that comes. Want of descriptors, memory or
 threads never closes the door.
 """
@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-from ropeteam_trainer.contract.strangers import Strangers
+from ropeteam_trainer.contract.preauth import Strangers
 from ropeteam_trainer.strategies.parameterserver import wire
 
 GREETING_SECONDS = 2.0

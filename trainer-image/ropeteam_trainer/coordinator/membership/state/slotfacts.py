@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
 
-from ropeteam_trainer.coordinator.membership.state import slots
-from ropeteam_trainer.coordinator.membership.state.slots import Slots
+from ropeteam_trainer.coordinator.membership.state import slotset
+from ropeteam_trainer.coordinator.membership.state.slotset import Slots
 
 T = TypeVar("T")
 
@@ -78,4 +78,4 @@ class Facts(Generic[T]):
     """All ranks live, or ended well."""
 
 
-NOBODY: Facts[Slots] = Facts(*[slots.NONE] * len(fields(Facts)))
+NOBODY: Facts[Slots] = Facts(*[slotset.NONE] * len(fields(Facts)))

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.coordinator.membership import progress
-from ropeteam_trainer.coordinator.membership.state import roll, slots
-from ropeteam_trainer.coordinator.membership.state.slots import Slots
+from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
+from ropeteam_trainer.coordinator.membership.state.slotset import Slots
 from ropeteam_trainer.coordinator.membership.state.state import Moment, State, enter, new_attempt, with_world
 
 
@@ -41,18 +41,18 @@ def goes_on(state: State) -> bool:
         return False
     if world.paused_at is not None or state.roll.drained:
         return False
-    servers = state.everybody & ~slots.up_to(state.config.workers)
+    servers = state.everybody & ~slotset.up_to(state.config.workers)
     return servers & _staying(state) & state.roll.in_line == servers
 
 
 def _staying(state: State) -> Slots:
     """Slots whose agent is that of the current world, and stays."""
-    return roll.present(state) & state.roll.member & ~roll.departing(state)
+    return slotindex.present(state) & state.roll.member & ~slotindex.departing(state)
 
 
 def _well(state: State) -> Slots:
     """All of their ranks live, or have ended as they should."""
     if not goes_on(state):
-        return slots.NONE
-    aborted = slots.NONE if state.roll.clean else state.roll.aborted
+        return slotset.NONE
+    aborted = slotset.NONE if state.roll.clean else state.roll.aborted
     return _staying(state) & state.roll.well & ~aborted

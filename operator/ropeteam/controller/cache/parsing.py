@@ -14,10 +14,10 @@ import orjson
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import API_VERSION, GROUP, KIND
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client import bounded
+from ropeteam.controller.client import boundedjson
 from ropeteam.core.objects.manifests import TOKEN_VOLUME
-from ropeteam.core.seen import unserved
-from ropeteam.core.seen.former import ENDED
+from ropeteam.core.seen import unservedrequests
+from ropeteam.core.seen.formercoordinators import ENDED
 from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role, ServiceSeen
 from ropeteam_trainer.contract import VERSION
 from ropeteam_trainer.contract.config import CONFIG, TRAINER_CONTAINER
@@ -96,12 +96,12 @@ class JobSeen(NamedTuple):
 
 def job_event(line: bytes) -> Object:
     """What a watch says of a job, for `job`. Raises orjson.JSONDecodeError."""
-    return dict(bounded.thing(line, _LARGEST_SPEC, b"}}"))
+    return dict(boundedjson.thing(line, _LARGEST_SPEC, b"}}"))
 
 
 def job_text(text: bytes) -> Object:
     """What the API server answers to a change of a job, for `job`. Raises orjson.JSONDecodeError."""
-    return dict(bounded.thing(text, _LARGEST_SPEC))
+    return dict(boundedjson.thing(text, _LARGEST_SPEC))
 
 
 def job(thing: Object) -> JobSeen:
@@ -127,7 +127,7 @@ def job(thing: Object) -> JobSeen:
 
 def _asking(words: Object | None) -> dict[str, str]:
     """Labels or annotations that ask for a queue or a gang; of long texts that they are there is enough."""
-    found = sorted(key for key in words or () if unserved.asks(key))[:_MOST_WORDS]
+    found = sorted(key for key in words or () if unservedrequests.asks(key))[:_MOST_WORDS]
     return {key: str((words or {})[key])[:_LONGEST_NOTE] for key in found}
 
 
@@ -141,7 +141,7 @@ def _fault(spec: object) -> str:
         )
     if not isinstance(spec, dict):
         return "spec: it is no map of fields; write at least workers and command"
-    if size is None or bounded.is_deeper(spec, _DEEPEST_SPEC):
+    if size is None or boundedjson.is_deeper(spec, _DEEPEST_SPEC):
         return f"spec: it is nested more than {_DEEPEST_SPEC} levels deep; look for what repeats in it"
     return ""
 
@@ -179,7 +179,7 @@ def pod(thing: Object) -> tuple[str, PodSeen]:
         scheduler=spec.get("schedulerName") or "",
         scheduled=scheduled.get("status", ""),
         gates=tuple(each["name"] for each in (spec.get("schedulingGates") or ())[:_MOST_WORDS]),
-        queued=unserved.MANAGED in (meta.get("labels") or {}),
+        queued=unservedrequests.MANAGED in (meta.get("labels") or {}),
         grouped=bool(spec.get("schedulingGroup") or spec.get("workloadRef")),
         scheduled_message=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
         container=_container(status.get("containerStatuses") or [], main),

@@ -17,8 +17,8 @@ from aiohttp.connector import Connection
 
 from ropeteam.api.job import PLURAL
 from ropeteam.controller.cache.informer import LARGEST_OBJECT
-from ropeteam.controller.cache.reading import READ
-from ropeteam.controller.client import bounded
+from ropeteam.controller.cache.parsing import READ
+from ropeteam.controller.client import boundedjson
 
 _SHOWN = ("apiVersion", "kind", "code", "reason", "message")
 
@@ -44,15 +44,15 @@ class _Outlined:
 
     async def read(self) -> bytes:
         """A list, of which only the version is told. Where it goes on is not."""
-        page = bounded.loads(await self._stream.read())
+        page = boundedjson.loads(await self._stream.read())
         version = page["metadata"]["resourceVersion"]
         return orjson.dumps(page | {"items": [], "metadata": {"resourceVersion": version}})
 
     async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
         """A watch."""
-        with suppress(bounded.TooLarge):  # the watch ends, and kopf opens another
-            async for line in bounded.lines(self._stream, LARGEST_OBJECT):
-                event = bounded.thing(line, most=0, ends=b"}}")
+        with suppress(boundedjson.TooLarge):  # the watch ends, and kopf opens another
+            async for line in boundedjson.lines(self._stream, LARGEST_OBJECT):
+                event = boundedjson.thing(line, most=0, ends=b"}}")
                 yield orjson.dumps({"type": event["type"], "object": _outline(event["object"])}) + b"\n"
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ropeteam_trainer.strategies.parameterserver import flat, wire
-from ropeteam_trainer.strategies.parameterserver.server import packed, unpacked
+from ropeteam_trainer.strategies.parameterserver.service import packed, unpacked
 from ropeteam_trainer.strategies.parameterserver.share import shares, values_of
 from ropeteam_trainer.strategies.parameterserver.wire import Head
 

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from ropeteam_trainer.contract.desired import ReplaceWish
 from ropeteam_trainer.contract.messages import AgentReport, Problem
 from ropeteam_trainer.contract.world import Cause, FailReason
-from ropeteam_trainer.coordinator.membership.state import roll, slots
+from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.state import Moment, State, Unfit, seat
 
 PAUSE_FIRST, PAUSE_MOST = 15.0, 300.0
@@ -33,7 +33,7 @@ def note(state: State, at: Moment) -> State:
     """Take in what agents say of their pods: fail the job, or remember the slot. Where there is no agent, the
     next pod is on its way."""
     known = {each.slot: each for each in state.unfit}
-    for slot in slots.each(roll.seated(state) & (state.roll.troubled | slots.of(known))):
+    for slot in slotset.each(slotindex.seated(state) & (state.roll.troubled | slotset.of(known))):
         agent = seat(state, slot)
         assert agent is not None
         problem = agent.report.problem

@@ -25,12 +25,12 @@ from ropeteam_trainer.strategies import largebatch, wrap
 from ropeteam_trainer.strategies.model.naming import named_parameters
 from ropeteam_trainer.strategies.parameterserver import ledger as rules
 from ropeteam_trainer.strategies.parameterserver.chief import Chief, Whole
+from ropeteam_trainer.strategies.parameterserver.client import Line
+from ropeteam_trainer.strategies.parameterserver.discovery import BEAT_SECONDS, Meeting, Place
 from ropeteam_trainer.strategies.parameterserver.ledger import Ledger
-from ropeteam_trainer.strategies.parameterserver.roles import BEAT_SECONDS, Meeting, Place
-from ropeteam_trainer.strategies.parameterserver.server import Server, packed, unpacked
+from ropeteam_trainer.strategies.parameterserver.service import Server, packed, unpacked
 from ropeteam_trainer.strategies.parameterserver.share import Share, put_values, restricted, shares, values_of
 from ropeteam_trainer.strategies.parameterserver.wire import Head
-from ropeteam_trainer.strategies.parameterserver.worker import Line
 
 TELL_SECONDS = 1.0
 """How often the agent is told what metrics count, at most."""

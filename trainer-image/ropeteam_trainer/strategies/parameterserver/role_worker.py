@@ -15,11 +15,11 @@ from ropeteam_trainer.checkpoint.objects import rng
 from ropeteam_trainer.contract.strategy import Parallelism, Strategy, Sync
 from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.strategies import wrap
-from ropeteam_trainer.strategies.front import Loss
+from ropeteam_trainer.strategies.facade import Loss
 from ropeteam_trainer.strategies.model.naming import named_parameters
-from ropeteam_trainer.strategies.parameterserver.roles import Meeting, Place
+from ropeteam_trainer.strategies.parameterserver.client import Line, Worker
+from ropeteam_trainer.strategies.parameterserver.discovery import Meeting, Place
 from ropeteam_trainer.strategies.parameterserver.share import put_values, values_of
-from ropeteam_trainer.strategies.parameterserver.worker import Line, Worker
 
 Data = dict[str, int] | None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from ropeteam_trainer.agent.machine import hang, heard
+from ropeteam_trainer.agent.machine import childreports, hang
 from ropeteam_trainer.agent.machine.effects import DropLink, Effect
 from ropeteam_trainer.agent.machine.state import (
     BeatsRead,
@@ -164,7 +164,7 @@ def _with_exit(state: State, world: World, number: int, exit: ProcessExit, alive
     for rank in world.ranks:
         if told and rank.alive and (rank is told or state.launch.per_pod):
             ours = ending and (rank.exit is None or rank.exit.killed)
-            failing = told.failing and state.now - told.error_at <= heard.CHILD_SECONDS
+            failing = told.failing and state.now - told.error_at <= childreports.CHILD_SECONDS
             if ours and failing and world.terminate_by is None:
                 ours, exit = False, replace(exit, code=1, signal=None)  # as Python ends for an exception
             heard_of = replace(rank, error=told.error, error_at=told.error_at, ended=told.ended)
@@ -205,11 +205,11 @@ def _explained(state: State, exit: ProcessExit, rank: RankState) -> ProcessExit:
         return replace(exit, early=True, fingerprint="early end", message=needed)
     if exit.fingerprint or exit.clean:
         return exit
-    if error and not exit.oom and heard.explains(error, exit, state.now - rank.error_at):
+    if error and not exit.oom and childreports.explains(error, exit, state.now - rank.error_at):
         storage = _STORAGE.get(error.error_class, "")
-        return replace(heard.caused(exit, error, rank.rank, rank.ended), storage=storage)
+        return replace(childreports.caused(exit, error, rank.rank, rank.ended), storage=storage)
     exit = replace(exit, fingerprint=exit.how)
-    return heard.of_a_shell(exit) if state.launch.per_pod else exit
+    return childreports.of_a_shell(exit) if state.launch.per_pod else exit
 
 
 def _with_said(world: World, number: int, said: FromRank, now: float) -> World:
@@ -228,16 +228,16 @@ def _with_said(world: World, number: int, said: FromRank, now: float) -> World:
         rank = replace(rank, left=True)
     if said.served is not None:
         rank = replace(rank, served=said.served)
-    if said.error_type is not None and heard.better(rank.error, said):
-        told = heard.after(rank.error, said, now - rank.error_at)
+    if said.error_type is not None and childreports.better(rank.error, said):
+        told = childreports.after(rank.error, said, now - rank.error_at)
         ending = world.killing or world.terminate_by is not None
-        failing = rank.failing or (heard.is_cause(told) and not ending)
+        failing = rank.failing or (childreports.is_cause(told) and not ending)
         rank = replace(rank, error=told, error_at=now, failing=failing)
     if said.ended and rank.ended is None:
         rank = replace(rank, ended=said.rank)
     world = world.with_rank(rank)
     if said.group is not None:
-        world = replace(world, groups=heard.with_group(world.groups, number, said.group))
+        world = replace(world, groups=childreports.with_group(world.groups, number, said.group))
     if said.shard_step is not None:
         shard = Shard(number, world.born, said.shard_step, said.shard_files)
         others = tuple(s for s in world.shards if (s.rank, s.step) != (shard.rank, shard.step))

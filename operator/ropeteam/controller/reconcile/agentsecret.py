@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from ropeteam.controller.client.cluster import REFUSALS, AlreadyOurs, ApiClient, ApiError
+from ropeteam.controller.client.apiclient import REFUSALS, AlreadyOurs, ApiClient, ApiError
 from ropeteam.core.seen import names
 
 _BELIEVED_SECONDS = 60.0

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus, WorkersStatus
 from ropeteam.core.questions.pending import ran
-from ropeteam.core.seen import former
+from ropeteam.core.seen import formercoordinators
 from ropeteam.core.seen.classify import cannot_write, strong_evidence
 from ropeteam.core.seen.observation import PodSeen
 from ropeteam.core.seen.view import View, changed
@@ -54,7 +54,7 @@ def _coordinator(view: View) -> CoordinatorStatus:
         coordinator,
         pod_uid=coordinator.pod_uid or (pod.uid if pod else ""),
         node=coordinator.node or (pod.node if pod else ""),
-        former=former.remaining(view),
+        former=formercoordinators.remaining(view),
         address=coordinator.address or (service.cluster_ip if service else ""),
         boot=max(0, report.boot) if report else coordinator.boot,
         faults=0 if report else coordinator.faults,
