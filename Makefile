@@ -5,7 +5,7 @@ PYTHON := $(VENV)/bin/python
 ENGINE ?= docker
 SEEDS ?= 20
 PERCENT ?= 1
-CHECKS := check-types check-format check-lint check-pure check-house check-crds check-chart check-imports check-lock check-python
+CHECKS := check-types check-format check-lint check-pure check-house check-crds check-chart check-imports check-lock check-python check-signposts
 # What runs inside any image with Python 3.10.
 AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator agent launchers checkpoint/__init__.py \
 	checkpoint/decisions system __init__.py)
@@ -113,6 +113,8 @@ check-chart:
 	$(PYTHON) -m tools.dashboards --check
 check-imports:
 	lint-imports
+check-signposts:
+	$(PYTHON) tools/signposts.py
 check-lock:
 	tools/requirements --check
 check-python:

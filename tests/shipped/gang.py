@@ -32,7 +32,7 @@ class SiteGang(Gang):
         return super()._restore(first)
 
     def _wait_for_the_volume(self, why: str) -> None:
-        """As together.py does it: each says whether it saw the fault itself."""
+        """As agreement.py does it: each says whether it saw the fault itself."""
         self._waited += 1.0
         if self._waited < PATIENCE_SECONDS:
             self._site.loop.after(1.0, self._begin)

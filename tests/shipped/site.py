@@ -8,7 +8,7 @@ Outside, and which real test holds it:
   aiohttp, TLS, access     tests/controller/test_cluster.py, test_access.py
   schemas, admission       tests/differential, tests/local
   ranks.py, reaper, zygote, keeper, page, sockets    tests/agent/test_ranks.py, test_fork.py, test_watching.py
-  preflight, launch        tests/agent/test_launch.py, test_promises.py
+  preflight, launch        tests/launchers/, test_promises.py
   torch, reader, writer    tests/trainer
   parameter servers        tests/sim/test_servers.py (simulated), tests/e2e/test_servers.py
   lines.py (stdout)        tests/agent/test_output.py

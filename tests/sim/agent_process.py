@@ -1,4 +1,4 @@
-"""An agent as a process: the real machine.py, and what carries out its effects in simulated time.
+"""An agent as a process: the real machine/step.py, and what carries out its effects in simulated time.
 
 Events reach the machine one at a time, in the order in which they happened. A frozen process (SIGSTOP, a
 paused VM) sees nothing; on waking it sees all of it at once, late. When it dies its ranks die with it

@@ -1,4 +1,4 @@
-"""A coordinator as a process: the real membership.py, and a server around it in simulated time.
+"""A coordinator as a process: the real membership/step.py, and a server around it in simulated time.
 
 Orders go out whenever they differ from the last ones sent on that connection, and again for a report that
 has not seen them. Only the newest connection of a pod counts. A frozen process handles everything on

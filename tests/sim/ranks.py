@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 PATIENCE_SECONDS = 20.0
-"""As in together.py, shorter: how long ranks wait for the volume."""
+"""As in agreement.py, shorter: how long ranks wait for the volume."""
 CONSEQUENCE = "torch.distributed.DistBackendError: Connection closed by peer [10.0.0.2]:34567"
 
 
@@ -261,7 +261,7 @@ class Gang:
             self.willing()
 
     def _wait_for_the_volume(self, why: str) -> None:
-        """As together.py does it, in the pods of a whole job."""
+        """As agreement.py does it, in the pods of a whole job."""
         self._waited += 1.0
         if self._waited < PATIENCE_SECONDS:
             self._world.clock.after(1.0, self._begin)

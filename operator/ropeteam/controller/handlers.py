@@ -88,7 +88,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.networking.error_backoffs = Forever()
     chosen.networking.request_timeout, chosen.networking.connect_timeout = 15, 5
     chosen.watching.server_timeout, chosen.watching.connect_timeout = 290, 5
-    chosen.watching.chunk_size = 1  # kopf is shown none (outlines.py)
+    chosen.watching.chunk_size = 1  # kopf is shown none (kopfevents.py)
     chosen.queueing.idle_timeout = 0.5
     chosen.scanning.disabled = True
     chosen.posting.enabled = False

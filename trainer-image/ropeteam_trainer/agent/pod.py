@@ -46,7 +46,7 @@ class RankProcesses(Protocol):
 
 
 class Stores(Protocol):
-    """See keeper.py."""
+    """See stores.py."""
 
     def host(self, epoch: Epoch) -> None: ...
 

@@ -2,7 +2,7 @@
 
 Promise: nothing is executed (weights_only, and an allow-list for `.metadata`); nothing but regular files
 below the folder is opened; what the operating system only fails to do proves nothing against a checkpoint.
-Limits: a file is read once for its hash, by one rank (together.py), and once to be loaded, by each rank that
+Limits: a file is read once for its hash, by one rank (agreement.py), and once to be loaded, by each rank that
 needs something of it, whichever ranks wrote it. Files of tensors are not hashed again when they are loaded;
 all others are.
 """

@@ -203,7 +203,7 @@ class Grant:
     files: tuple[ShardFile, ...]
     parent: CheckpointRef | None
     files_before: int = 0
-    """So many came before these orders (parts.py)."""
+    """So many came before these orders (grantchunks.py)."""
 
 
 @dataclass(frozen=True)

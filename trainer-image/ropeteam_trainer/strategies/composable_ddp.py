@@ -1,6 +1,6 @@
 """Whole copies of a part of a model, composable: data parallelism of layers that are split or cut already.
 
-Like datapar.py, but layer by layer and on a mesh, so that it goes with tensor and pipeline parallelism. Alone
+Like ddp.py, but layer by layer and on a mesh, so that it goes with tensor and pipeline parallelism. Alone
 it is `sync.type: Replicate`: use it where the module must stay what it is, and not be wrapped.
 Cost per step and rank: 2 (n-1)/n x 4P bytes for the P parameters that this rank has.
 Source: torch.distributed._composable.replicate_with_fsdp.

@@ -1,10 +1,10 @@
 """Which job to look at next: client-go's rate-limiting work queue, in asyncio.
 
 A key that is added twice is handled once; one key is never handled twice at the same time; a change that
-comes while it is being handled leads to exactly one more round. Groups of keys have fair shares (`turns.py`).
-After a round a key rests: the pods of a gang
-change together, and one look sees them all. Failures wait longer each time (5 ms doubling to 5 minutes).
-Limits: one event loop; keys are lost with the process (the first list after a start adds them all again).
+comes while it is being handled leads to exactly one more round. Groups of keys have fair shares
+(`fairqueue.py`). After a round a key rests: the pods of a gang change together, and one look sees them all.
+Failures wait longer each time (5 ms doubling to 5 minutes). Limits: one event loop; keys are lost with the
+process (the first list after a start adds them all again).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the processes of a rank have told of groups and errors, brought together. Pure.
 
 A rank, or a command that runs once per pod, may start processes of its own, and each tells for itself
-(children.py). The order in which errors count: the rank's own -> an exception of one of its processes -> what
-a launcher saw of one that could not tell -> an exception that blames a peer; among equals the first.
+(childhooks.py). The order in which errors count: the rank's own -> an exception of one of its processes ->
+what a launcher saw of one that could not tell -> an exception that blames a peer; among equals the first.
 """
 
 from __future__ import annotations

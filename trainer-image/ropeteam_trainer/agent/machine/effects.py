@@ -1,4 +1,4 @@
-"""What an agent can do: frozen data, made by machine.py and carried out by main.py, in the order given."""
+"""What an agent can do: frozen data, made by step.py and carried out by main.py, in the order given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an event tells an agent: the facts, before any conclusion is drawn (that is machine.py). Pure."""
+"""What an event tells an agent: the facts, before any conclusion is drawn (that is step.py). Pure."""
 
 from __future__ import annotations
 

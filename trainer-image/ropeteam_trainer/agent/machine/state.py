@@ -1,4 +1,4 @@
-"""What an agent knows, and what can happen to it: frozen data for machine.py.
+"""What an agent knows, and what can happen to it: frozen data for step.py.
 
 Events come from outside in the order in which they were seen. What it can do is in effects.py.
 Times are seconds of the monotonic clock that `Beat.monotonic_ns` uses.

@@ -1,6 +1,6 @@
 """What an agent does: state and event in, next state and effects out. Pure and total.
 
-Every event first updates what is known (learn.py); then the same rules look at the whole, in this order, and
+Every event first updates what is known (events.py); then the same rules look at the whole, in this order, and
 each brings one thing nearer to what the orders say, so a lost, doubled or early event costs nothing:
   deadlines, leaving    clocks of fence, hang, drain; reasons to exit
   keep ranks            a plan that names the epoch of the ranks here is theirs from now on

@@ -3,7 +3,7 @@
 The listening socket is the agent's, bound to the pod's address alone, so the port is told at once;
 the store itself is a fork of the zygote and dies with the agent. While the zygote still imports torch, ranks
 do too; those that are faster wait in the socket's queue. A store that ends is not replaced on its port, where
-a second one would know nothing of what ranks told the first: StoreDown ends the epoch (machine.py).
+a second one would know nothing of what ranks told the first: StoreDown ends the epoch (machine/step.py).
 ROPETEAM_STORE=none, for ranks that never use torch (tests): the socket listens and nobody answers.
 """
 

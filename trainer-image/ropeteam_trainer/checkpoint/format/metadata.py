@@ -3,7 +3,7 @@
 It is torch.distributed.checkpoint's own, and a pickle. Nothing of what it names is imported or called here:
 an allow-list puts inert stand-ins in the place of the few classes that it needs, and refuses all others.
 (So a restart does not wait for the import of torch.distributed.checkpoint either.) What it makes is no larger
-than its bytes (operations.py).
+than its bytes (picklesizes.py).
 """
 
 from __future__ import annotations

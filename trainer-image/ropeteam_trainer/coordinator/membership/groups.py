@@ -5,7 +5,8 @@ Judged is one thing: whether a group of all ranks has ever formed in this start.
 smaller group is told at once; the job fails when startSeconds have passed since (a script may take longer to
 its first group, and that one be a preflight's), or when a rank of a smaller group has ended with 0: what it
 trained is not what was asked for. A world that forms none is told of after
-startSeconds and at its end. Limits: known is what children.py reaches; who tells nothing counts neither way.
+startSeconds and at its end. Limits: known is what childhooks.py reaches; who tells nothing counts neither
+way.
 """
 
 from __future__ import annotations

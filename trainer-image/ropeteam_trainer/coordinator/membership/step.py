@@ -13,7 +13,7 @@ needed arrived.
        |               |               |
        +-----------> STOPPING <--------+---- a fault (from RUNNING, DRAINING)
 
-With parameter servers the ranks of slots that are well live on from STOPPING to RUNNING (keeping.py).
+With parameter servers the ranks of slots that are well live on from STOPPING to RUNNING (preserving.py).
 Promises: an epoch grows strictly; a plan needs every slot, and every rank of the world before it dead, fenced
 or kept by that plan; all ranks done is final; the lineage grows only by grants to ranks that live; never
 raises.

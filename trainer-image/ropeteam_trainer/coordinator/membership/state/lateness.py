@@ -1,6 +1,6 @@
 """Whether this coordinator keeps up: how long after a moment that we had set ourselves we had our next turn.
 
-Order: a turn comes PAUSE_SECONDS too late -> leases are extended by that (membership.py) and we are late,
+Order: a turn comes PAUSE_SECONDS too late -> leases are extended by that (step.py) and we are late,
 until CALM_SECONDS have passed without such a turn -> status and metrics say so, and what is for people only
 is made more seldom (metrics_age). Leases, orders and the operator's words never wait.
 Promise: said once and kept up, so it does not flap; what is told only grows while it lasts.

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Facts(Generic[T]):
-    """What is true of a slot (T: bool), or of which slots it is true (T: Slots). Kept by roll.py.
+    """What is true of a slot (T: bool), or of which slots it is true (T: Slots). Kept by slotindex.py.
 
     First of the agent that holds the slot, then of the ranks of its member of the current world, as the agent
     of that member last told. "Ended well": exited cleanly, or aborted at the end of its script.

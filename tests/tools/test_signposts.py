@@ -1,0 +1,28 @@
+"""The checker of signposts finds names of files that are gone, and no others."""
+
+from __future__ import annotations
+
+from tools import signposts
+
+
+def test_a_path_is_known_by_each_of_its_ends():
+    assert list(signposts.ends(["core/seen/view.py"])) == ["core/seen/view.py", "seen/view.py", "view.py"]
+
+
+def test_comments_and_docstrings_are_read_and_code_is_not():
+    text = '"""As in seen/view.py, and `fold.py`."""\nopen("gone.py")  # see machine/step.py\n'
+    assert list(signposts.signs(text, is_markdown=False)) == ["seen/view.py", "fold.py", "machine/step.py"]
+
+
+def test_fenced_code_of_a_page_is_not_read():
+    page = "In `crd.py`:\n```bash\npython mine.py\n```\nand (/tmp/other.py) too: core/decide.py.\n"
+    assert list(signposts.signs(page, is_markdown=True)) == ["crd.py", "core/decide.py"]
+
+
+def test_what_leads_nowhere_is_said(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(signposts, "ROOT", tmp_path)
+    monkeypatch.setattr(signposts, "tracked", lambda: ["a.py", "b.md"])
+    (tmp_path / "a.py").write_text("# a.py, train.py, c.py\n")
+    (tmp_path / "b.md").write_text("`a.py`\n")
+    assert signposts.main() == 1
+    assert capsys.readouterr().out == "a.py: c.py is no file here\n"
