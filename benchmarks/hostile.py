@@ -26,7 +26,7 @@ from tests.cluster.site import ROOT, false_coordinator
 
 from ropeteam.api.job import API_VERSION, KIND
 from ropeteam.controller.client import access, apiclient
-from ropeteam.controller.client.apiclient import AlreadyGone, ApiClient, ApiError, NotFound, Place
+from ropeteam.controller.client.apiclient import AlreadyGone, ApiClient, ApiError, NotFound, ObjectRef
 from ropeteam.core.seen import names
 
 Object = dict[str, Any]
@@ -107,7 +107,7 @@ async def define_other(client: ApiClient) -> None:
 
 
 def find_other() -> None:
-    apiclient._HOMES[OTHER_KIND] = (f"/apis/{OTHER_GROUP}/v1alpha1", f"{OTHER_KIND.lower()}s")
+    apiclient._API_PATHS[OTHER_KIND] = (f"/apis/{OTHER_GROUP}/v1alpha1", f"{OTHER_KIND.lower()}s")
 
 
 def _pod(number: int) -> Object:
@@ -190,7 +190,7 @@ async def _handle(client: ApiClient, made: Object) -> None:
     }
     space, name = made["metadata"]["namespace"], made["metadata"]["name"]
     status = {"state": "Suspended", "conditions": [fact]}
-    await client.merge(Place(made["kind"], space, name, "status"), {"status": status})
+    await client.merge(ObjectRef(made["kind"], space, name, "status"), {"status": status})
     about = {"apiVersion": made["apiVersion"], "kind": made["kind"], "namespace": space, "name": name}
     event = {"apiVersion": "v1", "kind": "Event", "metadata": _meta(name, space), "involvedObject": about}
     await client.create({**event, "type": "Normal", "reason": "Suspended", "message": "No pod runs."})
@@ -202,9 +202,9 @@ async def _life(client: ApiClient, thing: Object) -> None:
         if made["kind"] == OTHER_KIND:
             await _handle(client, made)
         await asyncio.sleep(1)
-        await client.merge(Place.of(thing), {"metadata": {"annotations": {"changed": "yes"}}})
+        await client.merge(ObjectRef.of(thing), {"metadata": {"annotations": {"changed": "yes"}}})
         await asyncio.sleep(1)
-        await client.delete(Place.of(thing), uid=made["metadata"]["uid"])
+        await client.delete(ObjectRef.of(thing), uid=made["metadata"]["uid"])
 
 
 async def false_coordinators(client: ApiClient) -> None:

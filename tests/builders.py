@@ -17,7 +17,7 @@ from ropeteam.api.status import JobStatus
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
 from ropeteam.core.seen.observation import ContainerSeen, HeldSeen, Observation, PodSeen, Refusal, Role
-from ropeteam_trainer.contract.desired import Incident, JobReport, ReplaceWish, SlotReport, WorldPhase
+from ropeteam_trainer.contract.desired import Incident, JobReport, ReplacementRequest, SlotReport, WorldPhase
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import Cause, Epoch, FailReason
 
@@ -205,8 +205,8 @@ def an_incident(
 
 def a_wish(
     slot: int, incarnation: int = 1, cause: Cause = Cause.AGENT_LOST, avoid_node: bool = False
-) -> ReplaceWish:
-    return ReplaceWish(slot, incarnation, cause, "silent for 5 seconds", avoid_node)
+) -> ReplacementRequest:
+    return ReplacementRequest(slot, incarnation, cause, "silent for 5 seconds", avoid_node)
 
 
 def a_problem(

@@ -12,7 +12,7 @@ from benchmarks.scale.operatorprocess import OperatorProcess, operator
 from benchmarks.scale.realcluster import RealCluster, real_cluster
 from benchmarks.scale.watcher import Watched, watching
 from benchmarks.scale.worlds import Worlds, coordinators
-from ropeteam.controller.client.apiclient import Place
+from ropeteam.controller.client.apiclient import ObjectRef
 
 QUIET_SECONDS = 60
 _SETTLE_SECONDS = 15
@@ -140,7 +140,7 @@ async def _delete_pods(cluster: RealCluster, jobs: int) -> list[float]:
     """One of each of the first jobs, one after the other."""
     offset = cluster.audit_log.stat().st_size
     for number in range(_followed(jobs)):
-        place = Place("Pod", "default", f"scale-{number:04}-0-1")
+        place = ObjectRef("Pod", "default", f"scale-{number:04}-0-1")
         pod = await cluster.client.get(place)
         await cluster.client.delete(place, uid=pod["metadata"]["uid"])
         await asyncio.sleep(_BETWEEN_SECONDS)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.scale.worlds import Worlds
-from ropeteam.controller.cache.informer import Informer, Key, Lens
+from ropeteam.controller.cache.informer import Informer, Key, WatchSpec
 from ropeteam.controller.cache.parsing import own_key
 from ropeteam.controller.client.apiclient import ApiClient
 
@@ -73,8 +73,8 @@ async def watching(client: ApiClient, worlds: Worlds) -> AsyncIterator[Watched]:
     def nobody(_: Key) -> None:
         return
 
-    jobs = Lens("TrainingJob", "", own_key, lambda thing: watched.see_job(thing, worlds))
-    pods = Lens("Pod", "", own_key, lambda thing: watched.see_pod(thing, worlds))
+    jobs = WatchSpec("TrainingJob", "", own_key, lambda thing: watched.see_job(thing, worlds))
+    pods = WatchSpec("Pod", "", own_key, lambda thing: watched.see_pod(thing, worlds))
     parts: list[Informer[Any]] = [
         Informer(client, jobs, nobody),
         Informer(client, pods, nobody),

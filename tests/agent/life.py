@@ -14,7 +14,7 @@ from ropeteam_trainer.agent.machine.state import (
     LinkUp,
     OrdersReceived,
     RankExited,
-    RankSaid,
+    RankMessage,
     RanksStarted,
     RunClaimed,
     Tick,
@@ -125,7 +125,7 @@ class Life:
         return self.sees(LinkUp()).ordered(plan=plan).sees(RanksStarted(plan.epoch))
 
     def said(self, rank: int, n: int = 1, **words: Any) -> Life:
-        return self.sees(RankSaid(epoch(n), rank, FromRank(**words)))
+        return self.sees(RankMessage(epoch(n), rank, FromRank(**words)))
 
     def beats(self, rank: int, step: int, n: int = 1, **changes: Any) -> Life:
         values: dict[str, Any] = {

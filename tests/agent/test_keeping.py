@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.agent.life import Life, a_ref, a_served_plan, an_identity, epoch, killed
 
-from ropeteam_trainer.agent.machine.effects import KillRanks, Prune, StartRanks, TellRank, WriteManifest
+from ropeteam_trainer.agent.machine.effects import KillRanks, Prune, SendToRank, StartRanks, WriteManifest
 from ropeteam_trainer.agent.machine.environment import rank_environment
 from ropeteam_trainer.agent.machine.state import RanksStarted
 from ropeteam_trainer.agent.processes.memory import empty, make
@@ -93,9 +93,9 @@ def test_ranks_of_another_epoch_end_and_are_missing():
 
 def test_kept_ranks_are_told_where_the_servers_are():
     life = a_life().said(0, hello_pid=1, rung=3)
-    assert life.did_no(TellRank), "its own plan holds"
+    assert life.did_no(SendToRank), "its own plan holds"
     life.ordered(plan=a_served_plan(2, born=1))
-    told = life.did_a(TellRank)
+    told = life.did_a(SendToRank)
     assert (told.epoch, told.message.servers) == (epoch(1), (f"10.0.0.1:{config.PARAMETER_SERVER_PORT}",))
 
 
@@ -169,7 +169,7 @@ def test_the_chiefs_agent_prunes_and_knows_what_is_committed():
     life.ordered(lineage=(a_ref(5, 1),))
     assert life.did_a(Prune).keep == (a_ref(5, 1),)
     assert life.report.shards == ()
-    assert life.did_a(TellRank).message.committed_step == 5
+    assert life.did_a(SendToRank).message.committed_step == 5
     assert a_life().ordered(lineage=(a_ref(5, 1),)).did_no(Prune)
 
 

@@ -13,8 +13,8 @@ from ropeteam_trainer.agent.machine.effects import (
     HostStore,
     KillRanks,
     Prune,
+    SendToRank,
     StartRanks,
-    TellRank,
     WriteManifest,
 )
 from ropeteam_trainer.agent.machine.report import news
@@ -23,7 +23,7 @@ from ropeteam_trainer.agent.machine.state import (
     LinkUp,
     ManifestFailed,
     ManifestWritten,
-    RankSaid,
+    RankMessage,
     RanksStarted,
     StoreDown,
     StoreUp,
@@ -160,7 +160,7 @@ def test_a_rank_that_beats_without_a_hello_is_an_unchanged_script_with_a_hang_cl
     life.beats(0, 3).ordered(pause=epoch())
     assert life.report.rung == 0
     assert life.report.progress.total_steps == 9
-    assert life.did_no(TellRank), "it would not listen"
+    assert life.did_no(SendToRank), "it would not listen"
     life.ordered(pause=None).wait(5.1)
     assert life.did_a(KillRanks) == KillRanks(epoch(), (0,))
 
@@ -214,10 +214,10 @@ def test_the_end_of_the_script_is_remembered():
 
 def test_a_pause_is_told_to_ranks_that_listen_and_only_when_it_changes():
     life = Life().running().said(1, hello_pid=5).ordered(pause=epoch())
-    assert life.did == (TellRank(epoch(), 1, ToRank(pause=True)),)
+    assert life.did == (SendToRank(epoch(), 1, ToRank(pause=True)),)
     assert life.ordered().did == ()
-    assert life.ordered(stop_at=8).did == (TellRank(epoch(), 1, ToRank(pause=True, stop_at=8)),)
-    assert life.ordered(pause=epoch(9)).did == (TellRank(epoch(), 1, ToRank()),), "another epoch's"
+    assert life.ordered(stop_at=8).did == (SendToRank(epoch(), 1, ToRank(pause=True, stop_at=8)),)
+    assert life.ordered(pause=epoch(9)).did == (SendToRank(epoch(), 1, ToRank()),), "another epoch's"
 
 
 def test_a_store_is_held_for_the_epoch_that_is_asked_for():
@@ -322,7 +322,7 @@ def test_a_grant_is_written_once_and_its_step_told_to_the_ranks():
     assert life.report.granted == a_ref(10, digest="")
     assert life.ordered().did == (), "it is being written"
     life.sees(ManifestWritten(a_ref(10)))
-    assert life.did == (TellRank(epoch(), 0, ToRank(committed_step=10)),)
+    assert life.did == (SendToRank(epoch(), 0, ToRank(committed_step=10)),)
     assert life.report.committed == a_ref(10)
     assert life.ordered().did == ()
     assert life.ordered(grant=a_grant(20)).did_a(WriteManifest)
@@ -381,6 +381,6 @@ def test_groups_and_ends_of_what_a_rank_started_are_remembered():
     ended = FromRank(ended=True, rank=5, child=True)
     lost = FromRank(error_type="E", message="E: Connection closed by peer", rank=6, child=True)
     for said in (ended, replace(ended, rank=7), lost):
-        life = life.sees(RankSaid(epoch(1), 0, said))
+        life = life.sees(RankMessage(epoch(1), 0, said))
     told_exit = life.died(0, exit=ProcessExit(1, None)).report.ranks[0].exit
     assert (told_exit.rank, told_exit.message[:33]) == (5, "rank 5 had ended, then rank 6: E:")

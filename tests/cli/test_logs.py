@@ -19,7 +19,7 @@ from ropeteam.cli.main import cli
 from ropeteam.cli.manifest import manifests
 from ropeteam.cli.show import logs
 from ropeteam.cli.show.follow import Follower
-from ropeteam.controller.client.apiclient import Place
+from ropeteam.controller.client.apiclient import ObjectRef
 
 home, up = test_commands.home, test_commands.up
 GREETS = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
@@ -153,11 +153,11 @@ def test_watch_says_that_a_job_was_deleted(tmp_path: Path, home: Path) -> None:
         async with connected(home / "kubeconfig") as client:
             read = manifests.read(endless)
             await manifests.apply(client, read, tmp_path)
-            made = await client.get(Place.of(read.job))
+            made = await client.get(ObjectRef.of(read.job))
             watch = ropeteam("watch", "job", "--kubeconfig", str(home / "kubeconfig"), cwd=tmp_path)
             assert watch.stdout is not None
             await asyncio.to_thread(watch.stdout.readline)
-            await client.delete(Place.of(read.job), uid=made["metadata"]["uid"])
+            await client.delete(ObjectRef.of(read.job), uid=made["metadata"]["uid"])
             said, _ = await asyncio.to_thread(watch.communicate, None, PATIENCE)
             assert watch.returncode == 1
             assert "error: the TrainingJob job was deleted" in said

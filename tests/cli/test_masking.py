@@ -15,7 +15,7 @@ from tests.builders import Scene, a_job, a_running_job
 from ropeteam.cli.show import inspect
 from ropeteam.cli.show.redaction import masked
 from ropeteam.core.questions.gang import shape
-from ropeteam.core.seen.view import look
+from ropeteam.core.seen.view import build_view
 
 CANARY = "s3cr3t"
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -150,7 +150,7 @@ def test_a_job_that_was_changed_while_it_runs_still_is() -> None:
     changed = job.but(spec=job.spec | {"env": [{"name": "A", "value": CANARY}]})
     assert replays(changed)
     seen = masked(changed)
-    assert seen.status.shape not in (job.status.shape, shape(look(seen).spec))
+    assert seen.status.shape not in (job.status.shape, shape(build_view(seen).spec))
 
 
 @pytest.mark.parametrize("length", [16_378, 16_384, 16_385])

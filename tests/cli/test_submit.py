@@ -17,7 +17,7 @@ from ropeteam.cli.connect import connected
 from ropeteam.cli.errors import BadInput
 from ropeteam.cli.main import cli
 from ropeteam.cli.manifest import bundle
-from ropeteam.controller.client.apiclient import Object, Place
+from ropeteam.controller.client.apiclient import Object, ObjectRef
 
 home, up = test_commands.home, test_commands.up
 TRAIN = """import os, pathlib, subprocess, pkg.model
@@ -130,7 +130,7 @@ def submit(home: Path, folder: Path, job: Object) -> Result:
 def stored(home: Path) -> list[Object]:
     async def look() -> list[Object]:
         async with connected(home / "kubeconfig") as client:
-            return await client.items(Place("ConfigMap", "default"), labels="ropeteam.dev/code-of=job")
+            return await client.items(ObjectRef("ConfigMap", "default"), labels="ropeteam.dev/code-of=job")
 
     return asyncio.run(look())
 
@@ -138,7 +138,7 @@ def stored(home: Path) -> list[Object]:
 def delete(home: Path) -> None:
     async def work() -> None:
         async with connected(home / "kubeconfig") as client:
-            place = Place("TrainingJob", "default", "job")
+            place = ObjectRef("TrainingJob", "default", "job")
             await client.delete(place, uid=(await client.get(place))["metadata"]["uid"])
 
     asyncio.run(work())

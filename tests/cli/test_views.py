@@ -20,9 +20,9 @@ from ropeteam.api.status import (
     ProgressStatus,
     StagesStatus,
 )
-from ropeteam.cli.demo import shortcomings, validation_loss
+from ropeteam.cli.demo import failed_checks, validation_loss
 from ropeteam.cli.run import Ending
-from ropeteam.cli.show.jobview import Eta, Picture, incident_line, picture
+from ropeteam.cli.show.jobview import Eta, JobView, incident_line, job_view
 from ropeteam.cli.show.report import report
 from ropeteam.cli.show.screen import LiveScreen, News, PlainScreen, panel, plain_line, screen
 from ropeteam_trainer.contract.desired import JobReport, WorldPhase
@@ -53,8 +53,8 @@ def a_report(term: int = 1, **more: Any) -> JobReport:
     return JobReport(job_uid="u", term=term, boot=0, phase=WorldPhase.RUNNING, why="trains", **more)
 
 
-def a_picture(**more: Any) -> Picture:
-    return Picture(**{"name": "gpt", "state": "Running", "ready": "3/3", "why": "trains", **more})
+def a_picture(**more: Any) -> JobView:
+    return JobView(**{"name": "gpt", "state": "Running", "ready": "3/3", "why": "trains", **more})
 
 
 def test_a_report_is_fresher_than_status() -> None:
@@ -62,12 +62,12 @@ def test_a_report_is_fresher_than_status() -> None:
     told = a_report(
         progress=Progress(step=42, total_steps=100, loss="1.5", samples_per_second=9.5), world_size=3
     )
-    seen = picture("gpt", status, told, NOW)
+    seen = job_view("gpt", status, told, NOW)
     assert (seen.step, seen.total_steps, seen.loss, seen.world_size, seen.live) == (42, 100, "1.5", 3, True)
 
 
 def test_a_report_of_another_term_is_not_looked_at() -> None:
-    seen = picture("gpt", a_status(), a_report(term=2, progress=Progress(step=42)), NOW)
+    seen = job_view("gpt", a_status(), a_report(term=2, progress=Progress(step=42)), NOW)
     assert (seen.step, seen.live) == (0, False)
 
 
@@ -79,7 +79,7 @@ def test_a_refused_spec_is_told_and_waited_for_no_longer() -> None:
         message="no",
         last_transition_time=NOW,
     )
-    seen = picture("gpt", JobStatus(state="Invalid", conditions=(no,)), None, NOW)
+    seen = job_view("gpt", JobStatus(state="Invalid", conditions=(no,)), None, NOW)
     assert (seen.refused, seen.reason, seen.why) == (True, "PodRefused", "no")
 
 
@@ -179,10 +179,10 @@ def test_a_quiet_run_says_so() -> None:
 def test_the_demo_passes_only_if_both_faults_were_survived_and_the_model_has_learned() -> None:
     log = '[rank 0] RESULT {"validation_loss": 1.55, "windows": 9}\n'
     good = a_picture(state="Complete", complete=True, incidents=(KILLED, DELETED))
-    assert list(shortcomings(Ending(good, {}, log))) == []
+    assert list(failed_checks(Ending(good, {}, log))) == []
     assert validation_loss(log) == 1.55
     bad = a_picture(state="Failed", incidents=(KILLED.model_copy(update={"steps_lost": None}),))
-    told = "\n".join(shortcomings(Ending(bad, {}, log.replace("1.55", "1.7"))))
+    told = "\n".join(failed_checks(Ending(bad, {}, log.replace("1.55", "1.7"))))
     for words in ("the job is Failed", "deleted pod of slot 2", "does not say how long", "loss is 1.7"):
         assert words in told
 
@@ -190,13 +190,13 @@ def test_the_demo_passes_only_if_both_faults_were_survived_and_the_model_has_lea
 def test_what_is_odd_about_a_world_is_told_before_what_it_does() -> None:
     words = "2 default process groups of 2 ranks"
     notice = Problem(FailReason.SPLIT_WORLD, words)
-    assert picture("gpt", a_status(), a_report(notice=notice), NOW).why == words
+    assert job_view("gpt", a_status(), a_report(notice=notice), NOW).why == words
     times: dict[str, Any] = {"last_transition_time": NOW, "status": "True"}
     conditions = (
         Condition(type=ConditionType.RUNNING, reason="WorldRunning", message="trains", **times),
         Condition(type=ConditionType.DEGRADED, reason="SplitWorld", message=words, **times),
     )
-    assert picture("gpt", a_status(conditions=conditions), None, NOW).why == words
+    assert job_view("gpt", a_status(conditions=conditions), None, NOW).why == words
 
 
 def test_columns_keep_their_names_beside_a_bar() -> None:
@@ -212,7 +212,7 @@ def test_what_a_person_must_act_on_wins_over_the_coordinators_sentence(kind: Con
     held = Condition(
         type=kind, status="True", reason="VolumeMissing", message="Create it.", last_transition_time=NOW
     )
-    seen = picture("gpt", a_status(conditions=(held,)), a_report(), NOW)
+    seen = job_view("gpt", a_status(conditions=(held,)), a_report(), NOW)
     assert (seen.reason, seen.why) == ("VolumeMissing", "Create it.")
 
 

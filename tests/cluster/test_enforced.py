@@ -15,7 +15,7 @@ from ropeteam.api.defaults import JobPolicy
 from ropeteam.core.objects import policy
 from ropeteam.core.seen import names
 from ropeteam.core.seen.observation import Role
-from ropeteam.core.seen.view import look
+from ropeteam.core.seen.view import build_view
 
 pytestmark = [
     pytest.mark.nodes,
@@ -51,7 +51,7 @@ def policy_of(uid: str, *metrics_from: Object, **template: Any) -> Object:
     seen = a_job(template={"spec": template})
     job = seen.metadata.model_copy(update={"uid": uid, "name": uid})
     seen = seen.but(metadata=job, defaults=seen.defaults.model_copy(update={"policy": who}))
-    made = policy.manifest(seen, look(seen).spec)
+    made = policy.manifest(seen, build_view(seen).spec)
     assert made is not None
     return made
 

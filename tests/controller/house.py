@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from ropeteam.controller.assembly import Operator, assembled
-from ropeteam.controller.client.apiclient import ApiClient, NotFound, Object, Place
+from ropeteam.controller.client.apiclient import ApiClient, NotFound, Object, ObjectRef
 from ropeteam.controller.settings import read
 from ropeteam.local.cluster import LocalCluster
 
-JOB = Place("TrainingJob", "default", "job")
+JOB = ObjectRef("TrainingJob", "default", "job")
 
 
 def job(name: str = "job", **spec: Any) -> Object:
@@ -49,11 +49,11 @@ async def operator_of(cluster: LocalCluster, *flags: str, works: bool = True) ->
 
 
 async def names(client: ApiClient, kind: str) -> list[str]:
-    items = await client.items(Place(kind, "default"), "app.kubernetes.io/managed-by=ropeteam")
+    items = await client.items(ObjectRef(kind, "default"), "app.kubernetes.io/managed-by=ropeteam")
     return sorted(item["metadata"]["name"] for item in items)
 
 
-async def status(client: ApiClient, place: Place = JOB) -> Object:
+async def status(client: ApiClient, place: ObjectRef = JOB) -> Object:
     try:
         return dict((await client.get(place)).get("status") or {})
     except NotFound:

@@ -13,7 +13,7 @@ from tests.controller.house import operator_of
 from tests.controller.scripted import Scripted
 from tests.controller.waiting import until_async
 
-from ropeteam.controller.client.apiclient import ApiClient, NotFound, Place
+from ropeteam.controller.client.apiclient import ApiClient, NotFound, ObjectRef
 from ropeteam.controller.reconcile import agentsecret
 from ropeteam.controller.reconcile.agentsecret import AgentSecret, packed
 from ropeteam.local.cluster import LocalCluster
@@ -29,7 +29,7 @@ async def test_it_is_made_once_and_again_when_somebody_deleted_it(
 ) -> None:
     agent = AgentSecret(b"content")
     async with LocalCluster(tmp_path / "home") as cluster, operator_of(cluster, works=False) as operator:
-        client, place = operator.client, Place("Secret", "default", agent.name)
+        client, place = operator.client, ObjectRef("Secret", "default", agent.name)
         await agent.ensure(client, "default")
         made = await client.get(place)
         assert base64.b64decode(made["data"]["agent.pyz"]) == b"content"

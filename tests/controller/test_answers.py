@@ -14,12 +14,12 @@ import aiohttp
 import pytest
 
 from ropeteam.controller.client import coordinator
-from ropeteam.controller.client.coordinator import Coordinators, Unreachable, Voice, voice
+from ropeteam.controller.client.coordinator import Coordinators, RequestAuth, Unreachable, auth_for
 from ropeteam_trainer.contract import OLDEST, VERSION, codec
 from ropeteam_trainer.contract.desired import (
     Desired,
     JobReport,
-    ReplaceWish,
+    ReplacementRequest,
     SlotDesired,
     SlotReport,
     WorldPhase,
@@ -29,7 +29,7 @@ from ropeteam_trainer.contract.world import Cause
 
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 SLOTS = 4096
-BEARER, SIGNED = (voice(Keys(b"t" * 32, "u", 1), contract) for contract in (OLDEST, VERSION))
+BEARER, SIGNED = (auth_for(Keys(b"t" * 32, "u", 1), contract) for contract in (OLDEST, VERSION))
 """A coordinator of an earlier release signs nothing, and one of ours may be of who has read the token."""
 
 
@@ -68,9 +68,9 @@ async def served(answer: Answer, reads: bool = True) -> AsyncIterator[tuple[int,
             await asyncio.gather(*serving, return_exceptions=True)
 
 
-async def told(answer: Answer, slots: int = 1, reads: bool = True, voice: Voice = BEARER) -> JobReport:
+async def told(answer: Answer, slots: int = 1, reads: bool = True, auth: RequestAuth = BEARER) -> JobReport:
     async with served(answer, reads) as (port, _), Coordinators(port) as coordinators:
-        return await coordinators.tell("127.0.0.1", voice, desired(slots))
+        return await coordinators.tell("127.0.0.1", auth, desired(slots))
 
 
 def at_once(text: bytes) -> Answer:
@@ -180,9 +180,11 @@ ODD: dict[str, bytes] = {
 
 @pytest.mark.parametrize("voice", [BEARER, SIGNED], ids=["older", "signed"])
 @pytest.mark.parametrize("answer", ODD.values(), ids=ODD.keys())
-async def test_whatever_is_answered_the_reason_is_one_short_sentence(answer: bytes, voice: Voice) -> None:
+async def test_whatever_is_answered_the_reason_is_one_short_sentence(
+    answer: bytes, auth: RequestAuth
+) -> None:
     with pytest.raises(Unreachable) as refusal:
-        await told(at_once(answer), voice=voice)
+        await told(at_once(answer), auth=auth)
     said = str(refusal.value)
     assert said.startswith("127.0.0.1: ")
     assert len(said) < 500
@@ -254,6 +256,8 @@ async def test_the_largest_job_is_heard() -> None:
         str(slot): SlotReport(10**9, "u" * 36, "n" * 253, True, False, 1e5, 10**9) for slot in range(SLOTS)
     }
     message = "slot 4095 ended 2 worlds in a row without a new step; last: " + "x" * 300
-    wishes = tuple(ReplaceWish(slot, 10**9, Cause.STORAGE_UNAVAILABLE, message) for slot in range(SLOTS))
+    wishes = tuple(
+        ReplacementRequest(slot, 10**9, Cause.STORAGE_UNAVAILABLE, message) for slot in range(SLOTS)
+    )
     report = JobReport("u", 1, 0, WorldPhase.FORMING, "waits", slots=seats, replace=wishes)
     assert await told(at_once(response(codec.encode(report))), SLOTS) == report

@@ -53,11 +53,11 @@ def text_of(caches: Caches, key: Key) -> bytes:
 
 def test_one_tenant_fills_half_of_the_room_and_others_find_theirs() -> None:
     caches = caches_of()
-    caches.jobs.learn(stored("tenant", 0, state="Running"))
+    caches.jobs.upsert(stored("tenant", 0, state="Running"))
     for number in range(1, 400):
-        caches.jobs.learn(stored("tenant", number))
+        caches.jobs.upsert(stored("tenant", number))
     for number in range(50):
-        caches.jobs.learn(stored("other", number))
+        caches.jobs.upsert(stored("other", number))
     held = bytes_kept(caches)
     assert 0.9 * budget.MOST_BYTES / 2 < held["tenant"] <= budget.MOST_BYTES / 2
     assert held["other"] > 50 * LARGE
@@ -70,7 +70,7 @@ def test_many_tenants_fill_no_more_than_all_of_it(monkeypatch: pytest.MonkeyPatc
     caches = caches_of()
     for number in range(20):
         for tenant in range(20):
-            caches.jobs.learn(stored(f"tenant-{tenant}", number, size=1000))
+            caches.jobs.upsert(stored(f"tenant-{tenant}", number, size=1000))
     held = bytes_kept(caches)
     assert 90_000 < held.total() <= 100_000
     assert min(held.values()) > 0
@@ -85,13 +85,13 @@ def test_room_that_has_come_back_is_used(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(budget, "MOST_BYTES", 10_000)
     caches = caches_of()
     for version in range(1, 50):
-        caches.jobs.learn(stored("tenant", 1, version, size=4000))
-        caches.jobs.learn(stored("tenant", 2, version, size=4000))
+        caches.jobs.upsert(stored("tenant", 1, version, size=4000))
+        caches.jobs.upsert(stored("tenant", 2, version, size=4000))
     assert [bool(text_of(caches, Key("tenant", f"job-{n}"))) for n in (1, 2)] == [True, False]
-    caches.jobs.learn_gone("uid-tenant-1")
-    caches.jobs.learn(stored("tenant", 2, 60, size=4000))
+    caches.jobs.remove_object("uid-tenant-1")
+    caches.jobs.upsert(stored("tenant", 2, 60, size=4000))
     assert text_of(caches, Key("tenant", "job-2"))
-    caches.jobs.learn_gone("uid-tenant-2")
+    caches.jobs.remove_object("uid-tenant-2")
     assert bytes_kept(caches).total() == 0
 
 
@@ -100,7 +100,7 @@ def test_a_change_of_a_job_of_which_nothing_is_kept_rings(monkeypatch: pytest.Mo
     bells = list[Key]()
     caches = make_caches(cast(Any, None), (), bells.append)
     for version in (1, 2, 2, 3):
-        caches.jobs.learn(stored("tenant", 1, version))
+        caches.jobs.upsert(stored("tenant", 1, version))
     assert bells == [Key("tenant", "job-1")] * 3
 
 
@@ -166,7 +166,7 @@ async def test_what_is_wrong_with_it_is_told_and_not_remembered_at_length(cluste
             return str(accepted["message"]) if accepted.get("status") == "False" else ""
 
         assert "refuses the worker pod" in await until_async(refusal)
-        memory = operator.reconciler.observer.memories.of(
+        memory = operator.reconciler.observer.job_caches.of(
             DEFAULT, (await operator.client.get(JOB))["metadata"]["uid"]
         )
         assert memory.refusal is not None

@@ -19,11 +19,11 @@ from ropeteam.controller.client.apiclient import (
     ApiClient,
     ApiError,
     Conflict,
-    Place,
+    ObjectRef,
 )
 from ropeteam.controller.settings import SettingsError, load_keys, read
 
-POD = Place("Pod", "default", "p")
+POD = ObjectRef("Pod", "default", "p")
 
 
 def pod(owner: str) -> Object:

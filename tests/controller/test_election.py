@@ -16,14 +16,14 @@ from tests.controller.house import job
 from tests.controller.waiting import until
 
 from ropeteam.controller.client import access
-from ropeteam.controller.client.apiclient import ApiClient, Fenced, Place
-from ropeteam.controller.client.coordinator import Coordinators, Signed
-from ropeteam.controller.election import Elector, LeadershipLost, Sight, Timing, may_take, utc_now
+from ropeteam.controller.client.apiclient import ApiClient, Fenced, ObjectRef
+from ropeteam.controller.client.coordinator import Coordinators, SignedAuth
+from ropeteam.controller.election import Elector, LeadershipLost, ObservedLease, Timing, may_take, utc_now
 from ropeteam.local.cluster import LocalCluster
 from ropeteam_trainer.contract.desired import Desired
 from ropeteam_trainer.contract.signing import Keys
 
-LEASE = Place("Lease", "default", "ropeteam")
+LEASE = ObjectRef("Lease", "default", "ropeteam")
 
 
 class Clock:
@@ -67,7 +67,7 @@ async def holder(cluster: LocalCluster) -> str:
     ],
 )
 def test_a_lease_is_taken_when_its_holder_was_silent_for_as_long_as_it_said(record, waited, may):
-    assert may_take(Sight(record, 100.0), "me", 100.0 + waited) is may
+    assert may_take(ObservedLease(record, 100.0), "me", 100.0 + waited) is may
 
 
 async def test_one_leads_and_the_other_waits_until_it_is_given_back(cluster):
@@ -121,10 +121,10 @@ async def test_a_leader_that_was_frozen_may_not_write_before_it_knows(cluster):
         async with ApiClient(load, a.may_write) as client, Coordinators(may_write=a.may_write) as told:
             with pytest.raises(Fenced, match="does not lead"):
                 await client.create(job())
-            voice = Signed(Keys(b"token", "uid", 1))
+            voice = SignedAuth(Keys(b"token", "uid", 1))
             with pytest.raises(Fenced, match="does not lead"):
                 await told.tell("127.0.0.1", voice, Desired(1, 1, 1, {}))
-            assert await client.items(Place("TrainingJob", "default")) == []
+            assert await client.items(ObjectRef("TrainingJob", "default")) == []
         with pytest.raises(LeadershipLost, match="b leads now"):
             await a.keep()
         await a.release()

@@ -12,7 +12,7 @@ from tests.controller.house import JOB, condition, job, operator_of, status
 
 from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.apiclient import ApiError, Conflict, Object, Place
+from ropeteam.controller.client.apiclient import ApiError, Conflict, Object, ObjectRef
 from ropeteam.controller.reconcile import failing, reconciler
 from ropeteam.controller.reconcile.failing import REASON, TOLD_AFTER
 from ropeteam.local.cluster import LocalCluster
@@ -41,7 +41,7 @@ async def stalled(operator: Operator) -> Object:
 
 
 async def events(operator: Operator) -> list[str]:
-    found = await operator.client.items(Place("Event", "default"))
+    found = await operator.client.items(ObjectRef("Event", "default"))
     return [event["message"] for event in found if (event["type"], event["reason"]) == ("Warning", REASON)]
 
 
@@ -73,7 +73,7 @@ async def test_after_some_failures_for_one_reason_the_job_is_stalled_until_it_ca
 
 async def pods(operator: Operator) -> list[str]:
     await operator.caches.pods.parts[0].list()
-    found = await operator.client.items(Place("Pod", "default"))
+    found = await operator.client.items(ObjectRef("Pod", "default"))
     return sorted(each["metadata"]["name"] for each in found if "deletionTimestamp" not in each["metadata"])
 
 
@@ -88,7 +88,7 @@ async def finish(operator: Operator) -> None:
     seen = await operator.client.get(JOB)
     failed = next(each for each in seen["status"]["conditions"] if each["type"] == "Stalled")
     seen["status"]["conditions"] += [failed | {"type": "Failed", "status": "True"}]
-    operator.caches.jobs.learn(await operator.client.replace(seen, subresource="status"))
+    operator.caches.jobs.upsert(await operator.client.replace(seen, subresource="status"))
 
 
 @pytest.mark.parametrize("over", [True, False])

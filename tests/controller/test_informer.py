@@ -11,7 +11,7 @@ import pytest_asyncio
 from tests.controller.scripted import Object, Scripted, thing
 from tests.controller.waiting import until
 
-from ropeteam.controller.cache.informer import Informer, Key, Lens
+from ropeteam.controller.cache.informer import Informer, Key, WatchSpec
 from ropeteam.controller.client.apiclient import ApiClient
 
 A, B = Key("default", "a"), Key("default", "b")
@@ -27,7 +27,7 @@ class Watched:
         def key(o: Object) -> Key:
             return Key("default", o["metadata"]["name"])
 
-        lens = Lens[Object]("Pod", "", key, lambda o: o["spec"], gone=self.gone.append)
+        lens = WatchSpec[Object]("Pod", "", key, lambda o: o["spec"], gone=self.gone.append)
         self.informer = Informer(client, lens, self.bells.append)
 
     @property
@@ -60,7 +60,7 @@ async def test_watch_events_change_the_store_and_ring(api: Scripted, watched: Wa
 
 async def test_what_a_deleted_object_was_in_the_end_is_told(api: Scripted, watched: Watched) -> None:
     """Also of one that we have deleted ourselves, and forgotten."""
-    watched.informer.learn_gone(thing("a", 3)["metadata"]["uid"])
+    watched.informer.remove_object(thing("a", 3)["metadata"]["uid"])
     watched.bells.clear()
     api.say("DELETED", thing("a", 6, ended=1))
     api.say("DELETED", thing("b", 7, ended=2))
@@ -97,12 +97,12 @@ async def test_an_answer_of_410_leads_to_a_new_list(api: Scripted, watched: Watc
 
 
 async def test_an_object_that_changes_hands_leaves_who_had_it(client: ApiClient) -> None:
-    lens = Lens[Object]("Pod", "", lambda o: Key("default", o["spec"]["of"]), lambda o: o["spec"])
+    lens = WatchSpec[Object]("Pod", "", lambda o: Key("default", o["spec"]["of"]), lambda o: o["spec"])
     informer = Informer(client, lens, lambda _: None)
-    informer.learn(thing("pod", 1, of="a"))
-    informer.learn(thing("pod", 2, of="b"))
+    informer.upsert(thing("pod", 1, of="a"))
+    informer.upsert(thing("pod", 2, of="b"))
     assert informer.known_keys() == (B,)
-    informer.learn_gone("uid-pod")
+    informer.remove_object("uid-pod")
     assert not informer.knows_any()
 
 
@@ -125,7 +125,7 @@ async def test_server_errors_are_survived(api: Scripted, watched: Watched) -> No
 async def test_what_we_wrote_is_known_at_once_and_an_older_echo_does_not_win(
     api: Scripted, watched: Watched
 ) -> None:
-    watched.informer.learn(thing("c", 10, ours=True))
+    watched.informer.upsert(thing("c", 10, ours=True))
     assert watched.informer.of(Key("default", "c")) == ({"ours": True},)
     api.say("MODIFIED", thing("c", 9, ours=False))
     api.say("ADDED", thing("d", 11))
@@ -138,12 +138,12 @@ async def test_a_late_answer_does_not_bring_back_what_was_deleted(api: Scripted,
     api.say("DELETED", thing("c", 7))
     api.say("ADDED", thing("d", 8))
     await until(lambda: "d" in watched.names)
-    watched.informer.learn(thing("c", 6))
+    watched.informer.upsert(thing("c", 6))
     assert "c" not in watched.names
 
 
 async def test_a_list_that_is_older_than_our_write_does_not_undo_it(api: Scripted, watched: Watched) -> None:
-    watched.informer.learn(thing("c", 100))
+    watched.informer.upsert(thing("c", 100))
     api.version = 50
     api.say("ERROR", {"kind": "Status", "code": 410})
     await until(lambda: api.watches == 2)

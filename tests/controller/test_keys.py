@@ -16,7 +16,7 @@ from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus
 from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.cache.parsing import pod
-from ropeteam.controller.client.apiclient import AlreadyGone, Place
+from ropeteam.controller.client.apiclient import AlreadyGone, ObjectRef
 from ropeteam.controller.reconcile.executor import secret
 from ropeteam.controller.settings import OperatorKey, OperatorKeys, SettingsError, load_keys, read
 from ropeteam.core.objects.actions import CreateSecret
@@ -121,7 +121,7 @@ async def test_a_job_keeps_its_key_while_it_has_pods_and_then_gets_a_secret_with
             await operator.client.create(job())
 
             async def named() -> bool:
-                found = await operator.client.get(Place("TrainingJob", "default", "job"))
+                found = await operator.client.get(ObjectRef("TrainingJob", "default", "job"))
                 return bool(found.get("status", {}).get("coordinator", {}).get("podUid"))
 
             await until_async(named)
@@ -136,10 +136,10 @@ async def test_a_job_keeps_its_key_while_it_has_pods_and_then_gets_a_secret_with
                 return await key_seen(operator) == (old.id, True)
 
             async def gone() -> bool:
-                pods = await operator.client.items(Place("Pod", "default"), "ropeteam.dev/job=job")
+                pods = await operator.client.items(ObjectRef("Pod", "default"), "ropeteam.dev/job=job")
                 for meta in (each["metadata"] for each in pods):
                     with suppress(AlreadyGone):
-                        place = Place("Pod", "default", meta["name"])
+                        place = ObjectRef("Pod", "default", meta["name"])
                         await operator.client.delete(place, uid=meta["uid"], grace_seconds=0)
                 return not pods
 

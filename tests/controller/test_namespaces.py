@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.controller.house import job, operator_of
 from tests.controller.waiting import until_async
 
-from ropeteam.controller.client.apiclient import Object, Place
+from ropeteam.controller.client.apiclient import Object, ObjectRef
 from ropeteam.local.cluster import LocalCluster
 
 
@@ -29,18 +29,18 @@ async def test_jobs_of_the_named_namespaces_run_and_of_others_do_not(tmp_path: P
             await client.create(a_job_in(name))
 
         async def served() -> bool:
-            return all([len(await client.items(Place("Pod", name))) == 3 for name in ("a", "b")])
+            return all([len(await client.items(ObjectRef("Pod", name))) == 3 for name in ("a", "b")])
 
         await until_async(served)
-        assert await client.items(Place("Pod", "c")) == []
-        place = Place("TrainingJob", "b", "job")
+        assert await client.items(ObjectRef("Pod", "c")) == []
+        place = ObjectRef("TrainingJob", "b", "job")
         await client.delete(place, uid=(await client.get(place))["metadata"]["uid"])
 
         async def swept() -> bool:
-            return await client.items(Place("Pod", "b")) == []
+            return await client.items(ObjectRef("Pod", "b")) == []
 
         await until_async(swept)
-        assert len(await client.items(Place("Pod", "a"))) == 3
+        assert len(await client.items(ObjectRef("Pod", "a"))) == 3
 
 
 async def test_without_rights_in_the_cluster_no_node_is_asked_for(tmp_path: Path) -> None:

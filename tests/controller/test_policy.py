@@ -13,7 +13,7 @@ from tests.controller.scripted import Scripted
 
 from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.apiclient import AlreadyOurs, ApiClient, ApiError, Object, Place
+from ropeteam.controller.client.apiclient import AlreadyOurs, ApiClient, ApiError, Object, ObjectRef
 from ropeteam.controller.settings import read
 from ropeteam.local.cluster import LocalCluster
 
@@ -68,7 +68,7 @@ async def rounds(still: Operator) -> list[str]:
 
 
 async def told(still: Operator) -> list[str]:
-    events = await still.client.items(Place("Event", "default"))
+    events = await still.client.items(ObjectRef("Event", "default"))
     return [event["message"] for event in events if event["reason"] == "ActionFailed"]
 
 

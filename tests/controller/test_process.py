@@ -21,7 +21,7 @@ from tests.controller.waiting import until, until_async
 from ropeteam.controller import handlers
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client import access
-from ropeteam.controller.client.apiclient import ApiClient, NotFound, Place
+from ropeteam.controller.client.apiclient import ApiClient, NotFound, ObjectRef
 from ropeteam.local.cluster import LocalCluster
 
 
@@ -59,14 +59,14 @@ async def operator(cluster: LocalCluster, *flags: str) -> AsyncIterator[asyncio.
 
 
 async def uids(client: ApiClient) -> dict[str, str]:
-    pods = await client.items(Place("Pod", "default"))
+    pods = await client.items(ObjectRef("Pod", "default"))
     return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in pods}
 
 
 async def test_without_the_definition_it_says_how_to_install_it(
     cluster: LocalCluster, client: ApiClient
 ) -> None:
-    place = Place("CustomResourceDefinition", "", "trainingjobs.ropeteam.dev")
+    place = ObjectRef("CustomResourceDefinition", "", "trainingjobs.ropeteam.dev")
     await client.delete(place, uid=(await client.get(place))["metadata"]["uid"])
     async with operator(cluster) as process:
         _, said = await asyncio.wait_for(process.communicate(), 30)
@@ -128,7 +128,7 @@ async def test_killed_at_any_moment_it_goes_on_where_it_was(cluster: LocalCluste
 
 async def leader(client: ApiClient) -> str:
     with suppress(NotFound):
-        return str((await client.get(Place("Lease", "default", "ropeteam")))["spec"]["holderIdentity"])
+        return str((await client.get(ObjectRef("Lease", "default", "ropeteam")))["spec"]["holderIdentity"])
     return ""
 
 
@@ -149,7 +149,7 @@ async def test_the_other_operator_acts_when_the_leader_does_not(
             await client.create(job())
 
             async def complete() -> bool:
-                pods = await client.items(Place("Pod", "default"))
+                pods = await client.items(ObjectRef("Pod", "default"))
                 return [pod["status"]["phase"] for pod in pods] == ["Running"] * 3
 
             await until_async(complete)

@@ -15,10 +15,10 @@ from tests.controller.waiting import until_async
 
 from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.apiclient import ApiError, Conflict, NotFound, Object, Place
+from ropeteam.controller.client.apiclient import ApiError, Conflict, NotFound, Object, ObjectRef
 from ropeteam.core.decide import decide
 from ropeteam.core.objects.actions import CreatePod, DeleteJob, DeletePod, DeleteService, PointService
-from ropeteam.core.questions.steady import BELIEVED_SECONDS
+from ropeteam.core.questions.steady import ASSUMED_UP_TO_DATE_SECONDS
 from ropeteam.core.seen.observation import Observation
 from ropeteam.local.cluster import LocalCluster
 
@@ -57,9 +57,9 @@ async def test_a_new_job_gets_its_secret_service_coordinator_and_workers(cluster
 
 async def test_a_secret_that_somebody_deleted_comes_back_with_the_next_pod(still: Operator) -> None:
     seen = await with_pods(still)
-    memory = still.reconciler.observer.memories.of(KEY, seen.metadata.uid)
+    memory = still.reconciler.observer.job_caches.of(KEY, seen.metadata.uid)
     assert memory.secret_at is not None
-    memory.secret_at -= BELIEVED_SECONDS
+    memory.secret_at -= ASSUMED_UP_TO_DATE_SECONDS
 
     async def known() -> bool:
         await still.reconciler(KEY)
@@ -68,7 +68,7 @@ async def test_a_secret_that_somebody_deleted_comes_back_with_the_next_pod(still
     await until_async(known)
     for kind, prefix in (("Secret", "job-"), ("Pod", "job-0-")):
         (gone,) = [name for name in await names(still.client, kind) if name.startswith(prefix)]
-        place = Place(kind, "default", gone)
+        place = ObjectRef(kind, "default", gone)
         uid = (await still.client.get(place))["metadata"]["uid"]
         await still.client.delete(place, uid=uid, grace_seconds=0)
 
@@ -126,7 +126,7 @@ async def test_every_action_may_be_carried_out_twice(still: Operator) -> None:
         seen = await still.reconciler.observer.observe(KEY)
         assert seen is not None
         actions = decide(seen).actions
-        memory = still.reconciler.observer.memories.of(KEY, seen.metadata.uid)
+        memory = still.reconciler.observer.job_caches.of(KEY, seen.metadata.uid)
         for action in (*actions, *actions):
             await still.reconciler.executor.execute(action, seen.metadata, memory)
             done.append(type(action).__name__)
@@ -171,7 +171,7 @@ async def test_a_large_job_leaves_room_for_others_and_tells_of_few_failures(
 
     with pytest.raises(ApiError, match="exceeded quota"):
         await rounds()
-    events = await still.client.items(Place("Event", "default"))
+    events = await still.client.items(ObjectRef("Event", "default"))
     assert asked["most"] == 50
     assert sum(event["reason"] == "ActionFailed" for event in events) == 5
 
@@ -190,7 +190,7 @@ async def with_pods(still: Operator) -> Observation:
 async def test_each_action_does_what_it_says(still: Operator) -> None:
     seen = await with_pods(still)
     assert seen.service is not None
-    memory = still.reconciler.observer.memories.of(KEY, seen.metadata.uid)
+    memory = still.reconciler.observer.job_caches.of(KEY, seen.metadata.uid)
     worker = next(pod for pod in seen.pods if pod.name == "job-0-1")
     selector = {"ropeteam.dev/term": "2"}
     point = PointService("job", seen.service.uid, selector)
@@ -205,10 +205,10 @@ async def test_each_action_does_what_it_says(still: Operator) -> None:
     for action in (DeleteService("job", seen.service.uid), DeleteJob("job", seen.metadata.uid)):
         await still.reconciler.executor.execute(action, seen.metadata, memory)
     await until_async(lambda: is_gone(still, JOB))
-    await until_async(lambda: is_gone(still, Place("Service", "default", "job")))
+    await until_async(lambda: is_gone(still, ObjectRef("Service", "default", "job")))
 
 
-async def is_gone(operator: Operator, place: Place) -> bool:
+async def is_gone(operator: Operator, place: ObjectRef) -> bool:
     try:
         await operator.client.get(place)
     except NotFound:
@@ -233,7 +233,7 @@ async def test_what_cannot_be_done_is_told_to_the_user(still: Operator) -> None:
 
     with pytest.raises(Conflict):
         await rounds()
-    events = await still.client.items(Place("Event", "default"))
+    events = await still.client.items(ObjectRef("Event", "default"))
     told = [event["message"] for event in events if event["reason"] == "ActionFailed"]
     assert told
     assert told[0].startswith("cannot create Service job: ")
@@ -241,9 +241,12 @@ async def test_what_cannot_be_done_is_told_to_the_user(still: Operator) -> None:
 
 async def test_a_pod_is_deleted_by_its_uid_only(still: Operator) -> None:
     seen = await with_pods(still)
-    memory = still.reconciler.observer.memories.of(KEY, seen.metadata.uid)
+    memory = still.reconciler.observer.job_caches.of(KEY, seen.metadata.uid)
     await still.reconciler.executor.execute(DeletePod("job-0-1", "another-uid"), seen.metadata, memory)
-    assert "deletionTimestamp" not in (await still.client.get(Place("Pod", "default", "job-0-1")))["metadata"]
+    assert (
+        "deletionTimestamp"
+        not in (await still.client.get(ObjectRef("Pod", "default", "job-0-1")))["metadata"]
+    )
 
 
 async def test_a_pod_whose_name_a_stranger_has_is_not_taken_for_ours(still: Operator) -> None:
@@ -265,7 +268,7 @@ async def test_a_pod_whose_name_a_stranger_has_is_not_taken_for_ours(still: Oper
         "uid": seen.metadata.uid,
     }
     owned = {**pod, "metadata": {**pod["metadata"], "ownerReferences": [owner]}}  # type: ignore[dict-item]
-    memory = still.reconciler.observer.memories.of(KEY, seen.metadata.uid)
+    memory = still.reconciler.observer.job_caches.of(KEY, seen.metadata.uid)
     with pytest.raises(Conflict):
         await still.reconciler.executor.execute(CreatePod(owned), seen.metadata, memory)
 
@@ -309,7 +312,7 @@ async def test_a_quota_with_no_room_for_all_is_told_by_an_event_and_asked_again(
 
     with pytest.raises(ApiError, match="exceeded quota: small"):
         await rounds()
-    events = await still.client.items(Place("Event", "default"))
+    events = await still.client.items(ObjectRef("Event", "default"))
     told = [event["message"] for event in events if event["reason"] == "ActionFailed"]
     assert told == [f"cannot create Pod job-1-1: {told[0].partition(': ')[2]}"]
     assert "exceeded quota: small" in told[0]
@@ -341,15 +344,15 @@ async def test_what_a_deleted_job_left_behind_is_swept_up(still: Operator) -> No
     await still.caches.jobs.parts[0].list()
     while "job-0-1" not in await names(still.client, "Pod"):
         await still.reconciler(KEY)
-    worker = await still.client.get(Place("Pod", "default", "job-0-1"))
+    worker = await still.client.get(ObjectRef("Pod", "default", "job-0-1"))
     assert worker["spec"]["terminationGracePeriodSeconds"] == 70
     orphan = {"metadata": {"ownerReferences": None}}
-    await still.client.merge(Place("Pod", "default", "job-0-1"), orphan)
+    await still.client.merge(ObjectRef("Pod", "default", "job-0-1"), orphan)
     uid = (await still.client.get(JOB))["metadata"]["uid"]
     await still.client.delete(JOB, uid=uid)
     await still.caches.jobs.parts[0].list()
     await still.reconciler(KEY)
-    left = await still.client.items(Place("Pod", "default"))
+    left = await still.client.items(ObjectRef("Pod", "default"))
     assert {pod["metadata"]["deletionGracePeriodSeconds"] for pod in left} <= {2}, "nobody is waited for"
 
     async def gone() -> bool:

@@ -15,7 +15,7 @@ from ropeteam.controller.reconcile import agentsecret
 from ropeteam.controller.reconcile.agentsecret import AgentSecret
 from ropeteam.controller.reconcile.executor import Executor
 from ropeteam.controller.reconcile.leases import Leases
-from ropeteam.controller.reconcile.observer import Memory
+from ropeteam.controller.reconcile.observer import JobCache
 from ropeteam.controller.settings import OperatorKey, OperatorKeys
 from ropeteam.core.objects.actions import CreateSecret
 
@@ -29,7 +29,7 @@ async def test_a_jobs_secret_that_was_there_is_taken_to_be_there_still(
 ) -> None:
     """Quotas are asked before names: else each round of a job whose pods wait would fail, and its coordinator
     would hear of no operator."""
-    memory, now = Memory("uid", Leases(0.0)), 100.0
+    memory, now = JobCache("uid", Leases(0.0)), 100.0
     executor = Executor(client, cast(Caches, None), OperatorKeys((KEY,)), AgentSecret(b"agent"), lambda: now)
     api.answers = [FULL]
     with pytest.raises(ApiError, match="exceeded quota"):

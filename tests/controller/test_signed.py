@@ -19,9 +19,16 @@ from tests.coordinator.link import TOKEN
 from ropeteam.api.defaults import Defaults
 from ropeteam.api.status import CoordinatorStatus, JobStatus
 from ropeteam.controller.cache import parsing
-from ropeteam.controller.client.coordinator import Bearer, Coordinators, Signed, Unreachable, Voice, voice
+from ropeteam.controller.client.coordinator import (
+    BearerAuth,
+    Coordinators,
+    RequestAuth,
+    SignedAuth,
+    Unreachable,
+    auth_for,
+)
 from ropeteam.controller.reconcile.leases import Leases
-from ropeteam.controller.reconcile.observer import Memories, Memory, Observer
+from ropeteam.controller.reconcile.observer import JobCache, JobCaches, Observer
 from ropeteam.controller.settings import OperatorKey, OperatorKeys
 from ropeteam.core.seen.observation import PodSeen, Role, ServiceSeen
 from ropeteam_trainer.contract import OLDEST, SIGNED, VERSION, signing, wire
@@ -63,10 +70,10 @@ async def between(
 ) -> AsyncIterator[tuple[Between, Tell]]:
     it = Between(served.http, ask, answer)
     server = await asyncio.start_server(it.serve, "127.0.0.1", 0)
-    port, speaks = server.sockets[0].getsockname()[1], Signed(KEYS)
+    port, speaks = server.sockets[0].getsockname()[1], SignedAuth(KEYS)
     async with server, Coordinators(port) as coordinators:
 
-        async def tell(generation: int, speaks: Voice = speaks) -> int:
+        async def tell(generation: int, speaks: RequestAuth = speaks) -> int:
             told = replace(DESIRED, generation=generation)
             return (await coordinators.tell("127.0.0.1", speaks, told)).generation_seen
 
@@ -83,7 +90,7 @@ async def test_a_round_is_one_request(served: Served) -> None:
 async def test_another_operator_or_a_restart_costs_one_request_more(served: Served) -> None:
     async with between(served) as (path, tell):
         await tell(1)
-        assert await tell(2, Signed(KEYS)) == 2
+        assert await tell(2, SignedAuth(KEYS)) == 2
         before = len(path.asked)
         assert await tell(3) == 3
         assert len(path.asked) == before + 2
@@ -147,35 +154,35 @@ async def test_who_has_no_token_is_not_asked_twice_and_is_shown_none(served: Ser
 async def test_another_jobs_token_opens_nothing(served: Served) -> None:
     async with between(served) as (path, tell):
         with pytest.raises(Unreachable, match="not signed"):
-            await tell(1, Signed(replace(KEYS, token=b"another job's")))
+            await tell(1, SignedAuth(replace(KEYS, token=b"another job's")))
         with pytest.raises(Unreachable, match="not signed for this job's term 1"):
-            await tell(1, Signed(replace(KEYS, term=2)))
+            await tell(1, SignedAuth(replace(KEYS, term=2)))
         assert len(path.asked) == 1 + 2
 
 
 @pytest.mark.parametrize(
-    ("contract", "kind"), [(OLDEST, Bearer), (2, Bearer), (SIGNED, Signed), (VERSION, Signed)]
+    ("contract", "kind"), [(OLDEST, BearerAuth), (2, BearerAuth), (SIGNED, SignedAuth), (VERSION, SignedAuth)]
 )
 def test_what_a_coordinator_was_made_for_decides_how_it_is_spoken_to(
-    contract: int, kind: type[Voice]
+    contract: int, kind: type[RequestAuth]
 ) -> None:
-    assert type(voice(KEYS, contract)) is kind
+    assert type(auth_for(KEYS, contract)) is kind
 
 
-async def voices_of(pods: tuple[PodSeen, ...], uid: str, more: str = "") -> list[Voice]:
+async def voices_of(pods: tuple[PodSeen, ...], uid: str, more: str = "") -> list[RequestAuth]:
     """With which an observer speaks, twice."""
-    heard = list[Voice]()
+    heard = list[RequestAuth]()
 
     class Listening(Coordinators):
-        async def tell(self, address: str, voice: Voice, desired: Desired) -> JobReport:  # noqa: ARG002
-            heard.append(voice)
+        async def tell(self, address: str, auth: RequestAuth, desired: Desired) -> JobReport:  # noqa: ARG002
+            heard.append(auth)
             raise Unreachable("it only listens")
 
     none: Any = None
     observer = Observer(
-        none, Memories(), none, Listening(), OperatorKeys((OperatorKey(b"k"),)), Defaults(), lambda: none
+        none, JobCaches(), none, Listening(), OperatorKeys((OperatorKey(b"k"),)), Defaults(), lambda: none
     )
-    memory = Memory("uid", Leases(0.0), DESIRED)
+    memory = JobCache("uid", Leases(0.0), DESIRED)
     status = JobStatus(coordinator=CoordinatorStatus(term=1, pod_uid=uid, address="10.0.0.1"))
     for _ in range(2):
         service = ServiceSeen(name="job", uid="s", cluster_ip="10.0.0.1", term=1)
@@ -193,10 +200,10 @@ async def test_of_a_job_that_was_made_with_a_key_which_is_gone_it_is_said_what_t
 
 @pytest.mark.parametrize(
     ("uid", "contract", "kind"),
-    [("c", 2, Bearer), ("c", VERSION, Signed), ("another", 2, Signed), ("", 2, Signed)],
+    [("c", 2, BearerAuth), ("c", VERSION, SignedAuth), ("another", 2, SignedAuth), ("", 2, SignedAuth)],
 )
 async def test_only_the_pod_that_status_names_is_asked_how_it_speaks(
-    uid: str, contract: int, kind: type[Voice]
+    uid: str, contract: int, kind: type[RequestAuth]
 ) -> None:
     """Not one that somebody else made, and not what answers."""
     pods = (
@@ -209,11 +216,11 @@ async def test_only_the_pod_that_status_names_is_asked_how_it_speaks(
 
 
 def test_a_coordinator_is_remembered_until_another_takes_its_place() -> None:
-    memory = Memory("uid", Leases(0.0))
-    first = memory.voice(KEYS, VERSION)
-    assert memory.voice(replace(KEYS), VERSION) is first
+    memory = JobCache("uid", Leases(0.0))
+    first = memory.auth(KEYS, VERSION)
+    assert memory.auth(replace(KEYS), VERSION) is first
     for keys, contract in ((replace(KEYS, term=2), VERSION), (replace(KEYS, term=2), OLDEST)):
-        other = memory.voice(keys, contract)
+        other = memory.auth(keys, contract)
         assert other is not first
         first = other
 

@@ -14,9 +14,9 @@ from aiohttp import web
 from ropeteam.api.status import IncidentStatus, JobStatus, ProgressStatus, StagesStatus
 from ropeteam.controller import metrics, probes
 from ropeteam.controller.cache.caches import Caches, Ended
-from ropeteam.controller.cache.informer import Informer, Key, Lens, Spread
+from ropeteam.controller.cache.informer import Informer, Key, MultiNamespaceInformer, WatchSpec
 from ropeteam.controller.cache.parsing import node, own_key
-from ropeteam.controller.client.coordinator import Bearer, Coordinators, Unreachable
+from ropeteam.controller.client.coordinator import BearerAuth, Coordinators, Unreachable
 from ropeteam.controller.reconcile.observer import Observer
 from ropeteam.controller.reconcile.reconciler import Reconciler
 from ropeteam.controller.reconcile.statuspace import Pace
@@ -59,20 +59,20 @@ def test_a_look_at_one_node_does_not_touch_the_others() -> None:
             self.walks += 1
             return super().__iter__()
 
-    nodes = Informer(cast(Any, None), Lens("Node", "", own_key, node), lambda _: None)
-    nothing = Spread[Any](())
-    caches = Caches(cast(Any, None), nothing, nothing, nothing, Spread((nodes,)))
+    nodes = Informer(cast(Any, None), WatchSpec("Node", "", own_key, node), lambda _: None)
+    nothing = MultiNamespaceInformer[Any](())
+    caches = Caches(cast(Any, None), nothing, nothing, nothing, MultiNamespaceInformer((nodes,)))
     nodes._by_key = counted = Counted()
     assert not caches.node_is_lost("node-1"), "no node is seen: nothing is known"
     assert not caches.node_has_ended("node-1", True)
     for name, ready in (("node-1", "True"), ("node-2", "False")):
         status = {"conditions": [{"type": "Ready", "status": ready}]}
-        nodes.learn({"metadata": {"name": name, "uid": name, "resourceVersion": "1"}, "status": status})
+        nodes.upsert({"metadata": {"name": name, "uid": name, "resourceVersion": "1"}, "status": status})
     lost = [name for name in ("node-1", "node-2", "node-3") if caches.node_is_lost(name)]
     assert lost == ["node-2", "node-3"]
     taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
     dead = {"metadata": {"name": "node-4", "uid": "4", "resourceVersion": "1"}, "spec": {"taints": [taint]}}
-    nodes.learn(dead)
+    nodes.upsert(dead)
     ended = [name for name in ("node-2", "node-3", "node-4") if caches.node_has_ended(name, False)]
     assert ended == ["node-4"]
     assert caches.node_has_ended("node-3", True), "deleted, where that proves it"
@@ -185,7 +185,7 @@ async def told(handler: Any) -> JobReport:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         async with Coordinators(port=runner.addresses[0][1]) as coordinators:
-            return await coordinators.tell("127.0.0.1", Bearer("bearer"), DESIRED)
+            return await coordinators.tell("127.0.0.1", BearerAuth("bearer"), DESIRED)
     finally:
         await runner.cleanup()
 
@@ -213,7 +213,7 @@ async def test_an_answer_that_is_no_report_is_no_report(status: int, body: bytes
 async def test_nobody_answers() -> None:
     async with Coordinators(port=1) as coordinators:
         with pytest.raises(Unreachable, match=r"127\.0\.0\.1"):
-            await coordinators.tell("127.0.0.1", Bearer("bearer"), DESIRED)
+            await coordinators.tell("127.0.0.1", BearerAuth("bearer"), DESIRED)
 
 
 def test_of_pods_that_are_gone_it_is_known_which_were_seen_to_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,13 +21,13 @@ from ropeteam.controller import metrics
 from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache import parsing
 from ropeteam.controller.cache.caches import make_caches
-from ropeteam.controller.cache.informer import Informer, Key, Lens
-from ropeteam.controller.client.apiclient import ApiClient, Object, Place
+from ropeteam.controller.cache.informer import Informer, Key, WatchSpec
+from ropeteam.controller.client.apiclient import ApiClient, Object, ObjectRef
 from ropeteam.core.seen import names as own_names
 from ropeteam.local.cluster import LocalCluster
 
 LABELS = {"app.kubernetes.io/managed-by": "ropeteam", "ropeteam.dev/job": "job"}
-OTHER = Place("TrainingJob", "default", "other")
+OTHER = ObjectRef("TrainingJob", "default", "other")
 
 
 @pytest_asyncio.fixture
@@ -49,7 +49,7 @@ def nested(levels: int) -> Object:
     return {"metadata": {"x": deep}}
 
 
-async def started(client: ApiClient, place: Place) -> Object:
+async def started(client: ApiClient, place: ObjectRef) -> Object:
     async def attempted() -> Object:
         seen = await status(client, place)
         return seen if seen.get("attempt") == 1 else {}
@@ -146,7 +146,7 @@ async def test_of_a_job_that_is_too_large_only_the_rest_is_parsed(
         await until(lambda: len(bells) == 5)
         (seen,) = jobs.of(Key("default", "large"))
         assert (seen.state, seen.fault[:18]) == ("Running", "spec: it has 439 K")
-        jobs.learn(await client.replace(large, "status", parsing.job_text))
+        jobs.upsert(await client.replace(large, "status", parsing.job_text))
     assert parsed.bytes < 5_000
     assert parsed.walks == 0
 
@@ -195,12 +195,12 @@ async def test_an_object_that_cannot_be_read_is_passed_over_and_told_once(
         return metrics.REGISTRY.get_sample_value("ropeteam_unreadable_objects_total", {"kind": "Pod"}) or 0
 
     before = counted()
-    informer = Informer(client, Lens("Pod", "", parsing.own_key, read), lambda _: None)
+    informer = Informer(client, WatchSpec("Pod", "", parsing.own_key, read), lambda _: None)
     api.listed = [thing("good", 2, number="1"), thing("bad", 3, number="x")]
     await informer.list()
     assert list(informer.values()) == [1]
-    informer.learn(thing("bad", 4, number="y"))
-    informer.learn(thing("good", 5, number="z"))
+    informer.upsert(thing("bad", 4, number="y"))
+    informer.upsert(thing("good", 5, number="z"))
     assert list(informer.values()) == [], "what was known of it is not true any more"
     assert counted() - before == 3
     told = [line for line in caplog.messages if "passed over Pod default/bad" in line]
@@ -239,7 +239,7 @@ async def test_a_service_that_has_not_the_jobs_name_is_not_its_service(
     still: Operator, cluster: LocalCluster
 ) -> None:
     uid = await with_pods(still)
-    owner = (await still.client.get(Place("Service", "default", "job")))["metadata"]["ownerReferences"]
+    owner = (await still.client.get(ObjectRef("Service", "default", "job")))["metadata"]["ownerReferences"]
     forged = service(**{"ropeteam.dev/job-uid": uid})
     forged["metadata"]["ownerReferences"] = owner
     await still.client.create(forged)

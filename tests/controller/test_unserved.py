@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.controller.house import condition, job, operator_of, status
 from tests.controller.waiting import until_async
 
-from ropeteam.controller.client.apiclient import ApiClient, Object, Place
+from ropeteam.controller.client.apiclient import ApiClient, Object, ObjectRef
 from ropeteam.local.cluster import LocalCluster
 
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -21,7 +21,9 @@ async def degraded(client: ApiClient) -> Object | None:
 
 async def warned(client: ApiClient) -> list[str]:
     return [
-        each["reason"] for each in await client.items(Place("Event", "default")) if each["type"] == "Warning"
+        each["reason"]
+        for each in await client.items(ObjectRef("Event", "default"))
+        if each["type"] == "Warning"
     ]
 
 

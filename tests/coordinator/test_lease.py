@@ -188,7 +188,7 @@ def test_an_agent_that_was_told_nothing_has_not_applied_what_it_was_not_told():
     film.later(20)
     film.says(0, applied=True, stopped=True, ranks=())
     assert film.state.world
-    assert not film.state.world.quiet & 1
+    assert not film.state.world.quiesced & 1
 
 
 async def test_a_suspended_machine_s_lease_runs_out_meanwhile():

@@ -24,7 +24,14 @@ from ropeteam.api.status import (
     StagesStatus,
 )
 from ropeteam.core.seen.observation import ContainerSeen, PodSeen, PolicySeen, Refusal, Role, ServiceSeen
-from ropeteam_trainer.contract.desired import Incident, JobReport, ReplaceWish, SlotReport, Stages, WorldPhase
+from ropeteam_trainer.contract.desired import (
+    Incident,
+    JobReport,
+    ReplacementRequest,
+    SlotReport,
+    Stages,
+    WorldPhase,
+)
 from ropeteam_trainer.contract.messages import Problem, Progress
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, FailReason, ProcessExit
 
@@ -227,7 +234,9 @@ reports = st.builds(
     lineage=st.lists(st.builds(CheckpointRef, st.integers(-1, 3), epochs), max_size=12).map(tuple),
     incidents=st.lists(told, max_size=4, unique_by=lambda each: each.id).map(tuple),
     replace=st.lists(
-        st.builds(ReplaceWish, st.integers(-1, 3), small, st.sampled_from(Cause), words, st.booleans()),
+        st.builds(
+            ReplacementRequest, st.integers(-1, 3), small, st.sampled_from(Cause), words, st.booleans()
+        ),
         max_size=2,
     ).map(tuple),
     replace_all=st.booleans(),
@@ -323,7 +332,9 @@ def _told_of(draw: st.DrawFn, places: tuple[SlotStatus, ...]) -> JobReport:
     }
     wished = [slot for slot in places if draw(st.sampled_from([False, False, True]))]
     wishes = tuple(
-        ReplaceWish(slot.slot, slot.incarnation, draw(st.sampled_from(Cause)), "why", draw(st.booleans()))
+        ReplacementRequest(
+            slot.slot, slot.incarnation, draw(st.sampled_from(Cause)), "why", draw(st.booleans())
+        )
         for slot in wished
     )
     return replace(draw(reports), job_uid=UID, term=1, slots=hears, replace=wishes)

@@ -24,7 +24,7 @@ from tests.core.test_promises import (
 from ropeteam.core.decide import decide
 from ropeteam.core.seen.bounds import HIGHEST_COUNT, LONGEST_TEXT, OutOfBounds, bounded
 from ropeteam_trainer.contract import codec
-from ropeteam_trainer.contract.desired import JobReport, ReplaceWish, SlotReport, Stages
+from ropeteam_trainer.contract.desired import JobReport, ReplacementRequest, SlotReport, Stages
 from ropeteam_trainer.contract.messages import Problem, ProcessGroup, Progress
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, FailReason, ProcessExit
 
@@ -33,7 +33,7 @@ HUGE = 2**63 - 1
 FULL = replace(
     REPORT,
     slots={"0": SlotReport(1, "uid")},
-    replace=(ReplaceWish(0, 1, Cause.ERROR, "why"),),
+    replace=(ReplacementRequest(0, 1, Cause.ERROR, "why"),),
     progress=Progress(1, 2, "0.5", 3.0, "train"),
     failure=Problem(FailReason.EXIT_CODE, "it said 42"),
     stalled=Problem(FailReason.CHECKPOINT_UNAVAILABLE, "no answer"),
@@ -82,7 +82,7 @@ def with_incident(**fields: Any) -> JobReport:
             "slots has 3 entries, at most 2",
         ),
         (
-            replace(REPORT, replace=(ReplaceWish(0, 1, Cause.ERROR, ""),) * 3),
+            replace(REPORT, replace=(ReplacementRequest(0, 1, Cause.ERROR, ""),) * 3),
             "replace has 3 entries, at most 2",
         ),
         (replace(REPORT, incidents=(an_incident(),) * 11), "incidents has 11 entries, at most 10"),

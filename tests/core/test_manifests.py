@@ -23,7 +23,7 @@ from ropeteam.core.objects.actions import (
     PointService,
 )
 from ropeteam.core.objects.workerpod import sample
-from ropeteam.core.seen.view import changed, look
+from ropeteam.core.seen.view import build_view, with_changes
 from ropeteam_trainer.contract import codec, config
 
 
@@ -300,7 +300,9 @@ def test_pods_of_an_attempt_that_began_under_an_earlier_release_keep_their_capab
     """Root without them may write no volume of another user: a job that ran would end at its next fault."""
     status = a_running_job().status
     assert status.drops_capabilities
-    seen = a_running_job().but(status=changed(status, drops_capabilities=False)).after(vanished(0), written)
+    seen = (
+        a_running_job().but(status=with_changes(status, drops_capabilities=False)).after(vanished(0), written)
+    )
     (made,) = (action.manifest for action in decide(seen).actions if isinstance(action, CreatePod))
     assert trainer(made)["securityContext"] == {"allowPrivilegeEscalation": False}
 
@@ -335,7 +337,7 @@ def test_the_users_manifest_is_not_changed_in_place() -> None:
 @pytest.mark.parametrize("template", [{}, {"spec": {}}])
 def test_a_template_may_leave_out_almost_everything(template: dict[str, Any]) -> None:
     seen = a_job(template=template)
-    assert trainer(sample(seen, look(seen).spec))["image"] == "train:1"
+    assert trainer(sample(seen, build_view(seen).spec))["image"] == "train:1"
 
 
 @pytest.mark.parametrize(("worlds", "per_pod"), [("One", False), ("PerPod", True)])

@@ -10,7 +10,7 @@ from ropeteam.api.defaults import NO_PROXIES, Defaults, JobDefaults
 from ropeteam.core.decide import decide
 from ropeteam.core.objects.actions import CreatePod
 from ropeteam.core.objects.manifests import coordinator_pod
-from ropeteam.core.seen.view import look
+from ropeteam.core.seen.view import build_view
 
 GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 
@@ -24,7 +24,7 @@ def worker(jobs: JobDefaults, **spec: Any) -> dict[str, Any]:
 
 def coordinator(jobs: JobDefaults) -> dict[str, Any]:
     seen = a_running_job(2).but(defaults=Defaults(image_pull_policy="Never", jobs=jobs))
-    return coordinator_pod(seen, look(seen).spec)
+    return coordinator_pod(seen, build_view(seen).spec)
 
 
 def environment(pod: dict[str, Any]) -> dict[str, str]:
@@ -103,7 +103,7 @@ def test_what_is_of_another_type_is_replaced() -> None:
 
 def of_coordinator(jobs: JobDefaults, workers: int = 2) -> dict[str, Any]:
     seen = a_running_job(workers).but(defaults=Defaults(jobs=jobs))
-    (container,) = coordinator_pod(seen, look(seen).spec)["spec"]["containers"]
+    (container,) = coordinator_pod(seen, build_view(seen).spec)["spec"]["containers"]
     resources: dict[str, Any] = container["resources"]
     return resources
 

@@ -16,7 +16,7 @@ from ropeteam.core.objects.actions import CreatePod, CreatePolicy
 from ropeteam.core.objects.workerpod import worker_pod
 from ropeteam.core.seen import names
 from ropeteam.core.seen.observation import PolicySeen, Role
-from ropeteam.core.seen.view import look
+from ropeteam.core.seen.view import build_view
 
 OPERATOR = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "ropeteam"}}}
 PROMETHEUS = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
@@ -39,7 +39,7 @@ def guarded(seen: Scene, *metrics_from: dict[str, Any]) -> Scene:
 
 
 def made(seen: Scene) -> dict[str, Any]:
-    manifest = policy.manifest(seen, look(seen).spec)
+    manifest = policy.manifest(seen, build_view(seen).spec)
     assert manifest is not None
     return manifest
 
@@ -74,7 +74,7 @@ def test_it_selects_every_pod_of_the_job() -> None:
     strategy = {"sync": {"type": "ParameterServer", "parameterServer": {"servers": 1}}}
     cluster = FakeCluster(guarded(a_job(workers=2, strategy=strategy)))
     cluster.round()
-    seen, spec = cluster.scene, look(cluster.scene).spec
+    seen, spec = cluster.scene, build_view(cluster.scene).spec
     pods = [worker_pod(seen, spec, slot) for slot in seen.status.slots]
     pods.append(manifests.coordinator_pod(seen, spec))
     assert {pod["metadata"]["labels"]["ropeteam.dev/role"] for pod in pods} == set(Role)
@@ -92,8 +92,8 @@ def test_it_is_named_after_what_is_in_it_so_another_content_comes_beside_it() ->
     one, other = guarded(a_job()), guarded(a_job(), PROMETHEUS)
     assert made(one)["metadata"]["name"] != made(other)["metadata"]["name"]
     known = PolicySeen(name=made(one)["metadata"]["name"])
-    assert policy.missing(look(one.but(policy=known))) == ()
-    assert policy.missing(look(other.but(policy=known))) == (CreatePolicy(made(other)),)
+    assert policy.missing(build_view(one.but(policy=known))) == ()
+    assert policy.missing(build_view(other.but(policy=known))) == (CreatePolicy(made(other)),)
 
 
 def test_it_is_made_with_the_first_things_and_no_worker_before_it() -> None:
@@ -148,7 +148,7 @@ def test_without_the_right_to_make_one_jobs_go_on() -> None:
     """An operator that was upgraded, and its roles, which somebody else makes, not."""
     seen = waiting(RBAC).after(written)
     assert [str(each) for each in decide(seen).actions][-1] == "create Pod mnist-1-1"
-    assert policy.missing(look(seen)) == (), "asked for once"
+    assert policy.missing(build_view(seen)) == (), "asked for once"
     assert not decide(seen).status.holds(ConditionType.STALLED)
     assert "The job goes on without" in policy.refused(RBAC)
 
@@ -164,5 +164,5 @@ def test_a_gang_that_runs_gets_one_and_goes_on_if_it_is_refused() -> None:
 
 
 def test_an_installation_that_wants_none_makes_none() -> None:
-    assert policy.manifest(a_job(), look(a_job()).spec) is None
-    assert policy.missing(look(a_running_job())) == ()
+    assert policy.manifest(a_job(), build_view(a_job()).spec) is None
+    assert policy.missing(build_view(a_running_job())) == ()

@@ -13,7 +13,7 @@ from ropeteam.api.status import JobStatus
 from ropeteam.core.decide import decide
 from ropeteam.core.objects.actions import DeleteJob, DeletePod, DeleteService, PointService
 from ropeteam.core.seen.observation import Observation
-from ropeteam.core.seen.view import look
+from ropeteam.core.seen.view import build_view
 
 
 def every_observation_has_an_answer_and_a_reason(seen: Scene) -> None:
@@ -50,7 +50,7 @@ def deletes_carry_a_uid(seen: Scene) -> None:
 
 
 def every_pod_is_in_exactly_one_bucket(seen: Scene) -> None:
-    view = look(seen)
+    view = build_view(seen)
     found = [pod.uid for pods in view.pods.values() for pod in pods]
     assert sorted(found) == sorted(pod.uid for pod in seen.pods)
 
@@ -64,7 +64,7 @@ def terminal_is_final(seen: Scene) -> None:
 
 def a_charge_is_never_forgotten_within_the_window(seen: Scene) -> None:
     decision = decide(seen)
-    window = look(seen).spec.recovery.window_seconds
+    window = build_view(seen).spec.recovery.window_seconds
     recent = {
         each.id for each in seen.status.failures.charges if (seen.now - each.time).total_seconds() < window
     }

@@ -11,7 +11,7 @@ from ropeteam.api.conditions import ConditionType
 from ropeteam.core.objects.actions import DeletePod
 from ropeteam.core.questions.release import released_at
 from ropeteam.core.seen.observation import ContainerSeen, Role
-from ropeteam.core.seen.view import look
+from ropeteam.core.seen.view import build_view
 
 WORDS = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 
@@ -108,7 +108,7 @@ def test_a_job_that_has_run_keeps_its_places_while_a_replacement_waits() -> None
 def test_two_jobs_do_not_give_back_at_the_same_time() -> None:
     seen = a_half_placed_job().observe()
     other = seen.but(metadata=seen.metadata.model_copy(update={"uid": "another"}))
-    one, two = (released_at(look(each), each.status) for each in (seen, other))
+    one, two = (released_at(build_view(each), each.status) for each in (seen, other))
     assert one != two
     for moment in (one, two):
         assert timedelta(seconds=100) <= moment - NOON < timedelta(seconds=152)

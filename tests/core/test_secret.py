@@ -7,7 +7,7 @@ from tests.builders import Change, Scene, a_running_job, evicted, without_coordi
 
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
-from ropeteam.core.questions.steady import BELIEVED_SECONDS
+from ropeteam.core.questions.steady import ASSUMED_UP_TO_DATE_SECONDS
 from ropeteam.core.seen.observation import ContainerSeen
 
 MADE = ["create Secret mnist-5eed5eed-k1", "ensure the agent's Secret"]
@@ -36,15 +36,17 @@ def test_it_is_made_again_with_the_next_pod(loss: Change) -> None:
     seen = a_running_job().after(loss, written)
     for _ in range(3):  # the intent is saved, and the pause after a fault passes
         seen = seen.after(written)
-    assert names(decide(seen.but(secret_age=BELIEVED_SECONDS)))[:2] == MADE
-    assert MADE[0] not in names(decide(seen.but(secret_age=BELIEVED_SECONDS - 1))), "it was there just now"
+    assert names(decide(seen.but(secret_age=ASSUMED_UP_TO_DATE_SECONDS)))[:2] == MADE
+    assert MADE[0] not in names(decide(seen.but(secret_age=ASSUMED_UP_TO_DATE_SECONDS - 1))), (
+        "it was there just now"
+    )
 
 
 @pytest.mark.parametrize("word", ["ContainerCreating", "PodInitializing"])
 @pytest.mark.parametrize("which", ["container", "init"])
 def test_it_is_made_again_for_a_pod_that_waits_for_what_it_mounts(word: str, which: str) -> None:
     seen = waiting(**{which: ContainerSeen(waiting_reason=word)})
-    assert names(decide(seen.but(secret_age=BELIEVED_SECONDS))) == MADE
+    assert names(decide(seen.but(secret_age=ASSUMED_UP_TO_DATE_SECONDS))) == MADE
     assert decide(seen.but(secret_age=0.0)).actions == ()
 
 

@@ -14,7 +14,7 @@ from ropeteam.core.decide import decide
 from ropeteam.core.objects.actions import DeletePod
 from ropeteam.core.objects.workerpod import worker_pod
 from ropeteam.core.seen.observation import Role
-from ropeteam.core.seen.view import look
+from ropeteam.core.seen.view import build_view
 from ropeteam_trainer.contract import codec, config
 
 GPU = {"limits": {"cpu": "4", "nvidia.com/gpu": "2", "example.com/npu": 1}, "requests": {"memory": "1Gi"}}
@@ -102,7 +102,7 @@ def test_all_pods_are_waited_for_and_counted() -> None:
         cluster.kubelets()
     seen = cluster.observe()
     assert seen.status.workers.desired == 5
-    assert look(seen).workers.keys() == {0, 1, 2, 3, 4}
+    assert build_view(seen).workers.keys() == {0, 1, 2, 3, 4}
 
 
 def test_a_strategy_is_judged_by_the_ranks_of_the_workers() -> None:

@@ -13,7 +13,7 @@ from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.core.deadlines import next_look
 from ropeteam.core.decide import decide
 from ropeteam.core.seen.observation import ContainerSeen, Role
-from ropeteam.core.seen.view import look
+from ropeteam.core.seen.view import build_view
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 
@@ -173,9 +173,9 @@ def test_a_scheduler_that_never_speaks_is_named_after_thirty_seconds() -> None:
 
 def test_the_operator_looks_again_when_a_scheduler_has_been_silent_for_so_long() -> None:
     seen = starting(waiting(scheduler="volcano"))
-    assert next_look(look(seen), seen.status) == 30.0
+    assert next_look(build_view(seen), seen.status) == 30.0
     default = seen.after(pods(scheduler="default-scheduler"))
-    assert next_look(look(default), seen.status) is None
+    assert next_look(build_view(default), seen.status) is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.differential.servers import TOKEN, Server
 
 from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.apiclient import Object, Place
+from ropeteam.controller.client.apiclient import Object, ObjectRef
 
 
 class Site(NamedTuple):
@@ -36,11 +36,13 @@ class Site(NamedTuple):
         await self.operator.caches.jobs.parts[0].list()
         for _ in range(6):
             await self.operator.reconciler(Key(level, "job"))
-        return dict((await self.operator.client.get(Place("TrainingJob", level, "job"))).get("status") or {})
+        return dict(
+            (await self.operator.client.get(ObjectRef("TrainingJob", level, "job"))).get("status") or {}
+        )
 
     async def pods(self, level: str) -> list[str]:
         return sorted(
-            each["metadata"]["name"] for each in await self.operator.client.items(Place("Pod", level))
+            each["metadata"]["name"] for each in await self.operator.client.items(ObjectRef("Pod", level))
         )
 
 

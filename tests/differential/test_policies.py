@@ -19,7 +19,7 @@ from ropeteam.controller.client.access import Access
 from ropeteam.controller.client.apiclient import AlreadyOurs, ApiClient, ApiError
 from ropeteam.core.objects import policy
 from ropeteam.core.seen.observation import PolicySeen
-from ropeteam.core.seen.view import look
+from ropeteam.core.seen.view import build_view
 
 Object = dict[str, Any]
 OPERATOR = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "sys"}}}
@@ -91,7 +91,7 @@ def manifest(**template: Any) -> Object:
     who = JobPolicy(operator_from=(OPERATOR,), metrics_from=(PROMETHEUS,))
     seen = a_job(template={"spec": template})
     seen = seen.but(defaults=seen.defaults.model_copy(update={"policy": who}))
-    made = policy.manifest(seen, look(seen).spec)
+    made = policy.manifest(seen, build_view(seen).spec)
     assert made is not None
     return made
 
@@ -140,4 +140,4 @@ def goes_on(words: str) -> bool:
     who = JobPolicy(operator_from=(OPERATOR,))
     seen = a_job().but(policy=PolicySeen(refusal=policy.refused(words)))
     seen = seen.but(defaults=seen.defaults.model_copy(update={"policy": who}))
-    return not policy.holds_up(look(seen))
+    return not policy.holds_up(build_view(seen))

@@ -28,7 +28,7 @@ from tests.fuzz import odd
 from tests.fuzz.campaign import Attempt, Campaign
 
 from ropeteam_trainer.agent.machine import metrics as agent_metrics
-from ropeteam_trainer.agent.machine.state import RankSaid
+from ropeteam_trainer.agent.machine.state import RankMessage
 from ropeteam_trainer.agent.processes.ranksocket import RankSocket
 from ropeteam_trainer.contract import LEASES, codec, wire
 from ropeteam_trainer.contract.config import CheckpointConfig
@@ -287,7 +287,7 @@ async def _ranks() -> AsyncIterator[Attempt]:
                     ended.append("taken" if told._buffers else "refused")
                 told.drain()
         for each in heard:
-            life.sees(RankSaid(epoch(1), 0, each))
+            life.sees(RankMessage(epoch(1), 0, each))
         life.wait(1)
         codec.encode(life.died(0, 1).report)
         agent_metrics.render(life.state, agent_metrics.count({}, life.state), 0.0)

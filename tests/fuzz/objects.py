@@ -36,9 +36,9 @@ from ropeteam.controller.cache.caches import make_caches
 from ropeteam.controller.cache.informer import Informer, Key
 from ropeteam.controller.cache.kopfevents import _Outlined
 from ropeteam.controller.client import apiclient, boundedjson
-from ropeteam.controller.client.apiclient import ApiClient, Object, Place
+from ropeteam.controller.client.apiclient import ApiClient, Object, ObjectRef
 from ropeteam.controller.client.coordinator import Coordinators, Unreachable
-from ropeteam.controller.reconcile.observer import Memories, Observer
+from ropeteam.controller.reconcile.observer import JobCaches, Observer
 from ropeteam.controller.settings import OperatorKey, OperatorKeys
 from ropeteam.core.decide import decide
 from ropeteam.core.objects.actions import CreatePod, CreateService
@@ -138,10 +138,10 @@ class Api:
     chance = Random(0)
 
     def __init__(self, kind: str, case: bytes) -> None:
-        self.pages = {Place(each).path: orjson.dumps(page(things)) for each, things in world().items()}
+        self.pages = {ObjectRef(each).path: orjson.dumps(page(things)) for each, things in world().items()}
         self.line = b""
         if case.startswith(_LIST):
-            self.pages[Place(kind).path] = case.removeprefix(_LIST)
+            self.pages[ObjectRef(kind).path] = case.removeprefix(_LIST)
         else:
             self.line = case.removeprefix(_WATCH)
 
@@ -187,7 +187,7 @@ async def attempt(case: bytes, kind: str) -> list[str]:
     coordinators = cast(Coordinators, Silent())
     keys = OperatorKeys((OperatorKey(b"k" * 32),))
     observer = Observer(
-        caches, Memories(), client, coordinators, keys, a_job().defaults, lambda: NOON, lambda: 0.0
+        caches, JobCaches(), client, coordinators, keys, a_job().defaults, lambda: NOON, lambda: 0.0
     )
     return [await _decided(observer)]
 
@@ -221,7 +221,7 @@ async def _decided(observer: Observer) -> str:
             orjson.dumps([str(action), getattr(action, "manifest", None)])
         if decision.desired:
             codec.encode(decision.desired)
-        observer.memories.of(JOB, seen.metadata.uid).desired, why = decision.desired, decision.why
+        observer.job_caches.of(JOB, seen.metadata.uid).desired, why = decision.desired, decision.why
     return "refused" if job.fault or "spec" in why else "decided about"
 
 

@@ -24,11 +24,11 @@ from tests.fuzz import odd
 from tests.fuzz.campaign import Attempt, Campaign
 
 from ropeteam.controller import probes
-from ropeteam.controller.client.coordinator import Coordinators, Unreachable, Voice, voice
+from ropeteam.controller.client.coordinator import Coordinators, RequestAuth, Unreachable, auth_for
 from ropeteam.core.decide import decide
 from ropeteam_trainer.agent.http import Metrics
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, signing
-from ropeteam_trainer.contract.desired import Desired, ReplaceWish, SlotDesired, SlotReport, Stages
+from ropeteam_trainer.contract.desired import Desired, ReplacementRequest, SlotDesired, SlotReport, Stages
 from ropeteam_trainer.contract.messages import Problem, Progress
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, FailReason, ProcessExit
 from ropeteam_trainer.coordinator.http import MOST_HEAD, Http
@@ -182,7 +182,7 @@ def reports() -> tuple[Any, ...]:
     full = replace(
         plain,
         slots={"0": SlotReport(1, "uid-3", "node-0", True), "1": SlotReport(1, "uid-4")},
-        replace=(ReplaceWish(0, 1, Cause.ERROR, "why"),),
+        replace=(ReplacementRequest(0, 1, Cause.ERROR, "why"),),
         progress=Progress(1, 2, "0.5", 3.0, "train"),
         failure=Problem(FailReason.EXIT_CODE, "it said 42"),
         stalled=Problem(FailReason.CHECKPOINT_UNAVAILABLE, "no answer"),
@@ -234,7 +234,7 @@ class Liar:
 
 @asynccontextmanager
 async def _answers() -> AsyncIterator[Attempt]:
-    false, voices = Liar(), [voice(signing.Keys(TOKEN, UID, 1), each) for each in (OLDEST, VERSION)]
+    false, voices = Liar(), [auth_for(signing.Keys(TOKEN, UID, 1), each) for each in (OLDEST, VERSION)]
     server = await asyncio.start_server(false.serve, "127.0.0.1", 0)
     async with Coordinators(server.sockets[0].getsockname()[1]) as coordinators:
 
@@ -246,7 +246,7 @@ async def _answers() -> AsyncIterator[Attempt]:
     server.close()
 
 
-async def _told(coordinators: Coordinators, speaks: Voice) -> str:
+async def _told(coordinators: Coordinators, speaks: RequestAuth) -> str:
     try:
         report = await coordinators.tell(
             "127.0.0.1", speaks, replace(WISH, term=scene().status.coordinator.term)

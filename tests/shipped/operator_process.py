@@ -19,7 +19,7 @@ from tests.shipped.session import ApiSession, CoordinatorSession
 from ropeteam.api.defaults import JobPolicy
 from ropeteam.controller.assembly import Clocks, connected
 from ropeteam.controller.client.access import Access
-from ropeteam.controller.client.apiclient import ApiClient, ApiError, Place
+from ropeteam.controller.client.apiclient import ApiClient, ApiError, ObjectRef
 from ropeteam.controller.client.coordinator import Coordinators
 from ropeteam.controller.election import Elector, LeadershipLost, Timing
 from ropeteam.controller.reconcile.agentsecret import AgentSecret
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.shipped.site import Site
 
 KEY = OperatorKey(b"k" * 32)
-_LEASE = Place("Lease", "default", "ropeteam")
+_LEASE = ObjectRef("Lease", "default", "ropeteam")
 _FORMER = read(["--image", "ropeteam:sim"], {})
 _SETTINGS = replace(_FORMER, job_policy=JobPolicy(operator_from=({"namespaceSelector": {}},)))
 

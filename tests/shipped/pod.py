@@ -20,7 +20,7 @@ from ropeteam_trainer.agent.machine.state import (
     Event,
     RankDying,
     RankExited,
-    RankSaid,
+    RankMessage,
     RanksStarted,
     StackShown,
     StoreDown,
@@ -135,7 +135,7 @@ class SimPod:
     # ---- the parent of ranks (tests/sim/ranks.py)
 
     def heard(self, rank: Rank, said: FromRank) -> None:
-        self.process.call(self._post, RankSaid(rank.plan.epoch, rank.number, said))
+        self.process.call(self._post, RankMessage(rank.plan.epoch, rank.number, said))
 
     def reaped(self, rank: Rank, exit: ProcessExit) -> None:
         epoch, beat, random = rank.plan.epoch, rank.beat(), self._site.random

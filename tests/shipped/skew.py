@@ -54,8 +54,8 @@ def made(thing: Any) -> Any:
     return orjson.loads(text.replace(ours.encode(), theirs.encode()))
 
 
-def _voice(keys: signing.Keys, contract: int) -> operators_end.Voice:
-    return operators_end.voice(keys, OLDEST if _is_former() else contract)
+def _voice(keys: signing.Keys, contract: int) -> operators_end.RequestAuth:
+    return operators_end.auth_for(keys, OLDEST if _is_former() else contract)
 
 
 def heard(process: Process, report: bytes) -> bytes:

@@ -168,7 +168,7 @@ class Agent:
             case effects.ShowStacks(epoch, ranks):
                 for number in ranks:
                     self.see(state.StackShown(epoch, number, Standstill()))
-            case effects.TellRank(epoch, number, message):
+            case effects.SendToRank(epoch, number, message):
                 if (rank := self.ranks.get(number)) and rank.plan.epoch == epoch:
                     rank.tell(message)
             case effects.HostStore(epoch):
@@ -229,7 +229,7 @@ class Agent:
             self.see(state.RankExited(epoch, number, ProcessExit(None, 9)))
 
     def heard(self, rank: Rank, said: FromRank) -> None:
-        self.see(state.RankSaid(rank.plan.epoch, rank.number, said))
+        self.see(state.RankMessage(rank.plan.epoch, rank.number, said))
 
     def reaped(self, rank: Rank, exit: ProcessExit) -> None:
         """Its page is read once more, all descendants are killed, then the machine is told. That a signal

@@ -18,7 +18,7 @@ from torch import nn
 
 from ropeteam_trainer.data import balancing, batches
 from ropeteam_trainer.data.balancing import EVERY, Balancer
-from ropeteam_trainer.data.computetimer import OwnTime
+from ropeteam_trainer.data.computetimer import ComputeTimer
 from ropeteam_trainer.data.decisions.plan import DataPlan, Position
 
 CPU = torch.device("cpu")
@@ -162,15 +162,15 @@ class Hands:
 
 
 def test_own_time_is_the_step_without_the_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    hands, clock = Hands(monkeypatch), OwnTime(CPU)
+    hands, clock = Hands(monkeypatch), ComputeTimer(CPU)
     clock.start()
     hands.now += 1
-    clock.hold()
-    clock.hold()
+    clock.pause()
+    clock.pause()
     hands.now += 50
-    clock.release()
+    clock.resume()
     hands.now += 50
-    clock.release()
+    clock.resume()
     clock.start()  # a step of two batches
     hands.now += 1
     clock.stop(10)
@@ -181,7 +181,7 @@ def test_own_time_is_the_step_without_the_holds(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_speed_is_the_median_of_steps_that_had_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    hands, clock = Hands(monkeypatch), OwnTime(CPU)
+    hands, clock = Hands(monkeypatch), ComputeTimer(CPU)
     for samples, seconds in ((8, 100.0), (8, 2.0), (6, 2.0), (0, 1.0), (8, 0.0), (8, 4.0)):
         clock.start()
         hands.now += seconds
@@ -190,9 +190,9 @@ def test_speed_is_the_median_of_steps_that_had_samples(monkeypatch: pytest.Monke
 
 
 def test_a_backward_pass_that_failed_does_not_stop_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    hands, clock = Hands(monkeypatch), OwnTime(CPU)
+    hands, clock = Hands(monkeypatch), ComputeTimer(CPU)
     clock.start()
-    clock.hold()
+    clock.pause()
     clock.stop(4)
     clock.speed()
     clock.start()
@@ -222,7 +222,7 @@ class FakeEvent:
 
 def test_on_cuda_only_what_has_happened_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    clock = OwnTime(torch.device("cuda"))
+    clock = ComputeTimer(torch.device("cuda"))
     for samples in (4, 400):
         clock.start()
         clock.stop(samples)
@@ -233,7 +233,7 @@ def test_on_cuda_only_what_has_happened_is_read(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(("model", "name"), [(None, "none"), (nn.Linear(1, 1), "Linear")])
 def test_a_model_whose_waits_are_not_known_is_refused(model: Any, name: str) -> None:
     with pytest.raises(ValueError, match=rf"call job.restore\(model=...\).* It was given {name}."):
-        OwnTime(CPU).attach(model)
+        ComputeTimer(CPU).attach(model)
 
 
 def test_who_loads_furthest_ahead_decides_when_a_change_begins() -> None:

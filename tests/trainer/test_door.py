@@ -22,7 +22,7 @@ from ropeteam_trainer.rank.agentlink import Heartbeat
 from ropeteam_trainer.strategies.parameterserver import admission as module
 from ropeteam_trainer.strategies.parameterserver import wire
 from ropeteam_trainer.strategies.parameterserver.admission import Door
-from ropeteam_trainer.strategies.parameterserver.discovery import Meeting, Place
+from ropeteam_trainer.strategies.parameterserver.discovery import Discovery, Place
 from ropeteam_trainer.strategies.parameterserver.service import Server
 from ropeteam_trainer.strategies.parameterserver.share import Share
 
@@ -81,7 +81,7 @@ def test_silent_strangers_keep_no_worker_out(guarded: Guarded, monkeypatch: pyte
 def test_who_comes_behind_hundreds_of_strangers_before_a_server_serves_waits_in_the_queue() -> None:
     """Else the kernel drops who comes, and lets it try again a second later, and later each time."""
     plan = RankPlan("1.0.1", (), False, None, Resume.LATEST, None, "j", "u", servers=("127.0.0.1:0",))
-    listener = Meeting(Place(rank=1, workers=1, servers=1), plan, None, Heartbeat(None)).listener
+    listener = Discovery(Place(rank=1, workers=1, servers=1), plan, None, Heartbeat(None)).listener
     assert listener is not None
     place = listener.getsockname()
     with ExitStack() as ends:

@@ -12,7 +12,7 @@ import torch
 from tests.trainer.ranks import _server
 
 from ropeteam_trainer.strategies.parameterserver import doublebuffer, flat
-from ropeteam_trainer.strategies.parameterserver.doublebuffer import RECORD_BYTES, Halves
+from ropeteam_trainer.strategies.parameterserver.doublebuffer import RECORD_BYTES, DoubleBuffer
 
 SHAPES = {"a": (1000,), "b": (3, 7), "c": ()}
 
@@ -21,7 +21,7 @@ def numbered(n: int) -> dict[str, torch.Tensor]:
     return {name: torch.full(shape, float(n)) for name, shape in SHAPES.items()}
 
 
-def change(halves: Halves, n: int) -> None:
+def change(halves: DoubleBuffer, n: int) -> None:
     for tensor in halves.draft().values():
         tensor.fill_(n)
     halves.commit(str(n).encode())
@@ -29,7 +29,7 @@ def change(halves: Halves, n: int) -> None:
 
 def count(path: Path) -> None:
     """Commit the next number, for ever."""
-    halves = Halves.found(path)
+    halves = DoubleBuffer.found(path)
     assert halves is not None
     while True:
         change(halves, int(halves.record) + 1)
@@ -37,7 +37,7 @@ def count(path: Path) -> None:
 
 def test_a_process_killed_at_any_moment_leaves_a_whole_state(tmp_path: Path) -> None:
     path = tmp_path / "memory"
-    Halves(path).rebuild(numbered(0), b"0")
+    DoubleBuffer(path).rebuild(numbered(0), b"0")
     last = 0
     for attempt in range(8):
         process = _server.Process(target=count, args=(path,))
@@ -48,7 +48,7 @@ def test_a_process_killed_at_any_moment_leaves_a_whole_state(tmp_path: Path) -> 
         time.sleep(random.Random(attempt).random() / 100)
         process.kill()
         process.join()
-        found = Halves.found(path)
+        found = DoubleBuffer.found(path)
         assert found is not None
         n = int(found.record)
         assert n > last
@@ -58,14 +58,14 @@ def test_a_process_killed_at_any_moment_leaves_a_whole_state(tmp_path: Path) -> 
 
 
 def _record(path: Path) -> int:
-    found = Halves.found(path)
+    found = DoubleBuffer.found(path)
     assert found is not None
     return int(found.record)
 
 
 @pytest.mark.parametrize("where", [None, "memory"])
 def test_a_draft_is_not_valid_before_it_is_committed(where: str | None, tmp_path: Path) -> None:
-    halves = Halves(tmp_path / where if where else None)
+    halves = DoubleBuffer(tmp_path / where if where else None)
     halves.rebuild(numbered(1), b"1")
     draft = halves.draft()
     draft["a"].fill_(5)
@@ -78,10 +78,10 @@ def test_a_draft_is_not_valid_before_it_is_committed(where: str | None, tmp_path
 
 
 def test_other_tensors_take_the_place_of_the_old_ones(tmp_path: Path) -> None:
-    halves = Halves(tmp_path / "memory")
+    halves = DoubleBuffer(tmp_path / "memory")
     halves.rebuild(numbered(1), b"1")
     halves.rebuild({"a": torch.arange(3), "d": torch.ones(2, dtype=torch.bfloat16)}, b"2")
-    found = Halves.found(tmp_path / "memory")
+    found = DoubleBuffer.found(tmp_path / "memory")
     assert found is not None
     assert found.record == b"2"
     assert found.current["a"].tolist() == [0, 1, 2]
@@ -90,7 +90,7 @@ def test_other_tensors_take_the_place_of_the_old_ones(tmp_path: Path) -> None:
 
 
 def test_readers_see_one_state_while_it_changes(tmp_path: Path) -> None:
-    halves = Halves(tmp_path / "memory")
+    halves = DoubleBuffer(tmp_path / "memory")
     halves.rebuild(numbered(1), b"1")
     with halves.reading(len(SHAPES)) as before:
         change(halves, 2)
@@ -101,14 +101,14 @@ def test_readers_see_one_state_while_it_changes(tmp_path: Path) -> None:
 
 
 def test_a_record_that_is_too_long_is_refused(tmp_path: Path) -> None:
-    halves = Halves(tmp_path / "memory")
+    halves = DoubleBuffer(tmp_path / "memory")
     with pytest.raises(ValueError, match="does not fit"):
         halves.rebuild(numbered(1), bytes(RECORD_BYTES))
 
 
 def test_nothing_is_found_where_nothing_was_left(tmp_path: Path) -> None:
-    assert Halves.found(None) is None
-    assert Halves.found(tmp_path / "memory") is None
+    assert DoubleBuffer.found(None) is None
+    assert DoubleBuffer.found(tmp_path / "memory") is None
 
 
 def test_tensors_of_all_widths_lie_where_they_may() -> None:
@@ -128,7 +128,7 @@ def test_tensors_of_all_widths_lie_where_they_may() -> None:
 
 
 def test_too_little_memory_is_told_before_anything_is_lost(tmp_path: Path) -> None:
-    halves = Halves(tmp_path / "memory")
+    halves = DoubleBuffer(tmp_path / "memory")
     halves.rebuild(numbered(1), b"1")
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
     try:
@@ -136,7 +136,7 @@ def test_too_little_memory_is_told_before_anything_is_lost(tmp_path: Path) -> No
             halves.rebuild({"a": torch.empty(1 << 20)}, b"2")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    found = Halves.found(tmp_path / "memory")
+    found = DoubleBuffer.found(tmp_path / "memory")
     assert found is not None
     assert found.record == b"1"
 
@@ -148,4 +148,4 @@ def test_a_small_file_is_whole_or_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"cannot be kept in .*nowhere: No such file"):
         doublebuffer.remember(tmp_path / "nowhere" / "state", b"three")
     with pytest.raises(RuntimeError, match=r"cannot be kept in .*nowhere: No such file"):
-        Halves(tmp_path / "nowhere" / "memory").rebuild(numbered(1), b"1")
+        DoubleBuffer(tmp_path / "nowhere" / "memory").rebuild(numbered(1), b"1")

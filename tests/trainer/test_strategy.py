@@ -46,10 +46,10 @@ def test_sharding_without_numbers_shards_over_all_ranks() -> None:
 def test_every_rank_has_one_place_and_ranks_of_one_copy_share_their_data(made: Layout) -> None:
     places = [made.place(rank) for rank in range(made.world)]
     assert len(set(places)) == made.world
-    assert {made.data_rank(rank) for rank in range(made.world)} == set(range(made.data_ways))
+    assert {made.dp_rank(rank) for rank in range(made.world)} == set(range(made.dp_size))
     by_copy: dict[tuple[int, int], set[int]] = {}
     for rank, place in enumerate(places):
-        by_copy.setdefault((place.replicate, place.shard), set()).add(made.data_rank(rank))
+        by_copy.setdefault((place.replicate, place.shard), set()).add(made.dp_rank(rank))
     assert all(len(found) == 1 for found in by_copy.values())
 
 

@@ -58,7 +58,7 @@ class Job:
         self.rank, self.world_size, self.device = here.rank, here.workers, world.device
         self.step = 0
         """Steps done, also in former worlds."""
-        self.data_rank, self.data_ways = here.rank, here.workers
+        self.dp_rank, self.dp_size = here.rank, here.workers
         """Which part of a batch this rank works on, of how many: ranks that split one model share a part."""
         self._world, self._plan = world, plan
         self._link = agentlink.connect(environ, here.rank)
@@ -119,7 +119,7 @@ class Job:
             return self._wrap_served(model, optimizer, chosen, progress, loss)
         self._wrapped = wrap(model, optimizer, chosen, self._world, progress, loss, tensor_plan)
         grid = self._wrapped.layout
-        self.data_rank, self.data_ways = grid.data_rank(self.rank), grid.data_ways
+        self.dp_rank, self.dp_size = grid.dp_rank(self.rank), grid.dp_size
         return self._wrapped.model, self._wrapped.optimizer
 
     def _wrap_served(
@@ -128,7 +128,7 @@ class Job:
         from ropeteam_trainer.strategies.parameterserver.role_server import Serving
         from ropeteam_trainer.strategies.parameterserver.role_worker import Training
 
-        meeting = discovery.Meeting(self._here, self._plan, self._link, self._heart)
+        meeting = discovery.Discovery(self._here, self._plan, self._link, self._heart)
         if self._here.server is not None:
             self._serving = Serving(self._here, meeting, chosen, discovery.memory(os.environ))
             model.register_forward_pre_hook(lambda *_: self._serve())
@@ -272,7 +272,7 @@ class Job:
         model = self._balanced_model() if balance else None
         wish = Wish(dataset, plan, epochs, workers, prefetch, balance, model, collate)
         self._expected = self.step + self._feed.left(wish)
-        return self._feed.batches(wish, self.data_rank, self.data_ways, self._loading)
+        return self._feed.batches(wish, self.dp_rank, self.dp_size, self._loading)
 
     def _loading(self) -> AbstractContextManager[None]:
         return self.phase("data") if self._heart.steps_here else nullcontext()
@@ -296,7 +296,7 @@ class Job:
 
     def _beat_step(self, samples: int | None) -> None:
         self._heart.step, self._heart.steps_here = self.step, self._heart.steps_here + 1
-        self._heart.samples += self._feed.total if samples is None else samples * self.data_ways
+        self._heart.samples += self._feed.total if samples is None else samples * self.dp_size
         self._heart.phase = "train"
         self._heart.beat()
 

@@ -9,7 +9,7 @@ import click
 
 from ropeteam.api.job import KIND
 from ropeteam.cli.connect import connected, kubeconfig_of
-from ropeteam.controller.client.apiclient import ApiError, Object, Place
+from ropeteam.controller.client.apiclient import ApiError, Object, ObjectRef
 
 _PATIENCE = 2.0
 """Seconds: somebody waits at a prompt."""
@@ -22,7 +22,7 @@ def jobs(context: click.Context, begun: str) -> list[str]:
     async def look() -> list[Object]:
         kubeconfig = kubeconfig_of(options["kubeconfig"], options["home"])
         async with asyncio.timeout(_PATIENCE), connected(kubeconfig) as client:
-            return await client.items(Place(KIND, options["namespace"]))
+            return await client.items(ObjectRef(KIND, options["namespace"]))
 
     try:
         names = [str(job["metadata"]["name"]) for job in asyncio.run(look())]

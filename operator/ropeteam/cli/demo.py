@@ -27,8 +27,8 @@ from ropeteam.cli.localstack import LocalStack
 from ropeteam.cli.manifest import manifests
 from ropeteam.cli.run import Ending, train
 from ropeteam.cli.show.follow import LOOK_SECONDS, Follower
-from ropeteam.cli.show.jobview import Picture, recovery_seconds
-from ropeteam.controller.client.apiclient import AlreadyGone, ApiClient, Place
+from ropeteam.cli.show.jobview import JobView, recovery_seconds
+from ropeteam.controller.client.apiclient import AlreadyGone, ApiClient, ObjectRef
 from ropeteam.controller.settings import default_home
 
 MANIFEST = Path(__file__).parents[3] / "examples" / "char-gpt.yaml"
@@ -57,7 +57,7 @@ def main() -> int:
     except errors.BadInput as error:
         error.show()
         return error.exit_code
-    missed = list(shortcomings(ending))
+    missed = list(failed_checks(ending))
     for each in missed:
         console.print(f"demo failed: {each}", soft_wrap=True)
     if not missed:
@@ -69,36 +69,36 @@ def main() -> int:
 
 async def _train(home: Path, console: Console) -> Ending:
     async with LocalStack(home) as local:
-        return await train(manifests.read(MANIFEST), local, console, keep=False, alongside=sabotage)
+        return await train(manifests.read(MANIFEST), local, console, keep=False, alongside=inject_faults)
 
 
-async def sabotage(client: ApiClient, follower: Follower) -> None:
+async def inject_faults(client: ApiClient, follower: Follower) -> None:
     """Kill a rank after the first checkpoint; delete a pod some steps after the job has recovered.
 
-    A job that ends before ends this too; `shortcomings` tells.
+    A job that ends before ends this too; `failed_checks` tells.
     """
     with suppress(_Ended):
-        await _sabotage(client, follower)
+        await _inject_faults(client, follower)
 
 
-async def _sabotage(client: ApiClient, follower: Follower) -> None:
+async def _inject_faults(client: ApiClient, follower: Follower) -> None:
     before = await _until(
         follower, lambda seen: seen.checkpoint_step is not None and seen.step >= STEPS_BETWEEN
     )
-    job = await client.get(Place("TrainingJob", follower.namespace, follower.name))
+    job = await client.get(ObjectRef("TrainingJob", follower.namespace, follower.name))
     os.kill(rank_process(job["metadata"]["uid"], KILLED_RANK), signal.SIGKILL)
     after = await _until(follower, lambda seen: _recovered(seen) > _recovered(before))
     await _until(follower, lambda seen: seen.step >= after.step + STEPS_BETWEEN)
     pods = await follower.pods()
     (pod,) = (p for p in pods if p["metadata"]["labels"]["ropeteam.dev/slot"] == str(DELETED_SLOT))
-    place = Place("Pod", follower.namespace, pod["metadata"]["name"])
+    place = ObjectRef("Pod", follower.namespace, pod["metadata"]["name"])
     try:
         await client.delete(place, uid=pod["metadata"]["uid"])
     except AlreadyGone:
         raise errors.Trouble(f"the pod {place.name} was gone before the demo could delete it") from None
 
 
-def shortcomings(ending: Ending) -> Iterator[str]:
+def failed_checks(ending: Ending) -> Iterator[str]:
     """What the demo promised and did not keep."""
     seen = ending.picture
     if not seen.complete:
@@ -123,7 +123,7 @@ def validation_loss(log: str) -> float | None:
     return float(json.loads(found[-1])["validation_loss"]) if found else None
 
 
-async def _until(follower: Follower, holds: Callable[[Picture], bool]) -> Picture:
+async def _until(follower: Follower, holds: Callable[[JobView], bool]) -> JobView:
     while True:
         seen = await follower.look()
         if seen is None or seen.finished:
@@ -133,7 +133,7 @@ async def _until(follower: Follower, holds: Callable[[Picture], bool]) -> Pictur
         await asyncio.sleep(LOOK_SECONDS / 5)
 
 
-def _recovered(seen: Picture) -> int:
+def _recovered(seen: JobView) -> int:
     return sum(recovery_seconds(each) is not None for each in seen.incidents)
 
 

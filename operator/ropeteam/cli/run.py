@@ -17,11 +17,11 @@ from ropeteam.cli.errors import Trouble
 from ropeteam.cli.localstack import LocalStack, Say
 from ropeteam.cli.manifest import localvolumes, manifests
 from ropeteam.cli.show.follow import Follower
-from ropeteam.cli.show.jobview import Picture
+from ropeteam.cli.show.jobview import JobView
 from ropeteam.cli.show.logs import Logs
 from ropeteam.cli.show.report import report
 from ropeteam.cli.show.screen import Screen, screen
-from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, Place
+from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, ObjectRef
 
 _LAST_LOOK_SECONDS = 2.0
 
@@ -33,7 +33,7 @@ Alongside = Callable[[ApiClient, Follower], Awaitable[None]]
 class Ending:
     """How a run ended."""
 
-    picture: Picture
+    picture: JobView
     job: Object
     first_slot_log: str
 
@@ -88,7 +88,7 @@ async def _begin(local: LocalStack, say: Say, manifest: manifests.Manifest) -> N
     except Trouble as error:
         with suppress(ApiError, aiohttp.ClientError, OSError, TimeoutError):
             async with asyncio.timeout(_LAST_LOOK_SECONDS), connected(local.kubeconfig) as client:
-                there = await client.get(Place.of(manifest.job))
+                there = await client.get(ObjectRef.of(manifest.job))
                 state = (there.get("status") or {}).get("state") or "there"
                 raise Trouble(
                     f"{error}\n  a job {manifest.name} is {state} in it: ropeteam watch {manifest.name} "
@@ -148,7 +148,7 @@ async def _to_the_end(
 
 
 async def _watch(follower: Follower, shown: Screen, logs: Logs) -> Ending:
-    last: Picture | None = None
+    last: JobView | None = None
     async for last in follower.pictures():
         shown.show(last)
     await logs.end()

@@ -8,7 +8,7 @@ from pathlib import Path
 from ropeteam.cli.errors import BadInput
 from ropeteam.cli.manifest import bundle
 from ropeteam.cli.manifest.manifests import Manifest, apply
-from ropeteam.controller.client.apiclient import ApiClient, ApiError, NotFound, Object, Place
+from ropeteam.controller.client.apiclient import ApiClient, ApiError, NotFound, Object, ObjectRef
 
 
 async def submit(client: ApiClient, read: Manifest, folder: Path, say: Callable[[str], None]) -> None:
@@ -25,11 +25,11 @@ async def submit(client: ApiClient, read: Manifest, folder: Path, say: Callable[
     try:
         await apply(client, Manifest(job, read.others), None)
     except BadInput:
-        await client.delete(Place.of(stored), uid=made["metadata"]["uid"])
+        await client.delete(ObjectRef.of(stored), uid=made["metadata"]["uid"])
         raise
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": read.name}
-    owner["uid"] = (await client.get(Place.of(job)))["metadata"]["uid"]
-    await client.merge(Place.of(stored), {"metadata": {"ownerReferences": [owner]}})
+    owner["uid"] = (await client.get(ObjectRef.of(job)))["metadata"]["uid"]
+    await client.merge(ObjectRef.of(stored), {"metadata": {"ownerReferences": [owner]}})
     for line in bundle.told(code, stored["metadata"]["name"], read.namespace):
         say(line)
     where = "" if read.namespace == "default" else f" -n {read.namespace}"
@@ -39,7 +39,7 @@ async def submit(client: ApiClient, read: Manifest, folder: Path, say: Callable[
 async def _check_absent(client: ApiClient, job: Object) -> None:
     """Its pods are made of the code that it was submitted with."""
     try:
-        await client.get(Place.of(job))
+        await client.get(ObjectRef.of(job))
     except NotFound:
         return
     meta = job["metadata"]

@@ -24,13 +24,13 @@ from ropeteam.controller import handlers, metrics, probes
 from ropeteam.controller.cache.caches import Caches, make_caches
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client import access
-from ropeteam.controller.client.apiclient import ApiClient, NotFound, Place
+from ropeteam.controller.client.apiclient import ApiClient, NotFound, ObjectRef
 from ropeteam.controller.client.coordinator import Coordinators
 from ropeteam.controller.election import Elector, LeadershipLost, Timing, utc_now
 from ropeteam.controller.queue.workqueue import WorkQueue, serve
 from ropeteam.controller.reconcile.agentsecret import AgentSecret, packed
 from ropeteam.controller.reconcile.executor import Executor
-from ropeteam.controller.reconcile.observer import Memories, Observer
+from ropeteam.controller.reconcile.observer import JobCaches, Observer
 from ropeteam.controller.reconcile.reconciler import Reconciler
 from ropeteam.controller.reconcile.statuspace import Pace
 from ropeteam.controller.settings import OperatorKeys, Settings, load_keys
@@ -139,7 +139,7 @@ def connected(
     caches = make_caches(client, settings.namespaces, queue.add, with_nodes=not settings.namespaces)
     defaults = settings.defaults.model_copy(update={"agent_secret": agent.name})
     observer = Observer(
-        caches, Memories(), client, coordinators, keys, defaults, *clocks, settings.deletion_proves_end
+        caches, JobCaches(), client, coordinators, keys, defaults, *clocks, settings.deletion_proves_end
     )
     reconciler = Reconciler(client, observer, Executor(client, caches, keys, agent, clocks.own), Pace())
     return Operator(client, caches, queue, reconciler)
@@ -154,7 +154,7 @@ async def elected(settings: Settings) -> AsyncIterator[Elector | None]:
     namespace, _, name = settings.lease.partition("/")
     me = f"{socket.gethostname()}_{secrets.token_hex(4)}"
     async with ApiClient(partial(access.load, settings.kubeconfig)) as client:
-        elector = Elector(client, Place("Lease", namespace, name), me, Timing(settings.lease_seconds))
+        elector = Elector(client, ObjectRef("Lease", namespace, name), me, Timing(settings.lease_seconds))
         try:
             yield elector
         finally:
@@ -218,7 +218,7 @@ async def _require_crd(client: ApiClient, namespaces: tuple[str, ...]) -> None:
     try:
         while True:
             try:
-                await client.request("GET", Place(KIND, *namespaces[:1]).path, params={"limit": "1"})
+                await client.request("GET", ObjectRef(KIND, *namespaces[:1]).path, params={"limit": "1"})
                 return
             except (aiohttp.ClientConnectionError, TimeoutError) as error:
                 log.warning("the API server is not reached, trying again: %s", error)

@@ -26,7 +26,7 @@ from ropeteam.controller.client.apiclient import (
     Conflict,
     NotFound,
     Object,
-    Place,
+    ObjectRef,
 )
 from ropeteam_trainer.system.clocks import boot_seconds
 
@@ -60,14 +60,14 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Sight:
+class ObservedLease:
     """One look at the lease's record, and since when it has been like this."""
 
     record: Object
     since: float
 
 
-def may_take(sight: Sight, me: str, now: float) -> bool:
+def may_take(sight: ObservedLease, me: str, now: float) -> bool:
     """Nobody's, ours, or not renewed for as long as its holder said."""
     holder = sight.record.get("holderIdentity") or ""
     return holder in ("", me) or now - sight.since >= float(sight.record.get("leaseDurationSeconds") or 0)
@@ -83,7 +83,7 @@ class Elector:
     def __init__(
         self,
         client: ApiClient,
-        place: Place,
+        place: ObjectRef,
         me: str,
         timing: Timing = Timing(),
         clock: Callable[[], float] = boot_seconds,
@@ -91,7 +91,7 @@ class Elector:
     ) -> None:
         self._client, self._place, self.me, self._timing = client, place, me, timing
         self._clock, self._wall = clock, wall
-        self._sight = Sight({}, clock())
+        self._sight = ObservedLease({}, clock())
         self._lease: Object = {}
         self._deadline = float("-inf")
         self._ahead = 0.0
@@ -164,7 +164,7 @@ class Elector:
         record = dict(self._lease.get("spec") or {})
         if record != self._sight.record:
             self._compare_clocks(record)
-            self._sight = Sight(record, self._clock())
+            self._sight = ObservedLease(record, self._clock())
 
     def _compare_clocks(self, record: Object) -> None:
         """Somebody else has just renewed: what we had not seen before is not older than our last look."""

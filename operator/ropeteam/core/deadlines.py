@@ -13,7 +13,7 @@ from ropeteam.core import backoff
 from ropeteam.core.questions import release
 from ropeteam.core.questions.completion import exit_seconds
 from ropeteam.core.questions.handover import DELETE_MARGIN_SECONDS
-from ropeteam.core.questions.steady import BELIEVED_SECONDS, mounts
+from ropeteam.core.questions.steady import ASSUMED_UP_TO_DATE_SECONDS, mounts
 from ropeteam.core.seen import formercoordinators, unservedrequests
 from ropeteam.core.seen.view import View
 from ropeteam.core.status import incidents
@@ -99,7 +99,7 @@ def _pods(view: View, status: JobStatus) -> Iterator[datetime]:
         if begin is not None:
             yield begin
     if mounts(view):
-        yield view.now + timedelta(seconds=BELIEVED_SECONDS - view.seen.secret_age)
+        yield view.now + timedelta(seconds=ASSUMED_UP_TO_DATE_SECONDS - view.seen.secret_age)
     for pod in view.workers.values():
         if pod.deleting and pod.delete_at is not None:
             yield pod.delete_at + timedelta(seconds=DELETE_MARGIN_SECONDS)

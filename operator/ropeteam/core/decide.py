@@ -17,14 +17,14 @@ from ropeteam.api.columns import with_columns
 from ropeteam.api.status import ClockStatus, JobStatus
 from ropeteam.core import announce, deadlines
 from ropeteam.core.decision import Decision
-from ropeteam.core.merge import count_workers, fold
+from ropeteam.core.merge import count_workers, merge_observed
 from ropeteam.core.questions import completion, degraded, gang, handover, recovery, release
 from ropeteam.core.questions.answer import Answer
 from ropeteam.core.questions.desired import desired
 from ropeteam.core.questions.gang import active
-from ropeteam.core.questions.steady import steady
+from ropeteam.core.questions.steady import ensure_children
 from ropeteam.core.seen.observation import Observation
-from ropeteam.core.seen.view import View, changed, look
+from ropeteam.core.seen.view import View, build_view, with_changes
 from ropeteam.core.status import conditions, progress
 from ropeteam.core.status.conditions import Fact
 from ropeteam_trainer.contract.world import FailReason
@@ -34,16 +34,16 @@ Question = Callable[[View, JobStatus], Answer | None]
 
 def decide(seen: Observation) -> Decision:
     """The answer to one observation. Never raises."""
-    view = look(seen)
+    view = build_view(seen)
     if seen.metadata.deletion_timestamp is not None:
         return Decision(seen.status, (), "the job is being deleted; all that is its own goes with it")
     clean = completion.clean_up(view)
     if clean is not None:
         return _conclude(view, clean)
-    status = fold(view)
+    status = merge_observed(view)
     answers = (question(view, status) for question in QUESTIONS)
     answer = next((answer for answer in answers if answer is not None), None)
-    return _conclude(view, answer or steady(view, status))
+    return _conclude(view, answer or ensure_children(view, status))
 
 
 def invalid(view: View, status: JobStatus) -> Answer | None:
@@ -79,13 +79,13 @@ QUESTIONS: tuple[Question, ...] = (
     completion.deadline,
     gang.stop,
     gang.start,
-    release.release,
-    recovery.new_term,
-    recovery.new_address,
+    release.release_partial_gang,
+    recovery.replace_coordinator,
+    recovery.replace_address,
     recovery.replace_all,
     recovery.caught_up,
     handover.take_over,
-    recovery.new_incarnations,
+    recovery.replace_workers,
 )
 
 
@@ -114,10 +114,10 @@ def _runs_as_written(view: View, status: JobStatus) -> bool:
 def _conclude(view: View, answer: Answer) -> Decision:
     saved, now, job = view.seen.status, view.now, view.job
     wait = None
-    status = changed(answer.status, observed_generation=job.generation, state=answer.state)
+    status = with_changes(answer.status, observed_generation=job.generation, state=answer.state)
     if not saved.finished:
         facts = (*_acceptance(view, status), *answer.facts, *degraded.facts(view, status))
-        status = changed(status, workers=count_workers(view, status))
+        status = with_changes(status, workers=count_workers(view, status))
         status = conditions.with_facts(status, facts, now, job.generation)
         status = with_columns(status)
         status = progress.throttle(saved, status, now)
@@ -125,7 +125,7 @@ def _conclude(view: View, answer: Answer) -> Decision:
         status = status if wait is None else saved
     writes = status != saved
     if writes and not saved.finished:
-        status = changed(status, clock=ClockStatus(job=view.job_time, wall=now))
+        status = with_changes(status, clock=ClockStatus(job=view.job_time, wall=now))
     done = status.finished and (status.state != "Failed" or not active(view.all_workers))
     told = None if done else desired(view, status)
     looks = [wait, answer.again, deadlines.next_look(view, status)]

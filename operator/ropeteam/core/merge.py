@@ -13,18 +13,18 @@ from ropeteam.core.questions.pending import ran
 from ropeteam.core.seen import formercoordinators
 from ropeteam.core.seen.classify import cannot_write, strong_evidence
 from ropeteam.core.seen.observation import PodSeen
-from ropeteam.core.seen.view import View, changed
+from ropeteam.core.seen.view import View, with_changes
 from ropeteam.core.status import incidents, progress
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.fence import longest_life
 from ropeteam_trainer.contract.world import Cause
 
 
-def fold(view: View) -> JobStatus:
+def merge_observed(view: View) -> JobStatus:
     report, policy = view.report, view.spec.recovery
     by_uid = {pod.uid: pod for pod in view.all_workers}
     slots = tuple(_slot(view, slot, by_uid.get(slot.old_pod_uid)) for slot in view.status.slots)
-    status = changed(
+    status = with_changes(
         view.status,
         slots=slots,
         coordinator=_coordinator(view),
@@ -32,7 +32,7 @@ def fold(view: View) -> JobStatus:
     )
     if report is not None:
         status = incidents.merge(status, report.incidents, view.now)
-        status = changed(
+        status = with_changes(
             status,
             launcher=report.launcher[:256] or status.launcher,
             rung=max(status.rung, min(5, report.rung)),
@@ -50,7 +50,7 @@ def fold(view: View) -> JobStatus:
 def _coordinator(view: View) -> CoordinatorStatus:
     coordinator, pod, service = view.status.coordinator, view.coordinator, view.seen.service
     report = view.report
-    return changed(
+    return with_changes(
         coordinator,
         pod_uid=coordinator.pod_uid or (pod.uid if pod else ""),
         node=coordinator.node or (pod.node if pod else ""),
@@ -77,7 +77,7 @@ def _slot(view: View, slot: SlotStatus, old: PodSeen | None) -> SlotStatus:
     fenced = (view.passed(slot.replaced_at, life) or stepped_back) and view.held(slot) >= life
     proven = cannot_write(old) if old is not None else slot.old_pod_uid in view.seen.ended_pods
     trains = view.report is not None and view.report.phase is WorldPhase.RUNNING and view.registered(slot)
-    return changed(
+    return with_changes(
         slot,
         pod_uid=slot.pod_uid or (pod.uid if pod else _remembered(view, slot)),
         old_pod_gone=slot.old_pod_gone or proven or (fenced and not slot.relieves),

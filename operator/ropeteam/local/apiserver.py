@@ -292,7 +292,7 @@ class ApiServer:
         if method not in ("POST", "PUT", "PATCH", "DELETE") or everywhere:
             raise decode.not_allowed()
         if method == "DELETE":
-            return 200, self._delete(target, query, decode.wish(query, raw))
+            return 200, self._delete(target, query, decode.delete_options(query, raw))
         if bool(target.name) == (method == "POST"):
             raise decode.not_allowed()
         decode.check_options(method, query)

@@ -83,7 +83,7 @@ def figures(request: dict[str, Any], world: World) -> dict[str, Any]:
     done = 0
     progress = Progress(lambda: 1.0, lambda: done)
     wrapped = wrap(model, optimizer, strategy, world, progress, loss=tiny.LOSSES[request["model"]])
-    ways, mine = wrapped.layout.data_ways, wrapped.layout.data_rank(world.rank)
+    ways, mine = wrapped.layout.dp_size, wrapped.layout.dp_rank(world.rank)
     calls = Calls()
     for done in range(request["steps"]):
         counted = done >= request["steps"] - request["counted"]

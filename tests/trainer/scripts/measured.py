@@ -180,8 +180,8 @@ def share(
     request: Request, text: torch.Tensor, number: int, grid: Layout, rank: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """This rank's letters of a step, and the letters that follow them."""
-    each = request.batch // grid.data_ways
-    begin = number * request.batch + grid.data_rank(rank) * each
+    each = request.batch // grid.dp_size
+    begin = number * request.batch + grid.dp_rank(rank) * each
     letters = text[[place % len(text) for place in range(begin, begin + each)]]
     return letters[:, :-1].contiguous(), letters[:, 1:].contiguous()
 

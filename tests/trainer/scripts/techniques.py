@@ -58,7 +58,7 @@ def train(request: dict[str, Any], world: World, strategy: Strategy) -> tuple[li
     wrapped = wrap(
         model, optimizer, strategy, world, Progress(lambda: weight, lambda: done), loss=tiny.loss_of
     )
-    ways, mine = wrapped.layout.data_ways, wrapped.layout.data_rank(world.rank)
+    ways, mine = wrapped.layout.dp_size, wrapped.layout.dp_rank(world.rank)
     losses: list[float] = []
     first: Tensors = {}
     for done in range(request["steps"]):

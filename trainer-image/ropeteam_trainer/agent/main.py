@@ -40,9 +40,9 @@ from ropeteam_trainer.agent.machine.effects import (
     HostStore,
     KillRanks,
     Prune,
+    SendToRank,
     ShowStacks,
     StartRanks,
-    TellRank,
     TerminateRanks,
     WarmUp,
     WriteManifest,
@@ -101,7 +101,7 @@ class Agent:
         self._metrics = Metrics(self._numbers)
         self._events: deque[Event] = deque()
         self._busy = False
-        self._orders: asyncio.Queue[StartRanks | KillRanks | TerminateRanks | TellRank] = asyncio.Queue()
+        self._orders: asyncio.Queue[StartRanks | KillRanks | TerminateRanks | SendToRank] = asyncio.Queue()
         self._done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._news = news(report(self._state))
         self._sent_at = 0.0
@@ -176,7 +176,7 @@ class Agent:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case StartRanks() | TerminateRanks() | TellRank():
+            case StartRanks() | TerminateRanks() | SendToRank():
                 self._orders.put_nowait(effect)
             case KillRanks(epoch, ranks):
                 self._pod.ranks.kill(epoch, ranks)  # what has started: a start can take a minute
@@ -214,7 +214,7 @@ class Agent:
                     self._pod.ranks.kill(epoch, ranks)
                 case TerminateRanks(epoch, ranks):
                     self._pod.ranks.terminate(epoch, ranks)
-                case TellRank(epoch, rank, message):
+                case SendToRank(epoch, rank, message):
                     self._pod.ranks.tell(epoch, rank, message)
 
     async def _claim(self, plan: Plan) -> None:

@@ -104,7 +104,7 @@ class Processes:
     async def watch(self) -> None:
         while True:
             await asyncio.sleep(DYING_SECONDS)
-            self.ranks.look_for_dying()
+            self.ranks.poll_dying()
 
     async def warm_up(self) -> None:
         try:

@@ -124,7 +124,7 @@ class Incident:
 
 
 @dataclass(frozen=True)
-class ReplaceWish:
+class ReplacementRequest:
     """The coordinator asks for another pod in a slot: two failures in place there, or its agent fell
     silent."""
 
@@ -156,7 +156,7 @@ class JobReport:
     checkpoint_unix_ms: int = 0
     incidents: tuple[Incident, ...] = ()
     """The last 10, oldest first."""
-    replace: tuple[ReplaceWish, ...] = ()
+    replace: tuple[ReplacementRequest, ...] = ()
     replace_all: bool = False
     """Two gang starts in a row without a first step: start a new attempt with new pods."""
     failure: Problem | None = None

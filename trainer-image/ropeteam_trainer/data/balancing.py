@@ -7,7 +7,7 @@ them. So each batch has the same parts everywhere, whatever loads it and however
 
 from __future__ import annotations
 
-from ropeteam_trainer.data.computetimer import OwnTime
+from ropeteam_trainer.data.computetimer import ComputeTimer
 from ropeteam_trainer.data.decisions.balance import Balance
 from ropeteam_trainer.rank.world import World
 
@@ -18,7 +18,7 @@ EVERY = 20
 class Balancer:
     """Which speeds the parts of each batch follow. Batches are numbered from 0 in one call of batches()."""
 
-    def __init__(self, world: World, clock: OwnTime, global_batch: int, ahead: int) -> None:
+    def __init__(self, world: World, clock: ComputeTimer, global_batch: int, ahead: int) -> None:
         """ahead: how many batches beyond those taken this rank may have planned at any time."""
         self._clock = clock
         self._world, self._global_batch, self._ahead = world, global_batch, ahead

@@ -31,7 +31,7 @@ Mark = Any
 """A moment: a float in seconds, or a recorded CUDA event."""
 
 
-class OwnTime:
+class ComputeTimer:
     """The clock of one rank. Call start() and stop() around each step; the hooks hold and release it."""
 
     def __init__(self, device: torch.device) -> None:
@@ -51,8 +51,8 @@ class OwnTime:
                 f"fully_shard. It was given {'none' if model is None else type(model).__name__}."
             )
         for layer in sharded:
-            layer.register_forward_pre_hook(lambda *_: self.hold(), prepend=True)
-            layer.register_forward_pre_hook(lambda *_: self.release())
+            layer.register_forward_pre_hook(lambda *_: self.pause(), prepend=True)
+            layer.register_forward_pre_hook(lambda *_: self.resume())
             _at_backward(layer, self._sharded_backward)
         if not sharded:
             _at_backward(model, self._backward)
@@ -66,17 +66,17 @@ class OwnTime:
     def stop(self, samples: int) -> None:
         """It is done; this rank computed on `samples` samples."""
         if self._counting:
-            self.hold()
+            self.pause()
             self._counting = False
             self._steps.append((samples, self._pieces))
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Others may be waited for from here on. Holds nest."""
         if self._counting and self._holds == 0:
             self._pieces.append((self._since, self._mark()))
         self._holds += 1
 
-    def release(self) -> None:
+    def resume(self) -> None:
         self._holds -= 1
         if self._counting and self._holds == 0:
             self._since = self._mark()
@@ -98,8 +98,8 @@ class OwnTime:
         in the order in which they came: this is the first one, then DDP waits in its own, then the inner."""
 
         def computed() -> None:
-            self.hold()
-            _when_backward_is_done(self.release)
+            self.pause()
+            _when_backward_is_done(self.resume)
 
         _when_backward_is_done(computed)
 
@@ -108,11 +108,11 @@ class OwnTime:
 
         def done() -> None:
             self._in_backward = False
-            self.release()
+            self.resume()
 
         if not self._in_backward:
             self._in_backward = True
-            self.hold()
+            self.pause()
             _when_backward_is_done(lambda: _when_backward_is_done(done))
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from ropeteam_trainer.data import batches as loading
 from ropeteam_trainer.data.balancing import Balancer
-from ropeteam_trainer.data.computetimer import OwnTime
+from ropeteam_trainer.data.computetimer import ComputeTimer
 from ropeteam_trainer.data.decisions.plan import DataPlan, Position, Share
 from ropeteam_trainer.rank.world import World
 
@@ -49,7 +49,7 @@ class Feed:
         self._plan: DataPlan | None = None
         self._position = Position()
         self._saved: dict[str, int] | None = None
-        self._clock: OwnTime | None = None
+        self._clock: ComputeTimer | None = None
         self._loaded: loading.Loaded | None = None
         self._to_skip = 0
 
@@ -129,7 +129,7 @@ class Feed:
 
     def _balancer(self, wish: Wish) -> Balancer:
         if self._clock is None:
-            clock = OwnTime(self._world.device)
+            clock = ComputeTimer(self._world.device)
             clock.attach(wish.model)
             self._clock = clock
         ahead = loading.most_ahead(wish.workers, wish.prefetch)

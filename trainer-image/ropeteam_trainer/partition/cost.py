@@ -90,7 +90,7 @@ def traffic(part: Part, strategy: Strategy, grid: Layout, pieces: int) -> Traffi
     if strategy.servers:
         # A push to each server; before it the chief is asked, and after it told.
         return Traffic(sum(t.bytes for t in part.tensors), 0, strategy.servers + 2)
-    if grid.data_ways == 1:
+    if grid.dp_size == 1:
         return NOTHING
     if _is_sharded(strategy, grid):
         return _sharded(part, strategy, grid, pieces)
@@ -102,7 +102,7 @@ def traffic(part: Part, strategy: Strategy, grid: Layout, pieces: int) -> Traffi
     assert strategy.sync.type in (SyncType.ALL_REDUCE, SyncType.RING), "another sync costs something else"
     if strategy.gradient_compression is not None:
         return _compressed(buckets, strategy.gradient_compression, grid.replicate)
-    averaged = _many(_all_reduce(whole, grid.data_ways), len(buckets))
+    averaged = _many(_all_reduce(whole, grid.dp_size), len(buckets))
     return averaged + (_broadcasts(whole, grid.shard) if grid.shard > 1 else NOTHING)
 
 
@@ -145,7 +145,7 @@ def micro_batches(samples: int | None, settings: Pipelining, ranks: int) -> int:
 def pieces_of(strategy: Strategy, grid: Layout) -> int | None:
     """Pieces of a rank's part of the batch. None: it depends on the script's batch."""
     batch = strategy.batch
-    samples = None if batch.global_samples is None else math.ceil(batch.global_samples / grid.data_ways)
+    samples = None if batch.global_samples is None else math.ceil(batch.global_samples / grid.dp_size)
     if grid.pipeline > 1:
         return micro_batches(samples, strategy.pipelining, grid.pipeline)
     if batch.micro_samples is None:

@@ -48,7 +48,7 @@ class Layout:
         return self.pipeline * self.replicate * self.shard * self.tensor
 
     @property
-    def data_ways(self) -> int:
+    def dp_size(self) -> int:
         """Parts of a global batch."""
         return self.replicate * self.shard
 
@@ -58,7 +58,7 @@ class Layout:
         pipeline, replicate = divmod(rest, self.replicate)
         return Place(pipeline, replicate, shard, tensor)
 
-    def data_rank(self, rank: int) -> int:
+    def dp_rank(self, rank: int) -> int:
         """Which part of a global batch a rank works on; ranks that split one model share a part."""
         place = self.place(rank)
         return place.replicate * self.shard + place.shard

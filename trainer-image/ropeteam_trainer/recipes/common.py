@@ -25,7 +25,7 @@ def my_parts(job: Job, data: torch.Tensor, most: int) -> tuple[torch.Tensor, ...
     """This rank's share of the rows of `data`, in pieces of at most `most`; as many pieces on all ranks, for
     sharded models compute together. With parameter servers ranks are no group: each has all rows.
     """
-    rank, ways = (job.data_rank, job.data_ways) if dist.is_initialized() else (0, 1)
+    rank, ways = (job.dp_rank, job.dp_size) if dist.is_initialized() else (0, 1)
     mine = data.tensor_split(ways)[rank]
     pieces = -(-len(data) // (ways * most))
     return mine.tensor_split(pieces)

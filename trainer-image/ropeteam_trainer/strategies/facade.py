@@ -17,7 +17,7 @@ from ropeteam_trainer.strategies.precision import LossScale
 Loss = Callable[..., torch.Tensor]
 
 
-class Front(nn.Module):
+class ModelFacade(nn.Module):
     """Calls the parts of the model. With a loss function, model(x, y) returns loss(output of x, y).
 
     Its state_dict() has the names of the plain model, in a pipeline those of this rank's stages.
@@ -48,7 +48,7 @@ class Front(nn.Module):
                 return getattr(self.parts[0], name)
             raise
 
-    def flow(self, through: Pipeline) -> None:
+    def use_pipeline(self, through: Pipeline) -> None:
         """From now on batches go through a pipeline."""
         self._pipeline, self.does_anything = through, True
 
@@ -112,7 +112,7 @@ def _with_full_names(front: Any, state: dict[str, Any], prefix: str, *_: Any) ->
             state[full] = state.pop(plain)
 
 
-def _names(front: Front, prefix: str) -> Iterator[tuple[str, str]]:
+def _names(front: ModelFacade, prefix: str) -> Iterator[tuple[str, str]]:
     """Of each value in the state of the parts: with the wrappers around it, and without."""
     for number, part in enumerate(front.parts):
         for name in part.state_dict():

@@ -44,7 +44,7 @@ from ropeteam_trainer.strategies import (
     zero1,
 )
 from ropeteam_trainer.strategies.ddp import Hook
-from ropeteam_trainer.strategies.facade import Front, Loss
+from ropeteam_trainer.strategies.facade import Loss, ModelFacade
 from ropeteam_trainer.strategies.local import LocalSteps, OwnState
 from ropeteam_trainer.strategies.model.naming import named_parameters, rebind
 
@@ -139,11 +139,11 @@ def wrap(
     scale = precision.LossScale(optimizer, world.device) if strategy.precision is Precision.FLOAT16 else None
     if scale is not None:
         extra["loss_scale"] = scale
-    front = Front(parts, loss, strategy.batch.micro_samples, progress.batch_weight, scale)
+    front = ModelFacade(parts, loss, strategy.batch.micro_samples, progress.batch_weight, scale)
     if grid.pipeline > 1:
         assert mesh is not None
         group = mesh["pipeline"].get_group()
-        front.flow(
+        front.use_pipeline(
             pipeline.Pipeline(
                 stages, strategy.pipelining, group, world.device, front.finished_loss, partial(_meet, grid)
             )
@@ -217,7 +217,7 @@ def _spread(
         ways = ("replicate", "shard") if grid.replicate > 1 else ("shard",)
         fsdp.apply(part, mesh[ways], strategy)
         return part
-    if grid.data_ways == 1 or strategy.sync.type is SyncType.LOCAL:
+    if grid.dp_size == 1 or strategy.sync.type is SyncType.LOCAL:
         return part
     if grid.pipeline * grid.tensor > 1 or strategy.sync.type is SyncType.REPLICATE:
         assert mesh is not None

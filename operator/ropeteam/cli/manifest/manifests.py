@@ -24,7 +24,7 @@ from ropeteam.controller.client.apiclient import (
     ApiError,
     Conflict,
     Object,
-    Place,
+    ObjectRef,
 )
 
 WORKDIR = "ropeteam.dev/workdir"
@@ -164,7 +164,7 @@ async def _apply_one(client: ApiClient, thing: Object) -> None:
     try:
         await client.create(thing)
     except (AlreadyOurs, Conflict):
-        await client.merge(Place.of(thing), thing)
+        await client.merge(ObjectRef.of(thing), thing)
 
 
 def _load(file: Path) -> list[Any]:
@@ -190,7 +190,7 @@ def _with_names(document: Any, file: Path) -> Object:
     if document["kind"] in OF_OTHERS:
         text = "belongs to another operator; Ropeteam runs a TrainingJob, which is shorter: see README"
         raise BadInput(f"{file}: kind {document['kind']} {text}")
-    if not Place.knows(document["kind"]):
+    if not ObjectRef.knows(document["kind"]):
         raise BadInput(f"{file}: kind {document['kind']} cannot be applied here; use kubectl apply")
     for field in ("labels", "annotations"):
         words = meta[field] = meta.get(field) or {}

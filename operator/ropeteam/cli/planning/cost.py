@@ -124,11 +124,11 @@ def _batch(strategy: Strategy, grid: Layout, pieces: int | None) -> str:
         cut = f", in pieces of at most {micro}"
     else:
         cut = f", in {_count(pieces, 'piece')}" if pieces > 1 else ""
-    ways = _count(grid.data_ways, "part")
+    ways = _count(grid.dp_size, "part")
     if samples is None:
         return f"as the script says, in {ways}{cut} (spec.strategy.batch.globalSamples would set it)"
     later = " at first, then by speed" if strategy.batch.balance else ""
-    return f"{samples} samples a step, in {ways} of {math.ceil(samples / grid.data_ways)}{later}{cut}"
+    return f"{samples} samples a step, in {ways} of {math.ceil(samples / grid.dp_size)}{later}{cut}"
 
 
 def _rate(strategy: Strategy, model: Model | None) -> str:
@@ -148,7 +148,7 @@ def _notes(model: Model, strategy: Strategy, grid: Layout, pieces: int | None) -
     copies = (
         not strategy.servers and strategy.sync.type is not SyncType.LOCAL and grid.pipeline * grid.tensor == 1
     )
-    if grid.data_ways > 1 and copies and (grid.shard == 1 or strategy.sharding is Sharding.OPTIMIZER_STATE):
+    if grid.dp_size > 1 and copies and (grid.shard == 1 or strategy.sharding is Sharding.OPTIMIZER_STATE):
         yield f"DDP's buckets: gradients once more, {amount(_gradients(model.parts[0]))}"
     if pieces is None:
         yield "that sharded layers are gathered, and gradients kept whole, for each micro-batch"

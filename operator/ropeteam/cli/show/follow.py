@@ -15,10 +15,10 @@ import aiohttp
 
 from ropeteam.api.job import KIND
 from ropeteam.api.status import JobStatus
-from ropeteam.cli.show.jobview import Picture, picture
+from ropeteam.cli.show.jobview import JobView, job_view
 from ropeteam.controller.cache import parsing
-from ropeteam.controller.client.apiclient import ApiClient, ApiError, NotFound, Object, Place
-from ropeteam.controller.client.coordinator import Voice, voice
+from ropeteam.controller.client.apiclient import ApiClient, ApiError, NotFound, Object, ObjectRef
+from ropeteam.controller.client.coordinator import RequestAuth, auth_for
 from ropeteam.core.seen import names
 from ropeteam_trainer.contract import codec, signing
 from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT
@@ -32,25 +32,25 @@ class Follower:
 
     def __init__(self, client: ApiClient, namespace: str, name: str) -> None:
         self._client, self.namespace, self.name = client, namespace, name
-        self._voices: dict[tuple[str, int], Voice] = {}
+        self._auths: dict[tuple[str, int], RequestAuth] = {}
         """By UID of the job and term of its coordinator."""
 
     async def job(self) -> Object | None:
         try:
-            return await self._client.get(Place(KIND, self.namespace, self.name))
+            return await self._client.get(ObjectRef(KIND, self.namespace, self.name))
         except NotFound:
             return None
 
-    async def look(self) -> Picture | None:
+    async def look(self) -> JobView | None:
         """None: there is no such job."""
         job = await self.job()
         if job is None:
             return None
         status = JobStatus.model_validate(job.get("status") or {})
         report = None if status.finished else await self.report(job)
-        return picture(self.name, status, report, datetime.now(UTC))
+        return job_view(self.name, status, report, datetime.now(UTC))
 
-    async def pictures(self) -> AsyncIterator[Picture]:
+    async def pictures(self) -> AsyncIterator[JobView]:
         """Until the job has ended, or is gone."""
         while (seen := await self.look()) is not None:
             yield seen
@@ -61,37 +61,37 @@ class Follower:
     async def report(self, job: Object) -> JobReport | None:
         """None: no coordinator answers, or we may not ask it."""
         try:
-            speaks = await self._voice(job["metadata"]["uid"], job["status"]["coordinator"]["term"])
-            answer = await self._ask(speaks)
-            return codec.decode(JobReport, answer or await self._ask(speaks))
+            auth = await self._auth(job["metadata"]["uid"], job["status"]["coordinator"]["term"])
+            answer = await self._ask(auth)
+            return codec.decode(JobReport, answer or await self._ask(auth))
         except (ApiError, LookupError, aiohttp.ClientError, TimeoutError, codec.DecodeError):
             return None
 
-    async def _ask(self, speaks: Voice) -> bytes:
+    async def _ask(self, auth: RequestAuth) -> bytes:
         """b"": it is no report, or not this coordinator's. Once in a while, when a challenge has passed."""
-        place = Place("Service", self.namespace, f"{self.name}:{COORDINATOR_HTTP_PORT}", "proxy/status")
-        headers = speaks.headers("GET /status", b"", self._client.chance)
+        place = ObjectRef("Service", self.namespace, f"{self.name}:{COORDINATOR_HTTP_PORT}", "proxy/status")
+        headers = auth.headers("GET /status", b"", self._client.chance)
         async with self._client.open(place.path, headers=headers, whatever=True) as answer:
             body, signature = await answer.read(), answer.headers.get(signing.HEADER, "")
-            genuine = speaks.believes(headers, answer.status, signature, body)
+            genuine = auth.believes(headers, answer.status, signature, body)
             return body if genuine and answer.status == 200 else b""
 
-    async def _voice(self, uid: str, term: int) -> Voice:
+    async def _auth(self, uid: str, term: int) -> RequestAuth:
         """Raises ApiError, LookupError."""
-        if (uid, term) not in self._voices:
-            pod = await self._client.get(Place("Pod", self.namespace, names.coordinator(self.name, term)))
+        if (uid, term) not in self._auths:
+            pod = await self._client.get(ObjectRef("Pod", self.namespace, names.coordinator(self.name, term)))
             secrets = await self.secrets(uid)
             token = bytes.fromhex(base64.b64decode(secrets[-1]["data"]["token"]).decode())
-            self._voices[uid, term] = voice(signing.Keys(token, uid, term), parsing.pod(pod)[1].contract)
-        return self._voices[uid, term]
+            self._auths[uid, term] = auth_for(signing.Keys(token, uid, term), parsing.pod(pod)[1].contract)
+        return self._auths[uid, term]
 
     async def secrets(self, uid: str) -> list[Object]:
-        return await self._client.items(Place("Secret", self.namespace), f"{parsing.LABEL}job-uid={uid}")
+        return await self._client.items(ObjectRef("Secret", self.namespace), f"{parsing.LABEL}job-uid={uid}")
 
     async def pods(self) -> list[Object]:
         """Of workers and parameter servers."""
         selector = f"{parsing.LABEL}job={self.name},{parsing.LABEL}role in (worker,server)"
-        return await self._client.items(Place("Pod", self.namespace), selector)
+        return await self._client.items(ObjectRef("Pod", self.namespace), selector)
 
     async def last_lines(self, slot: int, count: int = 20) -> str:
         """What the newest pod of a slot wrote last; empty if there is none."""
@@ -103,7 +103,7 @@ class Follower:
 
     async def log(self, pod: str, **params: str) -> str:
         """Empty if there is none (any more)."""
-        path = Place("Pod", self.namespace, pod, "log").path
+        path = ObjectRef("Pod", self.namespace, pod, "log").path
         try:
             async with self._client.open(path, {"container": "trainer", **params}) as answer:
                 return (await answer.read()).decode(errors="replace")

@@ -14,14 +14,14 @@ from ropeteam.api.defaults import Defaults
 from ropeteam.api.status import JobStatus
 from ropeteam.cli.errors import BadInput
 from ropeteam.cli.show.follow import Follower
-from ropeteam.cli.show.jobview import TO_ACT_ON, picture
+from ropeteam.cli.show.jobview import TO_ACT_ON, job_view
 from ropeteam.cli.show.redaction import masked
 from ropeteam.cli.show.screen import News, plain_line
 from ropeteam.controller.cache.caches import make_caches
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client.apiclient import ApiClient
 from ropeteam.controller.client.coordinator import Coordinators
-from ropeteam.controller.reconcile.observer import Memories, Observer
+from ropeteam.controller.reconcile.observer import JobCaches, Observer
 from ropeteam.controller.settings import IMAGE, OperatorKey, OperatorKeys
 from ropeteam.core.decide import decide
 from ropeteam.core.seen.observation import Observation
@@ -35,7 +35,7 @@ async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
         await informer.list()
     observer = Observer(
         caches=caches,
-        memories=Memories(),
+        job_caches=JobCaches(),
         client=client,
         coordinators=Coordinators(),
         keys=OperatorKeys((OperatorKey(b""),)),
@@ -81,7 +81,7 @@ def explain(text: bytes, source: str) -> Iterator[str]:
 
 def _summary(seen: Observation, next_status: JobStatus) -> Iterator[str]:
     """How the job is and since when, what a person must know, what was last, and what can be done."""
-    shown = picture(seen.metadata.name, seen.status, seen.report, seen.now)
+    shown = job_view(seen.metadata.name, seen.status, seen.report, seen.now)
     yield plain_line(shown, "")
     if shown.since is not None:
         ago = duration(max(0, round((seen.now - shown.since).total_seconds())))

@@ -27,7 +27,7 @@ _EXPLAINS = (
 
 
 @dataclass(frozen=True)
-class Picture:
+class JobView:
     """One look at a job."""
 
     name: str
@@ -53,7 +53,7 @@ class Picture:
     """The coordinator was asked."""
 
 
-def picture(name: str, status: JobStatus, report: JobReport | None, now: datetime) -> Picture:
+def job_view(name: str, status: JobStatus, report: JobReport | None, now: datetime) -> JobView:
     """`report` of another term than the status knows is old, and not looked at."""
     if report is not None and (report.term != status.coordinator.term or status.finished):
         report = None
@@ -64,7 +64,7 @@ def picture(name: str, status: JobStatus, report: JobReport | None, now: datetim
     told = next((c for kind in _EXPLAINS if (c := status.condition(kind)) and c.holds), None)
     shown = accepted if refused else told or status.condition(ConditionType.RUNNING)
     progress = status.progress
-    seen = Picture(
+    seen = JobView(
         name=name,
         state=status.state or "Pending",
         ready=status.workers.summary,
@@ -85,11 +85,11 @@ def picture(name: str, status: JobStatus, report: JobReport | None, now: datetim
     return _with_report(seen, report, acts) if report else seen
 
 
-def _with_report(seen: Picture, report: JobReport, acts: bool) -> Picture:
+def _with_report(seen: JobView, report: JobReport, acts: bool) -> JobView:
     """acts: what status says is for a person to act on."""
     told, lineage = report.progress, report.lineage
     why = report.notice.message if report.notice else report.why
-    return Picture(
+    return JobView(
         **{
             **seen.__dict__,
             "step": max(told.step, 0) or seen.step,
@@ -129,7 +129,7 @@ class Eta:
     def __init__(self, window_seconds: float = 20.0) -> None:
         self._window, self._epoch, self._seen = window_seconds, "", list[tuple[float, int]]()
 
-    def after(self, seen: Picture, now: float) -> str:
+    def after(self, seen: JobView, now: float) -> str:
         """`1m20s`, or nothing while the pace is not known. `now`: seconds of a clock that does not jump."""
         if seen.epoch != self._epoch or not self._has_moved_to(seen.step):
             self._epoch, self._seen = seen.epoch, []

@@ -20,7 +20,7 @@ from ropeteam.api.status import JobStatus
 from ropeteam.cli.errors import BadInput
 from ropeteam.cli.show.follow import LOOK_SECONDS, Follower
 from ropeteam.controller.cache import parsing
-from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, Place
+from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, ObjectRef
 
 Show = Callable[[str], None]
 """One or more lines, without the last line's end."""
@@ -92,7 +92,7 @@ class Logs:
 
     async def _read(self, name: str) -> AsyncIterator[list[str]]:
         """Lines of a pod, in batches; all that it writes goes into its file."""
-        path = Place("Pod", self._follower.namespace, name, "log").path
+        path = ObjectRef("Pod", self._follower.namespace, name, "log").path
         file = (self._keep / f"{name}.log").open("wb") if self._keep else None
         rest = b""
         try:

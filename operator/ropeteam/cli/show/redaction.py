@@ -18,7 +18,7 @@ from typing import Any
 from ropeteam.api.job import GROUP
 from ropeteam.core.questions import gang
 from ropeteam.core.seen.observation import Observation
-from ropeteam.core.seen.view import look
+from ropeteam.core.seen.view import build_view
 
 _LONGEST = 16_384
 """Text: what is longer is refused, and must stay so."""
@@ -46,8 +46,8 @@ def _shape(seen: Observation, hidden: Observation) -> str:
     guessed.
     """
     saved = seen.status.shape
-    if saved == gang.shape(look(seen).spec):
-        return gang.shape(look(hidden).spec)
+    if saved == gang.shape(build_view(seen).spec):
+        return gang.shape(build_view(hidden).spec)
     return saved and "***"
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ropeteam.api.status import IncidentStatus
-from ropeteam.cli.show.jobview import Eta, Picture, incident_line, recovery_seconds
+from ropeteam.cli.show.jobview import Eta, JobView, incident_line, recovery_seconds
 
 _PLAIN_SECONDS = 5.0
 _COLOURS = {
@@ -29,7 +29,7 @@ class Screen(Protocol):
 
     def __exit__(self, *exc: object) -> None: ...
 
-    def show(self, seen: Picture) -> None: ...
+    def show(self, seen: JobView) -> None: ...
 
     def say(self, text: str) -> None: ...
 
@@ -56,7 +56,7 @@ class LiveScreen:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def show(self, seen: Picture) -> None:
+    def show(self, seen: JobView) -> None:
         for line in self._news.of(seen):
             self.say(line)
         self._live.update(panel(seen, self._eta.after(seen, time.monotonic())), refresh=True)
@@ -81,7 +81,7 @@ class PlainScreen:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def show(self, seen: Picture) -> None:
+    def show(self, seen: JobView) -> None:
         for line in self._news.of(seen):
             self.say(line)
         now = time.monotonic()
@@ -104,7 +104,7 @@ class News:
     def __init__(self) -> None:
         self._told: set[tuple[str, bool]] = set()
 
-    def of(self, seen: Picture) -> list[str]:
+    def of(self, seen: JobView) -> list[str]:
         lines = []
         for incident in seen.incidents:
             counted = incident.steps_lost is not None or not seen.step  # a script may report none
@@ -120,13 +120,13 @@ def _first_line(incident: IncidentStatus) -> str:
     return incident.message.split("\n")[0]
 
 
-def plain_line(seen: Picture, eta: str) -> str:
+def plain_line(seen: JobView, eta: str) -> str:
     facts = ", ".join(f"{name} {value}" for name, value in facts_of(seen, eta))
     why = "" if seen.state in ("Running", "Complete") and facts else seen.why
     return " - ".join(part for part in (f"{seen.name}: {seen.state}", facts, why) if part)
 
 
-def facts_of(seen: Picture, eta: str) -> list[tuple[str, str]]:
+def facts_of(seen: JobView, eta: str) -> list[tuple[str, str]]:
     """What there is to tell, in the order of the columns."""
     total = f"/{seen.total_steps}" if seen.total_steps else ""
     pairs = [
@@ -141,7 +141,7 @@ def facts_of(seen: Picture, eta: str) -> list[tuple[str, str]]:
     return [(name, value) for name, value in pairs if value]
 
 
-def panel(seen: Picture, eta: str) -> Group:
+def panel(seen: JobView, eta: str) -> Group:
     head = Text.assemble(
         (seen.name, "bold"), "  ", (seen.state, f"bold {_COLOURS.get(seen.state, 'cyan')}"), f"  {seen.why}"
     )

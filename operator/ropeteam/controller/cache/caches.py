@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from ropeteam.api.job import KIND
 from ropeteam.controller.cache import parsing
 from ropeteam.controller.cache.budget import Budget
-from ropeteam.controller.cache.informer import Informer, Key, Lens, Spread
-from ropeteam.controller.client.apiclient import ApiClient, NotFound, Place
+from ropeteam.controller.cache.informer import Informer, Key, MultiNamespaceInformer, WatchSpec
+from ropeteam.controller.client.apiclient import ApiClient, NotFound, ObjectRef
 from ropeteam.core.seen.classify import has_ended
 from ropeteam.core.seen.observation import PodSeen, ServiceSeen
 
@@ -45,10 +45,10 @@ class Caches:
     """What the informers hold. Pods and Services come with the UID of their job."""
 
     client: ApiClient
-    jobs: Spread[parsing.JobSeen]
-    pods: Spread[tuple[str, PodSeen]]
-    services: Spread[tuple[str, ServiceSeen]]
-    nodes: Spread[parsing.NodeSeen]
+    jobs: MultiNamespaceInformer[parsing.JobSeen]
+    pods: MultiNamespaceInformer[tuple[str, PodSeen]]
+    services: MultiNamespaceInformer[tuple[str, ServiceSeen]]
+    nodes: MultiNamespaceInformer[parsing.NodeSeen]
     """Empty without rights in the whole cluster."""
     ended: Ended = field(default_factory=Ended)
 
@@ -62,7 +62,7 @@ class Caches:
         if job is None or job.text:
             return job
         try:
-            return parsing.job(await self.client.get(Place(KIND, *key), parsing.job_text))
+            return parsing.job(await self.client.get(ObjectRef(KIND, *key), parsing.job_text))
         except NotFound:  # the watch is late to tell
             return None
 
@@ -93,19 +93,21 @@ def make_caches(
         for key in caches.jobs_on(node.name):
             ring(key)
 
-    def spread(lens: Lens[T]) -> Spread[T]:
-        return Spread(Informer(client, lens, ring, namespace) for namespace in namespaces or ("",))
+    def spread(lens: WatchSpec[T]) -> MultiNamespaceInformer[T]:
+        return MultiNamespaceInformer(
+            Informer(client, lens, ring, namespace) for namespace in namespaces or ("",)
+        )
 
-    nodes = Lens("Node", "", parsing.own_key, parsing.node)
+    nodes = WatchSpec("Node", "", parsing.own_key, parsing.node)
     budget = Budget()
-    jobs = Lens(KIND, "", parsing.own_key, parsing.job, parsing.job_event, budget.keep, budget.let_go)
+    jobs = WatchSpec(KIND, "", parsing.own_key, parsing.job, parsing.job_event, budget.keep, budget.let_go)
     ended = Ended()
     caches = Caches(
         client=client,
         ended=ended,
         jobs=spread(jobs),
-        pods=spread(Lens("Pod", parsing.MANAGED, parsing.job_key, parsing.pod, gone=ended.take)),
-        services=spread(Lens("Service", parsing.MANAGED, parsing.job_key, parsing.service)),
-        nodes=Spread((Informer(client, nodes, ring_jobs_on),) if with_nodes else ()),
+        pods=spread(WatchSpec("Pod", parsing.MANAGED, parsing.job_key, parsing.pod, gone=ended.take)),
+        services=spread(WatchSpec("Service", parsing.MANAGED, parsing.job_key, parsing.service)),
+        nodes=MultiNamespaceInformer((Informer(client, nodes, ring_jobs_on),) if with_nodes else ()),
     )
     return caches

@@ -6,7 +6,7 @@ Five promises that kopf's watching does not give:
   - any error in the stream leads to a new list, never to the end of the process;
   - an object that cannot be read costs nobody but itself: it is passed over, logged and counted;
   - what a page of a list tells is kept, or left out (`Lens.keep`), before the next one is asked for;
-  - what we have just written is known at once (`learn`), and an older echo of it never wins.
+  - what we have just written is known at once (`upsert`), and an older echo of it never wins.
 Limits: a cache, not the truth: before anything irreversible, a UID or a resourceVersion goes with the call.
 """
 
@@ -22,7 +22,7 @@ import aiohttp
 
 from ropeteam.controller import metrics
 from ropeteam.controller.client import boundedjson
-from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, Place
+from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, ObjectRef
 from ropeteam.controller.queue.workqueue import was_cancelled
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lens(Generic[T]):
+class WatchSpec(Generic[T]):
     """Which objects to keep, and what of them."""
 
     kind: str
@@ -87,10 +87,10 @@ class Informer(Generic[T]):
     """
 
     def __init__(
-        self, client: ApiClient, lens: Lens[T], on_change: Callable[[Key], None], namespace: str = ""
+        self, client: ApiClient, lens: WatchSpec[T], on_change: Callable[[Key], None], namespace: str = ""
     ) -> None:
         self._client, self._lens, self._on_change, self.namespace = client, lens, on_change, namespace
-        self._path = Place(lens.kind, namespace).path
+        self._path = ObjectRef(lens.kind, namespace).path
         self._selector = {"labelSelector": lens.labels} if lens.labels else {}
         self._entries: dict[str, Entry[T]] = {}
         self._by_key: dict[Key, dict[str, Entry[T]]] = {}
@@ -123,12 +123,12 @@ class Informer(Generic[T]):
         """Since the last list, or the last line of a watch: for how long nothing may have been noticed."""
         return 0.0 if self._heard_at is None else asyncio.get_running_loop().time() - self._heard_at
 
-    def learn(self, thing: Object) -> None:
+    def upsert(self, thing: Object) -> None:
         """The API server's answer to our own write. Ignored if the watch has already told something newer."""
         if int(thing["metadata"]["resourceVersion"]) > int(self._version or 0):
             self._take_in(thing)
 
-    def learn_gone(self, uid: str) -> None:
+    def remove_object(self, uid: str) -> None:
         self._drop(uid)
 
     async def run(self) -> None:
@@ -278,7 +278,7 @@ class Informer(Generic[T]):
         self._on_change(entry.key)
 
 
-class Spread(Generic[T]):
+class MultiNamespaceInformer(Generic[T]):
     """Informers of one kind in several namespaces, read as one."""
 
     def __init__(self, parts: Iterable[Informer[T]]) -> None:
@@ -296,11 +296,11 @@ class Spread(Generic[T]):
     def knows_any(self) -> bool:
         return any(part.knows_any() for part in self.parts)
 
-    def learn(self, thing: Object) -> None:
+    def upsert(self, thing: Object) -> None:
         for part in self.parts:
             if part.namespace in ("", thing["metadata"].get("namespace")):
-                part.learn(thing)
+                part.upsert(thing)
 
-    def learn_gone(self, uid: str) -> None:
+    def remove_object(self, uid: str) -> None:
         for part in self.parts:
-            part.learn_gone(uid)
+            part.remove_object(uid)

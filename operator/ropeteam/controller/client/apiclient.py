@@ -28,14 +28,14 @@ Object = dict[str, Any]
 _TRIES = 5
 _AT_ONCE = 100
 _CHANCE = SystemRandom()
-_PASSING = {429, 500, 502, 503, 504}
+_RETRYABLE = {429, 500, 502, 503, 504}
 REFUSALS = {400, 403, 422}
 """The same request gets the same answer, until somebody changes something."""
 _LARGEST_ANSWER = 64 << 20
 _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
 _ENDLESS = aiohttp.ClientTimeout(total=None, connect=5)
 CLUSTER_WIDE = frozenset({"Node", "Namespace", "CustomResourceDefinition"})
-_HOMES = {
+_API_PATHS = {
     "Pod": ("/api/v1", "pods"),
     "Service": ("/api/v1", "services"),
     "Secret": ("/api/v1", "secrets"),
@@ -83,7 +83,7 @@ class AlreadyGone(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class ObjectRef:
     """An object's address. `name` empty: all of the kind; `namespace` empty: in all namespaces, or none."""
 
     kind: str
@@ -93,16 +93,16 @@ class Place:
 
     @property
     def path(self) -> str:
-        base, plural = _HOMES[self.kind]
+        base, plural = _API_PATHS[self.kind]
         parts = [base, *(["namespaces", self.namespace] if self.namespace else []), plural]
         return "/".join(part for part in (*parts, self.name, self.subresource) if part)
 
     @classmethod
     def knows(cls, kind: str) -> bool:
-        return kind in _HOMES
+        return kind in _API_PATHS
 
     @classmethod
-    def of(cls, thing: Object) -> Place:
+    def of(cls, thing: Object) -> ObjectRef:
         meta = thing["metadata"]
         return cls(thing["kind"], meta.get("namespace", ""), meta["name"])
 
@@ -151,18 +151,18 @@ class ApiClient:
             if old is not None:
                 await old.close()  # breaks its other calls: they are repeated with the new credentials
 
-    async def get(self, place: Place, parse: Callable[[bytes], Object] | None = None) -> Object:
+    async def get(self, place: ObjectRef, parse: Callable[[bytes], Object] | None = None) -> Object:
         """Raises NotFound."""
         return await self.request("GET", place.path, parse=parse)
 
-    async def items(self, place: Place, labels: str = "") -> list[Object]:
+    async def items(self, place: ObjectRef, labels: str = "") -> list[Object]:
         """All objects of a kind. Short lists only: an informer pages."""
         answer = await self.request("GET", place.path, params={"labelSelector": labels} if labels else {})
         return list(answer["items"])
 
     async def create(self, thing: Object, *, dry_run: bool = False) -> Object:
         """Raises AlreadyOurs, or Conflict if somebody else's object has the name."""
-        place = Place.of(thing)
+        place = ObjectRef.of(thing)
         params = {"dryRun": "All"} if dry_run else {}
         try:
             return await self.request("POST", _collection(place), body=thing, params=params)
@@ -171,7 +171,7 @@ class ApiClient:
                 raise AlreadyOurs from None
             raise
 
-    async def delete(self, place: Place, *, uid: str, grace_seconds: int | None = None) -> Object:
+    async def delete(self, place: ObjectRef, *, uid: str, grace_seconds: int | None = None) -> Object:
         """Raises AlreadyGone."""
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         if grace_seconds is not None:
@@ -186,11 +186,11 @@ class ApiClient:
         self, thing: Object, subresource: str = "", parse: Callable[[bytes], Object] | None = None
     ) -> Object:
         """Raises Conflict if `metadata.resourceVersion` is not the latest, NotFound."""
-        place = Place.of(thing)
-        path = Place(place.kind, place.namespace, place.name, subresource).path
+        place = ObjectRef.of(thing)
+        path = ObjectRef(place.kind, place.namespace, place.name, subresource).path
         return await self.request("PUT", path, body=thing, parse=parse)
 
-    async def merge(self, place: Place, patch: Object) -> Object:
+    async def merge(self, place: ObjectRef, patch: Object) -> Object:
         """A JSON merge patch. Raises Conflict, NotFound."""
         return await self.request("PATCH", place.path, body=patch)
 
@@ -216,7 +216,7 @@ class ApiClient:
                         return (parse or _parse)(content)
                     if answer.status == 401 and left:
                         await self._reconnect(used)
-                    elif answer.status not in _PASSING or not left:
+                    elif answer.status not in _RETRYABLE or not left:
                         raise _error(answer.status, content)
                     wait = _retry_after(answer)
             except (aiohttp.ClientError, TimeoutError):
@@ -281,8 +281,8 @@ class ApiClient:
             yield answer
 
 
-def _collection(place: Place) -> str:
-    return Place(place.kind, place.namespace).path
+def _collection(place: ObjectRef) -> str:
+    return ObjectRef(place.kind, place.namespace).path
 
 
 def _owner(thing: Object) -> tuple[str, bool]:

@@ -42,7 +42,7 @@ class Unreachable(Exception):
     """There is no report. The text says why, in a few words."""
 
 
-class Voice(Protocol):
+class RequestAuth(Protocol):
     """How a coordinator knows us, and we it."""
 
     def headers(self, what: str, body: bytes, chance: Random) -> dict[str, str]:
@@ -54,7 +54,7 @@ class Voice(Protocol):
         ...
 
 
-class Signed:
+class SignedAuth:
     def __init__(self, keys: signing.Keys) -> None:
         self._caller = signing.Caller(keys)
 
@@ -65,7 +65,7 @@ class Signed:
         return self._caller.believes(headers[signing.HEADER], status, signature, body)
 
 
-class Bearer:
+class BearerAuth:
     """For coordinators of earlier releases, which sign nothing."""
 
     def __init__(self, bearer: str) -> None:
@@ -78,10 +78,10 @@ class Bearer:
         return True
 
 
-def voice(keys: signing.Keys, contract: int) -> Voice:
+def auth_for(keys: signing.Keys, contract: int) -> RequestAuth:
     """`contract`: what the coordinator's pod was told when it was made, which nobody can change. What answers
     has no say in it: it would ask for a bearer."""
-    return Signed(keys) if contract >= SIGNED else Bearer(wire.http_bearer(keys.token))
+    return SignedAuth(keys) if contract >= SIGNED else BearerAuth(wire.http_bearer(keys.token))
 
 
 def _connect() -> aiohttp.ClientSession:
@@ -111,10 +111,10 @@ class Coordinators:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def tell(self, address: str, voice: Voice, desired: Desired) -> JobReport:
+    async def tell(self, address: str, auth: RequestAuth, desired: Desired) -> JobReport:
         """Raises Unreachable, Fenced."""
         try:
-            told = codec.decode(JobReport, await self._put(address, voice, desired))
+            told = codec.decode(JobReport, await self._put(address, auth, desired))
             if told.term != desired.term:  # ours would have said 409
                 raise Unreachable(f"its report is of term {told.term}, and term {desired.term} was asked")
             return bounds.bounded(told, len(desired.slots))
@@ -128,12 +128,12 @@ class Coordinators:
             why = str(error) or type(error).__name__
         raise Unreachable(f"{address}: {_printable(why)}")
 
-    async def _put(self, address: str, voice: Voice, desired: Desired) -> bytes:
+    async def _put(self, address: str, auth: RequestAuth, desired: Desired) -> bytes:
         """Raises Unreachable, and what aiohttp does: mostly ClientError, ValueError for some odd headers."""
         body, most = codec.encode(desired), _BASE_BYTES + _SLOT_BYTES * len(desired.slots)
-        status, content = await self._try(address, voice, body, most)
-        if status == 401 and isinstance(voice, Signed):  # it has told the challenge that it takes
-            status, content = await self._try(address, voice, body, most)
+        status, content = await self._try(address, auth, body, most)
+        if status == 401 and isinstance(auth, SignedAuth):  # it has told the challenge that it takes
+            status, content = await self._try(address, auth, body, most)
         if status != 200:
             raise Unreachable(_quoted(status, content))
         values = sum(map(content.count, (b"[", b"{", b",")))
@@ -141,11 +141,11 @@ class Coordinators:
             raise Unreachable(f"its report has {values} values, more than a job of this size has")
         return content
 
-    async def _try(self, address: str, voice: Voice, body: bytes, most: int) -> tuple[int, bytes]:
+    async def _try(self, address: str, auth: RequestAuth, body: bytes, most: int) -> tuple[int, bytes]:
         """Status and body of a genuine answer."""
         if not self._may_write():
             raise Fenced(f"{address}: this operator does not lead any more")
-        proof, url = voice.headers(_DESIRED, body, self._chance), f"http://{address}:{self._port}/desired"
+        proof, url = auth.headers(_DESIRED, body, self._chance), f"http://{address}:{self._port}/desired"
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **proof}
         async with self._session.put(url, data=body, headers=headers, allow_redirects=False) as answer:
             packed = answer.headers.get("Content-Encoding", "")
@@ -155,7 +155,7 @@ class Coordinators:
             content = await _read(answer.content, most if status == 200 else _REFUSAL_BYTES)
         if status == 200 and len(content) > most:
             raise Unreachable(f"its answer is over {most} bytes")
-        if not voice.believes(proof, status, signature, content):
+        if not auth.believes(proof, status, signature, content):
             raise Unreachable(f"its answer is not signed with this job's token: {_quoted(status, content)}")
         return status, content
 

@@ -22,10 +22,10 @@ from ropeteam.controller.client.apiclient import (
     ApiError,
     NotFound,
     Object,
-    Place,
+    ObjectRef,
 )
 from ropeteam.controller.reconcile.agentsecret import AgentSecret
-from ropeteam.controller.reconcile.observer import Memory
+from ropeteam.controller.reconcile.observer import JobCache
 from ropeteam.controller.settings import OperatorKeys
 from ropeteam.core.objects import policy
 from ropeteam.core.objects.actions import (
@@ -53,24 +53,24 @@ class Executor:
     agent: AgentSecret
     clock: Callable[[], float] = boot_seconds
 
-    async def execute(self, action: Action, job: Metadata, memory: Memory) -> None:
+    async def execute(self, action: Action, job: Metadata, memory: JobCache) -> None:
         """Twice is the same as once. Raises ApiError."""
         match action:
             case CreatePod(manifest):
                 with suppress(AlreadyOurs):
-                    self.caches.pods.learn(await self.client.create(manifest))
+                    self.caches.pods.upsert(await self.client.create(manifest))
             case DeletePod(name, uid, grace_seconds):
-                await self._delete(Place("Pod", job.namespace, name), uid, grace_seconds)
+                await self._delete(ObjectRef("Pod", job.namespace, name), uid, grace_seconds)
             case CreateService(manifest):
                 with suppress(AlreadyOurs):
-                    self.caches.services.learn(await self.client.create(manifest))
+                    self.caches.services.upsert(await self.client.create(manifest))
             case PointService(name, uid, selector):
                 patch = {"metadata": {"uid": uid}, "spec": {"selector": selector}}
-                place = Place("Service", job.namespace, name)
+                place = ObjectRef("Service", job.namespace, name)
                 with suppress(NotFound):
-                    self.caches.services.learn(await self.client.merge(place, patch))
+                    self.caches.services.upsert(await self.client.merge(place, patch))
             case DeleteService(name, uid):
-                await self._delete(Place("Service", job.namespace, name), uid)
+                await self._delete(ObjectRef("Service", job.namespace, name), uid)
             case CreateSecret():
                 await self._make_secret(action, job.namespace, memory)
             case CreatePolicy(manifest):
@@ -78,11 +78,11 @@ class Executor:
             case EnsureAgent():
                 await self.agent.ensure(self.client, job.namespace)
             case DeleteJob(name, uid):
-                await self._delete(Place("TrainingJob", job.namespace, name), uid)
+                await self._delete(ObjectRef("TrainingJob", job.namespace, name), uid)
             case _:
                 assert_never(action)
 
-    async def _make_secret(self, action: CreateSecret, namespace: str, memory: Memory) -> None:
+    async def _make_secret(self, action: CreateSecret, namespace: str, memory: JobCache) -> None:
         try:
             with suppress(AlreadyOurs):
                 await self.client.create(secret(action, namespace, self.keys))
@@ -92,7 +92,7 @@ class Executor:
                 raise
         memory.secret, memory.secret_at = action.name, self.clock()
 
-    async def _protect(self, manifest: Object, memory: Memory) -> None:
+    async def _protect(self, manifest: Object, memory: JobCache) -> None:
         try:
             with suppress(AlreadyOurs):
                 await self.client.create(manifest)
@@ -104,11 +104,11 @@ class Executor:
             raise ApiError(error.status, words) from None
         memory.policy = PolicySeen(name=manifest["metadata"]["name"])
 
-    async def _delete(self, place: Place, uid: str, grace_seconds: int | None = None) -> None:
+    async def _delete(self, place: ObjectRef, uid: str, grace_seconds: int | None = None) -> None:
         with suppress(AlreadyGone):
             self._learn(place, await self.client.delete(place, uid=uid, grace_seconds=grace_seconds))
 
-    def _learn(self, place: Place, answer: Object) -> None:
+    def _learn(self, place: ObjectRef, answer: Object) -> None:
         """A pod that still ends comes back with a deletionTimestamp; what is gone at once is told by the
         watch.
         """
@@ -117,7 +117,7 @@ class Executor:
             and answer.get("kind") == "Pod"
             and answer["metadata"].get("deletionTimestamp")
         ):
-            self.caches.pods.learn(answer)
+            self.caches.pods.upsert(answer)
 
 
 def secret(action: CreateSecret, namespace: str, keys: OperatorKeys) -> dict[str, Any]:

@@ -31,7 +31,7 @@ TOLD_AFTER = 5
 FREED_AFTER_SECONDS = 3600.0
 REASON = "OperatorFails"
 _LONGEST = 500
-_PASSING = (Conflict, NotFound, Fenced, OSError, TimeoutError, aiohttp.ClientError)
+_RETRYABLE = (Conflict, NotFound, Fenced, OSError, TimeoutError, aiohttp.ClientError)
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Failing:
         this process.
         """
         passing = isinstance(error, ApiError) and (error.status >= 500 or error.status in (401, 429))
-        if passing or isinstance(error, _PASSING):
+        if passing or isinstance(error, _RETRYABLE):
             self.forget(key)
             return False
         reason: tuple[type[Exception], int] = (type(error), getattr(error, "status", 0))
@@ -101,7 +101,7 @@ async def _stall(caches: Caches, raw: Object, words: str, now: datetime) -> None
     stalled = with_facts(status, (fact,), now, meta.get("generation", 0))
     if stalled != status and not status.finished:
         written = {**raw, "status": stalled.to_json()}
-        caches.jobs.learn(await caches.client.replace(written, "status", parsing.job_text))
+        caches.jobs.upsert(await caches.client.replace(written, "status", parsing.job_text))
 
 
 async def _announce(caches: Caches, raw: Object, words: str, now: datetime) -> None:

@@ -20,7 +20,7 @@ from ropeteam.api.status import JobStatus
 from ropeteam.controller.cache.caches import Caches
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client.apiclient import REFUSALS, AlreadyOurs, ApiClient, ApiError, Object
-from ropeteam.controller.client.coordinator import Coordinators, Unreachable, Voice, voice
+from ropeteam.controller.client.coordinator import Coordinators, RequestAuth, Unreachable, auth_for
 from ropeteam.controller.reconcile.holders import Holders
 from ropeteam.controller.reconcile.jobclock import JobClock
 from ropeteam.controller.reconcile.leases import Leases
@@ -46,7 +46,7 @@ class _QuotaIsFull(Exception):
 
 
 @dataclass
-class Memory:
+class JobCache:
     """What is remembered of one job between two looks. All of it can be lost: it is asked again."""
 
     uid: str
@@ -63,26 +63,26 @@ class Memory:
     why: str = ""
     holders: Holders = field(default_factory=Holders)
     clock: JobClock = field(default_factory=JobClock)
-    _voice: tuple[Keys, int, Voice] | None = None
+    _auth: tuple[Keys, int, RequestAuth] | None = None
 
-    def voice(self, keys: Keys, contract: int) -> Voice:
+    def auth(self, keys: Keys, contract: int) -> RequestAuth:
         """One for each coordinator: it remembers the challenge."""
-        if self._voice is None or self._voice[:2] != (keys, contract):
-            self._voice = keys, contract, voice(keys, contract)
-        return self._voice[2]
+        if self._auth is None or self._auth[:2] != (keys, contract):
+            self._auth = keys, contract, auth_for(keys, contract)
+        return self._auth[2]
 
 
 @dataclass
-class Memories:
+class JobCaches:
     """By job; a job that was deleted and made anew starts empty."""
 
-    _all: dict[Key, Memory] = field(default_factory=dict)
+    _all: dict[Key, JobCache] = field(default_factory=dict)
 
-    def of(self, key: Key, uid: str, now: float = 0.0) -> Memory:
+    def of(self, key: Key, uid: str, now: float = 0.0) -> JobCache:
         """`now`: by the clock of this process, for one that is new."""
         memory = self._all.get(key)
         if memory is None or memory.uid != uid:
-            memory = self._all[key] = Memory(uid, Leases(now))
+            memory = self._all[key] = JobCache(uid, Leases(now))
         return memory
 
     def forget(self, key: Key) -> None:
@@ -92,7 +92,7 @@ class Memories:
 @dataclass(frozen=True)
 class Observer:
     caches: Caches
-    memories: Memories
+    job_caches: JobCaches
     client: ApiClient
     coordinators: Coordinators
     keys: OperatorKeys
@@ -111,7 +111,7 @@ class Observer:
             return None
         raw = job.parsed()
         metadata = Metadata.model_validate(raw["metadata"])
-        memory = self.memories.of(key, metadata.uid, self.own_clock())
+        memory = self.job_caches.of(key, metadata.uid, self.own_clock())
         status = JobStatus.model_validate(raw["status"])
         service = self._service(key, metadata.uid)
         pods = self._pods(key, metadata.uid)
@@ -166,7 +166,7 @@ class Observer:
         )
 
     async def _ask(
-        self, memory: Memory, status: JobStatus, service: ServiceSeen | None, pods: tuple[PodSeen, ...]
+        self, memory: JobCache, status: JobStatus, service: ServiceSeen | None, pods: tuple[PodSeen, ...]
     ) -> tuple[JobReport | None, str]:
         """The job's coordinator, with the key of its pods."""
         address = status.coordinator.address
@@ -175,9 +175,9 @@ class Observer:
         key_id = manifests.key_of(status, pods)
         keys = Keys(self.keys.of(key_id).token(memory.uid), memory.uid, memory.desired.term)
         told = (pod.contract for pod in pods if pod.uid == status.coordinator.pod_uid)
-        speaks = memory.voice(keys, next(told, contract.VERSION))
+        auth = memory.auth(keys, next(told, contract.VERSION))
         try:
-            report = await self.coordinators.tell(address, speaks, memory.leases.said_back(memory.desired))
+            report = await self.coordinators.tell(address, auth, memory.leases.said_back(memory.desired))
         except Unreachable as error:
             return None, f"{error}{'' if not key_id or self.keys.accepts(key_id) else _LOCKED_OUT}"
         memory.leases.heard(report, self.own_clock())
@@ -187,7 +187,7 @@ class Observer:
             memory.holders.heard(memory.desired, report, self.own_clock())
         return report, ""
 
-    async def _refusal(self, memory: Memory, seen: Observation) -> Refusal | None:
+    async def _refusal(self, memory: JobCache, seen: Observation) -> Refusal | None:
         generation = seen.metadata.generation
         if seen.status.finished or memory.tried_generation == generation:
             return memory.refusal

@@ -16,12 +16,12 @@ from ropeteam.api.job import API_VERSION, KIND
 from ropeteam.controller import metrics
 from ropeteam.controller.cache import parsing
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.apiclient import AlreadyGone, ApiClient, NotFound, Place
+from ropeteam.controller.client.apiclient import AlreadyGone, ApiClient, NotFound, ObjectRef
 from ropeteam.controller.reconcile import failing
 from ropeteam.controller.reconcile.events import announce
 from ropeteam.controller.reconcile.executor import Executor
 from ropeteam.controller.reconcile.failing import Failing
-from ropeteam.controller.reconcile.observer import Memory, Observer
+from ropeteam.controller.reconcile.observer import JobCache, Observer
 from ropeteam.controller.reconcile.statuspace import Pace
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Announcement, Decision
@@ -74,12 +74,12 @@ class Reconciler:
     async def _round(self, key: Key) -> float | None:
         seen = await self.observer.observe(key)
         if seen is None:
-            self.observer.memories.forget(key)
+            self.observer.job_caches.forget(key)
             self.failures.forget(key)
             await self._sweep(key)
             return None
         decision = decide(seen)
-        memory = self.observer.memories.of(key, seen.metadata.uid)
+        memory = self.observer.job_caches.of(key, seen.metadata.uid)
         _tell_why(key, memory, decision)
         changed = decision.status != seen.status
         if changed and not self.pace.permits(seen.status, decision.status, seen.now):
@@ -110,9 +110,9 @@ class Reconciler:
         try:
             answer = await self.client.replace(written, "status", parsing.job_text)
         except NotFound:
-            self.observer.caches.jobs.learn_gone(meta.uid)
+            self.observer.caches.jobs.remove_object(meta.uid)
             raise
-        self.observer.caches.jobs.learn(answer)
+        self.observer.caches.jobs.upsert(answer)
         metrics.count_settled(seen.status, decision.status)
         for announcement in decision.announcements:
             await announce(self.client, meta, announcement, seen.now)
@@ -126,11 +126,11 @@ class Reconciler:
                 words = f"{len(pods)} pods that do not train are deleted."
                 told = Announcement("Warning", failing.REASON, words)
                 await announce(self.client, seen.metadata, told, seen.now)
-                await self._act(seen, pods, self.observer.memories.of(key, seen.metadata.uid))
+                await self._act(seen, pods, self.observer.job_caches.of(key, seen.metadata.uid))
         except Exception as broken:
             log.warning("%s: cannot free what it holds: %s", key, broken)
 
-    async def _act(self, seen: Observation, actions: tuple[Action, ...], memory: Memory) -> None:
+    async def _act(self, seen: Observation, actions: tuple[Action, ...], memory: JobCache) -> None:
         """All of it, though some may fail; what failed is told to the user. Raises the first error."""
         turns = asyncio.Semaphore(_ACTIONS_AT_ONCE)
 
@@ -160,7 +160,7 @@ class Reconciler:
             return
         for kind, name, uid in left:
             try:
-                place = Place(kind, key.namespace, name)
+                place = ObjectRef(kind, key.namespace, name)
                 await self.client.delete(place, uid=uid, grace_seconds=_ORPHAN_GRACE_SECONDS)
             except AlreadyGone:
                 continue
@@ -168,13 +168,13 @@ class Reconciler:
     async def _exists(self, key: Key) -> bool:
         """Asked live: the cache may be behind."""
         try:
-            await self.client.get(Place(KIND, key.namespace, key.name))
+            await self.client.get(ObjectRef(KIND, key.namespace, key.name))
         except NotFound:
             return False
         return True
 
 
-def _tell_why(key: Key, memory: Memory, decision: Decision) -> None:
+def _tell_why(key: Key, memory: JobCache, decision: Decision) -> None:
     """A line for each new reason; the same one is not repeated each round."""
     why = decision.why[:_LONGEST_WHY]
     if why != memory.why or decision.actions:

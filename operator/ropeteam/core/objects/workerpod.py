@@ -21,7 +21,7 @@ from ropeteam.core.objects import manifests, nonroot, poddefaults
 from ropeteam.core.objects.podparts import dict_at, dicts_at, folder, list_at, mount
 from ropeteam.core.seen import names
 from ropeteam.core.seen.observation import Observation, Role
-from ropeteam.core.seen.view import changed
+from ropeteam.core.seen.view import with_changes
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract import config as contract
 
@@ -62,8 +62,8 @@ def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> di
 
 def sample(seen: Observation, spec: TrainingJobSpec, user: int | None = None) -> dict[str, Any]:
     """To ask the API server about in a dry run, before anything is made. `user`: as in status."""
-    status = changed(seen.status, user=user, drops_capabilities=True)
-    return worker_pod(changed(seen, status=status), spec, SlotStatus(slot=0))
+    status = with_changes(seen.status, user=user, drops_capabilities=True)
+    return worker_pod(with_changes(seen, status=status), spec, SlotStatus(slot=0))
 
 
 def is_server(spec: TrainingJobSpec, slot: SlotStatus) -> bool:

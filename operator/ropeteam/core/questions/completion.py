@@ -21,7 +21,7 @@ from ropeteam.core.questions.gang import active
 from ropeteam.core.questions.handover import holder
 from ropeteam.core.seen.classify import finished_cleanly
 from ropeteam.core.seen.observation import PodSeen
-from ropeteam.core.seen.view import View, changed, one_line
+from ropeteam.core.seen.view import View, one_line, with_changes
 from ropeteam.core.status import incidents
 from ropeteam.core.status.conditions import SUCCEEDED, ended
 from ropeteam_trainer.contract.desired import WorldPhase
@@ -109,7 +109,7 @@ def deadline(view: View, status: JobStatus) -> Answer | None:
 def _over(view: View, status: JobStatus) -> JobStatus:
     final = frozenset(each.id for each in status.incidents)
     settled = incidents.settle(status, view.spec.recovery, view.now, view.job_time, final)
-    return changed(settled, completion_time=view.now, drain_since=None, coordinator_fault_since=None)
+    return with_changes(settled, completion_time=view.now, drain_since=None, coordinator_fault_since=None)
 
 
 def exit_seconds(status: JobStatus) -> int:

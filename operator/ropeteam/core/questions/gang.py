@@ -20,7 +20,7 @@ from ropeteam.core.questions.pending import live
 from ropeteam.core.seen import formercoordinators, unservedrequests
 from ropeteam.core.seen.classify import cannot_write
 from ropeteam.core.seen.observation import PodSeen
-from ropeteam.core.seen.view import View, changed
+from ropeteam.core.seen.view import View, with_changes
 from ropeteam.core.status.conditions import NOT_SUSPENDED, Fact
 from ropeteam_trainer.contract.desired import WorldPhase
 
@@ -72,10 +72,10 @@ def open_attempt(view: View, status: JobStatus, stopped_at: datetime | None = No
     slots = [after.get(slot.slot, slot) for slot in fresh]
     if not all(slot.old_pod_gone for number, slot in after.items() if number >= len(slots)):
         # There are fewer now; whose former pod may still write is waited for all the same.
-        slots[0] = changed(slots[0], old_pod_gone=False, old_pod_uid="")
+        slots[0] = with_changes(slots[0], old_pod_gone=False, old_pod_uid="")
     coordinator = status.coordinator
     wish = view.spec.restarted_at
-    return changed(
+    return with_changes(
         status,
         attempt=status.attempt + 1,
         coordinator=CoordinatorStatus(
@@ -102,7 +102,7 @@ def _anew(view: View, status: JobStatus, slot: SlotStatus, incarnation: int, sin
     """In the next attempt. That all ranks have ended says nothing of a pod that was replaced before."""
     after = successor(slot, view.workers.get(slot.slot), incarnation, since)
     gone = after.old_pod_gone or (status.drained and slot.old_pod_gone)
-    return changed(after, old_pod_gone=gone, avoid_node="", faults=0)
+    return with_changes(after, old_pod_gone=gone, avoid_node="", faults=0)
 
 
 def _address(view: View) -> str:
@@ -116,7 +116,7 @@ def start(view: View, status: JobStatus) -> Answer | None:
     again = status.holds(ConditionType.SUSPENDED)
     at_rest = status.condition(ConditionType.SUSPENDED)
     since = at_rest.last_transition_time if at_rest and again else None
-    opened = changed(open_attempt(view, status, since), start_time=view.job_time)
+    opened = with_changes(open_attempt(view, status, since), start_time=view.job_time)
     word = "resumes" if again else "starts"
     why = f"the job {word}: attempt {opened.attempt} with {len(opened.slots)} workers"
     return live(view, opened, why)
@@ -140,7 +140,7 @@ def stop(view: View, status: JobStatus) -> Answer | None:
         why = "suspend is set" if view.spec.suspend else "restartedAt has changed"
         message = f"A checkpoint is taken, then all ranks stop: {why}."
         facts = (NOT_SUSPENDED, Fact(ConditionType.RUNNING, False, state, message))
-        return Answer(f"{why}: drain first", changed(status, drain_since=view.now), state, facts)
+        return Answer(f"{why}: drain first", with_changes(status, drain_since=view.now), state, facts)
     return _drain(view, status, state, status.drain_since)
 
 
@@ -151,8 +151,8 @@ def _at_rest(view: View, status: JobStatus) -> Answer:
         Fact(ConditionType.RECOVERING, False, "Suspended"),
     )
     left = formercoordinators.retired(view, status.coordinator)
-    coordinator = changed(status.coordinator, pod_uid="", node="", former=left)
-    resting = changed(status, drain_since=None, rests_until=None, coordinator=coordinator)
+    coordinator = with_changes(status.coordinator, pod_uid="", node="", former=left)
+    resting = with_changes(status, drain_since=None, rests_until=None, coordinator=coordinator)
     pods = (*view.all_workers, *view.all_coordinators)
     return Answer("the job is suspended", resting, "Suspended", facts, remove(pods))
 
@@ -160,7 +160,7 @@ def _at_rest(view: View, status: JobStatus) -> Answer:
 def _drain(view: View, status: JobStatus, state: str, since: datetime) -> Answer:
     """Until the coordinator says so, or nobody is there to be drained, or patience ends. Then the pods go."""
     drained = status.drained or (view.report is not None and view.report.phase is WorldPhase.DRAINED)
-    status = changed(status, drained=drained)
+    status = with_changes(status, drained=drained)
     nobody = not any(pod.container.running for pod in view.workers.values())
     patience = view.spec.recovery.drain_seconds + DRAIN_MARGIN_SECONDS
     if not (drained or nobody or view.passed(since, patience)):

@@ -13,7 +13,7 @@ from ropeteam.core.questions.answer import Answer
 from ropeteam.core.questions.pending import live
 from ropeteam.core.seen.classify import cause_of
 from ropeteam.core.seen.observation import PodSeen
-from ropeteam.core.seen.view import View, changed
+from ropeteam.core.seen.view import View, with_changes
 from ropeteam.core.status import incidents
 from ropeteam_trainer.contract.desired import WorldPhase
 
@@ -27,7 +27,7 @@ def holder(slot: SlotStatus) -> SlotStatus:
     if not slot.relieves:
         return slot
     updates = {"incarnation": slot.incarnation - 1, "pod_uid": slot.old_pod_uid, "relieves": False}
-    return changed(slot, **updates, old_pod_gone=True)
+    return with_changes(slot, **updates, old_pod_gone=True)
 
 
 def begins(view: View, slot: SlotStatus, pod: PodSeen | None) -> bool:
@@ -65,14 +65,14 @@ def take_over(view: View, status: JobStatus) -> Answer | None:
         pod = pods.get(former.pod_uid)
         if not slot.relieves or (pod is not None and may_save(view, former, pod)):
             continue
-        slots[index] = changed(slot, relieves=False, replaced_at=view.now)
+        slots[index] = with_changes(slot, relieves=False, replaced_at=view.now)
         numbers.append(slot.slot)
         found = incidents.of_pod(former, *cause_of(pod), pod.node if pod else "", view.now)
         status = incidents.record(status, found, alone=False)
     if not numbers:
         return None
     status = incidents.settle(
-        changed(status, slots=tuple(slots)), view.spec.recovery, view.now, view.job_time
+        with_changes(status, slots=tuple(slots)), view.spec.recovery, view.now, view.job_time
     )
     why = "; ".join(f"slot {number}: its former pod leaves, the new one takes over" for number in numbers)
     return live(view, status, why)

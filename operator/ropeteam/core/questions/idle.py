@@ -10,13 +10,13 @@ from ropeteam.api.job import CleanPodPolicy
 from ropeteam.core.objects.actions import Action
 from ropeteam.core.questions.gang import remove
 from ropeteam.core.seen.observation import Observation
-from ropeteam.core.seen.view import View, look
+from ropeteam.core.seen.view import View, build_view
 from ropeteam_trainer.contract.desired import WorldPhase
 
 
 def idle(seen: Observation) -> tuple[Action, ...]:
     """Their deletion."""
-    view = look(seen)
+    view = build_view(seen)
     if not (_is_over(view) or _never_began(view)):
         return ()
     return remove(tuple(pod for pod in view.all_workers if not pod.ended))

@@ -14,16 +14,16 @@ from ropeteam.core.questions.pending import live
 from ropeteam.core.seen import formercoordinators
 from ropeteam.core.seen.classify import Bucket, cause_of
 from ropeteam.core.seen.observation import PodSeen, Role
-from ropeteam.core.seen.view import View, changed
+from ropeteam.core.seen.view import View, with_changes
 from ropeteam.core.status import incidents
-from ropeteam_trainer.contract.desired import ReplaceWish
+from ropeteam_trainer.contract.desired import ReplacementRequest
 from ropeteam_trainer.contract.world import Cause
 
 _MOST_AVOIDED = 16
 VAIN_RESTARTS = 2
 
 
-def new_term(view: View, status: JobStatus) -> Answer | None:
+def replace_coordinator(view: View, status: JobStatus) -> Answer | None:
     """The coordinator's pod is gone for good, or of no use. Its container's restarts are its own affair."""
     old = view.status.coordinator
     newer = _newest_term(view)
@@ -37,7 +37,7 @@ def new_term(view: View, status: JobStatus) -> Answer | None:
     new = CoordinatorStatus(
         term=term, address=old.address, former=left, lease_seconds=lease, since=view.now, faults=faults
     )
-    return live(view, changed(status, coordinator=new), f"{why}: term {new.term}")
+    return live(view, with_changes(status, coordinator=new), f"{why}: term {new.term}")
 
 
 def _unknown(old: CoordinatorStatus, newer: int) -> str | None:
@@ -81,7 +81,7 @@ def _in_vain(view: View, pod: PodSeen) -> bool:
     return view.report is None and again >= VAIN_RESTARTS and pending.is_unknown(view)
 
 
-def new_address(view: View, status: JobStatus) -> Answer | None:
+def replace_address(view: View, status: JobStatus) -> Answer | None:
     """The Service was deleted and its successor has another address, which no running worker knows."""
     service, address = view.seen.service, view.status.coordinator.address
     if service is None or not address or service.cluster_ip in ("", address):
@@ -114,10 +114,10 @@ def caught_up(view: View, status: JobStatus) -> Answer | None:
     if not numbers:
         return None
     why = f"the coordinator hears later pods than status knows: incarnation {', '.join(numbers)}"
-    return live(view, changed(status, slots=tuple(slots)), why)
+    return live(view, with_changes(status, slots=tuple(slots)), why)
 
 
-def new_incarnations(view: View, status: JobStatus) -> Answer | None:
+def replace_workers(view: View, status: JobStatus) -> Answer | None:
     """Slots whose pod is lost, or which the coordinator wants in another pod: all of them at once."""
     wishes = _wishes(view)
     slots, reasons, final = list(status.slots), [], set()
@@ -139,12 +139,12 @@ def new_incarnations(view: View, status: JobStatus) -> Answer | None:
     if not reasons:
         return None
     avoided = tuple(dict.fromkeys(slot.avoid_node for slot in slots if slot.avoid_node))[-_MOST_AVOIDED:]
-    status = changed(status, slots=tuple(slots), avoided_nodes=avoided)
+    status = with_changes(status, slots=tuple(slots), avoided_nodes=avoided)
     status = incidents.settle(status, view.spec.recovery, view.now, view.job_time, frozenset(final))
     return live(view, status, "; ".join(reasons))
 
 
-def _wishes(view: View) -> dict[tuple[int, int], ReplaceWish]:
+def _wishes(view: View) -> dict[tuple[int, int], ReplacementRequest]:
     wishes = view.report.replace if view.report else ()
     return {(wish.slot, wish.incarnation): wish for wish in wishes}
 
@@ -170,12 +170,12 @@ def lost(view: View, slot: SlotStatus) -> tuple[Cause, str] | None:
 
 
 def _next(
-    view: View, slot: SlotStatus, wish: ReplaceWish | None, evidence: tuple[Cause, str] | None
+    view: View, slot: SlotStatus, wish: ReplacementRequest | None, evidence: tuple[Cause, str] | None
 ) -> SlotStatus:
     pod = _pod(view, slot)
     new = gang.successor(slot, pod, slot.incarnation + 1, view.now)
     if evidence is None and wish is None:
-        return changed(new, relieves=True)
+        return with_changes(new, relieves=True)
     node_is_bad = evidence is not None and evidence[0] is Cause.NODE_LOST
     avoid = node_is_bad or (wish is not None and wish.avoid_node)
-    return changed(new, avoid_node=pod.node) if avoid and pod is not None else new
+    return with_changes(new, avoid_node=pod.node) if avoid and pod is not None else new

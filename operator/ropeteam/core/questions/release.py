@@ -18,36 +18,36 @@ from ropeteam.api.status import JobStatus
 from ropeteam.core.questions.answer import Answer
 from ropeteam.core.questions.gang import active, open_attempt, remove
 from ropeteam.core.questions.pending import obstacles, recovers, runs
-from ropeteam.core.seen.view import View, changed
+from ropeteam.core.seen.view import View, with_changes
 from ropeteam.core.status.conditions import NOT_SUSPENDED, Fact
 
-LONGEST_REST_SECONDS = 60
+LONGEST_BACKOFF_SECONDS = 60
 
 
-def release(view: View, status: JobStatus) -> Answer | None:
+def release_partial_gang(view: View, status: JobStatus) -> Answer | None:
     """Give back, or rest, or ask again. None: there is no reason to."""
     if status.rests_until is not None:
-        return _rest(view, status, status.rests_until)
-    if not _holds_in_vain(view, status) or view.now < released_at(view, status):
+        return _back_off(view, status, status.rests_until)
+    if not _is_partly_scheduled(view, status) or view.now < released_at(view, status):
         return None
-    rest = timedelta(seconds=_share(view, "rest") * _longest_rest(view))
-    return _waiting(view, changed(status, rests_until=view.now + rest))
+    rest = timedelta(seconds=_jitter(view, "rest") * _longest_backoff(view))
+    return _waiting(view, with_changes(status, rests_until=view.now + rest))
 
 
 def due(view: View, status: JobStatus) -> datetime | None:
     """When the next question about it has another answer. None: never."""
     if status.rests_until is not None:
         return status.rests_until
-    return released_at(view, status) if _holds_in_vain(view, status) else None
+    return released_at(view, status) if _is_partly_scheduled(view, status) else None
 
 
 def released_at(view: View, status: JobStatus) -> datetime:
     """When a start that is not complete by then ends: startSeconds, and up to half as much again."""
-    patience = view.spec.recovery.start_seconds * (0.5 + _share(view, "patience"))
+    patience = view.spec.recovery.start_seconds * (0.5 + _jitter(view, "patience"))
     return (status.coordinator.since or view.now) + timedelta(seconds=patience)
 
 
-def _holds_in_vain(view: View, status: JobStatus) -> bool:
+def _is_partly_scheduled(view: View, status: JobStatus) -> bool:
     """Some pods have a place, others find none, and there was no world yet that would be lost."""
     if runs(view) or recovers(view, status):
         return False
@@ -55,14 +55,14 @@ def _holds_in_vain(view: View, status: JobStatus) -> bool:
     return any(pod.node for pod in workers) and any(not p.node and p.scheduled_message for p in workers)
 
 
-def _rest(view: View, status: JobStatus, until: datetime) -> Answer:
+def _back_off(view: View, status: JobStatus, until: datetime) -> Answer:
     pods = (*view.all_workers, *view.all_coordinators)
     if view.now < until or active(pods):
-        latest = view.now + timedelta(seconds=_longest_rest(view))  # the wall clock may have stepped back
-        return _waiting(view, changed(status, rests_until=min(until, latest)))
+        latest = view.now + timedelta(seconds=_longest_backoff(view))  # the wall clock may have stepped back
+        return _waiting(view, with_changes(status, rests_until=min(until, latest)))
     # No pod of this attempt trained. On a lost node, or of an older pod, time fences as always.
     ended = not any(pod.node_lost for pod in view.all_workers) and all(s.old_pod_gone for s in status.slots)
-    opened = open_attempt(view, changed(status, drained=ended))
+    opened = open_attempt(view, with_changes(status, drained=ended))
     why = f"asks for all places again: attempt {opened.attempt} with {len(opened.slots)} workers"
     return Answer(why, opened, "Pending")
 
@@ -92,11 +92,11 @@ def _waiting(view: View, status: JobStatus) -> Answer:
     )
 
 
-def _longest_rest(view: View) -> float:
-    return min(LONGEST_REST_SECONDS, view.spec.recovery.start_seconds)
+def _longest_backoff(view: View) -> float:
+    return min(LONGEST_BACKOFF_SECONDS, view.spec.recovery.start_seconds)
 
 
-def _share(view: View, what: str) -> float:
+def _jitter(view: View, what: str) -> float:
     """Between 0.5 and 1, the same for the same job, attempt and purpose."""
     text = f"{view.job.uid}/{view.status.attempt}/{what}"
     return 0.5 + int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / (1 << 33)

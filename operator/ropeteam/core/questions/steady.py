@@ -28,12 +28,12 @@ from ropeteam.core.seen.classify import Bucket
 from ropeteam.core.seen.observation import Role
 from ropeteam.core.seen.view import View
 
-BELIEVED_SECONDS = 60.0
+ASSUMED_UP_TO_DATE_SECONDS = 60.0
 """So long a Secret is taken to be there when the API server has said so. Then making it again is one request:
 of a job that makes pods, or whose pods wait."""
 
 
-def steady(view: View, status: JobStatus) -> Answer:
+def ensure_children(view: View, status: JobStatus) -> Answer:
     pods = (*_coordinator(view), *_workers(view))
     made = (*_secrets(view, bool(pods)), *policy.missing(view), *_service(view), *pods)
     actions = (*made, *_superseded(view))
@@ -48,7 +48,7 @@ def steady(view: View, status: JobStatus) -> Answer:
 
 def _secrets(view: View, wanted: bool) -> tuple[Action, ...]:
     """Asked for again where a pod is to mount them, `wanted` or there: somebody may have deleted them."""
-    doubted = view.seen.secret_age >= BELIEVED_SECONDS and (wanted or mounts(view))
+    doubted = view.seen.secret_age >= ASSUMED_UP_TO_DATE_SECONDS and (wanted or mounts(view))
     if view.seen.secret_exists and not doubted:
         return ()
     return (manifests.secret(view.seen, view.spec), EnsureAgent())

@@ -29,12 +29,12 @@ Judgement = tuple[TrainingJobSpec | None, tuple[str, ...]]
 _SPECS_REMEMBERED, _LONGEST_REMEMBERED = 2048, 4096
 
 
-def changed(model: M, **updates: Any) -> M:
+def with_changes(model: M, **updates: Any) -> M:
     """`model` with some fields replaced."""
     return model.model_copy(update=updates)
 
 
-def moment(unix_ms: int, now: datetime) -> datetime:
+def clamp_timestamp(unix_ms: int, now: datetime) -> datetime:
     """A time told by another machine: never later than ours, and a broken clock is not believed."""
     try:
         return min(now, datetime.fromtimestamp(unix_ms / 1000, UTC)) if unix_ms > 0 else now
@@ -123,7 +123,7 @@ class View:
         return (since + timedelta(seconds=seconds) - self.now).total_seconds()
 
 
-def look(seen: Observation) -> View:
+def build_view(seen: Observation) -> View:
     """Read an observation. Never raises."""
     spec, problems = _parse(seen)
     incarnations = {slot.slot: slot.incarnation for slot in seen.status.slots}
@@ -152,8 +152,8 @@ def _not_ahead(status: JobStatus, now: datetime) -> JobStatus:
     since = status.coordinator.since
     waits = [*times.values(), *([since] if since else [])]
     if not status.finished and any(time > now for time in waits):
-        coordinator = changed(status.coordinator, since=min(since, now) if since else None)
-        return changed(status, coordinator=coordinator, **{n: min(times[n], now) for n in times})
+        coordinator = with_changes(status.coordinator, since=min(since, now) if since else None)
+        return with_changes(status, coordinator=coordinator, **{n: min(times[n], now) for n in times})
     return status
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.api.status import JobStatus
-from ropeteam.core.seen.view import changed
+from ropeteam.core.seen.view import with_changes
 
 _ORDER = {kind: place for place, kind in enumerate(ConditionType)}
 _LONGEST = 32_768
@@ -40,7 +40,7 @@ def with_facts(status: JobStatus, facts: tuple[Fact, ...], now: datetime, genera
         old = conditions.get(fact.type)
         conditions[fact.type] = old.becomes(new) if old else new
     ordered = tuple(sorted(conditions.values(), key=lambda each: _ORDER[each.type]))
-    return changed(status, conditions=ordered)
+    return with_changes(status, conditions=ordered)
 
 
 RUNS_AS_NON_ROOT = "RunsAsNonRoot"

@@ -22,7 +22,7 @@ from ropeteam.api.status import (
     SlotStatus,
     StagesStatus,
 )
-from ropeteam.core.seen.view import changed, moment
+from ropeteam.core.seen.view import clamp_timestamp, with_changes
 from ropeteam_trainer.contract.desired import Incident
 from ropeteam_trainer.contract.world import Cause, Epoch
 
@@ -63,9 +63,13 @@ def record(status: JobStatus, found: IncidentStatus, alone: bool) -> JobStatus:
     ends = (each for each in reversed(status.incidents) if not is_of_pod(each) and not each.settled)
     world = next((each for each in ends if each.stages.planned is None), None)
     if alone or world is None:
-        return changed(status, incidents=(*status.incidents, changed(found, attempt=status.attempt)))
+        return with_changes(
+            status, incidents=(*status.incidents, with_changes(found, attempt=status.attempt))
+        )
     joined = _joined(world, (found,))
-    return changed(status, incidents=tuple(joined if each is world else each for each in status.incidents))
+    return with_changes(
+        status, incidents=tuple(joined if each is world else each for each in status.incidents)
+    )
 
 
 def merge(status: JobStatus, told: tuple[Incident, ...], now: datetime) -> JobStatus:
@@ -79,11 +83,11 @@ def merge(status: JobStatus, told: tuple[Incident, ...], now: datetime) -> JobSt
     if fresh:
         evidence = tuple(each for each in listed if is_of_pod(each) and not each.settled)
         listed = [each for each in listed if each not in evidence]
-        found = (changed(_translated(each, now), attempt=status.attempt) for each in fresh)
+        found = (with_changes(_translated(each, now), attempt=status.attempt) for each in fresh)
         listed += [_joined(each, evidence) for each in found]
         last = _epoch(fresh[-1].id)
-    failures = changed(status.failures, last_epoch=str(last) if last > NO_EPOCH else "")
-    return changed(status, incidents=tuple(listed), failures=failures)
+    failures = with_changes(status.failures, last_epoch=str(last) if last > NO_EPOCH else "")
+    return with_changes(status, incidents=tuple(listed), failures=failures)
 
 
 def refine(status: JobStatus, evidence: Callable[[SlotStatus], tuple[Cause, str] | None]) -> JobStatus:
@@ -95,7 +99,7 @@ def refine(status: JobStatus, evidence: Callable[[SlotStatus], tuple[Cause, str]
         if not each.settled and each.slot in slots and each.cause in _UNCERTAIN:
             found = evidence(slots[each.slot])
         listed.append(_blamed(each, *found) if found else each)
-    return changed(status, incidents=tuple(listed))
+    return with_changes(status, incidents=tuple(listed))
 
 
 def settle(
@@ -110,7 +114,7 @@ def settle(
     gone = {slot.slot: slot.old_pod_gone for slot in status.slots}
     overflow = len(status.incidents) - KEEP
     listed = [
-        changed(each, settled=True)
+        with_changes(each, settled=True)
         if each.id in final or index < overflow or now >= settles_at(each, policy, gone.get(each.slot, True))
         else each
         for index, each in enumerate(status.incidents)
@@ -128,7 +132,7 @@ def settle(
         charges=charges,
         last_epoch=status.failures.last_epoch,
     )
-    return changed(status, incidents=tuple(listed[-KEEP:]), failures=failures)
+    return with_changes(status, incidents=tuple(listed[-KEEP:]), failures=failures)
 
 
 def _charge(each: IncidentStatus, policy: Recovery, now: datetime, job_time: datetime) -> ChargeStatus:
@@ -177,13 +181,13 @@ def _joined(world: IncidentStatus, evidence: tuple[IncidentStatus, ...]) -> Inci
 
 
 def _blamed(incident: IncidentStatus, cause: Cause, message: str) -> IncidentStatus:
-    return changed(incident, cause=cause.value, charged=cause.charged, message=message[:4096])
+    return with_changes(incident, cause=cause.value, charged=cause.charged, message=message[:4096])
 
 
 def _translated(told: Incident, now: datetime) -> IncidentStatus:
     return IncidentStatus(
         id=told.id,
-        time=moment(told.unix_ms, now),
+        time=clamp_timestamp(told.unix_ms, now),
         cause=told.cause.value,
         charged=told.charged,
         slot=max(0, told.slot),
@@ -199,13 +203,13 @@ def _updated(known: IncidentStatus, told: Incident, now: datetime) -> IncidentSt
     """What the recovery took is told later; the cause only until it has settled, and never over better
     evidence.
     """
-    more = changed(known, stages=_stages(told), steps_lost=told.steps_lost)
+    more = with_changes(known, stages=_stages(told), steps_lost=told.steps_lost)
     ours = known.slot == told.slot and told.cause in _UNCERTAIN and known.cause in _SEEN
     if known.settled or ours:
         return more
     fresh = _translated(told, now)
     fields = ("cause", "charged", "slot", "rank", "node", "message")
-    return changed(more, **{name: getattr(fresh, name) for name in fields})
+    return with_changes(more, **{name: getattr(fresh, name) for name in fields})
 
 
 def _message(told: Incident) -> str:

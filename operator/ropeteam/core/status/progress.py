@@ -14,7 +14,7 @@ from ropeteam.api.status import (
     WorkersStatus,
 )
 from ropeteam.core.objects.workerpod import checkpoint_directory
-from ropeteam.core.seen.view import View, changed, moment
+from ropeteam.core.seen.view import View, clamp_timestamp, with_changes
 from ropeteam_trainer.contract.desired import JobReport, WorldPhase
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch
 
@@ -43,7 +43,7 @@ def project(old: ProgressStatus | None, report: JobReport, now: datetime) -> Pro
         loss=told.loss[:32],
         time=now,
     )
-    told_before = old and changed(
+    told_before = old and with_changes(
         old, time=now, eta_seconds=new.eta_seconds, summary=new.summary, eta=new.eta
     )
     return old if told_before == new else new
@@ -62,7 +62,7 @@ def _eta(old: ProgressStatus | None, step: int, total: int | None, now: datetime
 
 def throttle(old: JobStatus, new: JobStatus, now: datetime) -> JobStatus:
     """Progress alone is worth a write only now and then: etcd keeps every revision."""
-    if old.progress is None or old.progress.time is None or changed(new, progress=old.progress) != old:
+    if old.progress is None or old.progress.time is None or with_changes(new, progress=old.progress) != old:
         return new
     left = (old.progress.time + timedelta(seconds=EVERY_SECONDS) - now).total_seconds()
     return old if 0 < left <= EVERY_SECONDS else new  # a clock that was set back holds nothing up
@@ -82,9 +82,9 @@ def _essence(status: JobStatus) -> tuple[object, ...]:
     """All but counts and words for people."""
     said = tuple((each.type, each.status, each.observed_generation) for each in status.conditions)
     state = "Pending" if status.state == "Starting" else status.state
-    coordinator = changed(status.coordinator, boot=0)
+    coordinator = with_changes(status.coordinator, boot=0)
     words = {"conditions": (), "reason": "", "launcher": "", "workers": WorkersStatus()}
-    return changed(status, state=state, coordinator=coordinator, **words), said
+    return with_changes(status, state=state, coordinator=coordinator, **words), said
 
 
 def checkpoint(view: View, report: JobReport) -> CheckpointStatus | None:
@@ -104,7 +104,7 @@ def checkpoint(view: View, report: JobReport) -> CheckpointStatus | None:
         return old
     return CheckpointStatus(
         step=lineage[0].step,
-        time=moment(report.checkpoint_unix_ms, view.now),
+        time=clamp_timestamp(report.checkpoint_unix_ms, view.now),
         location=location[:1024],
         lineage=lineage,
     )

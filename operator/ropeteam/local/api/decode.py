@@ -101,7 +101,7 @@ def _unknown_format(known: str) -> ApiError:
     return ApiError(415, "UnsupportedMediaType", text)
 
 
-def wish(query: Mapping[str, str], raw: bytes) -> Object:
+def delete_options(query: Mapping[str, str], raw: bytes) -> Object:
     """The options of a deletion, from body and query."""
     try:
         options = orjson.loads(raw) if raw else {}

@@ -136,7 +136,7 @@ SCHEMAS: dict[str, Schema] = {
 }
 
 
-def at_birth(resource: Resource, value: Object) -> None:
+def prepare_for_create(resource: Resource, value: Object) -> None:
     """The status with which an object starts, and what the server fills in once. In place."""
     if resource == r.PODS:
         value["status"] = {"phase": "Pending", "qosClass": _quality(value["spec"])}

@@ -62,7 +62,7 @@ class Verbs:
             raise ApiError(
                 409, "AlreadyExists", message, name=key[1], group=resource.group, kind=resource.plural
             )
-        kinds.at_birth(resource, new)
+        kinds.prepare_for_create(resource, new)
         if resource == r.SERVICES:
             self._allocate(resource, new)
         for name in ("deletionTimestamp", "deletionGracePeriodSeconds", "resourceVersion", "managedFields"):

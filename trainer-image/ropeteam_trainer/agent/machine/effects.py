@@ -56,7 +56,7 @@ class ShowStacks:
 
 
 @dataclass(frozen=True)
-class TellRank:
+class SendToRank:
     epoch: Epoch
     rank: int
     message: ToRank
@@ -107,7 +107,7 @@ Effect = (
     | KillRanks
     | TerminateRanks
     | ShowStacks
-    | TellRank
+    | SendToRank
     | HostStore
     | CloseStore
     | WriteManifest

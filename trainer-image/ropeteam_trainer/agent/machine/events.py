@@ -19,7 +19,7 @@ from ropeteam_trainer.agent.machine.state import (
     ProblemFound,
     RankDying,
     RankExited,
-    RankSaid,
+    RankMessage,
     RanksStarted,
     RankState,
     RankUnburied,
@@ -55,7 +55,7 @@ _EARLY_SERVER = "it ended while workers need it: only these end a parameter serv
 Stepped = tuple[State, tuple[Effect, ...]]
 
 
-def learn(state: State, event: Event) -> Stepped:
+def apply_event(state: State, event: Event) -> Stepped:
     match event:
         case OrdersReceived(orders, age):
             return _ordered(state, orders, age)
@@ -115,7 +115,7 @@ def _ordered(state: State, orders: Orders, age: float) -> Stepped:
 
 def _about_ranks(
     state: State,
-    event: RanksStarted | RankDying | RankExited | RankUnburied | RankSaid | StackShown | BeatsRead,
+    event: RanksStarted | RankDying | RankExited | RankUnburied | RankMessage | StackShown | BeatsRead,
 ) -> State:
     world = state.world
     if world is None or event.epoch != world.born:

@@ -14,7 +14,7 @@ import math
 import statistics
 from dataclasses import replace
 
-from ropeteam_trainer.agent.machine.state import Pace, RankState, World
+from ropeteam_trainer.agent.machine.state import ProgressSample, RankState, World
 from ropeteam_trainer.contract.config import Timeouts
 from ropeteam_trainer.contract.local import Beat
 from ropeteam_trainer.contract.world import ProcessExit
@@ -35,7 +35,7 @@ def with_beat(rank: RankState, beat: Beat) -> RankState:
         rank = replace(rank, asked=False, stands=None)
     if rank.paces and beat.step == rank.paces[-1].step:
         return replace(rank, beat=beat)
-    point = Pace(beat.monotonic_ns / 1e9, beat.step, beat.samples)
+    point = ProgressSample(beat.monotonic_ns / 1e9, beat.step, beat.samples)
     return replace(rank, beat=beat, paces=(*rank.paces, point)[-POINTS:])
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ropeteam_trainer.agent.machine.report import report
-from ropeteam_trainer.agent.machine.state import Pace, RankState, State
+from ropeteam_trainer.agent.machine.state import ProgressSample, RankState, State
 from ropeteam_trainer.contract.messages import RankPhase
 from ropeteam_trainer.contract.world import Epoch
 
@@ -30,7 +30,7 @@ class Counted:
     starts: int = 0
     steps: int = 0
     seconds: float = 0.0
-    last: Pace | None = None
+    last: ProgressSample | None = None
     """The newest step of `epoch`."""
 
 

@@ -80,7 +80,7 @@ class RankUnburied:
 
 
 @dataclass(frozen=True)
-class RankSaid:
+class RankMessage:
     epoch: Epoch
     rank: int
     said: FromRank
@@ -179,7 +179,7 @@ Event = (
     | RankDying
     | RankExited
     | RankUnburied
-    | RankSaid
+    | RankMessage
     | StackShown
     | BeatsRead
     | StoreUp
@@ -199,7 +199,7 @@ Event = (
 
 
 @dataclass(frozen=True)
-class Pace:
+class ProgressSample:
     """One point of a rank's progress, to learn step time and rate from."""
 
     at: float
@@ -219,7 +219,7 @@ class RankState:
     joins: bool = False
     """It has called init_process_group."""
     beat: Beat = field(default_factory=Beat)
-    paces: tuple[Pace, ...] = ()
+    paces: tuple[ProgressSample, ...] = ()
     asked: bool = False
     """For its stacks, since its heart beat last."""
     stands: Standstill | None = None

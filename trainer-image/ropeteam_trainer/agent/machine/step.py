@@ -27,15 +27,15 @@ from ropeteam_trainer.agent.machine.effects import (
     HostStore,
     KillRanks,
     Prune,
+    SendToRank,
     ShowStacks,
     StartRanks,
-    TellRank,
     TerminateRanks,
     WarmUp,
     WriteManifest,
 )
 from ropeteam_trainer.agent.machine.environment import server_addresses
-from ropeteam_trainer.agent.machine.events import Stepped, learn
+from ropeteam_trainer.agent.machine.events import Stepped, apply_event
 from ropeteam_trainer.agent.machine.state import Event, RankState, State, World
 from ropeteam_trainer.checkpoint.decisions.journal import Held
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
@@ -63,7 +63,7 @@ def step(state: State, event: Event, now: float) -> Stepped:
     """The one entrance. After Exit, the last effect, nothing happens any more."""
     if state.exited:
         return state, ()
-    state, effects = learn(replace(state, now=now), event)
+    state, effects = apply_event(replace(state, now=now), event)
     for rule in _RULES:
         state, more = rule(state)
         effects += more
@@ -100,7 +100,7 @@ def _leave(state: State) -> Stepped:
     return state, ()
 
 
-def _judge(state: State) -> Stepped:
+def _detect_hangs(state: State) -> Stepped:
     """Kill ranks that are stuck. Not while a pause is ordered: then ranks wait for each other on purpose."""
     world = state.world
     if world is None or world.killing or (state.orders and state.orders.pause == world.plan.epoch):
@@ -326,7 +326,7 @@ def _tell_ranks(state: State) -> Stepped:
     for rank in world.ranks:
         if rank.alive and rank.has_library and rank.told != message:
             world = world.with_rank(replace(rank, told=message))
-            effects += (TellRank(world.born, rank.rank, message),)
+            effects += (SendToRank(world.born, rank.rank, message),)
     return replace(state, world=world), effects
 
 
@@ -382,7 +382,7 @@ def _same(one: CheckpointRef, other: CheckpointRef | None) -> bool:
 _RULES: tuple[Callable[[State], Stepped], ...] = (
     _fence,
     _leave,
-    _judge,
+    _detect_hangs,
     _terminate,
     _keep_ranks,
     _give_up,

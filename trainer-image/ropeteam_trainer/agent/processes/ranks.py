@@ -34,7 +34,7 @@ from ropeteam_trainer.agent.machine.state import (
     Event,
     RankDying,
     RankExited,
-    RankSaid,
+    RankMessage,
     RanksStarted,
     RankUnburied,
     StackShown,
@@ -59,7 +59,7 @@ from ropeteam_trainer.system.background import background
 
 RESCAN_SECONDS, SELDOM_SECONDS = 0.01, 0.5
 """A dying process is looked at again after the first, if no SIGCHLD comes before; then ever more seldom."""
-BURIAL_SECONDS = 30.0
+SESSION_END_SECONDS = 30.0
 """From the signal that ends a rank until nothing of it lives. Giving back hundreds of GiB takes seconds."""
 STACK_SECONDS, STACK_LOOKS = 0.1, 10
 """Between two looks at whether a process has shown its stacks, and how many there are."""
@@ -169,17 +169,19 @@ class Ranks:
         epoch = next((rank.epoch for rank in self._ranks.values()), None)
         return BeatsRead(epoch, beats) if epoch and beats else None
 
-    def look_for_dying(self) -> None:
+    def poll_dying(self) -> None:
         """Tell of ranks that a signal kills: their peers are stopped while the kernel takes them apart. And
         of those of which something does not die.
         """
         for rank in tuple(self._ranks.values()):
             if rank.pid and rank.dying_since is None and (number := proc.deadly_signal(rank.pid)):
-                self._tell_dying(rank, number)
-            is_late = rank.dying_since is not None and time.monotonic() > rank.dying_since + BURIAL_SECONDS
+                self._report_dying(rank, number)
+            is_late = (
+                rank.dying_since is not None and time.monotonic() > rank.dying_since + SESSION_END_SECONDS
+            )
             if is_late and not rank.given_up:
                 rank.given_up = True
-                log(f"rank {rank.number} has not ended after {BURIAL_SECONDS:g} s: {rank.left}")
+                log(f"rank {rank.number} has not ended after {SESSION_END_SECONDS:g} s: {rank.left}")
                 self._post(RankUnburied(rank.epoch, rank.number, rank.exit, rank.left))
 
     # ---- starting
@@ -191,7 +193,7 @@ class Ranks:
         def heard(said: FromRank) -> None:
             if number in self._ranks and said.hello_pid:
                 self._ranks[number].library_pid = said.hello_pid
-            self._post(RankSaid(epoch, number, said))
+            self._post(RankMessage(epoch, number, said))
 
         with contextlib.ExitStack() as made:  # all of it, or nothing
             page = Page(folder / f"page-{number}")
@@ -228,7 +230,7 @@ class Ranks:
             except OSError as error:
                 log(f"rank {rank.number} is exec'ed, because it cannot be forked: {error}")
                 # It may have been, and nobody has told: two processes would be the same rank.
-                await within(BURIAL_SECONDS, self._end_strays(rank, _NO_SESSION))
+                await within(SESSION_END_SECONDS, self._end_orphans(rank, _NO_SESSION))
         if rank.pid is None:
             rank.pid = spawn(self._argv(local_rank, plan), environment, rank.write_end, cwd=launch.cwd)
             reaper.watch(rank.pid, lambda status: self._died(rank, status))
@@ -302,7 +304,7 @@ class Ranks:
                 if refused := proc.kill(-rank.pid if is_group else rank.pid, number):
                     rank.left = f"its process {rank.pid} cannot be killed: {refused}"
 
-    def _tell_dying(self, rank: _Rank, number: int) -> None:
+    def _report_dying(self, rank: _Rank, number: int) -> None:
         """Once, and not of one that its script's end may have made a good end: that is judged in the end."""
         rank.dying_since = time.monotonic()
         beat = rank.page.read() or Beat()
@@ -319,14 +321,14 @@ class Ranks:
         code = os.WEXITSTATUS(status) if number is None else None
         oom = was_oom and (number == signal.SIGKILL or (self._how.launch.per_pod and code != 0))
         if number and rank.dying_since is None:
-            self._tell_dying(rank, number)
+            self._report_dying(rank, number)
         rank.dying_since = rank.dying_since or time.monotonic()
         rank.exit = ProcessExit(code, number, oom=oom)
-        background(self._bury(rank, pid or 0, rank.exit))
+        background(self._reap_session(rank, pid or 0, rank.exit))
 
-    async def _bury(self, rank: _Rank, session: int, exit: ProcessExit) -> None:
+    async def _reap_session(self, rank: _Rank, session: int, exit: ProcessExit) -> None:
         """Nothing of the rank lives when its exit is told."""
-        await self._end_strays(rank, session)
+        await self._end_orphans(rank, session)
         rank.socket.drain()
         beat = rank.page.read() or Beat()
         self._forget(rank)
@@ -340,18 +342,18 @@ class Ranks:
         )
         self._post(RankExited(rank.epoch, rank.number, told))
 
-    async def _end_strays(self, rank: _Rank, session: int) -> None:
+    async def _end_orphans(self, rank: _Rank, session: int) -> None:
         pause = RESCAN_SECONDS
-        while await self._kill_strays(rank, session):
+        while await self._kill_orphans(rank, session):
             with contextlib.suppress(TimeoutError):
                 self._reaper.changed.clear()
                 await within(pause, self._reaper.changed.wait())
             pause = min(1.1 * pause, SELDOM_SECONDS)
 
-    async def _kill_strays(self, dead: _Rank, session: int) -> bool:
+    async def _kill_orphans(self, dead: _Rank, session: int) -> bool:
         """False: there are none any more."""
         try:
-            strays = await self._strays(dead, session)
+            strays = await self._orphans(dead, session)
         except OSError as error:
             dead.left = f"what is left of it cannot be found: {error}"
             return True
@@ -360,7 +362,7 @@ class Ranks:
         dead.left = "; ".join(words) or f"processes that it started do not end: {sorted(strays)}"
         return bool(strays)
 
-    async def _strays(self, dead: _Rank, session: int) -> set[int]:
+    async def _orphans(self, dead: _Rank, session: int) -> set[int]:
         """What the dead rank left alive, and what nobody claims if it must go too."""
         table = proc.processes()
         services = self._services()

@@ -22,17 +22,17 @@ from ropeteam_trainer.coordinator.membership.state.state import (
     Moment,
     ReportReceived,
     State,
+    agent_of_slot,
+    desired_slot,
     enter,
     member_pod,
     pod_of,
-    seat,
-    wanted,
     with_world,
 )
 from ropeteam_trainer.coordinator.membership.state.world import World
 
 
-def judge(state: State, at: Moment) -> State:
+def adopt_or_replan(state: State, at: Moment) -> State:
     """Adopt, supersede, begin, or go on waiting."""
     here = slotindex.present(state)
     if here and state.waited_from is None:
@@ -49,15 +49,15 @@ def judge(state: State, at: Moment) -> State:
     state = _with_former(state, former, at)
     if _unanimous(state, agents) and _by_itself(state, at.now):
         moved = any(rank.steps_here for agent in agents.values() for rank in agent.report.ranks)
-        quiet = not any(agent.report.rung for agent in agents.values())
-        running = with_world(enter(state, WorldPhase.RUNNING, at), stepped=moved, trains=moved or quiet)
+        quiesced = not any(agent.report.rung for agent in agents.values())
+        running = with_world(enter(state, WorldPhase.RUNNING, at), stepped=moved, trains=moved or quiesced)
         return _absorb_all(running, agents, at)
     return preserving.stop(_absorb_all(state, agents, at), at)
 
 
 def _agents(state: State, among: slotset.Slots) -> dict[int, Agent]:
     """By slot."""
-    return {slot: agent for slot in slotset.each(among) if (agent := seat(state, slot))}
+    return {slot: agent for slot in slotset.each(among) if (agent := agent_of_slot(state, slot))}
 
 
 def _plans(state: State, agents: dict[int, Agent], completed: bool = False) -> list[Plan]:
@@ -116,7 +116,7 @@ def _put_together(state: State, plan: Plan) -> Plan:
 
 
 def _unheard(state: State, slot: int, incarnation: int) -> Member:
-    word = wanted(state, slot)
+    word = desired_slot(state, slot)
     uid = word.pod_uid if word and word.incarnation == incarnation else ""
     return Member(slot, incarnation, uid, "", state.config.processes_of(slot))
 

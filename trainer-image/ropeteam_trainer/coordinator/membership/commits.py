@@ -20,10 +20,10 @@ from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     Moment,
     State,
-    crew_of,
-    crews,
     lead_born,
     present,
+    ranks_of_member,
+    ranks_of_members,
     with_world,
 )
 
@@ -143,7 +143,7 @@ def last_word(state: State, now: float) -> str:
     long enough."""
     if now - state.phase_since > LAST_WORD_SECONDS:
         return ""
-    lead = crew_of(state, state.config.lead_slot)
+    lead = ranks_of_member(state, state.config.lead_slot)
     if state.pending and lead and lead.known and present(state, state.config.lead_slot, now):
         return f"the manifest of step {state.pending.step} to be written"
     newest = state.lineage[0] if state.lineage else None
@@ -162,7 +162,7 @@ def _shards(state: State) -> list[Shard]:
     epoch = lead_born(state)
     return [
         shard
-        for crew in crews(state, savers(state))
+        for crew in ranks_of_members(state, savers(state))
         if crew.known and crew.agent
         for shard in crew.agent.report.shards
         if shard.epoch == epoch and shard.rank in crew.ranks

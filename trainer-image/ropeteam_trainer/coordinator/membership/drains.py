@@ -25,13 +25,13 @@ from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     Moment,
     State,
-    crews,
     enter,
     lead_born,
+    ranks_of_members,
     with_world,
 )
 
-GATHER_SECONDS = 1.0
+DEBOUNCE_SECONDS = 1.0
 SAVES_THROUGH_US = 2
 """From this rung on checkpoints are committed by us."""
 
@@ -53,7 +53,7 @@ def begin(state: State, at: Moment) -> State:
     """Pause the world if it is asked to drain, or once the leavers have been gathered."""
     world = state.world
     assert world is not None
-    gathered = world.leave_at is not None and at.now >= world.leave_at + GATHER_SECONDS
+    gathered = world.leave_at is not None and at.now >= world.leave_at + DEBOUNCE_SECONDS
     begun = state.roll.drained  # by one before us
     if not (state.draining or gathered or begun):
         return state
@@ -66,7 +66,7 @@ def parting(state: State, at: Moment) -> tuple[Evidence, ...]:
     assert world is not None
     if not state.config.servers or state.draining or any(map(state.config.is_server, world.leavers)):
         return ()
-    gathered = world.leave_at is not None and at.now >= world.leave_at + GATHER_SECONDS
+    gathered = world.leave_at is not None and at.now >= world.leave_at + DEBOUNCE_SECONDS
     sign = left(state)
     return (sign,) if sign and gathered else ()
 
@@ -109,14 +109,14 @@ def fix_stop(state: State, at: Moment) -> State:
     if servers and not state.roll.restless & who:
         return with_world(state, stop_at=_highest(state, who))
     assert world.paused_at is not None
-    if servers and at.now < world.paused_at + GATHER_SECONDS:
+    if servers and at.now < world.paused_at + DEBOUNCE_SECONDS:
         return state  # patient
     return with_world(state, stop_at=_highest(state, who) + 1)
 
 
 def _highest(state: State, among: slotset.Slots, phases: tuple[RankPhase, ...] = tuple(RankPhase)) -> int:
     """The highest step of ranks in these phases."""
-    ranks = (rank for crew in crews(state, among) for rank in crew.known.values())
+    ranks = (rank for crew in ranks_of_members(state, among) for rank in crew.known.values())
     return max(rank.step for rank in ranks if rank.phase in phases)
 
 

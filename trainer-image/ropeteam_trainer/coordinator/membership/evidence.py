@@ -17,7 +17,14 @@ from ropeteam_trainer.contract.peererrors import blames_a_peer
 from ropeteam_trainer.contract.world import Cause, ProcessExit
 from ropeteam_trainer.coordinator.membership.state import slotindex
 from ropeteam_trainer.coordinator.membership.state.slotset import ALL, Slots, has
-from ropeteam_trainer.coordinator.membership.state.state import Crew, Pod, State, crews, holds_slot, lost
+from ropeteam_trainer.coordinator.membership.state.state import (
+    MemberRanks,
+    Pod,
+    State,
+    holds_slot,
+    lost,
+    ranks_of_members,
+)
 
 LEFT, LOST, TOLD, SIGNAL, ERROR, CONSEQUENCE, OURS = 6, 5, 4, 3, 2, 1, 0
 
@@ -42,7 +49,9 @@ def collect(state: State, now: float, among: Slots = ALL, least: int = OURS) -> 
     """All signs, in rank order, but for exits lighter than `least`. Empty: nothing is wrong, as far as
     we know."""
     suspects = slotindex.suspects(state) & among
-    return tuple(sign for crew in crews(state, suspects) for sign in _of_member(state, crew, now, least))
+    return tuple(
+        sign for crew in ranks_of_members(state, suspects) for sign in _of_member(state, crew, now, least)
+    )
 
 
 def world_done(state: State) -> bool:
@@ -56,7 +65,7 @@ def is_done(state: State, rank: RankReport) -> bool:
     return slotindex.is_clean(rank) or (slotindex.is_aborted_at_end(rank) and state.roll.clean != 0)
 
 
-def _of_member(state: State, crew: Crew, now: float, least: int) -> tuple[Evidence, ...]:
+def _of_member(state: State, crew: MemberRanks, now: float, least: int) -> tuple[Evidence, ...]:
     """Of one that is not done: whatever happens to its pod afterwards, its part is played."""
     gone = _gone(state, crew, now)
     if gone:
@@ -65,7 +74,7 @@ def _of_member(state: State, crew: Crew, now: float, least: int) -> tuple[Eviden
     return tuple(sign for sign in signs if sign)
 
 
-def _gone(state: State, crew: Crew, now: float) -> str:
+def _gone(state: State, crew: MemberRanks, now: float) -> str:
     """Why this member's ranks cannot be counted on any more, or ""."""
     slot = crew.member.slot
     assert state.world is not None
@@ -78,7 +87,7 @@ def _gone(state: State, crew: Crew, now: float) -> str:
     return ""
 
 
-def _of_rank(state: State, crew: Crew, rank: RankReport, least: int) -> Evidence | None:
+def _of_rank(state: State, crew: MemberRanks, rank: RankReport, least: int) -> Evidence | None:
     if rank.phase is not RankPhase.EXITED or is_done(state, rank):
         return None
     slot, exit = crew.member.slot, rank.exit
@@ -97,7 +106,9 @@ def _of_rank(state: State, crew: Crew, rank: RankReport, least: int) -> Evidence
 def _after_an_end(state: State, sign: Evidence) -> Evidence:
     """A peer that is missed has ended by itself: it went first."""
     known = (
-        (crew.member.slot, rank) for crew in crews(state, state.roll.clean) for rank in crew.known.values()
+        (crew.member.slot, rank)
+        for crew in ranks_of_members(state, state.roll.clean)
+        for rank in crew.known.values()
     )
     ended = next(((slot, rank.rank) for slot, rank in known if slotindex.is_clean(rank)), None)
     if ended is None:
@@ -115,7 +126,7 @@ def who_stood_first(state: State, sign: Evidence) -> Evidence:
         return sign
     standing = [
         (crew.member.slot, rank, rank.stands)
-        for crew in crews(state, ALL)
+        for crew in ranks_of_members(state, ALL)
         for rank in crew.known.values()
         if rank.stands
     ]

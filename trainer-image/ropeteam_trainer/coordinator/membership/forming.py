@@ -12,16 +12,16 @@ from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.messages import StoreOffer
 from ropeteam_trainer.contract.world import Member, Plan
 from ropeteam_trainer.coordinator.membership import commits, incidents, preserving, unstartable
-from ropeteam_trainer.coordinator.membership.drains import GATHER_SECONDS, SAVES_THROUGH_US
+from ropeteam_trainer.coordinator.membership.drains import DEBOUNCE_SECONDS, SAVES_THROUGH_US
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     Moment,
     State,
+    agent_of_slot,
+    desired_slot,
     enter,
     leaving,
     lost,
-    seat,
-    wanted,
 )
 from ropeteam_trainer.coordinator.membership.state.world import World
 
@@ -37,7 +37,7 @@ def obstacle(state: State, now: float) -> str:
     lacking = state.everybody & ~kept & ~_ready(state)
     if lacking:
         return _slot_lacks(state, slotset.first(lacking), now)
-    if now < state.ledger.not_before:
+    if now < state.failure_history.not_before:
         return "a pause before the next start, because no step of the last world was seen"
     if offered_store(state) is None:
         return f"the store of world {state.next_epoch} in slot {STORE_SLOT}"
@@ -47,12 +47,12 @@ def obstacle(state: State, now: float) -> str:
 def _ready(state: State) -> slotset.Slots:
     """Slots that lack nothing."""
     ready = slotindex.present(state) & ~slotindex.departing(state) & ~unfinished(state) & ~state.roll.troubled
-    silenced = state.world.quiet if state.world else slotset.NONE
+    silenced = state.world.quiesced if state.world else slotset.NONE
     return ready if state.rung >= SAVES_THROUGH_US else ready & ~(state.roll.unproven & ~silenced)
 
 
 def _slot_lacks(state: State, slot: int, now: float) -> str:
-    word, agent = wanted(state, slot), seat(state, slot)
+    word, agent = desired_slot(state, slot), agent_of_slot(state, slot)
     if word is None or not word.pod_uid:
         return f"the pod of slot {slot}"
     if agent is None:
@@ -75,7 +75,7 @@ def unfinished(state: State) -> slotset.Slots:
     world, here = state.world, slotindex.present(state)
     if world is None:
         return here & state.roll.busy
-    return here & ~world.kept & (state.roll.busy | (state.roll.member & ~world.quiet))
+    return here & ~world.kept & (state.roll.busy | (state.roll.member & ~world.quiesced))
 
 
 def unaccounted(state: State) -> slotset.Slots:
@@ -85,15 +85,15 @@ def unaccounted(state: State) -> slotset.Slots:
         return slotset.NONE
     if state.world is None and (state.config.term, state.boot) == (1, 0):
         return state.roll.unproven  # nobody has ordered a world yet
-    words = ((slot, wanted(state, slot)) for slot in range(state.config.slots))
+    words = ((slot, desired_slot(state, slot)) for slot in range(state.config.slots))
     named = slotset.of(slot for slot, word in words if word and word.pod_uid)
-    quiet = state.world.quiet if state.world else slotset.NONE
-    return (state.roll.unproven | (named & ~slotindex.present(state))) & ~quiet
+    quiesced = state.world.quiesced if state.world else slotset.NONE
+    return (state.roll.unproven | (named & ~slotindex.present(state))) & ~quiesced
 
 
 def offered_store(state: State) -> StoreOffer | None:
     """The store of the next epoch, once the lowest slot offers it."""
-    agent = seat(state, STORE_SLOT)
+    agent = agent_of_slot(state, STORE_SLOT)
     offer = agent.report.store if agent else None
     return offer if offer and offer.epoch == state.next_epoch else None
 
@@ -104,7 +104,7 @@ def publish(state: State, at: Moment) -> State:
     assert offer is not None
     assert desired is not None
     kept = former.kept if former else slotset.NONE
-    goes_on = former is not None and preserving.goes_on(state)
+    goes_on = former is not None and preserving.can_resume_in_memory(state)
     plan = Plan(
         epoch=state.next_epoch,
         attempt=desired.attempt,
@@ -128,7 +128,7 @@ def publish(state: State, at: Moment) -> State:
 
 
 def _member(state: State, slot: int) -> Member:
-    world, agent = state.world, seat(state, slot)
+    world, agent = state.world, agent_of_slot(state, slot)
     assert agent is not None
     report = agent.report
     born = world.plan.born(slot) if world and slotset.has(world.kept, slot) else None
@@ -143,7 +143,7 @@ def wake_at(state: State, now: float) -> float | None:
     lease, world = state.config.timeouts.lost, state.world
     times = [
         now + TICK_SECONDS,
-        state.ledger.not_before,
+        state.failure_history.not_before,
         state.desired_at + lease,
         state.phase_since + lease + 0.001,
         state.leases_until + 0.001,
@@ -151,7 +151,7 @@ def wake_at(state: State, now: float) -> float | None:
     if state.waited_from is not None:
         times.append(state.waited_from + lease)
     if world and world.leave_at is not None:
-        times.append(world.leave_at + GATHER_SECONDS)
+        times.append(world.leave_at + DEBOUNCE_SECONDS)
     if world and world.paused_at is not None:
-        times += [world.paused_at + GATHER_SECONDS, world.paused_at + state.config.timeouts.drain]
+        times += [world.paused_at + DEBOUNCE_SECONDS, world.paused_at + state.config.timeouts.drain]
     return min(time for time in times if time > now)

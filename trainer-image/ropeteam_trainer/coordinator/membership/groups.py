@@ -19,7 +19,7 @@ from ropeteam_trainer.contract.messages import AgentReport, GroupReport, Problem
 from ropeteam_trainer.contract.world import FailReason
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
-from ropeteam_trainer.coordinator.membership.state.state import State, crews
+from ropeteam_trainer.coordinator.membership.state.state import State, ranks_of_members
 from ropeteam_trainer.coordinator.membership.state.world import Group, World
 
 SHOWN, KEPT, SLOTS_SHOWN = 10, 32, 16
@@ -131,7 +131,7 @@ def _words(group: Group) -> str:
 
 def _first_ended(state: State, among: Slots) -> int | None:
     """The lowest rank of these that has ended with 0."""
-    known = (rank for crew in crews(state, state.roll.clean) for rank in crew.known.values())
+    known = (rank for crew in ranks_of_members(state, state.roll.clean) for rank in crew.known.values())
     return min(
         (each.rank for each in known if slotindex.is_clean(each) and slotset.has(among, each.rank)),
         default=None,

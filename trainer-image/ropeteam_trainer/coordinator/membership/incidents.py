@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ropeteam_trainer.contract.config import ExitAction
-from ropeteam_trainer.contract.desired import Incident, ReplaceWish, Stages
+from ropeteam_trainer.contract.desired import Incident, ReplacementRequest, Stages
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import Cause, Epoch, FailReason
 from ropeteam_trainer.coordinator.membership.evidence import (
@@ -26,7 +26,14 @@ from ropeteam_trainer.coordinator.membership.evidence import (
     who_stood_first,
 )
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
-from ropeteam_trainer.coordinator.membership.state.state import Fault, Ledger, Moment, State, crew_of, wanted
+from ropeteam_trainer.coordinator.membership.state.state import (
+    FailureHistory,
+    Fault,
+    Moment,
+    State,
+    desired_slot,
+    ranks_of_member,
+)
 
 KEPT = 10
 BACKOFF_FIRST, BACKOFF_MOST = 1.0, 60.0
@@ -55,11 +62,11 @@ def open_incident(state: State, sign: Evidence, at: Moment) -> State:
 
 
 def _node(state: State, slot: int) -> str:
-    crew = crew_of(state, slot)
+    crew = ranks_of_member(state, slot)
     return crew.agent.report.node if crew and crew.agent else ""
 
 
-def weigh_again(state: State, at: Moment, among: Slots) -> State:
+def reclassify(state: State, at: Moment, among: Slots) -> State:
     """Ranks are being stopped; a report that was on its way may name a better cause. `among`: what has not
     been weighed yet."""
     fault = state.fault
@@ -67,7 +74,7 @@ def weigh_again(state: State, at: Moment, among: Slots) -> State:
         return state
     signs = collect(state, at.now, among, fault.weight)
     signs = tuple(sign for sign in signs if _was_before(state, sign, fault))
-    best = heaviest(signs)
+    best = strongest(signs)
     if best is None or best.weight <= fault.weight:
         best = next((sign for sign in signs if _is_same(sign, fault)), None)
     if best is None:
@@ -90,7 +97,7 @@ def _was_before(state: State, sign: Evidence, fault: Fault) -> bool:
     """An agent that spoke after the fault and fell silent then did not cause it."""
     if sign.weight < LOST:
         return True
-    crew = crew_of(state, sign.slot)
+    crew = ranks_of_member(state, sign.slot)
     return crew is None or crew.agent is None or crew.agent.heard < fault.at
 
 
@@ -100,11 +107,11 @@ def _is_same(sign: Evidence, fault: Fault) -> bool:
     return sign.exit is not None and (sign.slot, sign.rank, sign.weight) == known
 
 
-def heaviest(signs: tuple[Evidence, ...]) -> Evidence | None:
+def strongest(signs: tuple[Evidence, ...]) -> Evidence | None:
     return max(signs, key=lambda sign: sign.weight, default=None)  # the first one among equals
 
 
-def forbid(state: State, at: Moment, among: Slots) -> State:
+def fail_on_exit_code(state: State, at: Moment, among: Slots) -> State:
     """An exit code that `recovery.exitCodes` calls final ends the job. Not where ranks were asked to end."""
     fault = state.fault
     if state.failure or fault is None or fault.weight >= LEFT or not state.config.exit_codes:
@@ -126,9 +133,9 @@ def close(state: State, at: Moment) -> State:
     stages = replace(fault.incident.stages, stopped=_ms(fault, at))
     incident = replace(fault.incident, settled=True, step=state.world.step, stages=stages)
     state = _with_last(state, replace(fault, incident=incident))
-    ledger = _learn(state, incident, progressed(state, fault), at)
-    state = replace(state, ledger=ledger)
-    verdict = _invalid(state, fault) or _verdict(state, incident)
+    history = _learn(state, incident, progressed(state, fault), at)
+    state = replace(state, failure_history=history)
+    verdict = _invalid(state, fault) or _terminal_failure(state, incident)
     return replace(state, failure=state.failure or verdict)
 
 
@@ -144,23 +151,27 @@ def progressed(state: State, fault: Fault) -> bool:
     return world.started_at is not None and fault.at - world.started_at >= needed
 
 
-def _learn(state: State, incident: Incident, progress: bool, at: Moment) -> Ledger:
-    old = state.ledger
-    barren = 0 if progress else old.barren + 1
-    backoff = min(BACKOFF_FIRST * 2 ** min(barren - 1, 10), BACKOFF_MOST) if barren else 0.0
+def _learn(state: State, incident: Incident, progress: bool, at: Moment) -> FailureHistory:
+    old = state.failure_history
+    worlds_without_progress = 0 if progress else old.worlds_without_progress + 1
+    backoff = (
+        min(BACKOFF_FIRST * 2 ** min(worlds_without_progress - 1, 10), BACKOFF_MOST)
+        if worlds_without_progress
+        else 0.0
+    )
     mark = fingerprint(incident.cause, incident.exit)
     others = state.world is not None and bool(state.world.plan.kept)  # made the steps, if any came
     on = incident.step > old.top_step and (progress or not others)
     again = mark == old.fingerprint and not on and not (progress and state.rung == 0)
     new = replace(
         old,
-        barren=barren,
+        worlds_without_progress=worlds_without_progress,
         not_before=at.now + backoff,
         top_step=max(old.top_step, incident.step),
         unaccounted=(*old.unaccounted, incident.id) if _counts(state, incident) else old.unaccounted,
     )
     if mark:
-        new = replace(new, fingerprint=mark, repeats=old.repeats + 1 if again else 1)
+        new = replace(new, fingerprint=mark, identical_failures=old.identical_failures + 1 if again else 1)
     return _escalate(state, incident, progress, new)
 
 
@@ -168,25 +179,25 @@ def _counts(state: State, incident: Incident) -> bool:
     return incident.charged and (state.desired is None or incident.id not in state.desired.charged_incidents)
 
 
-def _escalate(state: State, incident: Incident, progress: bool, ledger: Ledger) -> Ledger:
+def _escalate(state: State, incident: Incident, progress: bool, history: FailureHistory) -> FailureHistory:
     """Two barren worlds in a row that ended in one pod: another pod. Two at all: all pods, but for a world
     that kept ranks: they are well. Unless it is the script: the same error again would come in any pod."""
     assert state.world is not None
     member = state.world.plan.member(incident.slot)
     in_place = incident.cause not in (Cause.AGENT_LOST, Cause.POD_DELETED) and member is not None
-    culprit = (incident.slot, member.incarnation) if member and in_place and not progress else None
-    times = ledger.culprit_times + 1 if culprit and culprit == ledger.culprit else int(culprit is not None)
-    ledger = replace(ledger, culprit=culprit, culprit_times=times)
-    repeats = is_script(incident.cause, incident.exit) and ledger.repeats >= 2
+    suspect = (incident.slot, member.incarnation) if member and in_place and not progress else None
+    times = history.suspect_times + 1 if suspect and suspect == history.suspect else int(suspect is not None)
+    history = replace(history, suspect=suspect, suspect_times=times)
+    identical_failures = is_script(incident.cause, incident.exit) and history.identical_failures >= 2
     is_node = incident.exit is not None and incident.exit.storage == "here"
-    if culprit and (times >= 2 or is_node) and not repeats:
+    if suspect and (times >= 2 or is_node) and not identical_failures:
         where = f"slot {incident.slot} ended {times} worlds in a row without a new step"
         message = f"{where}; last: {incident.message}"
-        wish = ReplaceWish(*culprit, incident.cause, message, avoid_node=True)
-        ledger = replace(ledger, wishes=(*(w for w in ledger.wishes if w.slot != wish.slot), wish))
-    if ledger.barren >= 2 and ledger.repeats < 2 and not state.world.plan.kept:
-        ledger = replace(ledger, replace_all_of=state.world.plan.attempt)
-    return ledger
+        wish = ReplacementRequest(*suspect, incident.cause, message, avoid_node=True)
+        history = replace(history, wishes=(*(w for w in history.wishes if w.slot != wish.slot), wish))
+    if history.worlds_without_progress >= 2 and history.identical_failures < 2 and not state.world.plan.kept:
+        history = replace(history, replace_all_of=state.world.plan.attempt)
+    return history
 
 
 _INVALID = frozenset(
@@ -209,15 +220,19 @@ def _invalid(state: State, fault: Fault) -> Problem | None:
     return Problem(FailReason.SCRIPT_INVALID, f"{text}.")
 
 
-def _verdict(state: State, incident: Incident) -> Problem | None:
+def _terminal_failure(state: State, incident: Incident) -> Problem | None:
     """Is the job beyond mending?"""
-    ledger, allowance = state.ledger, state.desired.allowance if state.desired else -1
-    if fingerprint(incident.cause, incident.exit) and ledger.repeats >= state.config.no_progress_limit:
+    history, allowance = state.failure_history, state.desired.allowance if state.desired else -1
+    if (
+        fingerprint(incident.cause, incident.exit)
+        and history.identical_failures >= state.config.no_progress_limit
+    ):
         return Problem(
             FailReason.REPEATED_ERROR,
-            f"the same fault {ledger.repeats} times without a new step between: {incident.message}",
+            f"the same fault {history.identical_failures} times without a new step between: "
+            f"{incident.message}",
         )
-    if incident.charged and 0 <= allowance < len(ledger.unaccounted):
+    if incident.charged and 0 <= allowance < len(history.unaccounted):
         return Problem(
             FailReason.BUDGET_SPENT,
             f"no failures are left to spend (spec.recovery.maxFailures); last: {incident.message}",
@@ -229,18 +244,20 @@ def account(state: State) -> State:
     """The operator has spoken: its allowance contains some incidents now, and its slots some replacements."""
     desired = state.desired
     assert desired is not None
-    ledger = replace(
-        state.ledger,
-        unaccounted=tuple(id for id in state.ledger.unaccounted if id not in desired.charged_incidents),
-        wishes=tuple(wish for wish in state.ledger.wishes if _open_wish(state, wish)),
+    history = replace(
+        state.failure_history,
+        unaccounted=tuple(
+            id for id in state.failure_history.unaccounted if id not in desired.charged_incidents
+        ),
+        wishes=tuple(wish for wish in state.failure_history.wishes if _open_wish(state, wish)),
     )
-    if ledger.replace_all_of is not None and desired.attempt > ledger.replace_all_of:
-        ledger = replace(ledger, replace_all_of=None)
-    return replace(state, ledger=ledger)
+    if history.replace_all_of is not None and desired.attempt > history.replace_all_of:
+        history = replace(history, replace_all_of=None)
+    return replace(state, failure_history=history)
 
 
-def _open_wish(state: State, wish: ReplaceWish) -> bool:
-    word = wanted(state, wish.slot)
+def _open_wish(state: State, wish: ReplacementRequest) -> bool:
+    word = desired_slot(state, wish.slot)
     return word is not None and word.incarnation <= wish.incarnation
 
 

@@ -20,12 +20,12 @@ from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     Agent,
     State,
+    agent_of_slot,
     holds_slot,
     lead_born,
     member_pod,
     pod_of,
     refusal,
-    seat,
 )
 
 
@@ -80,7 +80,7 @@ class Replies:
     def of(self, slot: int) -> Reply | None:
         """The orders for the agent that holds a slot. None: there is none, or we are silent (just booted,
         superseded)."""
-        return self._of(slot, seat(self._state, slot))
+        return self._of(slot, agent_of_slot(self._state, slot))
 
     def _of(self, slot: int, agent: Agent | None) -> Reply | None:
         state = self._state

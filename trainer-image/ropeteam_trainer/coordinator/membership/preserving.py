@@ -30,11 +30,11 @@ def shrink(state: State) -> State:
     if world is None or not world.kept:
         return state
     kept = world.kept & _well(state)
-    quiet = world.quiet | (state.roll.dead & ~kept)
-    return with_world(state, kept=kept, quiet=quiet)
+    quiesced = world.quiesced | (state.roll.dead & ~kept)
+    return with_world(state, kept=kept, quiesced=quiesced)
 
 
-def goes_on(state: State) -> bool:
+def can_resume_in_memory(state: State) -> bool:
     """The next world goes on from what parameter servers have in memory."""
     world = state.world
     if world is None or not state.config.servers or state.failure or state.draining or new_attempt(state):
@@ -52,7 +52,7 @@ def _staying(state: State) -> Slots:
 
 def _well(state: State) -> Slots:
     """All of their ranks live, or have ended as they should."""
-    if not goes_on(state):
+    if not can_resume_in_memory(state):
         return slotset.NONE
     aborted = slotset.NONE if state.roll.clean else state.roll.aborted
     return _staying(state) & state.roll.well & ~aborted

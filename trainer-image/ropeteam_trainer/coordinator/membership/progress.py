@@ -14,9 +14,9 @@ from ropeteam_trainer.coordinator.membership.state.state import (
     Moment,
     ReportReceived,
     State,
-    crew_of,
     member_pod,
     pod_of,
+    ranks_of_member,
     with_world,
 )
 
@@ -65,7 +65,7 @@ def _note_members(state: State, told: list[ReportReceived], at: Moment) -> State
         groups=known,
         telling=world.telling | slotset.of(report.slot for report in here if report.tells_groups),
         grouped_at=at.now if known and world.grouped_at is None else world.grouped_at,
-        quiet=world.quiet | dead,
+        quiesced=world.quiesced | dead,
     )
 
 
@@ -75,7 +75,7 @@ def note_dead(state: State) -> State:
     A report that does not speak of the plan proves nothing here: the plan may still be on its way to that
     agent.
     """
-    return with_world(state, quiet=state.roll.dead)
+    return with_world(state, quiesced=state.roll.dead)
 
 
 def _note_stages(state: State, at: Moment) -> State:
@@ -85,7 +85,7 @@ def _note_stages(state: State, at: Moment) -> State:
         state = incidents.reach(with_world(state, started_at=at.now), "started", at)
     if not world.stepped and slotindex.all_are(state, _stepped(state)):
         state = incidents.reach(with_world(state, stepped=True), "first_step", at)
-    lead = crew_of(state, state.config.lead_slot) if world.base is None else None
+    lead = ranks_of_member(state, state.config.lead_slot) if world.base is None else None
     first = lead.reports[0] if lead else None
     if first is not None and first.steps_here > 0:
         state = commits.settle_fresh_start(state, first.step - first.steps_here)

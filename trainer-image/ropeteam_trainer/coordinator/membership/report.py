@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ropeteam_trainer.contract.desired import JobReport, ReplaceWish, SlotReport, WorldPhase
+from ropeteam_trainer.contract.desired import JobReport, ReplacementRequest, SlotReport, WorldPhase
 from ropeteam_trainer.contract.world import Cause
 from ropeteam_trainer.coordinator.membership import groups, lease, stage, unstartable
 from ropeteam_trainer.coordinator.membership.commits import last_word
@@ -13,11 +13,11 @@ from ropeteam_trainer.coordinator.membership.forming import obstacle, unfinished
 from ropeteam_trainer.coordinator.membership.state import slotset
 from ropeteam_trainer.coordinator.membership.state.state import (
     State,
+    agent_of_slot,
     holds_slot,
     leaving,
     lost,
     member_pod,
-    seat,
 )
 
 _LINEAGE_SHOWN = 10
@@ -45,7 +45,7 @@ def job_report(state: State, now: float) -> JobReport:
         checkpoint_unix_ms=state.checkpoint_unix_ms,
         incidents=tuple(fault.incident for fault in state.faults),
         replace=_wishes(state, now),
-        replace_all=state.ledger.replace_all_of is not None and not _over(state),
+        replace_all=state.failure_history.replace_all_of is not None and not _over(state),
         failure=state.failure if state.phase is WorldPhase.FAILED else None,
         stalled=None if _over(state) else unstartable.stalled(state),
         notice=groups.notice(state, now),
@@ -65,7 +65,7 @@ def _over(state: State) -> bool:
 def _slots(state: State, now: float) -> dict[str, SlotReport]:
     found = {}
     for slot in range(state.config.slots):
-        agent = seat(state, slot)
+        agent = agent_of_slot(state, slot)
         if agent:
             found[str(slot)] = SlotReport(
                 incarnation=agent.report.incarnation,
@@ -79,31 +79,31 @@ def _slots(state: State, now: float) -> dict[str, SlotReport]:
     return found
 
 
-def _wishes(state: State, now: float) -> tuple[ReplaceWish, ...]:
+def _wishes(state: State, now: float) -> tuple[ReplacementRequest, ...]:
     """Pods that should be replaced: those whose agent fell silent, and those in which the job fails again and
     again."""
     if _over(state) or state.phase is WorldPhase.WAITING:
         return ()
     silent = {slot: wish for slot in range(state.config.slots) for wish in _silent(state, slot, now)}
-    failing = {wish.slot: wish for wish in (*state.ledger.wishes, *unstartable.wishes(state, now))}
+    failing = {wish.slot: wish for wish in (*state.failure_history.wishes, *unstartable.wishes(state, now))}
     return tuple(wish for _, wish in sorted({**failing, **_unending(state, now), **silent}.items()))
 
 
-def _unending(state: State, now: float) -> dict[int, ReplaceWish]:
+def _unending(state: State, now: float) -> dict[int, ReplacementRequest]:
     """Slots whose ranks were to end long ago, and do not: only another pod helps."""
     if state.phase is not WorldPhase.STOPPING or now - state.phase_since < UNENDING_SECONDS:
         return {}
     found = {}
     for slot in slotset.each(unfinished(state)):
         message = f"the ranks of slot {slot} were to end, and have not for {UNENDING_SECONDS:.0f} s"
-        agent = seat(state, slot)
+        agent = agent_of_slot(state, slot)
         assert agent is not None
-        found[slot] = ReplaceWish(slot, agent.report.incarnation, Cause.AGENT_LOST, message)
+        found[slot] = ReplacementRequest(slot, agent.report.incarnation, Cause.AGENT_LOST, message)
     return found
 
 
-def _silent(state: State, slot: int, now: float) -> tuple[ReplaceWish, ...]:
-    agent = seat(state, slot)
+def _silent(state: State, slot: int, now: float) -> tuple[ReplacementRequest, ...]:
+    agent = agent_of_slot(state, slot)
     member = member_pod(state.world, slot) if state.world else None
     if agent:
         incarnation, gone = agent.report.incarnation, lost(state, agent, now)
@@ -112,7 +112,7 @@ def _silent(state: State, slot: int, now: float) -> tuple[ReplaceWish, ...]:
     else:
         return ()
     message = f"the agent of slot {slot} has been silent for more than {state.config.timeouts.lost} s"
-    return (ReplaceWish(slot, incarnation, Cause.AGENT_LOST, message),) if gone else ()
+    return (ReplacementRequest(slot, incarnation, Cause.AGENT_LOST, message),) if gone else ()
 
 
 def why(state: State, now: float) -> str:

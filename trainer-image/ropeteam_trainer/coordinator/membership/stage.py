@@ -11,7 +11,7 @@ from __future__ import annotations
 from ropeteam_trainer.contract.desired import Stage, WorldPhase
 from ropeteam_trainer.coordinator.membership import groups
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
-from ropeteam_trainer.coordinator.membership.state.state import State, crews, with_world
+from ropeteam_trainer.coordinator.membership.state.state import State, ranks_of_members, with_world
 from ropeteam_trainer.coordinator.membership.state.world import World
 
 IMPORT_SECONDS, INIT_SECONDS = 10.0, 2.0
@@ -61,7 +61,7 @@ def stage(state: State) -> Stage:
 
 
 def _joining(state: State) -> bool:
-    return any(rank.joins for crew in crews(state, slotset.ALL) for rank in crew.known.values())
+    return any(rank.joins for crew in ranks_of_members(state, slotset.ALL) for rank in crew.known.values())
 
 
 def sentence(state: State) -> str:
@@ -89,7 +89,7 @@ def _missing(state: State) -> str:
     """A command that runs once per pod stands for all ranks of the pod."""
     missing = [
         rank
-        for crew in crews(state, slotset.ALL)
+        for crew in ranks_of_members(state, slotset.ALL)
         for rank in (crew.ranks[:1] if groups.is_per_pod(state) else crew.ranks)
         if not (rank in crew.known and crew.known[rank].joins)
     ]

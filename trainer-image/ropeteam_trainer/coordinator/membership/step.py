@@ -60,15 +60,15 @@ from ropeteam_trainer.coordinator.membership.state.state import (
     State,
     Tick,
     accepted,
-    crews,
+    desired_slot,
     enter,
     holds_slot,
     is_member,
     lost,
     new_attempt,
     pod_of,
+    ranks_of_members,
     refusal,
-    wanted,
 )
 
 __all__ = [
@@ -201,7 +201,9 @@ def _take_desired(state: State, desired: Desired, at: Moment) -> State:
 def _changed(state: State, before: State) -> slotset.Slots:
     """Slots of which the operator says something new, or whose agents were forgotten."""
     others = slotset.of(pod.slot for pod in before.agents.keys() - state.agents.keys())
-    words = (slot for slot in range(state.config.slots) if wanted(state, slot) != wanted(before, slot))
+    words = (
+        slot for slot in range(state.config.slots) if desired_slot(state, slot) != desired_slot(before, slot)
+    )
     return others | slotset.of(words)
 
 
@@ -248,7 +250,7 @@ def _note_problems(state: State, at: Moment) -> State:
 def _waiting(state: State, at: Moment) -> State:
     if state.failure:
         return enter(state, WorldPhase.FAILED, at)
-    return recall.judge(state, at)
+    return recall.adopt_or_replan(state, at)
 
 
 def _forming(state: State, at: Moment) -> State:
@@ -256,8 +258,8 @@ def _forming(state: State, at: Moment) -> State:
     if state.failure:
         return enter(state, WorldPhase.FAILED, at)
     if state.draining:
-        quiet = not (forming.unfinished(state) | forming.unaccounted(state))
-        return enter(state, WorldPhase.DRAINED, at) if quiet else state
+        quiesced = not (forming.unfinished(state) | forming.unaccounted(state))
+        return enter(state, WorldPhase.DRAINED, at) if quiesced else state
     return state if forming.obstacle(state, at.now) else forming.publish(state, at)
 
 
@@ -290,15 +292,15 @@ def _draining(state: State, at: Moment) -> State:
 
 def _fault(state: State, signs: tuple[Evidence, ...], at: Moment) -> State:
     """The world ends: one incident for all that is and will be seen of it."""
-    sign = incidents.heaviest(signs)
+    sign = incidents.strongest(signs)
     if sign and not new_attempt(state):
         state = incidents.open_incident(state, drains.left(state) or sign, at)
-    return preserving.stop(incidents.forbid(state, at, slotset.ALL), at)
+    return preserving.stop(incidents.fail_on_exit_code(state, at, slotset.ALL), at)
 
 
 def _stopping(state: State, at: Moment) -> State:
     news = state.touched if forming.unfinished(state) else slotset.ALL  # at the end all is weighed once more
-    state = incidents.forbid(incidents.weigh_again(state, at, news), at, news)
+    state = incidents.fail_on_exit_code(incidents.reclassify(state, at, news), at, news)
     if state.failure:
         return enter(state, WorldPhase.FAILED, at)
     state = commits.grant_next(preserving.shrink(state))
@@ -312,7 +314,7 @@ def _completing(state: State, at: Moment) -> State:
     checkpoint is committed and known to the operator."""
     state = commits.grant_next(state)
     assert state.world is not None
-    for crew in crews(state, state.everybody & ~state.roll.completed):
+    for crew in ranks_of_members(state, state.everybody & ~state.roll.completed):
         agent = crew.agent
         waited = at.now - state.phase_since > state.config.timeouts.lost
         gone = waited if agent is None else lost(state, agent, at.now) or bool(refusal(state, agent.report))
@@ -334,7 +336,7 @@ def _failed(state: State, at: Moment) -> State:
     if saved or at.now - state.phase_since >= state.config.timeouts.fence:
         state = replace(state, dismissed=True)
     unfinished = forming.unfinished(state)
-    state = incidents.weigh_again(state, at, state.touched if unfinished else slotset.ALL)
+    state = incidents.reclassify(state, at, state.touched if unfinished else slotset.ALL)
     return state if unfinished else incidents.close(state, at)
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from ropeteam_trainer.contract.desired import ReplaceWish
+from ropeteam_trainer.contract.desired import ReplacementRequest
 from ropeteam_trainer.contract.messages import AgentReport, Problem
 from ropeteam_trainer.contract.world import Cause, FailReason
 from ropeteam_trainer.coordinator.membership.state import slotindex, slotset
-from ropeteam_trainer.coordinator.membership.state.state import Moment, State, Unfit, seat
+from ropeteam_trainer.coordinator.membership.state.state import Moment, State, Unfit, agent_of_slot
 
 PAUSE_FIRST, PAUSE_MOST = 15.0, 300.0
 TOLD_AFTER = 3
@@ -34,7 +34,7 @@ def note(state: State, at: Moment) -> State:
     next pod is on its way."""
     known = {each.slot: each for each in state.unfit}
     for slot in slotset.each(slotindex.seated(state) & (state.roll.troubled | slotset.of(known))):
-        agent = seat(state, slot)
+        agent = agent_of_slot(state, slot)
         assert agent is not None
         problem = agent.report.problem
         if problem is None:
@@ -47,7 +47,7 @@ def note(state: State, at: Moment) -> State:
 
 
 def _disk_owes(state: State, at: Moment) -> tuple[str, int]:
-    agent = seat(state, state.config.lead_slot)
+    agent = agent_of_slot(state, state.config.lead_slot)
     owes = agent.report.disk_owes if agent else ""
     return state.disk_owes if owes == state.disk_owes[0] else (owes, at.unix_ms)
 
@@ -74,10 +74,10 @@ def lack(state: State, slot: int) -> str:
     return next((f"another pod in slot {slot}: {each.problem.message}" for each in found), "")
 
 
-def wishes(state: State, now: float) -> tuple[ReplaceWish, ...]:
+def wishes(state: State, now: float) -> tuple[ReplacementRequest, ...]:
     """Other pods, on other nodes."""
     return tuple(
-        ReplaceWish(
+        ReplacementRequest(
             each.slot, each.incarnation, _OF_A_POD[each.problem.reason], each.problem.message, avoid_node=True
         )
         for each in state.unfit

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.strategies.parameterserver import ledger as rules
-from ropeteam_trainer.strategies.parameterserver.doublebuffer import Halves, remember
+from ropeteam_trainer.strategies.parameterserver.doublebuffer import DoubleBuffer, remember
 from ropeteam_trainer.strategies.parameterserver.ledger import Ask, Ledger, Push, Rules, Skip
 from ropeteam_trainer.strategies.parameterserver.service import Server, packed, unpacked
 from ropeteam_trainer.strategies.parameterserver.share import content_of, shares
@@ -29,7 +29,7 @@ Call = Callable[[int, Head, bytes], tuple[Head, bytes]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole:
+class FullModel:
     """The script's model and optimizer, of which the chief's own share is a part."""
 
     named: dict[str, nn.Parameter]
@@ -39,13 +39,13 @@ class Whole:
 
 
 class Chief:
-    def __init__(self, whole: Whole, server: Server, call: Call, ruled: Rules, path: Path | None) -> None:
+    def __init__(self, whole: FullModel, server: Server, call: Call, ruled: Rules, path: Path | None) -> None:
         self._whole, self._server, self._call, self._rules, self._path = whole, server, call, ruled, path
         self.changed: threading.Condition = server.changed
         self._answered: dict[Ask, rules.Answer] = {}
         self._epochs: dict[int, list[int]] = {}
         """Of each worker, that of its newest process."""
-        self._kept = Halves.found(path)
+        self._kept = DoubleBuffer.found(path)
         self.ledger = rules.opened(ruled)
         self.worker_states: dict[int, bytes] = {}
         if self._kept is not None:
@@ -163,7 +163,7 @@ class Chief:
     def _keep(self) -> None:
         durable = codec.encode(dataclasses.replace(self.ledger, waiting=()))
         if self._kept is None:
-            self._kept = Halves(self._path)
+            self._kept = DoubleBuffer(self._path)
             self._kept.rebuild({}, durable)
         else:
             self._kept.draft()

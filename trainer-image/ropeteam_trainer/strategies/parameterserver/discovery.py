@@ -60,7 +60,7 @@ def place(environ: Mapping[str, str], servers: int) -> Place:
     return Place(rank, world - servers, servers)
 
 
-class Meeting:
+class Discovery:
     """How the ranks of a job find its servers: `addresses()`, chief first, as of now; `secret`. `alive()`
     wraps the time in which one of them is to answer, or the chief saves.
     """

@@ -34,7 +34,7 @@ _SELECTOR, _LENGTH = struct.Struct("<Q"), struct.Struct("<Q")
 Tensors = dict[str, torch.Tensor]
 
 
-class Halves:
+class DoubleBuffer:
     """`path` None: memory of this process alone."""
 
     _view: mmap.mmap
@@ -52,7 +52,7 @@ class Halves:
         self._readers, self._no_readers = [0, 0], threading.Condition()
 
     @classmethod
-    def found(cls, path: Path | None) -> Halves | None:
+    def found(cls, path: Path | None) -> DoubleBuffer | None:
         """What a process before this one left there. None: nothing."""
         if path is None or not path.exists():
             return None

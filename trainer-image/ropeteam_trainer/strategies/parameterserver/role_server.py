@@ -24,9 +24,9 @@ from ropeteam_trainer.rank.agentlink import AgentLink, Heartbeat, wait_to_be_kil
 from ropeteam_trainer.strategies import largebatch, wrap
 from ropeteam_trainer.strategies.model.naming import named_parameters
 from ropeteam_trainer.strategies.parameterserver import ledger as rules
-from ropeteam_trainer.strategies.parameterserver.chief import Chief, Whole
+from ropeteam_trainer.strategies.parameterserver.chief import Chief, FullModel
 from ropeteam_trainer.strategies.parameterserver.client import Line
-from ropeteam_trainer.strategies.parameterserver.discovery import BEAT_SECONDS, Meeting, Place
+from ropeteam_trainer.strategies.parameterserver.discovery import BEAT_SECONDS, Discovery, Place
 from ropeteam_trainer.strategies.parameterserver.ledger import Ledger
 from ropeteam_trainer.strategies.parameterserver.service import Server, packed, unpacked
 from ropeteam_trainer.strategies.parameterserver.share import Share, put_values, restricted, shares, values_of
@@ -62,7 +62,7 @@ class Serving:
     def __init__(
         self,
         here: Place,
-        meeting: Meeting,
+        meeting: Discovery,
         strategy: Strategy,
         folder: Path | None,
     ) -> None:
@@ -128,7 +128,7 @@ class Serving:
         ruled = rules.rules(
             self._strategy.sync.parameter_server, self._here.workers, config.every_steps if config else None
         )
-        whole = Whole(self._named, self._model, self._optimizer, self._here.servers)
+        whole = FullModel(self._named, self._model, self._optimizer, self._here.servers)
         self._chief = chief = Chief(whole, server, self._call, ruled, self._path("ledger"))
         self._kept, self._saved_at = Kept(), time.monotonic()
         if self._checkpoints is not None:

@@ -18,7 +18,7 @@ from ropeteam_trainer.strategies import wrap
 from ropeteam_trainer.strategies.facade import Loss
 from ropeteam_trainer.strategies.model.naming import named_parameters
 from ropeteam_trainer.strategies.parameterserver.client import Line, Worker
-from ropeteam_trainer.strategies.parameterserver.discovery import Meeting, Place
+from ropeteam_trainer.strategies.parameterserver.discovery import Discovery, Place
 from ropeteam_trainer.strategies.parameterserver.share import put_values, values_of
 
 Data = dict[str, int] | None
@@ -27,7 +27,7 @@ Data = dict[str, int] | None
 class Training:
     """`skipped(n)` is called when so many steps went on without this worker."""
 
-    def __init__(self, here: Place, meeting: Meeting, skipped: Callable[[int], None]) -> None:
+    def __init__(self, here: Place, meeting: Discovery, skipped: Callable[[int], None]) -> None:
         self._here, self._meeting, self._skipped = here, meeting, skipped
         self._others: dict[str, Any] = {}
 

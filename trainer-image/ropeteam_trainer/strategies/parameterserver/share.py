@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from ropeteam_trainer.checkpoint.objects.optimizers import NOT_VALUES
 from ropeteam_trainer.partition.layout import shared_out
 from ropeteam_trainer.strategies.parameterserver import flat
-from ropeteam_trainer.strategies.parameterserver.doublebuffer import Halves, Tensors
+from ropeteam_trainer.strategies.parameterserver.doublebuffer import DoubleBuffer, Tensors
 
 Values = list[dict[str, Any]]
 """Hyperparameters of each group of the optimizer, without its parameters."""
@@ -86,11 +86,11 @@ class Share:
             "applied": [-1] * workers,
             "values": {},
         }
-        found = Halves.found(path)
+        found = DoubleBuffer.found(path)
         if found is not None:
             self._record = json.loads(found.record)
         tensors = {name: p.detach().cpu() for name, p in parameters.items()}
-        self._halves = found or Halves(path)
+        self._halves = found or DoubleBuffer(path)
         if found is None:
             self._halves.rebuild(tensors, self._packed())
         self._bind(self._halves.current)

@@ -22,16 +22,16 @@ from ropeteam_trainer.coordinator.membership.state.slotfacts import Facts
 from ropeteam_trainer.coordinator.membership.state.slotset import Slots
 from ropeteam_trainer.coordinator.membership.state.state import (
     Agent,
-    Crew,
+    MemberRanks,
     Pod,
     State,
-    crew_of,
+    desired_slot,
     holds_slot,
     lead_born,
     lost,
     member_pod,
     pod_of,
-    wanted,
+    ranks_of_member,
 )
 from ropeteam_trainer.coordinator.membership.state.world import World
 
@@ -81,7 +81,7 @@ def lease_is_enough(state: State, pod: Pod) -> bool:
     waited for to show that it has applied the withdrawal of its plan."""
     if pod not in state.agents or slotset.has(state.roll.mute | state.roll.unheard, pod.slot):
         return False
-    return state.running or state.world is None or slotset.has(state.world.quiet, pod.slot)
+    return state.running or state.world is None or slotset.has(state.world.quiesced, pod.slot)
 
 
 # ---- changes to it
@@ -137,23 +137,23 @@ def refresh(before: State | None, after: State, which: Slots, now: float) -> Sta
     sets = {name: known & ~which for name, known in vars(after.roll).items()}
     saved = dict(after.saved)
     for slot in slotset.each(which):
-        bit, crew = slotset.one(slot), crew_of(after, slot)
+        bit, crew = slotset.one(slot), ranks_of_member(after, slot)
         for name, holds in _facts(after, slot, crew, now).items():
             if holds:
                 sets[name] |= bit
         if before and before.saved:
-            _count(saved, before, crew_of(before, slot), -1)
+            _count(saved, before, ranks_of_member(before, slot), -1)
         _count(saved, after, crew, 1)
     return replace(after, roll=Facts(**sets), saved={step: n for step, n in saved.items() if n})
 
 
-def _count(saved: dict[int, int], state: State, crew: Crew | None, sign: int) -> None:
+def _count(saved: dict[int, int], state: State, crew: MemberRanks | None, sign: int) -> None:
     for step in {shard[0] for shard in shards_of(state, crew)}:
         ranks = {rank for each, rank in shards_of(state, crew) if each == step}
         saved[step] = saved.get(step, 0) + sign * len(ranks)
 
 
-def shards_of(state: State, crew: Crew | None) -> list[tuple[int, int]]:
+def shards_of(state: State, crew: MemberRanks | None) -> list[tuple[int, int]]:
     """Step and rank of each shard that counts: of a rank that saves, from the agent that owns it."""
     if crew is None or crew.agent is None or not crew.agent.report.shards:
         return []
@@ -171,9 +171,9 @@ def saves(state: State, slot: int) -> bool:
 # ---- the truth about one slot
 
 
-def _facts(state: State, slot: int, crew: Crew | None, now: float) -> dict[str, bool]:
+def _facts(state: State, slot: int, crew: MemberRanks | None, now: float) -> dict[str, bool]:
     """By the names of Facts."""
-    word, world = wanted(state, slot), state.world
+    word, world = desired_slot(state, slot), state.world
     held = state.agents.get(Pod(slot, word.incarnation, word.pod_uid)) if word and word.pod_uid else None
     report = held.report if held else None
     agent = crew.agent if crew else None
@@ -197,7 +197,7 @@ def _facts(state: State, slot: int, crew: Crew | None, now: float) -> dict[str, 
     )
 
 
-def _of_ranks(crew: Crew) -> dict[str, bool]:
+def _of_ranks(crew: MemberRanks) -> dict[str, bool]:
     """The second half of Facts."""
     ranks = crew.reports
     known = [rank for rank in ranks if rank]

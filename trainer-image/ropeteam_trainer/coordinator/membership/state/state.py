@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ropeteam_trainer.contract import OLDEST, VERSION
 from ropeteam_trainer.contract.config import CoordinatorConfig
-from ropeteam_trainer.contract.desired import Desired, Incident, ReplaceWish, SlotDesired, WorldPhase
+from ropeteam_trainer.contract.desired import Desired, Incident, ReplacementRequest, SlotDesired, WorldPhase
 from ropeteam_trainer.contract.messages import AgentReport, Grant, Problem, Progress, RankReport
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Member
 from ropeteam_trainer.coordinator.membership.state import slotset
@@ -95,25 +95,25 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class FailureHistory:
     """What incidents have taught so far. A restart of the coordinator forgets it; the operator remembers the
     budget."""
 
-    barren: int = 0
+    worlds_without_progress: int = 0
     """Worlds in a row that a fault ended before they made progress."""
     not_before: float = 0.0
     """The backoff: no plan before this."""
-    culprit: tuple[int, int] | None = None
+    suspect: tuple[int, int] | None = None
     """Slot and incarnation in which the last barren worlds ended."""
-    culprit_times: int = 0
+    suspect_times: int = 0
     fingerprint: str = ""
-    repeats: int = 0
+    identical_failures: int = 0
     """The same fault, this many times without a new highest step between."""
     top_step: int = 0
     """Highest step ever."""
     unaccounted: tuple[str, ...] = ()
     """Charged incidents that the operator's allowance does not contain yet."""
-    wishes: tuple[ReplaceWish, ...] = ()
+    wishes: tuple[ReplacementRequest, ...] = ()
     replace_all_of: int | None = None
     """The attempt that should be replaced as a whole."""
 
@@ -173,7 +173,7 @@ class State:
     checkpoint_unix_ms: int = 0
     faults: tuple[Fault, ...] = ()
     """The last 10, oldest first."""
-    ledger: Ledger = Ledger()
+    failure_history: FailureHistory = FailureHistory()
     failure: Problem | None = None
     dismissed: bool = False
     """The job has failed, and agents may exit: the operator has saved it, or has been away for long."""
@@ -226,14 +226,14 @@ def pod_of(report: AgentReport) -> Pod:
     return Pod(report.slot, report.incarnation, report.pod_uid)
 
 
-def wanted(state: State, slot: int) -> SlotDesired | None:
+def desired_slot(state: State, slot: int) -> SlotDesired | None:
     """The operator's word about a slot; None before it has spoken of it."""
     return state.desired.slots.get(str(slot)) if state.desired else None
 
 
 def holds_slot(state: State, pod: Pod) -> bool:
     """The operator says that this very pod holds the slot."""
-    word = wanted(state, pod.slot)
+    word = desired_slot(state, pod.slot)
     return word is not None and word.pod_uid != "" and (word.incarnation, word.pod_uid) == pod[1:]
 
 
@@ -253,7 +253,7 @@ def member_pod(world: World, slot: int) -> Pod | None:
 def refusal(state: State, report: AgentReport) -> str:
     """Why this agent is not one of us, or "". A pod that is being deleted may still end its world in good
     order."""
-    config, pod, word = state.config, pod_of(report), wanted(state, report.slot)
+    config, pod, word = state.config, pod_of(report), desired_slot(state, report.slot)
     if report.job_uid != config.job_uid:
         return f"this is the coordinator of job {config.job_uid}, not of {report.job_uid}"
     if not OLDEST <= report.contract <= VERSION:
@@ -276,9 +276,9 @@ def accepted(state: State, report: AgentReport) -> bool:
     return not refusal(state, report) and holds_slot(state, pod_of(report))
 
 
-def seat(state: State, slot: int) -> Agent | None:
+def agent_of_slot(state: State, slot: int) -> Agent | None:
     """The agent that holds a slot, lost or not."""
-    word = wanted(state, slot)
+    word = desired_slot(state, slot)
     if word is None or not word.pod_uid:
         return None
     agent = state.agents.get(Pod(slot, word.incarnation, word.pod_uid))
@@ -292,13 +292,13 @@ def lost(state: State, agent: Agent, now: float) -> bool:
 
 def present(state: State, slot: int, now: float) -> Agent | None:
     """The agent that holds a slot and whose lease holds."""
-    agent = seat(state, slot)
+    agent = agent_of_slot(state, slot)
     return agent if agent and not lost(state, agent, now) else None
 
 
 def leaving(state: State, slot: int) -> bool:
     """Its pod is about to go: SIGTERM came, or Kubernetes has been told to delete it."""
-    agent, word = seat(state, slot), wanted(state, slot)
+    agent, word = agent_of_slot(state, slot), desired_slot(state, slot)
     return agent is not None and word is not None and (agent.report.leaving or word.deleting)
 
 
@@ -307,7 +307,7 @@ def member_agent(state: State, member: Member) -> Agent | None:
     return state.agents.get(Pod(member.slot, member.incarnation, member.pod_uid))
 
 
-class Crew(NamedTuple):
+class MemberRanks(NamedTuple):
     """The ranks of one member of the current world, as its agent last told. Of ranks that were kept it may
     still speak under their former epoch."""
 
@@ -322,19 +322,19 @@ class Crew(NamedTuple):
         return tuple(self.known.get(rank) for rank in self.ranks)
 
 
-def crews(state: State, among: Slots) -> Iterator[Crew]:
+def ranks_of_members(state: State, among: Slots) -> Iterator[MemberRanks]:
     """These members of the current world, in slot order."""
-    return (crew for slot in slotset.each(among & state.everybody) if (crew := crew_of(state, slot)))
+    return (crew for slot in slotset.each(among & state.everybody) if (crew := ranks_of_member(state, slot)))
 
 
-def crew_of(state: State, slot: int) -> Crew | None:
+def ranks_of_member(state: State, slot: int) -> MemberRanks | None:
     world = state.world
     member = world.plan.member(slot) if world else None
     if world is None or member is None:
         return None
     ranks, agent = world.plan.ranks(slot), member_agent(state, member)
     reports = agent.report.ranks if agent and world.has(agent.report) else ()
-    return Crew(member, ranks, agent, {each.rank: each for each in reports if each.rank in ranks})
+    return MemberRanks(member, ranks, agent, {each.rank: each for each in reports if each.rank in ranks})
 
 
 def new_attempt(state: State) -> bool:

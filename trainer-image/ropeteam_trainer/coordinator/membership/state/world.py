@@ -33,7 +33,7 @@ class World:
     since: float
     seen: Slots = slotset.NONE
     """Slots whose agent has confirmed the plan."""
-    quiet: Slots = slotset.NONE
+    quiesced: Slots = slotset.NONE
     """Slots where no rank of this plan lives nor will start again (known once the plan was withdrawn)."""
     started_at: float | None = None
     """When all ranks had been started."""
