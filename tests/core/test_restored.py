@@ -1,6 +1,7 @@
 """A status that went back to an older one (a backup of etcd) catches up with what runs.
 
-The terms of coordinators: test_recovery.py, test_former.py; on shipped code: tests/shipped/test_shipped.py.
+The terms of coordinators: test_recovery.py, test_formercoordinators.py; on shipped code:
+tests/shipped/test_shipped.py.
 """
 
 from __future__ import annotations
