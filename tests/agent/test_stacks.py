@@ -125,7 +125,7 @@ THREADED = """\
 import os, sys, threading
 sys.path.append({root!r})
 from ropeteam_trainer.agent.script import childhooks
-children.install()
+childhooks.install()
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 def main(): os.kill(os.getpid(), {signal})
 main()
@@ -155,7 +155,7 @@ def test_a_script_keeps_its_own_handler(shim, tmp_path):
     (tmp_path / "x.py").write_text("import signal\n" + ITS_OWN + ASKED)
     done = shim("script", "x.py")
     assert (done.returncode, done.stdout, done.stderr) == (0, "its own\ngoes on\n", "")
-    taken = ITS_OWN + "from ropeteam_trainer.agent import children\nchildren.install()\n" + ASKED
+    taken = ITS_OWN + "from ropeteam_trainer.agent.script import childhooks\nchildhooks.install()\n" + ASKED
     done = subprocess.run([sys.executable, "-c", f"import signal\n{taken}"], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("its own\ngoes on\n", "")
 

@@ -29,7 +29,13 @@ WITHOUT_CAP_KILL = """
 import ctypes, os, sys
 PR_CAPBSET_DROP, CAP_KILL = 24, 5
 assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_KILL) == 0
-code = 'from ropeteam_trainer.agent import main, ranks; ranks.BURIAL_SECONDS = 1; exit(main.main())'
+code = '''
+from ropeteam_trainer.agent import main
+from ropeteam_trainer.agent.processes import ranks
+assert ranks.SESSION_END_SECONDS > 1
+ranks.SESSION_END_SECONDS = 1
+exit(main.main())
+'''
 os.execv(sys.executable, [sys.executable, '-c', code, *sys.argv[1:]])
 """
 STRAY = """
@@ -47,7 +53,8 @@ import sys, time
 from ropeteam_trainer.agent.processes import proc
 from ropeteam_trainer.agent.processes import ranks
 from ropeteam_trainer.agent import main
-ranks.BURIAL_SECONDS = 1
+assert ranks.SESSION_END_SECONDS > 1
+ranks.SESSION_END_SECONDS = 1
 proc.variable = lambda pid, name: time.sleep(1000)
 sys.exit(main.main())
 """

@@ -9,7 +9,7 @@ too, but for the contract that a pod is told. recovery.selfFence needs an operat
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import orjson
@@ -54,7 +54,7 @@ def made(thing: Any) -> Any:
     return orjson.loads(text.replace(ours.encode(), theirs.encode()))
 
 
-def _voice(keys: signing.Keys, contract: int) -> operators_end.RequestAuth:
+def _auth_for(keys: signing.Keys, contract: int) -> operators_end.RequestAuth:
     return operators_end.auth_for(keys, OLDEST if _is_former() else contract)
 
 
@@ -90,7 +90,7 @@ def _decode(cls: type[Orders], text: bytes) -> Orders:
 _link: dict[str, Any] = {
     "codec": SimpleNamespace(encode=_encode, decode=_decode, DecodeError=codec.DecodeError),
     "as_answer": lambda body: None if _is_former() else as_answer(body),
-    "parts": SimpleNamespace(
+    "grantchunks": SimpleNamespace(
         read=lambda body: None if _is_former() else grantchunks.read(body),
         add=grantchunks.add,
         with_files=grantchunks.with_files,
@@ -119,10 +119,18 @@ def _authenticate(http: Http, request: Request) -> bool:
 
 
 _authenticated = Http._authenticate
-vars(observer)["voice"] = _voice
+_codec = SimpleNamespace(Reader=_Reader, encode=codec.encode, decode=codec.decode, DecodeError=codec.DecodeError)
+
+
+def _replace(module: ModuleType, **new: Any) -> None:
+    """What is not there would be replaced in vain."""
+    missing = new.keys() - vars(module).keys()
+    assert not missing, f"{module.__name__} has no {missing}"
+    vars(module).update(new)
+
+
+_replace(observer, auth_for=_auth_for)
 type.__setattr__(Http, "_authenticate", _authenticate)
-vars(wire).update(asks=_asks_of_its_release, greeting=_greeting_of_its_release)
-vars(link).update(_link)
-vars(server)["codec"] = SimpleNamespace(
-    Reader=_Reader, encode=codec.encode, decode=codec.decode, DecodeError=codec.DecodeError
-)
+_replace(wire, asks=_asks_of_its_release, greeting=_greeting_of_its_release)
+_replace(link, **_link)
+_replace(server, codec=_codec)

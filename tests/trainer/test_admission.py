@@ -78,6 +78,13 @@ def test_silent_strangers_keep_no_worker_out(guarded: Guarded, monkeypatch: pyte
             assert wire.receive(inside) == ({"do": "pull"}, 0)
 
 
+def test_a_door_can_be_closed_whose_thread_wakes_by_itself_at_that_moment(guarded: Guarded) -> None:
+    guarded.door._is_open = False
+    with socket.create_connection(("127.0.0.1", guarded.port), 30):
+        guarded.door._thread.join()
+    guarded.door.close()
+
+
 def test_who_comes_behind_hundreds_of_strangers_before_a_server_serves_waits_in_the_queue() -> None:
     """Else the kernel drops who comes, and lets it try again a second later, and later each time."""
     plan = RankPlan("1.0.1", (), False, None, Resume.LATEST, None, "j", "u", servers=("127.0.0.1:0",))

@@ -5,7 +5,7 @@ Five promises that kopf's watching does not give:
   - a list after a gap is compared with what was known, so that deletions during the gap are noticed;
   - any error in the stream leads to a new list, never to the end of the process;
   - an object that cannot be read costs nobody but itself: it is passed over, logged and counted;
-  - what a page of a list tells is kept, or left out (`Lens.keep`), before the next one is asked for;
+  - what a page of a list tells is kept, or left out (`WatchSpec.keep`), before the next one is asked for;
   - what we have just written is known at once (`upsert`), and an older echo of it never wins.
 Limits: a cache, not the truth: before anything irreversible, a UID or a resourceVersion goes with the call.
 """

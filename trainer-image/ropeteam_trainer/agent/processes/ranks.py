@@ -5,7 +5,7 @@ told: a left-over DataLoader worker would hold the dead rank's sockets open. Fou
 process tree, and whatever has its page in its environment, wherever it was re-parented to (always to this
 agent, a subreaper). Limits: a process that left session, tree and environment behind is known as "of some
 rank" only; it is killed with the last rank, and with the first that does not end cleanly. What cannot be
-killed (it became root, or hangs in the kernel) is told as RankUnburied after BURIAL_SECONDS.
+killed (it became root, or hangs in the kernel) is told as RankUnburied after SESSION_END_SECONDS.
 """
 
 from __future__ import annotations

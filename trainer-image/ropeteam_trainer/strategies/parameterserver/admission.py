@@ -66,7 +66,8 @@ class Door:
 
     def close(self) -> None:
         self._is_open = False
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        with suppress(OSError):  # the thread has woken by itself, and closed it
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
 
     def _run(self) -> None:
