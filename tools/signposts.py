@@ -1,14 +1,17 @@
-"""Names of files in comments, docstrings and docs lead somewhere.
+"""Names of files in comments, docstrings and docs lead somewhere, and so do imports in programs kept as text.
 
-    python tools/signposts.py      say each that names no file; exit status 1 if there is one
+    python tools/signposts.py      say each that leads nowhere; exit status 1 if there is one
 
 Checked is what ends in `.py`, alone (`view.py`) or with folders (`seen/view.py`): the last parts of a path
 in the repository. Fenced code in Markdown is not: tests run it. What others' files are called stands in
-OF_OTHERS. Limits: decision records and CHANGELOG.md say what was; names of functions are not looked up.
+OF_OTHERS. Imports of our packages (`from ropeteam_trainer.agent import main`) are looked up wherever they
+stand, in string literals too, where no type checker sees them. Limits: decision records and CHANGELOG.md say
+what was; names of functions are not looked up.
 """
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import subprocess
@@ -19,9 +22,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OF_OTHERS = {"train", "x", "y", "t", "script", "glue", "rank", "zygote", "sitecustomize", "main_run"}
+SHIPPED = ("operator/", "trainer-image/")
 HISTORY = ("CHANGELOG.md", "docs/decisions/")
 _FILE = re.compile(r"(?<![\w./$-])((?:[\w-]+/)*)([\w-]+)\.py\b(?!\w)")
+_IMPORT = re.compile(r"\bfrom (ropeteam(?:_trainer)?(?:\.\w+)*) import (\w+(?:, \w+)*)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def main() -> int:
@@ -33,6 +40,14 @@ def main() -> int:
         if name.endswith((".py", ".md")) and not name.startswith(HISTORY)
         for sign in signs((ROOT / name).read_text(), name.endswith(".md"))
         if sign not in known and sign.rpartition("/")[2].removesuffix(".py") not in OF_OTHERS
+    ]
+    packages = Packages({name for name in paths if name.startswith(SHIPPED)})
+    lost += [
+        f"{name}: there is no {module}.{attribute}"
+        for name in paths
+        if name.endswith(".py")
+        for module, attribute in imports((ROOT / name).read_text())
+        if not packages.has(module, attribute)
     ]
     print("\n".join(lost) or f"signposts of {len(paths)} files lead somewhere")
     return 1 if lost else 0
@@ -53,6 +68,35 @@ def ends(paths: list[str]) -> Iterator[str]:
 def signs(text: str, is_markdown: bool) -> Iterator[str]:
     for prose in [_FENCE.sub("", text)] if is_markdown else prose_of(text):
         yield from (found[0] for found in _FILE.finditer(prose))
+
+
+def imports(text: str) -> Iterator[tuple[str, str]]:
+    for found in _IMPORT.finditer(text):
+        yield from ((found[1], attribute) for attribute in found[2].split(", "))
+
+
+class Packages:
+    """What can be imported of our packages: modules, and whatever a module binds at any place."""
+
+    def __init__(self, paths: set[str]) -> None:
+        self._files = {
+            path.partition("/")[2].removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
+            for path in paths
+            if path.endswith(".py")
+        }
+        self._bound: dict[str, set[str]] = {}
+
+    def has(self, module: str, attribute: str) -> bool:
+        return f"{module}.{attribute}" in self._files or attribute in self._names(module)
+
+    def _names(self, module: str) -> set[str]:
+        if module not in self._bound and module in self._files:
+            nodes = list(ast.walk(ast.parse((ROOT / self._files[module]).read_text())))
+            made = {node.name for node in nodes if isinstance(node, Defined)}
+            stored = {node.id for node in nodes if isinstance(node, ast.Name)}
+            imported = {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
+            self._bound[module] = made | stored | imported
+        return self._bound.get(module, set())
 
 
 def prose_of(text: str) -> Iterator[str]:

@@ -119,7 +119,9 @@ def _authenticate(http: Http, request: Request) -> bool:
 
 
 _authenticated = Http._authenticate
-_codec = SimpleNamespace(Reader=_Reader, encode=codec.encode, decode=codec.decode, DecodeError=codec.DecodeError)
+_codec = SimpleNamespace(
+    Reader=_Reader, encode=codec.encode, decode=codec.decode, DecodeError=codec.DecodeError
+)
 
 
 def _replace(module: ModuleType, **new: Any) -> None:

@@ -26,3 +26,16 @@ def test_what_leads_nowhere_is_said(capsys, monkeypatch, tmp_path):
     (tmp_path / "b.md").write_text("`a.py`\n")
     assert signposts.main() == 1
     assert capsys.readouterr().out == "a.py: c.py is no file here\n"
+
+
+def test_imports_are_looked_up_in_text_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(signposts, "ROOT", tmp_path)
+    room = tmp_path / "operator" / "ropeteam" / "core"
+    room.mkdir(parents=True)
+    (room / "view.py").write_text("from x import y as z\nLIMIT = 3\ndef look(): pass\n")
+    packages = signposts.Packages({"operator/ropeteam/core/view.py"})
+    text = "CODE = 'from {} import LIMIT, look, gone, z; look()'".format("ropeteam.core.view")
+    found = list(signposts.imports(text))
+    assert [name for module, name in found if packages.has(module, name)] == ["LIMIT", "look", "z"]
+    assert packages.has("ropeteam.core", "view")
+    assert not packages.has("ropeteam.core.gone", "look")
