@@ -178,7 +178,7 @@ ODD: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("voice", [BEARER, SIGNED], ids=["older", "signed"])
+@pytest.mark.parametrize("auth", [BEARER, SIGNED], ids=["older", "signed"])
 @pytest.mark.parametrize("answer", ODD.values(), ids=ODD.keys())
 async def test_whatever_is_answered_the_reason_is_one_short_sentence(
     answer: bytes, auth: RequestAuth
