@@ -36,7 +36,7 @@ Object = r.Object
 class InstantKubelet(Kubelet):
     """Every pod runs at once, and ends at once when it is deleted."""
 
-    def _see(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if event.resource != r.PODS or event.type == "DELETED":
             return
         loop, pod = asyncio.get_running_loop(), event.object

@@ -42,7 +42,7 @@ def told(error: Exception, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Fro
         listener.bind(str(folder / "s"))
         listener.listen()
         monkeypatch.setenv("ROPETEAM_AGENT_SOCKET", str(folder / "s"))
-        rankmain._tell(error, "/")
+        rankmain._report(error, "/")
         connection, _ = listener.accept()
         with connection, connection.makefile("rb") as lines:
             return codec.decode(FromRank, lines.readline())

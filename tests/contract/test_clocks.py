@@ -15,7 +15,7 @@ def test_a_process_that_loses_its_processor_between_two_readings_does_not_step_b
     boot, running = 100.0, 90.0
     monkeypatch.setattr(clocks, "boot_seconds", lambda: boot)
     monkeypatch.setattr(time, "monotonic", lambda: running)
-    asleep = clocks._Asleep()
+    asleep = clocks._SuspendedTime()
     assert asleep() == 10.0
     running = 90.03
     assert asleep() == 10.0, "30 ms went by after boot was read"

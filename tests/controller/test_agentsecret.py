@@ -49,7 +49,7 @@ async def test_it_is_made_once_and_again_when_somebody_deleted_it(
         await until_async(gone)
         await agent.ensure(client, "default")
         assert await gone(), "believed to be there"
-        monkeypatch.setattr(agentsecret, "_BELIEVED_SECONDS", 0.0)
+        monkeypatch.setattr(agentsecret, "_RECHECK_SECONDS", 0.0)
         await agent.ensure(client, "default")
         assert not await gone()
 

@@ -46,7 +46,7 @@ async def test_a_request_that_waits_for_its_turn_does_not_run_out_of_time(
             await asyncio.sleep(0.1)
             return await super().handle(request)
 
-    monkeypatch.setattr(apiclient, "_AT_ONCE", 1)
+    monkeypatch.setattr(apiclient, "_CONCURRENT_REQUESTS", 1)
     monkeypatch.setattr(apiclient, "_TIMEOUT", aiohttp.ClientTimeout(total=1))
     api = Slow()
     async with serving(api) as address:

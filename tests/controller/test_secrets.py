@@ -45,7 +45,7 @@ async def test_a_jobs_secret_that_was_there_is_taken_to_be_there_still(
 async def test_and_so_is_the_agents(
     api: Scripted, client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agentsecret, "_BELIEVED_SECONDS", 0.0)
+    monkeypatch.setattr(agentsecret, "_RECHECK_SECONDS", 0.0)
     agent = AgentSecret(b"agent")
     api.answers = [FULL]
     with pytest.raises(ApiError, match="exceeded quota"):

@@ -186,7 +186,7 @@ async def voices_of(pods: tuple[PodSeen, ...], uid: str, more: str = "") -> list
     status = JobStatus(coordinator=CoordinatorStatus(term=1, pod_uid=uid, address="10.0.0.1"))
     for _ in range(2):
         service = ServiceSeen(name="job", uid="s", cluster_ip="10.0.0.1", term=1)
-        assert await observer._ask(memory, status, service, pods) == (None, f"it only listens{more}")
+        assert await observer._fetch_report(memory, status, service, pods) == (None, f"it only listens{more}")
     return heard
 
 

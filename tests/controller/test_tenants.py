@@ -310,7 +310,7 @@ async def test_who_hears_nothing_of_a_kind_is_not_ready(still: Operator) -> None
     loop, asked = asyncio.get_running_loop(), still.blind()
     assert asked == ""
     assert set(still.silence()) == {"Node", "Pod", "Service", "TrainingJob"}
-    still.caches.pods.parts[0]._heard_at = loop.time() - 200
+    still.caches.pods.parts[0]._received_at = loop.time() - 200
     assert still.blind() == "nothing heard of Pod for 200 s"
     await still.caches.pods.parts[0].list()
     assert still.blind() == ""

@@ -91,7 +91,7 @@ async def test_what_is_planned_does_not_wait_for_the_rest_and_answers_what_came_
     queue.add("planned")
     await serving_until(queue, handle, lambda: len(handled) >= 4)
     assert handled == ["rings", "planned", "planned", "rings"]
-    assert not queue._rang
+    assert not queue._dirty
 
 
 async def test_a_failing_key_is_tried_again_and_later_each_time() -> None:

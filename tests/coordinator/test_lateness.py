@@ -92,7 +92,7 @@ async def test_while_it_is_late_of_reports_that_came_together_the_newest_is_read
     link.write(b"".join(map(link.sealer.seal, bodies)))
     await eventually(lambda: read == ([3] if late else [1, 2, 3]))
     (line,) = served.coordinator._lines
-    assert (line.report, line._told) == (reports[2], 4), "the lease after it is the fourth word"
+    assert (line.report, line._report_number) == (reports[2], 4), "the lease after it is the fourth word"
     await link.close()
 
 

@@ -35,9 +35,9 @@ async def test_the_folder_is_touched_by_a_thread(tmp_path: Path):
 
 
 async def test_the_probe_fails_while_there_is_trouble(served: Served):
-    assert Http(served.coordinator)._tell_health().status == 200
+    assert Http(served.coordinator)._health_answer().status == 200
     with pytest.raises(Refused, match="it hangs") as refused:
-        Http(served.coordinator, lambda: "it hangs")._tell_health()
+        Http(served.coordinator, lambda: "it hangs")._health_answer()
     assert refused.value.answer.status == 503
 
 

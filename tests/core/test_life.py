@@ -131,9 +131,9 @@ def test_a_spec_that_was_left_out_is_invalid_for_the_reason_given() -> None:
 
 def test_a_long_spec_is_judged_and_not_remembered() -> None:
     seen = a_job(args=["x" * 5000])
-    before = view._remembered.cache_info().currsize
+    before = view._validated_cached.cache_info().currsize
     assert decide(seen).status.state != "Invalid"
-    assert view._remembered.cache_info().currsize == before
+    assert view._validated_cached.cache_info().currsize == before
 
 
 def test_a_name_that_cannot_be_used_is_an_invalid_job() -> None:

@@ -202,7 +202,7 @@ def served(coordinator: Coordinator) -> None:
     a later term, waits."""
     pipe = Pipe(coordinator, _WITH_TOKEN)
     pipe.feed(pipe.speech.frame(codec.encode(agent(1, contract=LEASES, number=1))))
-    coordinator._take_turn()
+    coordinator._process_reports()
     assert pipe.is_open
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ropeteam.local.cluster import LocalCluster, _lock, _take_network
+from ropeteam.local.cluster import LocalCluster, _lock, _reserve_network
 
 
 async def test_nobody_else_reads_the_state_folder(tmp_path: Path) -> None:
@@ -34,5 +34,5 @@ def test_a_network_is_one_clusters_whoever_runs_it(tmp_path: Path, monkeypatch: 
         for name in ("one", "other"):
             (tmp_path / name).mkdir()
             monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / name))
-            taken.append(_take_network(locks))
+            taken.append(_reserve_network(locks))
     assert len(set(taken)) == 2

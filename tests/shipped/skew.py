@@ -113,7 +113,7 @@ class _Reader(codec.Reader[AgentReport]):
 def _authenticate(http: Http, request: Request) -> bool:
     if not _is_former():
         return _authenticated(http, request)
-    if not http._shows_bearer(request):
+    if not http._has_bearer(request):
         raise Refused(401, "a bearer of this job is needed")
     return False
 

@@ -9,20 +9,20 @@
 Everything works without the operator too: `python x.py` and `torchrun x.py` run the same script.
 The import is light (standard library only); torch is imported by `init()`.
 
-    job.py           that face; joining.py: init(); finalize.py: its end
+    job.py           the public API; joining.py: init(); finalize.py: the end of a script
     data/            exactly-once data
     checkpoint/      checkpoints of any layout
     strategies/      techniques of distributed training
-    rank/            the process group, and the lines to the agent
+    rank/            the process group, and the channels to the agent
     huggingface.py   progress of transformers' Trainer
     recipes/         trainings on real data
-    planning/        a script's rehearsal for `ropeteam plan`
+    planning/        dry runs of a script for `ropeteam plan`
     agent/           the first process of a worker pod
     coordinator/     which processes form the world
-    launchers/       what a job's command means
+    launchers/       parsing of a job's command
     partition/       how a strategy splits a world, and what that costs
-    contract/        what operator, coordinator, agent and rank promise each other
-    system/          what the standard library does not do
+    contract/        interfaces between operator, coordinator, agent and rank
+    system/          additions to the standard library
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The end of a script: what was trained since the last checkpoint is saved, before the process group goes.
+"""The end of a script: save the steps since the last checkpoint, before the process group is destroyed.
 
-    the script destroys the default group -> what is being written is awaited; then the last step is written,
-                                             and the agent is not told of it yet
-    the script has ended well             -> it is told; or written now, if the group is still there
+    the script destroys the default group -> wait for pending writes; then write the last step, not reported
+                                             to the agent yet
+    the script has succeeded              -> report it; or write it now, if the group still exists
 So a script that forms another group and trains on, or that fails after all, has the checkpoints of its
-cadence and no other. Nothing waits while an exception is in flight: peers would not come. Limit: what has
-kept destroy_process_group under another name since before init() calls torch's own.
+interval and no other. Nothing waits while an exception is in flight: peers would not come. Limit: code that
+has bound destroy_process_group to another name before init() calls torch's own.
 """
 
 from __future__ import annotations
@@ -22,52 +22,52 @@ from ropeteam_trainer.rank.agentlink import Heartbeat
 from ropeteam_trainer.rank.world import World
 
 END_SECONDS = 60.0
-"""So long a rank that has ended waits for the others, to save with them."""
+"""How long a rank that has ended waits for the others, to save with them."""
 
 
 class End:
     def __init__(
         self, world: World, heart: Heartbeat, checkpoints: Checkpoints | None, save: Callable[[bool], None]
     ) -> None:
-        """save(tell): of all ranks together; whether the agent hears of it now."""
+        """save(report): called by all ranks together; report: whether the agent is notified now."""
         self._world, self._heart, self._checkpoints, self._save = world, heart, checkpoints, save
-        self._tried = 0
-        """The step after which ranks have met last, or waited for each other in vain."""
+        self._attempted_step = 0
+        """Step after which ranks have last met in a barrier, or timed out in it."""
         self.failed = False
-        self._over = False
+        self._finished = False
 
     def note_failure(self, report: Callable[..., Any], *error: Any) -> None:
-        """An excepthook: an uncaught exception is about to end the script."""
+        """Record an uncaught exception that is about to end the script. For sys.excepthook."""
         self.failed = True
         report(*error)
 
     def group_goes(self) -> None:
-        """The script is about to destroy the default group."""
-        if self._checkpoints is None or self._over or self.failed or _is_failing():
+        """Save before the script destroys the default process group."""
+        if self._checkpoints is None or self._finished or self.failed or _is_failing():
             return
         with self._heart.during("checkpoint"):
             self._checkpoints.wait()
-            self._save_once(self._checkpoints, tell=False)
+            self._save_once(self._checkpoints, report=False)
             self._checkpoints.leave_group()
 
     def script_is_over(self) -> None:
-        """Once, in the exit handler."""
-        self._over = True
+        """Save and report the last step. Called once, by the exit handler."""
+        self._finished = True
         if self._checkpoints is not None and self._heart.script_has_ended and not self.failed:
-            self._save_once(self._checkpoints, tell=True)
+            self._save_once(self._checkpoints, report=True)
             self._checkpoints.tell()
 
-    def _save_once(self, checkpoints: Checkpoints, *, tell: bool) -> None:
-        """If anything is owed, and all ranks come here after the same step."""
+    def _save_once(self, checkpoints: Checkpoints, *, report: bool) -> None:
+        """Save if a step is not saved yet, and all ranks arrive here after the same step."""
         step = self._heart.step
-        if step > max(0, checkpoints.newest) and step != self._tried:
-            self._tried = step
+        if step > max(0, checkpoints.newest) and step != self._attempted_step:
+            self._attempted_step = step
             if self._world.meets(f"end/{step}", END_SECONDS):
-                self._save(tell)
+                self._save(report)
 
 
 def before_destroying(act: Callable[[], None]) -> None:
-    """From now on `act()` is called before the default process group is destroyed, by whatever module."""
+    """Call `act()` from now on before any module destroys the default process group."""
     original = dist.destroy_process_group
 
     @functools.wraps(original)
@@ -82,6 +82,6 @@ def before_destroying(act: Callable[[], None]) -> None:
 
 
 def _is_failing() -> bool:
-    """Whether an exception is in flight, or has ended the script (as rankmain.py tells exit handlers)."""
+    """Whether an exception is in flight, or has ended the script (rankmain.py sets sys.last_value then)."""
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     return error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0))

@@ -1,11 +1,13 @@
-"""Progress of Hugging Face's Trainer, for scripts that do not know us. agent/script/hooks.py adds it to them.
+"""Progress reports of Hugging Face's Trainer, for scripts that do not use this library. Installed by
+agent/script/hooks.py.
 
-After each step the heartbeat page gets the step and the samples; the socket the total and, whenever the
-Trainer logs it, the loss. It says no hello: to the agent the script stays on rung 0. So nobody expects a
-first step of it within startSeconds, pauses it, or forks it, and its checkpoints stay its own.
-The hang clock runs from the begin of a step to its end. Between steps the Trainer evaluates, saves and calls
-other callbacks for as long as they like; a rank that is stuck there is noticed by the peers that wait for it.
-Promise: the first error is told in one line on stderr, and ends the reports, not the training.
+After each step the step and the samples are written to the heartbeat page; the total and, whenever the
+Trainer logs it, the loss are sent over the socket. No hello is sent: to the agent the script stays on feature
+level 0. So no first step is expected within startSeconds, the script is neither paused nor forked, and its
+checkpoints stay its own.
+Hang detection covers a step from its begin to its end. Between steps the Trainer evaluates, saves and calls
+other callbacks without a time limit; a rank that is stuck there is detected by the peers that wait for it.
+Guarantee: the first error is one line on stderr, and ends the reports, not the training.
 Limit: samples are the nominal ones of a full batch.
 """
 
@@ -27,9 +29,9 @@ from ropeteam_trainer.rank import agentlink
 Event = Callable[..., None]
 
 
-def _harmless(event: Event) -> Event:
+def _never_raises(event: Event) -> Event:
     @functools.wraps(event)
-    def tried(
+    def guarded(
         self: ReportProgress, args: TrainingArguments, state: TrainerState, _: object, **more: Any
     ) -> None:
         if self.broken or _script_reports():
@@ -40,28 +42,28 @@ def _harmless(event: Event) -> Event:
             self.broken = True
             print(f"ropeteam: progress is told no more: {error!r}. Training goes on.", file=sys.stderr)
 
-    return tried
+    return guarded
 
 
 class ReportProgress(TrainerCallback):
-    """One for each Trainer; all of a process share its page and socket."""
+    """Callback, one for each Trainer; all in a process share its heartbeat page and socket."""
 
     broken = False
 
-    @_harmless
+    @_never_raises
     def on_train_begin(self, _: TrainingArguments, state: TrainerState, **__: Any) -> None:
         heart, link = _agent()
         heart.step = state.global_step
         if link is not None:
             link.send(FromRank(total_steps=state.max_steps))
 
-    @_harmless
+    @_never_raises
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         heart, _link = _agent()
         heart.phase = "train"
         heart.beat()
 
-    @_harmless
+    @_never_raises
     def on_step_end(self, args: TrainingArguments, state: TrainerState, **_: Any) -> None:
         heart, _link = _agent()
         heart.step, heart.steps_here = state.global_step, heart.steps_here + 1
@@ -69,7 +71,7 @@ class ReportProgress(TrainerCallback):
         heart.phase = ""
         heart.beat()
 
-    @_harmless
+    @_never_raises
     def on_log(self, *_: Any, logs: dict[str, float] | None = None, **__: Any) -> None:
         _heart, link = _agent()
         if link is not None and logs and "loss" in logs:
@@ -78,7 +80,7 @@ class ReportProgress(TrainerCallback):
 
 @functools.cache
 def _agent() -> tuple[agentlink.Heartbeat, agentlink.AgentLink | None]:
-    """This process's lines to its agent."""
+    """This process's channels to its agent."""
     link = agentlink.connect(os.environ, rank=None)
     if link is not None:
         atexit.register(link.close)  # sends the last loss
@@ -86,6 +88,6 @@ def _agent() -> tuple[agentlink.Heartbeat, agentlink.AgentLink | None]:
 
 
 def _script_reports() -> bool:
-    """It has called ropeteam_trainer.init(): then its own reports count."""
+    """Whether the script has called ropeteam_trainer.init(): then its own reports count."""
     joining = sys.modules.get("ropeteam_trainer.joining")
     return joining is not None and joining._job is not None

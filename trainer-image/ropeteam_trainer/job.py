@@ -1,17 +1,17 @@
 """The public face of the library: init, wrap, report, phase, restore, batches.
 
-    job = ropeteam_trainer.init()                                  # rung 1
-    model, optimizer = job.wrap(model, optimizer)                  # rung 4: as spec.strategy says
-    step = job.restore(model=model, optimizer=optimizer)           # rung 2: after wrapping, before the loop
-    for batch in job.batches(data, global_batch=96, epochs=3):     # rung 3
+    job = ropeteam_trainer.init()                                  # feature level 1
+    model, optimizer = job.wrap(model, optimizer)                  # level 4: applies spec.strategy
+    step = job.restore(model=model, optimizer=optimizer)           # level 2: after wrapping, before the loop
+    for batch in job.batches(data, global_batch=96, epochs=3):     # level 3
         loss = loss_of(model, batch)
         (loss * job.batch_weight).backward()
         ...
         job.report(loss=loss)
 
-Every rank calls everything, in the same order. Order inside report(): count the step, save if it is time,
-then obey a pause. Promises: no network call and no device synchronisation in the training thread; without the
-operator all of it does nothing, or what init() was told. Limit: one data set per job.
+All ranks make the same calls in the same order. Order inside report(): count the step, save a checkpoint if
+due, then obey a pause. Guarantees: no network call and no device synchronisation in the training thread;
+without the operator all of it does nothing, or applies the arguments of init(). Limit: one data set per job.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from ropeteam_trainer.strategies.parameterserver.role_worker import Training
     from ropeteam_trainer.strategies.wrap import Progress, Wrapped
 
-_NOTHING_IS_SAVED = "ropeteam: restore() saves and restores nothing: set spec.checkpoint in the manifest"
+_NO_CHECKPOINT = "ropeteam: restore() saves and restores nothing: set spec.checkpoint in the manifest"
 
 
 class Job:
-    """A training job as one of its ranks sees it. Made by init() (joining.py)."""
+    """One rank's view of its training job. Created by init() (joining.py)."""
 
     def __init__(
         self, world: World, plan: RankPlan, environ: Mapping[str, str], here: discovery.Place | None = None
@@ -59,7 +59,7 @@ class Job:
         self.step = 0
         """Steps done, also in former worlds."""
         self.dp_rank, self.dp_size = here.rank, here.workers
-        """Which part of a batch this rank works on, of how many: ranks that split one model share a part."""
+        """Data-parallel rank and world size: ranks that split one model work on the same part of a batch."""
         self._world, self._plan = world, plan
         self._link = agentlink.connect(environ, here.rank)
         self._heart = agentlink.Heartbeat(environ.get(config.RANK_PAGE))
@@ -71,15 +71,15 @@ class Job:
         self._wrapped: Wrapped | None = None
         self._training: Training | None = None
         self._serving: Serving | None = None
-        self._save_owed = False  # it is due, and waits until all ranks have the same weights
-        self._rung = 1
+        self._save_due = False  # a checkpoint is due, and waits until all ranks have the same weights
+        self._feature_level = 1
         self._total_steps: int | None = None
         self._expected: int | None = None
-        """As batches() foresees, or report() was told."""
+        """Total computed by batches(), or given to report()."""
         self._feed = Feed(world)
         self._model: Module | None = None
         served = plan.strategy is not None and plan.strategy.servers
-        self._end = End(world, self._heart, None if served else self._checkpoints, self._save_the_end)
+        self._end = End(world, self._heart, None if served else self._checkpoints, self._save_last_step)
 
     @property
     def batch_weight(self) -> float:
@@ -88,7 +88,7 @@ class Job:
 
     @property
     def global_batch(self) -> int | None:
-        """Samples per step of all ranks together, if spec.strategy.batch says it; batches() takes it then."""
+        """Samples per step of all ranks together, if spec.strategy.batch sets it; it overrides batches()."""
         return self._strategy.batch.global_samples if self._strategy else None
 
     def wrap(
@@ -99,70 +99,70 @@ class Job:
         loss: Callable[..., torch.Tensor] | None = None,
         tensor_plan: Callable[[TensorSplit], Mapping[str, Any]] | None = None,
     ) -> tuple[Module, Optimizer]:
-        """Split the work as spec.strategy says; without it, whole copies whose gradients are averaged.
+        """Apply spec.strategy to the model; without it, full replicas whose gradients are averaged.
 
         Call it once, on the plain model, before restore(), batches() and learning-rate schedulers. All ranks
-        get rank 0's weights. The loop stays as it is, with what is returned.
+        get rank 0's weights. The loop stays as it is and uses the returned model and optimizer.
         loss: (output, target) -> mean loss, one number. With it, model(x, y) returns loss(output of x, y);
         pipelines need it, and micro-batches where the model itself does not return its loss. Keywords go to
         the model, except in pipelines.
-        tensor_plan: which layers tensor parallelism splits how, {layer name: torch's ParallelStyle}; default
-        the model's method of that name. Raises StrategyError: what cannot work, and what can.
+        tensor_plan: how tensor parallelism splits layers, {layer name: torch's ParallelStyle}; default: the
+        model's method of that name. Raises StrategyError, with the reason and the alternatives.
         """
         from ropeteam_trainer.strategies.wrap import Progress, wrap
 
         if self._wrapped is not None:
             raise StrategyError("wrap() was called twice; one model can be wrapped")
         progress = Progress(lambda: self.batch_weight, lambda: self.step)
-        chosen = self._strategy or Strategy()
-        if chosen.servers:
-            return self._wrap_served(model, optimizer, chosen, progress, loss)
-        self._wrapped = wrap(model, optimizer, chosen, self._world, progress, loss, tensor_plan)
+        strategy = self._strategy or Strategy()
+        if strategy.servers:
+            return self._wrap_served(model, optimizer, strategy, progress, loss)
+        self._wrapped = wrap(model, optimizer, strategy, self._world, progress, loss, tensor_plan)
         grid = self._wrapped.layout
         self.dp_rank, self.dp_size = grid.dp_rank(self.rank), grid.dp_size
         return self._wrapped.model, self._wrapped.optimizer
 
     def _wrap_served(
-        self, model: Module, optimizer: Optimizer, chosen: Strategy, progress: Progress, loss: Any
+        self, model: Module, optimizer: Optimizer, strategy: Strategy, progress: Progress, loss: Any
     ) -> tuple[Module, Optimizer]:
         from ropeteam_trainer.strategies.parameterserver.role_server import Serving
         from ropeteam_trainer.strategies.parameterserver.role_worker import Training
 
-        meeting = discovery.Discovery(self._here, self._plan, self._link, self._heart)
+        servers = discovery.Discovery(self._here, self._plan, self._link, self._heart)
         if self._here.server is not None:
-            self._serving = Serving(self._here, meeting, chosen, discovery.memory(os.environ))
+            self._serving = Serving(self._here, servers, strategy, discovery.memory(os.environ))
             model.register_forward_pre_hook(lambda *_: self._serve())
             return self._serving.wrap(model, optimizer)
-        self._training = Training(self._here, meeting, self._feed.skip)
-        self._wrapped = self._training.wrap(model, optimizer, chosen, self.device, progress, loss)
+        self._training = Training(self._here, servers, self._feed.skip)
+        self._wrapped = self._training.wrap(model, optimizer, strategy, self.device, progress, loss)
         return self._wrapped.model, self._wrapped.optimizer
 
     def _serve(self) -> None:
-        """On a parameter server, in the place of the loop: the script ends here."""
+        """Run the server loop instead of the training loop, on a parameter server. The script ends here."""
         if self._serving is not None:
             self._serving.serve(self._checkpoints, self._link, self._heart)
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         """Scale gradients so that their norm is at most `max_norm`, and return the norm that they had.
 
-        After backward(). Right under every strategy, as torch's is not (loss scales, pipelines).
+        After backward(). Correct under every strategy; torch's is not (loss scales, pipelines).
         """
         if self._wrapped is None:
             raise StrategyError("clip_grad_norm() is for a model that went through wrap()")
         return self._wrapped.clip_grad_norm(max_norm)
 
     def report(self, *, loss: Any = None, samples: int | None = None, total_steps: int | None = None) -> None:
-        """One step is done: the optimizer has stepped. Call it once per step, at the end of it.
+        """Report one finished step, after optimizer.step(). Call it once per step, at its end.
 
-        loss: number or tensor of one element; read at leisure, about once a second.
-        samples: what this rank used; not needed with batches(). total_steps: for the progress shown to
-        people.
+        loss: number or tensor of one element; read asynchronously, about once a second.
+        samples: number that this rank used; not needed with batches(). total_steps: for the progress shown to
+        users.
         """
         self._check_strategy()
         self._serve()
         self.step = self._training.clock if self._training else self.step + 1
         self._feed.step_is_done()
-        self._beat_step(samples)
+        self._report_step(samples)
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
         if self._link is not None:
             self._link.offer_loss(loss)
@@ -178,18 +178,18 @@ class Job:
         if self._training is not None:
             self._training.tell(self._feed.state())
         if self._checkpoints is not None:
-            self._save_owed |= self._checkpoints.due(self.step)
-            if self._save_owed and (self._wrapped is None or self._wrapped.together()):
+            self._save_due |= self._checkpoints.due(self.step)
+            if self._save_due and (self._wrapped is None or self._wrapped.together()):
                 self._save()
         if self._link is not None and self._link.paused:
             self._obey_pause(self._link)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Say what the script does now, for instance `with job.phase("eval"):`. Pauses the hang clock.
+        """Report the script's current phase, for instance `with job.phase("eval"):`. Suspends hang detection.
 
-        name: "eval", "checkpoint", "restore"; "train" and "data" keep the clock running. ValueError for
-        others.
+        name: "eval", "checkpoint", "restore"; "train" and "data" keep hang detection on. Raises ValueError
+        for others.
         """
         if name not in PHASES:
             raise ValueError(f"unknown phase {name!r}: choose one of {', '.join(PHASES[1:])}")
@@ -197,25 +197,25 @@ class Job:
             yield
 
     def restore(self, *, model: Any = None, optimizer: Any = None, **extra: Any) -> int:
-        """Go on from the newest good checkpoint: load it into the objects given, and save them from now on.
+        """Resume from the newest valid checkpoint: load it into the given objects, and save them from now on.
 
         Call it last before the loop, on the wrapped model (or a list of modules, if this rank has several
-        parts of a pipeline, with the names that they have in the whole). However the model and the optimizer
-        are sharded now, and over how many ranks, they take up what any other layout has saved. extra: more
-        modules and optimizers, and anything with state_dict() and load_state_dict(), of plain values and
-        tensors, the same on all ranks (a scheduler, a scaler). Restores the random generators and the
-        position of batches() too. Returns the number of steps done: 0 for a fresh start. Raises
-        CheckpointNotFound if `resume` names a step that is not there, KeyError if the model has changed.
+        stages of a pipeline, with their names in the full model). Checkpoints are resharded: model and
+        optimizer load the checkpoint of any other layout and number of ranks. extra: more modules and
+        optimizers, and objects with state_dict() and load_state_dict(), of plain values and tensors, the same
+        on all ranks (a scheduler, a scaler). Restores the random generators and the position of batches()
+        too. Returns the number of steps done: 0 for a fresh start. Raises CheckpointNotFound if `resume`
+        names a step that does not exist, KeyError if the model has changed.
         """
-        self._climb(2)
+        self._report_feature_level(2)
         if self._link is not None and self._plan.checkpoint is None and self.rank == 0:
-            print(_NOTHING_IS_SAVED, file=sys.stderr, flush=True)
+            print(_NO_CHECKPOINT, file=sys.stderr, flush=True)
         self._model = model if isinstance(model, Module) else None
         if self._serving is not None:
             self._serving.keep(extra)
             return 0
         if self._training is not None:
-            return self._go_on_from(*self._training.restore(extra))
+            return self._resume_at(*self._training.restore(extra))
         if self._checkpoints is None:
             return 0
         objects = {"model": model, "optimizer": optimizer, **extra}
@@ -229,9 +229,9 @@ class Job:
         self._checkpoints.keep(given, optional, own)
         with self.phase("restore"):
             found = self._checkpoints.restore(self._heart.beat)
-        return self._go_on_from(found.step, found.data) if found is not None else 0
+        return self._resume_at(found.step, found.data) if found is not None else 0
 
-    def _go_on_from(self, step: int, data: dict[str, int] | None) -> int:
+    def _resume_at(self, step: int, data: dict[str, int] | None) -> int:
         self.step = self._heart.step = step
         self._feed.restore(data)
         self._heart.beat()
@@ -250,29 +250,29 @@ class Job:
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> Iterator[Any]:
         """This rank's part of each global batch, until `epochs` data epochs (counted from the job's start)
-        are done. Its batches are the steps that progress is shown of, unless report() is given a total.
+        are done. The number of batches is the total in progress displays, unless report() is given one.
 
         dataset: a tensor, a sequence, or a map-style Dataset, the same on all ranks. global_batch: samples
         per step of all ranks together, whatever their number; the last batch of an epoch may be smaller.
         Parts may be unequal: use `batch_weight`. workers: processes that load ahead. prefetch: batches that a
-        thread loads ahead instead. What spec.strategy.batch says of the batch, of prefetch and of balance
-        counts. collate: default torch's default_collate. balance: parts in proportion to
-        measured speed, judged anew every 20 batches; the model must have gone through wrap() or restore(), in
-        DistributedDataParallel or fully_shard. Each call, and so a resumed job, begins with equal parts. Goes
-        on where the restored checkpoint was. Raises ValueError if data or seed are not those of the
-        checkpoint, or not the same on all ranks.
+        thread loads ahead instead. spec.strategy.batch overrides global_batch, prefetch and balance.
+        collate: default torch's default_collate. balance: parts in proportion to measured speed, measured
+        again every 20 batches; the model must have gone through wrap() or restore(), in
+        DistributedDataParallel or fully_shard. Each call, and so a resumed job, begins with equal parts.
+        Continues at the position of the restored checkpoint. Raises ValueError if data or seed are not those
+        of the checkpoint, or not the same on all ranks.
         """
         self._check_strategy()
-        self._climb(3)
+        self._report_feature_level(3)
         self._serve()
-        asked = self._strategy.batch if self._strategy else Batch()
-        prefetch, balance = asked.prefetch or prefetch, asked.balance or balance
+        spec = self._strategy.batch if self._strategy else Batch()
+        prefetch, balance = spec.prefetch or prefetch, spec.balance or balance
         loading.most_ahead(workers, prefetch)
-        plan = DataPlan(len(dataset), asked.global_samples or global_batch, seed)
+        plan = DataPlan(len(dataset), spec.global_samples or global_batch, seed)
         model = self._balanced_model() if balance else None
-        wish = Wish(dataset, plan, epochs, workers, prefetch, balance, model, collate)
-        self._expected = self.step + self._feed.left(wish)
-        return self._feed.batches(wish, self.dp_rank, self.dp_size, self._loading)
+        requested = Wish(dataset, plan, epochs, workers, prefetch, balance, model, collate)
+        self._expected = self.step + self._feed.left(requested)
+        return self._feed.batches(requested, self.dp_rank, self.dp_size, self._loading)
 
     def _loading(self) -> AbstractContextManager[None]:
         return self.phase("data") if self._heart.steps_here else nullcontext()
@@ -294,26 +294,26 @@ class Job:
                 "model, optimizer = job.wrap(model, optimizer) before restore() and the loop"
             )
 
-    def _beat_step(self, samples: int | None) -> None:
+    def _report_step(self, samples: int | None) -> None:
         self._heart.step, self._heart.steps_here = self.step, self._heart.steps_here + 1
         self._heart.samples += self._feed.total if samples is None else samples * self.dp_size
         self._heart.phase = "train"
         self._heart.beat()
 
-    def _climb(self, rung: int) -> None:
-        """Tell the agent how much of the library is used. Without checkpoints rung 1 is all that holds."""
-        if self._link is not None and self._plan.checkpoint is not None and rung > self._rung:
-            self._rung = rung
-            self._link.send(FromRank(rung=rung))
+    def _report_feature_level(self, level: int) -> None:
+        """Report to the agent how much of the library is used. Without checkpoints level 1 at most."""
+        if self._link is not None and self._plan.checkpoint is not None and level > self._feature_level:
+            self._feature_level = level
+            self._link.send(FromRank(rung=level))
 
-    def _save(self, *, tell: bool = True) -> None:
+    def _save(self, *, report: bool = True) -> None:
         assert self._checkpoints is not None
-        self._save_owed = False
+        self._save_due = False
         with self.phase("checkpoint"):
-            self._checkpoints.save(self.step, self._feed.state(), tell=tell)
+            self._checkpoints.save(self.step, self._feed.state(), tell=report)
 
     def _obey_pause(self, link: agentlink.AgentLink) -> None:
-        """Wait to be told where to stop; go on until there; save, and stay."""
+        """Wait for the step to stop at; train up to it; save, and stay."""
         stop_at = link.stop_at
         if stop_at is None:
             with self.phase("paused"):
@@ -329,20 +329,20 @@ class Job:
             with self.phase("paused"):
                 agentlink.wait_to_be_killed()
 
-    def _save_the_end(self, tell: bool) -> None:
+    def _save_last_step(self, report: bool) -> None:
         if self._wrapped is not None:
             self._wrapped.meet()
-        self._save(tell=tell)
+        self._save(report=report)
 
     def _at_exit(self) -> None:
-        """End with the script's own exit code."""
+        """Release everything, and exit with the script's own exit code."""
         self._feed.close()
         if self._training is not None and not self._end.failed:
             self._training.leave()
             if self._link is not None:
                 self._link.send(FromRank(left=True))
         self._end.script_is_over()
-        self._model = self._wrapped = None  # they hold the group
+        self._model = self._wrapped = None  # they keep the process group alive
         if self._checkpoints is not None:
             self._checkpoints.close()
         if self._link is not None:

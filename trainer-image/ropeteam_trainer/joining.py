@@ -1,4 +1,4 @@
-"""init(): which world a rank is of, and what it is told: by its agent, or by torchrun and the script."""
+"""init(): a rank's world and its configuration: from its agent, or from torchrun and the script."""
 
 from __future__ import annotations
 
@@ -33,15 +33,14 @@ def init(
     strategy: Strategy | None = None,
     timeout_seconds: int = 600,
 ) -> Job:
-    """Join the world that the environment describes (torchrun's variables) and find the agent, if there is
-    one.
+    """Join the world of the environment (torchrun's variables) and connect to the agent, if there is one.
 
-    device: what the script computes on; default: CUDA where there is any. It becomes `job.device`; NCCL
-    serves CUDA tensors and gloo all others. A group that the script has already initialised is used as it is.
-    checkpoint_dir, checkpoint_every_steps, strategy: for runs without the operator; a TrainingJob's own
-    settings win.
-    timeout_seconds: how long a collective may wait. A dead peer is noticed at once and a hung one by the
-    agent, so this only has to be longer than what one rank does while others wait, such as an evaluation. A
+    device: the device to compute on; default: CUDA if available. It becomes `job.device`; NCCL serves CUDA
+    tensors and gloo all others. A process group that the script has already initialised is used as it is.
+    checkpoint_dir, checkpoint_every_steps, strategy: for use without the operator; a TrainingJob's own
+    settings take precedence.
+    timeout_seconds: timeout of collectives. A dead peer is detected at once and a hung one by the agent, so
+    it only has to be longer than anything that one rank does while others wait, such as an evaluation. A
     second call returns the same Job.
     """
     global _job
@@ -50,8 +49,8 @@ def init(
 
         _job = rehearsal.begin()
     if _job is None:
-        wish = CheckpointConfig(str(checkpoint_dir), checkpoint_every_steps) if checkpoint_dir else None
-        world, plan, here = join(device, timeout_seconds, wish, strategy)
+        checkpoint = CheckpointConfig(str(checkpoint_dir), checkpoint_every_steps) if checkpoint_dir else None
+        world, plan, here = join(device, timeout_seconds, checkpoint, strategy)
         _job = Job(world, plan, os.environ, here)
         sys.excepthook = partial(_job._end.note_failure, sys.excepthook)
         if _job._link is not None:
@@ -66,32 +65,32 @@ def join(
     checkpoint: CheckpointConfig | None,
     strategy: Strategy | None,
 ) -> tuple[World, RankPlan, discovery.Place]:
-    """The world, the plan (what the script wishes counts only without an agent), this rank's place."""
-    plan = _plan_of_the_agent()
+    """The world, the plan (the script's arguments count only without an agent), this rank's place."""
+    plan = _read_agent_plan()
     chosen = plan.strategy if plan else strategy
-    if chosen is not None and chosen.servers:  # no group: each rank is a world of its own
+    if chosen is not None and chosen.servers:  # no process group: each rank is a world of its own
         here = discovery.place(os.environ, chosen.servers)
         world = World.alone(device if here.server is None else "cpu")
     else:
         world = World.join(device, timeout_seconds)
         here = discovery.Place(world.rank, world.size, 0)
-    return world, plan or _plan_of_the_script(world, checkpoint, strategy), here
+    return world, plan or _plan_without_agent(world, checkpoint, strategy), here
 
 
-def _plan_of_the_agent() -> RankPlan | None:
-    """With the secret of parameter servers, which what this rank starts from now on does not inherit."""
-    given = os.environ.get(config.RANK_PLAN)
-    if not given:
+def _read_agent_plan() -> RankPlan | None:
+    """Read the agent's plan, with the secret of parameter servers, which child processes do not inherit."""
+    text = os.environ.get(config.RANK_PLAN)
+    if not text:
         return None
-    plan = codec.decode(RankPlan, given)
-    if plan.secret:  # no shim has taken it away
+    plan = codec.decode(RankPlan, text)
+    if plan.secret:  # no shim has removed it from the environment
         os.environ[config.RANK_PLAN] = codec.encode(replace(plan, secret="")).decode()
     elif plan.servers and config.RANK_SOCKET in os.environ:
         plan = replace(plan, secret=agentlink.secret_of_servers(os.environ))
     return plan
 
 
-def _plan_of_the_script(
+def _plan_without_agent(
     world: World, checkpoint: CheckpointConfig | None, strategy: Strategy | None
 ) -> RankPlan:
     epoch = Epoch(0, 0, 0)

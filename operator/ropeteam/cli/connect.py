@@ -1,4 +1,4 @@
-"""Which cluster a command speaks to: --kubeconfig, $KUBECONFIG, the local cluster if one is up,
+"""Cluster that a command connects to: --kubeconfig, $KUBECONFIG, the local cluster if one is up,
 ~/.kube/config.
 """
 
@@ -20,8 +20,8 @@ def kubeconfig_of(given: Path | None, home: Path) -> Path:
     for file in [given] if given else [*named, home / "kubeconfig", Path.home() / ".kube" / "config"]:
         if file.exists():
             return file
-    what = f"{given}: no such file" if given else "no cluster is known"
-    raise BadInput(f"{what}. Start a local cluster with `ropeteam up`, or name a file with --kubeconfig")
+    problem = f"{given}: no such file" if given else "no cluster is known"
+    raise BadInput(f"{problem}. Start a local cluster with `ropeteam up`, or name a file with --kubeconfig")
 
 
 @asynccontextmanager

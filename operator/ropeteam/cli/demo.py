@@ -1,4 +1,4 @@
-"""`make demo`: a real model trains on three local workers, loses a rank and a pod on the way, and gets there.
+"""`make demo`: a real model trains on three local workers, loses a rank and a pod, and completes.
 
     python -m ropeteam.cli.demo
 
@@ -34,13 +34,13 @@ from ropeteam.controller.settings import default_home
 MANIFEST = Path(__file__).parents[3] / "examples" / "char-gpt.yaml"
 KILLED_RANK, DELETED_SLOT = 1, 2
 STEPS_BETWEEN = 100
-"""From the start to the first fault, and from its recovery to the second."""
+"""Steps from the start to the first fault, and from its recovery to the second."""
 GOOD_ENOUGH = 1.65
 """Validation loss; it starts at about 4.5, the loss of guessing."""
 
 
 class _Ended(Exception):
-    """The job has ended before all damage was done."""
+    """End of the job before all faults were injected."""
 
 
 def main() -> int:
@@ -57,14 +57,14 @@ def main() -> int:
     except errors.BadInput as error:
         error.show()
         return error.exit_code
-    missed = list(failed_checks(ending))
-    for each in missed:
+    failed = list(failed_checks(ending))
+    for each in failed:
         console.print(f"demo failed: {each}", soft_wrap=True)
-    if not missed:
+    if not failed:
         console.print(
             f"demo passed: validation loss {validation_loss(ending.first_slot_log)}, two faults survived"
         )
-    return 1 if missed else 0
+    return 1 if failed else 0
 
 
 async def _train(home: Path, console: Console) -> Ending:
@@ -75,31 +75,31 @@ async def _train(home: Path, console: Console) -> Ending:
 async def inject_faults(client: ApiClient, follower: Follower) -> None:
     """Kill a rank after the first checkpoint; delete a pod some steps after the job has recovered.
 
-    A job that ends before ends this too; `failed_checks` tells.
+    A job that ends before ends this too; `failed_checks` reports it.
     """
     with suppress(_Ended):
         await _inject_faults(client, follower)
 
 
 async def _inject_faults(client: ApiClient, follower: Follower) -> None:
-    before = await _until(
+    before = await _wait_until(
         follower, lambda seen: seen.checkpoint_step is not None and seen.step >= STEPS_BETWEEN
     )
     job = await client.get(ObjectRef("TrainingJob", follower.namespace, follower.name))
     os.kill(rank_process(job["metadata"]["uid"], KILLED_RANK), signal.SIGKILL)
-    after = await _until(follower, lambda seen: _recovered(seen) > _recovered(before))
-    await _until(follower, lambda seen: seen.step >= after.step + STEPS_BETWEEN)
+    after = await _wait_until(follower, lambda seen: _recovered_count(seen) > _recovered_count(before))
+    await _wait_until(follower, lambda seen: seen.step >= after.step + STEPS_BETWEEN)
     pods = await follower.pods()
     (pod,) = (p for p in pods if p["metadata"]["labels"]["ropeteam.dev/slot"] == str(DELETED_SLOT))
-    place = ObjectRef("Pod", follower.namespace, pod["metadata"]["name"])
+    ref = ObjectRef("Pod", follower.namespace, pod["metadata"]["name"])
     try:
-        await client.delete(place, uid=pod["metadata"]["uid"])
+        await client.delete(ref, uid=pod["metadata"]["uid"])
     except AlreadyGone:
-        raise errors.Trouble(f"the pod {place.name} was gone before the demo could delete it") from None
+        raise errors.Trouble(f"the pod {ref.name} was gone before the demo could delete it") from None
 
 
 def failed_checks(ending: Ending) -> Iterator[str]:
-    """What the demo promised and did not keep."""
+    """Expectations of the demo that did not hold."""
     seen = ending.picture
     if not seen.complete:
         yield f"the job is {seen.state}: {seen.why}"
@@ -118,37 +118,37 @@ def failed_checks(ending: Ending) -> Iterator[str]:
 
 
 def validation_loss(log: str) -> float | None:
-    """From rank 0's last words: `RESULT {"validation_loss": 1.6, ...}`."""
+    """Loss in rank 0's last output: `RESULT {"validation_loss": 1.6, ...}`."""
     found = re.findall(r"RESULT (\{.*\})", log)
     return float(json.loads(found[-1])["validation_loss"]) if found else None
 
 
-async def _until(follower: Follower, holds: Callable[[JobView], bool]) -> JobView:
+async def _wait_until(follower: Follower, condition: Callable[[JobView], bool]) -> JobView:
     while True:
         seen = await follower.look()
         if seen is None or seen.finished:
             raise _Ended
-        if holds(seen):
+        if condition(seen):
             return seen
         await asyncio.sleep(LOOK_SECONDS / 5)
 
 
-def _recovered(seen: JobView) -> int:
+def _recovered_count(seen: JobView) -> int:
     return sum(recovery_seconds(each) is not None for each in seen.incidents)
 
 
 def rank_process(job_uid: str, rank: int) -> int:
-    """The process that runs the script as this rank: it leads a session of its own. Raises Trouble."""
-    marks = {f"RANK={rank}".encode(), f"TORCHELASTIC_RUN_ID={job_uid}".encode()}
+    """Process that runs the script as this rank: it leads a session of its own. Raises Trouble."""
+    variables = {f"RANK={rank}".encode(), f"TORCHELASTIC_RUN_ID={job_uid}".encode()}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             environ = set((entry / "environ").read_bytes().split(b"\0"))
-            leads = os.getsid(int(entry.name)) == int(entry.name)
+            is_session_leader = os.getsid(int(entry.name)) == int(entry.name)
         except OSError:
             continue
-        if leads and marks <= environ:
+        if is_session_leader and variables <= environ:
             return int(entry.name)
     raise errors.Trouble(f"no process runs rank {rank}")
 

@@ -1,7 +1,7 @@
-"""`ropeteam doctor`: what this machine, a cluster, a namespace and a job there are like, to be judged.
+"""`ropeteam doctor`: reads the state of this machine, a cluster, a namespace and a job there.
 
-Nothing is changed: every request is a GET. What RBAC forbids is told as not known. Of Secrets only the names
-are asked for, their values stay at the server.
+Nothing is changed: every request is a GET. Objects that RBAC forbids are reported as not known. Of Secrets
+only metadata is requested, their values stay at the server.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from ropeteam.core.doctor.findings import Finding, Machine, Read, fail, of_machi
 from ropeteam.core.doctor.installation import Cluster, arguments, of_cluster
 from ropeteam.core.doctor.surroundings import Job, Namespace, of_job, of_namespace
 
-_TROUBLE = (ApiError, aiohttp.ClientError, OSError, TimeoutError, TooLarge, ValueError)
+_ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError, TooLarge, ValueError)
 _SYSTEM = "ropeteam-system"
-"""Where docs/install.md puts the operators: for who may not look into all namespaces."""
+"""Namespace of the operators in docs/install.md, for users that may not list all namespaces."""
 _OPERATORS = "app.kubernetes.io/name=ropeteam,app.kubernetes.io/component=operator"
 _LOCAL = "+ropeteam"
-"""How the version of a local cluster ends."""
+"""Suffix of the version of a local cluster."""
 _NAMES_ONLY = {"Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"}
 _NO_SUCH_KIND = "could not find the requested resource"
-_PATIENCE = aiohttp.ClientTimeout(total=5)
+_TIMEOUT = aiohttp.ClientTimeout(total=5)
 
 
 async def findings(
     kubeconfig: Path | None, home: Path, namespace: str, job: str | None
 ) -> AsyncIterator[Finding]:
-    """As they come, in order."""
+    """All findings, in order, as soon as each is known."""
     for found in of_machine(await _machine(home)):
         yield found
     try:
@@ -56,7 +56,7 @@ async def findings(
         yield fail("cluster", error.message)
     except ApiError as error:
         yield fail("cluster", f"of {file}: refuses us: {error}", "log in anew, or name another --kubeconfig")
-    except _TROUBLE as error:  # a ValueError: what answers is no API server
+    except _ERRORS as error:  # a ValueError: the peer is no API server
         why = str(error) or type(error).__name__
         yield fail("cluster", f"of {file}: {why}", "check its address, or name another with --kubeconfig")
 
@@ -64,17 +64,17 @@ async def findings(
 async def of_server(
     client: ApiClient, kubeconfig: Path, namespace: str, job: str | None
 ) -> AsyncIterator[Finding]:
-    """Raises what tells that it does not answer."""
-    asked = _Questions(client)
-    seen = await _cluster(asked, kubeconfig, namespace)
+    """Findings of a cluster, a namespace and a job. Raises the error of a server that does not answer."""
+    requests = _Requests(client)
+    seen = await _cluster(requests, kubeconfig, namespace)
     for found in of_cluster(seen):
         yield found
     operators = seen.deployments.items
     guards = all("job-policy" in arguments(each) for each in operators) if operators else None
-    for found in of_namespace(await _namespace(asked, namespace, guards)):
+    for found in of_namespace(await _namespace(requests, namespace, guards)):
         yield found
     if job is not None:
-        for found in of_job(await _job(asked, namespace, job)):
+        for found in of_job(await _job(requests, namespace, job)):
             yield found
 
 
@@ -105,16 +105,16 @@ async def _kubectl() -> str:
     program = shutil.which("kubectl")
     if program is None:
         return ""
-    words = (program, "version", "--client", "-o", "json")
+    command = (program, "version", "--client", "-o", "json")
     child = await asyncio.create_subprocess_exec(
-        *words,
+        *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    said, _ = await child.communicate()
+    output, _ = await child.communicate()
     try:
-        return f"{json.loads(said)['clientVersion']['gitVersion']}, {program}"
+        return f"{json.loads(output)['clientVersion']['gitVersion']}, {program}"
     except (ValueError, LookupError, TypeError):
         return f"{program}, which does not say its version"
 
@@ -123,52 +123,53 @@ async def _answers(kubeconfig: Path) -> bool:
     try:
         async with connected(kubeconfig) as client, client.open("/readyz"):
             return True
-    except _TROUBLE:
+    except _ERRORS:
         return False
 
 
-class _Questions:
-    """To one API server. What it refuses is no reason to stop."""
+class _Requests:
+    """Requests to one API server. A refusal is no reason to stop."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
 
     async def version(self) -> tuple[str, datetime]:
-        """With the server's clock. Raises what tells that it does not answer."""
+        """Fetch version and time of the server. Raises the error of a server that does not answer."""
         async with self._client.open("/version", whatever=True) as answer:
             if answer.status == 401:
                 raise ApiError(401, "Unauthorized")
-            said = await answer.json(content_type=None) if answer.status == 200 else {}
+            body = await answer.json(content_type=None) if answer.status == 200 else {}
             date = answer.headers.get("Date")
-            return str(at(said, "gitVersion") or ""), parsedate_to_datetime(date) if date else datetime.now(
+            return str(at(body, "gitVersion") or ""), parsedate_to_datetime(date) if date else datetime.now(
                 UTC
             )
 
-    async def ask(self, path: str, what: str, **params: str) -> Read:
-        """A list or an object. `what`: for who may not read it."""
+    async def fetch(self, path: str, what: str, **params: str) -> Read:
+        """Fetch a list or an object. `what`: its name in the message to a user that may not read it."""
         try:
             return _read(await self._client.request("GET", path, params=params))
-        except _TROUBLE as error:
-            return _unread(error, what)
+        except _ERRORS as error:
+            return _failed_read(error, what)
 
-    async def is_there(self, path: str, what: str) -> Read:
-        """One object, of which only metadata is asked for."""
+    async def fetch_metadata(self, path: str, what: str) -> Read:
+        """Fetch one object, of which only metadata is requested."""
         try:
             async with self._client.open(path, headers=_NAMES_ONLY) as answer:
                 return _read(await answer.json(content_type=None))
-        except _TROUBLE as error:
-            return _unread(error, what)
+        except _ERRORS as error:
+            return _failed_read(error, what)
 
     async def operators(self, group: str, plural: str, namespace: str) -> Read:
-        """In all namespaces; where that is forbidden, in those where they may be."""
+        """Fetch objects of operators in all namespaces; where that is forbidden, in those where they may
+        be."""
         selected = {"labelSelector": _OPERATORS}
-        everywhere = await self.ask(f"{group}/{plural}", f"{plural} in all namespaces", **selected)
+        everywhere = await self.fetch(f"{group}/{plural}", f"{plural} in all namespaces", **selected)
         if not everywhere.unknown:
             return everywhere
-        places = dict.fromkeys((_SYSTEM, namespace))
+        namespaces = dict.fromkeys((_SYSTEM, namespace))
         parts = [
-            await self.ask(f"{group}/namespaces/{place}/{plural}", f"{plural} in {place}", **selected)
-            for place in places
+            await self.fetch(f"{group}/namespaces/{each}/{plural}", f"{plural} in {each}", **selected)
+            for each in namespaces
         ]
         return Read(tuple(each for part in parts for each in part.items), everywhere.unknown)
 
@@ -178,15 +179,15 @@ def _read(answer: Object) -> Read:
     return Read((answer,) if items is None else tuple(items))
 
 
-def _unread(error: Exception, what: str) -> Read:
-    status, said = getattr(error, "status", 0), str(error) or type(error).__name__
+def _failed_read(error: Exception, what: str) -> Read:
+    status, message = getattr(error, "status", 0), str(error) or type(error).__name__
     if status == 404:
-        return Read(served=_NO_SUCH_KIND not in said)
-    return Read(unknown=f"you may not read {what}" if status == 403 else said)
+        return Read(served=_NO_SUCH_KIND not in message)
+    return Read(unknown=f"you may not read {what}" if status == 403 else message)
 
 
-async def _cluster(asked: _Questions, kubeconfig: Path, namespace: str) -> Cluster:
-    version, now = await asked.version()
+async def _cluster(requests: _Requests, kubeconfig: Path, namespace: str) -> Cluster:
+    version, now = await requests.version()
     local = version.endswith(_LOCAL)
     definition = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{GROUP}"
     known: dict[str, Any] = {
@@ -194,80 +195,81 @@ async def _cluster(asked: _Questions, kubeconfig: Path, namespace: str) -> Clust
         "release": metadata.version("ropeteam"),
         "version": version,
         "now": now,
-        "definition": await asked.ask(definition, "definitions of kinds"),
-        "groups": await asked.ask("/apis", "which kinds are served"),
+        "definition": await requests.fetch(definition, "definitions of kinds"),
+        "groups": await requests.fetch("/apis", "which kinds are served"),
     }
     if local:
         return Cluster(**known, local=True, operator=await _local_operator(kubeconfig.parent))
-    deployments = await asked.operators("/apis/apps/v1", "deployments", namespace)
+    deployments = await requests.operators("/apis/apps/v1", "deployments", namespace)
     return Cluster(
         **known,
         deployments=deployments,
-        pods=await asked.operators("/api/v1", "pods", namespace),
-        leases=await _leases(asked, deployments),
-        nodes=await asked.ask("/api/v1/nodes", "nodes"),
-        classes=await asked.ask("/apis/storage.k8s.io/v1/storageclasses", "storage classes"),
+        pods=await requests.operators("/api/v1", "pods", namespace),
+        leases=await _leases(requests, deployments),
+        nodes=await requests.fetch("/api/v1/nodes", "nodes"),
+        classes=await requests.fetch("/apis/storage.k8s.io/v1/storageclasses", "storage classes"),
     )
 
 
 async def _local_operator(home: Path) -> str:
-    """What is wrong with it; empty: nothing."""
+    """Problem of the local operator; empty: none."""
     file = home / "operator.address"
     if not file.exists():
         return f"none has begun in {home}"
     url = f"http://{file.read_text().strip()}/readyz"
     try:
-        async with aiohttp.ClientSession(timeout=_PATIENCE) as session, session.get(url) as answer:
+        async with aiohttp.ClientSession(timeout=_TIMEOUT) as session, session.get(url) as answer:
             return "" if answer.status == 200 else f"is not ready: {await answer.text()}"
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         return f"does not answer at {url}: {str(error) or type(error).__name__}"
 
 
-async def _leases(asked: _Questions, deployments: Read) -> Read:
-    """Those that operators hold, by their flag."""
+async def _leases(requests: _Requests, deployments: Read) -> Read:
+    """Fetch the leases that operators hold, by their flag."""
     wanted = {arguments(each).get("lease", "") for each in deployments.items} - {""}
     parts = []
     for name in sorted(wanted):
-        place, _, lease = name.partition("/")
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{place}/leases/{lease}"
-        parts.append(await asked.ask(path, f"leases in {place}"))
+        namespace, _, lease = name.partition("/")
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{lease}"
+        parts.append(await requests.fetch(path, f"leases in {namespace}"))
     unknown = next((part.unknown for part in parts if part.unknown), "")
     return Read(tuple(each for part in parts for each in part.items), unknown)
 
 
-async def _namespace(asked: _Questions, name: str, guards: bool | None) -> Namespace:
+async def _namespace(requests: _Requests, name: str, guards: bool | None) -> Namespace:
     base = f"/api/v1/namespaces/{name}"
     policies = f"/apis/networking.k8s.io/v1/namespaces/{name}/networkpolicies"
     return Namespace(
         name,
         guards,
-        await asked.ask(base, f"namespace {name}"),
-        await asked.ask(f"{base}/resourcequotas", f"quotas in {name}"),
-        await asked.ask(f"{base}/limitranges", f"limit ranges in {name}"),
-        await asked.ask(policies, f"network policies in {name}"),
+        await requests.fetch(base, f"namespace {name}"),
+        await requests.fetch(f"{base}/resourcequotas", f"quotas in {name}"),
+        await requests.fetch(f"{base}/limitranges", f"limit ranges in {name}"),
+        await requests.fetch(policies, f"network policies in {name}"),
     )
 
 
-async def _job(asked: _Questions, namespace: str, name: str) -> Job:
-    job = await asked.ask(
+async def _job(requests: _Requests, namespace: str, name: str) -> Job:
+    job = await requests.fetch(
         f"/apis/{API_VERSION}/namespaces/{namespace}/{PLURAL}/{name}", f"jobs in {namespace}"
     )
     spec = at(job.items[0], "spec") if job.items else {}
     base = f"/api/v1/namespaces/{namespace}"
     claims = {
-        each: await asked.ask(f"{base}/persistentvolumeclaims/{each}", f"claims in {namespace}")
+        each: await requests.fetch(f"{base}/persistentvolumeclaims/{each}", f"claims in {namespace}")
         for each in _claims(spec)
     }
     pulls = [str(each.get("name")) for each in at(spec, "template.spec.imagePullSecrets") or ()]
     secrets = {
-        each: await asked.is_there(f"{base}/secrets/{each}", f"secrets in {namespace}") for each in pulls
+        each: await requests.fetch_metadata(f"{base}/secrets/{each}", f"secrets in {namespace}")
+        for each in pulls
     }
-    service = await asked.ask(f"{base}/services/{name}", f"services in {namespace}")
+    service = await requests.fetch(f"{base}/services/{name}", f"services in {namespace}")
     return Job(name, namespace, job, claims, secrets, service)
 
 
 def _claims(spec: Any) -> Iterator[str]:
-    """Names, each once."""
+    """Names of claims in a spec, each once."""
     volumes = [at(spec, "checkpoint.volume"), *(at(spec, "template.spec.volumes") or ())]
     names = (at(each, "persistentVolumeClaim.claimName") for each in volumes)
     yield from dict.fromkeys(str(name) for name in names if name)

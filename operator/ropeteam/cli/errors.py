@@ -1,4 +1,4 @@
-"""What goes wrong for a user is one sentence with the next step, never a traceback.
+"""Errors for a user: one sentence with the next step, never a traceback.
 
 Exit codes: 2 for input that cannot work, 1 for a job that did not complete or a cluster that does not answer.
 """
@@ -19,7 +19,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class BadInput(click.ClickException):
-    """The user's input cannot work."""
+    """Input of the user that cannot work."""
 
     exit_code = 2
 
@@ -28,19 +28,19 @@ class BadInput(click.ClickException):
 
 
 class Trouble(BadInput):
-    """The input is good, and still it did not work."""
+    """Failure with valid input."""
 
     exit_code = 1
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run until done; Ctrl-C and SIGTERM end it in order, with exit code 130."""
+    """Run until done; Ctrl-C and SIGTERM stop it gracefully, with exit code 130."""
     try:
         return asyncio.run(_interruptible(work))
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise SystemExit(INTERRUPTED) from None
     except Exception as error:
-        import aiohttp  # here: no command waits for these before its first act
+        import aiohttp  # here: no command waits for these imports before its first act
 
         from ropeteam.controller.client.apiclient import ApiError
 
@@ -50,7 +50,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """The first signal ends the work in order, which takes a bounded time; more of them change nothing."""
+    """Run until done. The first signal stops the work gracefully, in bounded time; more signals are
+    ignored."""
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
 
     def interrupt() -> None:

@@ -1,7 +1,7 @@
-"""The local cluster and the operator as two processes; an operator that dies is started again.
+"""Local cluster and operator as two processes; an operator that exits is restarted.
 
 Both import their modules while their starter imports its own, and wait: the cluster for `begin`, the operator
-for the cluster. Both end with us, however we end: orderly by SIGTERM, and by the kernel if we are killed.
+for the cluster. Both end with us, however we end: gracefully by SIGTERM, and by the kernel if we are killed.
 Their output goes to `<home>/cluster.log` and `<home>/operator.log`.
 """
 
@@ -18,28 +18,28 @@ from typing import IO, Self
 
 from ropeteam.cli.errors import Trouble
 
-_PATIENCE_SECONDS = 30.0
-_FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
+_TIMEOUT_SECONDS = 30.0
+_MIN_BACKOFF, _MAX_BACKOFF = 0.2, 10.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 Say = Callable[[str], None]
 
 
-def _die_with_us() -> None:
+def _set_parent_death_signal() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class LocalStack:
-    """`async with LocalStack(home) as local`, then `await local.begin(say)`: a cluster whose API answers, and
-    an operator that is kept alive."""
+    """A cluster whose API answers, and an operator that is kept alive: `async with LocalStack(home) as
+    local`, then `await local.begin(say)`."""
 
     def __init__(self, home: Path) -> None:
         self.home = home.absolute()
         self.kubeconfig = self.home / "kubeconfig"
         self._cluster: asyncio.subprocess.Process | None = None
         self._operator: asyncio.subprocess.Process | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._restarter: asyncio.Task[None] | None = None
         self._logs: list[IO[bytes]] = []
 
     async def __aenter__(self) -> Self:
@@ -58,38 +58,40 @@ class LocalStack:
         await self._stop()
 
     async def begin(self, say: Say) -> None:
-        """Returns when the API answers; `say` is told of what happens to the operator. Raises Trouble."""
+        """Start both. Returns when the API answers; restarts of the operator go to `say`. Raises Trouble."""
         assert self._cluster is not None
         assert self._operator is not None
-        _go(self._cluster)
+        _send_go(self._cluster)
         assert self._cluster.stdout is not None
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             first = await self._cluster.stdout.readline()
         if not first:
             await self._cluster.wait()
             raise Trouble(self.log_tail("cluster").removeprefix("error: "))
-        self._keeper = asyncio.create_task(self._keep_operator(self._operator, say))
+        self._restarter = asyncio.create_task(self._restart_operator(self._operator, say))
 
     async def cluster_ended(self) -> int:
-        """The cluster's exit code, when it has ended (it should not)."""
+        """Wait for the cluster's exit code (it should not exit)."""
         assert self._cluster is not None
         return await self._cluster.wait()
 
     def log_tail(self, name: str) -> str:
-        """The last line of a log, to say why something did not start."""
+        """Last line of a log, to report why a process did not start."""
         file = self.home / f"{name}.log"
         lines = file.read_text(errors="replace").split("\n") if file.exists() else []
         return next((line for line in reversed(lines) if line.strip()), "it said nothing")
 
-    async def _keep_operator(self, operator: asyncio.subprocess.Process, say: Say) -> None:
-        _go(operator)
-        wait, loop = _FIRST_WAIT, asyncio.get_running_loop()
+    async def _restart_operator(self, operator: asyncio.subprocess.Process, say: Say) -> None:
+        _send_go(operator)
+        backoff, loop = _MIN_BACKOFF, asyncio.get_running_loop()
         while True:
-            began = loop.time()
+            started_at = loop.time()
             code = await operator.wait()
-            wait = _FIRST_WAIT if loop.time() - began > _LONGEST_WAIT else min(wait * 2, _LONGEST_WAIT)
-            say(f"the operator ended ({_ending(code)}: {self.log_tail('operator')}); starting it again")
-            await asyncio.sleep(wait)
+            backoff = (
+                _MIN_BACKOFF if loop.time() - started_at > _MAX_BACKOFF else min(backoff * 2, _MAX_BACKOFF)
+            )
+            say(f"the operator ended ({_exit_text(code)}: {self.log_tail('operator')}); starting it again")
+            await asyncio.sleep(backoff)
             operator = self._operator = await self._spawn_operator()
 
     async def _spawn_operator(
@@ -116,38 +118,38 @@ class LocalStack:
             stdin=stdin,
             stdout=log if stdout is None else stdout,
             stderr=log,
-            start_new_session=True,  # Ctrl-C is for us; we end them in order
-            preexec_fn=_die_with_us,
+            start_new_session=True,  # Ctrl-C is for us; we stop them gracefully
+            preexec_fn=_set_parent_death_signal,
         )
 
     async def _stop(self) -> None:
-        """The operator first: it would mourn every pod of the ending cluster."""
-        if self._keeper is not None:
-            self._keeper.cancel()
+        """Stop the operator first: it would report every pod of the ending cluster as lost."""
+        if self._restarter is not None:
+            self._restarter.cancel()
             with suppress(asyncio.CancelledError):
-                await self._keeper
+                await self._restarter
         for process in (self._operator, self._cluster):
             if process is not None:
-                await _end(process)
+                await _terminate(process)
         for log in self._logs:
             log.close()
 
 
-def _go(process: asyncio.subprocess.Process) -> None:
-    """One that has ended says why in its log."""
+def _send_go(process: asyncio.subprocess.Process) -> None:
+    """Let a waiting process start. One that has exited has the reason in its log."""
     assert process.stdin is not None
     process.stdin.write(b"go\n")
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _terminate(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.terminate()
     try:
-        await asyncio.wait_for(process.wait(), _PATIENCE_SECONDS)
+        await asyncio.wait_for(process.wait(), _TIMEOUT_SECONDS)
     except TimeoutError:
         process.kill()
         await process.wait()
 
 
-def _ending(code: int) -> str:
+def _exit_text(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,4 +1,4 @@
-"""The commands. What they need is imported when they run, so that `ropeteam --help` is quick."""
+"""Commands. Each imports its modules when it runs, so that `ropeteam --help` is quick."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _KUBECONFIG = click.option(
 _NAMESPACE = click.option("-n", "--namespace", default="default", show_default=True, help="Of the job.")
 
 
-def _jobs(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+def _jobs(context: click.Context, _: click.Parameter, prefix: str) -> list[str]:
     from ropeteam.cli import complete
 
-    return complete.jobs(context, begun)
+    return complete.jobs(context, prefix)
 
 
 _JOB = click.argument("job", shell_complete=_jobs)
@@ -33,17 +33,17 @@ _MANIFEST = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 class _Run(click.Command):
-    """Takes a command, whose options must not be taken for ours."""
+    """Command with a user's command among its arguments, whose options must not be taken for ours."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         from ropeteam.cli.manifest import usage
 
         options = (each for each in self.params if isinstance(each, click.Option))
         takes_value = {name: not each.is_flag for each in options for name in each.opts}
-        if slip := usage.of_dashes(args, takes_value, ctx.info_name):
+        if problem := usage.of_dashes(args, takes_value, ctx.info_name):
             from ropeteam.cli import errors
 
-            raise errors.BadInput(slip)
+            raise errors.BadInput(problem)
         return super().parse_args(ctx, args)
 
 
@@ -70,7 +70,7 @@ def run(words: tuple[str, ...], workers: int | None, ranks: str, home: Path, kee
     from ropeteam.cli import errors
     from ropeteam.cli.localstack import LocalStack
 
-    async def to_the_end() -> int:
+    async def run_job() -> int:
         async with LocalStack(home) as local:  # its processes import their modules while we import ours
             from rich.console import Console
 
@@ -82,7 +82,7 @@ def run(words: tuple[str, ...], workers: int | None, ranks: str, home: Path, kee
             read = manifests.given(words, workers)
             return (await train(read, local, Console(), keep, ranks=shown)).exit_code
 
-    raise SystemExit(errors.run(to_the_end()))
+    raise SystemExit(errors.run(run_job()))
 
 
 @cli.command()
@@ -101,11 +101,11 @@ def submit(folder: Path, manifest: Path, kubeconfig: Path | None, home: Path) ->
     from ropeteam.cli.manifest import manifests
     from ropeteam.cli.submit import submit
 
-    async def bring() -> None:
+    async def create_objects() -> None:
         async with connected(kubeconfig_of(kubeconfig, home)) as client:
             await submit(client, manifests.read(manifest), folder, click.echo)
 
-    errors.run(bring())
+    errors.run(create_objects())
 
 
 @cli.command("logs")
@@ -140,7 +140,7 @@ def show_logs(
     if follow and attempt is not None:
         raise errors.BadInput("--follow shows the newest attempt; leave out --attempt")
 
-    async def look() -> None:
+    async def print_logs() -> None:
         async with connected(kubeconfig_of(kubeconfig, home)) as client:
             follower = Follower(client, namespace, job)
             if follow:
@@ -148,7 +148,7 @@ def show_logs(
             else:
                 await logs.printed(follower, shown, attempt, click.echo)
 
-    errors.run(look())
+    errors.run(print_logs())
 
 
 @cli.command()
@@ -189,7 +189,7 @@ def watch(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None
     from ropeteam.cli.show.report import report
     from ropeteam.cli.show.screen import screen
 
-    async def look() -> bool:
+    async def follow_job() -> bool:
         async with connected(kubeconfig_of(kubeconfig, home)) as client:
             follower, last = Follower(client, namespace, job), None
             with screen(Console()) as shown:
@@ -204,7 +204,7 @@ def watch(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None
             raise errors.Trouble(f"the TrainingJob {job} was deleted")
         return last.complete
 
-    raise SystemExit(0 if errors.run(look()) else 1)
+    raise SystemExit(0 if errors.run(follow_job()) else 1)
 
 
 @cli.command()
@@ -226,11 +226,11 @@ def _snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> 
     from ropeteam.cli.connect import connected, kubeconfig_of
     from ropeteam.cli.show import inspect
 
-    async def take() -> Any:
+    async def read_snapshot() -> Any:
         async with connected(kubeconfig_of(kubeconfig, home)) as client:
             return await inspect.snapshot(client, namespace, job)
 
-    return str(errors.run(take()).model_dump_json(indent=1))
+    return str(errors.run(read_snapshot()).model_dump_json(indent=1))
 
 
 @cli.command()
@@ -268,14 +268,14 @@ def doctor(job: str | None, namespace: str, kubeconfig: Path | None, home: Path)
     from ropeteam.cli import errors
     from ropeteam.cli.doctor import findings
 
-    async def look() -> bool:
+    async def print_findings() -> bool:
         failed = False
         async for found in findings(kubeconfig, home, namespace, job):
             click.echo(str(found))
             failed |= found.level == "FAIL"
         return failed
 
-    raise SystemExit(1 if errors.run(look()) else 0)
+    raise SystemExit(1 if errors.run(print_findings()) else 0)
 
 
 @cli.command()

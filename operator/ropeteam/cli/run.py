@@ -23,15 +23,15 @@ from ropeteam.cli.show.report import report
 from ropeteam.cli.show.screen import Screen, screen
 from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, ObjectRef
 
-_LAST_LOOK_SECONDS = 2.0
+_FINAL_READ_SECONDS = 2.0
 
 Alongside = Callable[[ApiClient, Follower], Awaitable[None]]
-"""Something that happens while the job trains."""
+"""Coroutine that runs while the job trains."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended."""
+    """Final state of a job."""
 
     picture: JobView
     job: Object
@@ -52,25 +52,25 @@ async def train(
     alongside: Alongside | None = None,
     ranks: str = "none",
 ) -> Ending:
-    """`ranks`: whose output is shown (logs.ranks). Raises Trouble when the cluster does not start, or the job
-    is deleted meanwhile."""
+    """Run a job to its end. `ranks`: the ranks whose output is shown (logs.ranks). Raises Trouble when the
+    cluster does not start, or the job is deleted meanwhile."""
     with screen(console) as shown:
         async with AsyncExitStack() as stack:
-            await _begin(local, shown.say, manifest)
+            await _start(local, shown.say, manifest)
             client = await stack.enter_async_context(connected(local.kubeconfig))
             await manifests.make_namespace(client, manifest.namespace)
             await manifests.apply(client, localvolumes.with_claims(manifest), Path.cwd())
             for line in localvolumes.told(manifest, local.home):
                 shown.say(line)
             follower = Follower(client, manifest.namespace, manifest.name)
-            folder = _fresh(local.home / "logs" / manifest.namespace / manifest.name, shown.say)
+            folder = _create_log_folder(local.home / "logs" / manifest.namespace / manifest.name, shown.say)
             logs = Logs(client, follower, ranks, shown.output, folder)
             try:
-                ending = await _to_the_end(local, follower, client, shown, logs, alongside)
+                ending = await _run_to_the_end(local, follower, client, shown, logs, alongside)
             except asyncio.CancelledError:
-                await _say_where_it_stood(follower, local.home, shown, folder)
+                await _report_interrupted(follower, local.home, shown, folder)
                 raise
-            failure = await _failure(ending, follower)
+            failure = await _failure_lines(ending, follower)
             hints = localvolumes.hints(ending.job, failure, local.home)
             for line in [*report(ending.job, local.home), *failure, *(f"  {hint}" for hint in hints)]:
                 shown.say(line)
@@ -81,15 +81,16 @@ async def train(
             return ending
 
 
-async def _begin(local: LocalStack, say: Say, manifest: manifests.Manifest) -> None:
-    """Raises Trouble. If a cluster is in the way that has a job of this name: with that."""
+async def _start(local: LocalStack, say: Say, manifest: manifests.Manifest) -> None:
+    """Start the cluster. Raises Trouble; if another cluster runs there and has a job of this name: with
+    it."""
     try:
         await local.begin(say)
     except Trouble as error:
         with suppress(ApiError, aiohttp.ClientError, OSError, TimeoutError):
-            async with asyncio.timeout(_LAST_LOOK_SECONDS), connected(local.kubeconfig) as client:
-                there = await client.get(ObjectRef.of(manifest.job))
-                state = (there.get("status") or {}).get("state") or "there"
+            async with asyncio.timeout(_FINAL_READ_SECONDS), connected(local.kubeconfig) as client:
+                existing = await client.get(ObjectRef.of(manifest.job))
+                state = (existing.get("status") or {}).get("state") or "there"
                 raise Trouble(
                     f"{error}\n  a job {manifest.name} is {state} in it: ropeteam watch {manifest.name} "
                     f"-n {manifest.namespace} --home {local.home}"
@@ -97,18 +98,18 @@ async def _begin(local: LocalStack, say: Say, manifest: manifests.Manifest) -> N
         raise
 
 
-async def _say_where_it_stood(follower: Follower, home: Path, shown: Screen, logs: Path) -> None:
-    """It was interrupted: what there is stays, and can be gone on from."""
+async def _report_interrupted(follower: Follower, home: Path, shown: Screen, logs: Path) -> None:
+    """Report the state of an interrupted job: its files stay, and a later run resumes from them."""
     with suppress(ApiError, aiohttp.ClientError, TimeoutError):
-        async with asyncio.timeout(_LAST_LOOK_SECONDS):
+        async with asyncio.timeout(_FINAL_READ_SECONDS):
             if job := await follower.job():
                 for line in report(job, home):
                     shown.say(line)
     shown.say(f"  interrupted; logs of all ranks: {logs}")
 
 
-def _fresh(folder: Path, say: Say) -> Path:
-    """Empty. What a run of that name has left before goes beside it, in place of the run before that."""
+def _create_log_folder(folder: Path, say: Say) -> Path:
+    """Create an empty folder. Logs of the previous run of that name are moved beside it, over older ones."""
     if folder.exists():
         previous = folder.with_name(f"{folder.name}.previous")  # no job has a dot in its name
         shutil.rmtree(previous, ignore_errors=True)
@@ -118,7 +119,7 @@ def _fresh(folder: Path, say: Say) -> Path:
     return folder
 
 
-async def _to_the_end(
+async def _run_to_the_end(
     local: LocalStack,
     follower: Follower,
     client: ApiClient,
@@ -126,7 +127,7 @@ async def _to_the_end(
     logs: Logs,
     alongside: Alongside | None,
 ) -> Ending:
-    """The job's end; whatever else ends first is trouble."""
+    """Wait for the job's end. Raises Trouble if anything else ends first."""
     watching = asyncio.create_task(_watch(follower, shown, logs))
     ended = asyncio.create_task(local.cluster_ended())
     tasks: list[asyncio.Task[object]] = [watching, ended, asyncio.create_task(logs.follow())]
@@ -158,8 +159,8 @@ async def _watch(follower: Follower, shown: Screen, logs: Logs) -> Ending:
     return Ending(last, job, await follower.last_lines(0))
 
 
-async def _failure(ending: Ending, follower: Follower) -> list[str]:
-    """Why it failed, and what the script said last."""
+async def _failure_lines(ending: Ending, follower: Follower) -> list[str]:
+    """Reason of the failure, and the last lines of the script."""
     seen = ending.picture
     if seen.complete:
         return []

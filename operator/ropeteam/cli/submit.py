@@ -1,4 +1,4 @@
-"""A job and the folder that its command starts in, brought into any cluster."""
+"""`ropeteam submit`: a job and the folder that its command starts in, created in any cluster."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ropeteam.controller.client.apiclient import ApiClient, ApiError, NotFound, 
 
 
 async def submit(client: ApiClient, read: Manifest, folder: Path, say: Callable[[str], None]) -> None:
-    """The folder first, so that no pod waits for it; it goes with the job. Raises BadInput: the job exists,
-    or the server refuses something; then nothing is left behind."""
+    """Create the folder's ConfigMap first, so that no pod waits for it; it is deleted with the job. Raises
+    BadInput: the job exists, or the server refuses something; then nothing is left behind."""
     code = bundle.bundle(folder)
     stored = bundle.config_map(read.job, code)
     job = bundle.with_code(read.job, code, stored["metadata"]["name"])
     await _check_absent(client, job)
     try:
-        made = await client.create(stored)
+        created = await client.create(stored)
     except ApiError as error:
         raise BadInput(f"ConfigMap {stored['metadata']['name']} was refused: {error}") from None
     try:
         await apply(client, Manifest(job, read.others), None)
     except BadInput:
-        await client.delete(ObjectRef.of(stored), uid=made["metadata"]["uid"])
+        await client.delete(ObjectRef.of(stored), uid=created["metadata"]["uid"])
         raise
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": read.name}
     owner["uid"] = (await client.get(ObjectRef.of(job)))["metadata"]["uid"]
@@ -37,7 +37,7 @@ async def submit(client: ApiClient, read: Manifest, folder: Path, say: Callable[
 
 
 async def _check_absent(client: ApiClient, job: Object) -> None:
-    """Its pods are made of the code that it was submitted with."""
+    """Refuse a job that exists: its pods run the code that it was submitted with."""
     try:
         await client.get(ObjectRef.of(job))
     except NotFound:

@@ -1,14 +1,14 @@
-"""I/O without policy: what the cluster says goes into `core`, what `core` says goes to the cluster.
+"""I/O without policy: `core` gets the state of the cluster, the cluster gets the decisions of `core`.
 
-assembly.py   puts the parts together, and runs them until a signal comes
-reconcile/       one job's round: observe, decide, save, announce, act
-cache/        what the API server holds, kept up to date
-queue/        which job to look at next
-client/       the calls to the API server and to coordinators
-handlers.py   all that we ask of kopf
+assembly.py   connects the parts, and runs them until a signal comes
+reconcile/    one reconcile of one job: observe, decide, save, announce, act
+cache/        informers: objects of the API server, kept up to date
+queue/        the work queue: which job to reconcile next
+client/       requests to the API server and to coordinators
+handlers.py   everything that kopf is used for
 election.py   one operator acts at a time
 settings.py   flags, environment, defaults
 probes.py     /healthz, /readyz, /metrics
-metrics.py    what the operator tells Prometheus
-output.py     a log that nobody waits for
+metrics.py    the metrics of the operator for Prometheus
+output.py     a log that never blocks
 """

@@ -20,8 +20,8 @@ from ropeteam.controller.output import Output
 from ropeteam.controller.settings import SettingsError, read
 
 SELDOM = (50_000, 20, 100)
-"""Garbage is collected: what a round makes is mostly freed without, and the look for cycles among all that
-informers keep took a twelfth of a processor while a thousand jobs start."""
+"""Thresholds of the garbage collector: objects of a reconcile are mostly freed without it, and the search for
+cycles among all objects of the informers took a twelfth of a processor while a thousand jobs start."""
 
 
 def main() -> int:
@@ -30,7 +30,7 @@ def main() -> int:
     logging.basicConfig(level=settings.log_level, handlers=[output])
     gc.set_threshold(*SELDOM)
     if settings.waits and not sys.stdin.readline():
-        return 0  # nobody is there any more
+        return 0  # the process that started us is gone
     try:
         uvloop.run(assembly.run(settings))
     except (

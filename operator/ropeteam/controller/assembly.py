@@ -1,7 +1,7 @@
-"""Put the parts together: caches, queue, reconciler, probes and kopf; run them until a signal comes.
+"""Connect caches, queue, reconciler, probes and kopf; run them until a signal comes.
 
-Order matters: first the caches, also in an operator that stands by; then the election, if there is one; then
-workers and kopf, which at its end waits for every task that is younger than itself.
+Order matters: first the caches, also in a standby operator; then the election, if there is one; then workers
+and kopf, which at its end waits for every task that is younger than itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 _RESYNC_SECONDS = 600
 _RETRY_SECONDS = 1.0
-_BLIND_SECONDS = 180.0
+_STALE_CACHE_SECONDS = 180.0
 """An API server writes a bookmark into each watch every minute."""
 
 
@@ -49,7 +49,7 @@ def _always() -> bool:
 
 
 class Clocks(NamedTuple):
-    """As for Observer."""
+    """The clocks of Observer."""
 
     wall: Callable[[], datetime] = utc_now
     own: Callable[[], float] = boot_seconds
@@ -60,7 +60,7 @@ OURS = Clocks()
 
 
 class CrdMissing(Exception):
-    """The cluster does not know TrainingJobs."""
+    """The CustomResourceDefinition of TrainingJobs is not installed."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Operator:
     reconciler: Reconciler
 
     async def watch(self, ready: asyncio.Event) -> None:
-        """Keep the caches, for ever. `ready` is set when each has been listed."""
+        """Keep the caches up to date, for ever. `ready` is set when each has been listed."""
         async with asyncio.TaskGroup() as group:
             for informer in self.caches.all:
                 group.create_task(informer.run())
@@ -82,24 +82,24 @@ class Operator:
             ready.set()
 
     async def act(self) -> None:
-        """For ever, once the caches have been listed."""
+        """Reconcile jobs for ever; called once the caches have been listed."""
         async with asyncio.TaskGroup() as group:
             group.create_task(serve(self.queue, self.reconciler))
-            group.create_task(self._look_at_all())
+            group.create_task(self._resync())
 
-    async def _look_at_all(self) -> None:
-        """Now and then, in case a bell was not heard."""
+    async def _resync(self) -> None:
+        """Enqueue all jobs periodically, in case an event was missed."""
         while True:
             await asyncio.sleep(_RESYNC_SECONDS)
             for key in self.caches.jobs.known_keys():
                 self.queue.add(key)
 
     def states(self) -> list[tuple[str, bool]]:
-        """Of each job, and whether it is stalled."""
+        """State of each job, and whether it is stalled."""
         return [(job.state, job.stalled) for job in self.caches.jobs.values()]
 
     def silence(self) -> dict[str, float]:
-        """By kind: for how many seconds nothing may have been noticed, not even that nothing has changed."""
+        """Age of the caches by kind: seconds since the last list or line (also a bookmark) of a watch."""
         kinds = {informer.kind for informer in self.caches.all}
         return {
             kind: max(each.silent_seconds() for each in self.caches.all if each.kind == kind)
@@ -107,9 +107,9 @@ class Operator:
         }
 
     def blind(self) -> str:
-        """Which objects may have changed without our knowing, for too long; "": none."""
-        found = {kind: seconds for kind, seconds in self.silence().items() if seconds > _BLIND_SECONDS}
-        return "; ".join(f"nothing heard of {kind} for {seconds:.0f} s" for kind, seconds in found.items())
+        """The kinds whose caches have been out of date for too long, as a sentence; "": none."""
+        stale = {kind: seconds for kind, seconds in self.silence().items() if seconds > _STALE_CACHE_SECONDS}
+        return "; ".join(f"nothing heard of {kind} for {seconds:.0f} s" for kind, seconds in stale.items())
 
 
 @asynccontextmanager
@@ -147,7 +147,7 @@ def connected(
 
 @asynccontextmanager
 async def elected(settings: Settings) -> AsyncIterator[Elector | None]:
-    """Who decides whether we act; None: we always do. The lease is given back at the end."""
+    """The Elector that decides whether we act; None: we always do. The lease is released at the end."""
     if not settings.lease:
         yield None
         return
@@ -162,18 +162,18 @@ async def elected(settings: Settings) -> AsyncIterator[Elector | None]:
 
 
 async def run(settings: Settings) -> None:
-    """Until SIGTERM or SIGINT. Raises LeadershipLost, and what `assembled` raises."""
+    """Run the operator until SIGTERM or SIGINT. Raises LeadershipLost, and what `assembled` raises."""
     async with elected(settings) as elector, assembled(settings, elector) as operator:
         lost = ""
         try:
-            await _live(settings, operator, elector)
+            await _serve(settings, operator, elector)
         except* LeadershipLost as group:
             lost = str(group.exceptions[0])
-        if lost:  # raised in the block above it would come in a group again
+        if lost:  # raised in the block above it would come in an exception group again
             raise LeadershipLost(lost)
 
 
-async def _live(settings: Settings, operator: Operator, elector: Elector | None) -> None:
+async def _serve(settings: Settings, operator: Operator, elector: Elector | None) -> None:
     ready, ended, queue = asyncio.Event(), asyncio.Event(), operator.queue
 
     def unready() -> str:
@@ -201,7 +201,7 @@ async def _live(settings: Settings, operator: Operator, elector: Elector | None)
 
 
 async def _unless(ended: asyncio.Event, work: Coroutine[None, None, object]) -> bool:
-    """Await `work`. False: we were asked to end before it was done."""
+    """Await `work`. False: `ended` was set before it was done."""
     working, ending = asyncio.ensure_future(work), asyncio.ensure_future(ended.wait())
     try:
         await asyncio.wait((working, ending), return_when=asyncio.FIRST_COMPLETED)
@@ -214,7 +214,7 @@ async def _unless(ended: asyncio.Event, work: Coroutine[None, None, object]) -> 
 
 
 async def _require_crd(client: ApiClient, namespaces: tuple[str, ...]) -> None:
-    """Waits for an API server that is away: who ends is started again later and later."""
+    """Wait for an API server that cannot be reached: a container that exits is restarted with backoff."""
     try:
         while True:
             try:

@@ -1,9 +1,9 @@
-"""All that we ask of kopf: to watch TrainingJobs and ring the bell.
+"""Everything that kopf is used for: watch TrainingJobs and enqueue those that changed.
 
-No kopf state is kept on objects, nothing is retried by kopf, and no trouble of its connection ends the
-process: the waits between its tries never run out, refused credentials are loaded anew, and what still makes
-it stop is started again.
-Limits: the bell says only "look at this job"; what is true comes from our own informer.
+No kopf state is kept on objects, kopf retries nothing, and no connection error of kopf ends the process: the
+waits between its attempts never run out, refused credentials are loaded anew, and if kopf stops all the same,
+it is started again.
+Limits: an event of kopf means only "reconcile this job"; the state of the job comes from our own informer.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from ropeteam.controller.cache import kopfevents
 from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client.access import Access
 
-_WAITS = (0.5, 1.0, 2.0, 5.0)
-_LONGEST_WAIT = 10.0
+_BACKOFFS = (0.5, 1.0, 2.0, 5.0)
+_MAX_BACKOFF = 10.0
 _RESTART_SECONDS = 1.0
-_ME = "ropeteam"
-"""kopf would ask the system for the user's name; in a container there may be none for our number."""
+_IDENTITY = "ropeteam"
+"""Without it kopf looks up the user's name; in a container our UID may have none."""
 
 log = logging.getLogger(__name__)
 
 
 class Forever(Collection[float]):
-    """Waits between tries that never run out."""
+    """Waits between attempts that never run out."""
 
     def __iter__(self) -> Iterator[float]:
-        yield from _WAITS
+        yield from _BACKOFFS
         while True:
-            yield _LONGEST_WAIT
+            yield _MAX_BACKOFF
 
     def __len__(self) -> int:
-        return len(_WAITS) + 1
+        return len(_BACKOFFS) + 1
 
     def __contains__(self, value: object) -> bool:
-        return value in (*_WAITS, _LONGEST_WAIT)
+        return value in (*_BACKOFFS, _MAX_BACKOFF)
 
 
 class NullDiffBase(kopf.DiffBaseStorage):
-    """kopf need not remember what it saw last: no handler of ours asks for differences."""
+    """No storage of the last seen object: no handler of ours needs differences."""
 
     def build(self, **_: Any) -> Any:
         return {}
@@ -62,7 +62,7 @@ class NullDiffBase(kopf.DiffBaseStorage):
 
 
 class NullProgress(kopf.ProgressStorage):
-    """kopf need not remember how far a handler came: ours only ring a bell."""
+    """No storage of the progress of handlers: ours only enqueue a key."""
 
     def fetch(self, **_: Any) -> Any:
         return None
@@ -81,14 +81,14 @@ class NullProgress(kopf.ProgressStorage):
 
 
 def settings() -> kopf.OperatorSettings:
-    """The reasons stand in docs/architecture.md."""
+    """Settings of kopf; docs/architecture.md gives the reasons."""
     chosen = kopf.OperatorSettings()
     chosen.persistence.diffbase_storage = NullDiffBase()
     chosen.persistence.progress_storage = NullProgress()
     chosen.networking.error_backoffs = Forever()
     chosen.networking.request_timeout, chosen.networking.connect_timeout = 15, 5
     chosen.watching.server_timeout, chosen.watching.connect_timeout = 290, 5
-    chosen.watching.chunk_size = 1  # kopf is shown none (kopfevents.py)
+    chosen.watching.chunk_size = 1  # kopf gets no list entries (kopfevents.py)
     chosen.queueing.idle_timeout = 0.5
     chosen.scanning.disabled = True
     chosen.posting.enabled = False
@@ -97,39 +97,41 @@ def settings() -> kopf.OperatorSettings:
 
 async def run(
     load: Callable[[], Awaitable[Access]],
-    ring: Callable[[Key], None],
+    enqueue: Callable[[Key], None],
     namespaces: tuple[str, ...],
     ended: asyncio.Event,
 ) -> None:
-    """kopf until a signal sets `ended`, or somebody else does. Returns then; whatever else stops kopf is
-    logged, and kopf starts anew.
+    """Run kopf until `ended` is set, by a signal or by the caller. Whatever else stops kopf is logged, and
+    kopf is started again.
     """
     for name in ("kopf", "kopf.objects"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    where: dict[str, Any] = {"namespaces": namespaces} if namespaces else {"clusterwide": True}
-    how: dict[str, Any] = {
+    scope: dict[str, Any] = {"namespaces": namespaces} if namespaces else {"clusterwide": True}
+    options: dict[str, Any] = {
         "settings": settings(),
         "standalone": True,
         "stop_flag": ended,
-        "identity": _ME,
-    } | where
+        "identity": _IDENTITY,
+    } | scope
     while True:
         async with AsyncExitStack() as sessions:
-            handlers, started = _registry(load, ring, sessions), asyncio.Event()
-            signals = asyncio.create_task(_take_signals_back(started, ended))
+            handlers, started = _registry(load, enqueue, sessions), asyncio.Event()
+            signals = asyncio.create_task(_restore_signal_handlers(started, ended))
             try:
-                await kopf.operator(registry=handlers, ready_flag=started, **how)
+                await kopf.operator(registry=handlers, ready_flag=started, **options)
                 ended.set()
                 return
-            except Exception as error:  # kopf has many ways to give up; none is a reason for us to do so
+            except Exception as error:  # kopf gives up for many reasons; none of them is one for us
                 log.warning("kopf stopped (%s: %s), starting it again", type(error).__name__, error)
             finally:
                 signals.cancel()
         await asyncio.sleep(_RESTART_SECONDS)
 
 
-async def _take_signals_back(started: asyncio.Event, ended: asyncio.Event) -> None:
-    """kopf takes them, tells nobody, and waits 5 s for every task of the loop that is younger than itself."""
+async def _restore_signal_handlers(started: asyncio.Event, ended: asyncio.Event) -> None:
+    """Install our signal handlers again: those of kopf do not set `ended`, and kopf then waits 5 s for every
+    task of the loop that is younger than itself.
+    """
     await started.wait()
     end_by_signal(ended)
 
@@ -140,15 +142,15 @@ def end_by_signal(ended: asyncio.Event) -> None:
 
 
 def _registry(
-    load: Callable[[], Awaitable[Access]], ring: Callable[[Key], None], sessions: AsyncExitStack
+    load: Callable[[], Awaitable[Access]], enqueue: Callable[[Key], None], sessions: AsyncExitStack
 ) -> kopf.OperatorRegistry:
-    """Our two handlers: how to log in, and whom to call when a TrainingJob has changed."""
+    """Our two handlers: the login, and the enqueueing of a TrainingJob that has changed."""
     handlers = kopf.OperatorRegistry()
     logins = itertools.count()
 
     @kopf.on.login(registry=handlers)
     async def log_in(**_: Any) -> kopf.AiohttpSession:
-        """A new session each time: kopf gives up when it is given refused credentials again."""
+        """A new session each time: kopf gives up when a login returns refused credentials again."""
         if next(logins):
             await asyncio.sleep(_RESTART_SECONDS)
         access = await load()
@@ -160,7 +162,7 @@ def _registry(
         return kopf.AiohttpSession(server=access.server, aiohttp_session=session)
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=handlers)
-    async def ring_the_bell(name: str, namespace: str | None, **_: Any) -> None:
-        ring(Key(namespace or "", name))
+    async def enqueue_job(name: str, namespace: str | None, **_: Any) -> None:
+        enqueue(Key(namespace or "", name))
 
     return handlers

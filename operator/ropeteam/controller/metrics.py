@@ -1,9 +1,9 @@
-"""What the operator tells Prometheus. Queue, reconcile and API metrics bear the names and labels of
+"""Metrics of the operator for Prometheus. Queue, reconcile and API metrics bear the names and labels of
 controller-runtime and client-go, so that dashboards and alerts made for those fit.
 
 Labels are closed sets, all there from the start (a counter that appears with its first event hides that event
-from `rate`); no job's name is ever one, so a deleted job leaves nothing behind. An operator that stands by
-tells how many jobs there are as well: take the maximum, not the sum.
+from `rate`); no job's name is ever one, so a deleted job leaves nothing behind. A standby operator exports
+the number of jobs as well: take the maximum, not the sum.
 Limits: nothing is kept over a restart, as usual for counters.
 """
 
@@ -121,8 +121,8 @@ LEADER = Gauge("ropeteam_leader", "1 while this operator acts; 0: it stands by."
 BUILD = Gauge("ropeteam_build_info", "1, with the version of the operator.", ["version"], registry=REGISTRY)
 
 
-def _begin() -> None:
-    """Every series there is, at 0."""
+def _create_series() -> None:
+    """Create every series, at 0."""
     for cause in Cause:
         INCIDENTS.labels(cause=cause.value)
         STEPS_LOST.labels(cause=cause.value)
@@ -138,17 +138,17 @@ def _begin() -> None:
         BUILD.labels(version="unknown").set(1)
 
 
-_begin()
+_create_series()
 
 
 def count_round(result: str, seconds: float) -> None:
-    """`result`: one of controller-runtime's four words."""
+    """Count a reconcile. `result`: one of controller-runtime's four values."""
     RECONCILES.labels(result=result, **_CONTROLLER).inc()
     RECONCILE_SECONDS.observe(seconds)
 
 
 def count_request(method: str, status: int) -> None:
-    """An answer of the API server."""
+    """Count an answer of the API server."""
     REQUESTS.labels(code=str(status), method=method).inc()
 
 
@@ -169,16 +169,17 @@ def _count(incident: IncidentStatus) -> None:
 
 
 class Now(Collector):
-    """What is counted when asked. `jobs`: state of each job, and whether it is stalled; `rounds`: seconds
-    since the begin of each that runs; `silence`: seconds without a sign from the API server, by kind."""
+    """Metrics computed at each scrape. `jobs`: state of each job, and whether it is stalled; `rounds`:
+    seconds since the start of each running reconcile; `cache_ages`: seconds without data from the API server,
+    by kind."""
 
     def __init__(
         self,
         jobs: Callable[[], Iterable[tuple[str, bool]]],
-        rounds: Callable[[], Iterable[float]],
-        silence: Callable[[], dict[str, float]],
+        running_seconds: Callable[[], Iterable[float]],
+        cache_ages: Callable[[], dict[str, float]],
     ) -> None:
-        self._jobs, self._rounds, self._silence = jobs, rounds, silence
+        self._jobs, self._running_seconds, self._cache_ages = jobs, running_seconds, cache_ages
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         jobs = list(self._jobs())
@@ -196,16 +197,16 @@ class Now(Collector):
             "Since the last list, or the last word of a watch: what happened since may not be known.",
             labels=["kind"],
         )
-        for kind, seconds in self._silence().items():
+        for kind, seconds in self._cache_ages().items():
             age.add_metric([kind], seconds)
         yield age
-        rounds = list(self._rounds())
+        running_seconds = list(self._running_seconds())
         running = "controller_runtime_active_workers"
-        yield _gauge(running, "Rounds that run.", _CONTROLLER, len(rounds))
+        yield _gauge(running, "Rounds that run.", _CONTROLLER, len(running_seconds))
         unfinished = "workqueue_unfinished_work_seconds"
-        yield _gauge(unfinished, "Sum over rounds that run, since each began.", _QUEUE, sum(rounds))
+        yield _gauge(unfinished, "Sum over rounds that run, since each began.", _QUEUE, sum(running_seconds))
         longest = "workqueue_longest_running_processor_seconds"
-        yield _gauge(longest, "The longest of them.", _QUEUE, max(rounds, default=0.0))
+        yield _gauge(longest, "The longest of them.", _QUEUE, max(running_seconds, default=0.0))
 
 
 def _gauge(name: str, text: str, labels: dict[str, str], value: float) -> GaugeMetricFamily:

@@ -1,10 +1,10 @@
-"""The operator's log on a file descriptor, written by a thread: whoever logs never waits.
+"""The operator's log on a file descriptor, written by a thread: logging never blocks.
 
 A container runtime that is down, or a node's disk that is full, stops reading; a write then blocks for ever,
-and with it the loop that renews the leadership. Lines wait here, `MOST_LINES` of them; what is more is
-dropped, and counted in the log once somebody reads again. They leave together, every `LAG_SECONDS`: a thread
-that wakes for each of them takes the interpreter from the event loop each time (a seventeenth of its time
-while a thousand jobs start).
+and with it the loop that renews the leadership. Up to `MOST_LINES` lines are queued here; more are
+dropped, and counted in the log once it is read again. They are written together, every `LAG_SECONDS`: a
+thread that wakes for each of them takes the interpreter from the event loop each time (a seventeenth of its
+time while a thousand jobs start).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _FORMAT = "%(asctime)s %(levelname).1s %(message)s"
 
 
 class Output(logging.Handler):
-    """Begins its thread. A process that ends waits `FLUSH_SECONDS` for what is left, and loses the rest."""
+    """A handler with its own thread. A process that ends waits `FLUSH_SECONDS` for queued lines, and loses
+    the rest."""
 
     def __init__(self, fd: int) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class Output(logging.Handler):
         self._fd = fd
         self._lines: SimpleQueue[bytes] = SimpleQueue()
         self._taken = self._written = 0
-        """Lines, since the start."""
+        """Lines since the start."""
         self._dropped = 0
         threading.Thread(target=self._write_all, name="output", daemon=True).start()
 
@@ -38,7 +39,7 @@ class Output(logging.Handler):
         self.say(self.format(record))
 
     def say(self, line: str) -> None:
-        """A line that is no record of the log."""
+        """Write a line that is no record of the log."""
         if self._taken - self._written >= MOST_LINES:
             self._dropped += 1
             return
@@ -63,5 +64,5 @@ class Output(logging.Handler):
                 while left:
                     left = left[os.write(self._fd, left) :]
             except OSError:
-                pass  # nobody can read it any more
+                pass  # the reader has closed it
             self._written += len(lines)

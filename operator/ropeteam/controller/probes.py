@@ -1,8 +1,8 @@
 """/healthz, /readyz and /metrics of the operator, on one port.
 
-Ready: every cache has been listed once and has been heard of since. Healthy: the event loop answers and no
-round hangs. Port 0 takes a free one; the caller is told which.
-Anyone may ask: a connection is for one request and lasts 5 seconds, and there are places for 64
+Ready: every cache has been listed once and is up to date. Healthy: the event loop answers and no reconcile
+hangs. Port 0 takes a free one; the caller gets its number.
+No authentication: a connection is for one request and lasts 5 seconds, and at most 64 are open
 (contract/preauth.py).
 """
 
@@ -21,28 +21,28 @@ from ropeteam.controller import metrics
 from ropeteam_trainer.contract.preauth import BACKLOG, HEAD_SECONDS, Strangers
 
 _HUNG_SECONDS = 300.0
-_PLACES = 64
+_MAX_CONNECTIONS = 64
 
 
-class _Visit(web.RequestHandler):
+class _Connection(web.RequestHandler):
     """One connection. aiohttp alone limits neither their number nor their time."""
 
     __slots__ = ("_address", "_strangers", "_until")
 
-    def __init__(self, server: web.Server, strangers: Strangers) -> None:
+    def __init__(self, server: web.Server, admission: Strangers) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), access_log=None)  # type: ignore[arg-type]
-        self._strangers = strangers
+        self._strangers = admission
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        # uvloop asks only now, and whoever has reset the connection meanwhile has no name any more
+        # uvloop looks the name up only now; for a connection that was reset meanwhile there is none
         self._address: str = (transport.get_extra_info("peername") or ("",))[0]
-        self._until = self._loop.call_later(HEAD_SECONDS, self._leave)
-        self._strangers.take(self._address, self._leave)
+        self._until = self._loop.call_later(HEAD_SECONDS, self._abort)
+        self._strangers.take(self._address, self._abort)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._until.cancel()
-        self._strangers.free(self._address, self._leave)
+        self._strangers.free(self._address, self._abort)
         super().connection_lost(exc)
 
     def handle_error(
@@ -52,14 +52,14 @@ class _Visit(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Of what a peer says, no line in the log; aiohttp writes its stack."""
+        """Log nothing for errors of the peer; aiohttp would log a traceback."""
         if status >= 500:
             return super().handle_error(request, status, exc, message)
         answer = web.Response(status=status, text=message)
         answer.force_close()
         return answer
 
-    def _leave(self) -> None:
+    def _abort(self) -> None:
         if self.transport:
             self.transport.abort()
 
@@ -68,8 +68,8 @@ class _Visit(web.RequestHandler):
 async def served(
     address: str, unready: Callable[[], str], longest_round: Callable[[], float]
 ) -> AsyncIterator[str]:
-    """Serve while the block runs; gives `host:port`. `unready` says why, "" if it is. Raises OSError when the
-    port is taken.
+    """Serve while the block runs; yields `host:port`. `unready` returns the reason, "" if ready. Raises
+    OSError when the port is taken.
     """
 
     def health() -> web.Response:
@@ -81,31 +81,31 @@ async def served(
         why = unready()
         return web.Response(status=503, text=f"{why}\n") if why else web.Response(text="ok\n")
 
-    def numbers() -> web.Response:
+    def prometheus() -> web.Response:
         return web.Response(
             body=generate_latest(metrics.REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST}
         )
 
-    pages = {"/healthz": health, "/readyz": ready, "/metrics": numbers}
+    pages = {"/healthz": health, "/readyz": ready, "/metrics": prometheus}
 
     async def answer(request: web.BaseRequest) -> web.Response:
-        """aiohttp's own routes answer 500 to who expects what is no UTF-8 (`Expect:`)."""
+        """Answer one request. aiohttp's own routes answer 500 to an `Expect:` header that is not UTF-8."""
         page = pages.get(request.path)
         if page is None:
-            told = web.Response(status=404, text="404: Not Found")
+            response = web.Response(status=404, text="404: Not Found")
         elif request.method in ("GET", "HEAD"):
-            told = page()
+            response = page()
         else:
-            told = web.Response(status=405, text="405: Method Not Allowed", headers={"Allow": "GET,HEAD"})
-        told.force_close()
-        return told
+            response = web.Response(status=405, text="405: Method Not Allowed", headers={"Allow": "GET,HEAD"})
+        response.force_close()
+        return response
 
-    server, strangers = web.Server(answer), Strangers(_PLACES)
+    server, admission = web.Server(answer), Strangers(_MAX_CONNECTIONS)
     host, _, port = address.rpartition(":")
-    visit = partial(_Visit, server, strangers)
+    connection = partial(_Connection, server, admission)
     try:
         listener = await asyncio.get_running_loop().create_server(
-            visit, host or None, int(port), backlog=BACKLOG
+            connection, host or None, int(port), backlog=BACKLOG
         )
         with closing(listener):
             taken = listener.sockets[0].getsockname()

@@ -1,8 +1,8 @@
 """The operator's settings: flags win over `ROPETEAM_*`, those over the defaults. Read once, at the start.
 
 The operator key is the root of all job tokens: a file that only its owner may read. Without `--key-file` it
-lies in the state folder and is made at the first start; a key file that was named must exist. That of the
-previous keys may be missing; the jobs that were made with one of them keep it.
+lies in the state folder and is created at the first start; a key file given by a flag must exist. The file of
+the previous keys may be missing; jobs that were created with one of them keep it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ IMAGE = "ghcr.io/ropeteam/ropeteam:0.1.0"
 
 
 class SettingsError(Exception):
-    """A setting that cannot work. The text says which, and what to change."""
+    """An invalid setting. The text names it, and what to change."""
 
 
 @dataclass(frozen=True)
 class OperatorKey:
-    """What job tokens are derived from. Never logged, never in an Observation."""
+    """The secret from which job tokens are derived. Never logged, never in an Observation."""
 
     secret: bytes
 
@@ -47,7 +47,7 @@ class OperatorKey:
 
 @dataclass(frozen=True)
 class OperatorKeys:
-    """Those that are accepted. New jobs get the first one."""
+    """The accepted keys. New jobs get the first one."""
 
     accepted: tuple[OperatorKey, ...]
 
@@ -55,11 +55,11 @@ class OperatorKeys:
         return any(key.id == key_id for key in self.accepted)
 
     def of(self, key_id: str) -> OperatorKey:
-        """The one with this id; the current one if it is not accepted."""
+        """The key with this id; the current key if it is not accepted."""
         return next((key for key in self.accepted if key.id == key_id), self.accepted[0])
 
     def of_folder(self, folder: str, key_id: str) -> seals.Keys:
-        """What checkpoints there are signed with: by a job with this key first."""
+        """The keys that checkpoints in this folder may be signed with, that of the job's key first."""
         own = self.of(key_id)
         keys = (own, *(key for key in self.accepted if key != own))
         return tuple(seals.folder_key(key.secret, folder) for key in keys)
@@ -71,38 +71,38 @@ class Settings:
     """None: the service account of the pod we run in."""
     home: Path
     key_file: Path | None
-    """None: `<home>/operator.key`, made if it is missing."""
+    """None: `<home>/operator.key`, created if it is missing."""
     previous_key_file: Path | None
-    """Keys of before, one a line, that are accepted too. There need be no such file. None:
+    """Previous keys, one a line, that are accepted too. The file may be missing. None:
     `<home>/operator.key.previous`."""
     namespaces: tuple[str, ...]
     """Empty: all."""
     image: str
-    """What coordinators run."""
+    """Image of coordinators."""
     image_pull_policy: str
     job_defaults: JobDefaults
-    """For the pods of all jobs."""
+    """Defaults for the pods of all jobs."""
     job_policy: JobPolicy | None
-    """Who may reach them. None: jobs get no NetworkPolicy."""
+    """Peers that may connect to jobs. None: jobs get no NetworkPolicy."""
     lease: str
-    """namespace/name of the Lease that decides who acts. Empty: there is no other operator."""
+    """namespace/name of the Lease for leader election. Empty: there is no other operator."""
     lease_seconds: int
-    """How long a leader may be silent."""
+    """For how long the lease is valid without a renewal."""
     workers: int
-    """Jobs handled at the same time."""
+    """Jobs reconciled at the same time."""
     deletion_proves_end: bool
-    """Of a node whose object is gone: nothing runs on it any more."""
+    """Whether a node whose object is gone counts as a node on which nothing runs any more."""
     probe_address: str
     """host:port of /healthz, /readyz and /metrics; port 0: any free one, written to
     `<home>/operator.address`.
     """
     log_level: str
     waits: bool
-    """For a line on stdin, when all is imported: who starts it does something else meanwhile."""
+    """Wait for a line on stdin after all imports: the parent process prepares other things meanwhile."""
 
     @property
     def defaults(self) -> Defaults:
-        """What `core` may know of this."""
+        """The settings that `core` may read."""
         return Defaults(
             operator_image=self.image,
             image_pull_policy=self.image_pull_policy,
@@ -111,7 +111,7 @@ class Settings:
         )
 
     def publish_address(self, address: str) -> None:
-        """For those who ask for port 0."""
+        """Write the probe address to a file, for callers that set port 0."""
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "operator.address").write_text(address + "\n")
 
@@ -122,7 +122,7 @@ def default_home(environ: Mapping[str, str]) -> Path:
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Each flag is an environment variable, too: --key-file is ROPETEAM_KEY_FILE."""
+    """The parser. Each flag is an environment variable, too: --key-file is ROPETEAM_KEY_FILE."""
     parser = argparse.ArgumentParser(
         prog="python -m ropeteam.controller", description="The Ropeteam operator."
     )
@@ -192,7 +192,7 @@ def _of_file(parser: argparse.ArgumentParser, flag: str, file: str, shape: type[
 
 
 def load_keys(settings: Settings) -> OperatorKeys:
-    """Raises SettingsError."""
+    """Read the operator keys. Raises SettingsError."""
     file = settings.key_file or settings.home / "operator.key"
     if settings.key_file is None:
         _make_key(file)
@@ -221,7 +221,7 @@ def _key(file: Path, text: str) -> OperatorKey:
 
 
 def _make_key(file: Path) -> None:
-    """Complete or not at all, and the first one stays, whoever else starts at the same time."""
+    """Create the key file atomically; of several operators that start at the same time the first one wins."""
     if file.exists():
         return
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,15 @@
 """Every decision of the operator. Pure: no clock, no cluster, no environment; time comes in as
 `Observation.now`.
 
-    decide.py      observation in, decision out: asks the questions in order, the first answer wins
-    seen/          what was observed, and how it is read
+    decide.py      observation in, decision out: tries the questions in order, the first answer wins
+    seen/          the observation, and how it is read
     objects/       the objects that a job needs, and the actions on them
-    status/        what status says: conditions, incidents, progress
-    questions/     has it ended, does it start, what is lost, what is missing: one file each
-    merge.py       the observation folded into status
+    status/        the parts of status: conditions, incidents, progress
+    questions/     has the job ended, does it start, what is lost, what is missing: one file each
+    merge.py       the observation merged into status
     deadlines.py   when to look again although nothing happens
-    backoff.py     how long to wait before trying the same again
-    decision.py    what decide returns
+    backoff.py     the pause before another try
+    decision.py    the result of decide
     announce.py    Kubernetes events of a change of status
-    doctor/        what `ropeteam doctor` thinks of a cluster, a namespace and a job
+    doctor/        the checks of `ropeteam doctor` on a cluster, a namespace and a job
 """

@@ -1,6 +1,6 @@
-"""Kubernetes events: what changed between two statuses, said once, after the write that made it true.
+"""Kubernetes events: what changed between two statuses, recorded once, after the write that made it true.
 
-An event is one line. What a script wrote before it died stays in status.incidents.
+An event is one line. The lines that a script wrote before it died stay in status.incidents.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from ropeteam.core.decision import Announcement
 from ropeteam.core.seen.view import one_line
 from ropeteam.core.status.conditions import SUCCEEDED, accepted
 
-_LONGEST = 1024
-_WORTH_SAYING = {
+_MAX_LENGTH = 1024
+_ANNOUNCED = {
     ConditionType.ACCEPTED: False,
     ConditionType.SUSPENDED: True,
     ConditionType.RUNNING: True,
@@ -23,8 +23,8 @@ _WORTH_SAYING = {
     ConditionType.STALLED: True,
     ConditionType.DEGRADED: True,
 }
-"""Which conditions, when they flip to which side."""
-_BAD = frozenset(
+"""Conditions that are announced, and the side to which they flip then."""
+_WARNINGS = frozenset(
     {ConditionType.ACCEPTED, ConditionType.FAILED, ConditionType.STALLED, ConditionType.DEGRADED}
 )
 
@@ -53,28 +53,28 @@ def _incidents(old: JobStatus, new: JobStatus) -> Iterator[Announcement]:
     known = {each.id for each in old.incidents}
     for each in new.incidents:
         if each.id not in known:
-            place = f"slot {each.slot}" + (f", rank {each.rank}" if each.rank is not None else "")
-            yield Announcement("Warning", each.cause, _line(f"{each.id}: {place}: {each.message}"))
+            where = f"slot {each.slot}" + (f", rank {each.rank}" if each.rank is not None else "")
+            yield Announcement("Warning", each.cause, _line(f"{each.id}: {where}: {each.message}"))
 
 
 def _conditions(old: JobStatus, new: JobStatus) -> Iterator[Announcement]:
     for each in new.conditions:
-        if _WORTH_SAYING.get(each.type) is each.holds and _is_new(old.condition(each.type), each):
+        if _ANNOUNCED.get(each.type) is each.holds and _is_new(old.condition(each.type), each):
             message = _line(each.message) or f"{each.type} is {each.status}."
-            yield Announcement("Warning" if _is_bad(each) else "Normal", each.reason, message)
+            yield Announcement("Warning" if _is_warning(each) else "Normal", each.reason, message)
 
 
 def _is_new(before: Condition | None, now: Condition) -> bool:
-    """Degraded may hold for one reason after another; each is said."""
-    other = now.type is ConditionType.DEGRADED and before is not None and before.reason != now.reason
-    return before is None or before.holds is not now.holds or other
+    """Degraded may hold for one reason after another; each is announced."""
+    has_new_reason = now.type is ConditionType.DEGRADED and before is not None and before.reason != now.reason
+    return before is None or before.holds is not now.holds or has_new_reason
 
 
-def _is_bad(condition: Condition) -> bool:
-    return condition.type in _BAD or (
+def _is_warning(condition: Condition) -> bool:
+    return condition.type in _WARNINGS or (
         condition.type is ConditionType.COMPLETE and condition.reason != SUCCEEDED
     )
 
 
 def _line(text: str) -> str:
-    return one_line(text)[:_LONGEST]
+    return one_line(text)[:_MAX_LENGTH]

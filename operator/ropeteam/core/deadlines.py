@@ -1,5 +1,5 @@
-"""When to look again although nothing happens: everything in `core` that depends on the passing of time is
-listed here.
+"""Deadlines: when to look again although nothing happens. Everything in `core` that depends on the passing of
+time is listed here.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.fence import longest_life
 
 ASK_SELDOM_SECONDS, ASK_SECONDS, ASK_SOON_SECONDS, ASK_AT_ONCE_SECONDS = 15.0, 5.0, 1.0, 0.2
-"""How often the coordinator is told and asked."""
+"""Seconds between two requests to the coordinator: each sends the desired state and receives a report."""
 ASKS_PER_LEASE = 5
-"""Its lease is counted from an answer that we say back with the next question: two of these always pass."""
+"""Requests per lease. The lease is counted from a report that the next request echoes: two intervals always
+pass before it is renewed."""
 
 
 def next_question(view: View, status: JobStatus) -> float:
-    """Seconds until the coordinator is asked again. Often only when it is the one who knows what comes next:
-    a world cannot form before its pods run, and of them their changes tell.
+    """Seconds until the next request to the coordinator. Often only while it alone knows what comes next: a
+    world cannot form before its pods run, and changes of pods are watched.
     """
     lease = status.coordinator.lease_seconds or math.inf
-    return min(_patience(view, status), lease / ASKS_PER_LEASE)
+    return min(_poll_seconds(view, status), lease / ASKS_PER_LEASE)
 
 
-def _patience(view: View, status: JobStatus) -> float:
+def _poll_seconds(view: View, status: JobStatus) -> float:
     report = view.report
     if any(slot.relieves for slot in status.slots) or (report is not None and not report.leased):
         return ASK_AT_ONCE_SECONDS
     if report is not None and report.phase is WorldPhase.COMPLETING:
-        return ASK_SOON_SECONDS  # it waits for our word that the last checkpoint is saved
+        return ASK_SOON_SECONDS  # it waits for the acknowledgement of the last checkpoint
     if status.state == "Running":
         return ASK_SECONDS
     all_run = sum(pod.container.running for pod in view.workers.values()) == len(status.slots)
@@ -48,11 +49,11 @@ def _patience(view: View, status: JobStatus) -> float:
 
 def next_look(view: View, status: JobStatus) -> float | None:
     """Seconds until something falls due. None: nothing will."""
-    due = [moment for moment in _moments(view, status) if moment > view.now]
+    due = [moment for moment in _due_times(view, status) if moment > view.now]
     return (min(due) - view.now).total_seconds() if due else None
 
 
-def _moments(view: View, status: JobStatus) -> Iterator[datetime]:
+def _due_times(view: View, status: JobStatus) -> Iterator[datetime]:
     spec = view.spec
     if status.finished:
         end, ttl = status.completion_time or view.now, spec.ttl_seconds_after_finished
@@ -92,12 +93,12 @@ def _pods(view: View, status: JobStatus) -> Iterator[datetime]:
         if slot.replaced_at is not None and not slot.old_pod_gone:
             yield slot.replaced_at + fence
             yield view.now + fence - timedelta(seconds=view.held(slot))
-    paced = [(status.coordinator.since, status.coordinator.faults)]
-    paced += [(slot.replaced_at, slot.faults) for slot in status.slots]
-    for since, faults in paced:
-        begin = backoff.ends_at(since, faults)
-        if begin is not None:
-            yield begin
+    backoffs = [(status.coordinator.since, status.coordinator.faults)]
+    backoffs += [(slot.replaced_at, slot.faults) for slot in status.slots]
+    for since, faults in backoffs:
+        retry_at = backoff.ends_at(since, faults)
+        if retry_at is not None:
+            yield retry_at
     if mounts(view):
         yield view.now + timedelta(seconds=ASSUMED_UP_TO_DATE_SECONDS - view.seen.secret_age)
     for pod in view.workers.values():

@@ -1,10 +1,10 @@
 """Decide what a training job needs next.
 
-Every judgement of the operator is made in `core`: what was seen goes in, what to do comes out.
-The questions are asked from top to bottom; the first one with an answer wins.
+Every decision of the operator is made in `core`: an observation goes in, what to do comes out.
+The questions are tried from top to bottom; the first one with an answer wins.
 Rules that bind every answer:
-  - Intent before effect. An answer that changes status carries no actions; the next round carries them out.
-  - A settled job is left alone. Deciding again about an unchanged job answers "nothing", and no write.
+  - Intent before effect. An answer that changes status carries no actions; the next reconcile runs them.
+  - A settled job is left alone. Deciding again about an unchanged job gives no actions and no write.
   - Terminal is final. After Complete or Failed there is only cleaning up.
   - Total. There is an answer for every observation, and a sentence `why`.
 """
@@ -33,31 +33,31 @@ Question = Callable[[View, JobStatus], Answer | None]
 
 
 def decide(seen: Observation) -> Decision:
-    """The answer to one observation. Never raises."""
+    """The decision about one observation. Never raises."""
     view = build_view(seen)
     if seen.metadata.deletion_timestamp is not None:
         return Decision(seen.status, (), "the job is being deleted; all that is its own goes with it")
-    clean = completion.clean_up(view)
-    if clean is not None:
-        return _conclude(view, clean)
+    cleanup = completion.clean_up(view)
+    if cleanup is not None:
+        return _decision(view, cleanup)
     status = merge_observed(view)
     answers = (question(view, status) for question in QUESTIONS)
     answer = next((answer for answer in answers if answer is not None), None)
-    return _conclude(view, answer or ensure_children(view, status))
+    return _decision(view, answer or ensure_children(view, status))
 
 
 def invalid(view: View, status: JobStatus) -> Answer | None:
-    """The spec cannot be used. What runs goes on; nothing new is made."""
+    """The spec is not valid. Pods that run go on; nothing new is created."""
     if not view.problems:
         return None
     reason = FailReason.INVALID_SPEC.value
     message = "; ".join(view.problems)
     facts = conditions.not_accepted(reason, message)
-    return Answer(f"the spec is not valid: {message}", status, _held(status, "Invalid"), facts)
+    return Answer(f"the spec is not valid: {message}", status, _last_state(status, "Invalid"), facts)
 
 
 def refused(view: View, status: JobStatus) -> Answer | None:
-    """The API server would not take the worker pod. For a job that runs already this is only said."""
+    """The API server refuses the worker pod. For a job that runs already this is only reported in status."""
     refusal = view.seen.refusal
     if refusal is None or refusal.user is not None or (status.attempt > 0 and not view.suspended):
         return None
@@ -67,8 +67,8 @@ def refused(view: View, status: JobStatus) -> Answer | None:
     return Answer(message, status, "Invalid", conditions.not_accepted("PodRefused", message))
 
 
-def _held(status: JobStatus, state: str) -> str:
-    return status.state if status.attempt > 0 and status.state else state
+def _last_state(status: JobStatus, default: str) -> str:
+    return status.state if status.attempt > 0 and status.state else default
 
 
 QUESTIONS: tuple[Question, ...] = (
@@ -90,7 +90,7 @@ QUESTIONS: tuple[Question, ...] = (
 
 
 def _acceptance(view: View, status: JobStatus) -> tuple[Fact, ...]:
-    """Whether the spec as it is now is what runs."""
+    """Facts on whether the running pods are those of the present spec."""
     if gang.shape_changed(view):
         message = (
             "Fields that shape the pods were changed while pods run. Those pods keep what they were made "
@@ -98,7 +98,7 @@ def _acceptance(view: View, status: JobStatus) -> tuple[Fact, ...]:
         )
         return conditions.not_accepted("ImmutableField", message)
     refusal = view.seen.refusal
-    if refusal is not None and (refusal.user is None or _runs_as_written(view, status)):
+    if refusal is not None and (refusal.user is None or _runs_as_template_user(view, status)):
         message = f"The API server refuses a new worker pod: {refusal.message}"
         if refusal.user is not None:
             message += f". To go on as user {refusal.user}, set spec.suspend to true and then to false"
@@ -106,12 +106,12 @@ def _acceptance(view: View, status: JobStatus) -> tuple[Fact, ...]:
     return (conditions.accepted(status.user), conditions.NOT_STALLED)
 
 
-def _runs_as_written(view: View, status: JobStatus) -> bool:
+def _runs_as_template_user(view: View, status: JobStatus) -> bool:
     """All pods of an attempt run as one user: they share a checkpoint folder."""
     return status.attempt > 0 and status.user is None and not view.suspended
 
 
-def _conclude(view: View, answer: Answer) -> Decision:
+def _decision(view: View, answer: Answer) -> Decision:
     saved, now, job = view.seen.status, view.now, view.job
     wait = None
     status = with_changes(answer.status, observed_generation=job.generation, state=answer.state)
@@ -127,15 +127,15 @@ def _conclude(view: View, answer: Answer) -> Decision:
     if writes and not saved.finished:
         status = with_changes(status, clock=ClockStatus(job=view.job_time, wall=now))
     done = status.finished and (status.state != "Failed" or not active(view.all_workers))
-    told = None if done else desired(view, status)
+    desired_state = None if done else desired(view, status)
     looks = [wait, answer.again, deadlines.next_look(view, status)]
-    if told is not None:
+    if desired_state is not None:
         looks.append(deadlines.next_question(view, status))
     return Decision(
         status=status,
         actions=() if writes and not saved.finished else answer.actions,
         why=answer.why,
         announcements=announce.changes(saved, status, answer.why) if writes else (),
-        desired=told,
+        desired=desired_state,
         look_again_seconds=0.0 if writes else min((each for each in looks if each is not None), default=None),
     )

@@ -1,4 +1,4 @@
-"""The answer of `decide`: what to remember, what to do, whom to tell, when to look again, and why."""
+"""The result of `decide`: status, actions, events, desired state, when to look again, and why."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Announcement:
 
 @dataclass(frozen=True)
 class Decision:
-    """Intent before effect: a status that opens something new comes with no actions; the next round carries
-    them out.
+    """Intent before effect: a status that opens something new comes with no actions; the next reconcile
+    carries them out.
 
-    `status` is what status should be; equal to the observed one means no write.
+    `status` is the status to save; equal to the observed one means no write.
     """
 
     status: JobStatus
@@ -32,6 +32,6 @@ class Decision:
     why: str
     announcements: tuple[Announcement, ...] = ()
     desired: Desired | None = None
-    """What to tell the coordinator once `status` is saved; None: there is none to tell."""
+    """Desired state to send to the coordinator once `status` is saved. None: no coordinator to send it to."""
     look_again_seconds: float | None = None
-    """At the latest after this long, even if nothing happens. None: only when something changes."""
+    """Seconds until the next look, even if nothing happens. None: only when something changes."""

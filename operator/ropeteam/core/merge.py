@@ -1,7 +1,7 @@
-"""Status with everything that was seen folded in: which pods exist, what the coordinator tells, what has
+"""Status with the observation merged in: which pods exist, the coordinator's report, which incidents have
 settled.
 
-No wish of the operator is in here: doing it twice changes nothing.
+No decision of the operator is in here: merging twice changes nothing.
 """
 
 from __future__ import annotations
@@ -79,28 +79,28 @@ def _slot(view: View, slot: SlotStatus, old: PodSeen | None) -> SlotStatus:
     trains = view.report is not None and view.report.phase is WorldPhase.RUNNING and view.registered(slot)
     return with_changes(
         slot,
-        pod_uid=slot.pod_uid or (pod.uid if pod else _remembered(view, slot)),
+        pod_uid=slot.pod_uid or (pod.uid if pod else _reported_pod_uid(view, slot)),
         old_pod_gone=slot.old_pod_gone or proven or (fenced and not slot.relieves),
         faults=0 if trains else slot.faults,
     )
 
 
-def _remembered(view: View, slot: SlotStatus) -> str:
-    """The coordinator knows the pod of a slot from status alone. If that does not, it went back (a backup of
-    etcd), and the ranks of a pod that is seen no more may live."""
-    told = view.report.slots.get(str(slot.slot)) if view.report else None
-    return told.pod_uid if told and told.incarnation == slot.incarnation else ""
+def _reported_pod_uid(view: View, slot: SlotStatus) -> str:
+    """UID of the slot's pod in the coordinator's report. The coordinator knows pods from status alone: if
+    status has none, it went back (a backup of etcd), and ranks of a pod that is observed no more may live."""
+    reported = view.report.slots.get(str(slot.slot)) if view.report else None
+    return reported.pod_uid if reported and reported.incarnation == slot.incarnation else ""
 
 
 def count_workers(view: View, status: JobStatus) -> WorkersStatus:
-    """Of the slots as they will be saved: the incarnation that was just replaced is not ready."""
+    """Counts of the slots as they will be saved: the incarnation that was just replaced is not ready."""
     slots = status.slots
     pods = [
         pod for slot in slots if (pod := view.workers.get(slot.slot)) and pod.incarnation == slot.incarnation
     ]
-    over = status.completion_time is not None  # what still runs is about to exit
-    running = 0 if over else sum(pod.container.running and not pod.deleting for pod in pods)
-    known = sum(view.registered(slot) for slot in slots) if view.report else view.status.workers.ready
+    finished = status.completion_time is not None  # pods that still run are about to exit
+    running = 0 if finished else sum(pod.container.running and not pod.deleting for pod in pods)
+    registered = sum(view.registered(slot) for slot in slots) if view.report else view.status.workers.ready
     desired = len(slots) or view.spec.slots
     lost = sum(slot.incarnation > 1 and slot.faults > 0 for slot in slots)
-    return WorkersStatus(desired=desired, ready=min(running, known), lost=lost)
+    return WorkersStatus(desired=desired, ready=min(running, registered), lost=lost)

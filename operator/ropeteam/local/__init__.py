@@ -1,8 +1,8 @@
-"""A Kubernetes cluster in one process, to try and to test: part of the API, pods as processes, Services.
+"""A Kubernetes cluster in one process, for trials and tests: part of the API, pods as processes, Services.
 
-cluster.py     the whole cluster, to start and stop
+cluster.py     start and stop of the whole cluster
 apiserver.py   the HTTP side: paths to verbs, watches, logs, the proxy to Services
-api/           what the API means (pure, but for the store in memory)
+api/           semantics of the API (pure, except for the in-memory store)
 node/          the one node: pods as processes, and Services
-resources.py   the kinds that are served, and the one error that all of it speaks
+resources.py   the kinds that are served, and the one error type of the package
 """

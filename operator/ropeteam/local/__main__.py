@@ -31,7 +31,7 @@ if __name__ == "__main__":
     )
     given = parser.parse_args()
     if given.wait and not sys.stdin.readline():
-        sys.exit()  # nobody is there any more
+        sys.exit()  # the parent process is gone
     try:
         asyncio.run(main(given.home.absolute()))
     except ClusterError as error:

@@ -23,8 +23,8 @@ from ropeteam.local.resources import ApiError, Object, Resource, invalid
 
 _OPEN = (["healthz"], ["livez"], ["readyz"], ["version"])
 _RETURNED = (r.PODS, r.SERVICES, r.CLAIMS)
-"""Kinds of which a deletion shows the object, also when it is gone."""
-_STAYS_HERE = (
+"""Kinds for which a deletion returns the object, also when it is gone."""
+_NOT_FORWARDED = (
     "authorization",
     "host",
     "connection",
@@ -38,7 +38,7 @@ _NOT_SERVED = {"exec": "exec", "attach": "attach", "portforward": "port-forward"
 
 @dataclass(frozen=True)
 class Target:
-    """What a path names. `rest`: what follows a subresource."""
+    """The target of a path. `rest`: the part after a subresource."""
 
     resource: Resource
     namespace: str
@@ -48,7 +48,7 @@ class Target:
 
 
 class ApiServer:
-    """One server; `token` opens it."""
+    """The HTTP server; requests need `token`."""
 
     def __init__(self, verbs: Verbs, kubelet: Kubelet, services: Services, token: str) -> None:
         self.verbs, self.store, self.catalog = verbs, verbs.store, verbs.catalog
@@ -58,7 +58,7 @@ class ApiServer:
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self, host: str) -> str:
-        """Returns the URL."""
+        """Start to serve. Returns the URL."""
         app = web.Application(client_max_size=4 << 20)
         app.router.add_route("*", "/{path:.*}", self._serve)
         self._session = aiohttp.ClientSession(auto_decompress=False)
@@ -76,7 +76,7 @@ class ApiServer:
             await self._session.close()
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        """Who has no token stays out; an ApiError becomes its Status.
+        """Authenticate and answer a request; an ApiError becomes its Status.
 
         The token is a bearer, or the first part of the path: kubectl sends no bearer over plain HTTP.
         """
@@ -97,7 +97,7 @@ class ApiServer:
         return hmac.compare_digest(text.encode(), self._token.encode())
 
     async def _answer(self, request: web.Request, parts: list[str]) -> web.StreamResponse:
-        if parts == ["openapi", "v2"]:  # an empty document in protobuf: kubectl up to 1.28 insists on one
+        if parts == ["openapi", "v2"]:  # an empty document in protobuf: kubectl up to 1.28 requires one
             return web.Response(content_type="application/com.github.proto-openapi.spec.v2.v1.0+protobuf")
         if parts in (["healthz"], ["livez"], ["readyz"]):
             return web.Response(text="ok")
@@ -153,17 +153,17 @@ class ApiServer:
             found = self.store.get(resource, (target.namespace, target.name))
             if version := query.get("resourceVersion"):
                 decode.revision(version, self.store.revision)
-            return _json(self._shaped(request, resource, found))
+            return _json(self._represented(request, resource, found))
         selected = query.get("labelSelector", ""), query.get("fieldSelector", "")
         test = selectors.parse(*selected, resource)
         if _is_true(query, "watch"):
             return await self._watch(request, target, test)
         items = [item for item in self.store.list(resource, target.namespace) if test(item)]
         return _json(
-            self._shaped(request, resource, listing.listed(resource, items, query, self.store.revision))
+            self._represented(request, resource, listing.listed(resource, items, query, self.store.revision))
         )
 
-    def _shaped(self, request: web.Request, resource: Resource, plain: Object) -> Object:
+    def _represented(self, request: web.Request, resource: Resource, plain: Object) -> Object:
         accept, include = request.headers.get("Accept", ""), request.query.get("includeObject", "")
         return listing.shaped(accept, include, resource, plain)
 
@@ -177,20 +177,20 @@ class ApiServer:
             raise invalid("ListOptions", "meta.k8s.io", "", [cause])
         since = _since(query.get("resourceVersion") or "0")
         seconds = decode.number(query.get("timeoutSeconds") or "0") or 10**9
-        marked = _is_true(query, "sendInitialEvents")
-        initial = marked or (since == 0 and "sendInitialEvents" not in query)
+        wants_initial = _is_true(query, "sendInitialEvents")
+        initial = wants_initial or (since == 0 and "sendInitialEvents" not in query)
         since = since or self.store.revision
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         try:
             with self.store.watch(resource, self.store.revision if initial else since) as queue:
                 await response.prepare(request)
-                send = _Sender(response, lambda value: self._shaped(request, resource, value))
+                send = _Sender(response, lambda value: self._represented(request, resource, value))
                 if initial:
                     revision = self.store.revision
                     for item in self.store.list(resource, target.namespace):
                         if test(item):
                             await send("ADDED", item)
-                    if marked and _is_true(query, "allowWatchBookmarks"):
+                    if wants_initial and _is_true(query, "allowWatchBookmarks"):
                         await response.write(_bookmark(resource, revision, initial=True))
                 await self._stream(request, target, test, queue, send, seconds)
         except ApiError as error:
@@ -210,7 +210,7 @@ class ApiServer:
         send: _Sender,
         seconds: float,
     ) -> None:
-        """Events as they come, a bookmark when none does, until the client's time is over."""
+        """Send events as they come, a bookmark when none does, until the client's timeout."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         bookmarks = _is_true(request.query, "allowWatchBookmarks")
@@ -223,9 +223,9 @@ class ApiServer:
                 continue
             if target.namespace and event.object["metadata"].get("namespace") != target.namespace:
                 continue
-            if kind := _seen_through(event, test):
+            if kind := _type_for(event, test):
                 leaves = kind == "DELETED" and event.before is not None
-                await send(kind, _last_seen(event) if leaves else event.object)
+                await send(kind, _last_matching(event) if leaves else event.object)
 
     async def _log(self, request: web.Request, target: Target) -> web.StreamResponse:
         pod = self.store.get(r.PODS, (target.namespace, target.name))
@@ -248,7 +248,7 @@ class ApiServer:
         return response
 
     async def _proxy(self, request: web.Request, target: Target) -> web.StreamResponse:
-        """To a ready pod of a Service. As in Kubernetes, the Authorization header goes no further."""
+        """Forward to a ready pod of a Service. As in Kubernetes, the Authorization header is dropped."""
         name, _, port_name = target.name.removeprefix("http:").partition(":")
         service = self.store.get(r.SERVICES, (target.namespace, name))
         ports = service["spec"].get("ports", ())
@@ -258,13 +258,13 @@ class ApiServer:
             raise ApiError(503, "ServiceUnavailable", f'no endpoints available for service "{target.name}"')
         host, number, _ = backends[0]
         url = f"http://{host}:{number}/{target.rest}?{request.query_string}".rstrip("?")
-        headers = {k: v for k, v in request.headers.items() if k.lower() not in _STAYS_HERE}
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in _NOT_FORWARDED}
         data = await request.read()
         try:
             async with self._session.request(
                 request.method, url, headers=headers, data=data or None
             ) as answer:
-                kept = {k: v for k, v in answer.headers.items() if k.lower() not in _STAYS_HERE}
+                kept = {k: v for k, v in answer.headers.items() if k.lower() not in _NOT_FORWARDED}
                 return web.Response(status=answer.status, headers=kept, body=await answer.read())
         except aiohttp.ClientError as error:
             text = f"error trying to reach service: {error}"
@@ -275,15 +275,15 @@ class ApiServer:
         validation = query.get("fieldValidation") or "Warn"
         options = Options("dryRun" in query, validation, target.subresource)
         try:
-            code, result = self._written(request, target, raw, options)
-            answer = _json(self._shaped(request, resource, result), code)
+            code, result = self._write_object(request, target, raw, options)
+            answer = _json(self._represented(request, resource, result), code)
         except ApiError as error:
             answer = _json(error.status(), error.code)
         for text in options.warnings:
             answer.headers.add("Warning", f'299 - "{text.replace(chr(34), chr(92) + chr(34))}"')
         return answer
 
-    def _written(
+    def _write_object(
         self, request: web.Request, target: Target, raw: bytes, options: Options
     ) -> tuple[int, Object]:
         query, resource, key = request.query, target.resource, (target.namespace, target.name)
@@ -306,8 +306,8 @@ class ApiServer:
         result, new = self.verbs.update(resource, key, body, options)
         return (201 if new else 200), result
 
-    def _delete(self, target: Target, query: Any, wish: Object) -> Object:
-        dry_run, resource = bool(wish.get("dryRun")), target.resource
+    def _delete(self, target: Target, query: Any, options: Object) -> Object:
+        dry_run, resource = bool(options.get("dryRun")), target.resource
         if target.subresource or (not target.name and resource == r.NAMESPACES):
             raise decode.not_allowed()
         if not target.name:
@@ -315,9 +315,9 @@ class ApiServer:
             test = selectors.parse(*selected, resource)
             items = [item for item in self.store.list(resource, target.namespace) if test(item)]
             for item in items:
-                self.verbs.delete(resource, key_of(item), wish, dry_run)
+                self.verbs.delete(resource, key_of(item), options, dry_run)
             return listing.list_of(resource, items, {"resourceVersion": str(self.store.revision)})
-        last, gone = self.verbs.delete(resource, (target.namespace, target.name), wish, dry_run)
+        last, gone = self.verbs.delete(resource, (target.namespace, target.name), options, dry_run)
         if not gone or resource in _RETURNED:
             return last
         done = {
@@ -331,7 +331,7 @@ class ApiServer:
 
 
 class _Sender:
-    """Writes watch events in the shape the client asked for."""
+    """Writes watch events in the representation that the client requested."""
 
     def __init__(self, response: web.StreamResponse, shape: Callable[[Object], Object]) -> None:
         self.response, self._shape, self._first = response, shape, True
@@ -339,13 +339,13 @@ class _Sender:
     async def __call__(self, kind: str, value: Object) -> None:
         shaped = self._shape(value)
         if shaped["kind"] == "Table" and not self._first:
-            shaped["columnDefinitions"] = None  # they come once
+            shaped["columnDefinitions"] = None  # they are sent once
         self._first = False
         await self.response.write(orjson.dumps({"type": kind, "object": shaped}) + b"\n")
 
 
-def _seen_through(event: Event, test: selectors.Test) -> str:
-    """How an event looks to somebody who sees only what passes `test`. Empty: not at all."""
+def _type_for(event: Event, test: selectors.Test) -> str:
+    """Type of an event for a watch of objects that pass `test`. Empty: the watch does not get it."""
     now = event.type != "DELETED" and test(event.object)
     before = event.before is not None and test(event.before)
     if now:
@@ -353,14 +353,14 @@ def _seen_through(event: Event, test: selectors.Test) -> str:
     return "DELETED" if before else ""
 
 
-def _last_seen(event: Event) -> Object:
-    """What leaves a watch is shown as it was when it was still seen."""
+def _last_matching(event: Event) -> Object:
+    """An object that leaves a watch, as it was when it last passed the test."""
     before = event.before or event.object
     return {**before, "metadata": {**before["metadata"], "resourceVersion": str(event.revision)}}
 
 
 def _is_true(query: Mapping[str, str], name: str) -> bool:
-    """Any word but two, as Kubernetes reads it."""
+    """Any value but two is true, as in Kubernetes."""
     return name in query and query[name].lower() not in ("false", "0")
 
 

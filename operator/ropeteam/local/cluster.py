@@ -1,8 +1,8 @@
-"""The whole cluster, to start and stop: API server, kubelet, Services, garbage collection, in one event loop.
+"""Start and stop of the whole cluster: API server, kubelet, Services, garbage collection, in one event loop.
 
     <home>/kubeconfig        0600, for kubectl and the operator
     <home>/pods, <home>/claims
-Objects live in memory: a new cluster begins empty, only claims keep their files. One cluster per home.
+Objects are in memory: a new cluster starts empty, only claims keep their files. One cluster per home.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ropeteam.local.node.services import Services
 from ropeteam.local.resources import Catalog, Object
 
 NETWORK_PORT = 29410
-"""Of 127.N.0.1: who has it bound has the network."""
+"""Port of 127.N.0.1: the process that has it bound owns the network."""
 
 
 class ClusterError(RuntimeError):
-    """The cluster cannot start. The text says what to change."""
+    """The cluster cannot start. The text names what to change."""
 
 
 class LocalCluster:
@@ -53,7 +53,7 @@ class LocalCluster:
         self._running: list[Any] = []
 
     async def start(self) -> None:
-        """Raises ClusterError when `home` is in use or no addresses are free."""
+        """Start everything. Raises ClusterError when `home` is in use or no addresses are free."""
         try:
             await self._start()
         except BaseException:
@@ -61,12 +61,12 @@ class LocalCluster:
             raise
 
     async def _start(self) -> None:
-        self.home.mkdir(0o700, parents=True, exist_ok=True)  # logs and checkpoints are not everybody's
+        self.home.mkdir(0o700, parents=True, exist_ok=True)  # logs and checkpoints are private
         if not _lock(self._locks, self.home / "lock"):
-            way = "use it (kubectl apply), end it (Ctrl-C where `ropeteam run` or `ropeteam up` runs), or "
-            way += "choose another --home"
-            raise ClusterError(f"another cluster runs in {self.home}: {way}")
-        network = _take_network(self._locks)
+            advice = "use it (kubectl apply), end it (Ctrl-C where `ropeteam run` or `ropeteam up` runs), or "
+            advice += "choose another --home"
+            raise ClusterError(f"another cluster runs in {self.home}: {advice}")
+        network = _reserve_network(self._locks)
         _remove_pods(self.home)
         self.store = Store()
         verbs = Verbs(self.store, Catalog(), {r.from_crd(crd()).name: rules})
@@ -85,7 +85,7 @@ class LocalCluster:
         _write_private(self.kubeconfig, yaml.safe_dump(kubeconfig(self.url, self.token)))
 
     async def stop(self) -> None:
-        """Kill every pod and leave nothing behind but claims. Twice is the same as once."""
+        """Kill every pod and leave nothing behind but claims. Idempotent."""
         for part in self._running:
             await part.stop()
         self._running = []
@@ -108,7 +108,7 @@ def default_home() -> Path:
 
 
 def kubeconfig(url: str, token: str) -> Object:
-    """The token is also in the server's path: kubectl sends no credentials over plain HTTP."""
+    """The kubeconfig, with the token also in the server's path: kubectl sends no bearer over plain HTTP."""
     name = "ropeteam-local"
     return {
         "apiVersion": "v1",
@@ -120,19 +120,19 @@ def kubeconfig(url: str, token: str) -> Object:
     }
 
 
-def _take_network(locks: ExitStack) -> str:
-    """A 127.N that no other cluster on this machine has, whoever runs it: a port in it is bound until `locks`
-    is closed, or the process ends in any way. Nobody listens there.
+def _reserve_network(locks: ExitStack) -> str:
+    """Reserve a 127.N that no other cluster on this machine uses, of any user: a port in it is bound until
+    `locks` is closed, or the process ends in any way. Nothing listens there.
     """
     first = os.getuid() % 100
     for number in range(first + 20, first + 120):
-        place = socket.socket()
+        holder = socket.socket()
         try:
-            place.bind((f"127.{number}.0.1", NETWORK_PORT))
+            holder.bind((f"127.{number}.0.1", NETWORK_PORT))
         except OSError:
-            place.close()
+            holder.close()
             continue
-        locks.callback(place.close)
+        locks.callback(holder.close)
         return f"127.{number}"
     raise ClusterError(
         f"no free 127.N.0.0/16: port {NETWORK_PORT} of 127.N.0.1 is in use for each N from {first + 20} to "
@@ -141,7 +141,7 @@ def _take_network(locks: ExitStack) -> str:
 
 
 def _lock(locks: ExitStack, path: Path) -> bool:
-    """Hold `path` until `locks` is closed, or the process ends in any way."""
+    """Lock `path` until `locks` is closed, or the process ends in any way. False: it is locked."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,7 +153,7 @@ def _lock(locks: ExitStack, path: Path) -> bool:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """All or nothing, and readable by its owner only."""
+    """Write atomically, readable by the owner only."""
     new = path.with_suffix(".new")
     new.touch(mode=0o600)
     new.write_text(text)

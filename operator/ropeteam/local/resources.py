@@ -1,4 +1,4 @@
-"""The kinds that this cluster serves, and the one error that all of it speaks: a Kubernetes Status."""
+"""The kinds that this cluster serves, and the one error type of the package: a Kubernetes Status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Object = dict[str, Any]
 
 
 class ApiError(Exception):
-    """An answer that is not a success. `message` is what the user reads."""
+    """An answer that is not a success. `message` is for the user."""
 
     def __init__(self, code: int, reason: str, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -43,15 +43,15 @@ _REASONS = {
 
 
 def reason_of(cause: str) -> str:
-    """The API's word for a fault, from how the fault begins."""
+    """The API's reason for an error, from the prefix of its text."""
     if " in body must be of type " in cause:
         return "FieldValueTypeInvalid"
-    said = cause.partition(": ")[2]
-    return next((reason for words, reason in _REASONS.items() if said.startswith(words)), "FieldValueInvalid")
+    text = cause.partition(": ")[2]
+    return next((reason for start, reason in _REASONS.items() if text.startswith(start)), "FieldValueInvalid")
 
 
 def invalid(kind: str, group: str, name: str, causes: list[str]) -> ApiError:
-    """`causes` as `path: Invalid value: ...`, one per fault; each of them once."""
+    """A 422. `causes` as `path: Invalid value: ...`, one per error, without duplicates."""
     causes = list(dict.fromkeys(causes))
     text = causes[0] if len(causes) == 1 else f"[{', '.join(causes)}]"
     rows = [
@@ -78,7 +78,7 @@ class Resource:
     kind: str
     namespaced: bool = True
     has_status: bool = False
-    """Status is a subresource: a write to the object leaves it alone, and the reverse."""
+    """Status is a subresource: a write to the object does not change it, and the reverse."""
     short: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
     schema: Object | None = field(default=None, hash=False)
@@ -98,7 +98,7 @@ class Resource:
 
     @property
     def unhandled(self) -> str:
-        """How the refusal of a body that cannot be decoded begins."""
+        """Prefix of the error for a body that cannot be decoded."""
         return f'{self.kind} in version "{self.version}" cannot be handled as a {self.kind}'
 
     def not_found(self, name: str) -> ApiError:
@@ -110,7 +110,7 @@ class Resource:
         return ApiError(409, "Conflict", message, name=name, group=self.group, kind=self.plural)
 
     def invalid(self, name: str, causes: list[str]) -> ApiError:
-        """`causes` as `path: Invalid value: ...`, one per fault."""
+        """A 422. `causes` as `path: Invalid value: ...`, one per error."""
         return invalid(self.kind, self.group, name, causes)
 
 

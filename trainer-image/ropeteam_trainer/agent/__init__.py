@@ -1,16 +1,16 @@
 """The first process of a worker pod: starts, watches and reaps ranks; standard library only, never torch.
 
     main.py          the loop: events in, effects out
-    machine/         what to do (pure)
+    machine/         the state machine: decisions (pure)
     link.py          the connection to the coordinator
-    pod.py           what an agent is to its pod: ranks, stores, the zygote and the disk
-    processes/       ranks, stores and the zygote, and how they are started, watched and reaped
-    script/          what runs in the job's interpreter
-    checkpoints.py   manifests and pruning, on disk; lane.py: a thread for what may block
-    preflight.py     what can be known to fail before anything is started
+    pod.py           the agent's resources in its pod: ranks, stores, the zygote and the disk
+    processes/       ranks, stores and the zygote: started, watched and reaped
+    script/          code that runs in the job's interpreter
+    checkpoints.py   manifests and pruning, on disk; lane.py: a thread for calls that may block
+    preflight.py     checks before anything is started
     http.py          GET /metrics
-    log.py           the agent's own words
-    pack.py          the agent as one file, for images that do not know us
+    log.py           the agent's own log
+    pack.py          the agent as one file, for images without ropeteam_trainer
 
-What a job's command means stands in ../launchers.
+The job's command is interpreted in ../launchers.
 """

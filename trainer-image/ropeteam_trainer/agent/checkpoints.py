@@ -1,7 +1,7 @@
-"""On disk: claim a run, write a granted manifest, prune. Blocking; for a thread.
+"""Operations on disk: claim a run, write a granted manifest, prune. Blocking; for a thread.
 
-What is done, and in which order, is decided in checkpoint/decisions/journal.py; here each of its operations
-is a call or two of the system, durable when they return. Raises OSError, and Superseded.
+checkpoint/decisions/journal.py decides on operations and their order; here each operation is one system call
+or two, durable when they return. Raises OSError, and Superseded.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _NUMBER = re.compile(r"\d{1,9}")
 class Claimed:
     held: Held
     restore: tuple[CheckpointRef, ...]
-    """What the world may go on from, best first."""
+    """Checkpoints that the world may resume from, best first."""
     pasts: tuple[tuple[CheckpointRef, ...], ...]
-    """Of each of these: which of the others it descends from."""
+    """The ancestors of each of these among the others."""
 
 
 def claim(settings: WorkerConfig, pod_uid: str, plan: Plan, keys: Keys = ()) -> Claimed:
-    """Before a world of this plan saves or restores anything."""
+    """Claim the run, before a world of this plan saves or restores anything."""
     disk = Disk(settings)
     disk.enter()
     held = disk.carry_out(journal.claim(Claim(plan.epoch, pod_uid)))
@@ -46,13 +46,13 @@ def claim(settings: WorkerConfig, pod_uid: str, plan: Plan, keys: Keys = ()) -> 
 
 
 def write_manifest(settings: WorkerConfig, held: Held, grant: Grant, keys: Keys = ()) -> CheckpointRef:
-    """The same grant twice gives the same bytes."""
+    """Write the manifest of a grant. Idempotent: the same grant gives the same bytes."""
     entries = seals.of_run(keys, settings.job_uid)
     return Disk(settings, keys).carry_out(journal.commit(held, grant, entries))
 
 
 def prune(settings: WorkerConfig, held: Held, keep: tuple[CheckpointRef, ...]) -> tuple[Place, ...]:
-    """Delete what is older than the newest of `keep` and not in it, of this run only. What was deleted."""
+    """Delete checkpoints of this run older than the newest of `keep` and not in it; returns those deleted."""
     return Disk(settings).carry_out(journal.prune(held, keep))
 
 
@@ -60,15 +60,15 @@ class Disk:
     """The folder of one run."""
 
     def __init__(self, settings: WorkerConfig, keys: Keys = ()) -> None:
-        """`keys`: what manifests are signed with."""
+        """A run's folder from settings. `keys` sign manifests."""
         assert settings.checkpoint is not None
         self._settings, self._keys = settings, keys
         self._directory = location(settings.checkpoint.directory, settings.checkpoint.volume)
         self._run = manifest.run_folder(settings.job_uid)
 
     def enter(self) -> None:
-        """Make the run's folders. Runs are numbered in the order in which they first claimed the directory:
-        no clock tells which is the newest."""
+        """Create the run's folders. Runs are numbered in the order in which they first claimed the directory:
+        no clock can order them."""
         with (
             Folder.at(self._directory, make=True) as directory,
             directory.folder(self._run, make=True) as run,
@@ -126,37 +126,39 @@ class Disk:
                 return self._commit(directory, run, grant)
 
     def _commit(self, directory: Folder, run: Folder, grant: Grant) -> CheckpointRef:
-        """A library in the image that is older than folders of runs has written into the directory itself."""
+        """Write the manifest, also for a library in the image that is too old to use the folders of runs and
+        saves into the directory itself."""
         try:
             return self._write_manifest(run, grant)
         except FileNotFoundError:
-            if self._lies_in(directory, grant):
+            if self._contains(directory, grant):
                 return replace(self._write_manifest(directory, grant), run="")
             raise
 
-    def _lies_in(self, directory: Folder, grant: Grant) -> bool:
-        """All of it, and no checkpoint of another run: there each has its first world's epochs."""
+    def _contains(self, directory: Folder, grant: Grant) -> bool:
+        """Whether all files of the grant lie in the directory, and are of no other run: epochs repeat
+        there."""
         with suppress(OSError, ValueError), directory.down(manifest.place(grant.ref)) as folder:
             whole = all(folder.size(file.name) == file.size for file in grant.files)
-            return whole and (not folder.has(manifest.MANIFEST) or self._wrote(folder))
+            return whole and (not folder.has(manifest.MANIFEST) or self._is_own(folder))
         return False
 
     def _delete_own(self, directory: Folder, place: Place) -> None:
-        """Another run may have saved the same step there since."""
+        """Delete a checkpoint, unless another run has saved the same step there since."""
         path = manifest.place(CheckpointRef(place.step, place.epoch))
         with suppress(OSError, ValueError):
             with directory.down(path) as folder:
-                ours = self._wrote(folder)
+                ours = self._is_own(folder)
             if ours:
                 _delete(directory, place)
 
-    def _wrote(self, folder: Folder) -> bool:
-        """Raises OSError, ValueError: it has no manifest."""
+    def _is_own(self, folder: Folder) -> bool:
+        """Whether this job wrote the checkpoint. Raises OSError, ValueError if it has no manifest."""
         text = folder.read(manifest.MANIFEST, manifest.MOST_BYTES)
         return codec.decode(Manifest, text).job_uid == self._settings.job_uid
 
     def _write_manifest(self, parent: Folder, grant: Grant) -> CheckpointRef:
-        """Beside the files, whose names are durable: those who wrote them saw to that."""
+        """Write the manifest beside the files, whose writers have made their names durable."""
         content = Manifest(
             step=grant.ref.step,
             epoch=grant.ref.epoch,
@@ -182,7 +184,7 @@ def _rename(entries: Folder, name: str, to: str) -> bool:
 
 
 def _delete(run: Folder, place: Place) -> None:
-    """As far as that is possible: what is left is tried again with the next."""
+    """Delete a checkpoint as far as possible; the next prune retries the rest."""
     step, epoch = f"step-{place.step}", str(place.epoch)
     with suppress(OSError), run.folder(step) as folder:
         with suppress(FileNotFoundError, NotOurs, IsADirectoryError), folder.folder(epoch) as inner:
@@ -193,8 +195,8 @@ def _delete(run: Folder, place: Place) -> None:
 
 
 def _places(run: Folder) -> Iterator[Place]:
-    """Folders only: whatever else somebody puts there, a link too, is nobody's to prune; nor is what cannot
-    be read."""
+    """Checkpoint folders only: other entries, links too, are never pruned; nor are folders that cannot be
+    read."""
     for step in run.names():
         if step.startswith("step-"):
             with suppress(OSError), run.folder(step) as folder:

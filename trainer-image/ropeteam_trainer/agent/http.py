@@ -1,8 +1,8 @@
-"""GET /metrics of an agent, for anyone who reaches the pod. Nothing else is answered, nothing is changed.
+"""GET /metrics of an agent, for any client that reaches the pod. No other path is served; read only.
 
-It must never cost training anything: a port that is taken is replaced by a free one, none at all is a line in
-the log; a text is made at most once a second, however often it is asked for; a peer has 5 seconds and 8 KiB,
-and there are places for 16 (contract/preauth.py).
+Metrics must never cost training anything: a port in use is replaced by a free one, and no port at all is a
+line in the log; a text is rendered at most once a second, however often it is requested; a peer has 5 seconds
+and 8 KiB, and 16 peers may be connected (contract/preauth.py).
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ FRESH_SECONDS = 1.0
 
 
 class Metrics:
-    """`render`: makes the text."""
+    """The server of /metrics. `render` returns the text."""
 
     def __init__(self, render: Callable[[], str]) -> None:
         self._render = render
         self._text, self._made_at = b"", float("-inf")
-        self._strangers = Strangers(MOST_PEERS)
+        self._admission = Strangers(MOST_PEERS)
         self._server: asyncio.Server | None = None
 
     async def listen(self, address: str, port: int = AGENT_METRICS_PORT) -> int:
-        """The port that answers; 0: none. Never raises."""
-        for wanted in (port, 0):
+        """Start to listen; the port, or 0 for none. Never raises."""
+        for candidate in (port, 0):
             try:
                 self._server = await asyncio.start_server(
-                    self._serve, address, wanted, limit=MOST_HEAD, backlog=BACKLOG
+                    self._serve, address, candidate, limit=MOST_HEAD, backlog=BACKLOG
                 )
             except OSError as error:
-                log(f"no metrics at {address}:{wanted}: {error}")
+                log(f"no metrics at {address}:{candidate}: {error}")
                 continue
-            taken = int(self._server.sockets[0].getsockname()[1])
-            if taken != port:
-                log(f"metrics are at http://{address}:{taken}/metrics")
-            return taken
+            bound = int(self._server.sockets[0].getsockname()[1])
+            if bound != port:
+                log(f"metrics are at http://{address}:{bound}/metrics")
+            return bound
         return 0
 
     def close(self) -> None:
@@ -50,16 +50,16 @@ class Metrics:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        address, leave = writer.get_extra_info("peername")[0], writer.transport.abort
-        self._strangers.take(address, leave)
+        address, abort = writer.get_extra_info("peername")[0], writer.transport.abort
+        self._admission.take(address, abort)
         try:
             head = await within(HEAD_SECONDS, reader.readuntil(b"\r\n\r\n"))
             writer.write(self._answer(head))
             await within(HEAD_SECONDS, writer.drain())
         except (OSError, EOFError, asyncio.LimitOverrunError):
-            pass  # it went away, said too much, or is too slow
+            pass  # the peer disconnected, sent too much, or is too slow
         finally:
-            self._strangers.free(address, leave)
+            self._admission.free(address, abort)
             writer.close()
 
     def _answer(self, head: bytes) -> bytes:

@@ -1,7 +1,7 @@
-"""A thread for calls that may block for long: one after the other, and nobody waits for it at the end.
+"""A thread for calls that may block for long: one after the other, and never joined at exit.
 
 The pools of concurrent.futures join their threads when Python ends, so a disk that hangs would keep an agent
-from leaving. Limits: a call that has begun cannot be taken back; at exit it is cut off in the middle.
+from exiting. Limits: a call that has begun cannot be cancelled; at exit it is cut off in the middle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Lane(Executor):
-    """Its thread begins with the first call."""
+    """An executor with one daemon thread, started with the first call."""
 
     def __init__(self, name: str) -> None:
         self._name = name

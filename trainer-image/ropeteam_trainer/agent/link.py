@@ -1,9 +1,9 @@
 """The connection to the coordinator: one at a time, for ever. Reports go out, orders come in.
 
-After a loss it is tried again after 50 ms, then ever longer up to 0.4 s, with jitter. A peer that does not
-greet is left, and one that stays or falls silent. One of an older release, whose words could be a recording,
-is heard only if its term is higher than that of every coordinator which took a nonce of ours. Reports are
-numbered, and what comes is handed over with the time at which the report was sent that it answers.
+Reconnects after 50 ms, then with exponential backoff up to 0.4 s, with jitter. A peer that does not send the
+greeting, or is silent for too long, is dropped. Messages of an older release could be a replay: they are
+accepted only if the term is higher than that of every coordinator that took a nonce of this agent. Reports
+are numbered, and orders are passed on with the age of the report that they answer.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ropeteam_trainer.contract.messages import LEASE, AgentReport, Orders, as_an
 from ropeteam_trainer.system.clocks import boot_seconds
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 0.4
-_REMEMBERED = 1024
-"""Reports of one connection, unanswered: as many as come in the time in which it is given up."""
+_MAX_UNANSWERED = 1024
+"""Unanswered reports of one connection: as many as are sent before it is given up."""
 
 
 class Link:
@@ -46,16 +46,16 @@ class Link:
         self._writer: asyncio.StreamWriter | None = None
         self._sealer: wire.Sealer | None = None
         self._delay = _FIRST_DELAY
-        self._heard_at = 0.0
-        """When the last frame of this connection came, or its greeting."""
-        self._fresh = False
-        """This coordinator takes a nonce of ours, and is of LEASES or later."""
+        self._received_at = 0.0
+        """Time at which the last frame, or the greeting, of this connection was received."""
+        self._takes_nonce = False
+        """Whether this coordinator takes a nonce of the agent, and is of LEASES or later."""
         self._number = 0
-        """Of the newest report on this connection."""
-        self._sent: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)
+        """Number of the newest report on this connection."""
+        self._sent: deque[tuple[int, float]] = deque(maxlen=_MAX_UNANSWERED)
         """Numbers of reports, and when they were sent."""
         self._term = 0
-        """The highest of a coordinator whose words cannot be a recording."""
+        """The highest term of a coordinator whose messages cannot be a replay."""
 
     async def run(self) -> None:
         last_error = ""
@@ -71,15 +71,15 @@ class Link:
             self._delay = min(self._delay * 2, _LONGEST_DELAY)
 
     def send(self, report: AgentReport) -> None:
-        """Without a connection nothing happens: the next one begins with a report."""
-        contract = LEASES if self._fresh else OLDEST
+        """Send a report. Does nothing without a connection: the next one begins with a report."""
+        contract = LEASES if self._takes_nonce else OLDEST
         self._write(codec.encode(replace(report, number=self._number + 1, contract=contract)))
 
     def renew(self) -> bool:
-        """Say that nothing has changed since the last report. False: this coordinator wants a report."""
-        if self._fresh and self._number:
+        """Renew the lease: nothing has changed since the last report. False: a report is needed instead."""
+        if self._takes_nonce and self._number:
             self._write(LEASE)
-        return self._fresh and self._number > 0
+        return self._takes_nonce and self._number > 0
 
     def _write(self, body: bytes) -> None:
         if self._writer is None or self._sealer is None:
@@ -97,14 +97,14 @@ class Link:
             self._writer.transport.abort()
 
     def silent_seconds(self) -> float:
-        """How long the coordinator of this connection has been silent."""
+        """Seconds since the coordinator of this connection last sent anything."""
         if self._writer is None:
             return 0.0
-        return asyncio.get_running_loop().time() - self._heard_at
+        return asyncio.get_running_loop().time() - self._received_at
 
-    def _age(self, answered: int | None) -> float:
-        """Seconds since the report of this number was sent. 0: none is named. One that is not remembered: for
-        ever."""
+    def _report_age(self, answered: int | None) -> float:
+        """Seconds since the report of this number was sent. 0: no number is given. Infinite: the number is
+        not remembered."""
         if answered is None:
             return 0.0
         while self._sent and self._sent[0][0] < answered:
@@ -121,24 +121,24 @@ class Link:
             greeting = await within(self._lost, reader.readexactly(len(wire.HELLO) + wire.NONCE_SIZE))
             if not greeting.startswith(wire.HELLO):
                 raise wire.WireError("the peer is no coordinator")
-            await self._converse(reader, writer, greeting[len(wire.HELLO) :])
+            await self._exchange(reader, writer, greeting[len(wire.HELLO) :])
         finally:
             writer.transport.abort()
 
-    async def _converse(
+    async def _exchange(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, nonce: bytes
     ) -> None:
-        self._fresh = fresh = wire.asks(nonce)
+        self._takes_nonce = takes_nonce = wire.asks(nonce)
         key = self._token
-        if fresh:
-            mine = self._chance.randbytes(wire.NONCE_SIZE)
-            writer.write(wire.ANSWER + mine)
-            key = wire.session_key(self._token, mine)
+        if takes_nonce:
+            agent_nonce = self._chance.randbytes(wire.NONCE_SIZE)
+            writer.write(wire.ANSWER + agent_nonce)
+            key = wire.session_key(self._token, agent_nonce)
         opener = wire.Opener(key, nonce, wire.TO_AGENT)
         self._writer, self._sealer = writer, wire.Sealer(key, nonce, wire.TO_COORDINATOR)
         if wire.looks(nonce):
             writer.write(self._sealer.seal(LEASE))
-        self._heard_at, self._delay = asyncio.get_running_loop().time(), _FIRST_DELAY
+        self._received_at, self._delay = asyncio.get_running_loop().time(), _FIRST_DELAY
         self._number = 0
         self._sent.clear()
         self._post(LinkUp())
@@ -151,16 +151,16 @@ class Link:
                         continue
                     orders = as_answer(body) or codec.decode(Orders, body)
                     orders = grantchunks.with_files(orders, files)
-                    self._distrust(orders.term, fresh)
-                    self._heard_at = asyncio.get_running_loop().time()
-                    self._post(OrdersReceived(orders, self._age(orders.answers)))
+                    self._check_term(orders.term, takes_nonce)
+                    self._received_at = asyncio.get_running_loop().time()
+                    self._post(OrdersReceived(orders, self._report_age(orders.answers)))
             raise EOFError("closed by the coordinator")
         finally:
             self._writer = self._sealer = None
             self._post(LinkLost())
 
-    def _distrust(self, term: int, fresh: bool) -> None:
-        if fresh:
+    def _check_term(self, term: int, takes_nonce: bool) -> None:
+        if takes_nonce:
             self._term = max(self._term, term)
         elif term <= self._term:
             raise wire.WireError(f"orders of term {term} may be a recording: it takes no nonce of ours")

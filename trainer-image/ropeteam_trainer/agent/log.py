@@ -1,5 +1,5 @@
-"""The agent's own words: one line each on stderr, beside the ranks' lines. Nobody waits for a reader: in the
-agent's process sys.stderr is one of lines.py."""
+"""The agent's own log: one line each on stderr, beside the ranks' lines. A write never blocks on a slow
+reader: in the agent's process sys.stderr is one of lines.py."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import sys
 
 
 def log(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it: no reason to end
+    with contextlib.suppress(OSError):  # a closed stderr is no reason to end
         print(f"[ropeteam agent] {text}", file=sys.stderr, flush=True)

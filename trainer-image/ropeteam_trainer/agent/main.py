@@ -1,10 +1,10 @@
 """The agent's process: `python -m ropeteam_trainer.agent -- command`, or `python3 -I agent.pyz -- command`.
 
-One loop. Whatever happens becomes an event of the machine; what the machine wants is carried out here, in
-order. Promises: exit code 0 only when the coordinator released the job, 4 when it says that the job has
-failed, 143 when asked to leave, 2 for an environment that is not ours, 3 when something of a rank cannot be
-killed; else nothing that was started lives on. Limits: SIGKILL of the agent kills ranks, zygote and stores by
-their parent-death signal; what those have started dies with the container.
+One loop. Whatever happens becomes an event of the state machine; its effects are carried out here, in order.
+Promises: exit code 0 only when the coordinator released the job, 4 when the coordinator reports that the job
+has failed, 143 when terminated, 2 for an environment that is no worker pod's, 3 when a process of a rank
+cannot be killed; else no process that the agent started outlives it. Limits: SIGKILL of the agent kills
+ranks, zygote and stores by their parent-death signal; their descendants die with the container.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ from ropeteam_trainer.system.lines import take_over
 
 EXIT_NOT_OURS = 2
 T = TypeVar("T")
-_CHANCE = SystemRandom()
+_RANDOM = SystemRandom()
 
 
 class Agent:
-    """`make_pod` is given where events go. `clock` is that of the ranks' heartbeats; `asleep` tells what it
-    leaves out: for how long the machine has been suspended."""
+    """`make_pod` receives the function that posts events. `clock` is that of the ranks' heartbeats; `asleep`
+    returns the time that it leaves out: seconds for which the machine has been suspended."""
 
     def __init__(
         self,
@@ -91,23 +91,25 @@ class Agent:
         launch: Launch,
         make_pod: Callable[[Callable[[Event], None]], Pod],
         clock: Callable[[], float] = time.monotonic,
-        chance: Random = _CHANCE,
+        chance: Random = _RANDOM,
         asleep: Callable[[], float] = asleep_seconds,
     ) -> None:
         self._settings, self._now = settings, clock
         self._asleep, self._asleep_before = asleep, asleep()
         self._state = machine.initial(settings, identity, launch, clock())
         self._counts: metrics.Counts = {}
-        self._metrics = Metrics(self._numbers)
+        self._metrics = Metrics(self._metrics_text)
         self._events: deque[Event] = deque()
         self._busy = False
-        self._orders: asyncio.Queue[StartRanks | KillRanks | TerminateRanks | SendToRank] = asyncio.Queue()
+        self._rank_effects: asyncio.Queue[StartRanks | KillRanks | TerminateRanks | SendToRank] = (
+            asyncio.Queue()
+        )
         self._done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._news = news(report(self._state))
+        self._sent_news = news(report(self._state))
         self._sent_at = 0.0
         self._pod = make_pod(self.post)
-        self._pruning, self._to_prune = Lane("prune"), deque[Prune](maxlen=1)
-        """Of the wishes that come while one is carried out, the newest."""
+        self._prune_lane, self._pending_prune = Lane("prune"), deque[Prune](maxlen=1)
+        """The newest of the requests that arrive while another is carried out."""
         self._pruner: asyncio.Task[None] | None = None
         lost = settings.timeouts.lost
         self._link = Link(
@@ -115,12 +117,12 @@ class Agent:
         )
 
     async def run(self) -> int:
-        """The exit code."""
+        """Run until the machine exits; the exit code."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.post, Terminated())
         self._pod.begin(self._state.may_fork)
         await self._metrics.listen(self._state.identity.pod_ip)
-        jobs = (self._link.run, self._clock, self._pod.watch, self._world_worker)
-        tasks = [self._background(job()) for job in jobs]
+        loops = (self._link.run, self._clock, self._pod.watch, self._run_rank_effects)
+        tasks = [self._background(loop()) for loop in loops]
         try:
             return await self._done
         finally:
@@ -132,7 +134,7 @@ class Agent:
     # ---- events in
 
     def post(self, *events: Event) -> None:
-        """Feed the machine. Events that effects cause on the spot wait for their turn."""
+        """Apply events to the machine. Events that its effects cause at once are queued behind them."""
         self._events.extend(events)
         if self._busy or self._done.done():
             return
@@ -145,7 +147,7 @@ class Agent:
         finally:
             self._busy = False
         self._counts = metrics.count(self._counts, self._state)
-        self._tell_coordinator()
+        self._send_report()
 
     async def _clock(self) -> None:
         while True:
@@ -153,34 +155,34 @@ class Agent:
             beats, tick = self._pod.ranks.read_beats(), Tick(self._asleep() - self._asleep_before)
             self.post(*((beats, tick) if beats else (tick,)))
 
-    def _tell_coordinator(self) -> None:
-        """At once what cannot wait, all else with the lease. Long silence: ask for an answer."""
+    def _send_report(self) -> None:
+        """Send urgent changes at once, others with the next lease. After long silence request an answer."""
         now, lost = self._now(), self._settings.timeouts.lost
         if not self._state.linked:
             self._sent_at = 0.0
             return
         current = report(self._state)
-        fresh = news(current)
-        same = fresh == self._news
-        if same and now - self._sent_at < renew_seconds(lost):
+        current_news = news(current)
+        unchanged = current_news == self._sent_news
+        if unchanged and now - self._sent_at < renew_seconds(lost):
             return
-        self._news, self._sent_at = fresh, now
-        silent = self._link.silent_seconds()
-        if silent > 3 * lost:
-            self._link.drop(f"no answer for {silent:.0f} s")
-        if same and silent < lost and not steps_matter(self._state) and self._link.renew():
+        self._sent_news, self._sent_at = current_news, now
+        silence = self._link.silent_seconds()
+        if silence > 3 * lost:
+            self._link.drop(f"no answer for {silence:.0f} s")
+        if unchanged and silence < lost and not steps_matter(self._state) and self._link.renew():
             return
-        self._link.send(current if silent < lost else replace(current, orders_seen=0))
+        self._link.send(current if silence < lost else replace(current, orders_seen=0))
 
     # ---- effects out
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case StartRanks() | TerminateRanks() | SendToRank():
-                self._orders.put_nowait(effect)
+                self._rank_effects.put_nowait(effect)
             case KillRanks(epoch, ranks):
-                self._pod.ranks.kill(epoch, ranks)  # what has started: a start can take a minute
-                self._orders.put_nowait(effect)
+                self._pod.ranks.kill(epoch, ranks)  # the started ones, now: a start can take a minute
+                self._rank_effects.put_nowait(effect)
             case ShowStacks(epoch, ranks):
                 self._pod.ranks.show_stacks(epoch, ranks)
             case HostStore(epoch):
@@ -194,7 +196,7 @@ class Agent:
             case WriteManifest(held, grant):
                 self._background(self._write_manifest(held, grant))
             case Prune():
-                self._to_prune.append(effect)
+                self._pending_prune.append(effect)
                 if self._pruner is None or self._pruner.done():
                     self._pruner = self._background(self._prune())
             case DropLink(why):
@@ -204,10 +206,10 @@ class Agent:
                     log(f"the job has failed: {self._state.orders.failed}")
                 self._done.set_result(code)
 
-    async def _world_worker(self) -> None:
-        """What concerns ranks happens strictly one after the other: what starts late is killed, too."""
+    async def _run_rank_effects(self) -> None:
+        """Carry out effects on ranks strictly one after the other: ranks that start late are killed, too."""
         while True:
-            match await self._orders.get():
+            match await self._rank_effects.get():
                 case StartRanks(plan, fork, restore):
                     await self._pod.ranks.start(replace(plan, restore=restore), fork)
                 case KillRanks(epoch, ranks):
@@ -218,14 +220,16 @@ class Agent:
                     self._pod.ranks.tell(epoch, rank, message)
 
     async def _claim(self, plan: Plan) -> None:
-        me = self._state.identity
+        identity = self._state.identity
         try:
-            claimed = await self._on_disk(checkpoints.claim, self._settings, me.pod_uid, plan, me.keys)
+            claimed = await self._on_disk(
+                checkpoints.claim, self._settings, identity.pod_uid, plan, identity.keys
+            )
         except OSError as error:
             log(f"the folder of checkpoints cannot be claimed for world {plan.epoch}, trying again: {error}")
             self.post(ClaimFailed(plan.epoch))
         except Superseded as found:
-            self._stop_for(found)
+            self._report_superseded(found)
         else:
             self.post(RunClaimed(plan.epoch, claimed.held, claimed.restore, claimed.pasts))
 
@@ -237,57 +241,58 @@ class Agent:
             log(f"the manifest of step {grant.ref.step} cannot be written, trying again: {error}")
             self.post(ManifestFailed(grant.ref))
         except Superseded as found:
-            self._stop_for(found)
+            self._report_superseded(found)
         else:
             self.post(ManifestWritten(ref))
 
     async def _prune(self) -> None:
-        """In a lane of its own: to delete terabytes takes a while, and the next manifest does not wait."""
+        """Prune in a thread of its own: deleting terabytes takes long, and the next manifest does not
+        wait."""
         run = asyncio.get_running_loop().run_in_executor
-        while self._to_prune:
-            wanted = self._to_prune.pop()
+        while self._pending_prune:
+            request = self._pending_prune.pop()
             try:
-                await run(self._pruning, checkpoints.prune, self._settings, wanted.held, wanted.keep)
+                await run(self._prune_lane, checkpoints.prune, self._settings, request.held, request.keep)
             except OSError as error:
                 log(f"old checkpoints cannot be pruned: {error}")
             except Superseded as found:
-                self._stop_for(found)
+                self._report_superseded(found)
 
-    def _stop_for(self, found: Superseded) -> None:
+    def _report_superseded(self, found: Superseded) -> None:
         log(f"no rank may live here any more: {found}")
         self.post(RunSuperseded(found.by))
 
     async def _on_disk(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pod.disk, work, *arguments)
 
-    # ---- odds and ends
+    # ---- metrics and background tasks
 
-    def _numbers(self) -> str:
+    def _metrics_text(self) -> str:
         return metrics.render(self._state, self._counts, time.time() - self._now())
 
     def _background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = background(work)
-        task.add_done_callback(self._look)
+        task.add_done_callback(self._fail_on_error)
         return task
 
-    def _look(self, task: asyncio.Task[None]) -> None:
+    def _fail_on_error(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """What nobody expected ends the agent, loudly, instead of a part of it."""
+        """End the whole agent by an unexpected error, loudly, instead of one task of it."""
         if not self._done.done():
             self._done.set_exception(error)
 
 
-def _scratch() -> str:
-    """A new folder. Of a container with a read-only root only /dev/shm is sure to be writable, for ranks too:
-    torch asks for a temporary folder.
+def _create_folder() -> str:
+    """Create a temporary folder. In a container with a read-only root only /dev/shm is sure to be writable,
+    for ranks too: torch needs a temporary folder.
     """
     try:
         return tempfile.mkdtemp(prefix="ropeteam-")
     except OSError:
-        os.environ["TMPDIR"] = "/dev/shm"  # another one was tried just now
+        os.environ["TMPDIR"] = "/dev/shm"  # the default was tried just now
         return tempfile.mkdtemp(prefix="ropeteam-")
 
 
@@ -298,12 +303,12 @@ def _prepare(
     folder: Path,
     memory: Path | None,
 ) -> tuple[How, Problem | None]:
-    """How ranks are started in this pod, and why they cannot, if they cannot."""
+    """Parameters of starting ranks in this pod, and the problem that prevents it, if there is one."""
     identity, unsigned = preflight.signer(settings, identity)
     launch, python, problem = preflight.plan_launch(command, settings, os.environ)
     interfaces = interface_names(identity.pod_ip, proc.interface_of(identity.pod_ip))
-    ours = {config.MEMORY: str(memory)} if memory else {}
-    base = interfaces | os.environ | dict(launch.env) | ours
+    memory_variable = {config.MEMORY: str(memory)} if memory else {}
+    base = interfaces | os.environ | dict(launch.env) | memory_variable
     return How(
         settings, identity, launch, python, base, write_shims(folder), folder, memory
     ), unsigned or problem
@@ -324,10 +329,10 @@ def main() -> int:
     except (KeyError, ValueError, OSError) as error:
         log(f"this is not the environment of a worker pod: {type(error).__name__}: {error}")
         return EXIT_NOT_OURS
-    # Until the loop takes over: the first process of a container has no default action.
+    # Until the loop's own handler: for the first process of a container SIGTERM has no default action.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(machine.EXIT_LEFT))
     proc.become_subreaper()
-    folder = Path(os.environ.get(config.AGENT_STATE_DIR) or _scratch())
+    folder = Path(os.environ.get(config.AGENT_STATE_DIR) or _create_folder())
     folder.mkdir(parents=True, exist_ok=True)
     memory = make_memory(identity.pod_uid, folder) if settings.servers else None
     try:

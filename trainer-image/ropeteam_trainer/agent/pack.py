@@ -1,7 +1,7 @@
-"""`python -m ropeteam_trainer.agent.pack > agent.pyz`: the agent as one file, for images that do not know us.
+"""`python -m ropeteam_trainer.agent.pack > agent.pyz`: the agent as one file, for other images.
 
-In it: all of ropeteam_trainer (the library for scripts too, which needs the image's torch) as source, so that
-one file serves every Python from 3.10. The same sources give the same bytes.
+Contains all of ropeteam_trainer (the library for scripts too, which needs the image's torch) as source, so
+that one file serves every Python from 3.10. The same sources give the same bytes.
 """
 
 from __future__ import annotations

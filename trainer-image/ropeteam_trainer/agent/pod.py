@@ -1,7 +1,7 @@
-"""What an agent is to its own pod: ranks, stores, the zygote and the disk, behind one face.
+"""The agent's resources in its own pod: ranks, stores, the zygote and the disk, behind one interface.
 
-The agent (main.py) knows the face, `Pod`. `Processes` is what runs: children, sockets and a thread for the
-disk. Whatever comes of a call comes back as an event.
+The agent (main.py) uses the interface, `Pod`. `Processes` implements it: children, sockets and a thread for
+the disk. The result of a call arrives as an event.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ropeteam_trainer.contract.world import Epoch, FailReason, Plan
 from ropeteam_trainer.launchers import Run
 
 DYING_SECONDS = 0.01
-"""Between two looks at whether a rank is dying: 15 microseconds per rank."""
+"""Interval of the check whether a rank is dying, which takes 15 microseconds per rank."""
 
 
 class RankProcesses(Protocol):
@@ -62,35 +62,35 @@ class Pod(Protocol):
 
     @property
     def disk(self) -> concurrent.futures.Executor:
-        """For what blocks."""
+        """Runs blocking calls."""
 
     def begin(self, may_fork: bool) -> None:
-        """Once, when the loop runs."""
+        """Start; called once, when the loop runs."""
 
     async def watch(self) -> None:
-        """For ever: notice what sends no event by itself."""
+        """Poll, for ever, for changes that cause no event by themselves."""
 
     async def warm_up(self) -> None:
-        """Make ready to fork ranks, if that is possible at all."""
+        """Prepare the zygote to fork ranks, if that is possible at all."""
 
     def end(self) -> None:
-        """Nothing that was started lives on."""
+        """Stop every store, and the zygote."""
 
 
 class Processes:
-    """`problem`: what preflight.py has found."""
+    """The pod as it is run. `problem`: the one that preflight.py found, if any."""
 
     def __init__(self, how: How, problem: Problem | None, post: Callable[[Event], None]) -> None:
         self._how, self._problem, self._post = how, problem, post
         is_served = os.environ.get(config.STORE) != "none" and not how.launch.per_pod
-        self._torch = is_served and problem is None
+        self._uses_torch = is_served and problem is None
         self._reaper = reaper = Reaper()
         flags = how.launch.flags if how.launch.run is not Run.COMMAND else ()
         command = (how.python, *flags, how.shims.zygote)
         environment = os.environ | dict(how.launch.env)
-        self._zygote = ZygoteClient(reaper, command, environment, self._zygote_is_broken)
-        self.stores = Keeper(how.identity.pod_ip, reaper, self._zygote if self._torch else None, post)
-        self.ranks = Ranks(how, reaper, self._zygote, self._services, post)
+        self._zygote = ZygoteClient(reaper, command, environment, self._report_broken_zygote)
+        self.stores = Keeper(how.identity.pod_ip, reaper, self._zygote if self._uses_torch else None, post)
+        self.ranks = Ranks(how, reaper, self._zygote, self._service_pids, post)
         self.disk = Lane("disk")
 
     def begin(self, may_fork: bool) -> None:
@@ -98,7 +98,7 @@ class Processes:
         if self._problem:
             log(f"{self._problem.reason.value}: {self._problem.message}")
             self._post(ProblemFound(self._problem))
-        if self._torch and (self._how.slot == 0 or may_fork):
+        if self._uses_torch and (self._how.slot == 0 or may_fork):
             self._zygote.start()
 
     async def watch(self) -> None:
@@ -108,7 +108,7 @@ class Processes:
 
     async def warm_up(self) -> None:
         try:
-            if self._torch and not self._zygote.is_warm:
+            if self._uses_torch and not self._zygote.is_warm:
                 await self._zygote.warm_up()
                 log("ranks can be forked from now on")
         except OSError as error:
@@ -118,9 +118,9 @@ class Processes:
         self.stores.close_all()
         self._zygote.stop()
 
-    def _services(self) -> set[int]:
+    def _service_pids(self) -> set[int]:
         return self.stores.pids() | ({self._zygote.pid} if self._zygote.pid else set())
 
-    def _zygote_is_broken(self) -> None:
+    def _report_broken_zygote(self) -> None:
         text = f"{self._how.python} cannot import torch.distributed: see the traceback in the pod's log"
         self._post(ProblemFound(Problem(FailReason.INTERPRETER_WITHOUT_TORCH, text)))

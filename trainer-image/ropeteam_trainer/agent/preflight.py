@@ -1,7 +1,7 @@
-"""What can be known to fail before anything is started: Problems that name what to change.
+"""Checks before anything is started: Problems that name what to change.
 
-What may pass by itself (a stale mount, a slow node) is tried again for half a minute; if it lasts, the
-Problem says so (`passing`), and another pod is asked for. Limit: SIGTERM is not heard meanwhile.
+Transient errors (a stale mount, a slow node) are retried for half a minute; if they last, the Problem is
+marked (`passing`), and another pod is requested. Limit: SIGTERM is not handled meanwhile.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ropeteam_trainer.launchers import Job, Launch, Run, analyse
 from ropeteam_trainer.system.folders import Folder, Location, location
 
 _FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
-_SHOW_PLACE = "import json, os; print(json.dumps([dict(os.environ), os.getcwd()]))"
+_PRINT_PLACE = "import json, os; print(json.dumps([dict(os.environ), os.getcwd()]))"
 _WRAPPER_SECONDS = 600
-"""For `uv run` and its like, which may install packages first."""
-_PATIENCES = (60, 120)
-"""Seconds for an interpreter to look for torch: a cold or busy node is slow, not wrong."""
-_PAUSES = (0.5, 1, 2, 4, 8, 15)
-"""Seconds between tries of what may pass by itself."""
-_FINAL = {
+"""Limit of `uv run` and the like, which may install packages first."""
+_TORCH_TIMEOUTS = (60, 120)
+"""Seconds for an interpreter to find torch, per attempt: a cold or busy node is slow, not wrong."""
+_RETRY_PAUSES = (0.5, 1, 2, 4, 8, 15)
+"""Seconds between attempts, for transient errors."""
+_PERMANENT = {
     errno.EACCES,
     errno.EPERM,
     errno.EROFS,
@@ -44,9 +44,9 @@ _FINAL = {
     errno.EISDIR,
     errno.ELOOP,
 }
-"""What the next try will say, too."""
+"""Errors that the next attempt would give, too."""
 
-_ROOT_IS_NOT_ALMIGHTY = (
+_ROOT_WITHOUT_CAPABILITIES = (
     ": without capabilities root may write no files of others. To let it, set securityContext: "
     "{capabilities: {drop: []}} for the container trainer in spec.template"
 )
@@ -55,7 +55,7 @@ _ROOT_IS_NOT_ALMIGHTY = (
 def plan_launch(
     command: tuple[str, ...], settings: WorkerConfig, environ: Mapping[str, str]
 ) -> tuple[Launch, str, Problem | None]:
-    """How to start ranks, with which interpreter, and why that cannot work, if it cannot."""
+    """The launch of ranks, its interpreter, and the problem that prevents it, if there is one."""
     python = settings.agent_python or "python3"
     if not command:
         return Launch(), python, Problem(FailReason.COMMAND_NOT_FOUND, "the container has no command")
@@ -63,20 +63,20 @@ def plan_launch(
     launch = analyse(command, settings.launcher, job)
     if isinstance(launch, Problem):
         return Launch(), python, launch
-    launch = _inside(_with_bash_env(launch, command[0], environ), environ)
+    launch = _with_wrapper(_with_bash_env(launch, command[0], environ), environ)
     if isinstance(launch, Problem):
         return Launch(), python, launch
     environ = {**environ, **dict(launch.env)}
-    python = launch.python or _shebang(launch.program, environ) or python
-    problem = _command(launch, environ) or _checkpoint(settings)
-    if problem is None and environ.get(STORE) != "none" and not launch.per_pod:  # whose Python we do not know
-        problem = _torch(python, environ)
+    python = launch.python or _script_interpreter(launch.program, environ) or python
+    problem = _command_problem(launch, environ) or _checkpoint_problem(settings)
+    if problem is None and environ.get(STORE) != "none" and not launch.per_pod:  # its Python is unknown
+        problem = _torch_problem(python, environ)
     return launch, python, problem
 
 
 def signer(settings: WorkerConfig, identity: PodIdentity) -> tuple[PodIdentity, Problem | None]:
-    """With the keys that the job names, if it names any, and why they cannot be used. With a Problem nothing
-    is ever written, so nothing is signed with another key instead."""
+    """The identity with the keys that the job names, if any, and the problem of using them, if any. With a
+    Problem nothing is ever written, so nothing is signed with another key instead."""
     try:
         named = seals.read_named(settings.checkpoint.signing) if settings.checkpoint else ()
     except (OSError, ValueError) as error:
@@ -85,22 +85,22 @@ def signer(settings: WorkerConfig, identity: PodIdentity) -> tuple[PodIdentity, 
 
 
 def _with_bash_env(launch: Launch, program: str, environ: Mapping[str, str]) -> Launch:
-    """A bash that we read instead of running it would have read this file."""
-    is_read = Path(program).name == "bash" and launch.argv[:1] != (program,)
-    if not is_read or not environ.get("BASH_ENV"):
+    """The launch with $BASH_ENV read, as bash would: its command was parsed here instead of run."""
+    is_parsed = Path(program).name == "bash" and launch.argv[:1] != (program,)
+    if not is_parsed or not environ.get("BASH_ENV"):
         return launch
     return replace(launch, wrapper=(program, "-c", 'exec "$0" "$@"', *launch.wrapper))
 
 
-def _inside(launch: Launch, environ: Mapping[str, str]) -> Launch | Problem:
-    """With what its wrapper (`uv run`, a login shell) makes of environment and folder."""
+def _with_wrapper(launch: Launch, environ: Mapping[str, str]) -> Launch | Problem:
+    """The launch with the environment and folder that its wrapper (`uv run`, a login shell) sets."""
     if not launch.wrapper:
         return launch
-    given = {**environ, **dict(launch.env)}
+    environment = {**environ, **dict(launch.env)}
     try:
         done = subprocess.run(
-            [*launch.wrapper, sys.executable, "-I", "-c", _SHOW_PLACE],
-            env=given,
+            [*launch.wrapper, sys.executable, "-I", "-c", _PRINT_PLACE],
+            env=environment,
             cwd=launch.cwd or None,
             timeout=_WRAPPER_SECONDS,
             stdin=subprocess.DEVNULL,
@@ -110,14 +110,14 @@ def _inside(launch: Launch, environ: Mapping[str, str]) -> Launch | Problem:
         )
         shown, folder = json.loads(done.stdout.splitlines()[-1])
     except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", "") or str(error)).strip().splitlines() or [""]
-        text = f"{' '.join(launch.wrapper)} fails: {said[-1]}: correct spec.command or spec.image"
+        lines = (getattr(error, "stderr", "") or str(error)).strip().splitlines() or [""]
+        text = f"{' '.join(launch.wrapper)} fails: {lines[-1]}: correct spec.command or spec.image"
         return Problem(FailReason.COMMAND_NOT_FOUND, text, isinstance(error, subprocess.TimeoutExpired))
-    made = {name: value for name, value in shown.items() if given.get(name) != value and name != "_"}
-    return replace(launch, env=(*launch.env, *made.items()), cwd=folder)
+    changes = {name: value for name, value in shown.items() if environment.get(name) != value and name != "_"}
+    return replace(launch, env=(*launch.env, *changes.items()), cwd=folder)
 
 
-def _command(launch: Launch, environ: Mapping[str, str]) -> Problem | None:
+def _command_problem(launch: Launch, environ: Mapping[str, str]) -> Problem | None:
     # torchrun itself is never run, but it names the interpreter.
     program = launch.argv[0] if launch.run is Run.COMMAND else launch.program
     if shutil.which(program, path=environ.get("PATH")) is None:
@@ -135,7 +135,7 @@ def _command(launch: Launch, environ: Mapping[str, str]) -> Problem | None:
     return None
 
 
-def _shebang(program: str, environ: Mapping[str, str]) -> str | None:
+def _script_interpreter(program: str, environ: Mapping[str, str]) -> str | None:
     """The interpreter of a console script such as torchrun."""
     path = shutil.which(program, path=environ.get("PATH"))
     if path is None:
@@ -148,38 +148,38 @@ def _shebang(program: str, environ: Mapping[str, str]) -> str | None:
     return next((word for word in words if Path(word).name.startswith("python")), None)
 
 
-def _checkpoint(settings: WorkerConfig) -> Problem | None:
+def _checkpoint_problem(settings: WorkerConfig) -> Problem | None:
     if settings.checkpoint is None:
         return None
     folder = settings.checkpoint.directory
     where = location(folder, settings.checkpoint.volume)
-    error = _tried(lambda: _write_in(where))
+    error = _retry(lambda: _write_in(where))
     if error is None:
         return None
-    why = f"{folder} cannot be written: {error.strerror or error}"
-    if error.errno not in _FINAL:
+    reason = f"{folder} cannot be written: {error.strerror or error}"
+    if error.errno not in _PERMANENT:
         fix = "See to spec.checkpoint.volume, and to its mount on this node"
-        return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, f"{why}. {fix}", passing=True)
-    if error.errno == errno.ELOOP:  # folders.py says what to change
-        return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, why)
-    text = f"{why}. Give spec.checkpoint.volume to the user that the container runs as (uid {os.getuid()})"
+        return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, f"{reason}. {fix}", passing=True)
+    if error.errno == errno.ELOOP:  # the message of folders.py names what to change
+        return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, reason)
+    text = f"{reason}. Give spec.checkpoint.volume to the user that the container runs as (uid {os.getuid()})"
     if os.getuid() == 0 and error.errno == errno.EACCES:
-        text += _ROOT_IS_NOT_ALMIGHTY
+        text += _ROOT_WITHOUT_CAPABILITIES
     return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, text)
 
 
 def _write_in(where: Location) -> None:
     with Folder.at(where, make=True), tempfile.TemporaryFile(dir=str(where)):
-        pass  # if a link has come between the two, it was a file without a name
+        pass  # if a link was put there between the two, the file had no name
 
 
-def _tried(action: Callable[[], None]) -> OSError | None:
-    """The error that stays; None: it went well in the end."""
-    for pause in (*_PAUSES, None):
+def _retry(action: Callable[[], None]) -> OSError | None:
+    """Retry an action; its last error, or None if it succeeded."""
+    for pause in (*_RETRY_PAUSES, None):
         try:
             action()
         except OSError as error:
-            if error.errno in _FINAL or pause is None:
+            if error.errno in _PERMANENT or pause is None:
                 return error
             time.sleep(pause)
         else:
@@ -187,9 +187,9 @@ def _tried(action: Callable[[], None]) -> OSError | None:
     return None
 
 
-def _torch(python: str, environ: Mapping[str, str]) -> Problem | None:
-    why, passing = "", False
-    for seconds in _PATIENCES:
+def _torch_problem(python: str, environ: Mapping[str, str]) -> Problem | None:
+    reason, passing = "", False
+    for seconds in _TORCH_TIMEOUTS:
         try:
             done = subprocess.run(
                 [python, "-c", _FIND_TORCH],
@@ -200,13 +200,13 @@ def _torch(python: str, environ: Mapping[str, str]) -> Problem | None:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            why, passing = f"cannot be started: {error}", getattr(error, "errno", None) not in _FINAL
+            reason, passing = f"cannot be started: {error}", getattr(error, "errno", None) not in _PERMANENT
             if passing:
                 continue
         else:
-            why, passing = "" if done.returncode == 0 else "cannot import torch", False
+            reason, passing = "" if done.returncode == 0 else "cannot import torch", False
         break
-    if not why:
+    if not reason:
         return None
-    text = f"{python} {why}: use an image or a command whose Python has torch, or set spec.agentPython"
+    text = f"{python} {reason}: use an image or a command whose Python has torch, or set spec.agentPython"
     return Problem(FailReason.INTERPRETER_WITHOUT_TORCH, text, passing)

@@ -1,14 +1,15 @@
-"""All ranks agree on the checkpoint to go on from.
+"""Agreement of all ranks on the checkpoint to restore.
 
     rank 0      chooses by manifests (restore.py)
     all ranks   verify its files, each its part (restore.shares), on several threads; where status does not
-                name it, so that anybody can have made its manifest, they also read what is in the files
+                name it, so that any process may have written its manifest, they also parse the files
     any rank    finds a file that is proved bad -> all fall back together, to the next choice
-                cannot tell                     -> all wait and try again, for PATIENCE_SECONDS
+                cannot decide                   -> all wait and try again, for PATIENCE_SECONDS
 
-Promise: no time limit grows too short for a large checkpoint: ranks meet every two seconds, and hearts beat
-as long as bytes are read anywhere. What could not be read is never called bad. Limits: one file is one
-thread's; a rank whose read never returns makes no bytes, and its world is ended by recovery.startSeconds.
+Promise: no time limit is too short for a large checkpoint: ranks synchronize every two seconds, and
+heartbeats are sent as long as bytes are read on any rank. A file that could not be read is never called bad.
+Limits: a file is read by one thread; a rank whose read never returns reads no bytes, and
+recovery.startSeconds ends its world.
 """
 
 from __future__ import annotations
@@ -43,16 +44,17 @@ from ropeteam_trainer.system.folders import Location, NotOurs
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 300.0
-"""How long a volume may be away before another node is tried."""
+"""Time for which a volume may be unavailable before another node is tried."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 MEET_SECONDS = 2.0
 THREADS = 4
 CHOSEN = (Choice, Manifest, CheckpointRef, Epoch, ShardFile, CheckpointNotFound)
-"""What rank 0's choice is made of."""
+"""Classes of which rank 0's choice consists."""
 
 
 class _Said(NamedTuple):
-    """By one rank, in a meeting. Ranks of other releases know it by this name, with these fields."""
+    """State of one rank's verification, gathered periodically. Ranks of other releases know the class by this
+    name, with these fields."""
 
     done: bool
     read: int
@@ -61,20 +63,21 @@ class _Said(NamedTuple):
 
 
 class Together:
-    """`beat` is called when something has moved on any rank."""
+    """Choice and verification on all ranks. `beat` is called when any rank has made progress."""
 
     def __init__(self, plan: RankPlan, world: World, directory: Location, beat: Callable[[], None]) -> None:
         self._plan, self._world, self._directory, self._beat = plan, world, directory, beat
         self._vouched = plan.lineage_known and any(parse_ref(text).digest for text in plan.restore)
-        """Status names a hash, and from there on each names its parent's: the job has saved it."""
+        """Status names a hash, and each manifest names its parent's: the job has saved these checkpoints."""
         self._keys = self._named_keys() + seals.read(plan.keys)
         self._bad: dict[str, str] = {}
-        """Folders of checkpoints with a file that is proved bad."""
+        """Folders of checkpoints with a file that is proved bad, and the fault."""
         self._waited_from: float | None = None
         self._pause = FIRST_PAUSE
 
     def _named_keys(self) -> seals.Keys:
-        """They may be spoilt while the job runs, which no job has to end for that needs none."""
+        """Keys of the Secret that the job names. It may be damaged while the job runs, which must not end a
+        job that does not need them."""
         try:
             return seals.read_named(self._plan.checkpoint.signing) if self._plan.checkpoint else ()
         except (OSError, ValueError) as error:
@@ -83,7 +86,7 @@ class Together:
             raise CheckpointUnavailable(str(error)) from None
 
     def choose(self) -> Choice:
-        """The same on all ranks. Raises CheckpointNotFound, or CheckpointUnavailable, on all ranks."""
+        """The same choice on all ranks. Raises CheckpointNotFound, or CheckpointUnavailable, on all ranks."""
         while True:
             choice, trouble = self._world.from_rank_0(self._chosen, *CHOSEN)
             if choice is None:
@@ -96,7 +99,7 @@ class Together:
                 return choice
 
     def _chosen(self) -> tuple[Choice | None, str]:
-        """By this rank's own reading, and what hinders it."""
+        """Choice of this rank alone, and the problem that prevents one."""
         try:
             found = () if self._plan.lineage_known else reader.find(self._directory)
             return choose(self._plan, found, self._look), ""
@@ -117,19 +120,19 @@ class Together:
         return replace(seen, fault=bad, ref=None) if bad and not seen.fault else seen
 
     def _verify(self, manifest: Manifest, ref: CheckpointRef) -> str:
-        """Why this checkpoint is proved bad; "": it is whole."""
-        self._waited_from, self._pause = None, FIRST_PAUSE  # what hindered the choice has passed
+        """Fault that proves this checkpoint bad; "": it is whole."""
+        self._waited_from, self._pause = None, FIRST_PAUSE  # the problem that prevented the choice is over
         left = shares(manifest, self._world.size)[self._world.rank]
         look = partial(self._look_into, manifest, ref)
         while True:
             with _Reading(look, left) as reading:
-                said = self._meet(reading)
-            if proved := next((f"{one.proved} (rank {n})" for n, one in enumerate(said) if one.proved), ""):
+                states = self._gather_states(reading)
+            if proved := next((f"{one.proved} (rank {n})" for n, one in enumerate(states) if one.proved), ""):
                 return proved
-            if not any(one.unsure for one in said):
+            if not any(one.unsure for one in states):
                 return ""
             left = reading.left
-            self._wait(said[self._world.rank].unsure)
+            self._wait(states[self._world.rank].unsure)
 
     def _look_into(
         self, manifest: Manifest, ref: CheckpointRef, file: ShardFile, read: Callable[[int], None]
@@ -137,43 +140,44 @@ class Together:
         seen = reader.check(self._directory, ref, file, read)
         ours = map(rank_file, range(self._world.size))
         of_no_rank = file.name.startswith("rank-") and file.name not in ours
-        if seen.fault or self._vouched or of_no_rank:  # nobody will read that, and it may be large
+        if seen.fault or self._vouched or of_no_rank:  # no rank will load such a file, and it may be large
             return seen
         return reader.judge(self._directory, ref, manifest.files, file, read)
 
-    def _meet(self, reading: _Reading) -> list[_Said]:
-        """Until all have read their part, or one has found a fault."""
+    def _gather_states(self, reading: _Reading) -> list[_Said]:
+        """Gather states until all ranks have read their part, or one has found a fault."""
         seconds, total = 0.01, 0
         while True:
-            said = self._world.gather(reading.after(seconds), _Said)
-            if (read := sum(one.read for one in said)) > total:
+            states = self._world.gather(reading.after(seconds), _Said)
+            if (read := sum(one.read for one in states)) > total:
                 total = read
                 self._beat()
-            if all(one.done for one in said) or any(one.proved for one in said):
-                return said
+            if all(one.done for one in states) or any(one.proved for one in states):
+                return states
             seconds = min(2 * seconds, MEET_SECONDS)
 
     def _wait(self, trouble: str) -> None:
-        """Together, for what hinders any rank. Raises CheckpointUnavailable when that has lasted."""
+        """Wait on all ranks, if any of them has a problem. Raises CheckpointUnavailable when it has
+        lasted."""
         now = time.monotonic()
         self._waited_from = now if self._waited_from is None else self._waited_from
         over = self._world.number_of_rank_0(int(now - self._waited_from >= PATIENCE_SECONDS))
         troubles = self._world.gather(trouble)
         hindered = [rank for rank, text in enumerate(troubles) if text]
         if not hindered:
-            return  # it has just passed
+            return  # the problem is over
         text = f"{troubles[hindered[0]]} (seen by {len(hindered)} of {len(troubles)} ranks)"
         if over:
-            raise self._given_up(bool(trouble), len(hindered))(
+            raise self._unavailable(bool(trouble), len(hindered))(
                 f"{text} for {PATIENCE_SECONDS:.0f} s. {_fix(self._directory)}"
             )
         if self._world.rank == 0:
-            _say(f"{text}: tries again in {self._pause:.0f} s")
+            _log(f"{text}: tries again in {self._pause:.0f} s")
         self._beat()
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
-    def _given_up(self, here: bool, hindered: int) -> type[CheckpointUnavailable]:
+    def _unavailable(self, here: bool, hindered: int) -> type[CheckpointUnavailable]:
         in_one_pod = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == self._world.size
         if hindered == self._world.size and not in_one_pod:
             return UnavailableEverywhere
@@ -181,8 +185,8 @@ class Together:
 
 
 def patiently(action: Callable[[], T], directory: Location, beat: Callable[[], None]) -> T:
-    """What `action()` gives, as soon as the volume lets it. Raises CheckpointUnavailable when it does not,
-    and NotOurs at once: that is no trouble of the volume."""
+    """Result of `action()`, retried while the volume is unavailable. Raises CheckpointUnavailable after
+    PATIENCE_SECONDS, and NotOurs at once: that is no problem of the volume."""
     began, pause = time.monotonic(), FIRST_PAUSE
     while True:
         try:
@@ -193,7 +197,7 @@ def patiently(action: Callable[[], T], directory: Location, beat: Callable[[], N
             if time.monotonic() - began >= PATIENCE_SECONDS:
                 text = f"{error} for {PATIENCE_SECONDS:.0f} s. {_fix(directory)}"
                 raise CheckpointUnavailable(text) from error
-            _say(f"{error}: tries again in {pause:.0f} s")
+            _log(f"{error}: tries again in {pause:.0f} s")
         beat()
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
@@ -203,12 +207,12 @@ def _fix(directory: Location) -> str:
     return f"See to the volume of {directory} and to its mount; to do without a checkpoint, delete its folder"
 
 
-def _say(sentence: str) -> None:
+def _log(sentence: str) -> None:
     print(f"ropeteam: {sentence}", file=sys.stderr, flush=True)
 
 
 class _Reading:
-    """One rank's part is looked at in the background."""
+    """Verification of one rank's part, in the background."""
 
     def __init__(
         self, look: Callable[[ShardFile, Callable[[int], None]], Look], files: list[ShardFile]
@@ -219,7 +223,7 @@ class _Reading:
         self._files = {self._pool.submit(look, file, self._count): file for file in files}
 
     def after(self, seconds: float) -> _Said:
-        """What is known, after so long or when all is."""
+        """State after `seconds`, or as soon as all files are verified."""
         done, running = wait(self._files, seconds)
         looks = [future.result() for future in done]
         proved = (look.fault for look in looks if look.fault and not look.unsure)
@@ -228,7 +232,7 @@ class _Reading:
 
     @property
     def left(self) -> list[ShardFile]:
-        """Files that could not be judged. Once all is done."""
+        """Files that could not be verified. Valid once all is done."""
         return [file for future, file in self._files.items() if future.result().fault]
 
     def _count(self, size: int) -> None:

@@ -1,7 +1,7 @@
-"""When to save: every so many steps, every so many seconds, or both.
+"""Decision when to save: every so many steps, every so many seconds, or both.
 
-Steps are the same on all ranks, clocks are not: the clock that counts is rank 0's, and its answer is
-broadcast about once a second at most, in steps that all ranks know beforehand.
+Steps are the same on all ranks, clocks are not: rank 0's clock decides, and its decision is broadcast about
+once a second at most, in steps that all ranks know beforehand.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Cadence:
         self._until_check = 1
 
     def due(self, step: int) -> bool:
-        """Save after this step? To be asked once for every step, on all ranks."""
+        """Whether to save after this step. Call it once for every step, on all ranks."""
         self._done += 1
         now = time.monotonic()
         if self._steps is not None and step % self._steps == 0:
@@ -44,7 +44,7 @@ class Cadence:
 
 
 def steps_until_check(left: float, step_seconds: float) -> int:
-    """How many steps to wait before asking rank 0's clock again; 0: save now."""
+    """Number of steps until rank 0's clock is checked again; 0: save now."""
     if left <= 0:
         return 0
     return max(1, min(_MOST_STEPS, int(min(left, _CHECK_SECONDS) / max(step_seconds, 1e-6))))

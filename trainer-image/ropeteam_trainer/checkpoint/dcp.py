@@ -1,12 +1,12 @@
 """One save of all ranks together, in the format of torch.distributed.checkpoint (DCP).
 
-    1. each rank says what it has     2. rank 0 decides who writes what (what several have is written once)
-    3. each rank writes its file      4. rank 0 writes where everything is: `.metadata`
+    1. each rank plans its blocks     2. rank 0 assigns each block to one rank (replicas are written once)
+    3. each rank writes its file      4. rank 0 writes the index of all blocks: `.metadata`
 
 DCP does the four steps; an error on one rank in any of them is the same error on all ranks, so that none is
-left waiting in the next. Here is only what differs from its defaults: pieces instead of tensors, plain
-values that travel with the plans into rank 0's state.pt, files that are hashed. To be imported in the
-background: it costs a tenth of a second.
+left waiting in the next. This module is only the difference to its defaults: blocks instead of tensors, plain
+values that are sent with the plans into rank 0's state.pt, files that are hashed. Import it in the
+background: that costs a tenth of a second.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from ropeteam_trainer.system.folders import Folder, Location
 
 @dataclass(frozen=True)
 class Content:
-    """What one rank gives to a checkpoint."""
+    """Content of one rank for a checkpoint."""
 
     pieces: Mapping[str, Piece]
     buffers: list[str]
-    """Names of pieces that ranks may disagree on: the lowest rank's counts."""
+    """Names of pieces that may differ between ranks: the lowest rank's is saved."""
     shared: stateful.Shared
     files: Mapping[str, Any]
     """This rank's own small files; on rank 0 also state.pt, to which `shared` of all ranks is added."""
@@ -83,7 +83,7 @@ def save(
 
 
 class _Planner(DefaultSavePlanner):
-    """Plans to write pieces. `shared` of all ranks is there when rank 0 has planned."""
+    """Planner that writes pieces. `shared` is that of all ranks, once rank 0 has planned."""
 
     def __init__(self, content: Content) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -105,7 +105,7 @@ class _Planner(DefaultSavePlanner):
 
 
 def lowest_rank_only(plans: list[SavePlan], names: set[str]) -> list[SavePlan]:
-    """Of the tensors called so, leave each to the lowest rank that has it. Drops what travelled along."""
+    """Plans that leave each tensor of `names` to the lowest rank that has it. Drops `planner_data`."""
     taken: set[MetadataIndex] = set()
     left = []
     for plan in plans:
@@ -122,7 +122,7 @@ def _item(name: str, piece: Piece) -> WriteItem:
 
 
 class _Files(FileSystemWriter):
-    """DCP's files and our small ones."""
+    """Writer of DCP's files and of our small ones."""
 
     def __init__(self, disk: _Disk, content: Content, planner: _Planner) -> None:
         super().__init__(Path(), sync_files=False, per_thread_copy_ahead=0)  # our disk syncs; no CUDA here
@@ -160,17 +160,17 @@ class _Files(FileSystemWriter):
         self.disk.folders[-1].sync()
 
     def storage_meta(self) -> None:
-        """It would hold the path, which may change."""
+        """Return none: it would hold the path, which may change."""
 
 
 class _Disk(FileSystem):
-    """The folder of one checkpoint, whatever path is asked for: of that the name counts. Remembers what was
-    written."""
+    """File system of DCP that is the folder of one checkpoint: only the name of a requested path counts.
+    Records the files that were written."""
 
     def __init__(self, directory: Location, place: str) -> None:
         self._directory, self._place = directory, place
         self.folders: list[Folder] = []
-        """From the directory down to the checkpoint's own."""
+        """Open folders, from the directory down to the checkpoint's own."""
         self.written: dict[str, ShardFile] = {}
 
     def enter(self) -> None:
@@ -183,7 +183,7 @@ class _Disk(FileSystem):
             folder.close()
 
     def forget(self) -> None:
-        """A full disk needs the room."""
+        """Remove all written files: this frees the space of a full disk."""
         for name in self.written:
             self.rm_file(name)
 

@@ -1,15 +1,15 @@
-"""A checkpoint as one file of plain PyTorch, which needs nothing of this library:
+"""Export of a checkpoint as one file of plain PyTorch, which needs nothing of this library:
 
     python -m ropeteam_trainer.checkpoint.export /checkpoints/run-5eed/step-400/1.0.3 model.pt
 
     saved = torch.load("model.pt", weights_only=True)      # {"step": 400, "model": ..., "optimizer": ...}
     model.load_state_dict(saved["model"])
 
-Each object is under the name that restore() was given it by. Names of parameters are those of the model as
-it was written, whatever wrapped, sharded or split it. An optimizer is by these names, too:
-`torch.distributed.checkpoint.state_dict.set_optimizer_state_dict` takes it. A folder of checkpoints in place
-of one means its newest. All files are verified against the manifest's hashes.
-Limits: all of it is in memory at once. Who wrote the checkpoint is not asked: signatures need keys.
+Each object is under the name that it had in the call of restore(). Names of parameters are those of the model
+as it was written, whatever wrapped, sharded or split it. The state of an optimizer uses these names, too:
+`torch.distributed.checkpoint.state_dict.set_optimizer_state_dict` accepts it. A folder of checkpoints in
+place of one means its newest. All files are verified against the manifest's hashes.
+Limits: the whole checkpoint is in memory at once. Signatures are not verified: that needs keys.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from ropeteam_trainer.contract.world import CheckpointRef
 
 
 class NoCheckpoint(ValueError):
-    """There is none, or not a whole one. The text says what was found."""
+    """Checkpoint that is missing or damaged. The text describes the fault."""
 
 
 def export(folder: Path) -> dict[str, Any]:
-    """Raises NoCheckpoint, OSError."""
+    """Content of a checkpoint. Raises NoCheckpoint, OSError."""
     directory, ref = _find(folder.absolute())
     look = reader.look(directory, ref)
     manifest = look.manifest
@@ -47,7 +47,8 @@ def export(folder: Path) -> dict[str, Any]:
 
 
 def _find(folder: Path) -> tuple[Path, CheckpointRef]:
-    """Where it is: `<directory>[/run-<UID>]/step-<n>/<epoch>`, or the newest below a directory."""
+    """Directory and reference of `<directory>[/run-<UID>]/step-<n>/<epoch>`, or of the newest below a
+    directory."""
     parent = folder.parent.parent
     run = parent.name.removeprefix("run-") if parent.name.startswith("run-") else ""
     if (ref := ref_at(run, folder.parent.name, folder.name)) is not None:

@@ -1,4 +1,4 @@
-"""Files of a checkpoint: write-once, hashed while they are written, on the disk when they are done."""
+"""Files of a checkpoint: write-once, hashed while they are written, durable when they are done."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ropeteam_trainer.system.folders import Folder
 
 
 class HashedStream:
-    """A file that is being written. Keeps the OSError, which torch.save turns into something vague."""
+    """A file that is being written. Keeps the OSError, for which torch.save raises a vague error."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._sha256, self._size = stream, hashlib.sha256(), 0
@@ -37,10 +37,10 @@ class HashedStream:
         return self._size
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: writes are not buffered."""
 
     def close(self) -> None:
-        """The file is closed by who opened it."""
+        """Do nothing: the function that opened the file closes it."""
 
     def described_as(self, name: str) -> ShardFile:
         return ShardFile(name, self._size, self._sha256.hexdigest())
@@ -48,19 +48,19 @@ class HashedStream:
 
 @contextmanager
 def new_file(folder: Folder, name: str) -> Iterator[HashedStream]:
-    """Write a file; it is durable at the end. Raises OSError, and leaves nothing behind then."""
+    """Write a file; it is durable at the end of the block. Raises OSError, and leaves no file behind then."""
     with folder.new(name, buffering=0) as raw:
         stream = HashedStream(raw)
         try:
             yield stream
             os.fsync(raw.fileno())
         except Exception as error:
-            folder.remove(name)  # a full disk needs the room
+            folder.remove(name)  # free the space of a full disk
             raise stream.error or error from None
 
 
 def write_tree(folder: Folder, name: str, tree: Any) -> ShardFile:
-    """Plain values and tensors, by torch.save."""
+    """Write plain values and tensors, by torch.save."""
     with new_file(folder, name) as stream:
         torch.save(tree, stream)  # type: ignore[arg-type]  # all it uses is write and flush
     return stream.described_as(name)

@@ -1,10 +1,10 @@
-"""Read checkpoints: find them in a folder, verify one, load its files.
+"""Reader of checkpoints: find them in a folder, verify one, load its files.
 
-Promise: nothing is executed (weights_only, and an allow-list for `.metadata`); nothing but regular files
-below the folder is opened; what the operating system only fails to do proves nothing against a checkpoint.
-Limits: a file is read once for its hash, by one rank (agreement.py), and once to be loaded, by each rank that
-needs something of it, whichever ranks wrote it. Files of tensors are not hashed again when they are loaded;
-all others are.
+Promise: nothing is executed (weights_only, and an allow-list for `.metadata`); only regular files below the
+folder are opened; an error of the operating system proves nothing against a checkpoint.
+Limits: a file is read once for its hash, by one rank (agreement.py), and once for loading, by each rank that
+needs a part of it, whichever ranks wrote it. Files of tensors are not hashed again when they are loaded; all
+others are.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from ropeteam_trainer.system.folders import Folder, Location, NotOurs, is_plain
 _BLOCK = 4 << 20
 _ABSENT = (FileNotFoundError, NotOurs)
 _WRONG_KIND = (NotOurs, NotADirectoryError)
-"""What is there is not what was saved."""
+"""Errors that prove that the file is not the one that was saved."""
 
 
 def find(directory: Location) -> tuple[CheckpointRef, ...]:
-    """All that look like checkpoints, unverified, without digest. Newest runs first, what is in no run last.
-    Folders with other names are not ours, nor are those that may not be entered. Raises OSError where the
-    directory cannot be listed: that is no empty one."""
+    """All folders that look like checkpoints, unverified, without digest. Newest runs first, those in no run
+    last. Folders with other names are ignored, and so are those without permission. Raises OSError where the
+    directory cannot be listed: that is not the same as an empty one."""
     try:
         root = Folder.at(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -82,7 +82,7 @@ def _has_manifest(root: Folder, ref: CheckpointRef) -> bool:
 
 
 def locate(directory: Location, ref: CheckpointRef) -> CheckpointRef:
-    """The same, with its run. A reference that was in status has none; its digest tells which it is."""
+    """`ref` with its run. A reference from status has none; the digest identifies the checkpoint."""
     if ref.run or not ref.digest:
         return ref
     with suppress(FileNotFoundError), Folder.at(directory) as root:
@@ -101,7 +101,7 @@ def _digest(content: bytes) -> str:
 
 
 def look(directory: Location, ref: CheckpointRef, keys: Keys = ()) -> Look:
-    """A checkpoint's manifest, against the digest where that is known. Its files: see check()."""
+    """Verify a checkpoint's manifest, against the digest where that is known. For its files see check()."""
     try:
         ref = locate(directory, ref)
         text = _read(directory, ref, MANIFEST, MOST_BYTES)
@@ -118,7 +118,7 @@ def look(directory: Location, ref: CheckpointRef, keys: Keys = ()) -> Look:
         return Look(None, f"its manifest is torn or altered ({error})")
     if (manifest.step, manifest.epoch) != (ref.step, ref.epoch):
         return Look(None, f"its manifest belongs to step {manifest.step} of world {manifest.epoch}")
-    if ref.run and not ref.digest and manifest.job_uid != ref.run:  # what is known by its hash may be a copy
+    if ref.run and not ref.digest and manifest.job_uid != ref.run:  # with a known hash it may be a copy
         return Look(None, f"its manifest belongs to run {ascii(manifest.job_uid)[:80]}")
     names = {file.name for file in manifest.files}
     if foreign := [name for name in names if not is_plain(name)]:
@@ -132,7 +132,8 @@ def look(directory: Location, ref: CheckpointRef, keys: Keys = ()) -> Look:
 
 
 def _without_manifest(directory: Location, ref: CheckpointRef) -> Look:
-    """One that was committed, in a directory without any: that is a volume which is not mounted (yet)."""
+    """Result for a missing manifest. A committed checkpoint in a directory without any: the volume is not
+    mounted (yet)."""
     try:
         with Folder.at(directory) as root:
             names = root.names()
@@ -144,7 +145,7 @@ def _without_manifest(directory: Location, ref: CheckpointRef) -> Look:
 
 
 def check(directory: Location, ref: CheckpointRef, file: ShardFile, read: Callable[[int], None]) -> Look:
-    """One file against the manifest. `read` is told of bytes as they are read."""
+    """Verify one file against the manifest. `read` is called with the number of bytes of each read."""
     try:
         with Folder.at(directory) as root, root.down(folder(ref)) as place:
             try:
@@ -171,9 +172,9 @@ def judge(
     file: ShardFile,
     read: Callable[[int], None],
 ) -> Look:
-    """One file whose hash is right, where nobody vouches for the manifest: anybody can make one. Reads it as
-    it will be loaded, into nothing. Only proof is a fault; what else goes wrong is for who loads it to say.
-    `files`: all of the manifest."""
+    """Verify the content of a file whose hash is right, where nothing confirms the manifest: any process can
+    write one. Parses the file as loading does, and drops the result. Only proof is a fault; all other errors
+    are left to the loading. `files`: all of the manifest."""
     try:
         if file.name == METADATA:
             load_metadata(directory, ref, files)
@@ -214,7 +215,7 @@ def _readable(directory: Location, ref: CheckpointRef, files: Iterable[ShardFile
     try:
         return load_metadata(directory, ref, files)
     except ValueError:
-        return None  # told of .metadata
+        return None  # the fault is reported for .metadata
 
 
 def _sha256(place: Folder, name: str, read: Callable[[int], None]) -> str:
@@ -228,7 +229,7 @@ def _sha256(place: Folder, name: str, read: Callable[[int], None]) -> str:
 
 @contextmanager
 def opened(directory: Location, ref: CheckpointRef, name: str) -> Iterator[BinaryIO]:
-    """One file of a checkpoint."""
+    """Open one file of a checkpoint."""
     with (
         Folder.at(directory) as root,
         root.down(folder(ref)) as place,
@@ -243,7 +244,7 @@ def _read(directory: Location, ref: CheckpointRef, name: str, most: int) -> byte
 
 
 def _verified(directory: Location, ref: CheckpointRef, file: ShardFile) -> bytes:
-    """All of a file. Raises OSError, and ValueError if it is not the one of the manifest (any more)."""
+    """Content of a file. Raises OSError, and ValueError if it is not the one of the manifest (any more)."""
     content = _read(directory, ref, file.name, file.size)
     if _digest(content) != file.sha256:
         raise ValueError(f"{file.name} was altered (wrong hash)")
@@ -251,15 +252,16 @@ def _verified(directory: Location, ref: CheckpointRef, file: ShardFile) -> bytes
 
 
 def load(directory: Location, ref: CheckpointRef, file: ShardFile) -> Any:
-    """One file of plain values and tensors, on the CPU. Raises OSError, ValueError, and what torch raises."""
+    """Load a file of plain values and tensors, on the CPU. Raises OSError, ValueError, and errors of
+    torch."""
     return contents.load(file.name, _verified(directory, ref, file))
 
 
 def load_metadata(
     directory: Location, ref: CheckpointRef, files: Iterable[ShardFile], judged: bool = False
 ) -> Saved:
-    """Where in these files, which its manifest names, its tensors are. Raises OSError and ValueError.
-    `judged`: by judge(), on all ranks, or it is the job's own."""
+    """Load the index of the tensors in `files`, those of the manifest. Raises OSError and ValueError.
+    `judged`: judge() has verified it, on all ranks, or it is the job's own."""
     known = {file.name: file for file in files}
     saved = parse(_verified(directory, ref, known[METADATA]), judged)
     for tensor in saved.values():

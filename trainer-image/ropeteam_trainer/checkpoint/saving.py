@@ -1,11 +1,11 @@
-"""The checkpoints of one rank: what is kept, when it is saved, what it goes on from.
+"""Checkpoints of one rank: the objects in them, the time of saves, the restore.
 
     tensors       of modules and optimizers, each rank its part; together in the format of DCP (dcp.py)
     state.pt      by rank 0: all other state that ranks share; the data position
-    rank-<r>.pt   by each rank: its random generators, and what a technique keeps on each rank for itself
+    rank-<r>.pt   by each rank: its random generators, and the per-rank state of a technique
 
-Any layout goes on from any other: what counts are the names of parameters. Under an agent the files are
-reported and the manifest is the agent's (after a grant). Without one, rank 0 writes the manifest itself as
+Any layout can be restored from any other: only the names of parameters matter. Under an agent the files are
+reported and the agent writes the manifest (after a grant). Without one, rank 0 writes the manifest itself as
 soon as all ranks have written; those saves are synchronous.
 """
 
@@ -51,7 +51,7 @@ T = TypeVar("T")
 class Restored:
     step: int
     data: dict[str, int] | None
-    """The data position, as it was given to save()."""
+    """Data position, as it was given to save()."""
 
 
 class Checkpoints:
@@ -66,10 +66,10 @@ class Checkpoints:
         self._kept = Kept({})
         self._own: Mapping[str, Any] = {}
         self.newest = -1
-        """Step of what was restored, or saved since."""
+        """Step of the checkpoint that was restored, or saved since."""
         self._shard: tuple[ShardFile, ...] = ()
         self._lineage: list[CheckpointRef] = []
-        self._tells, self._untold = True, FromRank()
+        self._reports, self._unreported = True, FromRank()
         self.due = self._cadence.due
         self.wait = self._writer.wait
 
@@ -79,30 +79,31 @@ class Checkpoints:
         optional: Mapping[str, Any] | None = None,
         own: Mapping[str, Any] | None = None,
     ) -> None:
-        """Save and restore these from now on: modules (a list of them where a rank has several), optimizers,
-        and what has state_dict() and load_state_dict(). optional: those that a checkpoint may lack. own: of
-        these every rank saves its own; only as many ranks can use them again. Raises TypeError or ValueError
-        for what could not be loaded again."""
+        """Save and restore these objects from now on: modules (a list of them where a rank has several),
+        optimizers, and any with state_dict() and load_state_dict(). optional: those that a checkpoint may
+        lack. own: objects that every rank saves for itself; only a world of the same size can restore them.
+        Raises TypeError or ValueError for state that could not be loaded again."""
         self._kept, self._own = Kept(objects, optional), own or {}
 
     def close(self) -> None:
-        """Finish, and let go of everything: the objects may hold the model, and with it the group."""
+        """Finish, and release all objects: they may reference the model, and with it the process group."""
         self._writer.close()
         self._kept, self._own = Kept({}), {}
 
     def leave_group(self) -> None:
-        """Finish what is being written, before the process group goes. A later save makes a group anew."""
+        """Finish the current save, before the process group is destroyed. A later save creates a new
+        group."""
         self._writer.close()
 
     def save(self, step: int, data: dict[str, int] | None, *, tell: bool = True) -> None:
         """Copy the state and write it in the background. A second save of the same step does nothing.
 
-        tell: the agent, so that it is committed. False, once nothing is being written: tell() does it, if no
+        tell: report the shard to the agent, so that it is committed. False: tell() reports it later, if no
         other save comes before.
         """
         if step == self.newest:
             return
-        self.newest, self._tells, self._untold = step, tell, FromRank()
+        self.newest, self._reports, self._unreported = step, tell, FromRank()
         state = self._kept.state(with_others=self._world.rank == 0)
         own = {name: thing.state_dict() for name, thing in self._own.items()}
         files: dict[str, Any] = {rank_file(self._world.rank): {"rng": rng.capture(), "own": own}}
@@ -115,12 +116,12 @@ class Checkpoints:
             self._commit(step)
 
     def restore(self, beat: Callable[[], None]) -> Restored | None:
-        """Load the best checkpoint into the kept objects. None: there is nothing to go on from. `beat` is
-        called as long as bytes come."""
+        """Load the best checkpoint into the objects of keep(). None: there is none to restore. `beat` is
+        called as long as bytes are read."""
         choice = Together(self._plan, self._world, self._directory, beat).choose()
         if self._world.rank == 0:
             for sentence in choice.skipped:
-                _say(sentence)
+                _log(sentence)
         if choice.manifest is None or choice.ref is None:
             return None
         ref = choice.ref
@@ -128,13 +129,13 @@ class Checkpoints:
         self._load_own(ref, choice.manifest, beat)
         self._lineage, self.newest = [ref], ref.step
         if self._world.rank == 0:
-            _say(f"goes on from step {ref.step} (checkpoint {folder(ref)})")
+            _log(f"goes on from step {ref.step} (checkpoint {folder(ref)})")
             if self._link is not None:
                 self._link.send(FromRank(restored=ref))
         return Restored(ref.step, state["data"])
 
     def _load(self, ref: CheckpointRef, manifest: Manifest, beat: Callable[[], None]) -> dict[str, Any]:
-        """Into the kept objects. Raises KeyError, on all ranks, if they do not fit."""
+        """Load into the objects of keep(). Raises KeyError, on all ranks, if they do not fit."""
         files = {file.name: file for file in manifest.files}
         state: dict[str, Any] = self._read(lambda: reader.load(self._directory, ref, files[STATE]), beat)
         contents.check_state(STATE, state)
@@ -152,7 +153,8 @@ class Checkpoints:
         return patiently(action, self._directory, beat)
 
     def _load_own(self, ref: CheckpointRef, manifest: Manifest, beat: Callable[[], None]) -> None:
-        """What only this rank has saved. Residuals of other ranks would be added to the wrong gradients."""
+        """Load the state that only this rank has saved. Residuals of other ranks would be added to the wrong
+        gradients."""
         ranks, name = manifest.world_size, rank_file(self._world.rank)
         file = next((file for file in manifest.files if file.name == name), None)
         if file is None:
@@ -166,7 +168,7 @@ class Checkpoints:
             for name, thing in found.items():
                 thing.load_state_dict(mine["own"][name])
         elif found and self._world.rank == 0:
-            _say(
+            _log(
                 f"{', '.join(found)} of {ranks} ranks cannot be used by {self._world.size}: begins without it"
             )
 
@@ -182,21 +184,21 @@ class Checkpoints:
 
     def _written(self, step: int, files: tuple[ShardFile, ...]) -> None:
         self._shard = files
-        word = FromRank(shard_step=step, shard_files=files)
-        if self._link is not None and self._tells:
-            self._link.send(word)
+        message = FromRank(shard_step=step, shard_files=files)
+        if self._link is not None and self._reports:
+            self._link.send(message)
         else:
-            self._untold = word
+            self._unreported = message
 
     def tell(self) -> None:
-        """Of the last save, if that was made untold."""
+        """Report the last save to the agent, if that is not done yet."""
         self.wait()
-        if self._link is not None and self._untold != FromRank():
-            self._link.send(self._untold)
-        self._untold = FromRank()
+        if self._link is not None and self._unreported != FromRank():
+            self._link.send(self._unreported)
+        self._unreported = FromRank()
 
     def _commit(self, step: int) -> None:
-        """Without an agent: write the manifest once all ranks have written, and prune."""
+        """Write the manifest once all ranks have written, and prune. Used without an agent."""
         shards = self._world.gather(self._shard, ShardFile)
         if self._world.rank != 0 or not all(shards):
             return
@@ -216,9 +218,9 @@ class Checkpoints:
 
 
 def next_epoch(directory: Path) -> Epoch:
-    """For runs without an operator: higher than that of any checkpoint in the folder."""
+    """Epoch of a run without an operator: higher than that of any checkpoint in the folder."""
     return Epoch(0, 0, max((ref.epoch.n for ref in reader.find(directory)), default=0) + 1)
 
 
-def _say(sentence: str) -> None:
+def _log(sentence: str) -> None:
     print(f"ropeteam: {sentence}", file=sys.stderr, flush=True)

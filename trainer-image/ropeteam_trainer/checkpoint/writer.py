@@ -1,13 +1,13 @@
-"""Write a checkpoint, in a thread, while training goes on.
+"""Asynchronous save: a thread writes the checkpoint while training goes on.
 
 Order: copy (training thread) -> plan with all ranks, write, hash, fsync (writer thread) ->
-`written(step, files)`. Never two at once: a save that comes while the last one is still being written
+`written(step, files)`. Never two at once: a save that starts while the last one is still being written
 waits, and the wait is counted. Promise: files are write-once; a full or read-only disk on one rank costs a
-message on all and this checkpoint, never the training.
+message on all ranks and this checkpoint, never the training.
 
-The writer threads of all ranks speak in a group of their own: a collective of theirs is never taken for one
-of the training. It is made in the training thread, at the first save. (In another thread it could wait for
-the store, which one thread at a time can use, while the training thread of a peer waits for it too.)
+The writer threads of all ranks use a process group of their own: a collective of theirs is never taken for
+one of the training. It is created in the training thread, at the first save. (In another thread it could wait
+for the store, which one thread at a time can use, while the training thread of a peer waits for it too.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ropeteam_trainer.system.folders import Location
 
 Written = Callable[[int, tuple[ShardFile, ...]], None]
 _PATIENCE = timedelta(hours=1)
-"""How long a rank waits for the slowest disk. A peer that has died is noticed at once."""
+"""Time for which a rank waits for the slowest disk. The death of a peer is noticed at once."""
 
 
 class ShardWriter:
@@ -49,7 +49,8 @@ class ShardWriter:
         self.stalled_seconds = 0.0
 
     def start(self, step: int, state: State, files: Mapping[str, Any]) -> None:
-        """On all ranks: copy the state and begin to write it. `files`: this rank's small ones, by name."""
+        """Copy the state and start to write it; called on all ranks. `files`: this rank's small files, by
+        name."""
         if self._thread is not None and self._thread.is_alive():
             self.stalls += 1
             began = time.monotonic()
@@ -65,17 +66,17 @@ class ShardWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until the last save is on disk, or has failed."""
+        """Wait until the last save is on disk, or has failed."""
         if self._thread is not None:
             self._thread.join()
 
     def close(self) -> None:
-        """Wait, and let go of the group, which shall end with the world."""
+        """Wait, and release the process group, which shall end with the world."""
         self.wait()
         self._group = None
 
     def _write(self, step: int, state: State, copy: dict[str, Any]) -> None:
-        """`state` tells how the tensors of `copy` are sharded; its own have changed since."""
+        """Write `copy`. `state` has the sharding of its tensors; the values in `state` have changed since."""
         place = folder(CheckpointRef(step, self._epoch, run=self._run))
         try:
             from ropeteam_trainer.checkpoint import dcp

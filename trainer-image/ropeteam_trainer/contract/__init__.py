@@ -1,8 +1,8 @@
-"""What operator, coordinator, agent and rank promise each other.
+"""Protocol between operator, coordinator, agent and rank.
 
-Everything that crosses a process border has its shape here and nowhere else:
+Everything that crosses a process border is defined here and nowhere else:
   config.py       environment and settings handed to pods
-  world.py        epochs, plans, checkpoints: the words of the protocol
+  world.py        epochs, plans, checkpoints: the types that messages share
   messages.py     agent -> coordinator (AgentReport) and back (Orders)
   grantchunks.py  grants too large for a frame
   desired.py      operator -> coordinator (Desired) and back (JobReport)
@@ -10,22 +10,24 @@ Everything that crosses a process border has its shape here and nowhere else:
   strategy.py     how the work of one world is split
   codec.py        dataclasses <-> JSON, strict, with errors that name the field
   wire.py         authenticated frames on a TCP connection
-  signing.py      authenticated requests and answers of the coordinator's HTTP port
-  seals.py        signatures of what is written into checkpoint folders
-  fence.py        how long a rank may live that nobody can reach
-  preauth.py      places for peers that have proved nothing yet
-  peererrors.py   how torch.distributed says that somebody else died
+  signing.py      authenticated requests to the coordinator's HTTP port, and its responses
+  seals.py        signatures of the files that are written into checkpoint folders
+  fence.py        how long an unreachable rank may live
+  preauth.py      limit on connections that have not authenticated yet
+  peererrors.py   error texts of torch.distributed that mean that a peer has died
 
-Standard library only, Python >= 3.10. Both directions of every link are *level-triggered*: each message is
-the sender's whole truth, so a lost, doubled or late one costs nothing and a reconnect needs no replay. A peer
-accepts OLDEST to VERSION.
+Standard library only, Python >= 3.10. Both directions of every link are *level-triggered*: each message
+carries the sender's whole state, so a lost, duplicate or late one costs nothing and a reconnect needs no
+replay. A peer accepts OLDEST to VERSION.
 """
 
 VERSION, OLDEST = 3, 1
-"""Older peers refuse what claims to be of a later version, so a message claims no more than its receiver is
-known to take."""
+"""Older peers refuse a message that claims a later version, so a message claims no more than its receiver is
+known to accept."""
 LEASES = 2
-"""Since then a lease is an empty frame, its answer 24 bytes (messages.py), and an agent is told its own part
-of a plan (grantchunks.py). Nothing newer is between agents and coordinators: no agent claims more."""
+"""From this version on a lease is an empty frame, its answer 24 bytes (messages.py), the files of a grant
+come in parts (grantchunks.py), and an agent receives its own part of a plan (world.py). Nothing newer exists
+between agents and coordinators: no agent claims more."""
 SIGNED = 3
-"""Since then what operators and coordinators say is signed (signing.py), and not shown a bearer."""
+"""From this version on messages between operators and coordinators are signed (signing.py) and carry no
+bearer token."""

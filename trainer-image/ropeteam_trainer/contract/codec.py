@@ -3,9 +3,9 @@
 A message from the network is decoded into frozen dataclasses or refused with a sentence that names the field.
 Supported: str, int, float, bool, None, str-Enums, dataclasses, `tuple[X, ...]`, `dict[str, X]`, `X | None`.
 Field names stay as they are. Unknown fields are ignored (a newer peer may send more), missing ones take their
-default. What a type asks for is found out once: a coordinator reads thousands of messages per second.
-Half a character (a lone surrogate: Python's stand-in for a byte of a file name that is not UTF-8) is text of
-some script and no reason to lose a message: `?` takes its place, at both ends. Numbers have 64 bits.
+default. The reader of a type is built once: a coordinator reads thousands of messages per second.
+A lone surrogate (Python's stand-in for a byte of a file name that is not UTF-8) comes from the text of some
+script and is no reason to lose a message: `?` replaces it, at both ends. Numbers have 64 bits.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 class DecodeError(ValueError):
-    """The bytes are not the message they claim to be. The text says where and why."""
+    """Bytes that are not the message that they claim to be. The text names the field and the reason."""
 
 
 def encode(message: Any) -> bytes:
     """A dataclass as compact JSON, in ASCII."""
     text = _write(to_plain(message))
-    if "\\ud" in text:  # half a character, or one of two halves
-        text = _write(_without_halves(json.loads(text)))
+    if "\\ud" in text:  # a surrogate, alone or one of a pair
+        text = _write(_without_surrogates(json.loads(text)))
     return text.encode()
 
 
-def _without_halves(plain: Any) -> Any:
+def _without_surrogates(plain: Any) -> Any:
     return json.loads(_write_unescaped(plain).encode(errors="replace"))
 
 
@@ -77,14 +77,14 @@ def _plain(data: bytes | str) -> Any:
     try:
         text = data.encode(errors="replace").decode() if isinstance(data, str) else data.decode()
         plain = _JSON.decode(text)
-        return _without_halves(plain) if "\\ud" in text or "\\uD" in text else plain
+        return _without_surrogates(plain) if "\\ud" in text or "\\uD" in text else plain
     except (ValueError, RecursionError) as error:
         raise DecodeError(f"not JSON: {error}") from None
 
 
 class Reader(Generic[T]):
-    """Messages of one kind from one peer. A field that says what it said in the message before is not read
-    again (nor is `true` told from 1 there)."""
+    """Decoder of messages of one type from one peer. A field whose value is that of the message before is not
+    read again (there `true` is not distinguished from 1)."""
 
     def __init__(self, cls: type[T]) -> None:
         kind: Any = cls
@@ -93,18 +93,18 @@ class Reader(Generic[T]):
         self._known: dict[str, Any] = {}
 
     def decode(self, data: bytes) -> T:
-        """As `decode`."""
+        """Decode a message, as the function `decode` does."""
         plain = _plain(data)
         if not isinstance(plain, dict):
             return from_plain(self._cls, plain)
         before, known = self._plain, self._known
-        kept = {
+        unchanged = {
             name: known[name]
             for name, value in plain.items()
             if name in before and before[name] == value and name in known
         }
         try:
-            message: T = self._fields(plain, kept)
+            message: T = self._fields(plain, unchanged)
         except _Wrong as wrong:
             raise DecodeError(f"{self._cls.__name__}{wrong.where}: {wrong}") from None
         self._plain, self._known = plain, vars(message)
@@ -128,7 +128,7 @@ def from_plain(cls: type[T], plain: Any) -> T:
 
 
 class _Wrong(ValueError):
-    """What is wrong, and where: each reader on the way out adds its part."""
+    """Error, and the field that it is in: each reader on the way out adds its part of the path."""
 
     where = ""
 
@@ -144,7 +144,7 @@ def _expected(wanted: str, value: Any) -> _Wrong:
 
 @functools.cache
 def _reader(kind: Any) -> _Reader:
-    """How values of this type are read."""
+    """Function that reads values of this type."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return _read_optional(_reader(next(arg for arg in args if arg is not type(None))))
@@ -170,7 +170,7 @@ def _read_list(inner: _Reader) -> _Reader:
         found: list[Any] = []
         try:
             for item in value:
-                found.append(inner(item))  # noqa: PERF401 (where it stopped is told)
+                found.append(inner(item))  # noqa: PERF401 (the error names the item)
         except _Wrong as wrong:
             raise wrong.inside(f"[{len(found)}]") from None
         return tuple(found)
@@ -206,7 +206,7 @@ def _read_dataclass(kind: Any) -> _Reader:
 
 @functools.cache
 def _read_fields(kind: Any) -> Callable[[dict[str, Any], dict[str, Any]], Any]:
-    """`known`: fields that need no reading."""
+    """Function that reads the fields of a dataclass. `known`: fields that are read already."""
     hints = typing.get_type_hints(kind)
     readers = tuple((f.name, _reader(hints[f.name])) for f in dataclasses.fields(kind))
     required = tuple(

@@ -1,7 +1,7 @@
-"""What a pod is told when it is created: two environment variables of JSON, and a few names that change per
-pod.
+"""Settings of a pod, given to it at its creation: environment variables with JSON, and a few that differ from
+pod to pod.
 
-The pod side reads its environment here only.
+Pods read their environment through this module only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TRACE = "ROPETEAM_TRACE"
 """For tests: each rank appends one JSON line per step to `<value>.<rank>`: epoch, step, sample ids, loss as
 hex."""
 STORE = "ROPETEAM_STORE"
-"""`none`: the store of a world is a socket that nobody answers, for ranks that never use torch (tests)."""
+"""`none`: the store of a world is a socket that never answers, for ranks that never use torch (tests)."""
 HOOKS = "ROPETEAM_HOOKS"
 """`none`: nothing is added to libraries that a script imports (agent/script/hooks.py)."""
 USER_ENV = (TRACE, STORE, HOOKS)
@@ -35,26 +35,26 @@ USER_ENV = (TRACE, STORE, HOOKS)
 RANK_SOCKET = "ROPETEAM_RANK_SOCKET"
 """Unix socket of the agent; unset outside of a TrainingJob. With it come RANK_PAGE and RANK_PLAN."""
 AGENT_SOCKET = "ROPETEAM_AGENT_SOCKET"
-"""The same socket for whatever a rank starts, which is no rank of the library itself: see
+"""The same socket, for the processes that a rank starts and that are no ranks themselves: see
 agent/script/childhooks.py."""
 STORE_ADDRESS = "ROPETEAM_STORE_ADDRESS"
-"""`host:port` of the store that TORCHELASTIC_USE_AGENT_STORE speaks of (agent/script/childhooks.py)."""
+"""`host:port` of the store that TORCHELASTIC_USE_AGENT_STORE refers to (agent/script/childhooks.py)."""
 RANK_PAGE = "ROPETEAM_RANK_PAGE"
 RANK_PLAN = "ROPETEAM_RANK_PLAN"
 """JSON of RankPlan."""
 MEMORY = "ROPETEAM_MEMORY"
-"""Folder in memory (/dev/shm) that outlives a rank's process, and ends with the pod's container. Set by the
+"""Folder in memory (/dev/shm) that outlives a rank's process and goes with the pod's container. Set by the
 agent."""
 SHARD_CACHE = "ROPETEAM_SHARD_CACHE"
-"""Folder of spec.shardCache, for ShardCache(); with it comes SHARD_CACHE_BYTES."""
+"""Folder of spec.shardCache, for ShardCache(); set together with SHARD_CACHE_BYTES."""
 SHARD_CACHE_BYTES = "ROPETEAM_SHARD_CACHE_BYTES"
-"""What all files in it may take together."""
+"""Limit on the total size of the files in it."""
 EPOCH = "ROPETEAM_EPOCH"
 PLAN = "ROPETEAM_PLAN"
-"""`1`: the script is asked what it would train (`ropeteam plan`): init() joins no world, wrap() measures,
-writes the answer and ends the script."""
+"""`1`: dry run of the script (`ropeteam plan`): init() joins no world, wrap() measures, writes the result and
+ends the script."""
 PLAN_FILE = "ROPETEAM_PLAN_FILE"
-"""Where the answer goes: JSON of plan.Answer."""
+"""File for the result: JSON of partition.answer.Answer."""
 AGENT_STATE_DIR = "ROPETEAM_STATE_DIR"
 """Scratch folder of the agent (sockets, pages). Default: a fresh folder in the temporary directory."""
 
@@ -64,9 +64,9 @@ SIGNING_PATH = f"/ropeteam-signing/{seals.FILE}"
 COORDINATOR_AGENT_PORT = 29401
 COORDINATOR_HTTP_PORT = 29402
 AGENT_METRICS_PORT = 29403
-"""If it is taken, the agent takes any other."""
+"""If the port is in use, the agent listens on any other."""
 PARAMETER_SERVER_PORT = 29404
-"""Where a parameter server listens, on its pod's address."""
+"""Port on which a parameter server listens, on its pod's address."""
 TRAINER_CONTAINER = "trainer"
 
 RESERVED_ENV = (
@@ -135,8 +135,8 @@ class CheckpointConfig:
     signing: str = ""
     """File with the keys of the Secret that the job names (seals.py). Empty: it names none."""
     volume: str = ""
-    """Where the volume is mounted that `directory` is in: no part below it may be a link. Empty, as operators
-    of earlier releases and scripts of their own say it: links are followed."""
+    """Mount path of the volume that contains `directory`: no part below it may be a link. Empty, as operators
+    of earlier releases and standalone scripts set it: links are followed."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ class Shape:
 
     @property
     def lead_slot(self) -> int:
-        """Its first rank chooses what to go on from, and its agent writes manifests: the first parameter
-        server, if there are any."""
+        """Slot whose first rank chooses the checkpoint to restore, and whose agent writes manifests: the
+        first parameter server, if there are any."""
         return self.workers if self.servers else 0
 
 
@@ -191,7 +191,8 @@ class WorkerConfig(Shape):
     launcher: Launcher = Launcher.AUTO
     start: Start = Start.AUTO
     rung: int = 0
-    """Highest rung that a rank of this attempt has used, as far as is known when the pod is made."""
+    """Highest feature level that a rank of this attempt has used, as far as is known when the pod is
+    created."""
     agent_python: str | None = None
     checkpoint: CheckpointConfig | None = None
     resume: Resume = Resume.LATEST
@@ -200,9 +201,9 @@ class WorkerConfig(Shape):
     servers: int = 0
     """Parameter servers: slots after those of the workers, one rank each."""
     trust: Trust = Trust.SIGNED
-    """What a checkpoint needs that nothing else vouches for."""
+    """Whether a checkpoint must be signed if its digest is not known from elsewhere."""
     worlds_per_pod: bool = False
-    """A command that runs once per pod finds itself alone, and so is a world of its own."""
+    """A command that runs once per pod sees only its own pod, and so forms a world of its own."""
     contract: int = VERSION
 
 
@@ -219,21 +220,21 @@ class CoordinatorConfig(Shape):
     exit_codes: tuple[ExitCodeRule, ...] = ()
     keep: int = 3
     checkpoint: bool = False
-    """Whether there is a place for checkpoints; told to Prometheus only."""
+    """The job has a checkpoint folder; used for metrics only."""
     servers: int = 0
     """Parameter servers: slots after those of the workers, one rank each. With them ranks depend on no
     collective, and those of healthy slots live on when another one is replaced."""
     lease: int = 0
-    """Seconds for which it may answer agents after the operator has heard of it (Desired.heard). 0: for
-    ever."""
+    """Seconds for which it may answer agents after the operator has received its report (Desired.heard). 0:
+    without limit."""
     worlds_per_pod: bool = False
-    """Each pod may train a world of its own: more than one default process group is no oddity."""
+    """Each pod may train a world of its own: more than one default process group is expected."""
     contract: int = VERSION
 
 
 @dataclass(frozen=True)
 class RankPlan:
-    """What the library in a rank needs beyond torchrun's variables."""
+    """Settings that the library in a rank needs beyond torchrun's variables."""
 
     epoch: str
     restore: tuple[str, ...]
@@ -248,15 +249,16 @@ class RankPlan:
     job_uid: str
     strategy: Strategy | None = None
     servers: tuple[str, ...] = ()
-    """`host:port` of each parameter server when this rank was started, the chief first; later ones come by
-    ToRank."""
+    """`host:port` of each parameter server when this rank was started, the chief first; later ones are sent
+    in ToRank."""
     secret: str = ""
-    """What workers and parameter servers show each other: hex of HMAC-SHA256(job's token, "servers"). In the
-    environment for libraries of an earlier release alone; "": the agent tells it (FromRank.wants_secret)."""
+    """Secret by which workers and parameter servers authenticate to each other: hex of HMAC-SHA256(job's
+    token, "servers"). In the environment for libraries of an earlier release only; "": the agent sends it
+    (FromRank.wants_secret)."""
     line: str = ""
-    """With parameter servers: the epoch in which this line of worlds began. A server refuses a rank of
-    another line, and one whose `epoch` is lower than that of another process of the same rank: its pod was
-    replaced, and does not know it yet."""
+    """With parameter servers: the epoch in which this server generation began. A server refuses a rank of
+    another generation, and one whose `epoch` is lower than that of another process of the same rank: its pod
+    was replaced, and does not know it yet."""
     keys: str = ""
     """File with the keys of the checkpoint folder (seals.py), after those of `checkpoint.signing`. Empty:
     there are none."""
@@ -264,7 +266,7 @@ class RankPlan:
 
     @property
     def signs(self) -> bool:
-        """There are keys, so what is not signed needs somebody else who vouches for it."""
+        """Whether there are keys: then an unsigned checkpoint needs another confirmation."""
         return bool(self.keys or (self.checkpoint and self.checkpoint.signing))
 
 
@@ -281,11 +283,12 @@ class PodIdentity:
     keys_file: str = ""
     """As RankPlan.keys."""
     keys: seals.Keys = ()
-    """Of that file; with those that the job names, once they are read (preflight.signer)."""
+    """Keys of that file; with those of the Secret that the job names, once they are read
+    (preflight.signer)."""
 
 
 def read_worker(environ: Mapping[str, str]) -> tuple[WorkerConfig, PodIdentity]:
-    """The settings of a worker pod. Raises KeyError or codec.DecodeError."""
+    """Settings of a worker pod. Raises KeyError or codec.DecodeError."""
     config = codec.decode(WorkerConfig, environ[CONFIG])
     identity = PodIdentity(
         slot=int(environ[SLOT]),
@@ -301,12 +304,12 @@ def read_worker(environ: Mapping[str, str]) -> tuple[WorkerConfig, PodIdentity]:
 
 
 def memory_folder(pod_uid: str) -> str:
-    """MEMORY of a pod."""
+    """Path of a pod's MEMORY folder."""
     return f"/dev/shm/ropeteam-{pod_uid}"
 
 
 def _keys_file(environ: Mapping[str, str]) -> str:
-    """Secrets of jobs that were made by earlier releases have none."""
+    """Path of the file with the keys, or "": Secrets of jobs that earlier releases created have none."""
     file = Path(environ.get(TOKEN_FILE, TOKEN_PATH)).with_name(seals.FILE)
     return str(file) if file.exists() else ""
 

@@ -1,5 +1,5 @@
-"""Operator -> coordinator: Desired, by `PUT /desired`. Answer (and `GET /status`): JobReport. Idempotent
-both."""
+"""Operator -> coordinator: Desired, by `PUT /desired`. Response (and that of `GET /status`): JobReport. Both
+are idempotent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, Process
 
 @dataclass(frozen=True)
 class SlotDesired:
-    """Which pod holds a slot. The operator's word is final: a registration of any other pod is refused."""
+    """Pod that holds a slot. The operator's choice is final: a registration of any other pod is refused."""
 
     incarnation: int
     pod_uid: str = ""
@@ -21,7 +21,7 @@ class SlotDesired:
     deleting: bool = False
     old_pod_gone: bool = True
     """No former pod of this slot can still write: its container is known to have ended, or fenceSeconds have
-    passed. A script below rung 2 is not started in a replacement before this is true."""
+    passed. A script below feature level 2 is not started in a replacement before this is true."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,13 @@ class Desired:
     """As saved in status: the operator's acknowledgement. None of these is pruned."""
     boot: int = -1
     heard: float = 0.0
-    """`JobReport.boot` and `sent` of the newest report of this term that this operator has. So it said this
-    later than that, whenever it arrives: CoordinatorConfig.lease is counted from there. -1: it has none."""
+    """`JobReport.boot` and `sent` of the newest report of this term that this operator has received. This
+    message was sent after that one, whenever it arrives: CoordinatorConfig.lease is counted from there. -1:
+    the operator has none."""
     contract: int = OLDEST
-    """The coordinator may be of an earlier release, made by an operator before this one."""
+    """The coordinator may be of an earlier release, created by an operator before this one."""
     failure: Problem | None = None
-    """The job has failed with it, and status says so: agents may exit."""
+    """The job has failed with this problem, and status records it: agents may exit."""
 
 
 class WorldPhase(str, enum.Enum):
@@ -62,7 +63,7 @@ class WorldPhase(str, enum.Enum):
 
 
 class Stage(str, enum.Enum):
-    """How far a world that runs is on its way to its first step."""
+    """Progress of a running world on its way to its first step."""
 
     UNTOLD = ""  # nothing runs, or a coordinator of an earlier release
     RANKS_STARTING = "RanksStarting"
@@ -70,7 +71,7 @@ class Stage(str, enum.Enum):
     PROCESS_GROUP_FORMING = "ProcessGroupForming"  # some ranks are in init_process_group
     RESTORING = "Restoring"
     FIRST_STEP = "FirstStep"
-    TRAINING = "Training"  # all ranks have made a step; of a script that tells of none, all that can be known
+    TRAINING = "Training"  # all ranks have made a step; without reported steps: all that can be known
 
 
 @dataclass(frozen=True)
@@ -79,16 +80,16 @@ class SlotReport:
     pod_uid: str
     node: str = ""
     registered: bool = False
-    """Its lease holds."""
+    """The lease of its agent is valid."""
     leaving: bool = False
     silent_seconds: float = 0.0
     term: int = 0
-    """Highest term of a coordinator that its agent has heard: it refuses those below."""
+    """Highest term of a coordinator that its agent has seen: it refuses lower ones."""
 
 
 @dataclass(frozen=True)
 class Stages:
-    """Where a recovery's time went, in milliseconds since the fault was seen. None: not reached yet."""
+    """Recovery stages, in milliseconds since the fault was observed. None: not reached yet."""
 
     stopped: int | None = None
     """All ranks of the old world dead."""
@@ -97,7 +98,7 @@ class Stages:
     started: int | None = None
     """All ranks of the new world started."""
     first_step: int | None = None
-    """All ranks have made a step: recovered."""
+    """All ranks have made a step: the job has recovered."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Incident:
     """One fault with all its consequences. Cause and charge are provisional until `settled`."""
 
     id: str
-    """`<epoch it ended>`: one world ends once, so one incident per epoch."""
+    """`<epoch that it ended>`: one world ends once, so one incident per epoch."""
     cause: Cause
     charged: bool
     slot: int
@@ -115,7 +116,7 @@ class Incident:
     step: int
     """Highest step of the world when it ended."""
     unix_ms: int
-    """Wall clock when it was seen; for people only."""
+    """Wall clock time of its observation; for people only."""
     steps_lost: int | None = None
     """Known once the next world has restored."""
     stages: Stages = Stages()
@@ -125,12 +126,12 @@ class Incident:
 
 @dataclass(frozen=True)
 class ReplacementRequest:
-    """The coordinator asks for another pod in a slot: two failures in place there, or its agent fell
-    silent."""
+    """Request of the coordinator for another pod in a slot: after two failures in place there, or when its
+    agent has lost its lease."""
 
     slot: int
     incarnation: int
-    """The one to be replaced; stale wishes are ignored by this number."""
+    """Incarnation to be replaced; stale requests are ignored by this number."""
     cause: Cause
     message: str
     avoid_node: bool = False
@@ -143,7 +144,7 @@ class JobReport:
     boot: int
     phase: WorldPhase
     why: str
-    """One sentence: what it does or waits for, and why."""
+    """One sentence: the coordinator's activity, or what it waits for, and the reason."""
     stage: Stage = Stage.UNTOLD
     epoch: Epoch | None = None
     world_size: int = 0
@@ -161,20 +162,21 @@ class JobReport:
     """Two gang starts in a row without a first step: start a new attempt with new pods."""
     failure: Problem | None = None
     stalled: Problem | None = None
-    """What keeps it from training although it tries again and again; it will not end by that."""
+    """Problem that keeps the job from training, although it retries; the job does not fail by it."""
     notice: Problem | None = None
-    """What is odd about the world although it runs; it may end well."""
+    """Problem of a world that runs nevertheless; the job may still complete."""
     process_groups: tuple[ProcessGroup, ...] = ()
     """Default process groups that processes of the current world have formed, largest first, at most 10."""
     newer_term: int = 0
-    """A world of this term has claimed the folder of checkpoints, or an agent obeys it, so this coordinator
-    is silent. Status went back (a backup of etcd), or it was cut off. 0: none has."""
+    """A world of this term has claimed the checkpoint folder, or an agent obeys it, so this coordinator is
+    silent. Status went back (a backup of etcd), or this coordinator was cut off. 0: there is none."""
     generation_seen: int = 0
     sent: float = 0.0
-    """When, by the clock of this boot. Means nothing to others, who say it back."""
+    """Time of sending, by the clock of this boot. Opaque to receivers, which echo it."""
     leased: bool = True
-    """Its lease holds. If not, it is silent towards all agents until its reports are said back to it."""
+    """The coordinator's lease is valid. If not, it is silent towards all agents until its reports are
+    acknowledged."""
     late_seconds: int = 0
-    """It does not keep up: in the last minute, or without such a minute since, it had its turn up to so many
-    seconds late. 0: it keeps up."""
+    """Overload: in the last minute, or without a good minute since, the coordinator's event loop had its turn
+    up to so many seconds late. 0: it keeps up."""
     contract: int = VERSION

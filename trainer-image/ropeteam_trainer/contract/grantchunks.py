@@ -1,7 +1,7 @@
-"""A grant names every file of a checkpoint: too many for one frame from about 4,000 ranks on. So its files go
-before it, in parts, once per connection; the orders then say only how many files there were.
+"""Grants in parts. A grant names every file of a checkpoint: too many for one frame from about 4,000 ranks
+on. So its files are sent before it, in parts, once per connection; the orders then carry only their number.
 
-Only for agents of LEASES. Limit: a part has FILES files, whose names may have 400 bytes on average.
+Only for agents that support LEASES. Limit: a part has FILES files, whose names may have 400 bytes on average.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
 
 FILES = 1024
 _MARK = b"F"
-"""Other messages are objects, answers or leases."""
+"""First byte of a part. Other messages are JSON objects, answers or leases."""
 
 
 @dataclass(frozen=True)
 class FilesOf:
-    """Some files of a grant, in their order."""
+    """Some files of a grant, in order."""
 
     ref: CheckpointRef
     files: tuple[ShardFile, ...]
 
 
 def cut(grant: Grant) -> Iterator[bytes]:
-    """The bodies of its parts."""
+    """Bodies of the messages that carry the parts."""
     for first in range(0, len(grant.files), FILES):
         yield _MARK + codec.encode(FilesOf(grant.ref, grant.files[first : first + FILES]))
 
 
 def without_files(orders: Orders) -> Orders:
-    """The orders that follow the parts."""
+    """Orders to send after the parts."""
     grant = orders.grant
     if grant is None:
         return orders
@@ -41,23 +41,23 @@ def without_files(orders: Orders) -> Orders:
 
 
 def read(body: bytes) -> FilesOf | None:
-    """None: it is something else. Raises DecodeError."""
+    """Part of a grant. None: `body` is another message. Raises DecodeError."""
     return codec.decode(FilesOf, body[len(_MARK) :]) if body.startswith(_MARK) else None
 
 
 def add(known: FilesOf | None, new: FilesOf) -> FilesOf:
-    """All files of the newest grant that have come."""
+    """All files of the newest grant that have been received."""
     if known is None or known.ref != new.ref:
         return new
     return replace(known, files=known.files + new.files)
 
 
-def with_files(orders: Orders, came: FilesOf | None) -> Orders:
-    """The inverse of `without_files`. Raises DecodeError if parts are missing."""
+def with_files(orders: Orders, received: FilesOf | None) -> Orders:
+    """Inverse of `without_files`. Raises DecodeError if parts are missing."""
     grant = orders.grant
     if grant is None or not grant.files_before:
         return orders
-    files = came.files if came and came.ref == grant.ref else ()
+    files = received.files if received and received.ref == grant.ref else ()
     if len(files) != grant.files_before:
         raise codec.DecodeError(f"{len(files)} of {grant.files_before} files of step {grant.ref.step} came")
     return replace(orders, grant=replace(grant, files=files, files_before=0))

@@ -1,12 +1,13 @@
 """Inside a pod: rank <-> agent over a Unix stream socket (JSON lines), and the heartbeat page (mmap).
 
-The page is what a rank writes at every step: no system call, 2 us. The socket carries what is rare. The agent
+A rank writes the page at every step: no system call, 2 us. The socket carries the rare messages. The agent
 creates the page file before the rank starts; the rank maps it. One writer, one reader, two processes.
 A beat is a record of one cache line with a checksum, written twice, one copy after the other, so at most one
 of them is being written. Promise: a beat that is read is one that was written, in whatever order a machine
-shows the words of a record (but for 1 torn record in 2^32), also after a writer was killed inside a write. A
-reader of an older release reads the first copy as it always did. Limit: a writer of an older release has one
-copy without checksum; it is read whole where stores are seen in order (x86), and nearly always elsewhere.
+makes the words of a record visible (except for 1 torn record in 2^32), also after a writer was killed inside
+a write. A reader of an older release reads the first copy as it always did. Limit: a writer of an older
+release has one copy without checksum; it is read whole where stores become visible in order (x86), and nearly
+always elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _WORD = struct.Struct("<Q")
 _RECORD = _LAYOUT.size + _WORD.size
 _COPIES = (0, _RECORD)
 _CHECKED = 1 << 63
-"""Set in a sequence number: a checksum follows. In the number itself, because all else may be seen late."""
+"""Bit of a sequence number: a checksum follows. In the number itself, because all else may be visible
+late."""
 PAGE_SIZE = 4096
 PHASES = ("", "train", "eval", "restore", "checkpoint", "data", "paused", "serve")
 """`Beat.phase`. The hang clock runs in "train" and "data" (and "" until the first beat: startSeconds), and in
@@ -32,7 +34,7 @@ PHASES = ("", "train", "eval", "restore", "checkpoint", "data", "paused", "serve
 
 @dataclass(frozen=True)
 class Beat:
-    """One look at a rank. `monotonic_ns` is CLOCK_MONOTONIC, the same for all processes of a node."""
+    """Heartbeat of a rank. `monotonic_ns` is CLOCK_MONOTONIC, the same for all processes of a node."""
 
     step: int = 0
     steps_here: int = 0
@@ -44,7 +46,7 @@ class Beat:
 
 
 def write_beat(page: memoryview, beat: Beat, sequence: int) -> None:
-    """`sequence` must grow by one with each call."""
+    """Write a beat into the page. `sequence` must grow by one with each call."""
     number = sequence % _CHECKED | _CHECKED
     phase = PHASES.index(beat.phase) | beat.reached_end << 7
     record = _LAYOUT.pack(number, beat.step, beat.steps_here, beat.monotonic_ns, phase, beat.samples, number)
@@ -54,9 +56,10 @@ def write_beat(page: memoryview, beat: Beat, sequence: int) -> None:
 
 
 def read_beat(page: memoryview) -> Beat | None:
-    """None: nothing written yet, torn (look again), or no beat: a script may write anywhere in its memory."""
+    """Newest beat. None: nothing is written yet, the record is torn (read again), or it is no beat: a script
+    may write anywhere in its memory."""
     for copy in _COPIES:
-        # The writer goes from begin to end, so who comes from the end meets it, or nothing of it.
+        # The writer goes from begin to end, so a reader that starts at the end meets it, or nothing of it.
         (end,) = _WORD.unpack_from(page, copy + _LAYOUT.size - _WORD.size)
         record = bytes(page[copy : copy + _RECORD])
         (begin,) = _WORD.unpack_from(page, copy)
@@ -66,7 +69,7 @@ def read_beat(page: memoryview) -> Beat | None:
 
 
 def decode_beat(end: int, record: bytes, begin: int) -> Beat | None:
-    """Of three looks at one record, in this order: at its last number, at all of it, at its first number."""
+    """Beat from three reads of one record, in this order: its last number, all of it, its first number."""
     first, step, here, at, phase, samples, last = _LAYOUT.unpack_from(record)
     if not end == last == first == begin != 0:
         return None
@@ -79,14 +82,14 @@ def decode_beat(end: int, record: bytes, begin: int) -> Beat | None:
 
 @dataclass(frozen=True)
 class Served:
-    """What a parameter server has done with gradients."""
+    """Counters of a parameter server's gradients."""
 
     applied: int = 0
     """Since this process began."""
     staleness: int = 0
     """Summed over them: steps of others between the pull of the weights and the push."""
     dropped: int | None = None
-    """Gradients that steps went on without, since the job began. Known to the chief alone."""
+    """Gradients that steps went on without, since the job began. Known to the chief only."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +99,15 @@ class GroupFormed:
     size: int
     rank: int
     id: str = ""
-    """The same for all of its processes, and for no other group. "": its store could not tell."""
+    """The same for all of its processes, and for no other group. "": its store gave no id."""
     who: str = ""
     """The program: `train.py`."""
 
 
 @dataclass(frozen=True)
 class FromRank:
-    """One line from a rank, or from a process that it has started. Fields that say nothing are left out
-    (None)."""
+    """One line from a rank, or from a process that it has started. None: the line does not carry the
+    field."""
 
     hello_pid: int | None = None
     rank: int | None = None
@@ -112,20 +115,20 @@ class FromRank:
     total_steps: int | None = None
     loss: str | None = None
     restored: CheckpointRef | None = None
-    """What this rank went on from. Sent by rank 0 only."""
+    """Checkpoint that this rank was restored from. Sent by rank 0 only."""
     shard_step: int | None = None
     shard_files: tuple[ShardFile, ...] = ()
     """With shard_step: these files are written and synced."""
     paused: int | None = None
-    """Waits in report() after this step, for `stop_at`."""
+    """Step after which the rank waits in report(), for `stop_at`."""
     drained: int | None = None
-    """Stopped after this step; its shard was sent before (rung >= 2)."""
+    """Step after which the rank has stopped; its shard was sent before (feature level 2 and up)."""
     served: Served | None = None
     left: bool | None = None
     """True: its parameter servers do not wait for it any more; of a server: all its workers have left."""
     wants_secret: bool | None = None
-    """True: answer with ToRank.secret, on this connection. The shim looks for this field's name in the
-    library that a script will import, to know that it asks (rankmain.py)."""
+    """True: answer with ToRank.secret, on this connection. The shim searches the library that a script will
+    import for the name of this field, to know whether that library requests the secret (rankmain.py)."""
     joins: bool | None = None
     """True: it calls init_process_group, and may wait there for others."""
     group: GroupFormed | None = None
@@ -133,16 +136,16 @@ class FromRank:
     """With fingerprint and message: an uncaught exception is about to end the rank, or another process
     (`child`); `rank` says which, if known."""
     child: bool = False
-    """A process tells this that is not the rank itself: it was started by a launcher, or by the script."""
+    """The sender is not the rank itself: a launcher, or the script, has started it."""
     ended: bool | None = None
-    """True: a child that had formed a group (`rank`) has ended by itself, by no exception."""
+    """True: a child that had formed a group (`rank`) has exited by itself, without an exception."""
     launcher: bool = False
-    """The exception speaks of another process, which this one had started: how that one ended."""
+    """The exception describes the exit of another process, which the sender had started."""
     signal: int | None = None
     code: int | None = None
-    """With `launcher`: its signal, or exit code."""
+    """With `launcher`: signal or exit code of that process."""
     error_class: str = ""
-    """Its class, with the module: a script may have classes of the same names as ours."""
+    """Class of the exception, with the module: a script may have classes of the same names as ours."""
     fingerprint: str = ""
     message: str = ""
 
@@ -156,6 +159,6 @@ class ToRank:
     committed_step: int | None = None
     """The checkpoint of this step is durable and committed."""
     servers: tuple[str, ...] = ()
-    """Where the parameter servers are now; () while this rank's own plan holds."""
+    """Current addresses of the parameter servers; () while those of this rank's own plan are valid."""
     secret: str = ""
-    """What workers and parameter servers show each other. Told to who asks only."""
+    """Secret by which workers and parameter servers authenticate to each other. Sent on request only."""

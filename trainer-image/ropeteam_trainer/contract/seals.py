@@ -1,20 +1,22 @@
-"""Manifests and journal entries are signed: who can write a checkpoint folder does not choose the weights.
+"""Signatures of manifests and journal entries: write access to a checkpoint folder does not choose the
+weights.
 
-A key is one folder's: it comes of the operator's key and of (namespace, volume, path), not of the job, so a
-job that is made anew knows what the one before it saved. Pods get it beside the job's token, as a file:
+There is one key per folder: it is derived from the operator's key and from (namespace, volume, path), not
+from the job, so a job that is created anew accepts the checkpoints of the one before it. Pods receive it
+beside the job's token, as a file:
 
     checkpoint-keys    hex, one key a line: the first one signs, all of them are accepted
 
 A Secret that the job names (`spec.checkpoint.signing`) has an entry of the same name and form, and its keys
-are good in every folder. They come before the folder's own, which are accepted all the same.
+are valid in every folder. They come before the folder's own, which are accepted all the same.
 
-A signed text is the JSON object that it was, with one field more at its end, so who knows of no signatures
-reads it too:
+A signed text is the JSON object with one field more at its end, so a reader that knows no signatures reads it
+too:
 
     {...,"signature":"<HMAC-SHA256 of `use`, a line break and {...}, hex>"}
 
-Without keys nothing is signed, and nothing is known to be. Limits: whoever reads the file can sign, a job's
-own script too; an older text in the place of a newer one is not noticed.
+Without keys nothing is signed, and no signature can be verified. Limits: every process that can read the file
+can sign, a job's own script too; an older text in the place of a newer one is not noticed.
 """
 
 from __future__ import annotations
@@ -28,20 +30,20 @@ FILE = "checkpoint-keys"
 Keys = tuple[bytes, ...]
 _FIELD, _END = b',"signature":"', b'"}'
 _EVERY_FOLDER = ""
-"""What a named key is derived for: the bytes of a Secret that is used for something else, too, are no key
-here."""
+"""Folder that a key of the job's Secret is derived for. Derived, because a Secret may be used elsewhere too:
+its bytes themselves are no key here."""
 _NAMED = re.compile(rb"(?:[0-9a-fA-F]{2}){32,}")
 _SECRET = "the Secret of spec.checkpoint.signing.secretName"
 _FORM = "one key a line, each of 64 hexadecimal digits or more (openssl rand -hex 32)"
 
 
 def folder_key(operator_key: bytes, folder: str) -> bytes:
-    """`folder`: namespace, volume and path, as one text."""
+    """Key of a checkpoint folder. `folder`: namespace, volume and path, as one text."""
     return hmac.new(operator_key, b"checkpoints:" + folder.encode(), hashlib.sha256).digest()
 
 
 def of_run(keys: Keys, run: str) -> Keys:
-    """For the journal of one run: an entry of another one does not hold there."""
+    """Keys for the journal of one run: entries of another run are not valid there."""
     return tuple(hmac.new(key, b"run:" + run.encode(), hashlib.sha256).digest() for key in keys)
 
 
@@ -50,13 +52,13 @@ def to_text(keys: Keys) -> str:
 
 
 def read(file: str) -> Keys:
-    """The keys in `file`; "": there are none. Raises OSError, ValueError."""
+    """Keys in `file`; "": there are none. Raises OSError, ValueError."""
     return tuple(bytes.fromhex(line) for line in Path(file).read_text("ascii").split()) if file else ()
 
 
 def read_named(file: str) -> Keys:
-    """The keys of a Secret that the job names; "": it names none. Raises OSError, and ValueError that says
-    what is wrong with the Secret, but not what is in it."""
+    """Keys of a Secret that the job names; "": it names none. Raises OSError, and ValueError whose text names
+    the fault of the Secret, but not its content."""
     if not file:
         return ()
     try:
@@ -72,12 +74,13 @@ def read_named(file: str) -> Keys:
 
 
 def signed(use: str, text: bytes, keys: Keys) -> bytes:
-    """`text`: a JSON object with fields. `use`: what it is; signed as something else it would not hold."""
+    """`text` with its signature. `text`: a JSON object with fields. `use`: the kind of the text; the
+    signature is valid for this kind only."""
     return text[:-1] + _FIELD + _mac(keys[0], use, text) + _END if keys else text
 
 
 def holds(use: str, text: bytes, keys: Keys) -> bool:
-    """Is this text as somebody with one of these keys has signed it?"""
+    """Whether the signature of this text is valid for one of these keys."""
     head, _, tail = text.rpartition(_FIELD)
     given = tail.removesuffix(_END)
     macs = (_mac(key, use, head + b"}") for key in keys)

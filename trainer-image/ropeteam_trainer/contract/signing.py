@@ -1,23 +1,24 @@
-"""Requests to a coordinator's second port, and its answers, signed both ways.
+"""Signatures of requests to a coordinator's HTTP port, and of its responses.
 
     X-Ropeteam-Signature: <nonce> <challenge> <SHA-256 of the body> <MAC>    a request
-    X-Ropeteam-Signature: <next challenge> <MAC>                             its answer
+    X-Ropeteam-Signature: <next challenge> <MAC>                             its response
 
-MACs are HMAC-SHA256 in hex, each way by a key of its own that comes of the job's token. A request's covers
-method, path, job, term and the words before it, so it is judged before its body is read. An answer's covers
-the request's whole signature, status, next challenge and body: it answers this request and no other.
+MACs are HMAC-SHA256 in hex, with one key for each direction, derived from the job's token. The MAC of a
+request covers method, path, job, term and the fields before the MAC, so it is verified before the body is
+read. The MAC of a response covers the request's whole signature, status, next challenge and body: a response
+is valid for this request only.
 
-The two share no clock, so a coordinator names the one challenge that it takes. A request that changes
-something uses it up: a recording is refused, and so is what was held back, once a later request was taken or
-CHALLENGE_SECONDS have passed. Each genuine answer brings the next challenge, so a conversation costs one
-round trip a time; who comes without one (a coordinator that has restarted, another operator, or another one
-spoke meanwhile) is refused with the one that holds, and asks again once. Nothing was recorded yet of a
-coordinator's first process: until it has taken a request it takes one without a challenge. One challenge is
-held, whoever asks. A request that only reads uses none up: as long as it holds, a recording of it is answered
-too.
-Limits: nothing is hidden from who sees the traffic.
+The two share no clock, so a coordinator issues the one challenge that it accepts. A request that changes
+something uses it up: a replayed request is refused, and so is a delayed one, once a later request was
+accepted or CHALLENGE_SECONDS have passed. Each genuine response carries the next challenge, so each request
+of a conversation costs one round trip. A caller without the current challenge (the coordinator has restarted,
+the operator is another one, or another one has called meanwhile) is refused, receives the current one, and
+repeats its request once. Nothing can have been recorded yet of a coordinator's first process: until it has
+accepted a request it accepts one without a challenge. There is one challenge for all callers. A request that
+only reads uses none up: as long as the challenge is valid, a replay of it is answered too.
+Limits: nothing is encrypted.
 
-Pure: chance and time are the caller's.
+Pure: random bytes and time are arguments.
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 HEADER = "X-Ropeteam-Signature"
-"""An API server's proxy passes it on."""
+"""Header that an API server's proxy passes on."""
 CHALLENGE_SECONDS = 60.0
 NONCE_SIZE = 16
-_NONE = "0" * 2 * NONCE_SIZE
+_NO_CHALLENGE = "0" * 2 * NONCE_SIZE
 _REQUEST = re.compile("[0-9a-f]{32} [0-9a-f]{32} [0-9a-f]{64} [0-9a-f]{64}")
 _ANSWER = re.compile("[0-9a-f]{32} [0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Of one coordinator, at both ends."""
+    """MAC keys for one coordinator, at both ends."""
 
     token: bytes = field(repr=False)
     job_uid: str
     term: int
 
-    def of_request(self, what: str, words: str) -> str:
-        """`what`: method and path. `words`: those before the MAC."""
-        return self._mac(b"request", f"{what}\n{self.job_uid}\n{self.term}\n{words}".encode())
+    def of_request(self, target: str, prefix: str) -> str:
+        """MAC of a request. `target`: method and path. `prefix`: the signature's fields before the MAC."""
+        return self._mac(b"request", f"{target}\n{self.job_uid}\n{self.term}\n{prefix}".encode())
 
     def of_answer(self, request: str, status: int, challenge: str, body: bytes) -> str:
-        """`request`: its signature."""
+        """MAC of a response. `request`: signature of the request."""
         return self._mac(b"answer", f"{request}\n{status}\n{challenge}\n".encode() + body)
 
     def _mac(self, use: bytes, text: bytes) -> str:
@@ -59,18 +60,19 @@ class Keys:
 
 
 class Caller:
-    """The end that asks: an operator, or a person's command."""
+    """Client end: an operator, or a command of the CLI."""
 
     def __init__(self, keys: Keys) -> None:
-        self._keys, self._challenge = keys, _NONE
+        self._keys, self._challenge = keys, _NO_CHALLENGE
 
-    def sign(self, what: str, body: bytes, nonce: bytes) -> str:
-        """`nonce`: NONCE_SIZE bytes of chance."""
-        words = f"{nonce.hex()} {self._challenge} {_digest(body)}"
-        return f"{words} {self._keys.of_request(what, words)}"
+    def sign(self, target: str, body: bytes, nonce: bytes) -> str:
+        """Signature of a request. `nonce`: NONCE_SIZE random bytes."""
+        prefix = f"{nonce.hex()} {self._challenge} {_digest(body)}"
+        return f"{prefix} {self._keys.of_request(target, prefix)}"
 
     def believes(self, signature: str, status: int, given: str, body: bytes) -> bool:
-        """Is this the coordinator's answer to the request that we signed so? `given`: the answer's header."""
+        """Whether this is the coordinator's response to the request with this signature. `given`: the header
+        of the response. A genuine response sets the next challenge."""
         if not _ANSWER.fullmatch(given):
             return False
         challenge, mac = given.split(" ")
@@ -81,42 +83,42 @@ class Caller:
 
 
 class Gate:
-    """The coordinator's end. `chance`: so many bytes of it. `began`: now, if no process of this term has
-    taken requests before; None: one may have.
+    """Coordinator's end. `randbytes`: returns so many random bytes. `began`: now, if no process of this term
+    has accepted requests before; None: one may have.
     """
 
-    def __init__(self, keys: Keys, chance: Callable[[int], bytes], began: float | None = None) -> None:
-        self._keys, self._chance = keys, chance
-        self._challenge, self._made_at = ("", float("-inf")) if began is None else (_NONE, began)
+    def __init__(self, keys: Keys, randbytes: Callable[[int], bytes], began: float | None = None) -> None:
+        self._keys, self._randbytes = keys, randbytes
+        self._challenge, self._issued_at = ("", float("-inf")) if began is None else (_NO_CHALLENGE, began)
 
-    def admits(self, what: str, signature: str, now: float) -> bool:
-        """May this be done? Once, unless it only reads. Ask `covers` of its body."""
+    def admits(self, target: str, signature: str, now: float) -> bool:
+        """Whether this request is accepted: once, unless it only reads. `covers` then verifies its body."""
         if not _REQUEST.fullmatch(signature):
             return False
-        words, _, mac = signature.rpartition(" ")
-        named, holds = words.split(" ")[1], self._holds(now)
-        if not hmac.compare_digest(mac, self._keys.of_request(what, words)) or named != holds:
+        prefix, _, mac = signature.rpartition(" ")
+        given, current = prefix.split(" ")[1], self._current_challenge(now)
+        if not hmac.compare_digest(mac, self._keys.of_request(target, prefix)) or given != current:
             return False
-        if not what.startswith("GET "):
+        if not target.startswith("GET "):
             self._challenge = ""
         return True
 
     def sign(self, signature: str, status: int, body: bytes, now: float) -> str:
-        """The header of the answer to the request that was signed so; "" if it was not signed at all."""
+        """Header of the response to the request with this signature; "" if it was not signed at all."""
         if not _REQUEST.fullmatch(signature):
             return ""
-        challenge = self._holds(now)
+        challenge = self._current_challenge(now)
         return f"{challenge} {self._keys.of_answer(signature, status, challenge, body)}"
 
-    def _holds(self, now: float) -> str:
-        """The challenge that is taken now."""
-        if not self._challenge or now >= self._made_at + CHALLENGE_SECONDS:
-            self._challenge, self._made_at = self._chance(NONCE_SIZE).hex(), now
+    def _current_challenge(self, now: float) -> str:
+        """The challenge that is accepted now."""
+        if not self._challenge or now >= self._issued_at + CHALLENGE_SECONDS:
+            self._challenge, self._issued_at = self._randbytes(NONCE_SIZE).hex(), now
         return self._challenge
 
 
 def covers(signature: str, body: bytes) -> bool:
-    """Is this the body of the request that was admitted with this signature?"""
+    """Whether this is the body of the request that was admitted with this signature."""
     return signature.split(" ")[2] == _digest(body)
 
 

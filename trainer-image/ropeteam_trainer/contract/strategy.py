@@ -1,4 +1,5 @@
-"""How the work of one world is split: what `spec.strategy` says. layout.py fits it to a world. Pure."""
+"""Strategy of a job, as in `spec.strategy`: how the work of one world is split. partition/layout.py fits it
+to a world. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 
 
 class Sharding(str, enum.Enum):
-    """What the ranks of one shard group divide among them (ZeRO stages 1, 2, 3)."""
+    """State that the ranks of one shard group divide among them (ZeRO stages 1, 2, 3)."""
 
     OPTIMIZER_STATE = "OptimizerState"
     GRADIENTS = "Gradients"
@@ -22,7 +23,7 @@ class Schedule(str, enum.Enum):
 
 
 class SyncType(str, enum.Enum):
-    """How copies of the model are kept the same."""
+    """Method that keeps the copies of the model in sync."""
 
     ALL_REDUCE = "AllReduce"
     RING = "Ring"
@@ -32,7 +33,7 @@ class SyncType(str, enum.Enum):
 
 
 class ServerMode(str, enum.Enum):
-    """When parameter servers apply gradients."""
+    """Time at which parameter servers apply gradients."""
 
     SYNCHRONOUS = "Synchronous"
     ASYNCHRONOUS = "Asynchronous"
@@ -64,7 +65,7 @@ class Offload(str, enum.Enum):
 
 
 class Scaling(str, enum.Enum):
-    """How the learning rate follows the batch."""
+    """Scaling of the learning rate with the batch size."""
 
     NONE = "None"
     LINEAR = "Linear"
@@ -78,7 +79,7 @@ class TrustRatio(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Parallelism:
-    """Ranks along each way to split; their product is the world. None: what is left."""
+    """Ranks along each dimension of the mesh; their product is the world size. None: all that are left."""
 
     replicate: int | None = None
     shard: int | None = None
@@ -89,14 +90,15 @@ class Parallelism:
 @dataclass(frozen=True)
 class TensorParallel:
     sequence: bool = False
-    """Split what lies between the split layers along the sequence too."""
+    """Sequence parallelism: split the activations between the split layers along the sequence too."""
     loss: bool = False
-    """Leave the last layer's output split and take the loss of the parts."""
+    """Loss parallelism: leave the last layer's output split and compute the loss of the parts."""
 
 
 @dataclass(frozen=True)
 class TensorSplit(TensorParallel):
-    """What a model's tensor_plan() is told: these wishes, and among how many ranks a layer is split."""
+    """Argument of a model's tensor_plan(): the requested options, and the number of ranks of a split
+    layer."""
 
     ranks: int = 1
 
@@ -111,22 +113,22 @@ class Pipelining:
 
     @property
     def several(self) -> bool:
-        """Whether the schedule needs several stages on each rank."""
+        """Whether the schedule needs several stages per rank."""
         return self.schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE)
 
     @property
     def per_rank(self) -> int:
-        """Stages on each rank."""
+        """Stages per rank."""
         return self.stages_per_rank or (2 if self.several else 1)
 
 
 @dataclass(frozen=True)
 class Local:
-    """Ranks train alone and average now and then."""
+    """Local SGD: ranks train alone and average their parameters periodically."""
 
     every_steps: int = 8
     groups_of: int | None = None
-    """Average within groups of so many ranks at `every_steps`, among all of them at `all_every_steps`."""
+    """Size of groups that average at `every_steps`; all ranks average at `all_every_steps`."""
     all_every_steps: int | None = None
     outer_learning_rate_per_mille: int | None = None
     """DiLoCo: the average is a step of an outer optimizer (SGD with Nesterov momentum)."""
@@ -135,17 +137,17 @@ class Local:
 
 @dataclass(frozen=True)
 class ParameterServer:
-    """Servers keep the parameters and the optimizer; workers push gradients to them and pull weights."""
+    """Parameter servers keep the parameters and the optimizer; workers push gradients and pull weights."""
 
     servers: int = 1
-    """Pods of their own, beside the workers; each has its part of the parameters."""
+    """Number of pods beside the workers; each keeps a part of the parameters."""
     mode: ServerMode = ServerMode.SYNCHRONOUS
     backup_workers: int = 0
-    """Synchronous: a step takes the gradients of all workers but so many, the slowest ones."""
+    """Synchronous: number of gradients, the slowest ones, that a step does not wait for."""
     staleness: int = 4
     """BoundedStaleness: gradients that a worker may be ahead of the slowest one. 0: Synchronous."""
     scale_by_staleness: bool = False
-    """Not Synchronous: divide a step by how many others were applied since its weights were pulled."""
+    """Not Synchronous: divide a step by the number of others applied since its weights were pulled."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ class PowerSgd:
 @dataclass(frozen=True)
 class TopK:
     keep_per_mille: int = 10
-    """Values of a thousand that are sent."""
+    """Values sent, per thousand."""
 
 
 @dataclass(frozen=True)
@@ -175,13 +177,13 @@ class Compression:
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples. None: what the script says."""
+    """Batch sizes in samples. None: the script's value."""
 
     global_samples: int | None = None
     micro_samples: int | None = None
-    """A rank computes its part in pieces of at most so many."""
+    """Upper limit on a micro-batch."""
     balance: bool = False
-    """Parts in proportion to the measured speed of each rank."""
+    """Size each rank's part of the batch in proportion to its measured speed."""
     prefetch: int = 0
     """Batches that each rank loads ahead."""
 
@@ -190,7 +192,7 @@ class Batch:
 class LearningRate:
     scaling: Scaling = Scaling.NONE
     base_batch: int | None = None
-    """The global batch that the script's learning rate was chosen for."""
+    """Global batch that the script's learning rate was chosen for."""
     warmup_steps: int = 0
     trust_ratio: TrustRatio | None = None
 
@@ -199,7 +201,7 @@ class LearningRate:
 class Strategy:
     parallelism: Parallelism = Parallelism()
     sharding: Sharding | None = None
-    """None: Parameters, where `parallelism.shard` asks for it."""
+    """None: Parameters, where `parallelism.shard` is more than one."""
     sync: Sync = Sync()
     tensor_parallel: TensorParallel = TensorParallel()
     pipelining: Pipelining = Pipelining()
@@ -212,13 +214,13 @@ class Strategy:
 
     @property
     def servers(self) -> int:
-        """Parameter servers, beside the workers."""
-        serves = self.sync.type is SyncType.PARAMETER_SERVER
-        return self.sync.parameter_server.servers if serves else 0
+        """Number of parameter servers, beside the workers."""
+        has_servers = self.sync.type is SyncType.PARAMETER_SERVER
+        return self.sync.parameter_server.servers if has_servers else 0
 
 
 class StrategyError(ValueError):
-    """The strategy cannot be used here. Each argument is a sentence: the field, the reason, and what can."""
+    """Strategy that cannot be used here. Each argument is a sentence: field, reason and alternative."""
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.args))

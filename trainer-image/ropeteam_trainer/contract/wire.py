@@ -4,17 +4,17 @@
 
 The MAC covers the coordinator's nonce, the direction, the frame's number and the body, keyed by the job's
 token and the agent's nonce: a frame cannot be forged, altered, reflected, replayed or moved to another
-connection. A frame that fails is answered by closing the connection with a reason in the log.
+connection. After a frame that fails the connection is closed, with a reason in the log.
 
-The coordinator speaks first, in clear: `HELLO` + nonce. The agent answers with `ANSWER` + a nonce of its own;
-without that, what a coordinator once said could be played to an agent again. To a coordinator that looks for
-it (`LOOKS`) the agent's first frame is an empty one: it shows the token before a report, which can be long,
-is whole. Limits: some releases know no answer. Their agents take our greeting for theirs, whose nonces were
-all random; their coordinators are known by the want of `ASKS`. Such a pair has a connection that only the
-coordinator can be sure of, so whoever can record and redirect the traffic of a job could repeat old orders of
-the same term.
+The coordinator sends first, in clear: `HELLO` + nonce. The agent answers with `ANSWER` + a nonce of its own;
+without it, recorded frames of a coordinator could be replayed to an agent. To a coordinator that expects it
+(`LOOKS`) the agent's first frame is an empty one: it proves the token before a report, which can be long, is
+complete. Limits: some releases know no answer. Their agents accept our greeting as theirs, whose nonces were
+all random; their coordinators are recognized by the missing `ASKS`. The connection of such a pair
+authenticates the agent only, so an attacker that can record and redirect the traffic of a job could replay
+old orders of the same term.
 
-Pure: bytes in, bytes out; sockets and chance are the caller's.
+Pure: bytes in, bytes out; the caller has the sockets and the random bytes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ HELLO, ANSWER = b"ROPE\x01", b"ROPE\x02"
 """Neither can be the length of a frame."""
 NONCE_SIZE = 16
 ASKS = b"ASKS"
-"""How the nonce of a coordinator begins that takes an answer. By chance: once in 4 billion connections to an
-older one, which closes such a connection; the next one works."""
+"""Prefix of the nonce of a coordinator that accepts an answer. The nonce of an older coordinator begins so by
+chance once in 4 billion connections: it then closes that connection, and the next one works."""
 LOOKS = ASKS + b"PF"
-"""The same of one that looks for an empty frame first. By chance, as above: once in 65,536 connections."""
+"""Prefix of the nonce of a coordinator that expects an empty frame first. By chance, as above: once in 65,536
+connections."""
 TO_COORDINATOR, TO_AGENT = b"C", b"A"
 PROXY_HEADER = "X-Ropeteam-Bearer"
-"""Holds `http_bearer` where an API server's proxy does not pass `Authorization: Bearer` on."""
+"""Header with `http_bearer`, where an API server's proxy does not pass `Authorization: Bearer` on."""
 _MAC_SIZE = 32
 _BLOCK = 64
 _INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
@@ -44,11 +45,12 @@ _NUMBER = struct.Struct(">Q")
 
 
 class WireError(ConnectionError):
-    """The peer is not to be trusted or not one of ours. The text says why; close the connection."""
+    """Peer that is not to be trusted or not one of ours. The text names the reason; close the connection."""
 
 
 def http_bearer(token: bytes) -> str:
-    """What `/desired` and `/status` asked for before contract SIGNED, derived so that it reveals no token."""
+    """Bearer token of `/desired` and `/status` before contract SIGNED, derived so that it reveals no
+    token."""
     return hmac.new(token, b"http", hashlib.sha256).hexdigest()
 
 
@@ -56,23 +58,23 @@ def job_token(operator_key: bytes, job_uid: str) -> bytes:
     return hmac.new(operator_key, b"job:" + job_uid.encode(), hashlib.sha256).digest()
 
 
-def greeting(chance: bytes) -> bytes:
-    """A coordinator's first bytes. `chance`: NONCE_SIZE of them; the first few are not used."""
-    return HELLO + LOOKS + chance[len(LOOKS) :]
+def greeting(randbytes: bytes) -> bytes:
+    """First bytes that a coordinator sends. `randbytes`: NONCE_SIZE of them; the first few are not used."""
+    return HELLO + LOOKS + randbytes[len(LOOKS) :]
 
 
 def asks(nonce: bytes) -> bool:
-    """Does this coordinator take an answer? False: it is of an older release."""
+    """Whether this coordinator accepts an answer. False: it is of an older release."""
     return nonce.startswith(ASKS)
 
 
 def looks(nonce: bytes) -> bool:
-    """Does this coordinator look for an empty frame before the first report?"""
+    """Whether this coordinator expects an empty frame before the first report."""
     return nonce.startswith(LOOKS)
 
 
 def answered(token: bytes, received: bytes) -> tuple[bytes, bytes] | None:
-    """What an agent's first bytes mean: the key of its connection, and the bytes that follow.
+    """Key of an agent's connection, from its first bytes, and the bytes that follow them.
 
     None: too few of them yet. An agent of an older release begins with a frame; its key is the token.
     """
@@ -83,18 +85,18 @@ def answered(token: bytes, received: bytes) -> tuple[bytes, bytes] | None:
 
 
 def session_key(token: bytes, agent_nonce: bytes) -> bytes:
-    """Instead of the token on a connection to which the agent has given a nonce too."""
+    """Key in place of the token, on a connection for which the agent has sent a nonce too."""
     return hmac.new(token, b"session:" + agent_nonce, hashlib.sha256).digest()
 
 
 class Sealer:
-    """Frames for one direction of one connection. `nonce`: the coordinator's."""
+    """Sender of frames for one direction of one connection. `nonce`: the coordinator's."""
 
     def __init__(self, key: bytes, nonce: bytes, direction: bytes) -> None:
         self._mac, self._number = _Mac(key, nonce + direction), 0
 
     def seal(self, body: bytes) -> bytes:
-        """Raises WireError for a body over MAX_BODY."""
+        """Frame with this body. Raises WireError for a body over MAX_BODY."""
         if len(body) > MAX_BODY:
             raise WireError(f"message of {len(body)} bytes is over the limit of {MAX_BODY}")
         mac = self._mac.of(self._number, body)
@@ -103,7 +105,7 @@ class Sealer:
 
 
 class Opener:
-    """The other end: feed it what the socket gave, take the bodies that are whole and genuine."""
+    """Receiver of frames: takes the bytes from the socket, yields the bodies that are whole and genuine."""
 
     def __init__(self, key: bytes, nonce: bytes, direction: bytes) -> None:
         self._mac, self._number = _Mac(key, nonce + direction), 0
@@ -128,7 +130,7 @@ class Opener:
 
 
 class _Mac:
-    """HMAC-SHA256 of frames. What their MACs have in common is hashed once: a coordinator opens thousands of
+    """HMAC-SHA256 of frames. The common prefix of their MACs is hashed once: a coordinator opens thousands of
     frames per second, most of them empty."""
 
     def __init__(self, key: bytes, context: bytes) -> None:

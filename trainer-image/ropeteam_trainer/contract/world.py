@@ -1,4 +1,4 @@
-"""The words of the protocol: epochs, plans, checkpoints, and how a process can end."""
+"""Types that messages share: epochs, plans, checkpoints, and how a process can exit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ropeteam_trainer.contract import codec
 
 @dataclass(frozen=True, order=True)
 class Epoch:
-    """One formed world. Ordered: a higher coordinator pod (term), then its restart (boot), then its n-th
+    """Number of one world. Ordered by coordinator pod (term), then its restart (boot), then its n-th
     world."""
 
     term: int
@@ -27,7 +27,7 @@ class Epoch:
 
     @classmethod
     def parse(cls, text: str) -> Epoch:
-        """The inverse of str(). Raises ValueError."""
+        """Inverse of str(). Raises ValueError."""
         term, boot, n = text.split(".")
         return cls(int(term), int(boot), int(n))
 
@@ -43,7 +43,7 @@ class CheckpointRef:
     """sha256 of the manifest's bytes, hex. Empty while the commit is granted but not yet confirmed as
     written."""
     run: str = field(default="", compare=False)
-    """UID of the job that saved it, as far as is known: the digest tells, too."""
+    """UID of the job that saved it, if known: the digest identifies it, too."""
 
 
 @dataclass(frozen=True)
@@ -63,36 +63,36 @@ class Member:
     incarnation: int
     pod_uid: str
     address: str
-    """IP of the pod: where its ranks listen."""
+    """IP of the pod, on which its ranks listen."""
     processes: int
     """Ranks on this slot. Ranks are dense in slot order: the first rank of a slot is the sum of those
     before."""
     born: Epoch | None = None
-    """The earlier epoch that started its ranks, which live on: its agent takes the new epoch and starts
+    """The earlier epoch that started its ranks, if they live on: its agent adopts the new epoch and starts
     nothing. None: they are started now."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """What a part of a plan tells of all of it."""
+    """Summary of a whole plan, in a part of it."""
 
     hash: str
     slot: int
-    """For which it was cut; -1: it is no part, but was put together from parts."""
+    """Slot that the part is for; -1: it is no part, but was put together from parts."""
     first_rank: int
-    """Of that slot."""
+    """First rank of that slot."""
     slots: int
     ranks: int
     incarnations: tuple[int, ...]
-    """Of all members, in slot order: how many, which, how many, which ... So every agent can tell a
-    coordinator that was restarted who the members are."""
+    """Incarnations of all members, in slot order, run-length encoded: count, incarnation, count, incarnation
+    ... So every agent can report the members to a coordinator that was restarted."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one epoch looks like. Immutable: agents compare hashes, never contents.
+    """Members, ranks, store and checkpoint of one epoch. Immutable: agents compare hashes, never contents.
 
-    An agent gets its part: all but the members that it has nothing to do with.
+    An agent receives its part: without the members that it has nothing to do with.
     """
 
     epoch: Epoch
@@ -102,17 +102,18 @@ class Plan:
     store_host: str
     store_port: int
     restore: tuple[CheckpointRef, ...] = ()
-    """Where to go on from, best first. Empty: resume as `WorkerConfig.resume` says (first world of a job)."""
+    """Checkpoints to restore, best first. Empty: resume as `WorkerConfig.resume` says (first world of a
+    job)."""
     restart_count: int = 0
     origin: Epoch | None = None
-    """With parameter servers: the first epoch of the line that this one goes on with. A server that has been
-    in each of its epochs still has its state in memory. None: a line begins, everybody goes on from
-    `restore`."""
+    """With parameter servers: the first epoch of the server generation that this epoch continues. A server
+    that has been in each of its epochs still has its state in memory. None: a generation begins, all ranks go
+    on from `restore`."""
     whole: Whole | None = None
-    """None: these are all members."""
+    """Summary of the whole plan. None: `members` are all members."""
 
     def part(self, slot: int, others: Iterable[int] = ()) -> Plan:
-        """What the agent of `slot` needs: itself, and `others`."""
+        """Plan for the agent of `slot`: with its own member, and those of `others`."""
         members = tuple(self._by_slot[each] for each in sorted({slot, *others}))
         first = self.first_rank(slot)
         known = self.whole.incarnations if self.whole else self._incarnations
@@ -122,7 +123,7 @@ class Plan:
     @functools.cached_property
     def _incarnations(self) -> tuple[int, ...]:
         runs = itertools.groupby(self.members, key=lambda member: member.incarnation)
-        return tuple(number for value, run in runs for number in (len(tuple(run)), value))
+        return tuple(number for incarnation, run in runs for number in (len(tuple(run)), incarnation))
 
     @property
     def slots(self) -> int:
@@ -134,7 +135,7 @@ class Plan:
 
     @property
     def line(self) -> Epoch:
-        """The epoch in which this line of worlds began: ours, if nothing was kept."""
+        """The epoch in which this server generation began: this one, if no state was preserved."""
         return self.origin or self.epoch
 
     @property
@@ -143,12 +144,12 @@ class Plan:
         return tuple(member.slot for member in self.members if member.born)
 
     def born(self, slot: int) -> Epoch:
-        """The epoch that started the ranks of `slot`; their checkpoints are under its name."""
+        """The epoch that started the ranks of `slot`; their checkpoints are stored under its name."""
         member = self.member(slot)
         return (member and member.born) or self.epoch
 
     def first_rank(self, slot: int) -> int:
-        """The lowest rank of `slot`. Raises KeyError if it is not a member, or a part was cut for another."""
+        """The lowest rank of `slot`. Raises KeyError if it is not a member, or this part is for another."""
         if self.whole and self.whole.slot >= 0:
             return {self.whole.slot: self.whole.first_rank}[slot]
         return self._first_ranks[slot]
@@ -175,19 +176,19 @@ class Plan:
 
 
 class Cause(str, enum.Enum):
-    """Why an incident happened. A closed set: it is a metric label. FREE causes do not spend the budget."""
+    """Cause of an incident. A closed set: it is a metric label. Free causes are not charged."""
 
     ERROR = "Error"  # uncaught exception or exit code of the script
     SIGNAL = "Signal"  # killed by a signal we did not send: SIGKILL, SIGSEGV, SIGABRT ...
     OUT_OF_MEMORY = "OutOfMemory"
     HANG = "Hang"  # no progress for hangSeconds
     START_TIMEOUT = "StartTimeout"  # no first step within startSeconds
-    POD_FAILED = "PodFailed"  # the trainer container ended although the agent was not told to leave
+    POD_FAILED = "PodFailed"  # the trainer container ended although the agent had no orders to leave
     POD_DELETED = "PodDeleted"  # free
     EVICTED = "Evicted"  # free
     NODE_LOST = "NodeLost"  # free
     AGENT_LOST = "AgentLost"  # free; silent for lostSeconds and no better evidence
-    STORAGE_UNAVAILABLE = "StorageUnavailable"  # free; a checkpoint could not be read, nothing says it is bad
+    STORAGE_UNAVAILABLE = "StorageUnavailable"  # free; a checkpoint could not be read, but may be good
     RETRIED_FREE = "RetriedFree"  # free; an exit code that recovery.exitCodes declares free
     UNKNOWN = "Unknown"
 
@@ -201,7 +202,8 @@ _FREE |= {Cause.STORAGE_UNAVAILABLE, Cause.RETRIED_FREE}
 
 
 class FailReason(str, enum.Enum):
-    """Why a job ended as Failed, cannot start, or runs oddly. Condition reasons, CamelCase."""
+    """Reason why a job ended as Failed, cannot start, or runs unlike its spec. Condition reasons,
+    CamelCase."""
 
     REPEATED_ERROR = "RepeatedError"
     BUDGET_SPENT = "FailureBudgetSpent"
@@ -216,46 +218,46 @@ class FailReason(str, enum.Enum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     INVALID_SPEC = "InvalidSpec"
     SCRIPT_INVALID = "ScriptInvalid"  # no rank of it can start in any pod: a SyntaxError, for example
-    # What a report may also say of a world that runs (JobReport.notice):
-    SPLIT_WORLD = "SplitWorld"  # several default process groups, where one of the job's size was asked for
+    # Reasons that a report may give for a world that runs (JobReport.notice):
+    SPLIT_WORLD = "SplitWorld"  # several default process groups, where one of the job's size was requested
     SMALLER_PROCESS_GROUP = "SmallerProcessGroup"  # one, but of fewer ranks than the job has
     NO_PROCESS_GROUP = "NoProcessGroup"  # none, though there are ranks to form one
-    RANK_ENDED = "RankEnded"  # some ranks have ended well while others go on
+    RANK_ENDED = "RankEnded"  # some ranks have exited with 0 while others go on
 
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """How a rank ended, as its agent (the only one who reaped it) saw it."""
+    """Exit of a rank, as observed by its agent, the only process that reaps it."""
 
     code: int | None
     signal: int | None
-    """Number of the signal that ended it; None for a normal exit."""
+    """Number of the signal that killed it; None for a normal exit."""
     hung: bool = False
     """The agent killed it because it made no progress."""
     late_start: bool = False
     """The agent killed it because its first step did not come within startSeconds."""
     oom: bool = False
     killed: bool = False
-    """The agent killed it on orders, when leaving or when fenced: a consequence, never the cause of an
+    """The agent killed it on orders, when terminating or when fenced: a consequence, never the cause of an
     incident. Not set for hung, late_start and oom."""
     storage: str = ""
-    """It gave up to read checkpoints, of which nothing says that they are bad: "here", in this pod only;
-    "elsewhere", because of other pods; "everywhere"."""
+    """It could not read checkpoints that may be good. Where reading failed: "here", in this pod only;
+    "elsewhere", in other pods; "everywhere"."""
     reached_end: bool = False
     """The script had run to its end before the process died (finished gloo processes sometimes SIGABRT)."""
     early: bool = False
-    """It ended with 0 although the parameter servers wait for it, or workers for this server: neither had its
-    script run to its end, nor had it said that it leaves."""
+    """It exited with 0 although the parameter servers wait for it, or workers for this server: neither had
+    its script run to its end, nor had it reported that it leaves."""
     fingerprint: str = ""
     """Same text = same fault: exception type and innermost frame, or signal, or exit code."""
     message: str = ""
-    """One line for a person: `ValueError: bad lr (train.py:31)`. Empty: all that is known is how it ended."""
+    """One line for a person: `ValueError: bad lr (train.py:31)`. Empty: only exit code or signal is known."""
     error_class: str = ""
-    """Of the exception, with its module: `builtins.ImportError`."""
+    """Class of the exception, with its module: `builtins.ImportError`."""
     rank: int | None = None
-    """Whose end this is, where a launcher had started the ranks. None: of the rank that tells it."""
+    """Rank that exited, where a launcher had started the ranks. None: the rank that reports this exit."""
     last_lines: tuple[str, ...] = ()
-    """The last lines it wrote, at most 20, at most 4 KiB in all."""
+    """The last lines that it wrote, at most 20, at most 4 KiB in all."""
 
     @property
     def clean(self) -> bool:

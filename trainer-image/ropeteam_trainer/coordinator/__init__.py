@@ -1,11 +1,10 @@
-"""Which processes form the world: leases, epochs, plans, commits and the failure allowance of one job.
+"""The coordinator: leases, worlds, plans, commits and the failure allowance of one job.
 
-Order: something happened (an event) -> `membership.step` -> a new State -> `orders` for each agent,
-`job_report` for the operator.
+Order: an event -> `membership.step` -> a new State -> `orders` for each agent, `job_report` for the operator.
   membership/        the decisions (pure)
   server.py          the state, the clock, and one TCP connection per agent; encoding.py: orders as bytes
   http.py            /desired, /status, /metrics, /healthz; metrics.py: as Prometheus text
-  storagehealth.py   whether the coordinator's folder answers
+  storagehealth.py   health of the coordinator's state folder
   log.py             lines for people and grep
 Limits: standard library and prometheus-client; no Kubernetes, no torch; one job per process.
 """

@@ -1,8 +1,8 @@
 """`python -m ropeteam_trainer.coordinator`: the one container of a coordinator pod.
 
 Reads ROPETEAM_CONFIG (CoordinatorConfig), the token file, ROPETEAM_POD_IP (where to listen) and
-ROPETEAM_STATE_DIR (an emptyDir: how often this pod's container has booted is counted there). SIGTERM ends it
-with 0; agents go on without it.
+ROPETEAM_STATE_DIR (an emptyDir: holds the count of boots of this pod's container). SIGTERM ends it
+with 0; agents continue without it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ STATE_DIR = "/ropeteam-state"
 
 
 SELDOM = (100_000, 20, 20)
-"""Thresholds of the garbage collector. What thousands of agents say is many objects and no cycle: looking for
-some took a third of the time in which a world is formed."""
+"""Thresholds of the garbage collector. Reports of thousands of agents are many objects and no cycle: the
+search for cycles took a third of the time in which a world is formed."""
 
 
 class Ports(NamedTuple):
-    """Where to listen. Port 0: any; the log line `listening` tells which."""
+    """Address to listen on. Port 0: any; the log line `listening` has the actual one."""
 
     host: str
     agents: int
@@ -71,8 +71,8 @@ def main() -> int:
 
 
 def count_boot(folder: Path, unix: int) -> int:
-    """0 for the first boot of this pod, then one more each time, after a power cut too. A damaged count goes
-    on from the clock: it must grow."""
+    """Number of this boot: 0 for the first one of this pod, then one more each time, after a power cut too. A
+    damaged count continues from the clock: it must grow."""
     file = folder / "boot"
     try:
         boot = int(file.read_text(encoding="ascii")) + 1
@@ -80,8 +80,8 @@ def count_boot(folder: Path, unix: int) -> int:
         boot = 0
     except ValueError:
         boot = unix
-    with Folder.at(folder, make=True) as kept:
-        kept.write(file.name, str(boot).encode())
+    with Folder.at(folder, make=True) as state_folder:
+        state_folder.write(file.name, str(boot).encode())
     return boot
 
 
@@ -90,7 +90,7 @@ async def _run(make: Callable[[], Coordinator], ports: Ports, pulse: Pulse) -> N
 
 
 async def serve(coordinator: Coordinator, ports: Ports, trouble: Callable[[], str] = str) -> None:
-    """Until SIGTERM or SIGINT. `trouble`: as for Http."""
+    """Serve until SIGTERM or SIGINT. `trouble`: as for Http."""
     config, log = coordinator.state.config, coordinator.log
     over = asyncio.Event()
     faults: list[BaseException] = []
@@ -103,8 +103,8 @@ async def serve(coordinator: Coordinator, ports: Ports, trouble: Callable[[], st
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
     agents, agent_port = await listen(lambda: AgentLine(coordinator), ports.host, ports.agents)
-    answers = Http(coordinator, trouble).serve
-    http = await asyncio.start_server(answers, ports.host, ports.http, limit=MOST_HEAD, backlog=BACKLOG)
+    handler = Http(coordinator, trouble).serve
+    http = await asyncio.start_server(handler, ports.host, ports.http, limit=MOST_HEAD, backlog=BACKLOG)
     http_port = http.sockets[0].getsockname()[1]
     log.say(
         "listening",

@@ -1,6 +1,6 @@
-"""Orders as bytes. Most of them is the same for every agent, and is encoded once.
+"""Orders as bytes. Most fields are the same for every agent, and are encoded once.
 
-Pure, but for what it remembers. Promise: what `codec.decode` makes of the bytes are the orders (a test does).
+Pure, except for its caches. Promise: `codec.decode` of the bytes gives the orders (a test does).
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ from ropeteam_trainer.coordinator.membership.orders import Reply
 
 
 class Words:
-    """Of one coordinator."""
+    """Encoder of one coordinator's orders, with caches."""
 
     def __init__(self) -> None:
-        self._alike: tuple[Orders | None, bytes] = (None, b"")
+        self._common: tuple[Orders | None, bytes] = (None, b"")
         self._whole: tuple[Plan | None, bytes] = (None, b"")
         self._parts: _Parts | None = None
 
     def encode(self, reply: Reply, number: int, answers: int | None) -> bytes:
-        """These orders, with what belongs to one connection."""
+        """The orders of the reply, with the fields of one connection."""
         plan = self._plan(reply) if reply.plan else b"null"
-        told = b"null" if answers is None else b"%d" % answers
-        return b'{%b,"number":%d,"answers":%b,"plan":%b}' % (self._rest(reply.orders), number, told, plan)
+        answered = b"null" if answers is None else b"%d" % answers
+        return b'{%b,"number":%d,"answers":%b,"plan":%b}' % (
+            self._common_fields(reply.orders),
+            number,
+            answered,
+            plan,
+        )
 
     def _plan(self, reply: Reply) -> bytes:
         if reply.slot < 0:
@@ -34,17 +39,17 @@ class Words:
             self._parts = _Parts(reply)
         return self._parts.encode(reply.slot, reply.others)
 
-    def _rest(self, orders: Orders) -> bytes:
-        if self._alike[0] is not orders:
+    def _common_fields(self, orders: Orders) -> bytes:
+        if self._common[0] is not orders:
             plain = codec.to_plain(orders)
             for name in ("number", "answers", "plan"):
                 del plain[name]
-            self._alike = (orders, codec.encode(plain)[1:-1])
-        return self._alike[1]
+            self._common = (orders, codec.encode(plain)[1:-1])
+        return self._common[1]
 
 
 class _Parts:
-    """All parts of one plan."""
+    """Encoder of all parts of one plan, with a cache of members."""
 
     def __init__(self, sample: Reply) -> None:
         assert sample.plan is not None

@@ -1,15 +1,15 @@
 """The second port: PUT /desired, GET /status, GET /metrics, GET /healthz. HTTP/1.1, one request per
 connection.
 
-`/desired` and `/status` are signed with the job's token, and so are their answers (contract/signing.py). What
-is malformed is answered 4xx with a sentence, and the connection ends. A body is read once its signature is
-known. Operators of releases before show a bearer (wire.http_bearer), in Authorization or in X-Ropeteam-Bearer
-(an API server's proxy removes the former): it is taken when no operator has signed anything for a minute.
-`/metrics` are made once a second at most, and more seldom while the coordinator is late.
-`/healthz` is the kubelet's liveness probe: that it is answered means that the loop turns, 200 that the state
-folder answers too.
+`/desired` and `/status` are signed with the job's token, and so are their answers (contract/signing.py). A
+malformed request is answered 4xx with a sentence, and the connection ends. A body is read after its signature
+was verified. Operators of earlier releases send a bearer (wire.http_bearer), in Authorization or in
+X-Ropeteam-Bearer (an API server's proxy removes the former): it is accepted when no operator has signed a
+request for a minute. `/metrics` are rendered once a second at most, and less often while the coordinator is
+late. `/healthz` is the kubelet's liveness probe: any answer means that the event loop runs, 200 that the
+state folder is healthy too.
 Limits: a request line and headers of 16 KiB within 5 seconds, a body of 1 MiB with Content-Length, 10 seconds
-for it and for the answer; 64 places for connections that have shown no token (contract/preauth.py).
+for it and for the answer; at most 64 unauthenticated connections (contract/preauth.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ropeteam_trainer.coordinator.server import Coordinator
 MOST_HEAD, MOST_BODY, MOST_STRANGERS = 16 << 10, 1 << 20, 64
 SECONDS = 10.0
 BEARER_SECONDS = 60.0
-"""Without a signed request, after which a bearer is taken: no operator of this release leads."""
+"""Time without a signed request after which a bearer is accepted: no operator of this release leads."""
 _PHRASES = {
     200: "OK",
     400: "Bad Request",
@@ -51,7 +51,7 @@ class Request:
     method: str
     path: str
     headers: dict[str, str]
-    """Names in lower case."""
+    """Header values by name in lower case."""
 
     @property
     def what(self) -> str:
@@ -79,7 +79,7 @@ class Answer:
 
 
 class Refused(Exception):
-    """The request is answered with this status and sentence."""
+    """Refusal of a request, with the status and sentence of its answer."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -90,13 +90,13 @@ class Http:
     """The handler of one coordinator's second port."""
 
     def __init__(self, coordinator: Coordinator, trouble: Callable[[], str] = str) -> None:
-        """`trouble`: why this process had better be started anew, or ""."""
+        """`trouble`: why this process should be restarted, or ""."""
         self._coordinator, self._trouble = coordinator, trouble
         self._bearer = wire.http_bearer(coordinator.token)
         config = coordinator.state.config
         keys = signing.Keys(coordinator.token, config.job_uid, config.term)
         self._signed_at = coordinator.now()
-        """When an operator last signed something."""
+        """Time of the last request signed by an operator."""
         began = self._signed_at if coordinator.state.boot == 0 else None
         self._gate = signing.Gate(keys, coordinator.chance.randbytes, began)
         self.strangers = Strangers(MOST_STRANGERS)
@@ -104,7 +104,7 @@ class Http:
         self._metrics_at = float("-inf")
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request. Never raises for what a peer does."""
+        """Serve one request. Never raises because of a peer."""
         address, leave = writer.get_extra_info("peername")[0], writer.transport.abort
         self.strangers.take(address, leave)
         try:
@@ -115,7 +115,7 @@ class Http:
                 writer.write_eof()
                 await asyncio.wait_for(_discard(reader), SECONDS)
         except (asyncio.TimeoutError, ConnectionError):  # noqa: UP041 (two classes before Python 3.11)
-            pass  # it went away, or it does not read
+            pass  # the peer disconnected, or does not read
         finally:
             self.strangers.free(address, leave)
             writer.close()
@@ -125,37 +125,39 @@ class Http:
             request = await asyncio.wait_for(read_head(reader), HEAD_SECONDS)
             _check_route(request)
             if request.path == "/healthz":
-                return self._tell_health()
+                return self._health_answer()
             if request.path == "/metrics":
-                return self._tell_metrics()
-            answer = await self._converse(request, reader, proved)
+                return self._metrics_answer()
+            answer = await self._authenticated_answer(request, reader, proved)
         except Refused as refused:
             return refused.answer
         now = self._coordinator.now()
         return replace(answer, signature=self._gate.sign(request.signature, answer.status, answer.body, now))
 
-    async def _converse(
+    async def _authenticated_answer(
         self, request: Request, reader: asyncio.StreamReader, proved: Callable[[], None]
     ) -> Answer:
-        """With who has the token, or hears that it should."""
+        """The answer to an authenticated request, or the refusal."""
         try:
             signed = self._authenticate(request)
             proved()
             if request.path == "/status":
-                return _told(self._coordinator.report())
+                return _report_answer(self._coordinator.report())
             body = await asyncio.wait_for(read_body(reader, request), SECONDS)
             if signed and not signing.covers(request.signature, body):
                 raise Refused(401, "the body is not the one that was signed")
-            return _told(self._coordinator.desire(parse_desired(body, self._coordinator.state.config)))
+            return _report_answer(
+                self._coordinator.desire(parse_desired(body, self._coordinator.state.config))
+            )
         except Refused as refused:
             return refused.answer
 
-    def _tell_health(self) -> Answer:
+    def _health_answer(self) -> Answer:
         if trouble := self._trouble():
             raise Refused(503, trouble)
         return Answer(200, b"ok\n")
 
-    def _tell_metrics(self) -> Answer:
+    def _metrics_answer(self) -> Answer:
         now, state = self._coordinator.now(), self._coordinator.state
         if now >= self._metrics_at + state.lateness.metrics_age(now):
             self._metrics, self._metrics_at = (
@@ -165,19 +167,19 @@ class Http:
         return self._metrics
 
     def _authenticate(self, request: Request) -> bool:
-        """Is it signed? If not, it has shown the bearer. Raises Refused."""
+        """Whether the request is signed; if not, it has the bearer. Raises Refused."""
         now = self._coordinator.now()
         if self._gate.admits(request.what, request.signature, now):
             self._signed_at = now if request.method == "PUT" else self._signed_at
             return True
-        if not self._shows_bearer(request):
+        if not self._has_bearer(request):
             term = self._coordinator.state.config.term
             raise Refused(401, f"not signed for this job's term {term}, or the challenge is not the last one")
         if now < self._signed_at + BEARER_SECONDS:
             raise Refused(401, f"a bearer is taken when nothing was signed for {BEARER_SECONDS:.0f} seconds")
         return False
 
-    def _shows_bearer(self, request: Request) -> bool:
+    def _has_bearer(self, request: Request) -> bool:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         offers = [given.strip()] if scheme.lower() == "bearer" else []
         offers.append(request.headers.get(wire.PROXY_HEADER.lower(), ""))
@@ -192,12 +194,12 @@ def _check_route(request: Request) -> None:
         raise Refused(405, f"{request.path} takes {method}")
 
 
-def _told(report: JobReport) -> Answer:
+def _report_answer(report: JobReport) -> Answer:
     return Answer(200, codec.encode(report), "application/json")
 
 
 def parse_desired(body: bytes, config: CoordinatorConfig) -> Desired:
-    """Raises Refused with what is wrong."""
+    """The desired state in a body. Raises Refused with the reason."""
     try:
         desired = codec.decode(Desired, body)
     except codec.DecodeError as error:
@@ -216,7 +218,7 @@ def parse_desired(body: bytes, config: CoordinatorConfig) -> Desired:
 
 
 async def read_head(reader: asyncio.StreamReader) -> Request:
-    """Raises Refused."""
+    """Read request line and headers. Raises Refused."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
@@ -227,7 +229,7 @@ async def read_head(reader: asyncio.StreamReader) -> Request:
 
 
 async def read_body(reader: asyncio.StreamReader, request: Request) -> bytes:
-    """Raises Refused."""
+    """Read the body. Raises Refused."""
     size = _body_size(request)
     try:
         return await reader.readexactly(size)
@@ -237,8 +239,8 @@ async def read_body(reader: asyncio.StreamReader, request: Request) -> bytes:
 
 def _parse_head(head: bytes) -> Request:
     lines = head.decode("latin-1").split("\r\n")
-    words = lines[0].split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+    parts = lines[0].split(" ")
+    if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
         raise Refused(400, "this is not an HTTP/1.1 request")
     headers = {}
     for line in lines[1:-2]:
@@ -246,12 +248,12 @@ def _parse_head(head: bytes) -> Request:
         if not colon or not name or name != name.strip():
             raise Refused(400, "a header line has no name")
         headers[name.lower()] = value.strip()
-    return Request(words[0], words[1].partition("?")[0], headers)
+    return Request(parts[0], parts[1].partition("?")[0], headers)
 
 
 async def _discard(reader: asyncio.StreamReader) -> None:
-    """A body that was not read: to close before it has come would be a reset, and the answer lost with it. It
-    is the answer that tells a new operator the challenge (RFC 9112, section 9.6)."""
+    """Discard an unread body: to close before it has come would be a reset, and lose the answer. That answer
+    brings a new operator the challenge (RFC 9112, section 9.6)."""
     left = MOST_BODY
     while left > 0 and (part := await reader.read(MOST_HEAD)):
         left -= len(part)

@@ -1,5 +1,6 @@
-"""Lines for people and grep: `<time> <event> key=value ...` on stdout. No spam: a decision once, a nuisance
-seldom. Nobody waits for a reader: in the coordinator's process sys.stdout is one of lines.py."""
+"""Lines for people and grep: `<time> <event> key=value ...` on stdout. A repeated decision is written once, a
+repeated nuisance rarely. No write blocks on a slow reader: in the coordinator's process sys.stdout is one of
+lines.py."""
 
 from __future__ import annotations
 
@@ -22,19 +23,19 @@ class Log:
         self._write(f"{stamp} {_text(event, facts)}")
 
     def when_new(self, event: str, **facts: object) -> None:
-        """Only if it differs from the last time."""
+        """Write the line only if it differs from the last one of this method."""
         text = _text(event, facts)
         if text != self._last:
             self._last = text
             self.say(event, **facts)
 
     def seldom(self, event: str, reason: str, **facts: object) -> None:
-        """The same event with the same reason at most every SELDOM_SECONDS; the next line tells how many were
-        left out."""
+        """Write the same event with the same reason at most every SELDOM_SECONDS; the next line has the
+        number of lines left out."""
         now, kind = self._clock(), f"{event} {reason}"
-        told_at, left_out = self._kinds.get(kind, (-SELDOM_SECONDS, 0))
-        if now < told_at + SELDOM_SECONDS:
-            self._kinds[kind] = (told_at, left_out + 1)
+        written_at, left_out = self._kinds.get(kind, (-SELDOM_SECONDS, 0))
+        if now < written_at + SELDOM_SECONDS:
+            self._kinds[kind] = (written_at, left_out + 1)
             return
         if len(self._kinds) >= _MOST_KINDS:
             self._kinds.clear()
@@ -49,7 +50,7 @@ def _text(event: str, facts: dict[str, object]) -> str:
 
 
 def _value(value: object) -> str:
-    """Quoted if it could be misread; a newline in a message must not look like a line of ours."""
+    """The value, quoted if it could be misread; a newline in a message must not look like a line of ours."""
     text = str(value)
     return (
         text if text and text.isprintable() and not any(char in text for char in ' "=') else json.dumps(text)

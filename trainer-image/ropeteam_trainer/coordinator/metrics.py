@@ -1,8 +1,8 @@
 """GET /metrics: one job's state as Prometheus text, made from the JobReport.
 
 Labels: the job's namespace and name (one target per job, gone with it) and closed sets. It needs no bearer
-(docs/decisions/0006), so nothing is told that a stranger must not know: no token, path, message, node.
-Limits: no history here. What is not known has no series, rather than a 0 that would draw a wrong line.
+(docs/decisions/0006), so it exposes nothing confidential: no token, path, message, node.
+Limits: no history here. An unknown value has no series, rather than a 0 that would draw a wrong line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ropeteam_trainer.contract.config import CoordinatorConfig
 from ropeteam_trainer.contract.desired import JobReport, WorldPhase
 from ropeteam_trainer.contract.world import Cause
 
-_RUNG_THAT_SAVES = 2
+_LEVEL_THAT_SAVES = 2
 
 
 class _Job(Collector):
@@ -44,7 +44,7 @@ class _Job(Collector):
         yield self._set(
             "process_group_ranks",
             "Ranks known to have formed default process groups of this size in the current world.",
-            [(str(size), ranks) for size, ranks in _by_size(report).items()],
+            [(str(size), ranks) for size, ranks in _ranks_by_size(report).items()],
             "size",
         )
         yield self._gauge("workers", "Workers and parameter servers that the job should have.", self._workers)
@@ -65,13 +65,13 @@ class _Job(Collector):
 
     def _checkpoint(self) -> Iterator[Metric]:
         report = self._report
-        wanted = self._may_save and report.rung >= _RUNG_THAT_SAVES
+        wanted = self._may_save and report.rung >= _LEVEL_THAT_SAVES
         yield self._gauge("checkpoint_wanted", "1 if spec.checkpoint is set and the script saves.", wanted)
         if report.lineage:
             yield self._gauge(
                 "checkpoint_step", "Step of the newest committed checkpoint.", report.lineage[0].step
             )
-        if report.checkpoint_unix_ms:  # a coordinator that was restarted does not know
+        if report.checkpoint_unix_ms:  # unknown after a restart
             committed = report.checkpoint_unix_ms / 1000
             yield self._gauge(
                 "checkpoint_timestamp_seconds", "When it was committed, if by this boot.", committed
@@ -89,7 +89,7 @@ class _Job(Collector):
         return family
 
 
-def _by_size(report: JobReport) -> dict[int, int]:
+def _ranks_by_size(report: JobReport) -> dict[int, int]:
     found: Counter[int] = Counter()
     for group in report.process_groups:
         found[group.size] += group.members
@@ -104,7 +104,7 @@ def _number(text: str) -> float | None:
 
 
 def render(report: JobReport, config: CoordinatorConfig) -> tuple[bytes, str]:
-    """The text, and its content type."""
+    """The Prometheus text, and its content type."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Job(report, config))
     ProcessCollector(registry=registry)

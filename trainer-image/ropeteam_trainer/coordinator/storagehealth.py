@@ -1,6 +1,6 @@
-"""Whether the coordinator's folder answers. A thread of its own touches it: a disk that hangs stops no loop.
+"""Health of the coordinator's state folder. A thread of its own touches it: a disk that hangs blocks no loop.
 
-Limits: a disk that is merely slow is well.
+Limits: a disk that is merely slow counts as healthy.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ PATIENCE_SECONDS = 30.0
 
 
 class Pulse:
-    """`folder`: where boots are counted. Nothing is touched before `start`."""
+    """Liveness of `folder`, where boots are counted. No file is touched before `start`."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._file, self._clock = folder / "alive", clock
-        self._at, self._trouble = clock(), ""
+        self._touched_at, self._trouble = clock(), ""
 
     def start(self) -> None:
-        threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+        threading.Thread(target=self._run, name="pulse", daemon=True).start()
 
     def trouble(self) -> str:
-        """What is wrong, in a sentence; "": nothing."""
-        silent = self._clock() - self._at
+        """The problem, in a sentence; "": none."""
+        silent = self._clock() - self._touched_at
         if silent <= PATIENCE_SECONDS:
             return ""
         return f"{self._file.parent} has not answered for {silent:.0f} s{self._trouble}"
 
-    def _beat(self) -> None:
+    def _run(self) -> None:
         while True:
             self.touch()
             time.sleep(EVERY_SECONDS)
 
     def touch(self) -> None:
-        """Once, however long it takes."""
+        """Touch the file once, however long it takes."""
         try:
             self._file.touch()
         except OSError as error:
             self._trouble = f": {error}"
         else:
-            self._at, self._trouble = self._clock(), ""
+            self._touched_at, self._trouble = self._clock(), ""

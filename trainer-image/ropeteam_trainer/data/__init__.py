@@ -1,9 +1,9 @@
 """Exactly-once data.
 
-decisions/        which samples a rank takes, in parts as its speed deserves (pure)
-computetimer.py   how fast this rank works; balancing.py: measured, agreed, changed on all ranks
-feed.py           the data of one rank: where it stands
-batches.py        samples taken; prefetch.py: ahead of their use
+decisions/        samples of each rank, in proportion to its speed (pure)
+computetimer.py   measures the speed of this rank; balancing.py: parts by speed, changed on all ranks at once
+feed.py           the data of one rank, and its position
+batches.py        loads samples; prefetch.py: ahead of their use
 cache.py          copies of files of slow storage on a local disk
 """
 

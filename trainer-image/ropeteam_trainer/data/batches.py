@@ -1,9 +1,9 @@
-"""Turn shares of the data plan into batches of tensors.
+"""Loading of the data plan's shares as batches of tensors.
 
 Promise: the order of batches is the plan's, with or without worker processes or prefetch, and nothing here
-draws from the training's random generators. Limits: what a data set draws at random inside worker processes
-is not restored. With prefetch it runs in a thread of its own: what it draws at random mixes with what the
-training draws, so such a run does not repeat itself; and it must not use CUDA.
+uses the training's random generators. Limits: the random state of a data set inside worker processes is not
+restored. With prefetch the data set runs in a thread of its own: its random draws interleave with those of
+the training, so such a run is not reproducible; and it must not use CUDA.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ropeteam_trainer.rank.world import World
 
 Collate = Callable[[list[Any]], Any]
 Speeds = Callable[[int], "tuple[float, ...] | None"]
-"""For batch number N of this call of batches(): what the parts are in proportion to."""
+"""Function of the batch number in this call of batches(): the speeds that the parts follow."""
 Loaded = Generator[tuple[Position, Share, Any]]
 _AHEAD_PER_WORKER = 2
 _AGREED = ("samples", "global_batch", "seed", "epochs")
@@ -33,11 +33,11 @@ def equal(_number: int) -> tuple[float, ...] | None:
 
 
 def must_agree(world: World, plan: DataPlan, epochs: int) -> None:
-    """Raises ValueError on all ranks if they were not given the same: samples would be lost, ranks hang."""
+    """Raise ValueError on all ranks if their arguments differ: samples would be lost, ranks would hang."""
     mine = (plan.samples, plan.global_batch, plan.seed, epochs)
     theirs = world.gather(tuple(_plain(number) for number in mine))
-    for rank, told in enumerate(theirs):
-        for what, other, first in zip(_AGREED, told, theirs[0], strict=True):
+    for rank, numbers in enumerate(theirs):
+        for what, other, first in zip(_AGREED, numbers, theirs[0], strict=True):
             if other != first:
                 raise ValueError(
                     f"batches() must be given the same on all ranks, but {what} = {first} on rank 0 and "
@@ -46,7 +46,7 @@ def must_agree(world: World, plan: DataPlan, epochs: int) -> None:
 
 
 def _plain(number: Any) -> Any:
-    """Of one of NumPy's."""
+    """Plain number of one of NumPy's."""
     return number.item() if hasattr(number, "item") else number
 
 
@@ -64,7 +64,8 @@ def shares(
 
 
 def most_ahead(workers: int, prefetch: int) -> int:
-    """How many shares beyond the batches taken load() may have drawn. ValueError if it cannot do both."""
+    """Number of shares beyond the batches taken that load() may have drawn. ValueError for a negative
+    prefetch, and for prefetch with workers."""
     if prefetch < 0 or (prefetch and workers):
         raise ValueError(
             "prefetch must be 0 or more, and 0 with workers, which load ahead anyway: got "
@@ -80,7 +81,7 @@ def load(
     collate: Collate | None,
     prefetch: int = 0,
 ) -> Loaded:
-    """The batches of `planned`. `dataset` is a tensor, a sequence, or a map-style Dataset.
+    """Batches of `planned`. `dataset` is a tensor, a sequence, or a map-style Dataset.
 
     Tensors are indexed at once; other samples go through `collate` (default: torch's default_collate).
     """
@@ -101,7 +102,7 @@ def _by_processes(
         num_workers=workers,
         prefetch_factor=_AHEAD_PER_WORKER,
         collate_fn=collate,
-        generator=torch.Generator(),  # else it draws from, and so disturbs, the training's generator
+        generator=torch.Generator(),  # else it uses, and so disturbs, the training's generator
     )
     for (after, share), batch in zip(planned, loader, strict=True):
         yield after, share, batch

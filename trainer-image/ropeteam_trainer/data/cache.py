@@ -1,19 +1,19 @@
-"""Keep files of slow storage on a local disk, for all processes of a node.
+"""Cache of files of slow storage on a local disk, for all processes of a node.
 
     cache = ShardCache()                                  # of the TrainingJob: spec.shardCache
     cache = ShardCache("/scratch/shards", 200 * 10**9)    # anywhere
     with cache.open("/datasets/shard-0007.npy") as file:
         samples = numpy.load(file)
 
-Promises: of all processes that ask for a file, one fetches it and the others wait; what is found under its
-final name is whole, whoever was killed and when; the files never take more than `max_bytes`; a file that is
-open is not removed; and where the cache cannot help, its disk being full for instance, files are read where
-they are, and one message says so.
+Promises: of all processes that open a file, one fetches it and the others wait; a file under its final name
+is whole, whichever process was killed and when; the files never take more than `max_bytes`; a file that is
+open is not removed; and where the cache fails, for example because its disk is full, files are read from the
+source, and one message reports it.
 
-How: a shard is copied into KEY.part and renamed to KEY.shard. Whoever copies holds a lock on KEY.fetching,
-whoever reads a shared lock on the shard, and both locks end with the process (flock): nothing is ever left
-locked, and a part whose KEY.fetching nobody holds is a leftover. Limits: the directory must be on a local
-file system; whoever waits for a fetch waits as long as the source takes.
+How: a shard is copied into KEY.part and renamed to KEY.shard. The process that copies holds a lock on
+KEY.fetching, a reader a shared lock on the shard, and both locks end with the process (flock): nothing is
+ever left locked, and a part whose KEY.fetching is not locked is a leftover. Limits: the directory must be on
+a local file system; a process that waits for a fetch waits as long as the source takes.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ Source = str | os.PathLike[str]
 
 
 class _CannotCache(Exception):
-    """Read the source instead. Says why."""
+    """Error of the cache: read the source instead. The text is the reason."""
 
 
 class ShardCache:
-    """A directory of copies. Make one in each process that reads; they find each other by the directory."""
+    """Directory of copies. Create one object in each process that reads; they share the directory."""
 
     def __init__(self, directory: Source | None = None, max_bytes: int | None = None) -> None:
-        """Makes the directory. All processes should give the same max_bytes: each keeps to its own. What is
-        not given is that of spec.shardCache; ValueError where there is none.
+        """Create the directory. All processes should give the same max_bytes: each obeys its own. The default
+        of both is that of spec.shardCache; ValueError where there is none.
         """
         directory = directory or os.environ.get(config.SHARD_CACHE)
         max_bytes = max_bytes or int(os.environ.get(config.SHARD_CACHE_BYTES, 0))
@@ -57,10 +57,10 @@ class ShardCache:
         self._complained = False
 
     def open(self, source: Source, version: str | None = None) -> BinaryIO:
-        """The file `source`, open for reading, from the cache if possible. It stays there until closed.
+        """Open the file `source` for reading, from the cache if possible. It stays there until closed.
 
-        version: what distinguishes contents of the same path; default: size and time of change, for which the
-        source is looked at each time. Raises OSError only if the source itself cannot be read.
+        version: distinguishes contents of the same path; default: size and time of change, for which the
+        source is examined each time. Raises OSError only if the source itself cannot be read.
         """
         path = Path(source).absolute()
         try:
@@ -73,7 +73,7 @@ class ShardCache:
 
     @contextmanager
     def path(self, source: Source, version: str | None = None) -> Iterator[Path]:
-        """For readers that want a name: valid inside of the `with`. See open()."""
+        """Path of the file, for readers that need a name: valid inside of the `with`. See open()."""
         with self.open(source, version) as file:
             yield Path(file.name)
 
@@ -89,7 +89,7 @@ class ShardCache:
             with self._using():
                 lock = fetching.open("ab")
             with lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be at it, or have been
+                fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be fetching it, or has
                 if _is_at(lock, fetching):
                     try:
                         if not whole.exists():
@@ -98,14 +98,14 @@ class ShardCache:
                         fetching.unlink()
 
     def _fetch(self, source: Path, whole: Path) -> None:
-        """Copy `source` to a part, and give it its name when it is whole. Nobody else is at it."""
+        """Copy `source` to a part, and rename it when it is whole. The caller holds the lock of the fetch."""
         part_path = whole.with_suffix(_PART)
         with self._using():
             part = part_path.open("wb")
         try:
             with part:
                 self._copy(source, part)
-            with self._alone():  # a look at all files must find it under one name
+            with self._locked():  # a listing of all files must contain it under one name
                 part_path.rename(whole)
         except BaseException:
             part_path.unlink()
@@ -126,8 +126,8 @@ class ShardCache:
             raise _CannotCache(f"{source} changed while it was copied to the cache")
 
     def _make_room(self, size: int, part: BinaryIO) -> None:
-        """Remove leftovers, and what was not used for longest; reserve `size` bytes for the empty `part`."""
-        with self._alone():
+        """Remove leftovers and the least recently used shards; reserve `size` bytes for the empty `part`."""
+        with self._locked():
             for fetching in self._directory.glob("*.fetching"):
                 _remove_unless_held(fetching, fetching.with_suffix(_PART))
             files = self._files()
@@ -147,15 +147,15 @@ class ShardCache:
         return found
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No other process names or removes files meanwhile."""
+    def _locked(self) -> Iterator[None]:
+        """Lock the directory: no other process renames or removes files meanwhile."""
         with self._using(), (self._directory / "lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     @contextmanager
     def _using(self) -> Iterator[None]:
-        """A disk that is full or broken is not written again by this process."""
+        """Turn an OSError of the disk into _CannotCache, and stop writing to the cache in this process."""
         try:
             yield
         except OSError as error:
@@ -171,7 +171,8 @@ def _key(source: Path, version: str | None) -> str:
 
 
 def _leased(path: Path) -> BinaryIO | None:
-    """Open for reading, and marked as used now; nobody removes it until it is closed. None: not there."""
+    """Shard open for reading, and marked as used now; no process removes it until it is closed. None: it does
+    not exist."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -186,7 +187,7 @@ def _leased(path: Path) -> BinaryIO | None:
 
 
 def _remove_unless_held(path: Path, *first: Path) -> bool:
-    """Remove `first`, then `path`, unless a process holds a lock on `path`. Is it gone?"""
+    """Remove `first`, then `path`, unless a process holds a lock on `path`. Return whether it is gone."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,7 +202,7 @@ def _remove_unless_held(path: Path, *first: Path) -> bool:
 
 
 def _is_at(file: BinaryIO, path: Path) -> bool:
-    """Is the open file still what the name stands for?"""
+    """Whether the open file is still the one at this path."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

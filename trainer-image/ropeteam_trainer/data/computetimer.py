@@ -1,16 +1,16 @@
-"""How fast this rank works when it need not wait for the others.
+"""Timer of a rank's own compute: its speed without the time in which it waits for other ranks.
 
 In synchronous training every step takes the same time on all ranks: the fast ones wait for the slow one in
-the middle of their backward pass. So a clock stands still wherever this rank may be waiting:
+the middle of their backward pass. So the timer is paused wherever this rank may be waiting:
 
-    DistributedDataParallel   from the end of its own backward work until the sums of gradients are there
+    DistributedDataParallel   from the end of its own backward work until the gradients are reduced
     fully_shard               while the weights of a layer are gathered, and in the whole backward pass
 
-It runs everywhere else: loading data, the forward pass, the optimizer, and what the script does between. All
-of this hangs on hooks of modules and tensors. Limits: with fully_shard, a rank that is slow in the backward
-pass alone is not seen. What else waits for others inside a step counts as own work: buffers that DDP sends
-before each forward pass, SyncBatchNorm, the script's own collectives. On CUDA the marks are events on the
-stream, read when they have happened, so that nothing waits for the device; that has not been run on one yet.
+It runs everywhere else: loading data, the forward pass, the optimizer, and the script's code between. Hooks
+of modules and tensors do all of this. Limits: with fully_shard, a rank that is slow in the backward pass
+alone is not seen. All other waits inside a step count as own work: buffers that DDP broadcasts before each
+forward pass, SyncBatchNorm, the script's own collectives. On CUDA the marks are events on the stream, read
+when they have happened, so that nothing waits for the device; that has not been run on one yet.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
 
 Mark = Any
-"""A moment: a float in seconds, or a recorded CUDA event."""
+"""Point in time: a float in seconds, or a recorded CUDA event."""
 
 
 class ComputeTimer:
-    """The clock of one rank. Call start() and stop() around each step; the hooks hold and release it."""
+    """Timer of one rank. Call start() and stop() around each step; the hooks pause and resume it."""
 
     def __init__(self, device: torch.device) -> None:
         self._mark, self._between = _cuda_clock() if device.type == "cuda" else _clock()
-        self._counting, self._holds, self._in_backward = False, 0, False
+        self._counting, self._pauses, self._in_backward = False, 0, False
         self._since: Mark = None
-        self._pieces: list[tuple[Mark, Mark]] = []
+        self._intervals: list[tuple[Mark, Mark]] = []
         self._steps: list[tuple[int, list[tuple[Mark, Mark]]]] = []
 
     def attach(self, model: nn.Module | None) -> None:
-        """Hold where `model` waits for other ranks. Raises ValueError where that is not known."""
+        """Pause the timer where `model` waits for other ranks. Raises ValueError for an unknown model."""
         sharded = _sharded_layers(model)
         if model is None or not (sharded or isinstance(model, DistributedDataParallel)):
             raise ValueError(
@@ -58,44 +58,44 @@ class ComputeTimer:
             _at_backward(model, self._backward)
 
     def start(self) -> None:
-        """A step begins, unless one is under way."""
+        """Begin a step, unless one has begun."""
         if not self._counting:
-            self._counting, self._holds, self._in_backward = True, 0, False
-            self._pieces, self._since = [], self._mark()
+            self._counting, self._pauses, self._in_backward = True, 0, False
+            self._intervals, self._since = [], self._mark()
 
     def stop(self, samples: int) -> None:
-        """It is done; this rank computed on `samples` samples."""
+        """End the step, in which this rank computed on `samples` samples."""
         if self._counting:
             self.pause()
             self._counting = False
-            self._steps.append((samples, self._pieces))
+            self._steps.append((samples, self._intervals))
 
     def pause(self) -> None:
-        """Others may be waited for from here on. Holds nest."""
-        if self._counting and self._holds == 0:
-            self._pieces.append((self._since, self._mark()))
-        self._holds += 1
+        """Pause: from here on this rank may wait for others. Pauses nest."""
+        if self._counting and self._pauses == 0:
+            self._intervals.append((self._since, self._mark()))
+        self._pauses += 1
 
     def resume(self) -> None:
-        self._holds -= 1
-        if self._counting and self._holds == 0:
+        self._pauses -= 1
+        if self._counting and self._pauses == 0:
             self._since = self._mark()
 
     def speed(self) -> float | None:
-        """Samples per second of own time since the last call: the median of the steps, so that one slow
+        """Samples per second of compute time since the last call: the median of the steps, so that one slow
         step, such as the first, changes nothing. None: no step could be measured."""
         steps, self._steps = self._steps, []
         found = []
-        for samples, pieces in steps:
-            seconds = [self._between(begin, end) for begin, end in pieces]
+        for samples, intervals in steps:
+            seconds = [self._between(begin, end) for begin, end in intervals]
             known = sum(each for each in seconds if each is not None)
             if samples and known > 0 and None not in seconds:
                 found.append(samples / known)
         return statistics.median(found) if found else None
 
     def _backward(self) -> None:
-        """DDP: hold when all gradients are computed, release when they are summed. The engine runs callbacks
-        in the order in which they came: this is the first one, then DDP waits in its own, then the inner."""
+        """DDP: pause when all gradients are computed, resume when they are reduced. The engine runs callbacks
+        in the order of registration: this is the first one, then DDP waits in its own, then the inner one."""
 
         def computed() -> None:
             self.pause()
@@ -104,7 +104,7 @@ class ComputeTimer:
         _when_backward_is_done(computed)
 
     def _sharded_backward(self) -> None:
-        """fully_shard: hold when the backward pass comes to the first layer, release when all is done."""
+        """fully_shard: pause when the backward pass reaches the first layer, resume when all is done."""
 
         def done() -> None:
             self._in_backward = False
@@ -117,8 +117,8 @@ class ComputeTimer:
 
 
 def _at_backward(layer: nn.Module, call: Callable[[], None]) -> None:
-    """Call each time when a backward pass comes to the output of `layer`, before hooks that are there already
-    do anything there, such as to gather weights."""
+    """Call `call` each time when a backward pass reaches the output of `layer`, before earlier hooks run
+    there, such as those that gather weights."""
 
     def hook(_layer: nn.Module, _inputs: Any, output: Any) -> None:
         tensors = [leaf for leaf in _pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
@@ -133,7 +133,7 @@ def _when_backward_is_done(call: Callable[[], None]) -> None:
 
 
 def _sharded_layers(model: nn.Module | None) -> list[nn.Module]:
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # 1.2 s to import, and here if the model uses it
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # 1.2 s to import, and imported if the model uses it
     if model is None or fsdp is None:
         return []
     return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]

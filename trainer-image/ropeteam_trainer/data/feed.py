@@ -1,4 +1,4 @@
-"""The data of one rank: where it stands, the batches it takes, the samples used since the last step.
+"""Data of one rank: its position, its batches, the samples used since the last step.
 
 One Feed per job; batches() may be called again, and goes on where the last call ended.
 """
@@ -21,7 +21,7 @@ from ropeteam_trainer.rank.world import World
 
 @dataclass(frozen=True)
 class Wish:
-    """What the script asked batches() for."""
+    """Arguments of the script's call of batches()."""
 
     dataset: Any
     plan: DataPlan
@@ -31,14 +31,14 @@ class Wish:
     balance: bool = False
     """Parts in proportion to measured speed."""
     model: nn.Module | None = None
-    """By which the speed is measured."""
+    """Model with which the speed is measured."""
     collate: loading.Collate | None = None
 
 
 class Feed:
     def __init__(self, world: World) -> None:
         self.weight = 1.0
-        """Of the last batch: see Share.weight."""
+        """Weight of the last batch: see Share.weight."""
         self.taken: list[int] = []
         """Samples since the last step."""
         self.total = 0
@@ -54,16 +54,16 @@ class Feed:
         self._to_skip = 0
 
     def skip(self, count: int) -> None:
-        """Pass over so many batches: steps that went on without this rank."""
+        """Skip so many batches: steps that went on without this rank."""
         self._to_skip += count
 
     def restore(self, saved: dict[str, int] | None) -> None:
-        """Go on from there in the next batches()."""
+        """Set the position from which the next batches() goes on."""
         self._saved = saved
 
     def state(self) -> dict[str, int] | None:
-        """For a checkpoint, and for a process that takes this one's place: after the batches that are still
-        to be skipped. None: batches() was not used."""
+        """Position for a checkpoint, and for a process that replaces this one: after the batches that are
+        still to be skipped. None: batches() was not used."""
         if self._plan is None:
             return None
         at = self._position
@@ -77,13 +77,14 @@ class Feed:
         }
 
     def left(self, wish: Wish) -> int:
-        """Batches that batches() will bring. ValueError if the data are not those of the checkpoint."""
+        """Number of batches left for batches(). ValueError if the data are not those of the checkpoint."""
         return wish.plan.steps_left(_begin(self._saved, wish.plan, self._position), wish.epochs)
 
     def batches(
         self, wish: Wish, rank: int, ways: int, loading_now: Callable[[], AbstractContextManager[None]]
     ) -> Iterator[Any]:
-        """Part `rank` of `ways` of each batch. ValueError if the data are not those of the checkpoint."""
+        """Part `rank` of `ways` of each batch. `loading_now`: context in which a batch is awaited. ValueError
+        if the data are not those of the checkpoint."""
         self._plan = wish.plan
         self._position = _begin(self._saved, wish.plan, self._position)
         loading.must_agree(self._world, wish.plan, wish.epochs)
@@ -108,7 +109,7 @@ class Feed:
                 yield batch
 
     def step_is_done(self) -> None:
-        """Before `taken` and `total` are read, once per step."""
+        """End the step. Call it before `taken` and `total` are read, once per step."""
         if self._clock is not None:
             self._clock.stop(len(self.taken))
 
@@ -116,7 +117,7 @@ class Feed:
         self.taken, self.total = [], 0
 
     def close(self) -> None:
-        """Stop what loads ahead, and let go of the model."""
+        """Stop loading ahead, and release the model."""
         if self._loaded is not None:
             self._loaded.close()
         self._clock = None
@@ -137,7 +138,7 @@ class Feed:
 
 
 def _begin(saved: dict[str, int] | None, plan: DataPlan, current: Position) -> Position:
-    """Where batches() begins. Raises ValueError if the checkpoint was of other data."""
+    """Position at which batches() begins. Raises ValueError if the checkpoint was of other data."""
     if saved is None:
         return current
     for what, now in (("samples", plan.samples), ("seed", plan.seed)):

@@ -1,4 +1,4 @@
-"""Make the items of an iterator ahead of their use, in one thread.
+"""Prefetch of the items of an iterator, in one thread.
 
 Promise: the same items in the same order, and the same error at the same place, with the traceback of the
 thread. The thread ends with the generator: at its end, its close(), or an error.
@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _PATIENCE_SECONDS = 5.0
-"""How long close() waits for an item that is being made."""
+"""Time for which close() waits for an item that is being made."""
 
 
 def prefetched(source: Iterator[T], count: int) -> Generator[T]:
-    """`source`, with at most `count` items ready and one more being made."""
+    """Items of `source`, with at most `count` items ready and one more being made."""
     filler = _Filler(source, count)
     filler.start()
     try:
@@ -53,7 +53,7 @@ class _Filler(threading.Thread):
             self.ready.put((None, error))
 
     def end(self) -> None:
-        """After `stopped` the thread puts one thing at most, and there is room for it."""
+        """Stop the thread. After `_stopped` is set it puts one item at most, and there is room for it."""
         self._stopped.set()
         while not self.ready.empty():
             self.ready.get_nowait()

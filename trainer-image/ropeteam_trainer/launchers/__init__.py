@@ -1,15 +1,15 @@
-"""What a job's command means: which process starts how often, and with which words. Pure, stdlib only.
+"""Parsing of a job's command: the process to start, how often, and its arguments. Pure, stdlib only.
 
-    analyse.py       the answer: what is asked, in which order
-    wrappers.py      what stands in front of a launcher; shell.py: lines of a shell that need no shell
-    table.py         the launchers, and which of their flags must agree with the job
+    analyse.py       the analysis of a command
+    wrappers.py      commands in front of a launcher; shell.py: shell lines that need no shell
+    table.py         the launchers, and their flags that must agree with the job
     parsing.py       a launcher's flags, by options.py (generated)
     interpreter.py   the command line of a Python interpreter
-    launch.py        how to start one process of a job
+    launch.py        data for starting one process of a job
 
-The agent starts what comes of it; the operator counts ranks by it, and `ropeteam validate` tells what is
-refused.
-Promise: the same answer for the same words, wherever it is asked. Limits: no file is looked into.
+The agent starts the result; the operator counts ranks by it, and `ropeteam validate` reports refused
+commands.
+Guarantee: the same result for the same command everywhere. Limits: no file is read.
 """
 
 from ropeteam_trainer.launchers.analyse import analyse, processes_of

@@ -1,9 +1,9 @@
-"""What does the user's command mean? Pure: a command line in, a Launch or a Problem out.
+"""Analysis of the user's command. Pure: a command line in, a Launch or a Problem out.
 
     python [flags] x.py | -m x | -c CODE            once per rank, through our shim
-    a launcher of table.py                          once per rank, its flags parsed; or per pod, with ours
-    anything else (a shell's script)                once per pod, as it is
-`spec.launcher` decides otherwise: PerRank starts any command once per rank, PerPod once per pod, as it is.
+    a launcher of table.py                          once per rank, flags parsed; or per pod, flags added
+    anything else (a shell script)                  once per pod, unchanged
+`spec.launcher` overrides this: PerRank starts any command once per rank, PerPod once per pod, unchanged.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?|pypy3?")
 
 
 def analyse(command: Words, launcher: Field, job: Job) -> Launch | Problem:
-    """How `command`, which is not empty, is started in each pod of `job`; or why it cannot be."""
+    """Launch of `command`, which is not empty, in each pod of `job`; or the Problem that prevents it."""
     name = name_of(command[0])
     if launcher is Field.PER_POD:
         return Launch(Run.COMMAND, command, per_pod=True, program=command[0], text="PerPod (as asked)")
     try:
         inner = unwrapped(command)
-        found = _understood(inner, job, launcher)
+        found = _launch_of_known(inner, job, launcher)
     except Refused as error:
         return Problem(FailReason.LAUNCHER_REFUSED, str(error))
     if found is not None:
-        python = _placed(found.python, inner.cwd) if found.python else None
-        program = _placed(found.program, inner.cwd)
+        python = _resolved(found.python, inner.cwd) if found.python else None
+        program = _resolved(found.program, inner.cwd)
         return replace(found, env=inner.env, cwd=inner.cwd, python=python, program=program)
     if inner.is_uv_script and launcher is Field.AUTO:
         return Launch(Run.COMMAND, command, program=command[0], text="PerRank (uv run)")
@@ -47,19 +47,19 @@ def analyse(command: Words, launcher: Field, job: Job) -> Launch | Problem:
     return Launch(Run.COMMAND, command, per_pod=True, program=command[0], text=f"PerPod ({name})")
 
 
-def _placed(program: str, cwd: str) -> str:
-    """A path is seen from where the command starts."""
+def _resolved(program: str, cwd: str) -> str:
+    """Path of a program; one that is not a bare name is resolved against `cwd`."""
     return posixpath.join(cwd, program) if "/" in program else program
 
 
 @functools.lru_cache(maxsize=512)
 def processes_of(command: Words, launcher: Field, workers: int) -> int | None:
-    """How many ranks the command itself asks for on each of so many workers. None: it does not say, or is
-    refused for another reason."""
+    """Number of ranks that the command itself requests on each of `workers` workers. None: none given, or
+    the command is refused for another reason."""
     if launcher is Field.PER_POD or not command:
         return None
     try:
-        found = _found(unwrapped(command))
+        found = _known_command(unwrapped(command))
         if found is None or found.launcher is None or (found.launcher.join and launcher is Field.PER_RANK):
             return None
         given = parse(found.launcher.name, found.launcher.options, found.arguments)
@@ -69,63 +69,63 @@ def processes_of(command: Words, launcher: Field, workers: int) -> int | None:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A command of which we know the program."""
+class _KnownCommand:
+    """Command with a known program."""
 
     launcher: Launcher | None
     arguments: Words
-    """Of the launcher; without one the script, module or code, and its arguments."""
+    """Arguments of the launcher; without one the script, module or code, and its arguments."""
     run: Run = Run.COMMAND
-    """Without a launcher."""
+    """How to run it without a launcher."""
     python: str | None = None
     flags: Words = ()
 
 
-def _found(inner: Inner) -> _Found | None:
+def _known_command(inner: Inner) -> _KnownCommand | None:
     is_python = _PYTHON.fullmatch(inner.name)
-    found = _python(inner) if is_python else _known(PROGRAMS, inner.words)
+    found = _python(inner) if is_python else _lookup(PROGRAMS, inner.words)
     is_read = found is not None and found.run is Run.STDIN
     return None if inner.stdin is not None and not is_read else found
 
 
-def _known(names: Mapping[Words, Launcher], words: Words) -> _Found | None:
-    called = (name_of(words[0]), *words[1:])
-    fits = ((name, each) for name, each in names.items() if called[: len(name)] == name)
-    return next((_Found(each, words[len(name) :]) for name, each in fits), None)
+def _lookup(names: Mapping[Words, Launcher], words: Words) -> _KnownCommand | None:
+    names_called = (name_of(words[0]), *words[1:])
+    matches = ((name, each) for name, each in names.items() if names_called[: len(name)] == name)
+    return next((_KnownCommand(each, words[len(name) :]) for name, each in matches), None)
 
 
-def _python(inner: Inner) -> _Found:
+def _python(inner: Inner) -> _KnownCommand:
     call, python = call_of(inner.words), inner.words[0]
     if not call.rest:
-        return _Found(None, inner.words, python=python)
-    known = None if call.kind == "-c" else _known({"-m": MODULES}.get(call.kind, PROGRAMS), call.rest)
+        return _KnownCommand(None, inner.words, python=python)
+    known = None if call.kind == "-c" else _lookup({"-m": MODULES}.get(call.kind, PROGRAMS), call.rest)
     if known:
         return replace(known, python=python, flags=call.flags)
     if call.rest[0] == "-" and not call.kind:
         if inner.stdin is None:
-            return _Found(None, inner.words, python=python)
-        return _Found(None, (inner.stdin, *call.rest[1:]), Run.STDIN, python, call.flags)
-    return _Found(None, call.rest, _RUNS[call.kind], python, call.flags)
+            return _KnownCommand(None, inner.words, python=python)
+        return _KnownCommand(None, (inner.stdin, *call.rest[1:]), Run.STDIN, python, call.flags)
+    return _KnownCommand(None, call.rest, _RUNS[call.kind], python, call.flags)
 
 
 _RUNS = {"-m": Run.MODULE, "-c": Run.CODE, "": Run.SCRIPT}
 
 
-def _understood(inner: Inner, job: Job, field: Field) -> Launch | None:
-    """None: it is no command of ours, or one that is started as it is. Raises Refused."""
+def _launch_of_known(inner: Inner, job: Job, field: Field) -> Launch | None:
+    """Launch of a known command. None: unknown, or started unchanged. Raises Refused."""
     if inner.name in OF_OTHER_HOSTS and field is Field.AUTO:
         raise Refused(
             f"{inner.name} starts processes in other pods, which no pod may: write the command that it starts"
             " (launcher: PerRank starts any command once per rank), or torchrun and the script"
         )
-    found = _found(inner)
+    found = _known_command(inner)
     if found is None:
         return None
     launcher = found.launcher
     if launcher is None:
         how = "PerRank (python -m)" if found.run is Run.MODULE else "PerRank (python)"
-        ours = Launch(found.run, found.arguments, found.python, found.flags, text=how)
-        return replace(ours, wrapper=inner.wrapper, program=inner.words[0])
+        launch = Launch(found.run, found.arguments, found.python, found.flags, text=how)
+        return replace(launch, wrapper=inner.wrapper, program=inner.words[0])
     if launcher.join and field is Field.PER_RANK:
         return None
     parsed = parse(launcher.name, launcher.options, found.arguments)
@@ -133,7 +133,7 @@ def _understood(inner: Inner, job: Job, field: Field) -> Launch | None:
     return _per_pod(inner, found, parsed, job) if launcher.join else _per_rank(inner, found, parsed)
 
 
-def _per_pod(inner: Inner, found: _Found, parsed: Parsed, job: Job) -> Launch:
+def _per_pod(inner: Inner, found: _KnownCommand, parsed: Parsed, job: Job) -> Launch:
     argv = (*inner.wrapper, *inner.words)
     assert found.launcher is not None
     assert found.launcher.join is not None
@@ -150,7 +150,7 @@ def _per_pod(inner: Inner, found: _Found, parsed: Parsed, job: Job) -> Launch:
     )
 
 
-def _per_rank(inner: Inner, found: _Found, parsed: Parsed) -> Launch:
+def _per_rank(inner: Inner, found: _KnownCommand, parsed: Parsed) -> Launch:
     launcher, given = found.launcher, parsed.given
     assert launcher is not None
     if "run-path" in given:

@@ -1,6 +1,6 @@
-"""The command line of a Python interpreter, read as the interpreter reads it.
+"""Parser for the command line of a Python interpreter, with the interpreter's rules.
 
-Limit: what its flags mean is its own affair; they are passed on.
+Limit: its flags are passed on, and not interpreted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _TAKES_VALUE = re.compile(r"-(?P<before>[^-cmWX]*)(?P<letter>[cmWX])(?P<value>.*
 class Call:
     flags: tuple[str, ...]
     kind: str
-    """-m, -c, or nothing: what `rest` begins with."""
+    """-m, -c, or empty: kind of the first word of `rest`."""
     rest: tuple[str, ...]
     """Module, code, script or `-`, and the arguments after it."""
 
@@ -35,7 +35,7 @@ def call_of(words: tuple[str, ...]) -> Call:
 
 
 def _split(word: str) -> tuple[str, str, str]:
-    """Switches, a flag that takes a value, and the value, if it is in the same word: -um, -Xdev."""
+    """Split into switches, a flag with a value, and the value, if it is in the same word: -um, -Xdev."""
     if word == "--check-hash-based-pycs":
         return "", word, ""
     takes = None if word.startswith("--") else _TAKES_VALUE.fullmatch(word)

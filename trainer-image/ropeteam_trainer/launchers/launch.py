@@ -1,6 +1,6 @@
-"""How to start one process of a job. What analyse() answers; data, and its words put together.
+"""Data for starting one process of a job, the result of analyse(), and its assembly into arguments.
 
-Limit: whether the program exists is found out where it runs (agent/preflight.py).
+Limit: the existence of the program is checked where it runs (agent/preflight.py).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Run(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Job:
-    """How many ranks a job wants of its command."""
+    """Number of ranks that a job requests of its command."""
 
     workers: int
     processes: int
     """Per worker."""
     worlds_per_pod: bool = False
-    """Launchers of pods join no others."""
+    """Whether a pod's launcher forms a world of its own, without other pods."""
     field: str = "spec.processesPerWorker, or else spec.gpusPerWorker"
-    """What says how many processes; in a pod that is not known."""
+    """Field that sets the number of processes; in a pod it is unknown which."""
 
     @property
     def ranks(self) -> int:
@@ -39,41 +39,41 @@ class Job:
 
 @dataclass(frozen=True)
 class MeetingPlace:
-    """Where the launchers of one world meet, seen from one of them."""
+    """Rendezvous of the launchers of one world, for one of them."""
 
     node_rank: int
     address: str
     port: int
-    """Of node 0, where nobody listens yet."""
+    """Port on node 0, where no process listens yet."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """For COMMAND `argv` is all of it, else `argv[0]` is the script, module or code."""
+    """One process. With COMMAND `argv` is the full command, else `argv[0]` is the script, module or code."""
 
     run: Run = Run.COMMAND
     argv: tuple[str, ...] = ()
     python: str | None = None
     """Interpreter as named in the command. None: that of `program`, agentPython, or python3."""
     flags: tuple[str, ...] = ()
-    """Of the interpreter."""
+    """Flags of the interpreter."""
     per_pod: bool = False
     local_rank: str = ""
-    """The flag that tells the script its local rank, as its first argument. Empty: it is not told."""
+    """Flag that passes the local rank to the script, as its first argument. Empty: it is not passed."""
     joining: tuple[str, ...] = ()
-    """Flags by which the launchers of all pods form one world, with the names of a MeetingPlace in them."""
+    """Flags by which the launchers of all pods form one world, templates of MeetingPlace's fields."""
     joining_at: int = 0
-    """Where in `argv`."""
+    """Index in `argv` where they are inserted."""
     env: tuple[tuple[str, str], ...] = ()
-    """What the command sets in front of the program."""
+    """Variables that the command sets in front of the program."""
     cwd: str = ""
-    """Where it starts, seen from the container's working directory."""
+    """Directory where it starts, relative to the container's working directory."""
     wrapper: tuple[str, ...] = ()
-    """`conda run` and its like: whose interpreter and environment count. For COMMAND it is in `argv`."""
+    """`conda run` and the like, which provide interpreter and environment. With COMMAND it is in `argv`."""
     program: str = ""
-    """The launcher or interpreter as named in the command. It need not run, but it must be there."""
+    """The launcher or interpreter as named in the command. It need not run, but it must exist."""
     text: str = ""
-    """For people."""
+    """Description for users."""
 
     def arguments(self, local_rank: int) -> tuple[str, ...]:
         """`argv` of one rank."""

@@ -1,7 +1,7 @@
-"""The command line of a launcher, read as the launcher reads it: by argparse, with its recorded options.
+"""Parser for a launcher's command line: argparse, as in the launcher, with the launcher's recorded options.
 
-Abbreviations, `--flag=value`, `-x value`, grouped letters and `--` are argparse's own affair. What a value
-may be is not checked here. fabric reads with click, which takes its options after the script too.
+Abbreviations, `--flag=value`, `-x value`, grouped letters and `--` are left to argparse. Values are not
+validated here. fabric parses with click, which accepts its options after the script too.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, NoReturn
 from ropeteam_trainer.launchers.options import Options
 
 _PROGRAM, _ARGUMENTS = "<program>", "<arguments>"
-"""No option's name."""
+"""Destinations that no option has."""
 
 
 class Refused(Exception):
-    """A command that cannot work; its text names the part and the fix."""
+    """A command that cannot work; the message names the part and the fix."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Parsed:
     rest: tuple[str, ...]
     """The script, module or program, and its arguments."""
     at: int
-    """Where they begin, of the words that were read. Of fabric, which mixes them: not known, so 0."""
+    """Index in the parsed arguments where they begin. Unknown for fabric, which mixes them, so 0."""
 
     def number(self, option: str) -> int | None:
-        """None: not given. Raises Refused if it is none."""
+        """Value of an option as a number. None: not given. Raises Refused if it is not a number."""
         value = self.given.get(option)
         if value is None:
             return None
@@ -51,14 +51,14 @@ class _Parser(argparse.ArgumentParser):
         raise Refused(f"{self.prog}: {message}")
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """What an abbreviation may mean. argparse looks at the words of the script too, and older releases
-        refuse those that could be several of our options: here they are none."""
+        """Options that an abbreviation matches. argparse checks the script's arguments too, and older
+        releases refuse those that match several of our options: here they match none."""
         found = super()._get_option_tuples(option_string)
         return found if len(found) == 1 else []
 
 
 def parse(launcher: str, options: Options, args: Sequence[str]) -> Parsed:
-    """Raises Refused, with what argparse says, or the flag that is not known."""
+    """Parse a launcher's arguments. Raises Refused, with argparse's message, or the unknown flag."""
     found, unknown = _parser(launcher, options).parse_known_args(args)
     given = vars(found)
     program, arguments = given.pop(_PROGRAM), given.pop(_ARGUMENTS, [])
@@ -70,7 +70,7 @@ def parse(launcher: str, options: Options, args: Sequence[str]) -> Parsed:
     texts = {name: value if isinstance(value, str) else "" for name, value in given.items()}
     at = 0 if options.interspersed else len(args) - len(arguments) - 1
     if args[at] == "--" and program != "--":
-        at -= 1  # argparse leaves out one after the script
+        at -= 1  # argparse drops one after the script
     return Parsed(texts, (program, *arguments), at)
 
 

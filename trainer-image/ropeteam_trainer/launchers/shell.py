@@ -1,9 +1,9 @@
-"""Lines of a shell that mean one simple command, which needs no shell.
+"""Shell lines that are one simple command, which needs no shell.
 
     set -e; export A=b; cd /work && C=d torchrun x.py
     python - <<'END' (the text of a script) END
-Promise: a line with anything that only a shell can do (variables, patterns, pipes, redirections, several
-commands) is None, and stays a matter of the shell. Limits: so is much that would be simple to the eye.
+Guarantee: a line with anything that only a shell can do (variables, patterns, pipes, redirections, several
+commands) is None, and is left to the shell. Limits: so are many lines that look simple.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _QUOTED = r"""'[^']*'|"(?:[^"$`\\]|\\["$`\\])*\""""
 _PIECE = rf"""{_QUOTED}|\\[^\n]|[^\s'"\\$`|&;<>()*?\[\]{{}}~#!]"""
 _TOKEN = re.compile(rf"(?P<blank>[ \t]+)|(?P<operator>&&|;|\n)|(?P<word>(?:{_PIECE})+)")
 _JOINED = re.compile(r"""'[^']*'|"[^"]*"|\\\n""")
-"""A line that ends with a backslash goes on in the next, but in quotes (in double ones it is not simple)."""
+"""A line that ends with a backslash continues on the next, except in quotes (in double ones: not simple)."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _SET = re.compile(r"[-+][eux]*o?|pipefail")
 _HERE = re.compile(r"<<[ \t]*(?P<quote>['\"])(?P<end>\w+)(?P=quote)[ \t]*\n")
@@ -29,11 +29,11 @@ class Simple:
     env: tuple[tuple[str, str], ...] = ()
     cwd: str = ""
     stdin: str | None = None
-    """The text of a here-document."""
+    """Text of a here-document."""
 
 
 def simple(line: str) -> Simple | None:
-    """None: it takes a shell."""
+    """Parse a line. None: it needs a shell."""
     first, stdin = _here_document(line)
     if first is None:
         return None
@@ -56,20 +56,20 @@ def simple(line: str) -> Simple | None:
 
 
 def _here_document(line: str) -> tuple[str | None, str | None]:
-    """The line before it, and its text, if there is one. No line: it is not the end of the command."""
+    """The line before a here-document, and its text, if there is one. No line: commands follow it."""
     at = line.find("<<")
     here = _HERE.match(line, at) if at >= 0 else None
     if here is None:
         return line, None
     lines = line[here.end() :].rstrip().split("\n")
     if lines.count(here["end"]) != 1 or lines[-1] != here["end"]:
-        return None, None  # what follows its end are commands
+        return None, None  # commands follow its end
     return line[:at], "".join(f"{each}\n" for each in lines[:-1])
 
 
 def line_of(words: tuple[str, ...]) -> tuple[str, bool] | None:
-    """Of `bash [options] -c LINE`: the line, and whether the shell reads files of the user's first. None: it
-    is something else."""
+    """Line of `bash [options] -c LINE`, and whether the shell reads the user's startup files first. None: not
+    such a command."""
     letters, rest = "", list(words[1:])
     while rest and re.fullmatch(r"-[ceuxlo]+|--login|pipefail", rest[0]):
         word = rest.pop(0)
@@ -78,7 +78,7 @@ def line_of(words: tuple[str, ...]) -> tuple[str, bool] | None:
 
 
 def _commands(line: str) -> list[list[str]]:
-    """The words of each, quoted as they are. Empty: it is not simple."""
+    """Words of each command, still quoted. Empty: the line is not simple."""
     commands: list[list[str]] = [[]]
     for kind, text in _tokens(line):
         if kind == "operator":
@@ -100,7 +100,7 @@ def _tokens(line: str) -> Iterator[tuple[str, str]]:
 
 
 def _value(word: str) -> str:
-    """Without its quotes."""
+    """Word without its quotes."""
     return re.sub(_PIECE, lambda piece: _unquoted(piece[0]), word)
 
 

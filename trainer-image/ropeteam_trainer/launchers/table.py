@@ -1,8 +1,8 @@
-"""The launchers: by which names they go, which flags must agree with the job, and how they start here.
+"""Table of launchers: their names, their flags that must agree with the job, and how each is started.
 
-Once per rank: torchrun in all spellings, deepspeed. Their flags are read and they never run. Once per pod:
+Once per rank: torchrun in all spellings, deepspeed. Their flags are parsed and they never run. Once per pod:
 accelerate, fabric, composer, tune. They run, with flags that make one world of all pods.
-Limits: what a configuration file of a launcher says is not known; its flags, and ours, go before it.
+Limits: a launcher's configuration file is not read; flags of the command, and ours, override it.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ class Launcher:
     name: str
     options: Options
     count: str
-    """The option that says how many ranks a worker has."""
+    """Option for the number of ranks per worker."""
     nodes: str
-    """The option that says how many workers there are."""
+    """Option for the number of workers."""
     own: Words = ()
     """Options in which each pod has a value of its own, or that of pod 0."""
     join: Callable[[Parsed, Job], Words] | None = None
-    """Flags that make one world of all pods. None: it starts once per rank."""
+    """Flags that make one world of all pods. None: the launcher starts once per rank."""
     check: Callable[[Parsed, Job], None] | None = None
-    """Raises Refused for what else contradicts the job."""
+    """Further checks. Raises Refused for contradictions to the job."""
     local_rank: str = ""
-    """The flag by which a script is told its local rank."""
+    """Flag that passes the local rank to a script."""
     unless: str = ""
-    """The option with which it is not."""
+    """Option that turns this off."""
     counts: Callable[[Launcher, Parsed, int], int | None] | None = None
-    """Ranks per worker, of so many workers, where `count` does not just say it."""
+    """Ranks per worker, for a number of workers, where it is not simply the value of `count`."""
 
     def processes(self, parsed: Parsed, workers: int) -> int | None:
-        """Ranks per worker that the command asks for. None: it does not say. Raises Refused."""
+        """Ranks per worker that the command requests. None: not given. Raises Refused."""
         if self.counts:
             return self.counts(self, parsed, workers)
         value = parsed.given.get(self.count)
-        return None if value in _AS_MANY_AS_THERE_ARE else parsed.number(self.count)
+        return None if value in _ALL_DEVICES else parsed.number(self.count)
 
     def agree(self, parsed: Parsed, job: Job) -> None:
-        """Raises Refused where the command and the job say different things."""
+        """Check the command against the job. Raises Refused for contradictions."""
         count = self.processes(parsed, job.workers)
         if count is not None and count != job.processes:
             flag = f"--{self.count} {parsed.given[self.count]}"
@@ -77,7 +77,7 @@ class Launcher:
             )
 
 
-_AS_MANY_AS_THERE_ARE = (None, "gpu", "cpu", "auto", "xpu", "-1")
+_ALL_DEVICES = (None, "gpu", "cpu", "auto", "xpu", "-1")
 
 
 def _count(number: int, what: str) -> str:
@@ -87,7 +87,7 @@ def _count(number: int, what: str) -> str:
 # ---- torch
 
 
-def _torchrun(parsed: Parsed, job: Job) -> None:
+def _check_torchrun(parsed: Parsed, job: Job) -> None:
     if "standalone" in parsed.given and job.workers > 1:
         raise Refused(
             f"--standalone makes of each worker a world of its own, the job has {job.workers} workers:"
@@ -99,18 +99,18 @@ def _torchrun(parsed: Parsed, job: Job) -> None:
         raise Refused("--module and --no-python exclude each other: leave one out")
 
 
-def _torch_launch(parsed: Parsed, job: Job) -> None:
-    _torchrun(parsed, job)
+def _check_torch_launch(parsed: Parsed, job: Job) -> None:
+    _check_torchrun(parsed, job)
     if "no-python" in parsed.given and "use-env" not in parsed.given:
         raise Refused("--no-python needs --use-env: add it")
 
 
-TORCHRUN = Launcher("torchrun", OPTIONS["torchrun"], "nproc-per-node", "nnodes", check=_torchrun)
+TORCHRUN = Launcher("torchrun", OPTIONS["torchrun"], "nproc-per-node", "nnodes", check=_check_torchrun)
 TORCH_LAUNCH = replace(
     TORCHRUN,
     name="torch.distributed.launch",
     options=replace(OPTIONS["torchrun"], switches=f"{OPTIONS['torchrun'].switches} --use-env|--use_env"),
-    check=_torch_launch,
+    check=_check_torch_launch,
     local_rank="--local-rank",
     unless="use-env",
 )
@@ -119,7 +119,7 @@ TORCH_LAUNCH = replace(
 # ---- deepspeed
 
 
-def _deepspeed(parsed: Parsed, job: Job) -> None:
+def _check_deepspeed(parsed: Parsed, job: Job) -> None:
     if "autotuning" in parsed.given:
         raise Refused(
             "--autotuning starts many trainings, one after the other: run it outside of the job, once"
@@ -143,7 +143,7 @@ DEEPSPEED = Launcher(
     OPTIONS["deepspeed"],
     "num-gpus",
     "num-nodes",
-    check=_deepspeed,
+    check=_check_deepspeed,
     local_rank="--local_rank",
     unless="no-local-rank",
 )
@@ -159,7 +159,7 @@ def _accelerate_counts(launcher: Launcher, parsed: Parsed, workers: int) -> int 
     raise Refused(f"--num-processes {total} counts all ranks, and is no multiple of the {workers} workers")
 
 
-def _accelerate(parsed: Parsed, job: Job) -> None:
+def _check_accelerate(parsed: Parsed, job: Job) -> None:
     if "mpirun-hostfile" in parsed.given:
         raise Refused("--mpirun-hostfile starts processes in other pods, which no pod may: leave it out")
     if "cpu" in parsed.given and job.processes > 1:
@@ -171,7 +171,7 @@ def _accelerate(parsed: Parsed, job: Job) -> None:
         raise Refused("--deepspeed-multinode-launcher starts processes in other pods: set it to standard")
 
 
-def _accelerate_joins(parsed: Parsed, job: Job) -> Words:
+def _accelerate_join_flags(parsed: Parsed, job: Job) -> Words:
     return (
         *(
             "--num_machines",
@@ -192,8 +192,8 @@ ACCELERATE = Launcher(
     "num-processes",
     "num-machines",
     own=("machine-rank", "main-process-ip", "main-process-port", "rdzv-backend"),
-    join=_accelerate_joins,
-    check=_accelerate,
+    join=_accelerate_join_flags,
+    check=_check_accelerate,
     counts=_accelerate_counts,
 )
 
@@ -205,30 +205,30 @@ def _fabric_counts(launcher: Launcher, parsed: Parsed, _: int) -> int | None:
     value = parsed.given.get(launcher.count)
     if value and "," in value:
         return len([number for number in value.split(",") if number])
-    return None if value in _AS_MANY_AS_THERE_ARE else parsed.number(launcher.count)
+    return None if value in _ALL_DEVICES else parsed.number(launcher.count)
 
 
-def _fabric_joins(_: Parsed, job: Job) -> Words:
+def _fabric_join_flags(_: Parsed, job: Job) -> Words:
     return (
         *("--devices", str(job.processes), "--num-nodes", str(job.workers), "--node-rank", "{node_rank}"),
         *("--main-address", "{address}", "--main-port", "{port}"),
     )
 
 
-def _composer(parsed: Parsed, job: Job) -> None:
+def _check_composer(parsed: Parsed, job: Job) -> None:
     total = parsed.number("world-size")
     if total not in (None, job.ranks):
         raise Refused(f"--world_size {total}, but the job has {job.ranks} ranks: leave it out")
 
 
-def _composer_joins(_: Parsed, job: Job) -> Words:
+def _composer_join_flags(_: Parsed, job: Job) -> Words:
     return (
         *("--nproc", str(job.processes), "--world_size", str(job.ranks), "--node_rank", "{node_rank}"),
         *("--master_addr", "{address}", "--master_port", "{port}"),
     )
 
 
-def _tune_joins(parsed: Parsed, job: Job) -> Words:
+def _tune_join_flags(parsed: Parsed, job: Job) -> Words:
     if parsed.rest[0].endswith("_single_device"):
         return ()
     return (
@@ -243,7 +243,7 @@ FABRIC = Launcher(
     "devices",
     "num-nodes",
     own=("node-rank", "main-address", "main-port"),
-    join=_fabric_joins,
+    join=_fabric_join_flags,
     counts=_fabric_counts,
 )
 COMPOSER = Launcher(
@@ -252,14 +252,14 @@ COMPOSER = Launcher(
     "nproc",
     "",
     own=("base-rank", "node-rank", "master-addr", "master-port"),
-    join=_composer_joins,
-    check=_composer,
+    join=_composer_join_flags,
+    check=_check_composer,
 )
 TUNE = replace(
     TORCHRUN,
     name="tune",
     own=("node-rank", "master-addr", "master-port", "rdzv-backend", "rdzv-endpoint"),
-    join=_tune_joins,
+    join=_tune_join_flags,
 )
 
 PROGRAMS: Mapping[Words, Launcher] = {

@@ -1,9 +1,9 @@
-"""What stands in front of a launcher, and what remains of it.
+"""Wrappers: commands in front of a launcher, and their effects on it.
 
-    env A=b, exec, nohup, nice, time     gone, but for the variables
-    bash -c LINE                         gone, if the line is simple (shell.py)
-    conda run, uv run, poetry run        whose interpreter and environment count: `wrapper`
-Limits: `env` with flags is not looked through. `nice` and `time` have no effect here.
+    env A=b, exec, nohup, nice, time     removed, except for the variables
+    bash -c LINE                         removed, if the line is simple (shell.py)
+    conda run, uv run, poetry run        kept as `wrapper`: they provide interpreter and environment
+Limits: `env` with flags is not unwrapped. `nice` and `time` have no effect here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ropeteam_trainer.launchers.parsing import Refused, parse
 from ropeteam_trainer.launchers.shell import line_of, simple
 
 _ENVIRONMENT_OF_SHELL = 'exec "$0" "$@"'
-"""The line of a shell that reads its files and becomes the words after it."""
+"""Shell line that runs the arguments after it, once the shell has read its startup files."""
 _CONDA = Options(
     "conda 25.9",
     "-n|--name -p|--prefix --cwd",
@@ -29,7 +29,7 @@ _CONDA = Options(
 
 @dataclass(frozen=True)
 class Inner:
-    """A command without what stands in front of it."""
+    """A command without its wrappers."""
 
     words: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
@@ -37,7 +37,7 @@ class Inner:
     wrapper: tuple[str, ...] = ()
     stdin: str | None = None
     is_uv_script: bool = False
-    """`uv run x.py`: its environment is its own, by what is written in the script."""
+    """`uv run x.py`: uv creates an environment from the metadata in the script."""
 
     @property
     def name(self) -> str:
@@ -49,7 +49,7 @@ def name_of(program: str) -> str:
 
 
 def unwrapped(command: tuple[str, ...]) -> Inner:
-    """Raises Refused for flags of a wrapper that are not known."""
+    """Command without its wrappers. Raises Refused for unknown flags of a wrapper."""
     inner = Inner(command)
     while not inner.is_uv_script and (next_one := _without_first(inner)) is not None and next_one.words:
         inner = next_one
@@ -57,13 +57,13 @@ def unwrapped(command: tuple[str, ...]) -> Inner:
 
 
 def _without_first(inner: Inner) -> Inner | None:
-    """None: nothing of ours is in front."""
+    """Command without its first wrapper. None: no known wrapper is in front."""
     strip = _STRIP.get(inner.name)
     return strip(inner) if strip else None
 
 
-def _dropped(flags: str) -> Callable[[Inner], Inner | None]:
-    """Of a program that only passes on. `flags`: a pattern of words that it may be given."""
+def _strip_prefix(flags: str) -> Callable[[Inner], Inner | None]:
+    """Stripper of a program that only runs its arguments. `flags`: pattern of the flags that it may have."""
 
     def strip(inner: Inner) -> Inner | None:
         rest = list(inner.words[1:])
@@ -74,7 +74,7 @@ def _dropped(flags: str) -> Callable[[Inner], Inner | None]:
     return strip
 
 
-def _env(inner: Inner) -> Inner | None:
+def _strip_env(inner: Inner) -> Inner | None:
     rest, env = list(inner.words[1:]), list(inner.env)
     while rest and re.match(r"[A-Za-z_]\w*=", rest[0]):
         name, _, value = rest.pop(0).partition("=")
@@ -82,7 +82,7 @@ def _env(inner: Inner) -> Inner | None:
     return None if rest[:1] and rest[0].startswith("-") else replace(inner, words=tuple(rest), env=tuple(env))
 
 
-def _shell(inner: Inner) -> Inner | None:
+def _strip_shell(inner: Inner) -> Inner | None:
     found = line_of(inner.words)
     command = simple(found[0]) if found else None
     if found is None or command is None or (command.cwd and inner.wrapper):
@@ -98,8 +98,8 @@ def _shell(inner: Inner) -> Inner | None:
     )
 
 
-def _runner(options: Options) -> Callable[[Inner], Inner | None]:
-    """Of `NAME run [options] command`."""
+def _strip_runner(options: Options) -> Callable[[Inner], Inner | None]:
+    """Stripper of `NAME run [options] command`."""
 
     def strip(inner: Inner) -> Inner | None:
         if inner.words[1:2] != ("run",) or not inner.words[2:]:
@@ -107,7 +107,7 @@ def _runner(options: Options) -> Callable[[Inner], Inner | None]:
         try:
             parsed = parse(f"{inner.name} run", options, inner.words[2:])
         except Refused:
-            return None  # a newer one's flag: it runs as it is
+            return None  # a flag of a newer release: it runs unchanged
         is_script = parsed.rest[0].endswith(".py") or {"module", "script", "gui-script"} & parsed.given.keys()
         if is_script or parsed.rest[0] == "-":
             return replace(inner, is_uv_script=True)
@@ -118,13 +118,13 @@ def _runner(options: Options) -> Callable[[Inner], Inner | None]:
 
 
 _STRIP: Mapping[str, Callable[[Inner], Inner | None]] = {
-    "env": _env,
-    "exec": _dropped(r"(?!)"),
-    "nohup": _dropped(r"(?!)"),
-    "time": _dropped(r"-p"),
-    "nice": _dropped(r"-n|-?-?\d+|-n-?\d+|--adjustment(=-?\d+)?"),
-    **dict.fromkeys(("sh", "bash", "dash"), _shell),
-    **dict.fromkeys(("conda", "mamba"), _runner(_CONDA)),
-    **dict.fromkeys(("poetry", "pipenv"), _runner(Options("", "", ""))),
-    "uv": _runner(OPTIONS["uv"]),
+    "env": _strip_env,
+    "exec": _strip_prefix(r"(?!)"),
+    "nohup": _strip_prefix(r"(?!)"),
+    "time": _strip_prefix(r"-p"),
+    "nice": _strip_prefix(r"-n|-?-?\d+|-n-?\d+|--adjustment(=-?\d+)?"),
+    **dict.fromkeys(("sh", "bash", "dash"), _strip_shell),
+    **dict.fromkeys(("conda", "mamba"), _strip_runner(_CONDA)),
+    **dict.fromkeys(("poetry", "pipenv"), _strip_runner(Options("", "", ""))),
+    "uv": _strip_runner(OPTIONS["uv"]),
 }

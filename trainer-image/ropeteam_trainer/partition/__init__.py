@@ -1,6 +1,6 @@
-"""How a strategy splits a world, and what that costs. Pure.
+"""Layout and cost of a strategy in a world. Pure.
 
-layout.py   which part of the work each rank does, or why a strategy cannot be used there
+layout.py   each rank's part of the work, or why a strategy cannot be used there
 cost.py     bytes of memory and on the wire, messages, idle time
-answer.py   what a script tells `ropeteam plan` before it would train
+answer.py   a script's report to `ropeteam plan` before it would train
 """

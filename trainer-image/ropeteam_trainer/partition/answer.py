@@ -1,7 +1,7 @@
-"""What a script tells `ropeteam plan` before it would train: one Answer, as JSON in the file that PLAN_FILE
+"""A script's report to `ropeteam plan` before it would train: one Answer, as JSON in the file that PLAN_FILE
 names.
 
-Sizes are those of a real wrap() on torch's meta device, in a world that talks to nobody.
+Sizes are those of a real wrap() on torch's meta device, in a world without communication.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter as one rank holds it."""
+    """A parameter, or its shard, on one rank."""
 
     shape: tuple[int, ...]
-    """Of the whole parameter."""
+    """Shape of the full parameter."""
     numbers: int
-    """On this rank."""
+    """Elements on this rank."""
     number_bytes: int
     trained: bool
 
@@ -27,35 +27,35 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank has of the model. Ranks that hold as much or less are left out."""
+    """One rank's part of the model. Ranks that hold as much or less are left out."""
 
     rank: int
     tensors: tuple[Tensor, ...]
     groups: int
-    """Layers that are gathered or averaged as one; what lies outside of all layers is one more."""
+    """Layers that are gathered or averaged as one; parameters outside of all layers are one more."""
     optimizer: int | None
-    """Bytes of the optimizer's state after its first step. None: it cannot step without data."""
+    """Bytes of the optimizer's state after its first step. None: unknown, it cannot step without data."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What job.wrap() was given, and made of it."""
+    """Arguments and result of job.wrap()."""
 
     parameters: int
-    """Numbers, of all ranks together, each counted once."""
+    """Elements on all ranks together, each counted once."""
     optimizer: str
     rates: tuple[float, ...]
-    """Learning rate of each parameter group, as the script chose it."""
+    """Learning rate of each parameter group, as set by the script."""
     scaled_rates: tuple[float, ...]
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Exactly one of the three."""
+    """Report of a script. Exactly one of the three is set."""
 
     model: Model | None = None
     refused: tuple[str, ...] = ()
-    """Why the strategy cannot be used with this script."""
+    """Reasons why the strategy cannot be used with this script."""
     without_wrap: str = ""
-    """What the script did instead of calling job.wrap(): `called job.batches()`."""
+    """First action of the script instead of a call of job.wrap(): `calls job.batches()`."""

@@ -1,7 +1,7 @@
-"""Which part of the work each rank of a world does, or why a strategy cannot be used there. Pure.
+"""Layout: each rank's part of the work in a world, or why a strategy cannot be used there. Pure.
 
-Ranks stand in a grid of pipeline x replicate x shard x tensor, the last one running fastest: ranks that talk
-most are neighbours, and so share a node.
+Ranks form a grid of pipeline x replicate x shard x tensor, in row-major order: ranks that communicate most
+are neighbours, and so share a node.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Layout:
 
     @property
     def dp_size(self) -> int:
-        """Parts of a global batch."""
+        """Data-parallel world size: the number of parts of a global batch."""
         return self.replicate * self.shard
 
     def place(self, rank: int) -> Place:
@@ -59,7 +59,7 @@ class Layout:
         return Place(pipeline, replicate, shard, tensor)
 
     def dp_rank(self, rank: int) -> int:
-        """Which part of a global batch a rank works on; ranks that split one model share a part."""
+        """Data-parallel rank: the rank's part of a global batch; ranks that split one model share a part."""
         place = self.place(rank)
         return place.replicate * self.shard + place.shard
 
@@ -77,7 +77,7 @@ def layout(strategy: Strategy, world: int) -> Layout:
     if world % fixed:
         raise StrategyError(
             f"strategy.parallelism: tensor {asked.tensor} x pipeline {asked.pipeline} does not divide "
-            f"{world} ranks; {_nearest(fixed, world)}"
+            f"{world} ranks; {_suggestion(fixed, world)}"
         )
     left = world // fixed
     replicate, shard = asked.replicate, asked.shard
@@ -93,14 +93,14 @@ def layout(strategy: Strategy, world: int) -> Layout:
     if grid.world != world:
         raise StrategyError(
             f"strategy.parallelism: {grid} makes {grid.world} ranks, but this world has {world}; "
-            f"{_nearest(fixed * (asked.replicate or 1) * (asked.shard or 1), world)}"
+            f"{_suggestion(fixed * (asked.replicate or 1) * (asked.shard or 1), world)}"
         )
     _check(strategy, grid)
     return grid
 
 
 def shared_out(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Which rank owns each: the largest first, each to the rank that has least."""
+    """Owner of each item: greedily, the largest first, each to the rank with the least load."""
     load = [0] * ranks
     owners = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
@@ -109,35 +109,35 @@ def shared_out(sizes: Sequence[int], ranks: int) -> list[int]:
     return owners
 
 
-def _nearest(product: int, world: int) -> str:
+def _suggestion(product: int, world: int) -> str:
     return f"use {_multiple(world, product)} ranks, or numbers whose product is {world}"
 
 
 def _multiple(number: int, of: int) -> int:
-    """The next one from `number` on."""
+    """The smallest multiple of `of` that is at least `number`."""
     return math.ceil(number / of) * of
 
 
 def _divisor(of: int, near: int) -> int:
-    """The one that is nearest to `near`, 1 and `of` itself left out where there are others."""
+    """The divisor of `of` nearest to `near`, except 1 and `of` itself where there are others."""
     found = [d for d in range(1, of + 1) if of % d == 0]
     return min(found[1:-1] or found[-1:], key=lambda d: abs(d - near))
 
 
 def _check(strategy: Strategy, grid: Layout) -> None:
-    """What does not go together. A sentence for each, the field first."""
+    """Raise StrategyError for incompatible settings, with one sentence for each, the field first."""
     rules = (
-        *_of_ways(strategy, grid),
-        *_of_local(strategy.sync.local, grid),
-        *_of_servers(strategy, grid),
-        *_of_batch(strategy, grid),
+        *_parallelism_rules(strategy, grid),
+        *_local_rules(strategy.sync.local, grid),
+        *_server_rules(strategy, grid),
+        *_batch_rules(strategy, grid),
     )
-    faults = [f"strategy.{message}" for wrong, message in rules if wrong]
-    if faults:
-        raise StrategyError(*faults)
+    errors = [f"strategy.{message}" for wrong, message in rules if wrong]
+    if errors:
+        raise StrategyError(*errors)
 
 
-def _of_ways(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
+def _parallelism_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
     averages = strategy.sync.type is SyncType.ALL_REDUCE
     splits_model, shards = grid.pipeline * grid.tensor > 1, grid.shard > 1
     zero_1 = strategy.sharding is Sharding.OPTIMIZER_STATE
@@ -178,15 +178,15 @@ def _of_ways(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
 
 
 def _splitting(strategy: Strategy, grid: Layout) -> str:
-    """What makes ranks hold parts of the model, in the manifest's words."""
+    """Settings that split the model among ranks, by their names in the manifest."""
     asked, sharding = strategy.parallelism, strategy.sharding
-    words = [f"sharding {sharding.value}"] if sharding and grid.shard > 1 else []
+    settings = [f"sharding {sharding.value}"] if sharding and grid.shard > 1 else []
     named = {"shard": asked.shard or 1, "tensor": asked.tensor, "pipeline": asked.pipeline}
-    words += [f"parallelism.{name} {number}" for name, number in named.items() if number > 1]
-    return " and ".join(words) or f"parallelism.replicate {asked.replicate} of {grid.world} ranks"
+    settings += [f"parallelism.{name} {number}" for name, number in named.items() if number > 1]
+    return " and ".join(settings) or f"parallelism.replicate {asked.replicate} of {grid.world} ranks"
 
 
-def _of_local(local: Local, grid: Layout) -> list[tuple[bool, str]]:
+def _local_rules(local: Local, grid: Layout) -> list[tuple[bool, str]]:
     groups, all_every = local.groups_of, local.all_every_steps
     return [
         (
@@ -206,7 +206,7 @@ def _of_local(local: Local, grid: Layout) -> list[tuple[bool, str]]:
     ]
 
 
-def _of_servers(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
+def _server_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
     if not strategy.servers:
         return []
     asked = strategy.sync.parameter_server
@@ -234,7 +234,7 @@ def _of_servers(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
     ]
 
 
-def _of_batch(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
+def _batch_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
     rate, batch = strategy.learning_rate, strategy.batch
     scales = rate.scaling is not Scaling.NONE
     return [

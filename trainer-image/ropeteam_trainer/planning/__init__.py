@@ -1,8 +1,8 @@
-"""A script's rehearsal for `ropeteam plan`: it runs up to job.wrap(), and says what it would train.
+"""Dry run of a script for `ropeteam plan`: it runs up to job.wrap(), and reports what it would train.
 
-__main__.py    which file or module the job's command runs
-shim.py        around the script: no real process group, no training
-rehearsal.py   the Job that init() gives it
-measure.py     a real wrap(), on the meta device, in a world that talks to nobody
-answers.py     where the answer goes
+__main__.py    finds the file or module that the job's command runs
+shim.py        runs the script without a real process group and without training
+rehearsal.py   the Job that init() returns in a dry run
+measure.py     a real wrap(), on the meta device, in a world without communication
+answers.py     output of the answer
 """

@@ -1,6 +1,6 @@
-"""`python -m ropeteam_trainer.planning LAUNCHER WORKERS PROCESSES command...`: run a job's command as one
-rank of it would, in place of this process. The answer goes to PLAN_FILE; what lies beside it goes with its
-folder.
+"""`python -m ropeteam_trainer.planning LAUNCHER WORKERS PROCESSES command...`: run a job's command like one
+rank of the job, in place of this process. The answer is written to PLAN_FILE; temporary files are written
+beside it and deleted with its folder.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from ropeteam_trainer.planning import answers, shim
 
 
 def main(launcher: str, job: Job, command: tuple[str, ...]) -> None:
-    found = analyse(command, Launcher(launcher), job)
-    if isinstance(found, Problem):
-        answers.write(Answer(refused=(f"command: {found.message}",)))
-    elif found.run is Run.COMMAND:
+    launch = analyse(command, Launcher(launcher), job)
+    if isinstance(launch, Problem):
+        answers.write(Answer(refused=(f"command: {launch.message}",)))
+    elif launch.run is Run.COMMAND:
         answers.write(Answer(without_wrap=f"is started by `{command[0]}`, which is not looked into"))
     else:
-        python = found.python or sys.executable
+        python = launch.python or sys.executable
         root = write_shims(Path(os.environ[PLAN_FILE]).parent).root
         argv = [
-            *found.wrapper,
+            *launch.wrapper,
             python,
-            *found.flags,
+            *launch.flags,
             shim.__file__,
             root,
-            found.run.value,
-            *found.arguments(0),
+            launch.run.value,
+            *launch.arguments(0),
         ]
-        os.chdir(found.cwd or ".")
-        os.execvpe(argv[0], argv, os.environ | dict(found.env))
+        os.chdir(launch.cwd or ".")
+        os.execvpe(argv[0], argv, os.environ | dict(launch.env))
 
 
 if __name__ == "__main__":

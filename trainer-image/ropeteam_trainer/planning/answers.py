@@ -1,4 +1,4 @@
-"""Where the answer goes."""
+"""Output of the answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ropeteam_trainer.partition.answer import Answer
 
 
 def write(answer: Answer) -> None:
-    """To the file that the environment names; without one, as a line of stdout."""
+    """Write the answer to the file that the environment names; without one, as a line to stdout."""
     text = codec.encode(answer).decode()
     if config.PLAN_FILE in os.environ:
         Path(os.environ[config.PLAN_FILE]).write_text(text)
@@ -20,6 +20,6 @@ def write(answer: Answer) -> None:
 
 
 def end(answer: Answer) -> NoReturn:
-    """The script has said enough."""
+    """Write the answer and end the script."""
     write(answer)
     raise SystemExit(0)

@@ -1,7 +1,7 @@
-"""What wrap() makes of a model: the real one, in a world whose ranks are not there.
+"""Measurement of a wrapped model: the real wrap(), in a world without other ranks.
 
-torch's "fake" backend answers all collectives without talking to anybody, so each rank that differs from the
-others is tried in turn, in this process.
+torch's "fake" backend completes all collectives without communication, so each rank that differs from the
+others is measured in turn, in this process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ropeteam_trainer.strategies.wrap import Progress, Wrapped, wrap
 
 
 def join(rank: int, size: int) -> None:
-    """A world that talks to nobody. Leaves the one before."""
+    """Join a world without communication. Leaves the previous one."""
     if dist.is_initialized():
         dist.destroy_process_group()
     if size > 1:
@@ -45,7 +45,7 @@ def measure(
     loss: Callable[..., torch.Tensor] | None = None,
     tensor_plan: tensor.PlanMaker | None = None,
 ) -> Model:
-    """Raises StrategyError as wrap() does. size: ranks of the world."""
+    """Wrap the model for each rank that differs. size: ranks of the world. Raises StrategyError as wrap()."""
     if strategy.servers:  # each worker computes alone
         strategy, size = replace(strategy, sync=Sync(), parallelism=Parallelism()), 1
     grid = layout(strategy, size)
@@ -54,16 +54,16 @@ def measure(
     parts, scaled = [], rates
     for rank in _ranks_that_differ(optimizer, strategy, grid):
         join(rank, size)
-        mine = copy.deepcopy((model, optimizer))
+        copied = copy.deepcopy((model, optimizer))
         world = World(rank, size, torch.device("cpu"))
-        wrapped = wrap(*mine, strategy, world, Progress(lambda: 1.0, lambda: 0), loss, tensor_plan)
+        wrapped = wrap(*copied, strategy, world, Progress(lambda: 1.0, lambda: 0), loss, tensor_plan)
         scaled = _rates(wrapped.optimizer)
         parts.append(_part(rank, wrapped))
     return Model(whole, name, rates, scaled, tuple(parts))
 
 
 def _ranks_that_differ(optimizer: Optimizer, strategy: Strategy, grid: Layout) -> list[int]:
-    """One of each stage of a pipeline: first ranks have the largest shards. Under ZeRO-1, who has most."""
+    """One rank per pipeline stage: first ranks have the largest shards. Under ZeRO-1, the fullest rank."""
     size = grid.world
     if strategy.sharding is Sharding.OPTIMIZER_STATE and size > 1:
         sizes = [p.numel() for group in optimizer.param_groups for p in group["params"]]
@@ -92,14 +92,14 @@ def _rates(optimizer: Optimizer) -> tuple[float, ...]:
 
 
 def _state_bytes(optimizer: Optimizer) -> int | None:
-    """After one step with gradients of zero: the optimizer's own step, without what belongs around it."""
+    """Bytes of state after one step with zero gradients: the optimizer's own step, without our hooks."""
     for group in optimizer.param_groups:
         group.update({name: False for name in ("fused", "foreach", "capturable") if name in group})
         for p in group["params"]:
             p.grad = torch.zeros_like(p) if p.requires_grad else None
     try:
         type(optimizer).step(optimizer)
-    except Exception:  # closures, values that it looks at: any optimizer may come
+    except Exception:  # closures, steps that read values: the optimizer may be any
         return None
     states = (_tensors(state) for state in optimizer.state.values())
     return sum(_local(value).nbytes for state in states for value in state)

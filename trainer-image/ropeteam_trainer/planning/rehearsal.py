@@ -1,7 +1,7 @@
-"""The Job that init() gives a script that is planned.
+"""The Job that init() returns in a dry run for `ropeteam plan`.
 
-Parameters that the script makes from now on lie on the meta device, where they have a shape and no memory;
-everything else, its data for instance, is real and on the CPU. wrap() measures, answers, and ends the script.
+Parameters that the script creates from now on are on the meta device, with a shape and no memory; everything
+else, its data for instance, is real and on the CPU. wrap() measures, writes the answer, and ends the script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ropeteam_trainer.rank.world import World
 
 
 def begin() -> Job:
-    """From here on models take no memory."""
+    """Start the dry run: from now on models take no memory."""
     text = os.environ.get(config.RANK_PLAN)
     plan = (
         codec.decode(RankPlan, text) if text else RankPlan("", (), False, None, Resume.LATEST, None, "", "")
@@ -40,7 +40,7 @@ def begin() -> Job:
 
 
 class Rehearsal(Job):
-    """Up to wrap(). What would begin to train without it says so and ends the script."""
+    """Job of a dry run, which ends in wrap(). Methods that train without wrap() report that and end it."""
 
     def wrap(
         self,
@@ -52,12 +52,12 @@ class Rehearsal(Job):
     ) -> NoReturn:
         del os.environ[config.PLAN]  # optimizers may step now
         try:
-            found = measure(
+            measured = measure(
                 model, optimizer, self._strategy or Strategy(), self.world_size, loss, tensor_plan
             )
         except StrategyError as error:
             answers.end(Answer(refused=error.args))
-        answers.end(Answer(model=found))
+        answers.end(Answer(model=measured))
 
     def restore(self, **_: Any) -> NoReturn:
         answers.end(Answer(without_wrap="calls job.restore()"))
@@ -70,33 +70,33 @@ class Rehearsal(Job):
 
 
 def _to_meta(_: Module, __: str, parameter: torch.nn.Parameter | None) -> None:
-    """In place, so that layers which share a parameter go on sharing it."""
+    """Move a parameter in place, so that layers which share it still do."""
     if parameter is not None and not parameter.is_meta and not _is_lazy(parameter):
-        shape = torch.nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-        torch.utils.swap_tensors(parameter, shape)
+        meta = torch.nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+        torch.utils.swap_tensors(parameter, meta)
 
 
 def _is_lazy(parameter: Any) -> bool:
     return isinstance(parameter, torch.nn.UninitializedParameter)
 
 
-_MAKERS = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
+_FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
 
 
 class _StayOnMeta(TorchFunctionMode):
-    """`model.to("cuda")` moves nothing that has no memory; types change as asked. What is more than this
-    machine gives (by default Linux refuses what is obviously too much, though it would never be touched) has
-    none from the beginning.
+    """Mode that keeps tensors on the meta device: `model.to("cuda")` does not move them; dtypes change as
+    requested. An allocation that this machine refuses (by default Linux refuses obvious overcommits, even if
+    the memory would never be touched) is made on the meta device instead.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         if func in (torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu) and args[0].is_meta:
-            wanted = (each for each in (*args[1:], *named.values()) if isinstance(each, torch.dtype))
-            return args[0].to(dtype=next(wanted, args[0].dtype))
+            dtypes = (each for each in (*args[1:], *named.values()) if isinstance(each, torch.dtype))
+            return args[0].to(dtype=next(dtypes, args[0].dtype))
         try:
             return func(*args, **named)
         except RuntimeError as error:
-            if func not in _MAKERS or "allocate memory" not in str(error):
+            if func not in _FACTORIES or "allocate memory" not in str(error):
                 raise
             return func(*args, **{**named, "device": "meta"})

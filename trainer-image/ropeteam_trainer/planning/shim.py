@@ -1,6 +1,6 @@
-"""Around a script that is planned: no real process group, and not one step of training.
+"""Shim for a script's dry run: no real process group, and not one step of training.
 
-shim.py ROOT KIND SCRIPT [arguments]      as the agent's shim of ranks, which runs the script
+shim.py ROOT KIND SCRIPT [arguments]      like the agent's shim of ranks, which runs the script
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ropeteam_trainer.planning import answers
 
 
 def prepare() -> None:
-    """Before the script. Does nothing where there is no torch: then the script says so itself."""
+    """Patch torch before the script runs. Does nothing without torch: the script fails by itself then."""
     try:
         import torch.distributed as dist
         from torch.nn.parallel import DistributedDataParallel
@@ -28,22 +28,22 @@ def prepare() -> None:
         return
     from ropeteam_trainer.planning.measure import join
 
-    def stand_in(*_: Any, **__: Any) -> None:
+    def fake_init_process_group(*_: Any, **__: Any) -> None:
         join(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
-    dist.init_process_group = stand_in
-    DistributedDataParallel.__init__ = _copies  # type: ignore[assignment,method-assign]
-    register_optimizer_step_pre_hook(_steps)
+    dist.init_process_group = fake_init_process_group
+    DistributedDataParallel.__init__ = _end_at_ddp  # type: ignore[assignment,method-assign]
+    register_optimizer_step_pre_hook(_end_at_first_step)
 
 
-def _copies(_: Any, module: Any, *__: Any, **___: Any) -> NoReturn:
-    """Where a script makes copies by itself: its backward pass would need the others."""
+def _end_at_ddp(_: Any, module: Any, *__: Any, **___: Any) -> NoReturn:
+    """End a script that uses DDP by itself: its backward pass would need the other ranks."""
     numbers = sum(p.numel() for p in module.parameters())
     answers.end(Answer(without_wrap=f"puts {numbers:,} parameters into DistributedDataParallel"))
 
 
-def _steps(optimizer: Any, *_: Any) -> None:
-    """At the first step of any optimizer, while there is a plan to be made."""
+def _end_at_first_step(optimizer: Any, *_: Any) -> None:
+    """End the script at the first step of any optimizer, before wrap() has been called."""
     if config.PLAN in os.environ:
         numbers = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
         answers.end(Answer(without_wrap=f"trains {numbers:,} parameters with {type(optimizer).__name__}"))

@@ -1,8 +1,8 @@
-"""A rank's two lines to its agent: the heartbeat page, written at every step, and the Unix socket, for what
-is rare.
+"""A rank's two channels to its agent: the heartbeat page, written at every step, and the Unix socket, for
+rare messages.
 
 The training thread never touches the socket: it puts messages in a queue and reads attributes; two daemon
-threads do the rest. Without an agent there is no link, and the page is a piece of private memory.
+threads do the rest. Without an agent there is no link, and the page is private memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ANSWER_SECONDS = 60.0
 
 
 class Heartbeat:
-    """What this rank does now, for whoever looks at the page."""
+    """Current step and phase of this rank, in the page that its agent reads."""
 
     def __init__(self, path: str | None) -> None:
         self._page = memoryview(bytearray(PAGE_SIZE))
@@ -40,7 +40,8 @@ class Heartbeat:
         self.phase = ""
 
     def beat(self) -> None:
-        """Nothing, once the script has ended: to leave its servers is no step, however long it takes."""
+        """Write a beat. Does nothing once the script has ended: leaving the parameter servers is no step,
+        however long it takes."""
         with self._writing:
             if self.script_has_ended:
                 return
@@ -52,7 +53,7 @@ class Heartbeat:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """One of PHASES for as long as this lasts."""
+        """Set one of PHASES for the duration of the `with` block."""
         before, self.phase = self.phase, phase
         self.beat()
         try:
@@ -63,13 +64,14 @@ class Heartbeat:
 
     @property
     def script_has_ended(self) -> bool:
-        """The agent's shim, which runs the script, has marked its regular end."""
+        """Whether the agent's shim, which runs the script, has marked its regular end."""
         beat = read_beat(self._page)
         return beat is not None and beat.reached_end
 
 
 class AgentLink:
-    """The socket. Each line from the agent is its whole will: `paused`, and where to stop then."""
+    """Connection to the agent. Each line from it carries its whole state: `paused`, and the step to stop
+    at."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -78,28 +80,30 @@ class AgentLink:
         self.paused = False
         self.stop_at: int | None = None
         self.servers: tuple[str, ...] = ()
-        """Where the parameter servers are, if that has changed since this rank was started."""
+        """Addresses of the parameter servers, if they have changed since this rank was started."""
         self._loss: Any = None
         threading.Thread(target=self._read, daemon=True, name="ropeteam-read").start()
         self._writer = threading.Thread(target=self._write, daemon=True, name="ropeteam-write")
         self._writer.start()
 
     def send(self, message: FromRank) -> None:
-        """Returns at once. Messages keep their order; they are lost if the agent is gone."""
+        """Queue a message and return at once. Messages keep their order; they are lost if the agent is
+        gone."""
         self._outbox.put(message)
 
     def offer_loss(self, loss: Any) -> None:
-        """The newest loss, number or tensor. One a second is read and sent: no step waits for a device."""
+        """Set the newest loss, a number or a tensor. One per second is read and sent: no step waits for a
+        device."""
         self._loss = loss
 
     def wait_for_stop_at(self) -> int | None:
-        """Blocks a paused rank until it is told where to stop, or to go on (None)."""
+        """Block a paused rank until the agent sends the step to stop at, or lets it go on (None)."""
         with self._changed:
             self._changed.wait_for(lambda: self.stop_at is not None or not self.paused)
             return self.stop_at
 
     def close(self) -> None:
-        """Send what is left, for two seconds at most, and hang up."""
+        """Send the queued messages, for two seconds at most, and close the connection."""
         self._outbox.put(None)
         self._writer.join(timeout=2)
         with suppress(OSError):
@@ -138,7 +142,8 @@ class AgentLink:
 
 
 def secret_of_servers(environ: Mapping[str, str]) -> str:
-    """The agent tells it to who asks. Raises OSError, and DecodeError if the agent hangs up instead."""
+    """Fetch the secret from the agent. Raises OSError, and DecodeError if the agent closes the connection
+    instead."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_ANSWER_SECONDS)
         connection.connect(environ[config.RANK_SOCKET])
@@ -148,15 +153,16 @@ def secret_of_servers(environ: Mapping[str, str]) -> str:
 
 
 def wait_to_be_killed() -> NoReturn:
-    """A rank that has drained stays until its agent ends it."""
+    """Wait, after a drain, until the agent kills this rank."""
     while True:
         time.sleep(3600)
 
 
 def connect(environ: Mapping[str, str], rank: int | None) -> AgentLink | None:
-    """None outside of a TrainingJob, or if the agent cannot be reached: then training goes on without it.
+    """Connect to the agent. None: outside of a TrainingJob, or the agent cannot be reached; training goes on
+    without it.
 
-    rank: it says hello: it is on rung 1, obeys pauses, and a first step is expected. None: it says none.
+    rank: send a hello: feature level 1, so it obeys pauses, and a first step is expected. None: send none.
     """
     path = environ.get(config.RANK_SOCKET)
     if path is None:

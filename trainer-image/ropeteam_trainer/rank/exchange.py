@@ -1,9 +1,10 @@
-"""What ranks tell each other: plain values, and instances of the few classes that the caller names.
+"""Objects that ranks exchange: plain values, and instances of the few classes that the caller names.
 
-On the wire it is a pickle, because ranks of earlier releases send and expect one, and with torch's own
-collectives: after an upgrade a world may have ranks of both. Promise: whatever a peer sends, nothing that it
-names is imported or called, and what is written into a class is gone with the message: stand-ins are made for
-each message, and real instances of what they tell, with the types that their fields have.
+The wire format is a pickle, sent with torch's own collectives, because ranks of earlier releases send and
+expect it: after an upgrade a world may have ranks of both. Promise: whatever a peer sends, nothing that it
+names is imported or called, and attributes that it sets on a class are gone with the message: each message is
+loaded into stand-in classes of its own, and real instances are made from them, with the types of their
+fields.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SCALARS = (str, bytes, int, float, bool, type(None))
 
 
 class NotUnderstood(ValueError):
-    """A peer has sent something else than ranks tell each other."""
+    """Message of a peer that is none of those that ranks exchange."""
 
 
 def pack(value: Any) -> bytes:
@@ -28,8 +29,8 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(content: bytes, kinds: tuple[type, ...] = ()) -> Any:
-    """`kinds`: dataclasses, NamedTuples and exceptions of ours; those of Python are known. Raises
-    NotUnderstood."""
+    """Inverse of `pack`. `kinds`: dataclasses, NamedTuples and exceptions of ours; Python's own exceptions
+    are known. Raises NotUnderstood."""
     try:
         message = _Message(content, kinds)
         return message.real(message.load())
@@ -48,15 +49,15 @@ def _builtin_error(module: str, name: str) -> type | None:
     return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
-class _Told:
-    """Stands for an instance: what it is made of."""
+class _StandIn:
+    """Stand-in for an instance: the arguments that it is made from."""
 
     _args: tuple[Any, ...]
 
-    def __new__(cls, *args: Any) -> _Told:
-        told = super().__new__(cls)
-        told._args = args
-        return told
+    def __new__(cls, *args: Any) -> _StandIn:
+        stand_in = super().__new__(cls)
+        stand_in._args = args
+        return stand_in
 
 
 class _Message(pickle.Unpickler):
@@ -69,12 +70,12 @@ class _Message(pickle.Unpickler):
         kind = self._kinds.get((module, name)) or _builtin_error(module, name)
         if kind is None:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which ranks do not tell each other")
-        stand_in = type(name, (_Told,), {})
+        stand_in = type(name, (_StandIn,), {})
         self._stands_for[stand_in] = kind
         return stand_in
 
     def real(self, value: Any) -> Any:
-        """With instances in the place of stand-ins."""
+        """`value` with instances in the place of stand-ins."""
         if type(value) in _SCALARS:
             return value
         if type(value) in (tuple, list, set):
@@ -87,7 +88,7 @@ class _Message(pickle.Unpickler):
         return kind(*self.real(value._args))
 
     def _plain(self, value: Any) -> Any:
-        """As it would be read from JSON."""
+        """`value` as it would be read from JSON."""
         if type(value) in _SCALARS:
             return value
         if type(value) in (tuple, list):

@@ -1,12 +1,12 @@
-"""For tests: what each rank did in each step, to the bit.
+"""Record of each rank's steps, exact to the bit, for tests.
 
 With ROPETEAM_TRACE=file, rank N appends to `file.N` one JSON line per report():
 
     {"epoch": "1.0.2", "step": 41, "data_epoch": 0, "samples": [17, 4], "loss": "0x1.8p+1"}
 
-`epoch` is the world's, `samples` the ids that this rank took since the last report (in order), `loss` what it
-reported (float.hex, null if none). A step that was done twice has two lines; the one of the higher epoch is
-what counts. One write call per line: a killed rank leaves no half line behind.
+`epoch` is the world's, `samples` the ids that this rank took since the last report (in order), `loss` the
+value that it reported (float.hex, null if none). A step that was done twice has two lines; the one of the
+higher epoch counts. One write call per line: a killed rank leaves no partial line behind.
 """
 
 from __future__ import annotations

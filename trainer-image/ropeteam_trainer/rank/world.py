@@ -26,7 +26,7 @@ class World:
 
     @classmethod
     def join(cls, device: str | torch.device | None, timeout_seconds: int) -> World:
-        """From torchrun's environment; alone where there is none."""
+        """Join the world of torchrun's environment; a world of one rank where there is none."""
         chosen = cls.alone(device).device
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
@@ -37,7 +37,7 @@ class World:
 
     @classmethod
     def alone(cls, device: str | torch.device | None) -> World:
-        """Of one rank, whatever the environment says."""
+        """World of one rank, whatever the environment says."""
         chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if chosen.type == "cuda":
             local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -46,8 +46,8 @@ class World:
         return cls(0, 1, chosen)
 
     def from_rank_0(self, answer: Callable[[], T], *kinds: type) -> T:
-        """What `answer()` gives on rank 0, on all ranks; if it raises there, the same error everywhere.
-        kinds: classes of ours of which the answer, or the error, may be made."""
+        """Result of `answer()` on rank 0, on all ranks; if it raises there, the same error on all ranks.
+        kinds: classes of ours that the result, or the error, may contain."""
         if self.size == 1:
             return answer()
         mine, failed = (b"", b""), None
@@ -57,9 +57,9 @@ class World:
             except Exception as error:
                 failed = error
                 known = exchange.can_be_told(error, kinds)
-                told = error if known else RuntimeError(f"{type(error).__name__}: {error}")
-                mine = exchange.pack(None), exchange.pack(told)
-        answered, fault = (_understood(0, part, kinds) for part in self._broadcast(mine))
+                sent = error if known else RuntimeError(f"{type(error).__name__}: {error}")
+                mine = exchange.pack(None), exchange.pack(sent)
+        answered, fault = (_unpacked(0, part, kinds) for part in self._broadcast(mine))
         if fault is not None:
             raise failed or fault
         result: T = answered
@@ -74,14 +74,14 @@ class World:
         return int(tensor)
 
     def gather(self, value: T, *kinds: type) -> list[T]:
-        """The value of each rank, on all ranks. kinds: classes of ours of which values are made."""
+        """The value of each rank, on all ranks. kinds: classes of ours that the values may contain."""
         if self.size == 1:
             return [value]
-        told = self._all_gather(exchange.pack(value))
-        return [_understood(rank, content, kinds) for rank, content in enumerate(told)]
+        received = self._all_gather(exchange.pack(value))
+        return [_unpacked(rank, content, kinds) for rank, content in enumerate(received)]
 
     def _all_gather(self, mine: bytes) -> list[bytes]:
-        """By the very collectives of torch's all_gather_object."""
+        """Bytes of each rank, by the same collectives as torch's all_gather_object."""
         sizes = [self._numbers(0) for _ in range(self.size)]
         dist.all_gather(sizes, self._numbers(len(mine)))
         longest = max(int(size) for size in sizes)
@@ -90,7 +90,7 @@ class World:
         return [_content(part)[: int(size)] for part, size in zip(theirs, sizes, strict=True)]
 
     def _broadcast(self, parts: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-        """Rank 0's, by the very collectives of torch's broadcast_object_list."""
+        """Bytes of rank 0, by the same collectives as torch's broadcast_object_list."""
         sizes = self._numbers(*map(len, parts))
         dist.broadcast(sizes, src=0)
         first, second = sizes.tolist()
@@ -100,23 +100,23 @@ class World:
         return content[:first], content[first:]
 
     def _numbers(self, *numbers: int) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.long, device=self._tells_by)
+        return torch.tensor(numbers, dtype=torch.long, device=self._object_device)
 
     def _bytes(self, size: int, content: bytes = b"") -> torch.Tensor:
-        """So many, of which the first are `content`."""
+        """Tensor of `size` bytes that begins with `content`."""
         filled = bytearray(content.ljust(size, b"\0"))
-        return torch.frombuffer(filled, dtype=torch.uint8).to(self._tells_by)
+        return torch.frombuffer(filled, dtype=torch.uint8).to(self._object_device)
 
     @property
-    def _tells_by(self) -> torch.device:
-        """As torch chooses it."""
+    def _object_device(self) -> torch.device:
+        """Device of exchanged objects, as torch chooses it."""
         return torch.device("cpu") if "cpu:" in dist.get_backend_config() else self.device
 
     def leave(self, seconds: float) -> None:
-        """Destroy the group when all ranks have come here, or after `seconds`; 0: do not wait for them.
+        """Destroy the process group when all ranks have called this, or after `seconds`; 0: do not wait.
 
-        A gloo process that ends while peers still use its connections now and then dies of SIGABRT after all
-        its work is done (pytorch#190489); meeting first prevents it. They meet at the store: a peer
+        A gloo process that exits while peers still use its connections now and then dies of SIGABRT after all
+        its work is done (pytorch#190489); a barrier first prevents it. The barrier uses the store: a peer
         that is still training would take a collective for another one.
         """
         if not dist.is_initialized():
@@ -127,17 +127,18 @@ class World:
             dist.destroy_process_group()
 
     def meets(self, where: str, seconds: float) -> bool:
-        """Whether all ranks have come here within `seconds`; peers that failed or left never do."""
+        """Barrier at the store. Whether all ranks came within `seconds`; peers that failed or left never
+        do."""
         if self.size == 1:
             return True
         if not dist.is_initialized():
             return False
         with suppress(Exception):
-            self._meet(where, timedelta(seconds=seconds))
+            self._wait_at_store(where, timedelta(seconds=seconds))
             return True
         return False
 
-    def _meet(self, where: str, timeout: timedelta) -> None:
+    def _wait_at_store(self, where: str, timeout: timedelta) -> None:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps its store over restarts
         tcp = TCPStore(address, port, is_master=False, timeout=timeout)
@@ -151,7 +152,7 @@ def _content(tensor: torch.Tensor) -> bytes:
     return tensor.cpu().numpy().tobytes()
 
 
-def _understood(rank: int, content: bytes, kinds: tuple[type, ...]) -> Any:
+def _unpacked(rank: int, content: bytes, kinds: tuple[type, ...]) -> Any:
     try:
         return exchange.unpack(content, kinds)
     except exchange.NotUnderstood as error:

@@ -1,10 +1,10 @@
-"""A small GPT learns to write English documentation, letter by letter.
+"""A small character-level GPT, trained on English documentation.
 
     python -m ropeteam_trainer.recipes.char_gpt [--text FILE] [--epochs N] [--global-batch N]
 
-The text is `pydoc_data.topics` of the standard library (465,048 characters), or any text file. It is cut into
-fixed windows; the first 90 % of the text train, the last 10 % validate. About 116,000 parameters; the
-validation loss falls from 4.6 (guessing) to below 1.65. On two cores that takes about a minute.
+The text is `pydoc_data.topics` of the standard library (465,048 characters), or any text file. It is split
+into fixed windows; the first 90 % of the text are for training, the last 10 % for validation. About 116,000
+parameters; the validation loss falls from 4.6 (guessing) to below 1.65, in about a minute on two cores.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONTEXT, WIDTH, HEADS, LAYERS = 64, 64, 4, 2
 
 
 class Embed(nn.Module):
-    """What a letter is, and where it stands."""
+    """Token and position embeddings."""
 
     def __init__(self, symbols: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Embed(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then two layers of thinking, each added to what came in."""
+    """Transformer block: attention and an MLP, each with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,14 +50,14 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (batch, context, width); the same shape comes out. A rank may have some of the heads only."""
+        """x: (batch, context, width); returns the same shape. A rank may have only some of the heads."""
         normed = self.norm_1(x)
         query, key, value = (
             layer(normed).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.mix(seen.transpose(1, 2).flatten(2))
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.mix(attended.transpose(1, 2).flatten(2))
         down: torch.Tensor = self.down(F.gelu(self.up(self.norm_2(x))))
         return x + down
 
@@ -74,14 +74,14 @@ class Head(nn.Module):
 
 
 class CharGPT(nn.Sequential):
-    """A sequence of layers, so that it can be cut into the stages of a pipeline."""
+    """GPT as a sequence of layers, so that it can be split into the stages of a pipeline."""
 
     def __init__(self, symbols: int) -> None:
         blocks = {f"block_{number}": Block() for number in range(LAYERS)}
         super().__init__(OrderedDict(embed=Embed(symbols), **blocks, head=Head(symbols)))
 
     def tensor_plan(self, split: TensorSplit) -> dict[str, ParallelStyle]:
-        """Which layers are split how: heads and hidden units by columns, what gathers them by rows."""
+        """Split of layers: heads and hidden units by columns, the layers that combine them by rows."""
         if HEADS % split.ranks:
             raise StrategyError(
                 f"strategy.parallelism.tensor: {HEADS} heads cannot be shared equally by {split.ranks} "
@@ -93,12 +93,12 @@ class CharGPT(nn.Sequential):
 
 
 def loss_of(scores: torch.Tensor, letters: torch.Tensor) -> torch.Tensor:
-    """Mean loss of guessing each letter. scores: (batch, context, symbols); letters: (batch, context)."""
+    """Mean cross-entropy per letter. scores: (batch, context, symbols); letters: (batch, context)."""
     return F.cross_entropy(scores.flatten(0, 1), letters.flatten())
 
 
 def read_text(path: Path | None) -> str:
-    """Ends the program with exit code 2 if `path` cannot be read."""
+    """Text of the file. Ends the program with exit code 2 if `path` cannot be read."""
     if path is None:
         from pydoc_data.topics import topics
 

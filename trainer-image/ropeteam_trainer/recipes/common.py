@@ -1,4 +1,4 @@
-"""What recipes share: a learning-rate curve, evaluation, lines to read."""
+"""Shared functions of recipes: a learning-rate schedule, evaluation, output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ropeteam_trainer import Job
 
 
 def warmup_then_cosine(step: int, warmup: int, total: int) -> float:
-    """Factor of the peak learning rate after `step` steps: a line up, half a cosine down to a twentieth."""
+    """Factor of the peak learning rate after `step` steps: linear up, half a cosine down to a twentieth."""
     if step < warmup:
         return (step + 1) / warmup
     progress = min(1.0, (step - warmup) / max(1, total - warmup))
@@ -22,17 +22,17 @@ def warmup_then_cosine(step: int, warmup: int, total: int) -> float:
 
 
 def my_parts(job: Job, data: torch.Tensor, most: int) -> tuple[torch.Tensor, ...]:
-    """This rank's share of the rows of `data`, in pieces of at most `most`; as many pieces on all ranks, for
-    sharded models compute together. With parameter servers ranks are no group: each has all rows.
+    """This rank's part of the rows of `data`, in batches of at most `most`; equally many on all ranks, as
+    sharded models compute together. With parameter servers there is no process group: each rank has all rows.
     """
-    rank, ways = (job.dp_rank, job.dp_size) if dist.is_initialized() else (0, 1)
-    mine = data.tensor_split(ways)[rank]
-    pieces = -(-len(data) // (ways * most))
-    return mine.tensor_split(pieces)
+    rank, parts = (job.dp_rank, job.dp_size) if dist.is_initialized() else (0, 1)
+    own_rows = data.tensor_split(parts)[rank]
+    batches = -(-len(data) // (parts * most))
+    return own_rows.tensor_split(batches)
 
 
 def summed(*values: float) -> list[float]:
-    """Each value, summed over all ranks that are one group."""
+    """Each value, summed over all ranks of the process group, if there is one."""
     sums = torch.tensor(values, dtype=torch.float64)
     if dist.is_initialized():
         dist.all_reduce(sums)
@@ -40,17 +40,17 @@ def summed(*values: float) -> list[float]:
 
 
 def say(job: Job, text: str) -> None:
-    """A line from rank 0."""
+    """Print a line on rank 0."""
     if job.rank == 0:
         print(text, flush=True)
 
 
 def result(job: Job, **figures: Any) -> None:
-    """The figures of the finished training as one line: `RESULT {"validation_loss": 1.5, ...}`."""
+    """Print the results of a finished training as one line: `RESULT {"validation_loss": 1.5, ...}`."""
     say(job, f"RESULT {json.dumps(figures)}")
 
 
 def stop(message: str) -> NoReturn:
-    """End because of what the user gave: exit code 2, as for a wrong option."""
+    """End the program because of wrong input: exit code 2, as for a wrong option."""
     print(f"error: {message}", file=sys.stderr, flush=True)
     sys.exit(2)

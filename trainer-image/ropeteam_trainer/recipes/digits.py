@@ -1,8 +1,8 @@
-"""A small network reads handwritten digits: 1,797 pictures of 8 x 8 grey values that scikit-learn has.
+"""A small network that classifies handwritten digits: scikit-learn's 1,797 images of 8 x 8 grey values.
 
     python -m ropeteam_trainer.recipes.digits [--epochs N] [--global-batch N] [--optimizer AdamW|SGD]
 
-Four of five pictures train, every fifth one validates. It reads at least 95 % of those right, after seconds.
+Every fifth image is for validation, the others for training. Accuracy at least 95 %, after seconds.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Split = tuple[torch.Tensor, torch.Tensor]
 
 
 def pictures() -> tuple[Split, Split]:
-    """Training and validation (pictures: count x 64, digits: count). Exit code 2 without scikit-learn."""
+    """Training and validation data (images: count x 64, digits: count). Exit code 2 without scikit-learn."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
         common.stop("this recipe needs scikit-learn: pip install scikit-learn")
     values, digits = load_digits(return_X_y=True)
     pixels, labels = torch.tensor(values, dtype=torch.float32) / 16, torch.tensor(digits)
-    validates = torch.arange(len(pixels)) % 5 == 0
-    return (pixels[~validates], labels[~validates]), (pixels[validates], labels[validates])
+    is_validation = torch.arange(len(pixels)) % 5 == 0
+    return (pixels[~is_validation], labels[~is_validation]), (pixels[is_validation], labels[is_validation])
 
 
 def optimizer_for(model: nn.Module, name: str, learning_rate: float) -> torch.optim.Optimizer:
@@ -60,10 +60,10 @@ def main() -> None:
 
     job.restore(model=model, optimizer=optimizer)
     data = TensorDataset(*training)
-    for pictures_of, digits_of in job.batches(
+    for image_batch, digit_batch in job.batches(
         data, global_batch=size, epochs=options.epochs, seed=options.seed
     ):
-        loss = F.cross_entropy(model(pictures_of), digits_of)
+        loss = F.cross_entropy(model(image_batch), digit_batch)
         optimizer.zero_grad()
         (loss * job.batch_weight).backward()
         optimizer.step()
@@ -72,8 +72,8 @@ def main() -> None:
             common.say(job, f"step {job.step}/{total} loss {loss.item():.3f}")
 
     with job.phase("eval"), torch.no_grad():
-        right = (model(pixels).argmax(dim=1) == digits).sum().item()
-    common.result(job, accuracy=round(right / len(digits), 4), pictures=len(digits), steps=job.step)
+        correct = (model(pixels).argmax(dim=1) == digits).sum().item()
+    common.result(job, accuracy=round(correct / len(digits), 4), pictures=len(digits), steps=job.step)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Activation checkpointing: forget what a layer computed, and compute it again on the way back.
+"""Activation checkpointing: drop a layer's activations, and recompute them in the backward pass.
 
 Full keeps only each unit's input. Selective keeps the results of matrix products too, which cost most to
-compute, and forgets the rest.
+compute, and drops the rest.
 Use it when activations, not weights, fill the memory: long sequences, large micro-batches.
 Cost: Full one more forward pass (about a third more time), Selective a few per cent; no communication.
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016 (torch.utils.checkpoint).
@@ -33,8 +33,8 @@ _PRODUCTS = frozenset(
 
 
 def apply(model: nn.Module, kind: ActivationCheckpointing) -> None:
-    """In place, for each unit of the model, or, where it has no list of layers, as a stage of a pipeline, for
-    each of its parts; parameters keep their names.
+    """Checkpoint each unit of the model in place, or, where it has no list of layers, as a pipeline stage has
+    none, each of its children; parameters keep their names.
     """
     options: dict[str, Any] = {"use_reentrant": False}
     if kind is ActivationCheckpointing.SELECTIVE:

@@ -1,7 +1,7 @@
-"""Whole copies of a part of a model, composable: data parallelism of layers that are split or cut already.
+"""Composable replication: data parallelism of layers that tensor or pipeline parallelism has split already.
 
-Like ddp.py, but layer by layer and on a mesh, so that it goes with tensor and pipeline parallelism. Alone
-it is `sync.type: Replicate`: use it where the module must stay what it is, and not be wrapped.
+Like ddp.py, but layer by layer and on a mesh, so that it composes with tensor and pipeline parallelism. Alone
+it is `sync.type: Replicate`: use it where the module's type must not change, and not be wrapped.
 Cost per step and rank: 2 (n-1)/n x 4P bytes for the P parameters that this rank has.
 Source: torch.distributed._composable.replicate_with_fsdp.
 """
@@ -16,7 +16,7 @@ from ropeteam_trainer.strategies.model.units import units_of
 
 
 def apply(model: nn.Module, mesh: DeviceMesh) -> None:
-    """In place. mesh: (replicate,)."""
+    """Replicate in place. mesh: (replicate,)."""
     for unit in units_of(model):
         replicate(unit, mesh=mesh)
     replicate(model, mesh=mesh)

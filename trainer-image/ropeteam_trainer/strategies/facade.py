@@ -1,4 +1,4 @@
-"""What the loop calls where a model needs something around it: a loss, micro-batches, a pipeline, a scale."""
+"""Facade that the loop calls instead of the model: adds a loss, micro-batches, a pipeline, a loss scale."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Loss = Callable[..., torch.Tensor]
 
 
 class ModelFacade(nn.Module):
-    """Calls the parts of the model. With a loss function, model(x, y) returns loss(output of x, y).
+    """Module that calls the parts of the model. With a loss function, model(x, y) is loss(output of x, y).
 
-    Its state_dict() has the names of the plain model, in a pipeline those of this rank's stages.
+    The state_dict() has the names of the plain model, in a pipeline those of this rank's stages.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ModelFacade(nn.Module):
         self.register_load_state_dict_pre_hook(_with_full_names)  # type: ignore[no-untyped-call]
 
     def __getattr__(self, name: str) -> Any:
-        """What the script asks its model, or DDP, for: no_sync(), a layer, a setting."""
+        """Attributes of the wrapped model, or of DDP: no_sync(), a layer, a setting."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -48,9 +48,9 @@ class ModelFacade(nn.Module):
                 return getattr(self.parts[0], name)
             raise
 
-    def use_pipeline(self, through: Pipeline) -> None:
-        """From now on batches go through a pipeline."""
-        self._pipeline, self.does_anything = through, True
+    def use_pipeline(self, pipeline: Pipeline) -> None:
+        """Run all later batches through a pipeline."""
+        self._pipeline, self.does_anything = pipeline, True
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         if self._pipeline is None and (self._micro is None or not torch.is_grad_enabled()):
@@ -61,7 +61,7 @@ class ModelFacade(nn.Module):
         return eager.loss_of(lambda: self._run(inputs, named), parameters, self._weight())
 
     def finished_loss(self, output: Any, target: Any) -> torch.Tensor:
-        """For the last stage of a pipeline."""
+        """Loss, scaled if needed, for the last stage of a pipeline."""
         assert self._loss is not None
         loss = self._loss(output, target)
         return self._scale.scaled(loss) if self._scale else loss
@@ -92,7 +92,7 @@ def _scaled(output: Any, scale: LossScale) -> Any:
     if isinstance(output, torch.Tensor):
         return scale.scaled(output) if output.requires_grad else output
     if isinstance(output, dict):
-        result = copy.copy(output)  # of its own kind: transformers' outputs have attributes, too
+        result = copy.copy(output)  # keeps the type: transformers' outputs have attributes, too
         for key, value in output.items():
             result[key] = _scaled(value, scale)
         return result
@@ -101,19 +101,19 @@ def _scaled(output: Any, scale: LossScale) -> Any:
     return output
 
 
-def _with_plain_names(front: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
-    for full, plain in [*_names(front, prefix)]:
+def _with_plain_names(facade: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for full, plain in [*_names(facade, prefix)]:
         state[plain] = state.pop(full)
 
 
-def _with_full_names(front: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    for full, plain in [*_names(front, prefix)]:
+def _with_full_names(facade: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for full, plain in [*_names(facade, prefix)]:
         if plain in state:
             state[full] = state.pop(plain)
 
 
-def _names(front: ModelFacade, prefix: str) -> Iterator[tuple[str, str]]:
-    """Of each value in the state of the parts: with the wrappers around it, and without."""
-    for number, part in enumerate(front.parts):
+def _names(facade: ModelFacade, prefix: str) -> Iterator[tuple[str, str]]:
+    """Names of each value in the state of the parts: with the prefixes of wrappers, and without."""
+    for number, part in enumerate(facade.parts):
         for name in part.state_dict():
             yield f"{prefix}parts.{number}.{name}", f"{prefix}{plain_name(part, name)}"

@@ -1,15 +1,15 @@
 """Sharded data parallelism: each rank keeps 1/n of every parameter, gradient and optimizer state.
 
-Parameters (ZeRO-3, FSDP): a layer is gathered just before it computes, forward and backward, and dropped
-again.
+Parameters (ZeRO-3, FSDP): a layer is gathered just before it computes, forward and backward, and resharded
+after it.
 Gradients (ZeRO-2): a layer stays gathered from its forward to its backward pass: one gather less.
 With replicate > 1 it shards within groups and averages between them (hybrid sharding): gathers stay inside a
-node. Every rank is a server of its part and a worker on its data.
+node. Every rank serves its shard of the parameters and trains on its part of the data.
 Use it when the model or its optimizer do not fit into one rank.
 Cost per step and rank: Parameters 3 (n-1)/n x 4P bytes (two gathers, one reduce-scatter), Gradients 2
 (n-1)/n x 4P; memory of the model 16P/n bytes under Adam, and one gathered layer (Parameters) or all of them
 (Gradients).
-gloo has no reduce-scatter and sends an all-reduce for it, (n-1)/n x 4P bytes more.
+gloo has no reduce-scatter and runs an all-reduce instead, (n-1)/n x 4P bytes more.
 Sources: Rajbhandari et al., "ZeRO", SC 2020; Zhao et al., "PyTorch FSDP", VLDB 2023 (torch's fully_shard).
 """
 
@@ -27,7 +27,7 @@ from ropeteam_trainer.strategies.model.units import units_of
 
 
 def apply(model: nn.Module, mesh: DeviceMesh, strategy: Strategy) -> None:
-    """Shard in place: each unit by itself, then what is left. mesh: (shard,) or (replicate, shard)."""
+    """Shard in place: each unit by itself, then the rest. mesh: (shard,) or (replicate, shard)."""
     options: dict[str, Any] = {
         "mesh": mesh,
         "reshard_after_forward": strategy.sharding is not Sharding.GRADIENTS,
@@ -40,14 +40,14 @@ def apply(model: nn.Module, mesh: DeviceMesh, strategy: Strategy) -> None:
 
 
 def _offload(offload: Offload, mesh: DeviceMesh) -> OffloadPolicy:
-    """On a CPU everything is there already, and there is no accelerator for which memory could be pinned."""
+    """Offload policy. On a CPU all is in host memory already, and no accelerator needs pinned memory."""
     if offload is Offload.NONE or mesh.device_type == "cpu":
         return OffloadPolicy()
     return CPUOffloadPolicy()
 
 
 def _precision(precision: Precision) -> MixedPrecisionPolicy:
-    """Compute and gather in the short type, add gradients up in the long one."""
+    """Precision policy: compute and gather in 16 bits, reduce gradients in float32."""
     if precision is Precision.FLOAT32:
         return MixedPrecisionPolicy()
     short = torch.bfloat16 if precision is Precision.BFLOAT16 else torch.float16

@@ -1,12 +1,12 @@
 """Local SGD: ranks train alone for some steps, then average their weights.
 
 Plain: the average replaces the weights. Hierarchical: neighbours average often, all of them seldom. DiLoCo:
-the average is taken for the gradient of an outer optimizer, SGD with Nesterov momentum, which steps the
-weights that all ranks had in common last.
+the average gives the pseudo-gradient of an outer optimizer, SGD with Nesterov momentum, which steps the
+weights of the last synchronisation.
 Use it when the network is slow: between sites, or on Ethernet.
 Cost per rank: 2 (n-1)/n x 4P bytes every H steps instead of every step; DiLoCo 8P bytes of memory more.
-The optimizers' own state and buffers stay local. Each rank saves its own, so a resumed run is the undisturbed
-one; another number of ranks goes on with rank 0's.
+The optimizers' own state and buffers stay local. Each rank saves its own, so a resumed job repeats the
+undisturbed one; another number of ranks resumes with rank 0's.
 Sources: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019; Lin et al., "Don't Use Large
 Mini-Batches, Use Local SGD", ICLR 2020 (hierarchical); Douillard et al., "DiLoCo", 2023.
 """
@@ -28,47 +28,47 @@ from ropeteam_trainer.strategies.model.stepping import Step, around_step
 
 
 class LocalSteps:
-    """Averages after every so many steps of an optimizer. The ranks have the same weights at the start."""
+    """Periodic averaging after optimizer steps. The ranks have the same weights at the start."""
 
     def __init__(self, parameters: list[nn.Parameter], optimizer: Optimizer, local: Local) -> None:
-        self._parameters, self._local, self._done = parameters, local, 0
+        self._parameters, self._local, self._steps = parameters, local, 0
         self._average = self._averager()
         self._outer = _Outer(parameters, local) if local.outer_learning_rate_per_mille is not None else None
-        around_step(optimizer, self._around)
+        around_step(optimizer, self._step)
 
     @property
     def together(self) -> bool:
         """Whether all ranks have the same weights now."""
-        return self._done % (self._local.all_every_steps or self._local.every_steps) == 0
+        return self._steps % (self._local.all_every_steps or self._local.every_steps) == 0
 
     @torch.no_grad()
     def meet(self) -> None:
-        """Average now, and count from here."""
+        """Average now, and restart the count."""
         if not self.together:
             for p in self._parameters:
                 dist.all_reduce(p)
                 p.div_(dist.get_world_size())
-            self._done = 0
+            self._steps = 0
             self._average = self._averager()
 
     def state_dict(self) -> dict[str, Any]:
-        """Only good where the ranks are together."""
+        """State of the outer optimizer. Valid only while all ranks have the same weights."""
         return {"outer": self._outer.state_dict() if self._outer else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self._outer and state["outer"]:
             self._outer.load_state_dict(state["outer"])
 
-    def _around(self, step: Step) -> Any:
+    def _step(self, step: Step) -> Any:
         result = step()
-        self._done += 1
+        self._steps += 1
         self._average(self._parameters)
         if self._outer and self.together:
             self._outer.step()
         return result
 
     def _averager(self) -> Any:
-        """torch's; they count their calls from 0 and average when `count % period == 0`."""
+        """torch's averager; torch's count their calls from 0 and average when `count % period == 0`."""
         local = self._local
         if local.groups_of is None:
             averager: Any = PeriodicModelAverager(period=local.every_steps, warmup_steps=0)
@@ -83,7 +83,7 @@ class LocalSteps:
 
 
 class OwnState:
-    """What is not averaged: the optimizer's state of this rank, and the model's buffers."""
+    """State that is not averaged: this rank's optimizer state, and the model's buffers."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._model, self._optimizer = model, optimizer
@@ -96,7 +96,7 @@ class OwnState:
 
     @torch.no_grad()
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """After the optimizer itself: its groups are the same on all ranks."""
+        """Load after the optimizer itself: its groups are the same on all ranks."""
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": saved["optimizer"]})
         for name, buffer in self._model.named_buffers():
             buffer.copy_(saved["buffers"][name])
@@ -106,7 +106,7 @@ class _Outer:
     """DiLoCo's outer optimizer."""
 
     def __init__(self, parameters: list[nn.Parameter], local: Local) -> None:
-        self._inner = parameters
+        self._parameters = parameters
         self._common = [nn.Parameter(p.detach().clone()) for p in parameters]
         assert local.outer_learning_rate_per_mille is not None
         self._sgd = SGD(
@@ -118,11 +118,11 @@ class _Outer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """The weights have just been averaged."""
-        for common, mean in zip(self._common, self._inner, strict=True):
+        """Step from the last common weights. Called right after the weights were averaged."""
+        for common, mean in zip(self._common, self._parameters, strict=True):
             common.grad = common - mean
         self._sgd.step()
-        for common, mean in zip(self._common, self._inner, strict=True):
+        for common, mean in zip(self._common, self._parameters, strict=True):
             mean.copy_(common)
 
     def state_dict(self) -> dict[str, Any]:

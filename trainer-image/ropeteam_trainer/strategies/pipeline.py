@@ -1,6 +1,6 @@
 """Pipeline parallelism: each rank has some layers (vertical split); micro-batches flow through all ranks.
 
-With one micro-batch it is plain layer-wise parallelism: ranks wait for each other. With m of them and p
+With one micro-batch it is naive model parallelism: ranks wait for each other. With m of them and p
 ranks, each rank computes m/(m+p-1) of the time (GPipe; OneForwardOneBackward holds fewer activations); v
 stages per rank (Interleaved) shrink the bubble to (p-1)/v, and ZeroBubble fills two thirds of that with
 gradients of weights.
@@ -39,9 +39,9 @@ Loss = Callable[..., torch.Tensor]
 
 
 def cut(model: nn.Module, settings: Pipelining, ranks: int, rank: int) -> list[tuple[int, nn.Sequential]]:
-    """This rank's stages and their numbers. Stages have equal numbers of layers, as far as that goes.
+    """This rank's stages and their numbers. Stages have equal numbers of layers where they divide evenly.
 
-    Raises StrategyError for a model that is no nn.Sequential, or has too few layers.
+    Raises StrategyError for a model that is not an nn.Sequential, or has too few layers.
     """
     if not isinstance(model, nn.Sequential):
         raise StrategyError(
@@ -56,16 +56,16 @@ def cut(model: nn.Module, settings: Pipelining, ranks: int, rank: int) -> list[t
             f"{len(layers) // settings.per_rank} ranks with {settings.per_rank} each"
         )
     ends = [len(layers) * number // stages for number in range(stages + 1)]
-    mine = range(rank, stages, ranks)
-    return [(n, nn.Sequential(OrderedDict(layers[ends[n] : ends[n + 1]]))) for n in mine]
+    own_stages = range(rank, stages, ranks)
+    return [(n, nn.Sequential(OrderedDict(layers[ends[n] : ends[n + 1]]))) for n in own_stages]
 
 
 class Pipeline:
     """All stages of this rank, run by a schedule. Shapes may change from batch to batch.
 
-    Stages exchange pieces of one size: one that has a sample less than others gets one again, of which the
-    loss sees nothing. Copies of the pipeline meet at each micro-batch, so they cut alike, by the largest of
-    their parts.
+    Stages exchange micro-batches of one size: one with a sample less than others is padded by repeating one,
+    and the loss ignores the padding. Replicas of the pipeline communicate at each micro-batch, so all split
+    by the largest of their parts.
     """
 
     def __init__(
@@ -75,47 +75,47 @@ class Pipeline:
         group: dist.ProcessGroup,
         device: torch.device,
         loss: Loss,
-        meets: Callable[[], bool],
+        communicates: Callable[[], bool],
     ) -> None:
-        """meets: whether copies of the pipeline exchange something in this pass."""
+        """communicates: whether replicas of the pipeline communicate in this pass."""
         self._stages, self._settings, self._group, self._device = stages, settings, group, device
-        self._loss, self._meets = loss, meets
+        self._loss, self._communicates = loss, communicates
         self._ranks = dist.get_world_size(group)
         self._last = self._ranks * settings.per_rank - 1
         self._weight = 1.0
         self._losses: list[torch.Tensor] = []
-        """Of the micro-batches of the last batch, each times its part, on the rank with the last stage."""
+        """Losses of the last batch's micro-batches, each times its weight, on the last stage's rank."""
         self._targets: list[tuple[Any, float]] = []
         self._bounds: list[tuple[int, int, float]] = []
         self._size = 0
-        """Samples of a micro-batch, with those that are there twice."""
+        """Samples of a micro-batch, padding included."""
         self._schedules: dict[tuple[int, ...], Any] = {}
 
     def run(self, inputs: torch.Tensor, target: Any, weight: float) -> torch.Tensor:
         """The mean loss, on all ranks of the pipeline. Gradients, if enabled, are those of weight x mean."""
         self._weight, self._losses = weight, []
         own = samples((inputs,))
-        largest = most(own, (inputs,)) if self._meets() else own
+        largest = most(own, (inputs,)) if self._communicates() else own
         count = micro_batches(largest, self._settings, self._ranks)
         self._size, self._bounds = math.ceil(largest / count), bounds(own, count)
         numbers = [number for number, _ in self._stages]
-        given = self._evened(inputs)
-        schedule = self._schedule_for(given, count)
-        wanted = {}
+        padded = self._padded(inputs)
+        schedule = self._schedule_for(padded, count)
+        target_numbers = {}
         if self._last in numbers:
             self._targets = split(Batch((target,), {}), count)
-            wanted = {"target": torch.arange(count)}
+            target_numbers = {"target": torch.arange(count)}
         run = schedule.step if torch.is_grad_enabled() else schedule.eval
-        run(*((given,) if 0 in numbers else ()), **wanted)
-        losses = self._losses[-count:]  # stages that agree about shapes run the loss on nothing before
+        run(*((padded,) if 0 in numbers else ()), **target_numbers)
+        losses = self._losses[-count:]  # shape inference of stages has run the loss on empty data before
         mean = torch.stack(losses).sum() if losses else torch.zeros(())
         mean = mean.to(self._device, torch.float32)
         owner = dist.get_global_rank(self._group, self._last % self._ranks)
         dist.broadcast(mean, src=owner, group=self._group)
         return mean
 
-    def _evened(self, inputs: torch.Tensor) -> torch.Tensor:
-        """In pieces of one size: the last sample of a smaller one is there again."""
+    def _padded(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Inputs padded to equal micro-batches: a smaller one repeats its last sample."""
         if len(inputs) == self._size * len(self._bounds):
             return inputs
         rows = [
@@ -124,7 +124,7 @@ class Pipeline:
         return inputs[torch.tensor(rows, device=inputs.device)]
 
     def _weighted_loss(self, output: Any, number: torch.Tensor) -> torch.Tensor:
-        """number: of the micro-batch, in the place of its target."""
+        """Loss of one micro-batch. number: of the micro-batch, passed instead of its target."""
         (begin, end, part), (target, _) = self._bounds[int(number)], self._targets[int(number)]
         loss = self._loss(_first(output, end - begin, self._size), *target.inputs)
         check_loss(loss)
@@ -132,15 +132,15 @@ class Pipeline:
         return loss * (self._weight * part)
 
     def _schedule_for(self, inputs: torch.Tensor, count: int) -> Any:
-        """One per shape: stages agree about shapes when they first run."""
+        """Schedule for this shape, one per shape: stages infer shapes when they first run."""
         key = (torch.is_grad_enabled(), count, *inputs.shape)
         if key not in self._schedules:
             stages = [
                 PipelineStage(part, number, self._last + 1, self._device, group=self._group)
                 for number, part in self._stages
             ]
-            kind = _SCHEDULES[self._settings.schedule]
-            self._schedules[key] = kind(
+            schedule_class = _SCHEDULES[self._settings.schedule]
+            self._schedules[key] = schedule_class(
                 stages if len(stages) > 1 else stages[0],
                 n_microbatches=count,
                 loss_fn=self._weighted_loss,
@@ -150,7 +150,7 @@ class Pipeline:
 
 
 def _first(output: Any, rows: int, of: int) -> Any:
-    """What is of the first `rows` samples: they may have several rows each, where a model flattens them."""
+    """Output of the first `rows` samples: each may have several rows, where a model flattens them."""
     if rows == of:
         return output
     if isinstance(output, torch.Tensor) and output.ndim and len(output) % of == 0:

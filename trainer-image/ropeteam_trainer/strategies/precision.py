@@ -1,7 +1,7 @@
 """Mixed precision: matrix products in 16 bits, weights and sums in 32.
 
-BFloat16 has float32's range and needs nothing else. Float16 has more digits and little range: the loss is
-scaled up so that small gradients do not vanish, and a step whose gradients overflow is skipped.
+BFloat16 has float32's range and needs no loss scaling. Float16 has more digits and a small range: the loss is
+scaled up so that small gradients do not underflow, and a step whose gradients overflow is skipped.
 Use BFloat16 on any GPU since Ampere; Float16 on older ones.
 Cost: activations take half the memory; weights keep their 32 bits (sharded layers are gathered in 16 bits).
 Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018 (torch.amp).
@@ -23,7 +23,7 @@ _TYPES = {Precision.BFLOAT16: torch.bfloat16, Precision.FLOAT16: torch.float16}
 
 
 def autocast(model: nn.Module, precision: Precision, device: torch.device) -> None:
-    """Let `model` compute in the short type, whoever calls it."""
+    """Run `model` under autocast to the 16-bit type, whatever the caller."""
     inner = model.forward
 
     @functools.wraps(inner)
@@ -35,9 +35,9 @@ def autocast(model: nn.Module, precision: Precision, device: torch.device) -> No
 
 
 class LossScale:
-    """Scales gradients up on their way back and down before the optimizer steps.
+    """Scale gradients up in the backward pass and down before the optimizer steps.
 
-    What the model returns keeps its value; only the gradient that comes back through it is scaled.
+    The model's output keeps its value; only the gradient that flows back through it is scaled.
     """
 
     def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
@@ -45,23 +45,23 @@ class LossScale:
         self._one = torch.ones((), device=device)
         self._optimizer = optimizer
         self._unscaled = self._stepping = False
-        around_step(optimizer, self._around)
+        around_step(optimizer, self._scaled_step)
         self.state_dict, self.load_state_dict = self._scaler.state_dict, self._scaler.load_state_dict
 
     def scaled(self, output: torch.Tensor) -> torch.Tensor:
-        """`output`, whose gradient will be scaled."""
+        """`output`, with a gradient that will be scaled."""
         scale = self._scaler.scale(self._one)
         result: torch.Tensor = _ScaleGradient.apply(output, scale)  # type: ignore[no-untyped-call]
         return result
 
     def unscale(self) -> None:
-        """Before gradients are looked at. step() does it if nobody did."""
+        """Unscale gradients before they are read. step() does so if no caller has."""
         if not self._unscaled:
             self._scaler.unscale_(self._optimizer)
             self._unscaled = True
 
-    def _around(self, step: Step) -> None:
-        if self._stepping:  # the scaler calls step() in its turn, if no gradient is infinite
+    def _scaled_step(self, step: Step) -> None:
+        if self._stepping:  # the scaler calls step() itself, if no gradient is infinite
             step()
             return
         self.unscale()

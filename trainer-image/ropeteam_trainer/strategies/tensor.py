@@ -1,11 +1,11 @@
-"""Tensor parallelism: each rank computes with a part of every layer (horizontal split).
+"""Tensor parallelism: each rank computes with a shard of every layer (horizontal split).
 
-Which layer is split how is the model's knowledge: a plan maps names of layers (`blocks.*.up`) to torch's
-styles, ColwiseParallel, RowwiseParallel, SequenceParallel.
+The model defines how each layer is split: a plan maps names of layers (`blocks.*.up`) to torch's styles,
+ColwiseParallel, RowwiseParallel, SequenceParallel.
 Use it inside a node, for layers too large for one rank, and to shorten a step once the batch cannot shrink.
 Cost per rank and pair of split layers: one all-reduce of the activations forward, and backward one for each
 layer that is split by columns (query, key and value apart: three), 2 (n-1)/n x 4 x batch x length x width
-bytes each; memory of split layers 1/n. All ranks see the same batch.
+bytes each; memory of split layers 1/n. All ranks get the same batch.
 Sources: Shoeybi et al., "Megatron-LM", 2019; Korthikanti et al., "Reducing Activation Recomputation"
 (sequence parallelism), 2022 (torch.distributed.tensor.parallel).
 """
@@ -28,21 +28,21 @@ PlanMaker = Callable[[TensorSplit], Plan]
 
 def apply(model: nn.Module, mesh: DeviceMesh, settings: TensorParallel, make: PlanMaker | None) -> None:
     """Split in place. make: default the model's method `tensor_plan(settings)`."""
-    chosen: Any = make or getattr(model, "tensor_plan", None)
-    if chosen is None:
+    plan_maker: Any = make or getattr(model, "tensor_plan", None)
+    if plan_maker is None:
         raise StrategyError(
             "strategy.parallelism.tensor: nobody says how to split this model; give it a method "
             "tensor_plan(settings), or wrap(..., tensor_plan=f), that returns {layer name: ColwiseParallel()}"
         )
-    plan: Plan = chosen(TensorSplit(settings.sequence, settings.loss, mesh.size()))
+    plan: Plan = plan_maker(TensorSplit(settings.sequence, settings.loss, mesh.size()))
     names = {id(layer): name for name, layer in model.named_modules()}
-    parallelize_module(model, mesh, {path: _EqualParts(style, names) for path, style in plan.items()})
+    parallelize_module(model, mesh, {path: _RequireEvenSplit(style, names) for path, style in plan.items()})
     parallelize_module(model, mesh, dict(plan))
 
 
 @dataclass
-class _EqualParts(ParallelStyle):
-    """Splits nothing. Whoever gets a part as a plain tensor takes all parts to be as large as its own."""
+class _RequireEvenSplit(ParallelStyle):
+    """Check that splits are even; split nothing. Code that holds a plain tensor assumes equal shards."""
 
     style: ParallelStyle
     names: Mapping[int, str]

@@ -1,8 +1,8 @@
-"""Put a strategy on a model and its optimizer: job.wrap().
+"""Apply a strategy to a model and its optimizer: job.wrap().
 
-Order: same weights everywhere; split layers (tensor); keep own layers (pipeline); recompute; precision;
-copies and shards; then the optimizer is bound to the new parameters and its step gets what belongs around
-it. The loop that uses model and optimizer stays the same for all of it.
+Order: broadcast weights; split layers (tensor); keep own stages (pipeline); activation checkpointing;
+precision; replicas and shards; then the optimizer is bound to the new parameters and its step gets its hooks.
+The loop that uses model and optimizer stays the same.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from ropeteam_trainer.strategies.model.naming import named_parameters, rebind
 
 @dataclass(frozen=True)
 class Progress:
-    """What techniques ask the job."""
+    """Values of the job that techniques read."""
 
     batch_weight: Callable[[], float]
     steps_done: Callable[[], int]
@@ -60,25 +60,25 @@ class Progress:
 @dataclass(frozen=True)
 class Wrapped:
     model: nn.Module
-    """What the loop calls."""
+    """The module that the loop calls."""
     optimizer: Optimizer
     parts: tuple[nn.Module, ...]
-    """What a checkpoint holds of the model on this rank."""
+    """Parts of the model that this rank saves in a checkpoint."""
     extra: Mapping[str, Any]
-    """More to keep in a checkpoint: things with state_dict() and load_state_dict(), the same on all ranks."""
+    """More objects to checkpoint, with state_dict() and load_state_dict(), the same on all ranks."""
     own: Mapping[str, Any]
-    """The same, of which each rank has its own."""
+    """More objects to checkpoint, different on each rank."""
     layout: Layout
     local: LocalSteps | None
     scale: precision.LossScale | None
     mesh: DeviceMesh | None
 
     def together(self) -> bool:
-        """Whether all ranks have the same weights now, as a checkpoint needs it."""
+        """Whether all ranks have the same weights now; a checkpoint needs that."""
         return self.local is None or self.local.together
 
     def meet(self) -> None:
-        """Make it so, at the price of an average that is not on the schedule."""
+        """Give all ranks the same weights, by an average that is not on the schedule."""
         if self.local is not None:
             self.local.meet()
 
@@ -88,8 +88,8 @@ class Wrapped:
             self.scale.unscale()
         grads = [p.grad for part in self.parts for p in part.parameters() if p.grad is not None]
         squares = torch.zeros(())
-        for alike in _by_mesh(grads):
-            norm = nn.utils.get_total_norm(alike)
+        for same_mesh in _by_mesh(grads):
+            norm = nn.utils.get_total_norm(same_mesh)
             norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
             squares = squares.to(norm.device) + norm**2
         if self.layout.pipeline > 1:
@@ -111,13 +111,13 @@ def wrap(
     loss: Loss | None = None,
     tensor_plan: tensor.PlanMaker | None = None,
 ) -> Wrapped:
-    """Raises StrategyError, with the field to change, before anything is touched, where that can be known."""
+    """Apply the strategy. Raises StrategyError, with the field to change, if possible before any change."""
     grid = layout(strategy, world.size)
     check(strategy, optimizer, loss)
     before = named_parameters([model])
     mesh = _mesh(grid, world.device)
     if world.size > 1:
-        _same_weights(model)
+        _broadcast_weights(model)
     if grid.tensor > 1:
         assert mesh is not None
         tensor.apply(model, mesh["tensor"], strategy.tensor_parallel, tensor_plan)
@@ -126,10 +126,10 @@ def wrap(
         stage_rank = grid.place(world.rank).pipeline
         stages = [*pipeline.cut(model, strategy.pipelining, grid.pipeline, stage_rank)]
     hook = _hook(strategy)
-    stages = [(number, _spread(part, strategy, grid, mesh, world.device, hook)) for number, part in stages]
+    stages = [(number, _apply(part, strategy, grid, mesh, world.device, hook)) for number, part in stages]
     parts = tuple(part for _, part in stages)
     rebind(optimizer, before, parts)
-    _step_as(optimizer, strategy, grid, progress)
+    _hook_step(optimizer, strategy, grid, progress)
     extra: dict[str, Any] = {}
     own: dict[str, Any] = {f"{type(hook).__name__}'s memory": hook} if hasattr(hook, "state_dict") else {}
     steps = None
@@ -139,21 +139,21 @@ def wrap(
     scale = precision.LossScale(optimizer, world.device) if strategy.precision is Precision.FLOAT16 else None
     if scale is not None:
         extra["loss_scale"] = scale
-    front = ModelFacade(parts, loss, strategy.batch.micro_samples, progress.batch_weight, scale)
+    facade = ModelFacade(parts, loss, strategy.batch.micro_samples, progress.batch_weight, scale)
     if grid.pipeline > 1:
         assert mesh is not None
         group = mesh["pipeline"].get_group()
-        front.use_pipeline(
+        facade.use_pipeline(
             pipeline.Pipeline(
-                stages, strategy.pipelining, group, world.device, front.finished_loss, partial(_meet, grid)
+                stages, strategy.pipelining, group, world.device, facade.finished_loss, partial(_syncs, grid)
             )
         )
-    called = front if front.does_anything or parts[0] is not model else model
+    called = facade if facade.does_anything or parts[0] is not model else model
     return Wrapped(called, optimizer, parts, extra, own, grid, steps, scale, mesh)
 
 
 def check(strategy: Strategy, optimizer: Optimizer, loss: Loss | None) -> None:
-    """What cannot work with this script. Raises StrategyError."""
+    """Raise StrategyError for settings that cannot work with this script."""
     rate = strategy.learning_rate
     if optimizer.state:
         raise StrategyError("wrap() was called after the optimizer's first step; call it before the loop")
@@ -161,8 +161,8 @@ def check(strategy: Strategy, optimizer: Optimizer, loss: Loss | None) -> None:
         raise StrategyError(
             "strategy.parallelism.pipeline needs the loss function: wrap(model, optimizer, loss=f)"
         )
-    wanted: Any = {TrustRatio.LARS: SGD, TrustRatio.LAMB: (Adam, AdamW)}.get(rate.trust_ratio)  # type: ignore[arg-type]
-    if wanted is not None and not isinstance(optimizer, wanted):
+    needed: Any = {TrustRatio.LARS: SGD, TrustRatio.LAMB: (Adam, AdamW)}.get(rate.trust_ratio)  # type: ignore[arg-type]
+    if needed is not None and not isinstance(optimizer, needed):
         assert rate.trust_ratio is not None
         raise StrategyError(
             f"strategy.learningRate.trustRatio: {rate.trust_ratio.value} goes with "
@@ -172,7 +172,7 @@ def check(strategy: Strategy, optimizer: Optimizer, loss: Loss | None) -> None:
 
 
 def _mesh(grid: Layout, device: torch.device) -> DeviceMesh | None:
-    """One dimension per way to split that is used. None: one rank."""
+    """Mesh with one dimension for each kind of parallelism in use. None: one rank."""
     named = [
         (name, size)
         for name in ("pipeline", "replicate", "shard", "tensor")
@@ -185,20 +185,20 @@ def _mesh(grid: Layout, device: torch.device) -> DeviceMesh | None:
 
 
 @torch.no_grad()
-def _same_weights(model: nn.Module) -> None:
-    """Rank 0's, so that scripts need no seed for it."""
+def _broadcast_weights(model: nn.Module) -> None:
+    """Broadcast rank 0's weights, so that scripts need no common seed."""
     for value in (*model.parameters(), *model.buffers()):
         dist.broadcast(value.detach(), src=0)
 
 
 def _hook(strategy: Strategy) -> Hook | None:
-    """What to do with a bucket of gradients instead of an all-reduce."""
+    """DDP communication hook that replaces the all-reduce of a gradient bucket."""
     if strategy.gradient_compression:
         return compression.hook_of(strategy.gradient_compression)
     return ring.hook if strategy.sync.type is SyncType.RING else None
 
 
-def _spread(
+def _apply(
     part: nn.Module,
     strategy: Strategy,
     grid: Layout,
@@ -206,7 +206,7 @@ def _spread(
     device: torch.device,
     hook: Hook | None,
 ) -> nn.Module:
-    """Recompute, precision, copies and shards of one part of the model."""
+    """Apply activation checkpointing, precision, replicas and shards to one part of the model."""
     shards = grid.shard > 1 and strategy.sharding is not Sharding.OPTIMIZER_STATE
     if strategy.activation_checkpointing is not ActivationCheckpointing.NONE:
         activations.apply(part, strategy.activation_checkpointing)
@@ -214,8 +214,8 @@ def _spread(
         precision.autocast(part, strategy.precision, device)
     if shards:
         assert mesh is not None
-        ways = ("replicate", "shard") if grid.replicate > 1 else ("shard",)
-        fsdp.apply(part, mesh[ways], strategy)
+        mesh_dims = ("replicate", "shard") if grid.replicate > 1 else ("shard",)
+        fsdp.apply(part, mesh[mesh_dims], strategy)
         return part
     if grid.dp_size == 1 or strategy.sync.type is SyncType.LOCAL:
         return part
@@ -223,17 +223,17 @@ def _spread(
         assert mesh is not None
         composable_ddp.apply(part, mesh["replicate"])
         return part
-    if dist.get_backend() == "fake":  # ropeteam plan: DDP changes no sizes, and would look at values
+    if dist.get_backend() == "fake":  # ropeteam plan: DDP changes no sizes, and would read values
         return part
     return ddp.DataParallel(part, hook)
 
 
-def _meet(grid: Layout) -> bool:
-    """Whether copies of a pipeline meet in this pass: for gradients, of sharded layers for weights too."""
+def _syncs(grid: Layout) -> bool:
+    """Whether replicas of a pipeline communicate in this pass: gradients, and weights of sharded layers."""
     return grid.shard > 1 or (grid.replicate > 1 and torch.is_grad_enabled())
 
 
-def _step_as(optimizer: Optimizer, strategy: Strategy, grid: Layout, progress: Progress) -> None:
+def _hook_step(optimizer: Optimizer, strategy: Strategy, grid: Layout, progress: Progress) -> None:
     if any(len(_meshes(group["params"])) > 1 for group in optimizer.param_groups):
         for group in optimizer.param_groups:  # many-tensor kernels take tensors of one mesh only
             group.update({name: False for name in ("foreach", "fused") if name in group})

@@ -1,12 +1,12 @@
-"""ZeRO-1: every rank has the whole model, and 1/n of the optimizer's state.
+"""ZeRO-1: every rank has the full model, and 1/n of the optimizer's state.
 
 Gradients are averaged as in data parallelism; each rank steps its part of the parameters and sends the result
 to the others.
 Use it when the model fits into one rank but Adam's two moments do not.
 Cost per step and rank: 2 (n-1)/n x 4P bytes for gradients, (n-1)/n x 4P for parameters; memory 8P + 8P/n
 under Adam.
-Source: Rajbhandari et al., "ZeRO", SC 2020. Ours, not torch's ZeroRedundancyOptimizer: that one is another
-optimizer than the script's (schedulers lose it), is called experimental, and does not take AdamW's defaults.
+Source: Rajbhandari et al., "ZeRO", SC 2020. Not torch's ZeroRedundancyOptimizer: that replaces the script's
+optimizer (schedulers lose it), is marked experimental, and does not accept AdamW's defaults.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ropeteam_trainer.strategies.model.stepping import Step, around_step
 
 
 def apply(optimizer: Optimizer) -> None:
-    """Let `optimizer` keep this rank's part of its parameters only; in place."""
+    """Restrict `optimizer` to this rank's part of its parameters; in place."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     owners = shared_out([p.numel() for p in parameters], dist.get_world_size())
     owner_of = {id(p): owner for p, owner in zip(parameters, owners, strict=True)}
@@ -39,17 +39,17 @@ def apply(optimizer: Optimizer) -> None:
             else:
                 p.grad.zero_()
 
-    optimizer.zero_grad = zero_grad  # type: ignore[method-assign]  # its own knows this rank's part only
+    optimizer.zero_grad = zero_grad  # type: ignore[method-assign]  # the original has this rank's part only
 
 
 @torch.no_grad()
 def _step(step: Step, parts: list[list[nn.Parameter]]) -> Any:
     result = step()
     flat = [torch.cat([p.detach().flatten() for p in part]) if part else None for part in parts]
-    sending = [
+    broadcasts = [
         dist.broadcast(each, src=rank, async_op=True) for rank, each in enumerate(flat) if each is not None
     ]
-    for work in sending:
+    for work in broadcasts:
         assert work is not None
         work.wait()
     for part, each in zip(parts, flat, strict=True):

@@ -1,7 +1,9 @@
-"""The one way to start work that nobody awaits: it is kept, and what goes wrong in it is seen.
+"""The one way to start tasks that nobody awaits: each is referenced until it is done, and its exception is
+logged.
 
-An event loop holds its tasks weakly, and the exception of a task that nobody awaits is told when the task is
-thrown away, if ever. Here it goes to the loop's exception handler at once, as that of a callback does.
+An event loop holds its tasks weakly, and the exception of a task that nobody awaits is logged when the task
+is garbage collected, if ever. Here it goes to the loop's exception handler at once, as that of a callback
+does.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ def _done(task: asyncio.Task[Any]) -> None:
 
 
 def end_loudly(log: Callable[[str], None], end: Callable[[BaseException], None]) -> None:
-    """What callbacks and tasks of the running loop raise: trouble with a file or a peer is a line in the log,
-    and what belongs to a connection has ended that. Anything else is a fault of ours, and ends the process
-    instead of a part of it.
+    """Handle exceptions of callbacks and tasks of the running loop: an OSError of a file or a peer is a line
+    in the log, and the exception of a connection has ended that connection. Any other one is a bug of ours,
+    and ends the whole process instead of a part of it.
     """
 
     def handle(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

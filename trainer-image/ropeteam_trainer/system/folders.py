@@ -1,11 +1,12 @@
-"""Folders that others can write to, too: no name in them leads anywhere else. Standard library only.
+"""Folders that other processes can write to, too: no name in them leads anywhere else. Standard library only.
 
-Whoever can write to a volume can put a link, a FIFO or a device where a file of ours should be. So everything
-below a folder that was opened is reached by one name at a time, through the open folder (`dir_fd`).
-Promises: links are neither followed nor deleted through; what is no regular file is never read or written,
-and nothing waits for it; what `write` has returned from is there whole after a power cut, and before that its
-former content is. Limits: links on the way to the first folder, or to its volume, are followed, for that is
-how people mount things; so is a hard link, to be read; one writer of a name at a time. Raises OSError.
+A process that can write to a volume can put a link, a FIFO or a device where a file of ours should be. So
+everything below a folder that was opened is reached by one name at a time, through the open folder
+(`dir_fd`).
+Promises: links are neither followed nor deleted through; only regular files are read or written, and nothing
+blocks on others; once `write` has returned, the new content is there whole after a power cut, before that the
+former content is. Limits: links on the way to the first folder, or to its volume, are followed, because
+people mount volumes that way; so are hard links, for reading; one writer of a name at a time. Raises OSError.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _DEEPEST = 16
-"""Folders in folders that are deleted."""
+"""Deepest nesting of folders that remove_tree() deletes."""
 _LINK = (
     "a part of spec.checkpoint.path, {}, is a link; links in the volume are not followed, for they may lead "
     "out of it. Name the folder itself, or put it in the place of the link"
@@ -33,17 +34,18 @@ _LINK = (
 
 
 class NotOurs(OSError):
-    """What has this name is nothing that we write: no plain name, a link, no regular file, too large."""
+    """File that is not one that we write: no plain name, a link, no regular file, too large."""
 
 
 def is_plain(name: str) -> bool:
-    """It names something in a folder, for anybody who reads it."""
+    """Whether this is the name of an entry in a folder, and nothing else to any program."""
     return _PLAIN.fullmatch(name) is not None and name not in (".", "..")
 
 
 @dataclass(frozen=True)
 class VolumePath:
-    """A folder in a volume. No part of `path` may be a link: whoever can write the volume can make one."""
+    """A folder in a volume. No part of `path` may be a link: any process that writes to the volume can make
+    one."""
 
     volume: Path
     path: Path
@@ -57,8 +59,8 @@ Location = Path | VolumePath
 
 
 def location(directory: str, volume: str) -> Location:
-    """Of the folder of checkpoints, as a CheckpointConfig tells it. Not in the volume it may be on a local
-    cluster, where the template mounts something else there."""
+    """Location of the checkpoint folder of a CheckpointConfig. It may be outside the volume on a local
+    cluster, where the template mounts another volume there."""
     path = Path(directory)
     if not volume or not path.is_relative_to(volume):
         return path
@@ -66,14 +68,14 @@ def location(directory: str, volume: str) -> Location:
 
 
 class Folder:
-    """An open folder. To be closed."""
+    """An open folder. The caller closes it."""
 
     def __init__(self, descriptor: int, path: str) -> None:
         self._descriptor, self.path = descriptor, path
 
     @classmethod
     def at(cls, where: Location, make: bool = False) -> Folder:
-        """Where a path leads."""
+        """Open the folder at a path."""
         if isinstance(where, VolumePath):
             here = cls.at(where.volume, make)
             for name in where.path.parts:
@@ -81,7 +83,7 @@ class Folder:
                     here = here._part(name, make)
             return here
         if make:
-            with suppress(FileExistsError):  # it is a file: to open it says more
+            with suppress(FileExistsError):  # it is a file: the error of open() is clearer
                 where.mkdir(parents=True, exist_ok=True)
         return cls(os.open(where, os.O_RDONLY | os.O_DIRECTORY), str(where))
 
@@ -95,14 +97,14 @@ class Folder:
         os.close(self._descriptor)
 
     def folder(self, name: str, make: bool = False) -> Folder:
-        with self._telling(name):
+        with self._checked(name):
             try:
                 return self._enter(name, make)
             except NotADirectoryError:
                 raise NotOurs(errno.ENOTDIR, "Not a directory, and links are not followed") from None
 
     def down(self, path: str) -> Folder:
-        """Some levels below, `step-1/1.0.1`. "": this one, opened once more."""
+        """Open a folder some levels below, `step-1/1.0.1`. "": this one, opened once more."""
         here = Folder(os.dup(self._descriptor), self.path)
         for name in path.split("/") if path else ():
             with here:
@@ -110,31 +112,31 @@ class Folder:
         return here
 
     def names(self) -> list[str]:
-        """Plain ones, of whatever they are."""
-        return sorted(name for name in self._all() if is_plain(name))
+        """Plain names in it, of entries of any kind."""
+        return sorted(name for name in self._entries() if is_plain(name))
 
     def has(self, name: str) -> bool:
-        """Whatever it is."""
+        """Whether there is an entry of this name, of any kind."""
         with suppress(FileNotFoundError):
-            return bool(self._about(name))
+            return bool(self._stat(name))
         return False
 
     def is_folder(self, name: str) -> bool:
         with suppress(FileNotFoundError):
-            return stat.S_ISDIR(self._about(name).st_mode)
+            return stat.S_ISDIR(self._stat(name).st_mode)
         return False
 
     def size(self, name: str) -> int:
-        """In bytes, of a regular file."""
-        with self._telling(name):
-            about = self._about(name)
-            _demand(stat.S_ISREG(about.st_mode), "is no regular file")
-            return about.st_size
+        """Size of a regular file in bytes."""
+        with self._checked(name):
+            status = self._stat(name)
+            _require(stat.S_ISREG(status.st_mode), "is no regular file")
+            return status.st_size
 
     def open(self, name: str) -> BinaryIO:
-        """A regular file, to be read."""
+        """Open a regular file for reading."""
         self.size(name)  # to open a device may have an effect
-        with self._telling(name):
+        with self._checked(name):
             file = os.fdopen(os.open(name, _READ, dir_fd=self._descriptor), "rb")
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 file.close()
@@ -143,27 +145,27 @@ class Folder:
         return file
 
     def read(self, name: str, most: int) -> bytes:
-        """All of a regular file that has so many bytes at most."""
-        with self.open(name) as file, self._telling(name):
+        """Content of a regular file that has at most `most` bytes."""
+        with self.open(name) as file, self._checked(name):
             content = file.read(most + 1)
-            _demand(len(content) <= most, f"is larger than {most} bytes")
+            _require(len(content) <= most, f"is larger than {most} bytes")
         return content
 
     def new(self, name: str, buffering: int = -1) -> BinaryIO:
-        """A file that is made now, to be written. What had the name before is gone."""
+        """Create a file and open it for writing. A former file of this name is removed."""
         self.remove(name)
-        with self._telling(name):
+        with self._checked(name):
             return os.fdopen(os.open(name, _NEW, 0o666, dir_fd=self._descriptor), "wb", buffering)
 
     def create(self, name: str) -> None:
-        """An empty file, exclusively. Raises FileExistsError."""
-        with self._telling(name):
+        """Create an empty file, exclusively. Raises FileExistsError."""
+        with self._checked(name):
             os.close(os.open(name, _NEW, 0o666, dir_fd=self._descriptor))
 
     def write(self, name: str, content: bytes) -> None:
-        """Durable. Order: content -> fsync -> its name -> fsync of the folder."""
+        """Write a file, durably. Order: content -> fsync -> its name -> fsync of the folder."""
         temporary = f".{name}.tmp"
-        with self.new(temporary) as file, self._telling(name):
+        with self.new(temporary) as file, self._checked(name):
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -171,34 +173,34 @@ class Folder:
         self.sync()
 
     def rename(self, name: str, to: str) -> None:
-        """Whatever had the other name is gone."""
-        with self._telling(name):
-            _demand(is_plain(to), "cannot have that name")
+        """Rename an entry. A former entry of the name `to` is replaced."""
+        with self._checked(name):
+            _require(is_plain(to), "cannot have that name")
             os.replace(name, to, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def remove(self, name: str) -> None:
-        """A file, or a link itself. That there is none is no error."""
-        with self._telling(name), suppress(FileNotFoundError):
+        """Remove a file, or a link itself. A missing one is no error."""
+        with self._checked(name), suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._descriptor)
 
     def remove_folder(self, name: str) -> None:
-        """An empty one."""
-        with self._telling(name):
+        """Remove an empty folder."""
+        with self._checked(name):
             os.rmdir(name, dir_fd=self._descriptor)
 
     def remove_tree(self, name: str) -> None:
-        """A folder with all that is in it, as far as that is possible. Links in it are deleted themselves."""
-        with self._telling(name):
+        """Remove a folder with its content, as far as possible. Links in it are deleted themselves."""
+        with self._checked(name):
             self._remove_tree(name, _DEEPEST)
 
     def sync(self) -> None:
-        """Make its names durable: those that were made, renamed and deleted."""
+        """Make changes of its entries durable: creations, renames and deletions."""
         os.fsync(self._descriptor)
 
     def _remove_tree(self, name: str, depth: int) -> None:
         with suppress(OSError):
             with self._enter(name) as inner:
-                for each in inner._all():
+                for each in inner._entries():
                     with suppress(OSError):
                         if not inner.is_folder(each):
                             os.unlink(each, dir_fd=inner._descriptor)
@@ -209,7 +211,7 @@ class Folder:
     def _enter(self, name: str, make: bool = False) -> Folder:
         try:
             return Folder(os.open(name, _FOLDER, dir_fd=self._descriptor), f"{self.path}/{name}")
-        except FileNotFoundError:  # first, for where it is there mkdir may say EACCES (NFS)
+        except FileNotFoundError:  # open first: for an existing folder mkdir may fail with EACCES (NFS)
             if not make:
                 raise
         with suppress(FileExistsError):
@@ -217,38 +219,39 @@ class Folder:
         return self._enter(name)
 
     def _part(self, name: str, make: bool) -> Folder:
-        """Of a VolumePath: the job says it, so it need not be plain. That it is a link proves nothing against
-        what lies behind it, so it is not NotOurs."""
-        with self._telling(name, plain=False):
+        """Open one part of a VolumePath. It comes from the job, so it need not be plain. A link proves
+        nothing against the files behind it, so the error is not NotOurs."""
+        with self._checked(name, plain=False):
             try:
                 return self._enter(name, make)
             except NotADirectoryError:
-                if not stat.S_ISLNK(self._about(name).st_mode):
+                if not stat.S_ISLNK(self._stat(name).st_mode):
                     raise
             raise OSError(errno.ELOOP, _LINK.format(name))
 
-    def _all(self) -> list[str]:
-        """Opened anew: that is when a client of NFS asks the server whether its listing still holds."""
+    def _entries(self) -> list[str]:
+        """Names of all entries. The folder is opened anew: then an NFS client revalidates its listing at the
+        server."""
         descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._descriptor)
         try:
             return os.listdir(descriptor)  # noqa: PTH208 (it has no path)
         finally:
             os.close(descriptor)
 
-    def _about(self, name: str) -> os.stat_result:
+    def _stat(self, name: str) -> os.stat_result:
         return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
 
     @contextmanager
-    def _telling(self, name: str, plain: bool = True) -> Iterator[None]:
-        """Refuse a name that is not plain; let errors tell the whole path."""
+    def _checked(self, name: str, plain: bool = True) -> Iterator[None]:
+        """Refuse a name that is not plain; put the whole path into errors."""
         try:
-            _demand(not plain or is_plain(name), "is no plain name")
+            _require(not plain or is_plain(name), "is no plain name")
             yield
         except OSError as error:
             error.filename = f"{self.path}/{name}"
             raise
 
 
-def _demand(holds: bool, otherwise: str) -> None:
+def _require(holds: bool, otherwise: str) -> None:
     if not holds:
         raise NotOurs(errno.EINVAL, otherwise)

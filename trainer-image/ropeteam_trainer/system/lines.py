@@ -1,10 +1,10 @@
-"""Lines for a container's stdout and stderr, written by a thread: whoever adds one never waits.
+"""Lines for a container's stdout and stderr, written by a thread: a caller that adds one never blocks.
 
 A container runtime that is down, or a node's disk that is full, stops reading; a write then blocks for ever,
-and with it the one loop that renews leases and fences. So lines wait here, 1 MiB of them at most; what is
-more is dropped, by whole lines, and told once somebody reads again. The descriptor stays blocking, because
-other processes share it (O_NONBLOCK is a property of the pipe's end, not of one holder).
-Limits: at exit what is left has `EXIT_SECONDS` to go out. A process that ends otherwise loses what waits.
+and with it the one loop that renews leases and fences. So lines are queued here, 1 MiB of them at most; more
+are dropped, by whole lines, and their number is logged once the output is read again. The descriptor stays
+blocking, because other processes share it (O_NONBLOCK is a property of the pipe's end, not of one holder).
+Limits: at exit queued lines have `EXIT_SECONDS` to be written. A process that ends otherwise loses them.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from collections import Counter, deque
 
 MOST_BYTES = 1 << 20
 PATIENCE_SECONDS = 5.0
-"""A reader that has taken nothing for so long is not waited for."""
+"""Time after which a reader that has read nothing is not waited for."""
 EXIT_SECONDS = 2.0
-_PIECE = 4096
-"""PIPE_BUF: so much goes into a pipe as a whole, whoever else writes there."""
+_ATOMIC_BYTES = 4096
+"""PIPE_BUF: a write of this size into a pipe is atomic."""
 
 
 class Lines:
-    """For one file descriptor. Its thread begins with the first line."""
+    """Queue of lines for one file descriptor. Its thread starts with the first line."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._queue: deque[bytes] = deque()
         self._size = 0
         self._moved_at = 0.0
-        """When something was written last, or began to wait."""
+        """Time of the last write, or of the first queued line."""
         self._dropped: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def add(self, source: str, lines: list[bytes]) -> None:
-        """Without their ends. `source`: whose they are, for the word about those that were dropped."""
+        """Queue lines, given without line ends. `source`: their writer, for the message about dropped
+        lines."""
         with self._changed:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._write_all, name=f"lines-{self._fd}", daemon=True)
@@ -51,18 +52,18 @@ class Lines:
                 return
             if not self._queue:
                 self._moved_at = time.monotonic()
-            self._tell_dropped()
+            self._put_dropped_counts()
             self._put(b"".join(line + b"\n" for line in lines))
 
     @property
     def crowded(self) -> bool:
-        """Somebody reads, but more slowly than lines come: who can wait may wait a moment."""
+        """Whether the output is read, but more slowly than lines come: a caller that can wait should."""
         with self._changed:
             is_read = time.monotonic() < self._moved_at + PATIENCE_SECONDS
             return is_read and self._size > MOST_BYTES // 2
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all is written. False: it was not, in that time."""
+        """Wait until all is written. False: it was not within `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._size, seconds)
 
@@ -71,7 +72,7 @@ class Lines:
         self._size += len(data)
         self._changed.notify_all()
 
-    def _tell_dropped(self) -> None:
+    def _put_dropped_counts(self) -> None:
         for source, count in self._dropped.items():
             text = f"ropeteam: {count} lines of {source} were dropped, nobody read this container's output\n"
             self._put(text.encode())
@@ -82,23 +83,23 @@ class Lines:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue)
                 data = self._queue.popleft()
-            for begin in range(0, len(data), _PIECE):
-                self._write(data[begin : begin + _PIECE])
+            for begin in range(0, len(data), _ATOMIC_BYTES):
+                self._write(data[begin : begin + _ATOMIC_BYTES])
                 self._moved_at = time.monotonic()
             with self._changed:
                 self._size -= len(data)
                 if not self._size:
-                    self._tell_dropped()
+                    self._put_dropped_counts()
                 self._changed.notify_all()
 
     def _write(self, data: bytes) -> None:
         while data:
             try:
                 data = data[os.write(self._fd, data) :]
-            except BlockingIOError:  # somebody who shares it made it so
+            except BlockingIOError:  # a process that shares the descriptor has set O_NONBLOCK
                 _wait_for(self._fd)
             except OSError:
-                return  # it was closed: nobody will ever read this
+                return  # the reader has closed it: nothing will ever read this
 
 
 def _wait_for(fd: int) -> None:
@@ -108,7 +109,7 @@ def _wait_for(fd: int) -> None:
 
 
 class Words(io.TextIOBase):
-    """In place of sys.stdout or sys.stderr."""
+    """Text stream in place of sys.stdout or sys.stderr."""
 
     def __init__(self, lines: Lines, source: str) -> None:
         self._lines, self._source, self._partial = lines, source, ""
@@ -124,5 +125,6 @@ STDOUT, STDERR = Lines(1), Lines(2)
 
 
 def take_over(source: str) -> None:
-    """From now on nothing that this process says makes it wait: prints, warnings, tracebacks, logging."""
+    """Replace stdout and stderr: from now on no output of this process blocks it: prints, warnings,
+    tracebacks, logging."""
     sys.stdout, sys.stderr = Words(STDOUT, source), Words(STDERR, source)

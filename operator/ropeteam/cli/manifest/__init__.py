@@ -1,8 +1,8 @@
-"""Manifests and folders, read and brought into a cluster.
+"""Manifests and folders, read and created in a cluster.
 
-manifests.py      a manifest: what is wrong with it, and how it gets into a cluster
-manifestyaml.py   YAML as Kubernetes understands it
+manifests.py      a manifest: its problems, and how it is created in a cluster
+manifestyaml.py   YAML as Kubernetes parses it
 bundle.py         a folder as one immutable ConfigMap
-localvolumes.py   where a job's volumes are on this machine
-usage.py          slips of a command line, each answered with what to write
+localvolumes.py   folders of a job's volumes on this machine
+usage.py          errors of a command line, each with the correct line
 """

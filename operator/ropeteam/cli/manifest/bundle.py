@@ -1,7 +1,7 @@
 """A folder as one immutable ConfigMap, and a job that mounts it. Pure but for reading the folder.
 
-Left out: what begins with a dot (.git, .env), links, virtual environments, caches, keys, and files that are
-too large to be code. All of it is listed, so nothing is missed in silence.
+Left out: names that begin with a dot (.git, .env), links, virtual environments, caches, keys, and files that
+are too large to be code. All of them are listed, so nothing is dropped in silence.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ropeteam.controller.client.apiclient import Object
 
 CODE, MOUNTED_AT = "code", "/code"
 MOST_BYTES = 1_000_000
-"""A ConfigMap takes 1 MiB, with the names of its files."""
+"""Below the limit of a ConfigMap: 1 MiB, with the names of its files."""
 LARGE_BYTES = 512 << 10
 _NOT_CODE = frozenset({"__pycache__", "node_modules"})
-_NO_SOURCES = (".pyc", ".pem", ".key")
-_NO_ROOM = "For more: a git commit, a volume, or the image (docs/guides/code.md)."
+_NOT_CODE_SUFFIXES = (".pyc", ".pem", ".key")
+_ALTERNATIVES = "For more: a git commit, a volume, or the image (docs/guides/code.md)."
 
 
 @dataclass(frozen=True)
 class Bundle:
     files: dict[str, bytes]
-    """By path below the folder, with / between names."""
+    """Contents by path below the folder, with / between names."""
     executable: frozenset[str]
     left_out: tuple[str, ...]
     """`.git`, `data/a.bin (2.1 MiB)`"""
@@ -41,7 +41,7 @@ class Bundle:
 
 
 def bundle(folder: Path) -> Bundle:
-    """Raises BadInput: nothing in it, or too much, with the largest files."""
+    """Bundle of a folder. Raises BadInput: no code in it, or too much, with the largest files."""
     files: dict[str, bytes] = {}
     executable, left_out = set(), []
     for path, why in _walk(folder):
@@ -53,19 +53,19 @@ def bundle(folder: Path) -> Bundle:
         if os.access(path, os.X_OK):
             executable.add(name)
         if sum(map(len, files.values())) > MOST_BYTES:
-            raise BadInput(_too_much(folder, files))
+            raise BadInput(_too_large(folder, files))
     if not files:
         raise BadInput(f"{folder}: no file in it is code")
     return Bundle(files, frozenset(executable), tuple(left_out))
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, str | None]]:
-    """All files, and what is left out with the reason."""
+    """All files; those that are left out with the reason."""
     for path in sorted(folder.iterdir()):
         is_folder = path.is_dir()
         if path.is_symlink():
             yield path, " (a link)"
-        elif path.name.startswith(".") or path.name in _NOT_CODE or path.name.endswith(_NO_SOURCES):
+        elif path.name.startswith(".") or path.name in _NOT_CODE or path.name.endswith(_NOT_CODE_SUFFIXES):
             yield path, ""
         elif is_folder and (path / "pyvenv.cfg").exists():
             yield path, " (a virtual environment)"
@@ -78,12 +78,12 @@ def _walk(folder: Path) -> Iterator[tuple[Path, str | None]]:
             yield path, f" ({_size(size)})" if size > LARGE_BYTES else None
 
 
-def _too_much(folder: Path, files: dict[str, bytes]) -> str:
+def _too_large(folder: Path, files: dict[str, bytes]) -> str:
     largest = sorted(files, key=lambda name: -len(files[name]))[:3]
     some = ", ".join(f"{name} ({_size(len(files[name]))})" for name in largest)
     return (
         f"{folder} has more than {_size(MOST_BYTES)} of files, and a ConfigMap takes no more. The largest so "
-        f"far: {some}. {_NO_ROOM}"
+        f"far: {some}. {_ALTERNATIVES}"
     )
 
 
@@ -92,7 +92,8 @@ def _size(number: int) -> str:
 
 
 def config_map(job: Object, code: Bundle) -> Object:
-    """Of this job alone, and never changed: a pod that is made later gets the code that the others have."""
+    """ConfigMap of this job alone, immutable: a pod that is created later gets the code that the others
+    have."""
     keys = {f"{number}": data for number, (_, data) in enumerate(sorted(code.files.items()))}
     meta = job["metadata"]
     return {
@@ -109,13 +110,15 @@ def config_map(job: Object, code: Bundle) -> Object:
 
 
 def with_code(job: Object, code: Bundle, name: str) -> Object:
-    """The job with that ConfigMap at /code, where its command starts. Raises BadInput: the field and what is
-    in its way."""
+    """Job with that ConfigMap mounted at /code, where its command starts. Raises BadInput: the field and the
+    conflict."""
     job = copy.deepcopy(job)
     spec: Any = job["spec"]
-    given = spec.setdefault("workingDir", MOUNTED_AT)
-    if not f"{given}/".startswith(f"{MOUNTED_AT}/"):
-        raise BadInput(f"spec.workingDir is {given}, but the folder is mounted at {MOUNTED_AT}; leave it out")
+    workdir = spec.setdefault("workingDir", MOUNTED_AT)
+    if not f"{workdir}/".startswith(f"{MOUNTED_AT}/"):
+        raise BadInput(
+            f"spec.workingDir is {workdir}, but the folder is mounted at {MOUNTED_AT}; leave it out"
+        )
     pod = _at(spec, "template", "spec")
     volumes = pod.setdefault("volumes", [])
     if any(volume.get("name") == CODE for volume in volumes):
@@ -145,7 +148,7 @@ def _at(value: Any, *names: str) -> Any:
 
 
 def told(code: Bundle, name: str, namespace: str) -> Iterator[str]:
-    """What a person should know of it."""
+    """Lines about the bundle, for a person."""
     some = "file" if len(code.files) == 1 else "files"
     readers = f"for all who may read ConfigMaps in namespace {namespace}"
     yield f"configmap/{name}: {len(code.files)} {some}, {_size(code.bytes)}, {readers}"

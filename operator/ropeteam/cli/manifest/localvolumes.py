@@ -1,8 +1,8 @@
-"""Where a job's volumes are on this machine, and what follows for its paths. Of the local cluster; pure.
+"""Folders of a job's volumes on this machine, and the effect on its paths. For the local cluster; pure.
 
-A claim is a folder, and what the job names is all that a fresh cluster can know of it: `run` makes those that
-the manifest leaves to a real cluster. Limit: there is no mount namespace, so a path inside a script stays as
-it is (local/node/podspec.py); where that shows, it is said.
+A claim is a folder, and a fresh local cluster has no claims: `run` creates those that the job names and the
+manifest leaves to a real cluster. Limit: there is no mount namespace, so a path inside a script stays as it
+is (local/node/podspec.py); where that causes an error, a hint is printed.
 """
 
 from __future__ import annotations
@@ -19,45 +19,45 @@ from ropeteam.controller.client.apiclient import Object
 
 _CLAIM = "PersistentVolumeClaim"
 _SPEC: Object = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-"""An API server asks for it; a folder has all the room there is."""
+"""Required by the API server; a folder is not limited to it."""
 _NOT_FOUND = re.compile(r"(?:FileNotFoundError|No such file)[^\n]*?['\"](/[^'\"\n]+)['\"]")
 
 
 def with_claims(manifest: Manifest) -> Manifest:
-    """With each claim that the job names."""
-    there = {each["metadata"]["name"] for each in _own_claims(manifest)}
+    """Manifest with each claim that the job names."""
+    existing = {each["metadata"]["name"] for each in _own_claims(manifest)}
     meta = {"namespace": manifest.namespace}
-    missing = (name for name in _named(manifest) if name not in there)
-    made = (
+    missing = (name for name in _claim_fields(manifest) if name not in existing)
+    created = (
         {"apiVersion": "v1", "kind": _CLAIM, "metadata": {"name": name, **meta}, "spec": _SPEC}
         for name in missing
     )
-    return replace(manifest, others=(*manifest.others, *made))
+    return replace(manifest, others=(*manifest.others, *created))
 
 
 def told(manifest: Manifest, home: Path) -> Iterator[str]:
-    """Which folder each claim is. manifest: as it was written."""
-    there = {each["metadata"]["name"] for each in _own_claims(manifest)}
-    for name, field in _named(manifest).items():
-        made = "" if name in there else f" (made here; on a real cluster {field} needs a {_CLAIM})"
-        yield f"claim {name}: folder {_folder(home, manifest.namespace, name)}{made}"
+    """Lines: the folder of each claim. manifest: as it was written."""
+    existing = {each["metadata"]["name"] for each in _own_claims(manifest)}
+    for name, field in _claim_fields(manifest).items():
+        created = "" if name in existing else f" (made here; on a real cluster {field} needs a {_CLAIM})"
+        yield f"claim {name}: folder {_folder(home, manifest.namespace, name)}{created}"
 
 
-def hints(job: Object, said: Iterable[str], home: Path) -> Iterator[str]:
-    """said: what ranks have failed with. A file that was looked for where a pod would have it."""
-    places = dict(_mounts(job, home))
-    for path in dict.fromkeys(path for text in said for path in _NOT_FOUND.findall(text)):
-        mount = next((each for each in places if path == each or path.startswith(f"{each}/")), None)
+def hints(job: Object, errors: Iterable[str], home: Path) -> Iterator[str]:
+    """Hints about files that were not found at their path in a pod. errors: output of ranks that failed."""
+    paths = dict(_mounts(job, home))
+    for path in dict.fromkeys(path for text in errors for path in _NOT_FOUND.findall(text)):
+        mount = next((each for each in paths if path == each or path.startswith(f"{each}/")), None)
         if mount is not None:
             yield (
-                f"hint: {mount} is in pods; on this machine it is {places[mount]}. A path is put right where "
+                f"hint: {mount} is in pods; on this machine it is {paths[mount]}. A path is put right where "
                 f"the command, its arguments, env or workingDir name it, but not inside a script: hand "
                 f"{path} over as an argument or in a variable of spec.env"
             )
 
 
 def _mounts(job: Object, home: Path) -> Iterator[tuple[str, str]]:
-    """mountPath to where it is."""
+    """Pairs of mountPath and its folder."""
     spec, namespace = job["spec"], job["metadata"]["namespace"]
     volumes = {each["name"]: each for each in at(spec, "template.spec.volumes") or ()}
     rows = [
@@ -71,7 +71,7 @@ def _mounts(job: Object, home: Path) -> Iterator[tuple[str, str]]:
         yield path, str(_folder(home, namespace, claim)) if claim else "a folder of each pod"
 
 
-def _named(manifest: Manifest) -> dict[str, str]:
+def _claim_fields(manifest: Manifest) -> dict[str, str]:
     return claims(manifest.spec)
 
 

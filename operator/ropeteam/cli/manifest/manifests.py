@@ -1,4 +1,4 @@
-"""A manifest: its documents, what is wrong with them, and how they get into a cluster."""
+"""A manifest: its documents, their problems, and how they are created in a cluster."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from ropeteam.controller.client.apiclient import (
 )
 
 WORKDIR = "ropeteam.dev/workdir"
-"""Where relative paths in a command begin, on the local cluster."""
+"""Annotation: the folder that relative paths in a command start from, on the local cluster."""
 OF_OTHERS = frozenset({"TrainJob", "PyTorchJob", "MPIJob", "JobSet", "RayJob", "TFJob"})
-_HOW = "To run a command: ropeteam run -n 2 -- torchrun train.py"
+_USAGE = "To run a command: ropeteam run -n 2 -- torchrun train.py"
 MOST_BYTES = 3 << 20
-"""Of a request to an API server."""
+"""Limit of a request to an API server."""
 
 
 @dataclass(frozen=True)
@@ -55,58 +55,58 @@ class Manifest:
         return str(self.job["metadata"]["namespace"])
 
 
-def given(words: tuple[str, ...], workers: int | None) -> Manifest:
-    """A manifest's file, or a command to run in so many pods (1). Raises BadInput.
+def given(arguments: tuple[str, ...], workers: int | None) -> Manifest:
+    """Manifest of a file, or of a command to run in so many pods (1). Raises BadInput.
 
-    workers: of a manifest, instead of its spec.workers.
+    workers: for a file, instead of its spec.workers.
     """
-    first, program = words[0], shutil.which(words[0])
-    alone = len(words) == 1 and program is None
-    if first.endswith(usage.MANIFESTS) or (alone and Path(first).is_file() and not first.endswith(".py")):
-        return _written(words, workers)
+    first, program = arguments[0], shutil.which(arguments[0])
+    single = len(arguments) == 1 and program is None
+    if first.endswith(usage.MANIFESTS) or (single and Path(first).is_file() and not first.endswith(".py")):
+        return _of_file(arguments, workers)
     if first.endswith(".py") and program is None:
-        raise BadInput(usage.of_script(words, workers))
-    if alone:
-        raise BadInput(f"{first}: no such file or program. {_HOW}")
-    return _of_command(words, workers or 1)
+        raise BadInput(usage.of_script(arguments, workers))
+    if single:
+        raise BadInput(f"{first}: no such file or program. {_USAGE}")
+    return _of_command(arguments, workers or 1)
 
 
-def several(words: tuple[str, ...], workers: int | None) -> list[Manifest]:
-    """Manifests, or one command. Raises BadInput."""
-    if all(word.endswith(usage.MANIFESTS) for word in words):
-        return [given((word,), workers) for word in words]
-    return [given(words, workers)]
+def several(arguments: tuple[str, ...], workers: int | None) -> list[Manifest]:
+    """Manifests of files, or of one command. Raises BadInput."""
+    if all(argument.endswith(usage.MANIFESTS) for argument in arguments):
+        return [given((argument,), workers) for argument in arguments]
+    return [given(arguments, workers)]
 
 
-def _written(words: tuple[str, ...], workers: int | None) -> Manifest:
-    file, *more = words
-    if more:
-        raise BadInput(f"{file} is a manifest; its command stands in it, so leave out: {shlex.join(more)}")
+def _of_file(arguments: tuple[str, ...], workers: int | None) -> Manifest:
+    file, *command = arguments
+    if command:
+        raise BadInput(f"{file} is a manifest; its command stands in it, so leave out: {shlex.join(command)}")
     if not Path(file).is_file():
-        raise BadInput(f"{file}: no such file. {_HOW}")
+        raise BadInput(f"{file}: no such file. {_USAGE}")
     return read(Path(file), workers)
 
 
-def _of_command(words: tuple[str, ...], workers: int) -> Manifest:
-    spec = {"workers": workers, "image": "local", "command": list(words)}
-    job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": _name_of(words)}, "spec": spec}
-    if faults := list(problems(job)):
-        plain = (
-            each.removeprefix("spec.command: ").replace("set spec.workers to", "write -n") for each in faults
+def _of_command(command: tuple[str, ...], workers: int) -> Manifest:
+    spec = {"workers": workers, "image": "local", "command": list(command)}
+    job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": _name_of(command)}, "spec": spec}
+    if errors := list(problems(job)):
+        messages = (
+            each.removeprefix("spec.command: ").replace("set spec.workers to", "write -n") for each in errors
         )
-        raise BadInput("\n  ".join(["this command cannot work:", *plain]))
+        raise BadInput("\n  ".join(["this command cannot work:", *messages]))
     return Manifest(_with_names(job, Path("the command")), ())
 
 
-def _name_of(words: tuple[str, ...]) -> str:
-    """That of its script, as Kubernetes takes it."""
-    script = next((word for word in words if word.endswith(".py")), words[0])
-    plain = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")
-    return plain[:40].strip("-") if plain[:1].isalpha() else "job"
+def _name_of(command: tuple[str, ...]) -> str:
+    """Name of its script, as Kubernetes accepts it."""
+    script = next((argument for argument in command if argument.endswith(".py")), command[0])
+    name = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")
+    return name[:40].strip("-") if name[:1].isalpha() else "job"
 
 
 def read(file: Path, workers: int | None = None) -> Manifest:
-    """Exactly one TrainingJob, and what it needs. Raises BadInput with every fault of it.
+    """Read a file with exactly one TrainingJob, and the objects it needs. Raises BadInput with every problem.
 
     workers: instead of spec.workers.
     """
@@ -116,55 +116,56 @@ def read(file: Path, workers: int | None = None) -> Manifest:
         raise BadInput(f"{file}: {len(jobs)} documents of kind {KIND}; exactly one can be run")
     if workers is not None and isinstance(jobs[0].get("spec"), dict):
         jobs[0]["spec"]["workers"] = workers
-    faults = list(problems(jobs[0]))
-    if faults:
-        raise BadInput("\n  ".join([f"{file} cannot work:", *faults]))
+    errors = list(problems(jobs[0]))
+    if errors:
+        raise BadInput("\n  ".join([f"{file} cannot work:", *errors]))
     return Manifest(jobs[0], tuple(document for document in documents if document is not jobs[0]))
 
 
 def problems(job: Object) -> Iterator[str]:
-    """Sentences: field, what is wrong, what to change."""
+    """Sentences: the field, its problem, what to change."""
     if job.get("apiVersion") != API_VERSION:
         yield f"apiVersion: {job.get('apiVersion')!r} is not known; write {API_VERSION}"
     for field in job.keys() - {"apiVersion", "kind", "metadata", "spec", "status"}:
         yield f"{field}: unknown field; did you mean spec.{field}?"
     yield from rules.validate_name(job["metadata"]["name"])
-    faults = rules.validate(job.get("spec"))
-    yield from faults
-    if not faults:
+    errors = rules.validate(job.get("spec"))
+    yield from errors
+    if not errors:
         spec = TrainingJobSpec.model_validate(job["spec"])
         yield from strategy.problems(spec.strategy, spec.workers * spec.processes)
         yield from commands.problems(spec)
 
 
 def lacks_image(job: Object) -> bool:
-    """Which `run` does without, and no cluster."""
+    """Whether the job has no image. `run` needs none, every cluster does."""
     return not (job["spec"].get("image") or trainer(job["spec"]).get("image"))
 
 
 async def make_namespace(client: ApiClient, name: str) -> None:
-    """On a local cluster, which begins with `default` alone."""
+    """Create a namespace on a local cluster, which starts with `default` alone."""
     with suppress(AlreadyOurs, Conflict):
         await client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
 
 
 async def apply(client: ApiClient, manifest: Manifest, workdir: Path | None) -> None:
-    """Raises BadInput when the server refuses a document. workdir: of a job on the local cluster."""
+    """Create or patch all documents. Raises BadInput when the server refuses one. workdir: on the local
+    cluster."""
     if workdir is not None:
         manifest.job["metadata"].setdefault("annotations", {}).setdefault(WORKDIR, str(workdir))
-    for thing in (*manifest.others, manifest.job):
+    for document in (*manifest.others, manifest.job):
         try:
-            await _apply_one(client, thing)
+            await _apply_one(client, document)
         except ApiError as error:
-            meta = thing["metadata"]
-            raise BadInput(f"{thing['kind']} {meta['name']} was refused: {error}") from None
+            meta = document["metadata"]
+            raise BadInput(f"{document['kind']} {meta['name']} was refused: {error}") from None
 
 
-async def _apply_one(client: ApiClient, thing: Object) -> None:
+async def _apply_one(client: ApiClient, document: Object) -> None:
     try:
-        await client.create(thing)
+        await client.create(document)
     except (AlreadyOurs, Conflict):
-        await client.merge(ObjectRef.of(thing), thing)
+        await client.merge(ObjectRef.of(document), document)
 
 
 def _load(file: Path) -> list[Any]:
@@ -193,8 +194,8 @@ def _with_names(document: Any, file: Path) -> Object:
     if not ObjectRef.knows(document["kind"]):
         raise BadInput(f"{file}: kind {document['kind']} cannot be applied here; use kubectl apply")
     for field in ("labels", "annotations"):
-        words = meta[field] = meta.get(field) or {}
-        if not isinstance(words, dict) or not all(isinstance(word, str) for word in words.values()):
+        entries = meta[field] = meta.get(field) or {}
+        if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
             raise BadInput(f"{file}: metadata.{field} is no map of texts; put its values in quotes")
     if not isinstance(meta.get("namespace", ""), str):
         raise BadInput(f"{file}: metadata.namespace is no text; put it in quotes")

@@ -1,8 +1,8 @@
-"""YAML as Kubernetes understands it: text, numbers, true and false, lists, maps with keys of text. No more.
+"""YAML as Kubernetes parses it: text, numbers, true and false, lists, maps with keys of text. No more.
 
-What else YAML can say is refused with a sentence that names the line: a key twice, keys that are no text,
-values of other types, a value that contains itself. Times are text, as for kubectl. Limits: MOST_NODES with
-all aliases written out, DEEPEST levels, numbers of LONGEST_NUMBER characters.
+Other YAML is refused with a sentence that names the line: a key twice, keys that are no text, values of other
+types, a value that contains itself. Times are text, as for kubectl. Limits: MOST_NODES with all aliases
+written out, DEEPEST levels, numbers of LONGEST_NUMBER characters.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _TYPES = {"map", "seq", "str", "int", "float", "bool", "null", "merge"}
 
 
 class Refused(ValueError):
-    """The text says what is wrong, where, and what to change."""
+    """Invalid YAML. The text names the problem, the line, and what to change."""
 
 
 def documents(text: str) -> Iterator[Any]:
-    """Raises Refused."""
+    """Documents of a text. Raises Refused."""
     try:
         yield from yaml.load_all(text, _Loader)
     except yaml.YAMLError as error:
@@ -42,17 +42,17 @@ class _Loader(yaml.SafeLoader):
         super().__init__(text)
         self._depth = self._deepest = self._count = 0
         self._known: dict[yaml.Node, tuple[int, int]] = {}
-        """Nodes and levels in each node that is complete."""
+        """Number of nodes and levels in each complete node."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
         count, deepest = self._count, self._deepest
         self._depth = self._deepest = self._depth + 1
-        self._bounded(event)
+        self._check_limits(event)
         node = super().compose_node(parent, index)
         assert node is not None
         if not isinstance(event, yaml.AliasEvent):
-            _judge(node)
+            _validate(node)
             self._count += 1
             self._known[node] = self._count - count, self._deepest - self._depth
         elif node in self._known:
@@ -60,7 +60,7 @@ class _Loader(yaml.SafeLoader):
             self._count, self._deepest = self._count + nodes, self._depth + levels
         else:
             raise _refusal(event, f"*{event.anchor} stands inside of what it means; write it out")
-        self._bounded(event)
+        self._check_limits(event)
         self._depth, self._deepest = self._depth - 1, max(deepest, self._deepest)
         return node
 
@@ -73,30 +73,30 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             value = super().construct_object(node, deep)
-        except (ValueError, LookupError):  # of what has a tag that does not fit
+        except (ValueError, LookupError):  # of a value that does not fit its tag
             raise _refusal(node, f"a value is not what its tag {node.tag} says; leave the tag out") from None
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             raise _refusal(node, f"{node.value} has more than 64 bits; put text in quotes")
         return value
 
-    def _bounded(self, event: yaml.Event) -> None:
+    def _check_limits(self, event: yaml.Event) -> None:
         if self._deepest > DEEPEST:
             raise _refusal(event, f"more than {DEEPEST} levels, one inside the other; write it flatter")
         if self._count > MOST_NODES:
             raise _refusal(event, f"more than {MOST_NODES} values, aliases written out; make it smaller")
 
 
-def _judge(node: yaml.Node) -> None:
+def _validate(node: yaml.Node) -> None:
     kind = node.tag.removeprefix(_TAG)
     if kind not in _TYPES:
         raise _refusal(node, f"type {node.tag} means nothing to Kubernetes; leave the tag out")
     if isinstance(node, yaml.ScalarNode):
-        _judge_scalar(node, kind)
+        _validate_scalar(node, kind)
     elif isinstance(node, yaml.MappingNode):
-        _judge_keys(node)
+        _validate_keys(node)
 
 
-def _judge_scalar(node: yaml.ScalarNode, kind: str) -> None:
+def _validate_scalar(node: yaml.ScalarNode, kind: str) -> None:
     if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in node.value):
         raise _refusal(node, "a text with a character that no command or file name can hold; remove it")
     if kind not in ("int", "float"):
@@ -111,7 +111,7 @@ def _judge_scalar(node: yaml.ScalarNode, kind: str) -> None:
         raise _refusal(node, f"{node.value} is no number that JSON knows; put text in quotes")
 
 
-def _judge_keys(node: yaml.MappingNode) -> None:
+def _validate_keys(node: yaml.MappingNode) -> None:
     seen: set[str] = set()
     for key, _ in node.value:
         if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):

@@ -1,4 +1,4 @@
-"""What a job would cost, for people. Pure: a spec and what its script answered in, lines out."""
+"""Predicted cost of a job, for people. Pure: a spec and its script's answer in, lines out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ADVICE = f"to see it planned, and to split it by spec.strategy, call {_WRAP}"
 
 TIME = "Memory and bytes are predicted, time is not: ropeteam run measures it."
 Row = tuple[str, str]
-"""Of what, and the figures; a row without a name goes on with the one before."""
+"""Name and figures; a row without a name continues the one before."""
 
 
 def plan_of(spec: TrainingJobSpec, answer: Answer | str) -> Iterator[str]:
@@ -32,10 +32,11 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def rows_of(spec: TrainingJobSpec, answer: Answer | str) -> list[Row]:
-    """answer: the script's, or why there is none. Raises BadInput for what cannot work."""
+    """Rows of one plan. answer: the script's, or why there is none. Raises BadInput for a job that cannot
+    work."""
     strategy = of_contract(spec.strategy) if spec.strategy else Strategy()
     grid = layout(strategy, spec.workers * spec.processes)
-    pieces = cost.pieces_of(strategy, grid)
+    micro_batches = cost.pieces_of(strategy, grid)
     if isinstance(answer, Answer) and answer.refused:
         raise _refusal(answer.refused)
     rows = [("ranks", f"{grid.world} = {_count(spec.workers, 'worker')} x {spec.processes}")]
@@ -45,15 +46,20 @@ def rows_of(spec: TrainingJobSpec, answer: Answer | str) -> list[Row]:
         model = answer.model if isinstance(answer, Answer) else None
         unknown = [("model", "unknown, and so memory and traffic"), ("", str(answer))]
         rows += [("mesh", "one rank alone" if grid.world == 1 else str(grid))]
-        rows += [*_measured(model, strategy, grid, pieces or 1)] if model else unknown
-        rows += [("bubble", _bubble(strategy, grid, pieces)), ("batch", _batch(strategy, grid, pieces))]
+        rows += [*_measured(model, strategy, grid, micro_batches or 1)] if model else unknown
+        rows += [
+            ("bubble", _bubble(strategy, grid, micro_batches)),
+            ("batch", _batch(strategy, grid, micro_batches)),
+        ]
         rows += [("learning rate", _rate(strategy, model))]
-        rows += [("not counted", note) for note in _notes(model, strategy, grid, pieces)] if model else []
+        rows += (
+            [("not counted", note) for note in _notes(model, strategy, grid, micro_batches)] if model else []
+        )
     return rows
 
 
 def side_by_side(plans: Sequence[Sequence[Row]]) -> Iterator[tuple[str, ...]]:
-    """The name of each row, and what each plan says there."""
+    """Name of each row, and the text of each plan in it."""
     cells: dict[str, list[list[str]]] = {}
     for number, rows in enumerate(plans):
         last = ""
@@ -68,9 +74,9 @@ def _refusal(sentences: tuple[str, ...]) -> BadInput:
     return BadInput("\n  ".join(["this job cannot work:", *(f"spec.{each}" for each in sentences)]))
 
 
-def _without_wrap(spec: TrainingJobSpec, done: str) -> list[tuple[str, str]]:
-    """What the script does on its ranks, nobody can know from outside."""
-    what = f"the script {done} without job.wrap()"
+def _without_wrap(spec: TrainingJobSpec, outcome: str) -> list[tuple[str, str]]:
+    """Rows of a script without job.wrap(): its partition cannot be read from outside."""
+    what = f"the script {outcome} without job.wrap()"
     if spec.strategy is not None:
         raise BadInput(f"spec.strategy is given, but {what}: call {_WRAP} before restore() and the loop")
     return [("the rest", f"unknown: {what}, so how it splits the work is its own affair"), ("", _ADVICE)]
@@ -79,10 +85,12 @@ def _without_wrap(spec: TrainingJobSpec, done: str) -> list[tuple[str, str]]:
 # ---- rows
 
 
-def _measured(model: Model, strategy: Strategy, grid: Layout, pieces: int) -> Iterator[tuple[str, str]]:
+def _measured(
+    model: Model, strategy: Strategy, grid: Layout, micro_batches: int
+) -> Iterator[tuple[str, str]]:
     groups = "" if len(model.rates) == 1 else f" in {len(model.rates)} groups"
     yield "model", f"{model.parameters:,} parameters, {model.optimizer}{groups}"
-    held = {part.rank: cost.memory(part, strategy, grid, pieces) for part in model.parts}
+    held = {part.rank: cost.memory(part, strategy, grid, micro_batches) for part in model.parts}
     rank, most = max(held.items(), key=lambda item: item[1].total)
     where = "each rank" if len(model.parts) == 1 else f"the fullest rank ({rank})"
     state = "unknown" if most.optimizer is None else amount(most.optimizer)
@@ -91,13 +99,13 @@ def _measured(model: Model, strategy: Strategy, grid: Layout, pieces: int) -> It
     yield "", ", ".join(f"{kind} {text}" for kind, text in kinds.items())
     if strategy.servers:
         yield "servers", _servers(cost.fullest_server(model.parts[0], strategy.servers), strategy.servers)
-    yield "traffic", _traffic([cost.traffic(part, strategy, grid, pieces) for part in model.parts])
+    yield "traffic", _traffic([cost.traffic(part, strategy, grid, micro_batches) for part in model.parts])
 
 
 def _servers(fullest: cost.Memory, count: int) -> str:
-    kept = amount(fullest.parameters + (fullest.optimizer or 0))
+    stored = amount(fullest.parameters + (fullest.optimizer or 0))
     return (
-        f"{_count(count, 'pod')} more; the fullest keeps {kept} of parameters and optimizer, twice, in "
+        f"{_count(count, 'pod')} more; the fullest keeps {stored} of parameters and optimizer, twice, in "
         f"/dev/shm, and receives {amount(fullest.gradients)} from each worker and step"
     )
 
@@ -110,25 +118,25 @@ def _traffic(of_parts: list[cost.Traffic]) -> str:
     return f"{amount(most.sent)} sent by each rank and step, in {calls} ({messages})"
 
 
-def _bubble(strategy: Strategy, grid: Layout, pieces: int | None) -> str:
-    if grid.pipeline == 1 or pieces is None:
+def _bubble(strategy: Strategy, grid: Layout, micro_batches: int | None) -> str:
+    if grid.pipeline == 1 or micro_batches is None:
         return "none: no pipeline"
-    part = cost.bubble(strategy, grid.pipeline, pieces)
+    part = cost.bubble(strategy, grid.pipeline, micro_batches)
     schedule = strategy.pipelining.schedule.value
-    return f"{100 * part:.1f} % of a step ({schedule}, {pieces} micro-batches, {grid.pipeline} ranks)"
+    return f"{100 * part:.1f} % of a step ({schedule}, {micro_batches} micro-batches, {grid.pipeline} ranks)"
 
 
-def _batch(strategy: Strategy, grid: Layout, pieces: int | None) -> str:
+def _batch(strategy: Strategy, grid: Layout, micro_batches: int | None) -> str:
     samples, micro = strategy.batch.global_samples, strategy.batch.micro_samples
-    if pieces is None:
-        cut = f", in pieces of at most {micro}"
+    if micro_batches is None:
+        split_text = f", in pieces of at most {micro}"
     else:
-        cut = f", in {_count(pieces, 'piece')}" if pieces > 1 else ""
-    ways = _count(grid.dp_size, "part")
+        split_text = f", in {_count(micro_batches, 'piece')}" if micro_batches > 1 else ""
+    shards = _count(grid.dp_size, "part")
     if samples is None:
-        return f"as the script says, in {ways}{cut} (spec.strategy.batch.globalSamples would set it)"
+        return f"as the script says, in {shards}{split_text} (spec.strategy.batch.globalSamples would set it)"
     later = " at first, then by speed" if strategy.batch.balance else ""
-    return f"{samples} samples a step, in {ways} of {math.ceil(samples / grid.dp_size)}{later}{cut}"
+    return f"{samples} samples a step, in {shards} of {math.ceil(samples / grid.dp_size)}{later}{split_text}"
 
 
 def _rate(strategy: Strategy, model: Model | None) -> str:
@@ -142,7 +150,7 @@ def _rate(strategy: Strategy, model: Model | None) -> str:
     return f"{before}{times} = {after}{warm}" if times else f"{before}{warm}"
 
 
-def _notes(model: Model, strategy: Strategy, grid: Layout, pieces: int | None) -> Iterator[str]:
+def _notes(model: Model, strategy: Strategy, grid: Layout, micro_batches: int | None) -> Iterator[str]:
     split = " and ".join(way for way in ("tensor", "pipeline") if getattr(grid, way) > 1)
     yield "activations" + (f", and what {split} parallelism sends of them" if split else "")
     copies = (
@@ -150,7 +158,7 @@ def _notes(model: Model, strategy: Strategy, grid: Layout, pieces: int | None) -
     )
     if grid.dp_size > 1 and copies and (grid.shard == 1 or strategy.sharding is Sharding.OPTIMIZER_STATE):
         yield f"DDP's buckets: gradients once more, {amount(_gradients(model.parts[0]))}"
-    if pieces is None:
+    if micro_batches is None:
         yield "that sharded layers are gathered, and gradients kept whole, for each micro-batch"
     if any(part.optimizer is None for part in model.parts):
         yield f"the state of {model.optimizer}: it does not step without data"
@@ -160,7 +168,7 @@ def _gradients(part: Part) -> int:
     return sum(t.bytes for t in part.tensors if t.trained)
 
 
-# ---- words
+# ---- text
 
 
 def amount(size: float) -> str:

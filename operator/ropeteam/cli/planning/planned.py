@@ -17,7 +17,7 @@ from ropeteam.cli.planning import rehearse
 
 
 def show(jobs: Sequence[Manifest], timeout_seconds: float) -> None:
-    """One as lines, several as a table. Raises BadInput for what cannot work."""
+    """Print one plan as lines, several as a table. Raises BadInput for a job that cannot work."""
     plans = [_rows(job, timeout_seconds) for job in jobs]
     if len(jobs) == 1:
         for line in plan.lines(plans[0]):

@@ -1,4 +1,4 @@
-"""Run a job's script on this machine up to job.wrap(), and hear what it would train."""
+"""Run a job's script on this machine up to job.wrap(), and read the model that it would train."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ropeteam_trainer.partition.answer import Answer
 
 
 def rehearse(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> Answer | str:
-    """The script's answer, or a sentence that says why there is none. folder: where relative paths begin."""
+    """Run the script for its answer, or the reason why there is none. folder: where relative paths start."""
     try:
         launch = podspec.launch({}, _container(spec), podspec.Place({}, os.environ, folder), lambda *_: None)
     except (podspec.StartError, podspec.NotReady) as error:
         return f"the script was not run: {error}"
     with tempfile.TemporaryDirectory(prefix="ropeteam-plan-") as scratch:
-        answer, said = Path(scratch, "answer"), Path(scratch, "said")
+        answer, output_file = Path(scratch, "answer"), Path(scratch, "said")
         environment = {**launch.environment, **_as_first_rank(spec), config.PLAN_FILE: str(answer)}
-        shape = [spec.launcher.value, str(spec.workers), str(spec.processes)]
-        ours = [sys.executable, "-m", "ropeteam_trainer.planning", *shape]
-        with said.open("wb") as output, _nothing_left():
+        launcher_args = [spec.launcher.value, str(spec.workers), str(spec.processes)]
+        ours = [sys.executable, "-m", "ropeteam_trainer.planning", *launcher_args]
+        with output_file.open("wb") as output, _kill_descendants():
             process = subprocess.Popen(
                 [*ours, *launch.command],
                 cwd=launch.folder,
@@ -48,11 +48,12 @@ def rehearse(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> Ans
             return f"the script did not come to job.wrap() within {timeout_seconds:g} s (--timeout-seconds)"
         if code == 0:
             return Answer(without_wrap="ends")
-        return f"the script failed before job.wrap(): {_last_line(said)}"
+        return f"the script failed before job.wrap(): {_last_line(output_file)}"
 
 
 def _container(spec: TrainingJobSpec) -> dict[str, Any]:
-    """What decides about the process of the container `trainer`, but for values that live in a cluster."""
+    """Fields that define the process of the container `trainer`, except values that exist in a cluster
+    only."""
     containers = (spec.template or {}).get("spec", {}).get("containers", [])
     ours = (each for each in containers if each.get("name") == config.TRAINER_CONTAINER)
     given: dict[str, Any] = next(ours, {})
@@ -68,7 +69,7 @@ def _container(spec: TrainingJobSpec) -> dict[str, Any]:
 
 
 def _as_first_rank(spec: TrainingJobSpec) -> dict[str, str]:
-    """torchrun's variables without an address: there is nobody to meet."""
+    """Variables of torchrun without an address: there are no other ranks."""
     numbers = {
         "RANK": 0,
         "WORLD_SIZE": spec.workers * spec.processes,
@@ -84,7 +85,7 @@ def _as_first_rank(spec: TrainingJobSpec) -> dict[str, str]:
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
-    """The exit code; None if it had to be killed."""
+    """Wait for the exit code; None: it had to be killed."""
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -94,15 +95,15 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> int | None:
 
 
 @contextmanager
-def _nothing_left() -> Iterator[None]:
-    """What is started inside, in whichever session, is dead at the end: its orphans become our children."""
+def _kill_descendants() -> Iterator[None]:
+    """Kill at the end all processes started inside, of any session: orphans become our children."""
     libc, ours = ctypes.CDLL(None), set(shim.children(os.getpid()))
     libc.prctl(shim.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         yield
     finally:
-        while left := set(shim.children(os.getpid())) - ours:
-            for pid in left:
+        while remaining := set(shim.children(os.getpid())) - ours:
+            for pid in remaining:
                 shim.kill_tree(pid)
                 os.waitpid(pid, 0)
         libc.prctl(shim.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

@@ -1,9 +1,9 @@
-"""What is shown of a job.
+"""Views of a job.
 
-jobview.py   what a person wants to see of it
+jobview.py   the fields that are shown to a person
 screen.py    a live view, or plain lines
-follow.py    looks at a job again and again
-logs.py      what ranks print
-report.py    what is said when a job has ended
-inspect.py   `snapshot` and `explain`; redaction.py: what may be secret, hidden
+follow.py    polls a job
+logs.py      output of ranks
+report.py    summary of a job that has ended
+inspect.py   `snapshot` and `explain`; redaction.py: masks what may be secret
 """

@@ -1,7 +1,7 @@
-"""Look at a job again and again: its status, and the coordinator's own report through the API server's proxy.
+"""Poll a job: its status, and the coordinator's own report through the API server's proxy.
 
-What is asked there, and the answer, is signed with the job's token, read from its Secret. Who may not read
-Secrets or pods sees what status says, which is at most 30 seconds old.
+Request and answer are signed with the job's token, read from its Secret. A user that may not read Secrets or
+pods sees the fields of status, which are at most 30 seconds old.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ LOOK_SECONDS = 0.5
 
 
 class Follower:
-    """Looks at one job."""
+    """Poller of one job."""
 
     def __init__(self, client: ApiClient, namespace: str, name: str) -> None:
         self._client, self.namespace, self.name = client, namespace, name
         self._auths: dict[tuple[str, int], RequestAuth] = {}
-        """By UID of the job and term of its coordinator."""
+        """Keys, by UID of the job and term of its coordinator."""
 
     async def job(self) -> Object | None:
         try:
@@ -42,7 +42,7 @@ class Follower:
             return None
 
     async def look(self) -> JobView | None:
-        """None: there is no such job."""
+        """Read the job once. None: there is no such job."""
         job = await self.job()
         if job is None:
             return None
@@ -51,33 +51,33 @@ class Follower:
         return job_view(self.name, status, report, datetime.now(UTC))
 
     async def pictures(self) -> AsyncIterator[JobView]:
-        """Until the job has ended, or is gone."""
-        while (seen := await self.look()) is not None:
-            yield seen
-            if seen.finished or seen.refused:
+        """Views of the job until it has ended, or is gone."""
+        while (view := await self.look()) is not None:
+            yield view
+            if view.finished or view.refused:
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
     async def report(self, job: Object) -> JobReport | None:
-        """None: no coordinator answers, or we may not ask it."""
+        """Fetch the coordinator's report. None: no coordinator answers, or we lack the right."""
         try:
             auth = await self._auth(job["metadata"]["uid"], job["status"]["coordinator"]["term"])
-            answer = await self._ask(auth)
-            return codec.decode(JobReport, answer or await self._ask(auth))
+            answer = await self._fetch_report(auth)
+            return codec.decode(JobReport, answer or await self._fetch_report(auth))
         except (ApiError, LookupError, aiohttp.ClientError, TimeoutError, codec.DecodeError):
             return None
 
-    async def _ask(self, auth: RequestAuth) -> bytes:
-        """b"": it is no report, or not this coordinator's. Once in a while, when a challenge has passed."""
-        place = ObjectRef("Service", self.namespace, f"{self.name}:{COORDINATOR_HTTP_PORT}", "proxy/status")
+    async def _fetch_report(self, auth: RequestAuth) -> bytes:
+        """Fetch the encoded report. b"": none, or not authentic; at times because a challenge expired."""
+        ref = ObjectRef("Service", self.namespace, f"{self.name}:{COORDINATOR_HTTP_PORT}", "proxy/status")
         headers = auth.headers("GET /status", b"", self._client.chance)
-        async with self._client.open(place.path, headers=headers, whatever=True) as answer:
+        async with self._client.open(ref.path, headers=headers, whatever=True) as answer:
             body, signature = await answer.read(), answer.headers.get(signing.HEADER, "")
             genuine = auth.believes(headers, answer.status, signature, body)
             return body if genuine and answer.status == 200 else b""
 
     async def _auth(self, uid: str, term: int) -> RequestAuth:
-        """Raises ApiError, LookupError."""
+        """Read the keys of this coordinator, once. Raises ApiError, LookupError."""
         if (uid, term) not in self._auths:
             pod = await self._client.get(ObjectRef("Pod", self.namespace, names.coordinator(self.name, term)))
             secrets = await self.secrets(uid)
@@ -89,12 +89,12 @@ class Follower:
         return await self._client.items(ObjectRef("Secret", self.namespace), f"{parsing.LABEL}job-uid={uid}")
 
     async def pods(self) -> list[Object]:
-        """Of workers and parameter servers."""
+        """Fetch the pods of workers and parameter servers."""
         selector = f"{parsing.LABEL}job={self.name},{parsing.LABEL}role in (worker,server)"
         return await self._client.items(ObjectRef("Pod", self.namespace), selector)
 
     async def last_lines(self, slot: int, count: int = 20) -> str:
-        """What the newest pod of a slot wrote last; empty if there is none."""
+        """Fetch the last lines of the newest pod of a slot; empty if there is none."""
         pods = [pod for pod in await self.pods() if parsing.label(pod, "slot") == str(slot)]
         if not pods:
             return ""
@@ -102,7 +102,7 @@ class Follower:
         return await self.log(newest["metadata"]["name"], tailLines=str(count))
 
     async def log(self, pod: str, **params: str) -> str:
-        """Empty if there is none (any more)."""
+        """Fetch the log of a pod. Empty if there is none (any more)."""
         path = ObjectRef("Pod", self.namespace, pod, "log").path
         try:
             async with self._client.open(path, {"container": "trainer", **params}) as answer:

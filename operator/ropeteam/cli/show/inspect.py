@@ -28,7 +28,8 @@ from ropeteam.core.seen.observation import Observation
 
 
 async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
-    """As the operator would see the job now, but for secrets. Raises BadInput if there is none."""
+    """Observation of the job as the operator would read it now, secrets masked. Raises BadInput if there is
+    none."""
     follower = Follower(client, namespace, name)
     caches = make_caches(client, (namespace,), lambda _: None)
     for informer in caches.all:
@@ -49,14 +50,14 @@ async def snapshot(client: ApiClient, namespace: str, name: str) -> Observation:
     secrets = await follower.secrets(seen.metadata.uid)
     key_id = secrets[-1]["metadata"]["name"].rpartition("-")[2] if secrets else ""
     report = None if seen.status.finished else await follower.report(job)
-    seen_now = {"secret_exists": bool(secrets), "secret_age": 0.0, "key_id": key_id, "report": report}
-    whole = seen.model_copy(update=seen_now)
-    return masked(whole)
+    fields = {"secret_exists": bool(secrets), "secret_age": 0.0, "key_id": key_id, "report": report}
+    unmasked = seen.model_copy(update=fields)
+    return masked(unmasked)
 
 
 def explain(text: bytes, source: str) -> Iterator[str]:
-    """A summary of how the job is, then what the operator would do, and why. Raises BadInput for a file that
-    is no snapshot.
+    """Summary of the job's state, then the operator's decision, and why. Raises BadInput for a file that is
+    no snapshot.
     """
     try:
         seen = Observation.model_validate_json(text)
@@ -80,20 +81,20 @@ def explain(text: bytes, source: str) -> Iterator[str]:
 
 
 def _summary(seen: Observation, next_status: JobStatus) -> Iterator[str]:
-    """How the job is and since when, what a person must know, what was last, and what can be done."""
-    shown = job_view(seen.metadata.name, seen.status, seen.report, seen.now)
-    yield plain_line(shown, "")
-    if shown.since is not None:
-        ago = duration(max(0, round((seen.now - shown.since).total_seconds())))
-        yield f"  since {shown.since:%Y-%m-%d %H:%M:%S} UTC, for {ago}: {shown.reason}"
+    """State of the job and since when, conditions to act on, the last incident, and the next step."""
+    view = job_view(seen.metadata.name, seen.status, seen.report, seen.now)
+    yield plain_line(view, "")
+    if view.since is not None:
+        ago = duration(max(0, round((seen.now - view.since).total_seconds())))
+        yield f"  since {view.since:%Y-%m-%d %H:%M:%S} UTC, for {ago}: {view.reason}"
     for kind in TO_ACT_ON:
         found = next_status.condition(kind)
         if found is not None and found.holds:
             yield f"  {kind.value}: {found.reason}: {found.message}"
-    yield from (f"  last {line}" for line in News().of(shown)[-1:])
+    yield from (f"  last {line}" for line in News().of(view)[-1:])
     where = "" if seen.metadata.namespace == "default" else f" -n {seen.metadata.namespace}"
-    if shown.refused:
+    if view.refused:
         yield "  next: correct the manifest by what is said above, and kubectl apply it again"
-    elif shown.finished and not shown.complete:
+    elif view.finished and not view.complete:
         again = "when that is mended, kubectl delete the job and apply it again"
-        yield f"  next: ropeteam logs {shown.name}{where}; {again}"
+        yield f"  next: ropeteam logs {view.name}{where}; {again}"

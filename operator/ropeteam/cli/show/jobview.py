@@ -1,5 +1,5 @@
-"""What a person wants to see of a job, from its status and, where it is fresher, the coordinator's report.
-Pure.
+"""Fields of a job that are shown to a person, from its status and, where it is newer, the coordinator's
+report. Pure.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ropeteam.core.status import incidents
 from ropeteam_trainer.contract.desired import JobReport
 
 TO_ACT_ON = (ConditionType.FAILED, ConditionType.STALLED, ConditionType.DEGRADED)
-"""Where one of them holds, it says what a person must know, and the coordinator's own sentence does not."""
-_EXPLAINS = (
+"""Conditions that a person must act on: where one holds, its message replaces the coordinator's sentence."""
+_EXPLANATIONS = (
     ConditionType.FAILED,
     ConditionType.COMPLETE,
     ConditionType.STALLED,
@@ -28,7 +28,7 @@ _EXPLAINS = (
 
 @dataclass(frozen=True)
 class JobView:
-    """One look at a job."""
+    """View of a job at one moment."""
 
     name: str
     state: str
@@ -48,23 +48,23 @@ class JobView:
     """The spec was not accepted: nothing will happen before it is changed."""
     reason: str = ""
     since: datetime | None = None
-    """When that became so."""
+    """Time at which that became so."""
     live: bool = False
-    """The coordinator was asked."""
+    """Whether the coordinator's report is included."""
 
 
 def job_view(name: str, status: JobStatus, report: JobReport | None, now: datetime) -> JobView:
-    """`report` of another term than the status knows is old, and not looked at."""
+    """View of a job. A `report` of another term than the status has is stale, and ignored."""
     if report is not None and (report.term != status.coordinator.term or status.finished):
         report = None
     if report is not None:
         status = incidents.merge(status, report.incidents, now)
     accepted = status.condition(ConditionType.ACCEPTED)
     refused = accepted is not None and accepted.status == "False"
-    told = next((c for kind in _EXPLAINS if (c := status.condition(kind)) and c.holds), None)
-    shown = accepted if refused else told or status.condition(ConditionType.RUNNING)
+    holding = next((c for kind in _EXPLANATIONS if (c := status.condition(kind)) and c.holds), None)
+    shown = accepted if refused else holding or status.condition(ConditionType.RUNNING)
     progress = status.progress
-    seen = JobView(
+    view = JobView(
         name=name,
         state=status.state or "Pending",
         ready=status.workers.summary,
@@ -81,32 +81,33 @@ def job_view(name: str, status: JobStatus, report: JobReport | None, now: dateti
         reason=shown.reason if shown else "",
         since=shown.last_transition_time if shown else None,
     )
-    acts = refused or (shown is not None and shown.holds and shown.type in TO_ACT_ON)
-    return _with_report(seen, report, acts) if report else seen
+    needs_action = refused or (shown is not None and shown.holds and shown.type in TO_ACT_ON)
+    return _with_report(view, report, needs_action) if report else view
 
 
-def _with_report(seen: JobView, report: JobReport, acts: bool) -> JobView:
-    """acts: what status says is for a person to act on."""
-    told, lineage = report.progress, report.lineage
+def _with_report(view: JobView, report: JobReport, needs_action: bool) -> JobView:
+    """View with the report's newer fields. needs_action: the status has a condition for a person to act
+    on."""
+    latest, lineage = report.progress, report.lineage
     why = report.notice.message if report.notice else report.why
     return JobView(
         **{
-            **seen.__dict__,
-            "step": max(told.step, 0) or seen.step,
-            "total_steps": told.total_steps or seen.total_steps,
-            "loss": told.loss or seen.loss,
-            "samples_per_second": f"{told.samples_per_second:.1f}" if told.samples_per_second > 0 else "",
+            **view.__dict__,
+            "step": max(latest.step, 0) or view.step,
+            "total_steps": latest.total_steps or view.total_steps,
+            "loss": latest.loss or view.loss,
+            "samples_per_second": f"{latest.samples_per_second:.1f}" if latest.samples_per_second > 0 else "",
             "world_size": report.world_size,
             "epoch": str(report.epoch) if report.epoch else "",
-            "checkpoint_step": lineage[0].step if lineage else seen.checkpoint_step,
-            "why": seen.why if acts else why or seen.why,
+            "checkpoint_step": lineage[0].step if lineage else view.checkpoint_step,
+            "why": view.why if needs_action else why or view.why,
             "live": True,
         }
     )
 
 
 def recovery_seconds(incident: IncidentStatus) -> float | None:
-    """From the fault to the first step of all ranks; None: not recovered yet."""
+    """Seconds from the fault to the first step of all ranks; None: not recovered yet."""
     milliseconds = incident.stages.first_step
     return None if milliseconds is None else milliseconds / 1000
 
@@ -124,22 +125,22 @@ def incident_line(incident: IncidentStatus, over: bool = False) -> str:
 
 
 class Eta:
-    """Time to the end, at the pace of the last steps seen. A world that begins anew has no pace yet."""
+    """Estimate of the time to the end, at the pace of the last steps. A new world has no pace yet."""
 
     def __init__(self, window_seconds: float = 20.0) -> None:
-        self._window, self._epoch, self._seen = window_seconds, "", list[tuple[float, int]]()
+        self._window, self._epoch, self._samples = window_seconds, "", list[tuple[float, int]]()
 
-    def after(self, seen: JobView, now: float) -> str:
+    def after(self, view: JobView, now: float) -> str:
         """`1m20s`, or nothing while the pace is not known. `now`: seconds of a clock that does not jump."""
-        if seen.epoch != self._epoch or not self._has_moved_to(seen.step):
-            self._epoch, self._seen = seen.epoch, []
-        self._seen = [each for each in self._seen if now - each[0] < self._window]
-        self._seen.append((now, seen.step))
-        passed, made = now - self._seen[0][0], seen.step - self._seen[0][1]
-        if seen.total_steps is None or made <= 0 or passed < 1:
+        if view.epoch != self._epoch or not self._has_moved_to(view.step):
+            self._epoch, self._samples = view.epoch, []
+        self._samples = [each for each in self._samples if now - each[0] < self._window]
+        self._samples.append((now, view.step))
+        passed, steps = now - self._samples[0][0], view.step - self._samples[0][1]
+        if view.total_steps is None or steps <= 0 or passed < 1:
             return ""
-        return duration(max(0, round((seen.total_steps - seen.step) * passed / made)))
+        return duration(max(0, round((view.total_steps - view.step) * passed / steps)))
 
     def _has_moved_to(self, step: int) -> bool:
-        """Before the first step, and between the looks until the next one, time does not count."""
-        return bool(self._seen) and step >= self._seen[-1][1] and step > self._seen[0][1] > 0
+        """Whether steps were made. Time before the first step, and until the next one, does not count."""
+        return bool(self._samples) and step >= self._samples[-1][1] and step > self._samples[0][1] > 0

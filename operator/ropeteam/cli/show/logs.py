@@ -1,10 +1,10 @@
-"""What ranks print: from the logs of their pods, as they are written, to the screen and into files.
+"""Output of ranks: from the logs of their pods, as they are written, to the screen and into files.
 
-An agent forwards each line of a rank as `[rank N] line`. Of one rank, the prefix is left out: what is shown
-is what the script printed. A file has all that a container wrote.
+An agent forwards each line of a rank as `[rank N] line`. For one rank the prefix is left out: the output is
+shown as the script printed it. A file has all output of a container.
 Limits: a command that runs once per pod (`accelerate launch`, a shell) has one output, that of the pod's
-lowest rank. A pod that begins and is deleted within half a second is not seen; a log that breaks off is not
-taken up again.
+lowest rank. A pod that starts and is deleted within half a second is not seen; a log stream that breaks
+off is not resumed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Show = Callable[[str], None]
 """One or more lines, without the last line's end."""
 _FOLLOWED = {"container": "trainer", "follow": "true"}
 LAST_SECONDS = 5.0
-"""For the logs of pods to end when their job has."""
+"""Timeout for the logs of pods to end when their job has."""
 
 
 def ranks(text: str) -> str:
@@ -37,7 +37,7 @@ def ranks(text: str) -> str:
 
 
 def chosen(lines: list[str], ranks: str) -> list[str]:
-    """Those that these ranks have printed."""
+    """Lines that these ranks have printed."""
     if ranks == "all":
         return [line for line in lines if line.startswith("[rank ")]
     prefix = f"[rank {ranks}] "
@@ -45,7 +45,7 @@ def chosen(lines: list[str], ranks: str) -> list[str]:
 
 
 class Logs:
-    """Of one job: a stream for each of its pods, as they appear."""
+    """Logs of one job: a stream for each of its pods, as they appear."""
 
     def __init__(
         self, client: ApiClient, follower: Follower, ranks: str, show: Show, keep: Path | None = None
@@ -53,27 +53,27 @@ class Logs:
         self._client, self._follower = client, follower
         self._ranks, self._show, self._keep = ranks, show, keep
         self._streams: dict[str, asyncio.Task[None]] = {}
-        """By the pod's UID."""
+        """Streams by the pod's UID."""
 
     async def follow(self) -> None:
-        """Until it is cancelled."""
+        """Start streams of new pods, until cancelled."""
         try:
             while True:
                 with suppress(ApiError, aiohttp.ClientError, TimeoutError):
-                    self._begin(await self._follower.pods())
+                    self._start_streams(await self._follower.pods())
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             for stream in self._streams.values():
                 stream.cancel()
 
     async def end(self) -> None:
-        """The job has ended: what its pods have written until now is shown, too."""
+        """Finish after the end of the job: the output of its pods until now is shown, too."""
         with suppress(ApiError, aiohttp.ClientError, TimeoutError):
-            self._begin(await self._follower.pods())
+            self._start_streams(await self._follower.pods())
         if self._streams:
             await asyncio.wait(self._streams.values(), timeout=LAST_SECONDS)
 
-    def _begin(self, pods: list[Object]) -> None:
+    def _start_streams(self, pods: list[Object]) -> None:
         for pod in pods:
             uid = pod["metadata"]["uid"]
             if uid not in self._streams and has_begun(pod):
@@ -86,38 +86,38 @@ class Logs:
                 if found := chosen(lines, self._ranks):
                     self._show("\n".join(found))
         except ApiError:
-            return  # it is gone
+            return  # the pod is gone
         except (aiohttp.ClientError, OSError) as error:
             self._show(f"ropeteam: the log of pod {name} broke off: {error or type(error).__name__}")
 
     async def _read(self, name: str) -> AsyncIterator[list[str]]:
-        """Lines of a pod, in batches; all that it writes goes into its file."""
+        """Fetch lines of a pod, in batches; all of its output goes into its file."""
         path = ObjectRef("Pod", self._follower.namespace, name, "log").path
         file = (self._keep / f"{name}.log").open("wb") if self._keep else None
-        rest = b""
+        partial_line = b""
         try:
             async with self._client.open(path, _FOLLOWED, endless=True) as answer:
-                async for part in answer.content.iter_any():
+                async for chunk in answer.content.iter_any():
                     if file:
-                        file.write(part)
+                        file.write(chunk)
                         file.flush()
-                    *lines, rest = (rest + part).split(b"\n")
+                    *lines, partial_line = (partial_line + chunk).split(b"\n")
                     yield [line.decode(errors="replace") for line in lines]
-                if rest:
-                    yield [rest.decode(errors="replace")]
+                if partial_line:
+                    yield [partial_line.decode(errors="replace")]
         finally:
             if file:
                 file.close()
 
 
 def has_begun(pod: Object) -> bool:
-    """Its trainer container has written, or could have."""
+    """Whether its trainer container has started, and so may have written."""
     rows = (pod.get("status") or {}).get("containerStatuses") or ()
     return any(row["name"] == "trainer" and "waiting" not in (row.get("state") or {}) for row in rows)
 
 
 async def followed(client: ApiClient, follower: Follower, ranks: str, show: Show) -> None:
-    """Until the job has ended. Raises BadInput if there is none."""
+    """Show logs until the job has ended. Raises BadInput if there is none."""
     await _job(follower)
     logs = Logs(client, follower, ranks, show)
     following = asyncio.create_task(logs.follow())
@@ -131,20 +131,20 @@ async def followed(client: ApiClient, follower: Follower, ranks: str, show: Show
 
 
 async def printed(follower: Follower, ranks: str, attempt: int | None, show: Show) -> None:
-    """What the pods of an attempt (the newest, if none is named) have written until now; of one whose pods
-    are gone, what status keeps. Raises BadInput if there is nothing."""
+    """Show the output of an attempt's pods until now (the newest, if none is named); for pods that are gone,
+    the incidents that status keeps. Raises BadInput if there is nothing."""
     job = await _job(follower)
     status = JobStatus.model_validate(job.get("status") or {})
     wanted = status.attempt if attempt is None else attempt
     if wanted > status.attempt:
         raise BadInput(f"{follower.name} has not made attempt {wanted}; its newest is {status.attempt}")
-    found = [pod for pod in _in_order(await follower.pods()) if _attempt(pod, status.attempt) == wanted]
+    found = [pod for pod in _by_slot(await follower.pods()) if _attempt(pod, status.attempt) == wanted]
     for pod in found:
         text = await follower.log(pod["metadata"]["name"])
         if lines := chosen(text.split("\n"), ranks):
             show("\n".join(lines))
     if not found:
-        for line in _remembered(job, status, wanted):
+        for line in _recorded_incidents(job, status, wanted):
             show(line)
 
 
@@ -155,21 +155,21 @@ async def _job(follower: Follower) -> Object:
     return job
 
 
-def _in_order(pods: list[Object]) -> list[Object]:
-    """Of slots; of several in one slot the older first."""
+def _by_slot(pods: list[Object]) -> list[Object]:
+    """Pods in the order of slots; of several in one slot the older first."""
     return sorted(
         pods, key=lambda pod: (int(parsing.label(pod, "slot")), int(parsing.label(pod, "incarnation")))
     )
 
 
 def _attempt(pod: Object, newest: int) -> int:
-    """Pods of an earlier release do not say."""
+    """Attempt of a pod. Pods of an earlier release have no such label."""
     text = parsing.label(pod, "attempt")
     return int(text) if text.isdecimal() else newest
 
 
-def _remembered(job: Object, status: JobStatus, attempt: int) -> Iterator[str]:
-    """Raises BadInput if status keeps nothing of it either."""
+def _recorded_incidents(job: Object, status: JobStatus, attempt: int) -> Iterator[str]:
+    """Incidents that status keeps of an attempt. Raises BadInput if there are none."""
     policy = (job.get("spec") or {}).get("cleanPodPolicy", "Running")
     kept = [each for each in status.incidents if each.attempt == attempt]
     gone = f"the pods of attempt {attempt} are gone, and their logs with them (cleanPodPolicy is {policy})"

@@ -1,5 +1,5 @@
-"""What is said when a job has ended: the incidents with cause, seconds and steps lost, and where the
-checkpoint is.
+"""Summary of a job that has ended: the incidents with cause, seconds and steps lost, and the checkpoint's
+location.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ropeteam.controller.client.apiclient import Object
 
 
 def report(job: Object, home: Path | None) -> Iterator[str]:
-    """Lines. `home`: of the local cluster, to tell where a checkpoint lies on this machine."""
+    """Lines of the summary. `home`: of the local cluster, to show the checkpoint's path on this machine."""
     status, name = JobStatus.model_validate(job.get("status") or {}), job["metadata"]["name"]
-    took = _took(status.start_time, status.completion_time)
+    took = _duration_text(status.start_time, status.completion_time)
     progress = status.progress
     trained = f", {progress.step} steps" if progress else ""
     loss = f", loss {progress.loss}" if progress and progress.loss else ""
@@ -46,17 +46,17 @@ def _incidents(incidents: tuple[IncidentStatus, ...]) -> Iterator[str]:
         ).rstrip()
 
 
-def _took(start: datetime | None, end: datetime | None) -> str:
+def _duration_text(start: datetime | None, end: datetime | None) -> str:
     return f" after {duration(round((end - start).total_seconds()))}" if start and end else ""
 
 
 def _location(job: Object, status: JobStatus, home: Path | None) -> str:
-    """On this machine for a claim of the local cluster, else inside the container."""
+    """Path on this machine for a claim of the local cluster, else inside the container."""
     assert status.checkpoint is not None
     inside = status.checkpoint.location
-    wish = TrainingJobSpec.model_validate(job["spec"]).checkpoint
-    claim = (wish.volume.get("persistentVolumeClaim") or {}).get("claimName") if wish else None
-    if home is None or claim is None or wish is None:
+    checkpoint = TrainingJobSpec.model_validate(job["spec"]).checkpoint
+    claim = (checkpoint.volume.get("persistentVolumeClaim") or {}).get("claimName") if checkpoint else None
+    if home is None or claim is None or checkpoint is None:
         return inside
     folder = home / "claims" / job["metadata"]["namespace"] / claim
     return str(folder / Path(inside).relative_to("/checkpoints"))

@@ -1,4 +1,4 @@
-"""Show a job as it goes: a live view on a terminal, plain lines elsewhere. The same facts in both."""
+"""Show a running job: a live view on a terminal, plain lines elsewhere. The same facts in both."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Screen(Protocol):
 
     def __exit__(self, *exc: object) -> None: ...
 
-    def show(self, seen: JobView) -> None: ...
+    def show(self, view: JobView) -> None: ...
 
     def say(self, text: str) -> None: ...
 
     def output(self, text: str) -> None:
-        """What a script has printed."""
+        """Print output of a script."""
         ...
 
 
@@ -43,7 +43,7 @@ def screen(console: Console) -> Screen:
 
 
 class LiveScreen:
-    """Repaints in place; incidents and remarks scroll above."""
+    """View that is repainted in place; incidents and messages scroll above."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, refresh_per_second=4, transient=True)
@@ -56,10 +56,10 @@ class LiveScreen:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def show(self, seen: JobView) -> None:
-        for line in self._news.of(seen):
+    def show(self, view: JobView) -> None:
+        for line in self._news.of(view):
             self.say(line)
-        self._live.update(panel(seen, self._eta.after(seen, time.monotonic())), refresh=True)
+        self._live.update(panel(view, self._eta.after(view, time.monotonic())), refresh=True)
 
     def say(self, text: str) -> None:
         self._live.console.print(Text(text))
@@ -69,11 +69,11 @@ class LiveScreen:
 
 
 class PlainScreen:
-    """A line when something happens, and one every few seconds while training goes on."""
+    """View as lines: one for each change, and one every few seconds while training goes on."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._eta, self._news = console, Eta(), News()
-        self._said_at, self._said = 0.0, ("", "")
+        self._printed_at, self._printed = 0.0, ("", "")
 
     def __enter__(self) -> Self:
         return self
@@ -81,15 +81,15 @@ class PlainScreen:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def show(self, seen: JobView) -> None:
-        for line in self._news.of(seen):
+    def show(self, view: JobView) -> None:
+        for line in self._news.of(view):
             self.say(line)
         now = time.monotonic()
-        eta = self._eta.after(seen, now)
-        news = seen.state, "" if seen.state == "Running" else seen.why
-        if news != self._said or (seen.step and now - self._said_at >= _PLAIN_SECONDS):
-            self._said_at, self._said = now, news
-            self.say(plain_line(seen, eta))
+        eta = self._eta.after(view, now)
+        news = view.state, "" if view.state == "Running" else view.why
+        if news != self._printed or (view.step and now - self._printed_at >= _PLAIN_SECONDS):
+            self._printed_at, self._printed = now, news
+            self.say(plain_line(view, eta))
 
     def say(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
@@ -99,19 +99,19 @@ class PlainScreen:
 
 
 class News:
-    """Incidents as they open and as they are over: each told once."""
+    """Incidents as they open and as they are over: each reported once."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[str, bool]] = set()
+        self._reported: set[tuple[str, bool]] = set()
 
-    def of(self, seen: JobView) -> list[str]:
+    def of(self, view: JobView) -> list[str]:
         lines = []
-        for incident in seen.incidents:
-            counted = incident.steps_lost is not None or not seen.step  # a script may report none
+        for incident in view.incidents:
+            counted = incident.steps_lost is not None or not view.step  # a script may report none
             recovered = recovery_seconds(incident) is not None and counted
-            if (incident.id, recovered) not in self._told:
-                self._told |= {(incident.id, recovered), (incident.id, False)}
-                what = incident_line(incident, seen.finished)
+            if (incident.id, recovered) not in self._reported:
+                self._reported |= {(incident.id, recovered), (incident.id, False)}
+                what = incident_line(incident, view.finished)
                 lines.append(f"incident {incident.id}: {what} - {_first_line(incident)}")
         return lines
 
@@ -120,37 +120,37 @@ def _first_line(incident: IncidentStatus) -> str:
     return incident.message.split("\n")[0]
 
 
-def plain_line(seen: JobView, eta: str) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in facts_of(seen, eta))
-    why = "" if seen.state in ("Running", "Complete") and facts else seen.why
-    return " - ".join(part for part in (f"{seen.name}: {seen.state}", facts, why) if part)
+def plain_line(view: JobView, eta: str) -> str:
+    facts = ", ".join(f"{name} {value}" for name, value in facts_of(view, eta))
+    why = "" if view.state in ("Running", "Complete") and facts else view.why
+    return " - ".join(part for part in (f"{view.name}: {view.state}", facts, why) if part)
 
 
-def facts_of(seen: JobView, eta: str) -> list[tuple[str, str]]:
-    """What there is to tell, in the order of the columns."""
-    total = f"/{seen.total_steps}" if seen.total_steps else ""
+def facts_of(view: JobView, eta: str) -> list[tuple[str, str]]:
+    """Facts to show, in the order of the columns."""
+    total = f"/{view.total_steps}" if view.total_steps else ""
     pairs = [
-        ("ready", "" if seen.finished else seen.ready),
-        ("step", f"{seen.step}{total}" if seen.step else ""),
-        ("loss", seen.loss),
-        ("samples/s", seen.samples_per_second),
-        ("ETA", "" if seen.finished else eta),
-        ("world", str(seen.world_size) if seen.world_size else ""),
-        ("checkpoint", "" if seen.checkpoint_step is None else str(seen.checkpoint_step)),
+        ("ready", "" if view.finished else view.ready),
+        ("step", f"{view.step}{total}" if view.step else ""),
+        ("loss", view.loss),
+        ("samples/s", view.samples_per_second),
+        ("ETA", "" if view.finished else eta),
+        ("world", str(view.world_size) if view.world_size else ""),
+        ("checkpoint", "" if view.checkpoint_step is None else str(view.checkpoint_step)),
     ]
     return [(name, value) for name, value in pairs if value]
 
 
-def panel(seen: JobView, eta: str) -> Group:
+def panel(view: JobView, eta: str) -> Group:
     head = Text.assemble(
-        (seen.name, "bold"), "  ", (seen.state, f"bold {_COLOURS.get(seen.state, 'cyan')}"), f"  {seen.why}"
+        (view.name, "bold"), "  ", (view.state, f"bold {_COLOURS.get(view.state, 'cyan')}"), f"  {view.why}"
     )
     parts: list[Any] = [head]
-    if seen.total_steps:
-        bar = Table.grid(expand=True)  # alone it ends no line, and takes the next one's place
-        bar.add_row(ProgressBar(total=seen.total_steps, completed=seen.step))
+    if view.total_steps:
+        bar = Table.grid(expand=True)  # alone it ends no line, and overwrites the next one
+        bar.add_row(ProgressBar(total=view.total_steps, completed=view.step))
         parts.append(bar)
-    facts = facts_of(seen, eta)
+    facts = facts_of(view, eta)
     table = Table.grid(padding=(0, 3))
     table.add_row(*(Text(name, style="dim") for name, _ in facts))
     table.add_row(*(Text(value) for _, value in facts))

@@ -1,8 +1,8 @@
-"""What the API server holds, kept here and up to date.
+"""Caches of objects of the API server, kept up to date.
 
-informer.py     list, then watch, then list again when the watch is of no use
-caches.py       those that the operator reads: jobs, pods, Services, nodes
+informer.py     list, watch, and list again when the watch cannot go on
+caches.py       the caches of the operator: jobs, pods, Services, nodes
 parsing.py      raw objects as the values of an Observation (tolerant)
-kopfevents.py   what kopf is shown of TrainingJobs
-budget.py       how much text of jobs is kept
+kopfevents.py   the reduced TrainingJobs that kopf receives
+budget.py       limit of the cached text of jobs
 """

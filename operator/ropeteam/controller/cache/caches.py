@@ -1,5 +1,5 @@
-"""The caches that the operator reads: jobs, their pods and Services, and whether nodes are ready. A job for
-whose text there was no room is read from the API server each time.
+"""The caches of the operator: jobs, their pods and Services, and whether nodes are ready. A job whose text is
+not cached is read from the API server each time.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 
 class Ended:
-    """UIDs of deleted pods whose end the kubelet had told: the last so many. Events may come so quickly that
-    nobody has read the pod between its end and its deletion. Limits: none that went while there was no watch,
-    or before this process."""
+    """UIDs of deleted pods whose end the kubelet had reported: the last `MOST`. Events may come so quickly
+    that no reconcile observed the pod between its end and its deletion. Limits: no pods that were deleted
+    while there was no watch, or before this process."""
 
     MOST = 16_384
 
@@ -42,14 +42,14 @@ class Ended:
 
 @dataclass(frozen=True)
 class Caches:
-    """What the informers hold. Pods and Services come with the UID of their job."""
+    """The informers. Pods and Services come with the UID of their job."""
 
     client: ApiClient
     jobs: MultiNamespaceInformer[parsing.JobSeen]
     pods: MultiNamespaceInformer[tuple[str, PodSeen]]
     services: MultiNamespaceInformer[tuple[str, ServiceSeen]]
     nodes: MultiNamespaceInformer[parsing.NodeSeen]
-    """Empty without rights in the whole cluster."""
+    """Empty without cluster-wide permissions."""
     ended: Ended = field(default_factory=Ended)
 
     @property
@@ -57,23 +57,23 @@ class Caches:
         return (*self.jobs.parts, *self.pods.parts, *self.services.parts, *self.nodes.parts)
 
     async def job(self, key: Key) -> parsing.JobSeen | None:
-        """With its text. None: there is none. Raises ApiError, connection errors."""
+        """The job with its text. None: there is no such job. Raises ApiError, connection errors."""
         job = next(iter(self.jobs.of(key)), None)
         if job is None or job.text:
             return job
         try:
             return parsing.job(await self.client.get(ObjectRef(KIND, *key), parsing.job_text))
-        except NotFound:  # the watch is late to tell
+        except NotFound:  # the watch lags
             return None
 
     def node_is_lost(self, name: str) -> bool:
-        """NotReady, or gone. Without any node we may not see them: then nothing is known."""
+        """Whether the node is NotReady or gone. Without any node we may lack permission: it is unknown."""
         if not name or not self.nodes.knows_any():
             return False
         return not any(node.ready for node in self.nodes.of(Key("", name)))
 
     def node_has_ended(self, name: str, deletion_proves_it: bool) -> bool:
-        """Somebody vouches that nothing runs there."""
+        """Whether nothing runs there any more, by its out-of-service taint or its deletion."""
         if not self.nodes.knows_any():
             return False
         seen = tuple(self.nodes.of(Key("", name)))
@@ -85,17 +85,17 @@ class Caches:
 
 
 def make_caches(
-    client: ApiClient, namespaces: tuple[str, ...], ring: Callable[[Key], None], with_nodes: bool = True
+    client: ApiClient, namespaces: tuple[str, ...], enqueue: Callable[[Key], None], with_nodes: bool = True
 ) -> Caches:
-    """`ring` is called with the key of a job that looks different now. No `namespaces`: all."""
+    """`enqueue` is called with the key of a job that has changed. No `namespaces`: all."""
 
-    def ring_jobs_on(node: Key) -> None:
+    def enqueue_jobs_on(node: Key) -> None:
         for key in caches.jobs_on(node.name):
-            ring(key)
+            enqueue(key)
 
-    def spread(lens: WatchSpec[T]) -> MultiNamespaceInformer[T]:
+    def informers(spec: WatchSpec[T]) -> MultiNamespaceInformer[T]:
         return MultiNamespaceInformer(
-            Informer(client, lens, ring, namespace) for namespace in namespaces or ("",)
+            Informer(client, spec, enqueue, namespace) for namespace in namespaces or ("",)
         )
 
     nodes = WatchSpec("Node", "", parsing.own_key, parsing.node)
@@ -105,9 +105,9 @@ def make_caches(
     caches = Caches(
         client=client,
         ended=ended,
-        jobs=spread(jobs),
-        pods=spread(WatchSpec("Pod", parsing.MANAGED, parsing.job_key, parsing.pod, gone=ended.take)),
-        services=spread(WatchSpec("Service", parsing.MANAGED, parsing.job_key, parsing.service)),
-        nodes=MultiNamespaceInformer((Informer(client, nodes, ring_jobs_on),) if with_nodes else ()),
+        jobs=informers(jobs),
+        pods=informers(WatchSpec("Pod", parsing.MANAGED, parsing.job_key, parsing.pod, gone=ended.take)),
+        services=informers(WatchSpec("Service", parsing.MANAGED, parsing.job_key, parsing.service)),
+        nodes=MultiNamespaceInformer((Informer(client, nodes, enqueue_jobs_on),) if with_nodes else ()),
     )
     return caches

@@ -1,13 +1,12 @@
-"""What the API server holds, kept here and up to date: list, then watch, then list again when the watch is of
-no use.
+"""A cache of objects of the API server: list, watch, and list again when the watch cannot go on.
 
-Five promises that kopf's watching does not give:
+Five guarantees that kopf's watching does not give:
   - a list after a gap is compared with what was known, so that deletions during the gap are noticed;
   - any error in the stream leads to a new list, never to the end of the process;
-  - an object that cannot be read costs nobody but itself: it is passed over, logged and counted;
-  - what a page of a list tells is kept, or left out (`WatchSpec.keep`), before the next one is asked for;
-  - what we have just written is known at once (`upsert`), and an older echo of it never wins.
-Limits: a cache, not the truth: before anything irreversible, a UID or a resourceVersion goes with the call.
+  - an object that cannot be read affects no other: it is skipped, logged and counted;
+  - the objects of a page of a list are reduced (`WatchSpec.keep`) before the next page is requested;
+  - our own writes are in the cache at once (`upsert`), and an older version never replaces them.
+Limits: a cache, not the truth: irreversible requests carry a UID or a resourceVersion.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ from ropeteam.controller.queue.workqueue import was_cancelled
 
 T = TypeVar("T")
 
-_PAGE = 500
+_PAGE_SIZE = 500
 _PAGE_BYTES = 2 << 20
-"""Of a page of more than one object: parsed it is some ten times as large."""
+"""Limit of a page of more than one object: parsed it is some ten times as large."""
 LARGEST_OBJECT = 20 << 20
 """As JSON. A server takes 3 MiB in a request, and may write six bytes for one (`<` is `\\u003c`)."""
-_SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+_MIN_BACKOFF, _MAX_BACKOFF = 0.1, 5.0
 _HEALTHY_SECONDS = 5.0
 
 _UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, boundedjson.TooLarge)
-"""What is no JSON, or no list and no event: what stands between us and an API server may answer, too."""
-_BREAKS = (aiohttp.ClientError, TimeoutError, OSError, ApiError, *_UNREADABLE, asyncio.CancelledError)
+"""Errors for an answer that is no JSON, no list or no event: a proxy in front of an API server may answer."""
+_WATCH_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, ApiError, *_UNREADABLE, asyncio.CancelledError)
 
 log = logging.getLogger(__name__)
 
 
 class Key(NamedTuple):
-    """What an object belongs to: a job (or, for nodes, the node itself with an empty namespace)."""
+    """The owner of an object: a job (or, for nodes, the node itself with an empty namespace)."""
 
     namespace: str
     name: str
@@ -54,23 +53,23 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class WatchSpec(Generic[T]):
-    """Which objects to keep, and what of them."""
+    """Which objects to cache, and which part of them."""
 
     kind: str
     labels: str
     """Label selector; empty: all."""
     key: Callable[[Object], Key | None]
-    """None: not to be kept."""
+    """The owner. None: the object is not cached."""
     read: Callable[[Object], T]
-    """What to keep. Two equal readings are no change."""
+    """The value to cache. Two equal values are no change."""
     parse: Callable[[bytes], Object] = boundedjson.loads
-    """A line of a watch. Raises orjson.JSONDecodeError."""
+    """Parse a line of a watch. Raises orjson.JSONDecodeError."""
     keep: Callable[[Key, T], T] = lambda _, value: value
-    """As much of a reading as there is room for."""
+    """Reduce a value to the memory that is free."""
     let_go: Callable[[Key, T], None] = lambda *_: None
-    """What `keep` gave is kept no more."""
+    """Called when a value that `keep` returned leaves the cache."""
     gone: Callable[[T], None] = lambda _: None
-    """What an object was when it was deleted, which nobody may have read before."""
+    """Called with the last value of a deleted object, which may not have been cached before."""
 
 
 @dataclass(frozen=True)
@@ -82,28 +81,28 @@ class Entry(Generic[T]):
 
 
 class Informer(Generic[T]):
-    """The objects that `lens` shows in `namespace` (empty: in all). `on_change(key)` is called after the
-    store has changed.
+    """The objects that `spec` selects in `namespace` (empty: in all). `on_change(key)` is called after the
+    cache has changed.
     """
 
     def __init__(
-        self, client: ApiClient, lens: WatchSpec[T], on_change: Callable[[Key], None], namespace: str = ""
+        self, client: ApiClient, spec: WatchSpec[T], on_change: Callable[[Key], None], namespace: str = ""
     ) -> None:
-        self._client, self._lens, self._on_change, self.namespace = client, lens, on_change, namespace
-        self._path = ObjectRef(lens.kind, namespace).path
-        self._selector = {"labelSelector": lens.labels} if lens.labels else {}
+        self._client, self._spec, self._on_change, self.namespace = client, spec, on_change, namespace
+        self._path = ObjectRef(spec.kind, namespace).path
+        self._selector = {"labelSelector": spec.labels} if spec.labels else {}
         self._entries: dict[str, Entry[T]] = {}
         self._by_key: dict[Key, dict[str, Entry[T]]] = {}
         self._version: str | None = None
         """resourceVersion to watch from; None: list first."""
         self._unreadable = set[str]()
-        """UIDs, told once until the next list."""
-        self._heard_at: float | None = None
+        """UIDs of objects that are logged already; cleared by each list."""
+        self._received_at: float | None = None
         self.synced = asyncio.Event()
         self.lists = 0
 
     def of(self, key: Key) -> tuple[T, ...]:
-        """All that belongs to `key`."""
+        """All objects of `key`."""
         return tuple(entry.value for entry in self._by_key.get(key, {}).values())
 
     def values(self) -> Iterator[T]:
@@ -117,30 +116,30 @@ class Informer(Generic[T]):
 
     @property
     def kind(self) -> str:
-        return self._lens.kind
+        return self._spec.kind
 
     def silent_seconds(self) -> float:
-        """Since the last list, or the last line of a watch: for how long nothing may have been noticed."""
-        return 0.0 if self._heard_at is None else asyncio.get_running_loop().time() - self._heard_at
+        """Seconds since the last list, or the last line of a watch: the age of this cache."""
+        return 0.0 if self._received_at is None else asyncio.get_running_loop().time() - self._received_at
 
     def upsert(self, thing: Object) -> None:
-        """The API server's answer to our own write. Ignored if the watch has already told something newer."""
+        """Cache the API server's answer to our own write. Ignored if the watch has had a newer version."""
         if int(thing["metadata"]["resourceVersion"]) > int(self._version or 0):
-            self._take_in(thing)
+            self._apply(thing)
 
     def remove_object(self, uid: str) -> None:
         self._drop(uid)
 
     async def run(self) -> None:
-        wait, loop = 0.0, asyncio.get_running_loop()
-        self._heard_at = loop.time()
+        backoff, loop = 0.0, asyncio.get_running_loop()
+        self._received_at = loop.time()
         while True:
             began = loop.time()
             try:
                 if self._version is None:
                     await self.list()
                 await self._watch()
-            except _BREAKS as error:
+            except _WATCH_ERRORS as error:
                 if was_cancelled():
                     raise
                 unreadable = isinstance(error, _UNREADABLE)
@@ -149,14 +148,14 @@ class Informer(Generic[T]):
                 level = logging.WARNING if unreadable else logging.DEBUG
                 log.log(level, "watch of %s broke: %s: %s", self.kind, type(error).__name__, error)
             lasted = loop.time() - began > _HEALTHY_SECONDS
-            wait = _SHORTEST_WAIT if lasted else min(max(_SHORTEST_WAIT, wait * 2), _LONGEST_WAIT)
-            await asyncio.sleep(wait * self._client.chance.uniform(0.5, 1.5))
+            backoff = _MIN_BACKOFF if lasted else min(max(_MIN_BACKOFF, backoff * 2), _MAX_BACKOFF)
+            await asyncio.sleep(backoff * self._client.chance.uniform(0.5, 1.5))
 
     async def list(self) -> None:
-        """Know what there is now, and tell of what has changed since the last time. A page that is too large
-        is asked for again with fewer objects.
+        """List all objects, and call `on_change` for those that changed since the last list. A page that is
+        too large is requested again with fewer objects.
         """
-        params, limit, listed = {**self._selector}, _PAGE, set[str]()
+        params, limit, listed = {**self._selector}, _PAGE_SIZE, set[str]()
         self._unreadable.clear()
         while True:
             params["limit"] = str(limit)
@@ -171,7 +170,7 @@ class Informer(Generic[T]):
             for entry in filter(None, map(self._entry, page["items"] or ())):
                 listed.add(entry.uid)
                 self._put(entry)
-            limit = min(limit * 5, _PAGE)
+            limit = min(limit * 5, _PAGE_SIZE)
             token = page["metadata"].get("continue")
             if not token:
                 break
@@ -179,7 +178,7 @@ class Informer(Generic[T]):
         self._version = page["metadata"]["resourceVersion"]
         self._drop_others(listed, int(self._version or 0))
         self.lists += 1
-        self._hear()
+        self._mark_received()
         self.synced.set()
 
     def _drop_others(self, listed: set[str], version: int) -> None:
@@ -195,38 +194,38 @@ class Informer(Generic[T]):
             "timeoutSeconds": str(self._client.chance.randint(290, 580)),
         }
         async with self._client.watch(self._path, params) as stream:
-            self._hear()
+            self._mark_received()
             async for line in boundedjson.lines(stream.content, LARGEST_OBJECT):
-                if not self._take(self._lens.parse(line)):
+                if not self._apply_event(self._spec.parse(line)):
                     self._version = None
                     return
-                self._hear()
+                self._mark_received()
 
-    def _hear(self) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+    def _mark_received(self) -> None:
+        self._received_at = asyncio.get_running_loop().time()
 
-    def _take(self, event: Object) -> bool:
-        """False: the stream is of no use any more (any ERROR, not only 410)."""
+    def _apply_event(self, event: Object) -> bool:
+        """Apply one event of a watch. False: the watch cannot go on (any ERROR, not only 410)."""
         kind, thing = event["type"], event["object"]
         if kind == "ERROR":
-            log.debug("watch of %s: %s", self._lens.kind, thing.get("message"))
+            log.debug("watch of %s: %s", self._spec.kind, thing.get("message"))
             return False
         self._version = thing["metadata"]["resourceVersion"]
         if kind == "DELETED":
-            self._take_leave(thing)
+            self._apply_deletion(thing)
         elif kind != "BOOKMARK":
-            self._take_in(thing)
+            self._apply(thing)
         return True
 
-    def _take_leave(self, thing: Object) -> None:
+    def _apply_deletion(self, thing: Object) -> None:
         entry, uid = self._entry(thing), thing["metadata"]["uid"]
         if entry is not None:
-            self._lens.gone(entry.value)
+            self._spec.gone(entry.value)
         if entry is not None and uid not in self._entries:  # we have deleted it ourselves
             self._on_change(entry.key)
         self._drop(uid)
 
-    def _take_in(self, thing: Object) -> None:
+    def _apply(self, thing: Object) -> None:
         entry = self._entry(thing)
         if entry is None:
             self._drop(thing["metadata"]["uid"])
@@ -234,13 +233,13 @@ class Informer(Generic[T]):
             self._put(entry)
 
     def _entry(self, thing: Object) -> Entry[T] | None:
-        """None: not to be kept."""
+        """The entry of an object. None: it is not cached."""
         meta = thing["metadata"]
         try:
-            key = self._lens.key(thing)
+            key = self._spec.key(thing)
             if key is None:
                 return None
-            return Entry(key, meta["uid"], int(meta["resourceVersion"]), self._lens.read(thing))
+            return Entry(key, meta["uid"], int(meta["resourceVersion"]), self._spec.read(thing))
         except Exception as error:  # whatever a tenant has written
             self._pass_over(meta, error)
             return None
@@ -259,8 +258,8 @@ class Informer(Generic[T]):
         if old is not None and old.key != entry.key:
             self._drop(entry.uid)
         elif old is not None:
-            self._lens.let_go(old.key, old.value)
-        entry = replace(entry, value=self._lens.keep(entry.key, entry.value))
+            self._spec.let_go(old.key, old.value)
+        entry = replace(entry, value=self._spec.keep(entry.key, entry.value))
         self._entries[entry.uid] = entry
         self._by_key.setdefault(entry.key, {})[entry.uid] = entry
         if old is None or old.value != entry.value:
@@ -270,7 +269,7 @@ class Informer(Generic[T]):
         entry = self._entries.pop(uid, None)
         if entry is None:
             return
-        self._lens.let_go(entry.key, entry.value)
+        self._spec.let_go(entry.key, entry.value)
         siblings = self._by_key[entry.key]
         del siblings[uid]
         if not siblings:

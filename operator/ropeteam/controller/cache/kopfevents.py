@@ -1,8 +1,8 @@
-"""What kopf is shown of TrainingJobs: that one has changed. It parses all that it is sent, without bounds,
-and one object that it cannot parse would stop it for all.
+"""The reduced TrainingJobs that kopf receives: only that one has changed. kopf parses everything it receives,
+without bounds, and one object that it cannot parse would stop it for all.
 
-It is shown no list: our informer has one, and rings for each job in it. A list of one object tells as well
-from where to watch. Limits: aiohttp's response class is the only seam that kopf leaves open.
+Its lists are empty: our informer has the list, and enqueues each job in it; kopf needs only the
+resourceVersion to watch from. Limits: aiohttp's response class is the only extension point that kopf offers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ropeteam.controller.cache.informer import LARGEST_OBJECT
 from ropeteam.controller.cache.parsing import READ
 from ropeteam.controller.client import boundedjson
 
-_SHOWN = ("apiVersion", "kind", "code", "reason", "message")
+_KEPT_FIELDS = ("apiVersion", "kind", "code", "reason", "message")
 
 
 class Response(aiohttp.ClientResponse):
-    """As sent, but lists and watches of TrainingJobs in outline."""
+    """A response with lists and watches of TrainingJobs reduced; all others unchanged."""
 
     async def start(self, connection: Connection) -> Self:
         await super().start(connection)
@@ -34,7 +34,7 @@ class Response(aiohttp.ClientResponse):
 
 
 class _Outlined:
-    """A body of JSON; what aiohttp itself asks of it goes to the stream."""
+    """A JSON body in reduced form; attributes that aiohttp itself uses come from the stream."""
 
     def __init__(self, stream: aiohttp.StreamReader) -> None:
         self._stream = stream
@@ -43,13 +43,13 @@ class _Outlined:
         return getattr(self._stream, name)
 
     async def read(self) -> bytes:
-        """A list, of which only the version is told. Where it goes on is not."""
+        """The list, with its resourceVersion only: no items and no `continue`."""
         page = boundedjson.loads(await self._stream.read())
         version = page["metadata"]["resourceVersion"]
         return orjson.dumps(page | {"items": [], "metadata": {"resourceVersion": version}})
 
     async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
-        """A watch."""
+        """The events of a watch, reduced."""
         with suppress(boundedjson.TooLarge):  # the watch ends, and kopf opens another
             async for line in boundedjson.lines(self._stream, LARGEST_OBJECT):
                 event = boundedjson.thing(line, most=0, ends=b"}}")
@@ -57,10 +57,10 @@ class _Outlined:
 
 
 def _outline(thing: dict[str, Any]) -> dict[str, Any]:
-    """Of a job what it is and which; of a Status, which tells why a watch ends, the words and the code."""
-    meta = _plain(thing.get("metadata") or {}, READ)
-    return _plain(thing, _SHOWN) | {"spec": {}, "status": {}, "metadata": meta}
+    """Of a job its kind and identity; of a Status, which ends a watch, its code, reason and message."""
+    meta = _scalar_fields(thing.get("metadata") or {}, READ)
+    return _scalar_fields(thing, _KEPT_FIELDS) | {"spec": {}, "status": {}, "metadata": meta}
 
 
-def _plain(thing: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+def _scalar_fields(thing: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     return {key: thing[key] for key in keys if isinstance(thing.get(key), str | int)}

@@ -1,7 +1,7 @@
-"""Raw Kubernetes objects as the values of an Observation. Pure, and tolerant: what is missing has its
-default. What pods and Services say of themselves is believed only of those that a TrainingJob owns.
+"""Raw Kubernetes objects parsed into the values of an Observation. Pure, and tolerant: missing fields get
+their defaults. Labels of pods and Services are trusted only if a TrainingJob owns the object.
 
-Limits: only what `core` may know is kept; an Observation is small enough to be pasted into an issue.
+Limits: only fields that `core` may read are kept; an Observation is small enough to be pasted into an issue.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ READ = (
     "creationTimestamp",
     "deletionTimestamp",
 )
-"""Of metadata, beside some labels and annotations."""
-_WHAT = {"apiVersion": API_VERSION, "kind": KIND}
+"""Fields of metadata that are kept, beside some labels and annotations."""
+_TYPE_META = {"apiVersion": API_VERSION, "kind": KIND}
 _NUMBER = re.compile("[0-9]{1,9}")
 _ADDRESS = re.compile("[0-9a-fA-F:.]{1,45}")
 _LARGEST_SPEC = 256 << 10
-_LONGEST_NOTE = 64
-"""A term is a number of a few digits."""
-_MOST_WORDS = 8
+_LONGEST_ANNOTATION = 64
+"""Characters of an annotation; a term is a number of a few digits."""
+_MOST_ENTRIES = 8
 """Labels, annotations or gates that are kept of one object."""
 _MOST_BYTES = 1 << 30
-"""No object has as many: a spec that is such a number was never measured."""
+"""No object has as many: a spec that is such a number is no size from `boundedjson`."""
 _DEEPEST_SPEC = 100
 
 
@@ -56,10 +56,10 @@ def own_key(thing: Object) -> Key:
 
 
 def job_key(thing: Object) -> Key | None:
-    """The job that a pod or Service belongs to: one owns it, and its labels do not say otherwise."""
+    """The job that a pod or Service belongs to: the job owns it, and its labels agree."""
     owner = _owner(thing)
-    told = (label(thing, "job"), label(thing, "job-uid"))
-    if not owner or told != (owner.get("name"), owner.get("uid")):
+    labels = (label(thing, "job"), label(thing, "job-uid"))
+    if not owner or labels != (owner.get("name"), owner.get("uid")):
         return None
     return Key(thing["metadata"]["namespace"], owner["name"])
 
@@ -79,43 +79,43 @@ def label(thing: Object, name: str) -> str:
 
 
 class JobSeen(NamedTuple):
-    """A TrainingJob as it is kept: as text, because parsed it can be ten times as large."""
+    """A TrainingJob as it is cached: as text, because parsed it can be ten times as large."""
 
     text: bytes
-    """As an object, with metadata, spec and status. Empty: there was no room for it (`budget.py`)."""
+    """JSON with metadata, spec and status. Empty: the budget of the cache was used up (`budget.py`)."""
     version: str
-    """resourceVersion: without a text, too, a changed job looks different."""
+    """resourceVersion, so that a changed job without a text differs as well."""
     state: str
     stalled: bool
     fault: str
-    """Why its spec was left out."""
+    """The reason why its spec was left out."""
 
     def parsed(self) -> Object:
         return dict(orjson.loads(self.text))
 
 
 def job_event(line: bytes) -> Object:
-    """What a watch says of a job, for `job`. Raises orjson.JSONDecodeError."""
+    """Parse an event of a watch of jobs, for `job`. Raises orjson.JSONDecodeError."""
     return dict(boundedjson.thing(line, _LARGEST_SPEC, b"}}"))
 
 
 def job_text(text: bytes) -> Object:
-    """What the API server answers to a change of a job, for `job`. Raises orjson.JSONDecodeError."""
+    """Parse the API server's answer with one job, for `job`. Raises orjson.JSONDecodeError."""
     return dict(boundedjson.thing(text, _LARGEST_SPEC))
 
 
 def job(thing: Object) -> JobSeen:
-    """Of its metadata what we read, and no spec that is more than a job's can be."""
+    """The job to cache: the fields of metadata that we read, and the spec, if within limits."""
     meta = {name: thing["metadata"][name] for name in READ if name in thing["metadata"]}
     note = (thing["metadata"].get("annotations") or {}).get(ENDED, "")
-    meta["annotations"] = _asking(thing["metadata"].get("annotations"))
-    if 0 < len(note) <= _LONGEST_NOTE:
+    meta["annotations"] = _unserved_requests(thing["metadata"].get("annotations"))
+    if 0 < len(note) <= _LONGEST_ANNOTATION:
         meta["annotations"][ENDED] = note
-    meta["labels"] = _asking(thing["metadata"].get("labels"))
+    meta["labels"] = _unserved_requests(thing["metadata"].get("labels"))
     spec, status = thing.get("spec") or {}, thing.get("status") or {}
-    if fault := _fault(spec):
+    if fault := _spec_error(spec):
         spec = {}
-    text = orjson.dumps({**_WHAT, "metadata": meta, "spec": spec, "status": status})
+    text = orjson.dumps({**_TYPE_META, "metadata": meta, "spec": spec, "status": status})
     return JobSeen(
         text=memoryview(text).tobytes(),  # a copy: what orjson returns holds kilobytes more than it shows
         version=thing["metadata"]["resourceVersion"],
@@ -125,14 +125,14 @@ def job(thing: Object) -> JobSeen:
     )
 
 
-def _asking(words: Object | None) -> dict[str, str]:
-    """Labels or annotations that ask for a queue or a gang; of long texts that they are there is enough."""
-    found = sorted(key for key in words or () if unservedrequests.asks(key))[:_MOST_WORDS]
-    return {key: str((words or {})[key])[:_LONGEST_NOTE] for key in found}
+def _unserved_requests(texts: Object | None) -> dict[str, str]:
+    """Labels or annotations that request a queue or gang scheduling; long values are cut off."""
+    found = sorted(key for key in texts or () if unservedrequests.asks(key))[:_MOST_ENTRIES]
+    return {key: str((texts or {})[key])[:_LONGEST_ANNOTATION] for key in found}
 
 
-def _fault(spec: object) -> str:
-    """Of a spec, or of how many bytes it has. Its size first: depth takes far longer to find out."""
+def _spec_error(spec: object) -> str:
+    """The error in a spec, which may be its size in bytes instead. Size first: depth takes far longer."""
     size = spec if isinstance(spec, int) and spec < _MOST_BYTES else _size(spec)
     if size is not None and size > _LARGEST_SPEC:
         return (
@@ -147,7 +147,7 @@ def _fault(spec: object) -> str:
 
 
 def _size(spec: object) -> int | None:
-    """As JSON. None: it is too deep to be written."""
+    """Bytes as JSON. None: it is nested too deep to be written."""
     try:
         return len(orjson.dumps(spec))
     except orjson.JSONEncodeError:
@@ -155,10 +155,10 @@ def _size(spec: object) -> int | None:
 
 
 def pod(thing: Object) -> tuple[str, PodSeen]:
-    """With the UID of its job: a former job of the same name has nothing to do with this one."""
+    """The pod, with the UID of its job: a former job of the same name is another job."""
     meta, status = thing["metadata"], thing.get("status") or {}
-    told = label(thing, "role")
-    role = Role(told) if told in list(Role) else Role.WORKER
+    role_label = label(thing, "role")
+    role = Role(role_label) if role_label in list(Role) else Role.WORKER
     main = "coordinator" if role is Role.COORDINATOR else TRAINER_CONTAINER
     scheduled, spec = _condition(status, "PodScheduled"), thing.get("spec") or {}
     seen = PodSeen(
@@ -178,7 +178,7 @@ def pod(thing: Object) -> tuple[str, PodSeen]:
         created=meta.get("creationTimestamp"),
         scheduler=spec.get("schedulerName") or "",
         scheduled=scheduled.get("status", ""),
-        gates=tuple(each["name"] for each in (spec.get("schedulingGates") or ())[:_MOST_WORDS]),
+        gates=tuple(each["name"] for each in (spec.get("schedulingGates") or ())[:_MOST_ENTRIES]),
         queued=unservedrequests.MANAGED in (meta.get("labels") or {}),
         grouped=bool(spec.get("schedulingGroup") or spec.get("workloadRef")),
         scheduled_message=scheduled.get("message", "") if scheduled.get("status") == "False" else "",
@@ -190,17 +190,18 @@ def pod(thing: Object) -> tuple[str, PodSeen]:
 
 
 def _contract(spec: Object) -> int:
-    """What a coordinator was told to speak. What is no such word is taken for ours: we sign then."""
+    """The contract version in a coordinator's config. An invalid value counts as ours: requests are signed
+    then."""
     variables = (each for container in spec.get("containers") or () for each in container.get("env") or ())
     try:
-        told = orjson.loads(next(each["value"] for each in variables if each["name"] == CONFIG))["contract"]
+        value = orjson.loads(next(each["value"] for each in variables if each["name"] == CONFIG))["contract"]
     except (StopIteration, LookupError, TypeError, ValueError):
         return VERSION
-    return told if type(told) is int else VERSION
+    return value if type(value) is int else VERSION
 
 
 def _key_id(spec: Object) -> str:
-    """From the name of the Secret with the token, which ends with it."""
+    """The id of the operator key, from the end of the name of the token Secret."""
     volumes = (each for each in spec.get("volumes") or () if each.get("name") == TOKEN_VOLUME)
     volume: Object = next(volumes, {})
     secret = volume.get("secret") or {}
@@ -208,7 +209,7 @@ def _key_id(spec: Object) -> str:
 
 
 def service(thing: Object) -> tuple[str, ServiceSeen]:
-    """With the UID of its job."""
+    """The Service, with the UID of its job."""
     meta, spec = thing["metadata"], thing["spec"]
     term = _number((spec.get("selector") or {}).get(LABEL + "term"), 0)
     address = spec.get("clusterIP") or ""
@@ -220,7 +221,7 @@ def service(thing: Object) -> tuple[str, ServiceSeen]:
 class NodeSeen(NamedTuple):
     ready: bool
     out_of_service: bool
-    """A person vouches by a taint that nothing runs there."""
+    """An administrator has set the taint which guarantees that nothing runs there."""
 
 
 def node(thing: Object) -> NodeSeen:
@@ -239,17 +240,17 @@ def _condition(status: Object, kind: str) -> Object:
 
 def _container(statuses: list[Object], name: str) -> ContainerSeen:
     found: Object = next((each for each in statuses if each["name"] == name), {})
-    return _seen(found)
+    return _container_seen(found)
 
 
 def _pending_init(statuses: list[Object]) -> ContainerSeen:
     """The first init container that has not succeeded."""
-    seen = ((each["name"], _seen(each)) for each in statuses)
+    seen = ((each["name"], _container_seen(each)) for each in statuses)
     found = next(((name, each) for name, each in seen if each.exit_code != 0), None)
     return found[1].model_copy(update={"name": found[0]}) if found else ContainerSeen()
 
 
-def _seen(container: Object) -> ContainerSeen:
+def _container_seen(container: Object) -> ContainerSeen:
     state = container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     return ContainerSeen(

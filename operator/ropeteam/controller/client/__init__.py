@@ -1,7 +1,7 @@
-"""The calls to the API server and to coordinators.
+"""Clients of the API server and of coordinators.
 
-access.py        where the API server is, and how we prove who we are
-apiclient.py     the API server, as a few calls that are safe to repeat
-boundedjson.py   JSON in which tenants had a part, read within bounds
-coordinator.py   the one call to a job's coordinator
+access.py        address of the API server, and our credentials
+apiclient.py     the API server, as a few idempotent requests
+boundedjson.py   JSON that tenants may have written, parsed within bounds
+coordinator.py   the one request to a job's coordinator
 """

@@ -1,6 +1,6 @@
-"""Where the API server is, and how we prove who we are.
+"""Address of the API server, and our credentials.
 
-A kubeconfig with a token or a client certificate is read here in a few lines; anything else in it (exec
+A kubeconfig with a token or a client certificate is read here in a few lines; all other kinds of users (exec
 plugins, OIDC) and the service account of a pod are left to `kubernetes.aio.config`, whose import takes a
 second.
 Limits: `proxy-url` and `tls-server-name` are not read.
@@ -25,12 +25,12 @@ _PLAIN_USER = {"token", "tokenFile"} | {
 
 
 class AccessError(ConnectionError):
-    """There is no way to the API server. The text says what to change."""
+    """The API server cannot be accessed. The text names what to change."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """One way to the API server. `token` is asked before each request, for it may be renewed meanwhile."""
+    """Address and credentials. `token` is called before each request, since tokens are renewed."""
 
     server: str
     tls: ssl.SSLContext | None
@@ -42,7 +42,7 @@ class Access:
 
 
 async def load(kubeconfig: Path | None) -> Access:
-    """The way that `kubeconfig` describes; None: the service account of this pod. Raises AccessError."""
+    """The access in `kubeconfig`; None: that of the service account of this pod. Raises AccessError."""
     if kubeconfig is None:
         return await _through_kubernetes_client(None)
     try:
@@ -59,12 +59,12 @@ async def load(kubeconfig: Path | None) -> Access:
 
 def _current(kubeconfig: Path) -> tuple[dict[str, Any], dict[str, Any], Path]:
     config = yaml.safe_load(kubeconfig.read_text())
-    context = _named(config, "context", config["current-context"])
-    user = _named(config, "user", context["user"]) if context.get("user") else {}
-    return _named(config, "cluster", context["cluster"]), user or {}, kubeconfig.parent
+    context = _entry(config, "context", config["current-context"])
+    user = _entry(config, "user", context["user"]) if context.get("user") else {}
+    return _entry(config, "cluster", context["cluster"]), user or {}, kubeconfig.parent
 
 
-def _named(config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
+def _entry(config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
     found = next((item[kind] for item in config[f"{kind}s"] if item["name"] == name), None)
     if not isinstance(found, dict):
         raise LookupError(f"it has no {kind} named {name!r}")

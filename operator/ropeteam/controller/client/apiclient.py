@@ -1,9 +1,9 @@
-"""The API server, as a few calls that are safe to repeat.
+"""The API server, as a few requests that are safe to repeat.
 
-Every call here is idempotent (fixed names, UID preconditions, resourceVersion), so that throttling, server
-errors and broken connections are simply tried again. What repetition cannot mend surfaces as one of a few
-exceptions: `AlreadyOurs` and `AlreadyGone` say that the wish is fulfilled, `Conflict` that the caller looked
-at an old object.
+Every request here is idempotent (fixed names, UID preconditions, resourceVersion), so that throttling, server
+errors and broken connections are simply retried. Errors that a retry cannot mend surface as one of a few
+exceptions: `AlreadyOurs` and `AlreadyGone` mean that the requested state is there already, `Conflict` that
+the caller read a stale object.
 Limits: objects are raw dicts; nothing is validated here, the server does that.
 """
 
@@ -25,15 +25,15 @@ from ropeteam.controller.client.access import Access
 
 Object = dict[str, Any]
 
-_TRIES = 5
-_AT_ONCE = 100
+_ATTEMPTS = 5
+_CONCURRENT_REQUESTS = 100
 _CHANCE = SystemRandom()
 _RETRYABLE = {429, 500, 502, 503, 504}
 REFUSALS = {400, 403, 422}
-"""The same request gets the same answer, until somebody changes something."""
+"""Statuses that are not retried: the same request gets the same answer, until something is changed."""
 _LARGEST_ANSWER = 64 << 20
 _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
-_ENDLESS = aiohttp.ClientTimeout(total=None, connect=5)
+_NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=5)
 CLUSTER_WIDE = frozenset({"Node", "Namespace", "CustomResourceDefinition"})
 _API_PATHS = {
     "Pod": ("/api/v1", "pods"),
@@ -50,12 +50,12 @@ _API_PATHS = {
     "TrainingJob": (f"/apis/{API_VERSION}", PLURAL),
 }
 
-_UNREAD = frozenset({"Secret", "Event", "NetworkPolicy"})
-"""We may not read them; their names hold what makes them ours."""
+_UNREADABLE_KINDS = frozenset({"Secret", "Event", "NetworkPolicy"})
+"""Kinds that we may not read; their names identify the owner."""
 
 
 class ApiError(Exception):
-    """The API server's own words."""
+    """An error status, with the API server's own message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -75,11 +75,11 @@ class Fenced(Exception):
 
 
 class AlreadyOurs(Exception):
-    """What should be created exists, and its owner is the one that we would have set."""
+    """The object to create exists, and its owner is the one that we would have set."""
 
 
 class AlreadyGone(Exception):
-    """What should be deleted does not exist, or another object has its name by now."""
+    """The object to delete does not exist, or another object has its name by now."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,10 @@ def _connect(access: Access) -> aiohttp.ClientSession:
 
 
 class ApiClient:
-    """One connection pool. Use as `async with ApiClient(load) as client`, where `load` finds a way in
-    (again). `may_write` is asked right before each write leaves; no: the write raises Fenced. `answered` is
-    told method and status of each answer. `connect` opens a pool of connections; `chance` is for jitter.
+    """One connection pool. Use as `async with ApiClient(load) as client`, where `load` reads server
+    and credentials (again). `may_write` is called right before each write is sent; if false, the write raises
+    Fenced. `answered` is called with method and status of each answer. `connect` opens a pool of connections;
+    `chance` is for jitter.
     """
 
     def __init__(
@@ -130,8 +131,8 @@ class ApiClient:
         self._access: Access | None = None
         self._session: aiohttp.ClientSession | None = None
         self._connecting = asyncio.Lock()
-        self._turns = asyncio.Semaphore(_AT_ONCE)
-        """Waited for before a request's time begins; a pool of connections would let it run meanwhile."""
+        self._limit = asyncio.Semaphore(_CONCURRENT_REQUESTS)
+        """Acquired before a request's timeout begins; while one waits for a connection pool, it would run."""
 
     async def __aenter__(self) -> Self:
         await self._reconnect(None)
@@ -142,57 +143,57 @@ class ApiClient:
             await self._session.close()
 
     async def _reconnect(self, refused: Access | None) -> None:
-        """Load credentials again, once for all callers whose `refused` ones are still in use."""
+        """Load credentials again, once for all callers whose `refused` credentials are still in use."""
         async with self._connecting:
             if self._access is not refused:
                 return
             old, self._access = self._session, await self._load()
             self._session = self._connect(self._access)
             if old is not None:
-                await old.close()  # breaks its other calls: they are repeated with the new credentials
+                await old.close()  # breaks its other requests: they are repeated with the new credentials
 
-    async def get(self, place: ObjectRef, parse: Callable[[bytes], Object] | None = None) -> Object:
-        """Raises NotFound."""
-        return await self.request("GET", place.path, parse=parse)
+    async def get(self, ref: ObjectRef, parse: Callable[[bytes], Object] | None = None) -> Object:
+        """One object. Raises NotFound."""
+        return await self.request("GET", ref.path, parse=parse)
 
-    async def items(self, place: ObjectRef, labels: str = "") -> list[Object]:
+    async def items(self, ref: ObjectRef, labels: str = "") -> list[Object]:
         """All objects of a kind. Short lists only: an informer pages."""
-        answer = await self.request("GET", place.path, params={"labelSelector": labels} if labels else {})
+        answer = await self.request("GET", ref.path, params={"labelSelector": labels} if labels else {})
         return list(answer["items"])
 
     async def create(self, thing: Object, *, dry_run: bool = False) -> Object:
-        """Raises AlreadyOurs, or Conflict if somebody else's object has the name."""
-        place = ObjectRef.of(thing)
+        """Create an object. Raises AlreadyOurs, or Conflict if an object of another owner has the name."""
+        ref = ObjectRef.of(thing)
         params = {"dryRun": "All"} if dry_run else {}
         try:
-            return await self.request("POST", _collection(place), body=thing, params=params)
+            return await self.request("POST", _collection(ref), body=thing, params=params)
         except Conflict:
-            if place.kind in _UNREAD or _owner(thing) == _owner(await self.get(place)):
+            if ref.kind in _UNREADABLE_KINDS or _owner(thing) == _owner(await self.get(ref)):
                 raise AlreadyOurs from None
             raise
 
-    async def delete(self, place: ObjectRef, *, uid: str, grace_seconds: int | None = None) -> Object:
-        """Raises AlreadyGone."""
+    async def delete(self, ref: ObjectRef, *, uid: str, grace_seconds: int | None = None) -> Object:
+        """Delete the object with this UID. Raises AlreadyGone."""
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid}}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         options["propagationPolicy"] = "Background"
         try:
-            return await self.request("DELETE", place.path, body=options)
+            return await self.request("DELETE", ref.path, body=options)
         except (NotFound, Conflict):
             raise AlreadyGone from None
 
     async def replace(
         self, thing: Object, subresource: str = "", parse: Callable[[bytes], Object] | None = None
     ) -> Object:
-        """Raises Conflict if `metadata.resourceVersion` is not the latest, NotFound."""
-        place = ObjectRef.of(thing)
-        path = ObjectRef(place.kind, place.namespace, place.name, subresource).path
+        """Replace an object. Raises Conflict if `metadata.resourceVersion` is not the latest, NotFound."""
+        ref = ObjectRef.of(thing)
+        path = ObjectRef(ref.kind, ref.namespace, ref.name, subresource).path
         return await self.request("PUT", path, body=thing, parse=parse)
 
-    async def merge(self, place: ObjectRef, patch: Object) -> Object:
-        """A JSON merge patch. Raises Conflict, NotFound."""
-        return await self.request("PATCH", place.path, body=patch)
+    async def merge(self, ref: ObjectRef, patch: Object) -> Object:
+        """Send a JSON merge patch. Raises Conflict, NotFound."""
+        return await self.request("PATCH", ref.path, body=patch)
 
     async def request(
         self,
@@ -204,13 +205,13 @@ class ApiClient:
         most_bytes: int = _LARGEST_ANSWER,
         parse: Callable[[bytes], Object] | None = None,
     ) -> Object:
-        """One call, repeated while the trouble may pass. `parse` reads a good answer. Raises ApiError,
+        """Send one request, with retries of transient errors. `parse` reads a good answer. Raises ApiError,
         TooLarge, or the last connection error.
         """
-        for left in reversed(range(_TRIES)):
+        for left in reversed(range(_ATTEMPTS)):
             used = self._access
             try:
-                async with self._turns, self._call(method, path, body, params or {}) as answer:
+                async with self._limit, self._send(method, path, body, params or {}) as answer:
                     content = await boundedjson.read(answer, most_bytes)
                     if answer.status < 400:
                         return (parse or _parse)(content)
@@ -223,15 +224,15 @@ class ApiClient:
                 if not left:
                     raise
                 wait = 0.0
-            await asyncio.sleep(max(wait, 0.05 * 3 ** (_TRIES - 1 - left)) * self.chance.uniform(0.7, 1.3))
+            await asyncio.sleep(max(wait, 0.05 * 3 ** (_ATTEMPTS - 1 - left)) * self.chance.uniform(0.7, 1.3))
         raise AssertionError("the last try returns or raises")
 
     @asynccontextmanager
     async def watch(self, path: str, params: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An open watch; its lines are the caller's to read. 75 s of silence break it. Raises ApiError."""
+        """An open watch, whose lines the caller reads. 75 s without data break it. Raises ApiError."""
         endless = aiohttp.ClientTimeout(total=None, connect=5, sock_read=75)
         used = self._access
-        async with self._call("GET", path, None, {**params, "watch": "true"}, endless) as answer:
+        async with self._send("GET", path, None, {**params, "watch": "true"}, endless) as answer:
             if answer.status == 401:
                 await self._reconnect(used)
             if answer.status >= 400:
@@ -248,17 +249,17 @@ class ApiClient:
         whatever: bool = False,
         endless: bool = False,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One try at an answer that need not be JSON: a log, or what a Service's proxy returns. `endless`: a
-        log that is followed. Raises ApiError, but for `whatever` status.
+        """One attempt at an answer that need not be JSON: a log, or an answer through a Service's proxy.
+        `endless`: a log that is followed. Raises ApiError, but with `whatever` returns any status.
         """
-        limits = _ENDLESS if endless else _TIMEOUT
-        async with self._call("GET", path, None, params or {}, limits, headers) as answer:
+        limits = _NO_TIMEOUT if endless else _TIMEOUT
+        async with self._send("GET", path, None, params or {}, limits, headers) as answer:
             if answer.status >= 400 and not whatever:
                 raise _error(answer.status, await answer.read())
             yield answer
 
     @asynccontextmanager
-    async def _call(
+    async def _send(
         self,
         method: str,
         path: str,
@@ -269,24 +270,24 @@ class ApiClient:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None or self._access is None:
             raise RuntimeError("use ApiClient in an `async with`")
-        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        sent = {**(headers or {}), **await self._access.headers(), "Content-Type": kind}
+        content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        all_headers = {**(headers or {}), **await self._access.headers(), "Content-Type": content_type}
         data = None if body is None else orjson.dumps(body)
         if method != "GET" and not self._may_write():
             raise Fenced(f"{method} {path}: this operator does not lead any more")
         async with self._session.request(
-            method, self._access.server + path, data=data, params=params, headers=sent, timeout=limits
+            method, self._access.server + path, data=data, params=params, headers=all_headers, timeout=limits
         ) as answer:
             self._answered(method, answer.status)
             yield answer
 
 
-def _collection(place: ObjectRef) -> str:
-    return ObjectRef(place.kind, place.namespace).path
+def _collection(ref: ObjectRef) -> str:
+    return ObjectRef(ref.kind, ref.namespace).path
 
 
 def _owner(thing: Object) -> tuple[str, bool]:
-    """The UID of the first, and whether it controls the object."""
+    """UID of the first owner, and whether it controls the object."""
     owners = thing["metadata"].get("ownerReferences") or [{}]
     return str(owners[0].get("uid", "")), bool(owners[0].get("controller"))
 

@@ -1,8 +1,8 @@
-"""JSON in which tenants had a part, read within bounds: one object costs neither the process nor others.
+"""JSON that tenants may have written, parsed within bounds: one object harms neither the process nor others.
 
-An API server takes objects of 1.5 MiB and of 10,000 levels; orjson reads 1,024 levels and writes 254. It
-writes the parts of an object in the order of their names: what we do not want of one is left out before it is
-parsed, which would take a tenth of a second for a megabyte.
+An API server takes objects of 1.5 MiB and of 10,000 levels; orjson reads 1,024 levels and writes 254. An API
+server writes the fields of an object in the order of their names: unneeded ones are cut out before parsing,
+which would take a tenth of a second for a megabyte.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _BRACES_AND_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]]', re.DO
 
 
 class TooLarge(Exception):
-    """More bytes than the caller takes."""
+    """More bytes than the caller accepts."""
 
 
 def loads(text: bytes) -> Any:
-    """What is nested too deep to be parsed reads as null. Raises orjson.JSONDecodeError."""
+    """Parse JSON. Values that are nested too deep to be parsed become null. Raises orjson.JSONDecodeError."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -31,19 +31,20 @@ def loads(text: bytes) -> Any:
 
 
 def thing(text: bytes, most: int, ends: bytes = b"}") -> Any:
-    """An object as an API server has written it, but for its managedFields; in place of a spec of more than
-    `most` bytes stands their number. `ends`: the braces that close it, and what it is in. Raises
+    """Parse an object that an API server has written, without its managedFields; a spec of more than `most`
+    bytes is replaced by its size. `ends`: the braces that close the object, and the one around it. Raises
     orjson.JSONDecodeError.
     """
     try:
         return loads(_without_bulk(text, most, ends))
-    except orjson.JSONDecodeError:  # others have written it, in another order, or it is no JSON
+    except orjson.JSONDecodeError:  # another writer, another order of fields, or no JSON
         return loads(text)
 
 
 def _without_bulk(text: bytes, most: int, ends: bytes) -> bytes:
-    """In a string the quotes that are looked for would be escaped, metadata has no part called spec, and a
-    status that is not the object's own has more braces behind it than `ends`.
+    """`text` without its managedFields and a large spec. The searches are safe: in a string the quotes would
+    be escaped, metadata has no field spec, and a status that is not the object's own has more braces behind
+    it than `ends`.
     """
     begin = text.find(b'},"spec":{') + 1
     if not begin:
@@ -70,7 +71,7 @@ def _is_json(text: bytes) -> bool:
 
 
 def shallow(text: bytes, levels: int) -> bytes:
-    """The same JSON with null in place of what is nested deeper than `levels`."""
+    """The same JSON with null in place of values that are nested deeper than `levels`."""
     kept, level, begin = list[bytes](), 0, 0
     for found in _BRACES_AND_STRINGS.finditer(text):
         token = found[0]
@@ -86,7 +87,7 @@ def shallow(text: bytes, levels: int) -> bytes:
 
 
 def is_deeper(value: object, levels: int) -> bool:
-    """Whether parsed JSON is nested deeper than that. An object or list of plain values is one level."""
+    """Whether parsed JSON is nested deeper than `levels`. An object or list of plain values is one level."""
     layer = _parts([value])
     for _ in range(levels):
         layer = [part for each in layer for part in _parts(each)]
@@ -99,7 +100,7 @@ def _parts(value: object) -> list[object]:
 
 
 async def read(answer: aiohttp.ClientResponse, most: int) -> bytes:
-    """The whole body. Raises TooLarge, with the connection closed, aiohttp.ClientError."""
+    """Read the whole body. Raises TooLarge, with the connection closed, aiohttp.ClientError."""
     content = bytearray()
     async for chunk in answer.content.iter_any():
         content += chunk
@@ -110,14 +111,14 @@ async def read(answer: aiohttp.ClientResponse, most: int) -> bytes:
 
 
 async def lines(stream: aiohttp.StreamReader, most: int) -> AsyncIterator[bytes]:
-    """The lines of a watch, without their ends and empty ones. Raises TooLarge, aiohttp.ClientError."""
-    begun = bytearray()
+    """The lines of a watch, without line ends and empty lines. Raises TooLarge, aiohttp.ClientError."""
+    partial = bytearray()
     async for chunk in stream.iter_any():
         *ends, rest = chunk.split(b"\n")
         for end in ends:
-            line, begun = bytes(begun + end), bytearray()
+            line, partial = bytes(partial + end), bytearray()
             if line:
                 yield line
-        begun += rest
-        if len(begun) > most:
+        partial += rest
+        if len(partial) > most:
             raise TooLarge(f"a line of more than {most} bytes")

@@ -1,13 +1,13 @@
-"""The one call to a job's coordinator: tell it what should be, read how it is.
+"""The one request to a job's coordinator: send the desired state, receive a report.
 
     PUT http://<clusterIP>:29402/desired    Desired -> JobReport
 
-Short timeouts, no second try: the next round asks again, and training does not wait for us. Only a challenge
-that has passed is answered at once (contract/signing.py).
-Request and answer are signed with the job's token. Somebody else's answer is none, but whoever may make pods
-in a namespace can read the token there, and a coordinator of an earlier release signs nothing. So an answer
-is read up to a bound and for a time, is not unpacked, and leads nowhere else; whatever it is, it is a report
-within bounds (core/seen/bounds.py) or Unreachable, with a sentence.
+Short timeouts, no retry: the next reconcile sends it again, and training does not wait for the operator. Only
+an expired challenge leads to a retry at once (contract/signing.py).
+Request and answer are signed with the job's token. An answer of anybody else is rejected, but everybody who
+may create pods in a namespace can read the token there, and a coordinator of an earlier release signs
+nothing. So an answer is read up to a size and a time limit, is not decompressed, and no redirect is followed;
+the result is a report within bounds (core/seen/bounds.py) or Unreachable, with a sentence.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from ropeteam_trainer.contract.desired import Desired, JobReport
 
 _TIMEOUT = aiohttp.ClientTimeout(total=3, connect=1)
 _BASE_BYTES, _SLOT_BYTES = 1 << 20, 4 << 10
-"""What a report may take. The base: ten incidents with 20 lines of output each, if every character of them is
-an escape, take 300 KiB. A slot: 900 bytes if its node's name is of the longest, and another pod is asked for
-with a message of 360 characters; some contain a whole PATH."""
+"""Limits of the size of a report. The base: ten incidents with 20 lines of output each, if every character of
+them is an escape, take 300 KiB. A slot: 900 bytes if its node's name is of the longest, and a replacement is
+requested with a message of 360 characters; some contain a whole PATH."""
 _BASE_VALUES, _SLOT_VALUES = 100_000, 128
-"""Brackets and commas in it: what is read of 3 bytes, like `[],`, takes a hundred. A slot of ours has twenty,
-and up to a hundred in its messages."""
-_REFUSAL_BYTES, _WORDS = 16 << 10, 300
-"""Of an answer that is no report: what is read of it, and what of that is in the sentence about it."""
+"""Limits of the brackets and commas in it: 3 bytes, like `[],`, take a hundred when parsed. A slot of ours
+has twenty, and up to a hundred in its messages."""
+_REFUSAL_BYTES, _QUOTED_CHARACTERS = 16 << 10, 300
+"""Of an answer that is no report: bytes that are read, and characters that the error message quotes."""
 _DESIRED = "PUT /desired"
 _CHANCE = SystemRandom()
 
 
 class Unreachable(Exception):
-    """There is no report. The text says why, in a few words."""
+    """No report was received. The text is the short reason."""
 
 
 class RequestAuth(Protocol):
-    """How a coordinator knows us, and we it."""
+    """Authentication of requests to a coordinator, and of its answers."""
 
     def headers(self, what: str, body: bytes, chance: Random) -> dict[str, str]:
-        """Of a request."""
+        """The headers that authenticate a request."""
         ...
 
     def believes(self, headers: dict[str, str], status: int, signature: str, body: bytes) -> bool:
-        """Is this the coordinator's answer to the request with these headers?"""
+        """Whether this is the coordinator's answer to the request with these headers."""
         ...
 
 
@@ -69,18 +69,18 @@ class BearerAuth:
     """For coordinators of earlier releases, which sign nothing."""
 
     def __init__(self, bearer: str) -> None:
-        self._shown = {wire.PROXY_HEADER: bearer}
+        self._headers = {wire.PROXY_HEADER: bearer}
 
     def headers(self, what: str, body: bytes, chance: Random) -> dict[str, str]:  # noqa: ARG002
-        return self._shown
+        return self._headers
 
     def believes(self, headers: dict[str, str], status: int, signature: str, body: bytes) -> bool:  # noqa: ARG002
         return True
 
 
 def auth_for(keys: signing.Keys, contract: int) -> RequestAuth:
-    """`contract`: what the coordinator's pod was told when it was made, which nobody can change. What answers
-    has no say in it: it would ask for a bearer."""
+    """The authentication for one coordinator. `contract`: from the config of the coordinator's pod, which
+    nobody can change. The answering process has no influence on it: it would choose the bearer."""
     return SignedAuth(keys) if contract >= SIGNED else BearerAuth(wire.http_bearer(keys.token))
 
 
@@ -112,12 +112,12 @@ class Coordinators:
         await self._session.close()
 
     async def tell(self, address: str, auth: RequestAuth, desired: Desired) -> JobReport:
-        """Raises Unreachable, Fenced."""
+        """Send the desired state; returns the report. Raises Unreachable, Fenced."""
         try:
-            told = codec.decode(JobReport, await self._put(address, auth, desired))
-            if told.term != desired.term:  # ours would have said 409
-                raise Unreachable(f"its report is of term {told.term}, and term {desired.term} was asked")
-            return bounds.bounded(told, len(desired.slots))
+            report = codec.decode(JobReport, await self._put(address, auth, desired))
+            if report.term != desired.term:  # a genuine one would have answered 409
+                raise Unreachable(f"its report is of term {report.term}, and term {desired.term} was asked")
+            return bounds.bounded(report, len(desired.slots))
         except TimeoutError:
             why = f"no answer within {_TIMEOUT.total:.0f} s"
         except codec.DecodeError as error:
@@ -129,11 +129,11 @@ class Coordinators:
         raise Unreachable(f"{address}: {_printable(why)}")
 
     async def _put(self, address: str, auth: RequestAuth, desired: Desired) -> bytes:
-        """Raises Unreachable, and what aiohttp does: mostly ClientError, ValueError for some odd headers."""
+        """Send the PUT. Raises Unreachable, errors of aiohttp: ClientError, for odd headers ValueError."""
         body, most = codec.encode(desired), _BASE_BYTES + _SLOT_BYTES * len(desired.slots)
-        status, content = await self._try(address, auth, body, most)
-        if status == 401 and isinstance(auth, SignedAuth):  # it has told the challenge that it takes
-            status, content = await self._try(address, auth, body, most)
+        status, content = await self._send(address, auth, body, most)
+        if status == 401 and isinstance(auth, SignedAuth):  # its answer carried a new challenge
+            status, content = await self._send(address, auth, body, most)
         if status != 200:
             raise Unreachable(_quoted(status, content))
         values = sum(map(content.count, (b"[", b"{", b",")))
@@ -141,16 +141,16 @@ class Coordinators:
             raise Unreachable(f"its report has {values} values, more than a job of this size has")
         return content
 
-    async def _try(self, address: str, auth: RequestAuth, body: bytes, most: int) -> tuple[int, bytes]:
-        """Status and body of a genuine answer."""
+    async def _send(self, address: str, auth: RequestAuth, body: bytes, most: int) -> tuple[int, bytes]:
+        """Send one request. Returns status and body of an authenticated answer."""
         if not self._may_write():
             raise Fenced(f"{address}: this operator does not lead any more")
         proof, url = auth.headers(_DESIRED, body, self._chance), f"http://{address}:{self._port}/desired"
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **proof}
         async with self._session.put(url, data=body, headers=headers, allow_redirects=False) as answer:
-            packed = answer.headers.get("Content-Encoding", "")
-            if packed:
-                raise Unreachable(f"its answer is compressed ({packed}), which it was asked not to do")
+            encoding = answer.headers.get("Content-Encoding", "")
+            if encoding:
+                raise Unreachable(f"its answer is compressed ({encoding}), which it was asked not to do")
             status, signature = answer.status, answer.headers.get(signing.HEADER, "")
             content = await _read(answer.content, most if status == 200 else _REFUSAL_BYTES)
         if status == 200 and len(content) > most:
@@ -161,11 +161,11 @@ class Coordinators:
 
 
 def _quoted(status: int, content: bytes) -> str:
-    return f"HTTP {status}: {content[:_WORDS].decode(errors='replace')}"
+    return f"HTTP {status}: {content[:_QUOTED_CHARACTERS].decode(errors='replace')}"
 
 
 async def _read(stream: aiohttp.StreamReader, most: int) -> bytes:
-    """All of it, or the beginning, of a little over `most`."""
+    """The whole body, or its beginning, of a little over `most` bytes."""
     content = bytearray()
     async for part in stream.iter_any():
         content += part
@@ -175,4 +175,4 @@ async def _read(stream: aiohttp.StreamReader, most: int) -> bytes:
 
 
 def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() else "?" for each in text[:_WORDS])
+    return "".join(each if each.isprintable() else "?" for each in text[:_QUOTED_CHARACTERS])

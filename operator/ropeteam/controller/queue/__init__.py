@@ -1,5 +1,5 @@
-"""Which job to look at next.
+"""Which job to reconcile next.
 
 workqueue.py   client-go's rate-limiting work queue, in asyncio
-fairqueue.py   whose turn it is, by namespace
+fairqueue.py   fair queuing by namespace
 """

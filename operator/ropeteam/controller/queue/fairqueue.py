@@ -1,7 +1,7 @@
-"""Whose turn it is: keys that are due, by the group that they belong to.
+"""A fair queue: keys that are due, by the group that they belong to.
 
-Groups take turns, however many keys each has; and a group holds at most half of the places that the others
-leave, at least one, so that the next group finds one whatever the first does with its own.
+Groups are served round-robin, however many keys each has; and a group uses at most half of the capacity that
+the others leave, at least one, so that the next group finds some whatever the first does with its share.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Turns(Generic[Key]):
-    """`places`: how many keys may be out at the same time."""
+    """Keys in round-robin order of their groups. `capacity`: how many keys may be taken at the same time."""
 
-    def __init__(self, places: int, group: Callable[[Key], Hashable]) -> None:
-        self._places, self._group = places, group
+    def __init__(self, capacity: int, group: Callable[[Key], Hashable]) -> None:
+        self._capacity, self._group = capacity, group
         self._due: dict[Hashable, deque[Key]] = {}
-        """In the order of their turns."""
-        self._out = Counter[Hashable]()
-        self._bells = asyncio.Queue[None]()
-        """One at least for each key that could be taken by somebody who waits; one too many does no harm."""
+        """Keys by group, in the order in which groups are served."""
+        self._taken = Counter[Hashable]()
+        self._wakeups = asyncio.Queue[None]()
+        """At least one for each key that a waiting `take` could return; one too many does no harm."""
 
     def __len__(self) -> int:
         return sum(map(len, self._due.values()))
 
     def add(self, key: Key) -> None:
         self._due.setdefault(self._group(key), deque()).append(key)
-        self._bells.put_nowait(None)
+        self._wakeups.put_nowait(None)
 
     async def take(self) -> Key:
         """The next key; the caller owes `give_back`."""
         while True:
-            await self._bells.get()
-            group = next((group for group in self._due if self._has_place(group)), None)
+            await self._wakeups.get()
+            group = next((group for group in self._due if self._has_capacity(group)), None)
             if group is None:
                 continue
             keys = self._due.pop(group)
             key = keys.popleft()
-            self._out[group] += 1
+            self._taken[group] += 1
             if keys:
                 self._due[group] = keys
             if self._due:
-                self._bells.put_nowait(None)
+                self._wakeups.put_nowait(None)
             return key
 
     def give_back(self, key: Key) -> None:
         group = self._group(key)
-        self._out[group] -= 1
-        if not self._out[group]:
-            del self._out[group]
+        self._taken[group] -= 1
+        if not self._taken[group]:
+            del self._taken[group]
         if self._due:
-            self._bells.put_nowait(None)
+            self._wakeups.put_nowait(None)
 
-    def _has_place(self, group: Hashable) -> bool:
-        own = self._out[group]
-        left = self._places - (self._out.total() - own)
+    def _has_capacity(self, group: Hashable) -> bool:
+        own = self._taken[group]
+        left = self._capacity - (self._taken.total() - own)
         return own < (left + 1) // 2

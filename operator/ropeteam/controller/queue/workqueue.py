@@ -1,10 +1,10 @@
-"""Which job to look at next: client-go's rate-limiting work queue, in asyncio.
+"""Which job to reconcile next: client-go's rate-limiting work queue, in asyncio.
 
 A key that is added twice is handled once; one key is never handled twice at the same time; a change that
-comes while it is being handled leads to exactly one more round. Groups of keys have fair shares
-(`fairqueue.py`). After a round a key rests: the pods of a gang change together, and one look sees them all.
-Failures wait longer each time (5 ms doubling to 5 minutes). Limits: one event loop; keys are lost with the
-process (the first list after a start adds them all again).
+comes while it is being handled leads to exactly one more reconcile. Groups of keys have fair shares
+(`fairqueue.py`). After a reconcile a key cools down: the pods of a gang change together, and one reconcile
+observes them all. Failures back off (5 ms doubling to 5 minutes). Limits: one event loop; keys are lost with
+the process (the first list after a start adds them all again).
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from ropeteam.controller.queue.fairqueue import Turns
 Key = TypeVar("Key", bound=Hashable)
 
 _BASE_SECONDS, _CAP_SECONDS = 0.005, 300.0
-_SHORTEST_REST, _LONGEST_REST = 0.1, 1.0
-"""Between them as long as the round took: a job of thousands of pods leaves half of the time to others."""
+_MIN_COOLDOWN, _MAX_COOLDOWN = 0.1, 1.0
+"""Between them as long as the reconcile took: a job of thousands of pods leaves half the time to others."""
 
 log = logging.getLogger(__name__)
 
 
 class WorkQueue(Generic[Key]):
-    """Keys that are due. `workers`: how many are handled at the same time. `group`: who shares a part of
-    them; by default each key is alone.
+    """Keys that are due. `workers`: how many are handled at the same time. `group`: keys of one group share
+    its part of them; by default each key is a group.
     """
 
     def __init__(self, workers: int, group: Callable[[Key], Hashable] = lambda key: key) -> None:
         self.workers = workers
         self._ready = Turns[Key](workers, group)
         self._added_at: dict[Key, float] = {}
-        """Queued, or to be queued again when the running round ends."""
+        """When each key was added: it is queued, or to be queued again when its running reconcile ends."""
         self._running: dict[Key, float] = {}
-        self._resting: dict[Key, asyncio.TimerHandle] = {}
-        self._rang: set[Key] = set()
-        """Added while they rest."""
+        self._cooling: dict[Key, asyncio.TimerHandle] = {}
+        self._dirty: set[Key] = set()
+        """Keys added while they cool down."""
         self._failures: Counter[Key] = Counter()
         self._timers: dict[Key, tuple[float, asyncio.TimerHandle]] = {}
-        """When, and what to cancel; uvloop's handles do not tell when."""
+        """Time and handle of each planned wake-up; uvloop's handles do not have the time."""
 
     def add(self, key: Key) -> None:
-        """Something about it has changed. Waits until it has rested; what is planned by time does not."""
-        if key in self._resting:
-            self._rang.add(key)
+        """Enqueue a key that has changed, after its cooldown; planned wake-ups do not wait for that."""
+        if key in self._cooling:
+            self._dirty.add(key)
         else:
             self._add(key)
 
@@ -62,7 +62,7 @@ class WorkQueue(Generic[Key]):
         metrics.QUEUE_DEPTH.set(len(self._ready))
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Not later than in `seconds`: an earlier wake-up that is already planned stays."""
+        """Enqueue not later than in `seconds`: an earlier wake-up that is already planned stays."""
         when, planned = _now() + max(seconds, 0.0), self._timers.get(key)
         if planned is not None:
             if planned[0] <= when:
@@ -82,9 +82,9 @@ class WorkQueue(Generic[Key]):
     async def get(self) -> Key:
         """The next key; the caller owes `done`."""
         key = await self._ready.take()
-        if (rest := self._resting.pop(key, None)) is not None:
-            rest.cancel()
-            self._rang.discard(key)  # this very round sees it
+        if (cooldown := self._cooling.pop(key, None)) is not None:
+            cooldown.cancel()
+            self._dirty.discard(key)  # this very reconcile observes it
         self._running[key] = now = _now()
         metrics.QUEUE_WAIT.observe(now - self._added_at.pop(key))
         metrics.QUEUE_DEPTH.set(len(self._ready))
@@ -95,18 +95,18 @@ class WorkQueue(Generic[Key]):
         self._ready.give_back(key)
         metrics.QUEUE_WORK.observe(took)
         if self._added_at.pop(key, None) is not None:
-            self._rang.add(key)
-        rest = min(max(took, _SHORTEST_REST), _LONGEST_REST)
-        self._resting[key] = asyncio.get_running_loop().call_later(rest, self._rested, key)
+            self._dirty.add(key)
+        cooldown = min(max(took, _MIN_COOLDOWN), _MAX_COOLDOWN)
+        self._cooling[key] = asyncio.get_running_loop().call_later(cooldown, self._end_cooldown, key)
 
-    def _rested(self, key: Key) -> None:
-        del self._resting[key]
-        if key in self._rang:
-            self._rang.remove(key)
+    def _end_cooldown(self, key: Key) -> None:
+        del self._cooling[key]
+        if key in self._dirty:
+            self._dirty.remove(key)
             self._add(key)
 
     def running_seconds(self) -> list[float]:
-        """Since when each key that is being handled is."""
+        """For how long each running key has been handled."""
         return [_now() - since for since in self._running.values()]
 
     def longest_running_seconds(self) -> float:
@@ -118,13 +118,13 @@ class WorkQueue(Generic[Key]):
 
 
 async def serve(queue: WorkQueue[Key], handle: Callable[[Key], Awaitable[float | None]]) -> None:
-    """Handle keys for ever. `handle` returns after how many seconds it wants to be called again, or None."""
+    """Handle keys for ever. `handle` returns the seconds until it is to be called again, or None."""
 
     async def work() -> None:
         while True:
             key = await queue.get()
             try:
-                await _one_round(queue, handle, key)
+                await _handle_once(queue, handle, key)
             finally:
                 queue.done(key)
 
@@ -133,12 +133,12 @@ async def serve(queue: WorkQueue[Key], handle: Callable[[Key], Awaitable[float |
             group.create_task(work())
 
 
-async def _one_round(
+async def _handle_once(
     queue: WorkQueue[Key], handle: Callable[[Key], Awaitable[float | None]], key: Key
 ) -> None:
     try:
-        again = await handle(key)
-    except (Exception, asyncio.CancelledError) as error:  # one job's trouble must not stop the others
+        requeue_after = await handle(key)
+    except (Exception, asyncio.CancelledError) as error:  # an error of one job must not stop the others
         if was_cancelled():
             raise
         metrics.RECONCILE_ERRORS.inc()
@@ -146,20 +146,20 @@ async def _one_round(
         queue.add_after_failure(key)
         return
     queue.forget_failures(key)
-    if again is not None:
-        queue.add_after(key, again)
+    if requeue_after is not None:
+        queue.add_after(key, requeue_after)
 
 
 def was_cancelled() -> bool:
-    """Whether this very task is to end. When kopf stops it cancels every task younger than itself, such as
-    those that aiohttp makes for us; we see that as a CancelledError that is not meant for us.
+    """Whether this very task was cancelled. When kopf stops it cancels every task younger than itself, such
+    as those that aiohttp creates for us; that reaches us as a CancelledError for another task.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _unexpected(error: BaseException) -> bool:
-    """Whether a traceback would help: not for what networks and API servers do all the time."""
+    """Whether a traceback would help: not for common errors of networks and API servers."""
     return not isinstance(error, OSError | TimeoutError) and "controller" not in type(error).__module__
 
 

@@ -1,7 +1,7 @@
 """Kubernetes events: announcements for people, sent after the status that justifies them was saved.
 
-The name is made from the content, so a repeated announcement of the same status is the same event.
-Limits: best effort. An event that cannot be sent is logged and forgotten; the truth is in status.
+The name is derived from the content, so a repeated announcement of the same status is the same event.
+Limits: best effort. An event that cannot be sent is logged and dropped; the status is authoritative.
 """
 
 from __future__ import annotations

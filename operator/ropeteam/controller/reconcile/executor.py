@@ -1,7 +1,7 @@
-"""Carry out what was decided. One match statement and no `if`: no policy can hide here.
+"""Carry out the actions of a decision. One match statement and no `if`: no policy can hide here.
 
-Each action may be repeated: a crash can fall between any two lines, and then the next round asks for it
-again. What the API server answers goes into the caches at once, so that the next look already sees it.
+Each action may be repeated: a crash can fall between any two lines, and then the next reconcile decides on it
+again. The API server's answers go into the caches at once, so that the next reconcile already observes them.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Executor:
     agent: AgentSecret
     clock: Callable[[], float] = boot_seconds
 
-    async def execute(self, action: Action, job: Metadata, memory: JobCache) -> None:
-        """Twice is the same as once. Raises ApiError."""
+    async def execute(self, action: Action, job: Metadata, cache: JobCache) -> None:
+        """Carry out one action; idempotent. Raises ApiError."""
         match action:
             case CreatePod(manifest):
                 with suppress(AlreadyOurs):
@@ -66,15 +66,15 @@ class Executor:
                     self.caches.services.upsert(await self.client.create(manifest))
             case PointService(name, uid, selector):
                 patch = {"metadata": {"uid": uid}, "spec": {"selector": selector}}
-                place = ObjectRef("Service", job.namespace, name)
+                ref = ObjectRef("Service", job.namespace, name)
                 with suppress(NotFound):
-                    self.caches.services.upsert(await self.client.merge(place, patch))
+                    self.caches.services.upsert(await self.client.merge(ref, patch))
             case DeleteService(name, uid):
                 await self._delete(ObjectRef("Service", job.namespace, name), uid)
             case CreateSecret():
-                await self._make_secret(action, job.namespace, memory)
+                await self._create_secret(action, job.namespace, cache)
             case CreatePolicy(manifest):
-                await self._protect(manifest, memory)
+                await self._create_policy(manifest, cache)
             case EnsureAgent():
                 await self.agent.ensure(self.client, job.namespace)
             case DeleteJob(name, uid):
@@ -82,50 +82,46 @@ class Executor:
             case _:
                 assert_never(action)
 
-    async def _make_secret(self, action: CreateSecret, namespace: str, memory: JobCache) -> None:
+    async def _create_secret(self, action: CreateSecret, namespace: str, cache: JobCache) -> None:
         try:
             with suppress(AlreadyOurs):
                 await self.client.create(secret(action, namespace, self.keys))
         except ApiError as error:
-            # A quota that is full refuses what is there, too.
-            if memory.secret != action.name or error.status not in REFUSALS:
+            # An exceeded quota refuses also the create of an object that exists.
+            if cache.secret != action.name or error.status not in REFUSALS:
                 raise
-        memory.secret, memory.secret_at = action.name, self.clock()
+        cache.secret, cache.secret_at = action.name, self.clock()
 
-    async def _protect(self, manifest: Object, memory: JobCache) -> None:
+    async def _create_policy(self, manifest: Object, cache: JobCache) -> None:
         try:
             with suppress(AlreadyOurs):
                 await self.client.create(manifest)
         except ApiError as error:
             if error.status not in REFUSALS:
                 raise
-            words = policy.refused(error.message)
-            memory.policy = PolicySeen(refusal=words)
-            raise ApiError(error.status, words) from None
-        memory.policy = PolicySeen(name=manifest["metadata"]["name"])
+            message = policy.refused(error.message)
+            cache.policy = PolicySeen(refusal=message)
+            raise ApiError(error.status, message) from None
+        cache.policy = PolicySeen(name=manifest["metadata"]["name"])
 
-    async def _delete(self, place: ObjectRef, uid: str, grace_seconds: int | None = None) -> None:
+    async def _delete(self, ref: ObjectRef, uid: str, grace_seconds: int | None = None) -> None:
         with suppress(AlreadyGone):
-            self._learn(place, await self.client.delete(place, uid=uid, grace_seconds=grace_seconds))
+            self._upsert_terminating(ref, await self.client.delete(ref, uid=uid, grace_seconds=grace_seconds))
 
-    def _learn(self, place: ObjectRef, answer: Object) -> None:
-        """A pod that still ends comes back with a deletionTimestamp; what is gone at once is told by the
-        watch.
+    def _upsert_terminating(self, ref: ObjectRef, answer: Object) -> None:
+        """Update the cache with a terminating pod, which is returned with a deletionTimestamp; a pod that is
+        gone at once is reported by the watch.
         """
-        if (
-            place.kind == "Pod"
-            and answer.get("kind") == "Pod"
-            and answer["metadata"].get("deletionTimestamp")
-        ):
+        if ref.kind == "Pod" and answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
             self.caches.pods.upsert(answer)
 
 
 def secret(action: CreateSecret, namespace: str, keys: OperatorKeys) -> dict[str, Any]:
-    """Immutable: the token of a job never changes, nor do the keys of its checkpoints, so whether these are
-    signed does not depend on the pod that writes."""
-    words = {"token": keys.of(action.key_id).token(action.job_uid).hex()}
+    """The job's Secret. Immutable: the token of a job never changes, nor do the keys of its checkpoints, so
+    whether these are signed does not depend on the pod that writes."""
+    data = {"token": keys.of(action.key_id).token(action.job_uid).hex()}
     if action.folder:
-        words[seals.FILE] = seals.to_text(keys.of_folder(action.folder, action.key_id))
+        data[seals.FILE] = seals.to_text(keys.of_folder(action.folder, action.key_id))
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -137,5 +133,5 @@ def secret(action: CreateSecret, namespace: str, keys: OperatorKeys) -> dict[str
         },
         "type": "Opaque",
         "immutable": True,
-        "data": {name: base64.b64encode(word.encode()).decode() for name, word in words.items()},
+        "data": {name: base64.b64encode(text.encode()).decode() for name, text in data.items()},
     }

@@ -1,11 +1,11 @@
-"""Rounds that fail again and again for one reason say so on their job: condition Stalled, and an event.
+"""Report reconciles that fail repeatedly for one reason: condition Stalled, and an event.
 
 A decision that cannot be made, or a status that the API server refuses, is otherwise in the operator's log
-only, which the job's owner does not see. What passes by itself, such as an API server that is away or a job
-that changed meanwhile, is not told, nor are actions that fail: their events say so already.
-After an hour the pods go that certainly do not train (`core/questions/idle.py`). Limits: all others stay,
-for a world trains on without us. Counted anew after a restart of the operator, which then has not heard the
-coordinator either; a round that can be decided ends the condition.
+only, which the job's owner does not see. Transient errors, such as an API server that is away or a job that
+changed meanwhile, are not reported, nor are actions that fail: they have their own events.
+After an hour pods that certainly do not train are deleted (`core/questions/idle.py`). Limits: all others
+stay, for a world trains on without the operator. Counted anew after a restart of the operator, which then has
+no report of the coordinator either; a successful reconcile ends the condition.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ropeteam.core.status.conditions import Fact, with_facts
 TOLD_AFTER = 5
 FREED_AFTER_SECONDS = 3600.0
 REASON = "OperatorFails"
-_LONGEST = 500
+_LONGEST_ERROR = 500
 _RETRYABLE = (Conflict, NotFound, Fenced, OSError, TimeoutError, aiohttp.ClientError)
 
 log = logging.getLogger(__name__)
@@ -38,73 +38,73 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Failing:
-    """How many rounds in a row have failed, by job."""
+    """How many reconciles in a row have failed, by job."""
 
-    _rounds: dict[Key, tuple[tuple[type[Exception], int], int, float]] = field(default_factory=dict)
-    """Type and HTTP status of the error, how often in a row, and since when."""
+    _failures: dict[Key, tuple[tuple[type[Exception], int], int, float]] = field(default_factory=dict)
+    """Type and HTTP status of the error, number of failures in a row, and since when."""
 
     def again(self, key: Key, error: Exception, now: float) -> bool:
-        """Whether this one is to be told: so many failed in a row for this reason. `now`: by the clock of
-        this process.
+        """Count a failure. Returns whether to report it: `TOLD_AFTER` failed in a row for this reason.
+        `now`: by the clock of this process.
         """
-        passing = isinstance(error, ApiError) and (error.status >= 500 or error.status in (401, 429))
-        if passing or isinstance(error, _RETRYABLE):
+        transient = isinstance(error, ApiError) and (error.status >= 500 or error.status in (401, 429))
+        if transient or isinstance(error, _RETRYABLE):
             self.forget(key)
             return False
         reason: tuple[type[Exception], int] = (type(error), getattr(error, "status", 0))
-        known, count, since = self._rounds.get(key, (reason, 0, now))
+        known, count, since = self._failures.get(key, (reason, 0, now))
         if known != reason:
             count, since = 0, now
-        self._rounds[key] = reason, count + 1, since
+        self._failures[key] = reason, count + 1, since
         return count + 1 >= TOLD_AFTER
 
     def frees(self, key: Key, now: float) -> bool:
-        """Whether it has gone on for so long that what does not train is not to be held any more."""
-        known = self._rounds.get(key)
+        """Whether the job has failed for so long that its idle pods are to be deleted."""
+        known = self._failures.get(key)
         return known is not None and known[1] >= TOLD_AFTER and now - known[2] >= FREED_AFTER_SECONDS
 
     def forget(self, key: Key) -> None:
-        self._rounds.pop(key, None)
+        self._failures.pop(key, None)
 
 
 async def tell(caches: Caches, key: Key, error: Exception, now: datetime) -> None:
-    """To the job, as far as that can be done. Never raises: whatever is odd about it may be so here too."""
-    words = _words(key, error)
-    for step in (_stall, _announce):
+    """Report the failure on the job, best effort. Never raises: the same fault may break this too."""
+    message = _message(key, error)
+    for step in (_set_stalled, _announce):
         try:
             if (job := await caches.job(key)) is not None:
-                await step(caches, job.parsed(), words, now)
+                await step(caches, job.parsed(), message, now)
         except Exception as broken:
             log.warning("%s: cannot tell the job that rounds fail: %s", key, broken)
 
 
-def _words(key: Key, error: Exception) -> str:
-    text = f"{type(error).__name__}: {error}"[:_LONGEST].encode(errors="replace").decode()
-    told = (
+def _message(key: Key, error: Exception) -> str:
+    detail = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR].encode(errors="replace").decode()
+    intro = (
         f"{TOLD_AFTER} rounds of the operator for this job failed in a row, and it decides nothing about it "
-        f"meanwhile: what trains goes on, and pods that certainly do not are deleted after an hour. {text}."
+        f"meanwhile: what trains goes on, and pods that certainly do not are deleted after an hour. {detail}."
     )
     where = f"-n {key.namespace} {key.name}"
     if isinstance(error, ApiError):
-        return f"{told} It goes on as soon as the API server takes what it refuses now."
+        return f"{intro} It goes on as soon as the API server takes what it refuses now."
     return (
-        f"{told} That is probably a bug: report it with the operator's log and what "
+        f"{intro} That is probably a bug: report it with the operator's log and what "
         f"`ropeteam snapshot {where}` prints. To free the pods now (checkpoints stay): "
         f"kubectl delete trainingjob {where}"
     )
 
 
-async def _stall(caches: Caches, raw: Object, words: str, now: datetime) -> None:
-    """A job that has ended keeps its status."""
+async def _set_stalled(caches: Caches, raw: Object, message: str, now: datetime) -> None:
+    """Set the condition Stalled. A job that has ended keeps its status."""
     meta, status = raw["metadata"], JobStatus.model_validate(raw["status"])
-    fact = Fact(ConditionType.STALLED, True, REASON, words)
+    fact = Fact(ConditionType.STALLED, True, REASON, message)
     stalled = with_facts(status, (fact,), now, meta.get("generation", 0))
     if stalled != status and not status.finished:
         written = {**raw, "status": stalled.to_json()}
         caches.jobs.upsert(await caches.client.replace(written, "status", parsing.job_text))
 
 
-async def _announce(caches: Caches, raw: Object, words: str, now: datetime) -> None:
-    """Once for each version of the job: the event's name is made from it."""
-    told = Announcement("Warning", REASON, words)
-    await announce(caches.client, Metadata.model_validate(raw["metadata"]), told, now)
+async def _announce(caches: Caches, raw: Object, message: str, now: datetime) -> None:
+    """Create an event, once for each version of the job: the event's name is derived from it."""
+    announcement = Announcement("Warning", REASON, message)
+    await announce(caches.client, Metadata.model_validate(raw["metadata"]), announcement, now)

@@ -1,8 +1,8 @@
 """Since when a job's coordinator answers, and no older pod of a slot, by the clock of this process.
 
 A fence that is counted by the wall clock of status ends early when that clock steps, or when an operator with
-another clock takes over; and while a coordinator has not been told that a pod was replaced, it keeps that pod
-alive. Limits: counted anew after a restart of the operator.
+another clock takes over; and until a coordinator has received that a pod was replaced, it renews the lease of
+that pod. Limits: counted anew after a restart of the operator.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from ropeteam_trainer.contract.desired import Desired, JobReport
 @dataclass
 class Holders:
     """Since when the coordinator that answers has known which incarnation holds each slot. `now` is by a
-    clock of this process. Another coordinator, or boot of it, knows nothing at first: it may have answered
-    anybody.
+    clock of this process. Another coordinator, or another boot, knows nothing at first: it may have answered
+    any pod.
     """
 
     who: tuple[int, int] = (0, 0)
     """Term and boot."""
     began: float = 0.0
-    """Its first answer."""
+    """Time of its first answer."""
     since: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def forget(self) -> None:
-        """Somebody else may answer too."""
+        """Start anew: another coordinator may answer too."""
         self.who, self.since = (0, 0), {}
 
     def heard(self, desired: Desired, report: JobReport, now: float) -> None:
-        """`report` is the answer to `desired`."""
+        """Record the report that answers `desired`."""
         if self.who != (report.term, report.boot):
             self.who, self.began, self.since = (report.term, report.boot), now, {}
-        for slot, word in desired.slots.items():
-            if self.since.get(slot, (-1, 0.0))[0] != word.incarnation:
-                self.since[slot] = word.incarnation, now
+        for slot, wanted in desired.slots.items():
+            if self.since.get(slot, (-1, 0.0))[0] != wanted.incarnation:
+                self.since[slot] = wanted.incarnation, now
 
     def answered_for(self, now: float) -> float:
-        """Seconds. 0: nobody answers, or for the first time."""
+        """Seconds since the first answer. 0: no answer, or this is the first one."""
         return now - self.began if self.who != (0, 0) else 0.0
 
     def of(self, status: JobStatus, now: float) -> tuple[HeldSeen, ...]:
-        """Of slots whose former pod may still write."""
+        """The holders of slots whose former pod may still write."""
         waiting = (str(slot.slot) for slot in status.slots if not slot.old_pod_gone)
         found = ((slot, *self.since[slot]) for slot in waiting if slot in self.since)
         return tuple(

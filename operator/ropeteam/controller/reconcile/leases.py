@@ -1,9 +1,9 @@
-"""For how long no operator can have heard of a job's coordinator, by the clock of this process.
+"""For how long no operator can have received a report of a job's coordinator, by the clock of this process.
 
-A coordinator with a lease counts from when it sent the newest report that an operator says back to it. That
-was before the operator received it; so whoever counts from there, or from its own beginning for what an
-operator before it has received, knows when the lease has run out, however late its words arrive.
-Limits: of one job. Counted anew after a restart of the operator, and by the one that leads next.
+A coordinator with a lease counts from when it sent the newest report that an operator acknowledges to it.
+That was before the operator received it; so an operator that counts from that receipt, or from its own start
+for reports to an operator before it, knows when the lease has expired, however late messages arrive.
+Limits: of one job. Counted anew after a restart of the operator, and by the next leader.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ropeteam_trainer.contract.desired import Desired, JobReport
 
 @dataclass
 class Leases:
-    """`now` is by a clock of this process."""
+    """The leases of one job's coordinators. `now` is by a clock of this process."""
 
     began: float
-    """This operator knew of the job, and led."""
+    """Since when this operator has known the job, and led."""
     newest: tuple[int, int, float] | None = None
-    """Term, boot and `sent` of the report that was heard last."""
+    """Term, boot and `sent` of the report that was received last."""
     at: dict[int, float] = field(default_factory=dict)
     """When the newest report of each term was received."""
 
     def said_back(self, desired: Desired) -> Desired:
-        """With the report of that coordinator that was heard last."""
+        """`desired` with an acknowledgement of the last report of that coordinator."""
         if self.newest is None or self.newest[0] != desired.term:
             return desired
         _, boot, sent = self.newest
@@ -38,7 +38,7 @@ class Leases:
         self.at[report.term] = now
 
     def of(self, status: JobStatus, now: float) -> tuple[UnheardSeen, ...]:
-        """Of those that make a promise."""
+        """Seconds without a report, of each coordinator with a lease."""
         current = status.coordinator
         terms = {each.term for each in current.former if each.lease_seconds}
         terms |= {current.term} if current.lease_seconds else set()

@@ -1,8 +1,8 @@
-"""One round for one job: observe, decide, save, announce, act.
+"""One reconcile of one job: observe, decide, save, announce, act.
 
-Intent before effect: what is to be done is saved first, and done only when it is. A crash before the write:
-nothing has happened. A crash after it: the next round carries it out. A conflict means that we looked at an
-old object: the decision is forgotten and the job is looked at again.
+Intent before effect: the new status is saved first, and actions are carried out only after that. A crash
+before the write: nothing has happened. A crash after it: the next reconcile carries them out. A conflict
+means that the observation was stale: the decision is dropped and the job is reconciled again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from ropeteam.core.seen.observation import Observation
 
 _PACED_SECONDS = 1.0
 _ORPHAN_GRACE_SECONDS = 2
-_ACTIONS_SHOWN = 20
-"""In a line of the log; a job of 4,096 pods has more."""
-_LONGEST_WHY = 4096
-"""In the log, and remembered: a spec can be wrong in thousands of places."""
-_ACTIONS_AT_ONCE = 50
-"""Of one job, so that a large one does not keep the others waiting."""
-_FAILURES_TOLD = 5
-"""As events, of one round."""
+_ACTIONS_LOGGED = 20
+"""Actions in a line of the log; a job of 4,096 pods has more."""
+_LONGEST_REASON = 4096
+"""Characters of a reason in the log and in the cache: a spec can be wrong in thousands of places."""
+_CONCURRENT_ACTIONS = 50
+"""Concurrent actions of one job, so that a large one does not keep the others waiting."""
+_FAILURES_REPORTED = 5
+"""Failed actions of one reconcile that are reported as events."""
 
 log = logging.getLogger(__name__)
 
@@ -52,59 +52,59 @@ class Reconciler:
     failures: Failing = field(default_factory=Failing)
 
     async def __call__(self, key: Key) -> float | None:
-        """Seconds after which to look again; None: when something changes. Raises ApiError, connection
-        errors.
+        """Reconcile. Returns the seconds until the next reconcile; None: when something changes. Raises
+        ApiError, connection errors.
         """
         clock, result = asyncio.get_running_loop().time, "error"
         began = clock()
         try:
-            again = await self._round(key)
-            result = "success" if again is None else "requeue_after" if again > 0 else "requeue"
-            return again
+            delay = await self._reconcile(key)
+            result = "success" if delay is None else "requeue_after" if delay > 0 else "requeue"
+            return delay
         except Exception as error:
             now = self.observer.own_clock()
             if self.failures.again(key, error, now):
                 await failing.tell(self.observer.caches, key, error, self.observer.clock())
             if self.failures.frees(key, now):
-                await self._free(key)
+                await self._delete_idle_pods(key)
             raise
         finally:
             metrics.count_round(result, clock() - began)
 
-    async def _round(self, key: Key) -> float | None:
-        seen = await self.observer.observe(key)
-        if seen is None:
+    async def _reconcile(self, key: Key) -> float | None:
+        observed = await self.observer.observe(key)
+        if observed is None:
             self.observer.job_caches.forget(key)
             self.failures.forget(key)
-            await self._sweep(key)
+            await self._delete_orphans(key)
             return None
-        decision = decide(seen)
-        memory = self.observer.job_caches.of(key, seen.metadata.uid)
-        _tell_why(key, memory, decision)
-        changed = decision.status != seen.status
-        if changed and not self.pace.permits(seen.status, decision.status, seen.now):
+        decision = decide(observed)
+        cache = self.observer.job_caches.of(key, observed.metadata.uid)
+        _log_reason(key, cache, decision)
+        changed = decision.status != observed.status
+        if changed and not self.pace.permits(observed.status, decision.status, observed.now):
             return _PACED_SECONDS
         if changed:
-            await self._save(seen, decision)
-            memory.written_at = seen.now
+            await self._save(observed, decision)
+            cache.written_at = observed.now
         self.failures.forget(key)
-        told, memory.desired = memory.desired, decision.desired  # only what is saved is spoken of
-        await self._act(seen, decision.actions, memory)
-        if changed or decision.actions or told != decision.desired:
+        sent, cache.desired = cache.desired, decision.desired  # only a saved one is sent
+        await self._act(observed, decision.actions, cache)
+        if changed or decision.actions or sent != decision.desired:
             return 0.0
         return decision.look_again_seconds
 
-    async def _save(self, seen: Observation, decision: Decision) -> None:
-        """And announce it. Raises Conflict: the job has changed since it was read; NotFound: it is gone,
-        which the watch may be late to tell.
+    async def _save(self, observed: Observation, decision: Decision) -> None:
+        """Write the status, then its announcements. Raises Conflict: the job has changed since it was read;
+        NotFound: it is gone, and the watch lags.
         """
-        meta = seen.metadata
+        meta = observed.metadata
         identity = {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid}
         written = {
             "apiVersion": API_VERSION,
             "kind": KIND,
             "metadata": {**identity, "resourceVersion": meta.resource_version},
-            "spec": seen.spec,
+            "spec": observed.spec,
             "status": decision.status.to_json(),
         }
         try:
@@ -113,60 +113,59 @@ class Reconciler:
             self.observer.caches.jobs.remove_object(meta.uid)
             raise
         self.observer.caches.jobs.upsert(answer)
-        metrics.count_settled(seen.status, decision.status)
+        metrics.count_settled(observed.status, decision.status)
         for announcement in decision.announcements:
-            await announce(self.client, meta, announcement, seen.now)
+            await announce(self.client, meta, announcement, observed.now)
 
-    async def _free(self, key: Key) -> None:
-        """What it holds for nothing. Never raises: whatever keeps us from deciding may do so here too."""
+    async def _delete_idle_pods(self, key: Key) -> None:
+        """Delete pods that do not train. Never raises: whatever breaks the reconcile may break this too."""
         try:
-            seen = await self.observer.observe(key)
-            pods = idle(seen) if seen is not None else ()
-            if seen is not None and pods:
-                words = f"{len(pods)} pods that do not train are deleted."
-                told = Announcement("Warning", failing.REASON, words)
-                await announce(self.client, seen.metadata, told, seen.now)
-                await self._act(seen, pods, self.observer.job_caches.of(key, seen.metadata.uid))
+            observed = await self.observer.observe(key)
+            pods = idle(observed) if observed is not None else ()
+            if observed is not None and pods:
+                message = f"{len(pods)} pods that do not train are deleted."
+                announcement = Announcement("Warning", failing.REASON, message)
+                await announce(self.client, observed.metadata, announcement, observed.now)
+                await self._act(observed, pods, self.observer.job_caches.of(key, observed.metadata.uid))
         except Exception as broken:
             log.warning("%s: cannot free what it holds: %s", key, broken)
 
-    async def _act(self, seen: Observation, actions: tuple[Action, ...], memory: JobCache) -> None:
-        """All of it, though some may fail; what failed is told to the user. Raises the first error."""
-        turns = asyncio.Semaphore(_ACTIONS_AT_ONCE)
+    async def _act(self, observed: Observation, actions: tuple[Action, ...], cache: JobCache) -> None:
+        """Carry out all actions, even if some fail; failures become events. Raises the first error."""
+        limit = asyncio.Semaphore(_CONCURRENT_ACTIONS)
 
-        async def in_turn(action: Action) -> None:
-            async with turns:
-                await self.executor.execute(action, seen.metadata, memory)
+        async def execute_in_turn(action: Action) -> None:
+            async with limit:
+                await self.executor.execute(action, observed.metadata, cache)
 
-        results = await asyncio.gather(*map(in_turn, actions), return_exceptions=True)
+        results = await asyncio.gather(*map(execute_in_turn, actions), return_exceptions=True)
         failed = [(a, e) for a, e in zip(actions, results, strict=True) if e is not None]
-        for action, error in failed[:_FAILURES_TOLD]:
-            told = Announcement("Warning", "ActionFailed", f"cannot {action}: {error}")
-            await announce(self.client, seen.metadata, told, seen.now)
+        for action, error in failed[:_FAILURES_REPORTED]:
+            announcement = Announcement("Warning", "ActionFailed", f"cannot {action}: {error}")
+            await announce(self.client, observed.metadata, announcement, observed.now)
         for _, error in failed:
             raise error
 
-    async def _sweep(self, key: Key) -> None:
-        """The job is gone: so must be what belonged to it. The garbage collector does it too, but not
-        quickly: nobody wants a checkpoint any more, and no coordinator is left to tell the agents that they
-        may leave.
+    async def _delete_orphans(self, key: Key) -> None:
+        """Delete the pods and Services of a job that is gone. The garbage collector does it too, but not
+        quickly: no checkpoint is needed any more, and no coordinator is left to let the agents exit.
         """
         caches = self.observer.caches
         soon = self.observer.clock() + timedelta(seconds=_ORPHAN_GRACE_SECONDS)
         pods = [pod for _, pod in caches.pods.of(key)]
-        left = [("Pod", pod.name, pod.uid) for pod in pods if pod.delete_at is None or pod.delete_at > soon]
-        left += [("Service", service.name, service.uid) for _, service in caches.services.of(key)]
-        if not left or await self._exists(key):
+        extra = [("Pod", pod.name, pod.uid) for pod in pods if pod.delete_at is None or pod.delete_at > soon]
+        extra += [("Service", service.name, service.uid) for _, service in caches.services.of(key)]
+        if not extra or await self._job_exists(key):
             return
-        for kind, name, uid in left:
+        for kind, name, uid in extra:
             try:
-                place = ObjectRef(kind, key.namespace, name)
-                await self.client.delete(place, uid=uid, grace_seconds=_ORPHAN_GRACE_SECONDS)
+                ref = ObjectRef(kind, key.namespace, name)
+                await self.client.delete(ref, uid=uid, grace_seconds=_ORPHAN_GRACE_SECONDS)
             except AlreadyGone:
                 continue
 
-    async def _exists(self, key: Key) -> bool:
-        """Asked live: the cache may be behind."""
+    async def _job_exists(self, key: Key) -> bool:
+        """Whether the job exists. A live GET: the cache may be behind."""
         try:
             await self.client.get(ObjectRef(KIND, key.namespace, key.name))
         except NotFound:
@@ -174,12 +173,12 @@ class Reconciler:
         return True
 
 
-def _tell_why(key: Key, memory: JobCache, decision: Decision) -> None:
-    """A line for each new reason; the same one is not repeated each round."""
-    why = decision.why[:_LONGEST_WHY]
-    if why != memory.why or decision.actions:
-        actions = [str(action) for action in decision.actions[:_ACTIONS_SHOWN]]
+def _log_reason(key: Key, cache: JobCache, decision: Decision) -> None:
+    """Log a line for each new reason; the same one is not repeated in each reconcile."""
+    why = decision.why[:_LONGEST_REASON]
+    if why != cache.why or decision.actions:
+        actions = [str(action) for action in decision.actions[:_ACTIONS_LOGGED]]
         if more := len(decision.actions) - len(actions):
             actions.append(f"and {more} more")
         log.info("%s: %s%s", key, why, f" [{'; '.join(actions)}]" if actions else "")
-    memory.why = why
+    cache.why = why

@@ -1,6 +1,6 @@
-"""How often progress alone is written: etcd keeps every revision of every object, and progress is what
-changes all the time. `core` asks for it at most every 30 s per job; here it is held to 20 writes a second in
-all. Anything else is written at once. Pure: time comes in.
+"""Rate limit of status writes that change only progress: etcd keeps every revision of every object, and
+progress changes all the time. `core` requests such a write at most every 30 s per job; here they are limited
+to 20 a second in all. Any other change is written at once. Pure: the time is an argument.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Pace:
     _filled: datetime | None = None
 
     def permits(self, old: JobStatus, new: JobStatus, now: datetime) -> bool:
-        """Whether `new` may be written now. A refused one is not lost: the next look has a newer one."""
+        """Whether `new` may be written now. A refused one is not lost: the next reconcile has a newer one."""
         if not only_progress(old, new):
             return True
-        passed = (now - self._filled).total_seconds() if self._filled else 0.0
-        passed = max(0.0, passed)  # a clock that is set back takes no tokens away
-        self._tokens = min(self.per_second, self._tokens + passed * self.per_second)
+        elapsed = (now - self._filled).total_seconds() if self._filled else 0.0
+        elapsed = max(0.0, elapsed)  # a clock that is set back takes no tokens away
+        self._tokens = min(self.per_second, self._tokens + elapsed * self.per_second)
         self._filled = now
         if self._tokens < 1:
             return False

@@ -1,7 +1,7 @@
-"""What `ropeteam doctor` says: findings, and those of the machine that it runs on.
+"""Findings of `ropeteam doctor`: their type, and those of the machine that it runs on.
 
-What was read goes in, findings come out, in the order in which one thing needs the other. What a person may
-not read is not known, which is a warning: it may be as it should. Those of a cluster: installation.py; of
+Objects that were read go in, findings come out, in the order of dependence. An object that a person may not
+read is not known, which is a warning: it may be as it should. Findings of a cluster: installation.py; of
 namespaces and jobs: surroundings.py.
 """
 
@@ -25,7 +25,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, how it is, and what to do about it."""
+    """One line: the object, its state, and what to do about it."""
 
     level: Level
     what: str
@@ -33,25 +33,25 @@ class Finding:
     todo: str = ""
 
     def __str__(self) -> str:
-        said = f"{self.level:4} {self.what}: {' '.join(self.why.split())}"
-        return f"{said.rstrip('.')}; {self.todo}" if self.todo else said
+        line = f"{self.level:4} {self.what}: {' '.join(self.why.split())}"
+        return f"{line.rstrip('.')}; {self.todo}" if self.todo else line
 
 
 @dataclass(frozen=True)
 class Read:
-    """What the API server answered to one question: one object is a list of one, what is missing an empty
-    one."""
+    """Answer of the API server to one request: one object is a list of one, a missing object an empty
+    list."""
 
     items: tuple[Object, ...] = ()
     unknown: str = ""
-    """Why there is no answer."""
+    """Reason why there is no answer."""
     served: bool = True
-    """The server has this kind."""
+    """Whether the server has this kind."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the command runs."""
+    """State of the machine that the command runs on."""
 
     python: str
     ropeteam: str
@@ -63,11 +63,11 @@ class Machine:
     home: str
     """State folder of the local cluster."""
     recorded: bool
-    """It holds a kubeconfig."""
+    """Whether it has a kubeconfig."""
     answers: bool
-    """The cluster of that kubeconfig does."""
+    """Whether the cluster of that kubeconfig answers."""
     pods: int
-    """Folders of pods that it holds."""
+    """Number of folders of pods in it."""
 
 
 def ok(what: str, why: str, todo: str = "") -> Finding:

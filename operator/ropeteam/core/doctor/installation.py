@@ -1,8 +1,8 @@
-"""What `ropeteam doctor` thinks of a cluster and the installation there.
+"""Findings of `ropeteam doctor` about a cluster and the installation there.
 
-Limits: values of the chart are not read, only what they lead to. A lease is judged by the API server's clock,
-so one that has gone stale within a minute may still be called fresh. Of a definition fields and rules are
-compared, not what else an API server writes in another way.
+Limits: values of the chart are not read, only the objects that they lead to. The age of a lease is measured
+by the API server's clock, so one that has gone stale within a minute may still be called fresh. Fields and
+rules of a definition are compared, not other parts, which an API server may write in another way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ropeteam.core.objects.workerpod import GPU
 from ropeteam.core.seen.unservedrequests import KUEUE
 
 OLDEST = (1, 30)
-"""Kubernetes that the chart takes."""
+"""Oldest Kubernetes that the chart supports."""
 MONITORING = "monitoring.coreos.com"
 _STALE_SECONDS = 60
 _RESTARTS = 5
@@ -30,8 +30,8 @@ _RESTARTS = 5
 
 @dataclass(frozen=True)
 class Cluster:
-    """`where`: its kubeconfig; `release` of this client; `now` by the API server's clock. `local`: it is of
-    `ropeteam up`, and `operator` is what is wrong with its operator.
+    """Objects that were read of a cluster. `where`: its kubeconfig; `release` of this client; `now` by the
+    API server's clock. `local`: it is of `ropeteam up`, and `operator` is the problem of its operator.
     """
 
     where: str
@@ -90,10 +90,10 @@ def _definition(seen: Cluster) -> Finding:
     missing, unknown = _fields(ours) - _fields(theirs), _fields(theirs) - _fields(ours)
     if missing:
         todo = "upgrade it (`ropeteam crd | kubectl apply -f -`): what it does not know is dropped in silence"
-        return warn(what, f"older than this client: it lacks {_some(missing)}", todo)
+        return warn(what, f"older than this client: it lacks {_some_paths(missing)}", todo)
     if unknown:
         todo = "upgrade this client: it does not show or check those"
-        return warn(what, f"newer than this client: it has {_some(unknown)}", todo)
+        return warn(what, f"newer than this client: it has {_some_paths(unknown)}", todo)
     if _rules(theirs) != _rules(ours):
         return warn(what, "same fields, other rules than this client's", "upgrade what is older of the two")
     return ok(what, f"TrainingJob {VERSION}, as this client knows it")
@@ -104,27 +104,27 @@ def name_of_group(group: Object) -> str:
 
 
 def _fields(schema: Any, path: str = "") -> frozenset[str]:
-    """All paths of fields; a list and its items have one."""
+    """Paths of all fields; a list and its items have one."""
     if not isinstance(schema, dict):
         return frozenset()
     found = {path} - {""}
-    for name, below in (schema.get("properties") or {}).items():
-        found |= _fields(below, f"{path}.{name}".lstrip("."))
+    for name, nested in (schema.get("properties") or {}).items():
+        found |= _fields(nested, f"{path}.{name}".lstrip("."))
     for name in ("items", "additionalProperties"):
         found |= _fields(schema.get(name), path)
     return frozenset(found)
 
 
 def _rules(schema: Any) -> frozenset[str]:
-    """Of CEL."""
+    """CEL rules of a schema."""
     if not isinstance(schema, dict):
         return frozenset()
     own = (str(each["rule"]) for each in schema.get("x-kubernetes-validations") or ())
     return frozenset(own).union(*map(_rules, schema.values()))
 
 
-def _some(paths: frozenset[str]) -> str:
-    """Those that others lie below stand for them."""
+def _some_paths(paths: frozenset[str]) -> str:
+    """Text of some paths; a path stands for all below it."""
     top = sorted(path for path in paths if path.rpartition(".")[0] not in paths)
     return ", ".join(top[:3]) + (f" and {len(top) - 3} more" if len(top) > 3 else "")
 
@@ -172,9 +172,9 @@ def _container(deployment: Object) -> Object:
 
 
 def arguments(deployment: Object) -> dict[str, str]:
-    """Flags of an operator."""
-    words = (str(word).lstrip("-").partition("=") for word in _container(deployment).get("args") or ())
-    return {flag: value for flag, _, value in words}
+    """Command-line flags of an operator."""
+    flags = (str(arg).lstrip("-").partition("=") for arg in _container(deployment).get("args") or ())
+    return {flag: value for flag, _, value in flags}
 
 
 def _lease(deployment: Object, seen: Cluster) -> Finding:
@@ -210,14 +210,14 @@ def _nodes(read: Read) -> Finding:
         return not_known("nodes", read)
     ready = [node for node in read.items if _is_ready(node)]
     counts = [amount((at(node, "status.allocatable") or {}).get(GPU, 0)) or 0 for node in ready]
-    told = f"{len(ready)} of {len(read.items)} ready"
+    ready_text = f"{len(ready)} of {len(read.items)} ready"
     if not any(counts):
         todo = "for jobs with gpusPerWorker install the driver and NVIDIA's device plugin or GPU operator"
-        return warn("nodes", f"{told}, none offers {GPU}", todo)
+        return warn("nodes", f"{ready_text}, none offers {GPU}", todo)
     offered = f"{GPU}: {sum(counts):.0f} on {sum(map(bool, counts))} of them"
     if len(ready) < len(read.items):
-        return warn("nodes", f"{told}, {offered}", "kubectl get nodes")
-    return ok("nodes", f"{told}, {offered}")
+        return warn("nodes", f"{ready_text}, {offered}", "kubectl get nodes")
+    return ok("nodes", f"{ready_text}, {offered}")
 
 
 def _is_ready(node: Object) -> bool:

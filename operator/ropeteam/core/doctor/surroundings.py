@@ -1,7 +1,7 @@
-"""What `ropeteam doctor` thinks of a namespace for jobs, and of what one job needs there.
+"""Findings of `ropeteam doctor` about a namespace for jobs, and about the objects that one job needs there.
 
-Limits: whether a network enforces policies is not seen, nor the levels that an API server gives to namespaces
-without labels, nor what webhooks refuse. Peers of policies are taken for ours if they may be.
+Limits: whether a network enforces policies cannot be read, nor the levels that an API server applies to
+namespaces without labels, nor refusals of webhooks. Peers of policies are taken for ours if they may be.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from ropeteam_trainer.contract import config as contract
 _LEVEL = "pod-security.kubernetes.io/enforce"
 _ENDED = ("Complete", "Failed", "Suspended", "Invalid")
 _PEERS = 1024
-"""Stands for the ports that torch chooses by itself."""
+"""Stand-in for the ports that torch chooses by itself."""
 
 
 @dataclass(frozen=True)
 class Namespace:
-    """`guards_jobs`: the operator makes a NetworkPolicy for each; None: not known."""
+    """Objects that were read of a namespace. `guards_jobs`: the operator creates a NetworkPolicy for each
+    job; None: not known."""
 
     name: str
     guards_jobs: bool | None = None
@@ -38,7 +39,7 @@ class Namespace:
 
 @dataclass(frozen=True)
 class Job:
-    """`claims`, `secrets`: by the names that it gives."""
+    """Objects that were read of a job. `claims`, `secrets`: by the names in its spec."""
 
     name: str
     namespace: str
@@ -97,11 +98,11 @@ def _limits(read: Read) -> Iterator[Finding]:
         given = [
             row.get("default") for row in at(each, "spec.limits") or () if row.get("type") == "Container"
         ]
-        told = [f"{name} {value}" for row in given for name, value in sorted((row or {}).items())]
-        if told:
+        defaults = [f"{name} {value}" for row in given for name, value in sorted((row or {}).items())]
+        if defaults:
             todo = "give jobs resources of their own (spec.resources), or ranks are killed at that limit"
             yield warn(
-                f"limit range {name_of(each)}", f"containers without limits get {', '.join(told)}", todo
+                f"limit range {name_of(each)}", f"containers without limits get {', '.join(defaults)}", todo
             )
 
 
@@ -111,53 +112,54 @@ def _network(seen: Namespace) -> Iterator[Finding]:
         yield not_known(what, read)
         return
     foreign = [each for each in read.items if _is_foreign(each) and _selects_ours(each)]
-    cut = list(_cut_out(foreign))
+    blocked = list(_blocked_egress(foreign))
     if seen.guards_jobs is not True:
-        cut += _cut_in(foreign)
-    if not cut:
+        blocked += _blocked_ingress(foreign)
+    if not blocked:
         yield ok(what, "none of others cuts the ports of jobs")
         return
     policies = ", ".join(sorted(map(name_of, foreign)))
     if seen.guards_jobs is None:
         policies += ", unless the operator makes policies for jobs"
     todo = "allow that in a policy beside it (docs/install.md, Ports)"
-    yield warn(what, f"pods of jobs cannot reach {', '.join(cut)} past {policies}", todo)
+    yield warn(what, f"pods of jobs cannot reach {', '.join(blocked)} past {policies}", todo)
 
 
 def _is_foreign(policy: Object) -> bool:
     return (at(policy, "metadata.labels") or {}).get(names.MANAGED_BY) != "ropeteam"
 
 
-def _cut_out(policies: Iterable[Object]) -> Iterator[str]:
+def _blocked_egress(policies: Iterable[Object]) -> Iterator[str]:
     rules = _rules(policies, "Egress", "egress")
     if rules is None:
         return
-    if not _opens(rules, contract.COORDINATOR_AGENT_PORT, "to"):
+    if not _allows(rules, contract.COORDINATOR_AGENT_PORT, "to"):
         yield f"their coordinator (egress, port {contract.COORDINATOR_AGENT_PORT})"
-    if not _opens(rules, _PEERS, "to"):
+    if not _allows(rules, _PEERS, "to"):
         yield "each other (egress, all ports)"
-    if not _opens(rules, 53, "", "UDP"):
+    if not _allows(rules, 53, "", "UDP"):
         yield "DNS (egress, port 53)"
 
 
-def _cut_in(policies: Iterable[Object]) -> Iterator[str]:
+def _blocked_ingress(policies: Iterable[Object]) -> Iterator[str]:
     rules = _rules(policies, "Ingress", "ingress")
     if rules is None:
         return
-    if not _opens(rules, _PEERS, "from"):
+    if not _allows(rules, _PEERS, "from"):
         yield "each other (ingress, all ports)"
-    if not _opens(rules, contract.COORDINATOR_HTTP_PORT, ""):
+    if not _allows(rules, contract.COORDINATOR_HTTP_PORT, ""):
         yield f"the operator (ingress, port {contract.COORDINATOR_HTTP_PORT})"
 
 
 def _rules(policies: Iterable[Object], kind: str, part: str) -> list[Object] | None:
-    """Of all policies together; None: no policy holds back anything in this direction."""
+    """Rules of all policies together; None: no policy restricts this direction."""
     found = [each for each in policies if kind in (at(each, "spec.policyTypes") or ["Ingress"])]
     return [rule for each in found for rule in at(each, f"spec.{part}") or ()] if found else None
 
 
-def _opens(rules: Iterable[Object], port: int, peers: str, protocol: str = "TCP") -> bool:
-    """`peers`: the part of a rule that may have to name our pods; empty: whoever it names."""
+def _allows(rules: Iterable[Object], port: int, peers: str, protocol: str = "TCP") -> bool:
+    """Whether a rule allows the port. `peers`: the part of a rule that has to select our pods; empty: any
+    peer."""
     return any(
         (not peers or _may_be_ours(rule.get(peers))) and _has_port(rule.get("ports"), port, protocol)
         for rule in rules
@@ -174,8 +176,8 @@ def _may_be_ours(peers: Any) -> bool:
 def _has_port(ports: Any, wanted: int, protocol: str) -> bool:
     if not ports:
         return True
-    fitting = [each for each in ports if each.get("protocol", "TCP") == protocol]
-    numbers = [(each.get("port"), each.get("endPort") or each.get("port")) for each in fitting]
+    of_protocol = [each for each in ports if each.get("protocol", "TCP") == protocol]
+    numbers = [(each.get("port"), each.get("endPort") or each.get("port")) for each in of_protocol]
     return any(first is None or (type(first) is int and first <= wanted <= last) for first, last in numbers)
 
 
@@ -184,7 +186,7 @@ def _selects_ours(policy: Object) -> bool:
 
 
 def _matches(selector: Any) -> bool:
-    """The labels that all worker pods have; expressions are taken to do."""
+    """Whether a selector matches the labels that all worker pods have; expressions are taken to match."""
     ours = {names.MANAGED_BY: "ropeteam", names.ROLE: Role.WORKER.value}
     return (at(selector, "matchLabels") or {}).items() <= ours.items()
 
@@ -219,14 +221,14 @@ def _conditions(what: str, job: Object, explain: str) -> Iterator[Finding]:
     }
     found = False
     for each in at(job, "status.conditions") or ():
-        said = each.get("type"), each.get("status")
-        told = f"{each.get('type')}={each.get('status')}, {each.get('reason')}: {each.get('message')}"
-        if said in fatal:
+        condition = each.get("type"), each.get("status")
+        text = f"{each.get('type')}={each.get('status')}, {each.get('reason')}: {each.get('message')}"
+        if condition in fatal:
             found = True
-            yield fail(what, told, explain)
-        elif said == (ConditionType.DEGRADED.value, "True"):
+            yield fail(what, text, explain)
+        elif condition == (ConditionType.DEGRADED.value, "True"):
             found = True
-            yield warn(what, told, explain)
+            yield warn(what, text, explain)
     if state and not found:
         yield ok(what, f"{state}", explain)
 

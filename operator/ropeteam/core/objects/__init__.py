@@ -1,6 +1,6 @@
-"""The Kubernetes objects that a job needs, and what can be done to them.
+"""Kubernetes objects of a job, and the actions on them.
 
-actions.py       what the operator can do, idempotent each
+actions.py       the operator's actions, each idempotent
 manifests.py     the coordinator's pod, Services, Secrets
 workerpod.py     the pod of a slot
 policy.py        the job's NetworkPolicy

@@ -1,4 +1,4 @@
-"""What the operator can do. Each is idempotent: twice is the same as once."""
+"""Actions of the operator. Each is idempotent: twice is the same as once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DeletePod:
     name: str
     uid: str
     grace_seconds: int | None = None
-    """None: the pod's own."""
+    """None: the pod's own grace period."""
 
     def __str__(self) -> str:
         return f"delete Pod {self.name} (uid {self.uid})"
@@ -35,7 +35,7 @@ class CreateService:
 
 @dataclass(frozen=True)
 class PointService:
-    """Lead the Service to another coordinator term."""
+    """Point the Service to another coordinator term."""
 
     name: str
     uid: str
@@ -56,17 +56,17 @@ class DeleteService:
 
 @dataclass(frozen=True)
 class CreateSecret:
-    """The per-job token, and the keys of its checkpoint folder. The executor derives the bytes from the
-    operator key: no secret enters an Observation."""
+    """Create the Secret with the per-job token and the keys of its checkpoint folder. The executor derives
+    the bytes from the operator key: no secret enters an Observation."""
 
     name: str
     job_uid: str
     labels: dict[str, str]
     owner: dict[str, Any]
     key_id: str
-    """Of the operator's keys, which one the token comes of."""
+    """Id of the operator's key that the token is derived from."""
     folder: str = ""
-    """Of its checkpoints (manifests.folder): the keys that sign them come of it. Empty: it has none."""
+    """Checkpoint folder (manifests.folder), from which the signing keys are derived. Empty: it has none."""
 
     def __str__(self) -> str:
         return f"create Secret {self.name}"
@@ -74,7 +74,7 @@ class CreateSecret:
 
 @dataclass(frozen=True)
 class CreatePolicy:
-    """A NetworkPolicy of the job."""
+    """Create a NetworkPolicy of the job."""
 
     manifest: dict[str, Any]
 
@@ -84,8 +84,8 @@ class CreatePolicy:
 
 @dataclass(frozen=True)
 class EnsureAgent:
-    """The Secret with our agent, which the worker pods of a namespace mount. Only the executor knows the
-    bytes."""
+    """Create, where it is missing, the Secret with our agent, which the worker pods of a namespace mount.
+    Only the executor has the bytes."""
 
     def __str__(self) -> str:
         return "ensure the agent's Secret"
@@ -93,7 +93,7 @@ class EnsureAgent:
 
 @dataclass(frozen=True)
 class DeleteJob:
-    """TTL has passed."""
+    """Delete the job: its TTL has passed."""
 
     name: str
     uid: str

@@ -1,8 +1,8 @@
-"""Everything of a job that is not a worker pod: the coordinator's pod, the Service before it, the Secret's
-intent.
+"""Objects of a job except worker pods: the coordinator's pod, the Service in front of it, the action that
+creates the Secret.
 
-The coordinator runs our own image and gets nothing it does not need: no API access, no root, no writable
-root.
+The coordinator runs our own image and gets nothing it does not need: no API access, no root user, no writable
+root file system.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ RESTRICTED: dict[str, Any] = {
     "runAsNonRoot": True,
     "runAsUser": 65532,
 }
-"""For containers of our own image; satisfies the Pod Security level `restricted`."""
+"""Security context of containers of our own image; satisfies the Pod Security level `restricted`."""
 LIVENESS: dict[str, Any] = {
     "httpGet": {"path": "/healthz", "port": "http"},
     "periodSeconds": 10,
     "timeoutSeconds": 5,
     "failureThreshold": 6,
 }
-"""The coordinator's loop turns and its folder answers. A minute: a busy one is not killed, and one that hangs
-is started anew before fenceSeconds (120) have passed, so that its agents go on."""
+"""Probe that the coordinator's loop runs and its folder answers. A minute: a busy coordinator is not killed,
+and one that hangs is restarted before fenceSeconds (120) have passed, so that its agents go on."""
 TOKEN_VOLUME = "ropeteam-token"
 STATE_PATH = "/ropeteam-state"
 DRAIN_MARGIN_SECONDS = 10
-"""A pod's grace beyond drainSeconds."""
+"""A pod's grace period beyond drainSeconds."""
 
 
 def secret(seen: Observation, spec: TrainingJobSpec) -> CreateSecret:
@@ -52,27 +52,28 @@ def secret(seen: Observation, spec: TrainingJobSpec) -> CreateSecret:
     )
 
 
-def folder(job: Metadata, wish: Checkpoint) -> str:
-    """Which one it is: the same text for all jobs that save there, however they mount it."""
+def folder(job: Metadata, checkpoint: Checkpoint) -> str:
+    """Identity of a checkpoint folder: the same text for all jobs that save there, however they mount it."""
     volume = {
         kind: {name: value for name, value in source.items() if name != "readOnly"}
-        for kind, source in wish.volume.items()
+        for kind, source in checkpoint.volume.items()
         if isinstance(source, dict)
     }
-    return json.dumps([job.namespace, volume, checkpoint_path(job.name, wish)], sort_keys=True)
+    return json.dumps([job.namespace, volume, checkpoint_path(job.name, checkpoint)], sort_keys=True)
 
 
-def checkpoint_path(job: str, wish: Checkpoint) -> str:
-    """Inside the volume."""
-    return (wish.path or job).strip("/")
+def checkpoint_path(job: str, checkpoint: Checkpoint) -> str:
+    """Path inside the volume."""
+    return (checkpoint.path or job).strip("/")
 
 
 def service(seen: Observation) -> dict[str, Any]:
-    """Before the coordinator. Asks for its former address, if it had one: the workers know no other."""
+    """Service in front of the coordinator. Requests its former address, if it had one: workers know no
+    other."""
     job, coordinator = seen.metadata, seen.status.coordinator
     spec: dict[str, Any] = {
         "type": "ClusterIP",
-        "publishNotReadyAddresses": True,  # it refuses by itself; kubelets notice a second later that it runs
+        "publishNotReadyAddresses": True,  # it refuses by itself; kubelets see a second later that it runs
         "selector": names.coordinator_selector(job, coordinator.term),
         "ports": [
             _port("agents", contract.COORDINATOR_AGENT_PORT),
@@ -139,8 +140,8 @@ def coordinator_pod(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any]:
 
 
 def _coordinator_resources(slots: int) -> dict[str, Any]:
-    """Requests: above what one was seen to use for so many agents (benchmarks/results/coordinator.json). The
-    limit: several times that, with 64 KiB for each of its places for strangers, and sockets."""
+    """Requests: above the measured use for so many agents (benchmarks/results/coordinator.json). Limit:
+    several times that, with 64 KiB for each connection before authentication, and sockets."""
     return {
         "requests": {"cpu": f"{50 + slots // 16}m", "memory": f"{64 + slots // 32}Mi"},
         "limits": {"memory": f"{256 + slots // 8}Mi"},
@@ -181,12 +182,12 @@ def timeouts(spec: TrainingJobSpec) -> contract.Timeouts:
 
 
 def key_of(status: JobStatus, pods: tuple[PodSeen, ...]) -> str:
-    """The id of the operator's key that this job was made with; "": it has no pods. They know each other by
-    it, so it is the same for all of them, whatever the operator's current one is. Only pods that status names
-    are asked: others may be anybody's."""
+    """Id of the operator's key that this job was created with; "": it has no pods. Pods authenticate each
+    other by it, so it is the same for all of them, whatever the operator's current one is. Only pods that
+    status names are read: others may be anybody's."""
     slots = (uid for slot in status.slots for uid in (slot.pod_uid, slot.old_pod_uid))
-    made = {pod.uid: pod.key_id for pod in pods}
-    return next((made[uid] for uid in (status.coordinator.pod_uid, *slots) if made.get(uid)), "")
+    keys = {pod.uid: pod.key_id for pod in pods}
+    return next((keys[uid] for uid in (status.coordinator.pod_uid, *slots) if keys.get(uid)), "")
 
 
 def token_volume(seen: Observation) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""A worker pod for a namespace where Pod Security lets nothing run as root; made only where it refuses the
+"""A worker pod for a namespace where Pod Security lets nothing run as root; used only where it refuses the
 pod as written.
 
-The user that an image names cannot be seen from here, so one is named: 1000, which nearly every image that
-brings a user gives it, so that the image's own files are that user's. What the template says of users is
-kept. Folders of an image may be closed to that user, so it gets a home of its own; and a line in /etc/passwd,
-because torch and getpass ask for its name. That file comes from an annotation of the pod itself, so it needs
-no object beside the pod. Never raises.
+The user of an image cannot be read from here, so one is set: 1000, the usual number in images that have a
+user, so that the image's own files belong to it. Users set in the template are kept. Folders of an image may
+be closed to that user, so it gets a home of its own; and a line in /etc/passwd, because torch and getpass
+look up its name. That file comes from an annotation of the pod itself, so it needs no object beside the pod.
+Never raises.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PASSWD_ANNOTATION = f"{GROUP}/passwd"
 
 
 def user_of(pod: dict[str, Any]) -> int:
-    """As whom the template wants the container `trainer` of this pod to run, or USER."""
+    """User that the template sets for the container `trainer` of this pod, or USER."""
     spec = pod["spec"]
     trainer = next(each for each in spec["containers"] if each.get("name") == TRAINER_CONTAINER)
     given = (at(each, "securityContext.runAsUser") for each in (trainer, spec))
@@ -32,7 +32,7 @@ def user_of(pod: dict[str, Any]) -> int:
 
 
 def apply(pod: dict[str, Any], container: dict[str, Any], user: int) -> None:
-    """To a worker pod that is complete but for this. `container` is the pod's `trainer`."""
+    """Set the user in a worker pod that is complete but for this. `container` is the pod's `trainer`."""
     spec = pod["spec"]
     of_pod, own = dict_at(spec, "securityContext"), dict_at(container, "securityContext")
     of_pod.setdefault("runAsNonRoot", True)
@@ -45,10 +45,10 @@ def apply(pod: dict[str, Any], container: dict[str, Any], user: int) -> None:
     if not any(each.get("name") == "HOME" for each in container["env"]):
         container["env"].append({"name": "HOME", "value": HOME})
     if not is_mounted(container, PASSWD):
-        _passwd(pod, container, user)
+        _mount_passwd(pod, container, user)
 
 
-def _passwd(pod: dict[str, Any], container: dict[str, Any], user: int) -> None:
+def _mount_passwd(pod: dict[str, Any], container: dict[str, Any], user: int) -> None:
     lines = f"root:x:0:0:root:/root:/bin/sh\ntrainer:x:{user}:{user}::{HOME}:/bin/sh\n"
     dict_at(pod["metadata"], "annotations")[PASSWD_ANNOTATION] = lines
     source = {"fieldPath": f"metadata.annotations['{PASSWD_ANNOTATION}']"}

@@ -1,4 +1,4 @@
-"""The installation's defaults for pods, put in where the job said nothing. In place, total."""
+"""The installation's defaults for pods, applied where the job sets nothing. In place, total."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ropeteam.api.defaults import JobDefaults
 
 
 def apply(pod: dict[str, Any], defaults: JobDefaults) -> None:
-    """To a pod of ours: its metadata and spec are objects."""
+    """Apply the defaults to a pod of ours: its metadata and spec are objects."""
     metadata, spec = pod["metadata"], pod["spec"]
     for name, values in (("labels", defaults.labels), ("annotations", defaults.annotations)):
         _underlay(metadata, name, values)
@@ -19,7 +19,8 @@ def apply(pod: dict[str, Any], defaults: JobDefaults) -> None:
 
 
 def apply_to_worker(pod: dict[str, Any], trainer: dict[str, Any], defaults: JobDefaults) -> None:
-    """The same, and what concerns the container `trainer`, which is one of the pod's."""
+    """Apply the defaults to a worker pod, also those of the container `trainer`, which is one of the
+    pod's."""
     apply(pod, defaults)
     named = {each.get("name") for each in trainer["env"]}
     missing = [each for each in copy.deepcopy(defaults.env) if each.get("name") not in named]

@@ -1,5 +1,5 @@
-"""Parts of a pod's manifest, changed in place. Total: a part that is not of the expected type is replaced, of
-which the API server's dry run tells the user.
+"""Parts of a pod's manifest, changed in place. Total: a part of an unexpected type is replaced; the API
+server's dry run reports it to the user.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def dict_at(parent: dict[str, Any], key: str) -> dict[str, Any]:
-    """parent[key], made an object in place if it is none."""
+    """parent[key], replaced by an empty object if it is none."""
     if not isinstance(parent.get(key), dict):
         parent[key] = {}
     found: dict[str, Any] = parent[key]
@@ -16,7 +16,7 @@ def dict_at(parent: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def list_at(parent: dict[str, Any], key: str) -> list[Any]:
-    """parent[key], made a list in place if it is none."""
+    """parent[key], replaced by an empty list if it is none."""
     if not isinstance(parent.get(key), list):
         parent[key] = []
     found: list[Any] = parent[key]
@@ -39,9 +39,9 @@ def is_mounted(container: dict[str, Any], path: str) -> bool:
 
 
 def folder(
-    container: dict[str, Any], pod_spec: dict[str, Any], volume: str, path: str, wish: dict[str, Any]
+    container: dict[str, Any], pod_spec: dict[str, Any], volume: str, path: str, empty_dir: dict[str, Any]
 ) -> None:
     """An emptyDir at `path`, unless the template mounts something there."""
     if not is_mounted(container, path):
         mount(container, volume, path)
-        list_at(pod_spec, "volumes").append({"name": volume, "emptyDir": wish})
+        list_at(pod_spec, "volumes").append({"name": volume, "emptyDir": empty_dir})

@@ -1,13 +1,13 @@
-"""A job's NetworkPolicy: who may reach its pods, and what it means that there is none.
+"""A job's NetworkPolicy: the peers that may reach its pods, and the consequences if there is none.
 
-torch has no secret at its store and between ranks, so the network has to keep strangers out. The policy is
-named after what is in it and never changed, because the operator may create such objects and no more: another
-content (the installation's peers, hostNetwork) is another policy beside the first, and policies add up.
-A gang is not started before it. Two go on without, told so by a Warning: a gang that runs already, as one of
-an earlier release does, and each job of an operator that has no right to make one, because its roles are not
-the chart's, or older: an upgrade must not stop what ran before.
-Limits: one that somebody deletes is made again only after a restart of the operator. No policy holds for pods
-on the network of their nodes, or where the cluster's network enforces none.
+torch authenticates nobody at its store and between ranks, so the network has to keep others out. The policy
+is named by the digest of its content and never changed, because the operator may create such objects and no
+more: another content (the installation's peers, hostNetwork) is another policy beside the first, and policies
+add up. A gang is not started before its policy exists. Two kinds of jobs go on without, with a Warning: a
+gang that runs already, as one of an earlier release does, and each job of an operator without the right to
+create one, because its roles are not the chart's, or older: an upgrade must not stop what ran before.
+Limits: a policy that somebody deletes is created again only after a restart of the operator. No policy holds
+for pods on the network of their nodes, or where the cluster's network enforces none.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from ropeteam.core.seen.view import View
 from ropeteam_trainer.contract import config as contract
 
 _NO_RIGHT = 'cannot create resource "networkpolicies"'
-"""An API server's words where RBAC is the reason; quotas and policies of admission are 403 too."""
+"""Text of the API server where RBAC is the reason; quotas and admission policies are 403 too."""
 
 
 def missing(view: View) -> tuple[CreatePolicy, ...]:
-    """What is to be made."""
-    made, known = manifest(view.seen, view.spec), view.seen.policy
-    if made is None or made["metadata"]["name"] == known.name:
+    """Actions that create the policy, if it is missing."""
+    wanted, known = manifest(view.seen, view.spec), view.seen.policy
+    if wanted is None or wanted["metadata"]["name"] == known.name:
         return ()
-    if known.refusal and (_NO_RIGHT in known.refusal or _has_begun(view)):
+    if known.refusal and (_NO_RIGHT in known.refusal or _has_started(view)):
         return ()
-    return (CreatePolicy(made),)
+    return (CreatePolicy(wanted),)
 
 
 def holds_up(view: View) -> bool:
-    """The workers of a gang wait for it."""
-    return bool(missing(view)) and not _has_begun(view)
+    """Whether the workers of a gang wait for the policy."""
+    return bool(missing(view)) and not _has_started(view)
 
 
-def _has_begun(view: View) -> bool:
-    """Pods of the gang have been made, if of an earlier incarnation or attempt."""
+def _has_started(view: View) -> bool:
+    """Whether pods of the gang have been created, be it of an earlier incarnation or attempt."""
     return any(slot.pod_uid or slot.old_pod_uid or not slot.old_pod_gone for slot in view.status.slots)
 
 
-def refused(words: str) -> str:
-    """To the owner of a job, of the API server's `words`: what follows, and the way out."""
-    if _NO_RIGHT in words:
+def refused(refusal: str) -> str:
+    """Message to the owner of a job about the API server's `refusal`: the consequence, and what to do."""
+    if _NO_RIGHT in refusal:
         return (
-            f"{words}. The job goes on without: whoever reaches its pods can speak to its ranks. Give the "
+            f"{refusal}. The job goes on without: whoever reaches its pods can speak to its ranks. Give the "
             "operator that right, as its chart does, or set the chart's value networkPolicy.jobs to false"
         )
     return (
-        f"{words}. No gang is started without: whoever reaches its pods could speak to its ranks. Let the "
+        f"{refusal}. No gang is started without: whoever reaches its pods could speak to its ranks. Let the "
         "namespace have it (its quota, the admission policy that is named), or set the value "
         "networkPolicy.jobs of Ropeteam's chart to false"
     )
 
 
 def manifest(seen: Observation, spec: TrainingJobSpec) -> dict[str, Any] | None:
-    """None: this installation wants none."""
+    """NetworkPolicy of the job. None: this installation has none."""
     if seen.defaults.policy is None:
         return None
     job, own = seen.metadata, {"matchLabels": {names.JOB_UID: seen.metadata.uid}}

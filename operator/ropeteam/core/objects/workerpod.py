@@ -1,11 +1,11 @@
 """The pod of a slot, worker or parameter server: the user's template, the short form merged into its
 container `trainer`, and our agent around it.
 
-Where the user said nothing, the container gets what the Pod Security level `restricted` asks for, but for a
-user: the image's counts, or that of nonroot.py. What the user said is kept. What makes a pod ours (names,
-labels, the agent, restartPolicy) is set last. Never raises: a part of the template that is not of the
-expected type is replaced; the dry run tells the user. A parameter server computes on the CPU: it asks for no
-devices.
+Where the user set nothing, the container gets what the Pod Security level `restricted` requires, except a
+user: the image's counts, or that of nonroot.py. Fields that the user set are kept. Fields that make a pod
+ours (names, labels, the agent, restartPolicy) are set last. Never raises: a part of the template of an
+unexpected type is replaced; the dry run reports it to the user. A parameter server computes on the CPU: it
+requests no devices.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ METRICS_PORT = {"name": "metrics", "containerPort": contract.AGENT_METRICS_PORT,
 
 
 def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> dict[str, Any]:
-    """The pod of this slot and incarnation."""
+    """Pod of this slot and incarnation."""
     template = copy.deepcopy(spec.template or {})
     pod_spec = dict_at(template, "spec")
-    _volumes(seen, spec, pod_spec)
+    _add_volumes(seen, spec, pod_spec)
     container = _trainer(spec, pod_spec)
-    _resources(spec, container, is_server(spec, slot))
-    container["env"] = [*_env_of_the_user(spec, container), *_env_of_ours(seen, spec, slot)]
+    _set_resources(spec, container, is_server(spec, slot))
+    container["env"] = [*_user_env(spec, container), *_our_env(seen, spec, slot)]
     if spec.shard_cache and not is_server(spec, slot):
-        _shard_cache(spec.shard_cache, container, pod_spec)
-    _defaults(pod_spec, container, seen.status.drops_capabilities)
+        _add_shard_cache(spec.shard_cache, container, pod_spec)
+    _set_security_defaults(pod_spec, container, seen.status.drops_capabilities)
     _declare_metrics(pod_spec, container)
     pod_spec["restartPolicy"] = "Never"
     pod_spec["terminationGracePeriodSeconds"] = spec.recovery.drain_seconds + manifests.DRAIN_MARGIN_SECONDS
-    _avoid(pod_spec, seen.status.avoided_nodes)
+    _prefer_other_nodes(pod_spec, seen.status.avoided_nodes)
     role = Role.SERVER if is_server(spec, slot) else Role.WORKER
     metadata = _metadata(seen, template, slot, role)
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
@@ -61,23 +61,23 @@ def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> di
 
 
 def sample(seen: Observation, spec: TrainingJobSpec, user: int | None = None) -> dict[str, Any]:
-    """To ask the API server about in a dry run, before anything is made. `user`: as in status."""
+    """Pod for a dry run at the API server, before anything is created. `user`: as in status."""
     status = with_changes(seen.status, user=user, drops_capabilities=True)
     return worker_pod(with_changes(seen, status=status), spec, SlotStatus(slot=0))
 
 
 def is_server(spec: TrainingJobSpec, slot: SlotStatus) -> bool:
-    """Parameter servers have the slots after those of the workers."""
+    """Whether the slot is a parameter server's: these have the slots after those of the workers."""
     return slot.slot >= spec.workers and spec.servers > 0
 
 
 def _metadata(seen: Observation, template: dict[str, Any], slot: SlotStatus, role: Role) -> dict[str, Any]:
     job, user = seen.metadata, dict_at(template, "metadata")
-    place = {"slot": slot.slot, "incarnation": slot.incarnation, "attempt": seen.status.attempt}
+    position = {"slot": slot.slot, "incarnation": slot.incarnation, "attempt": seen.status.attempt}
     metadata: dict[str, Any] = {
         "name": names.worker(job.name, slot.slot, slot.incarnation),
         "namespace": job.namespace,
-        "labels": names.not_ours(dict_at(user, "labels")) | names.labels(job, role, **place),
+        "labels": names.not_ours(dict_at(user, "labels")) | names.labels(job, role, **position),
         "ownerReferences": [names.owner(job)],
     }
     if annotations := names.not_ours(dict_at(user, "annotations")):
@@ -86,7 +86,7 @@ def _metadata(seen: Observation, template: dict[str, Any], slot: SlotStatus, rol
 
 
 def _trainer(spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> dict[str, Any]:
-    """The container `trainer`, with the short form in it and the agent in front of its command."""
+    """Container `trainer`, with the short form merged in and the agent in front of its command."""
     containers = dicts_at(pod_spec, "containers")
     container = next((each for each in containers if each.get("name") == contract.TRAINER_CONTAINER), None)
     if container is None:
@@ -112,36 +112,36 @@ def _trainer(spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> dict[str, Any]:
     return container
 
 
-def _shard_cache(size: str, container: dict[str, Any], pod_spec: dict[str, Any]) -> None:
-    """A folder of this size, of which the files may take 95 %: the kubelet counts names and locks too, and
-    evicts a pod that takes more.
+def _add_shard_cache(size: str, container: dict[str, Any], pod_spec: dict[str, Any]) -> None:
+    """Add a folder of this size, of which the files may take 95 %: the kubelet counts names and locks too,
+    and evicts a pod that takes more.
     """
     folder(container, pod_spec, SHARD_CACHE_VOLUME, SHARD_CACHE_PATH, {"sizeLimit": size})
-    whole = amount(size)
-    assert whole is not None
+    total = amount(size)
+    assert total is not None
     container["env"] += [
         {"name": contract.SHARD_CACHE, "value": SHARD_CACHE_PATH},
-        {"name": contract.SHARD_CACHE_BYTES, "value": str(int(whole * 95 // 100))},
+        {"name": contract.SHARD_CACHE_BYTES, "value": str(int(total * 95 // 100))},
     ]
 
 
-def _resources(spec: TrainingJobSpec, container: dict[str, Any], serves: bool) -> None:
+def _set_resources(spec: TrainingJobSpec, container: dict[str, Any], is_parameter_server: bool) -> None:
     resources = dict_at(container, "resources")
     resources.update(copy.deepcopy(spec.resources or {}))
-    if not serves:
+    if not is_parameter_server:
         if spec.gpus_per_worker:
             dict_at(resources, "limits")[GPU] = str(spec.gpus_per_worker)
         return
     own = spec.strategy.sync.parameter_server.resources if spec.strategy else None
-    wanted = copy.deepcopy(own) if own is not None else resources
+    source = copy.deepcopy(own) if own is not None else resources
     container["resources"] = {
         kind: {name: amount for name, amount in amounts.items() if "/" not in name}  # an extended resource
-        for kind, amounts in wanted.items()
+        for kind, amounts in source.items()
         if kind in ("limits", "requests") and isinstance(amounts, dict)
     }
 
 
-def _volumes(seen: Observation, spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> None:
+def _add_volumes(seen: Observation, spec: TrainingJobSpec, pod_spec: dict[str, Any]) -> None:
     volumes = list_at(pod_spec, "volumes")
     volumes += [
         {"name": AGENT_VOLUME, "secret": {"secretName": seen.defaults.agent_secret}},
@@ -153,14 +153,14 @@ def _volumes(seen: Observation, spec: TrainingJobSpec, pod_spec: dict[str, Any])
             volumes.append({"name": SIGNING_VOLUME, "secret": {"secretName": signing.secret_name}})
 
 
-def _env_of_the_user(spec: TrainingJobSpec, container: dict[str, Any]) -> list[Any]:
-    """The template's, then the short form's; the same name given twice stays once."""
-    short = list(copy.deepcopy(spec.env or ()))
-    named = {each.get("name") for each in short}
-    return [each for each in dicts_at(container, "env") if each.get("name") not in named] + short
+def _user_env(spec: TrainingJobSpec, container: dict[str, Any]) -> list[Any]:
+    """Variables of the template, then of the short form; a name that both have is kept once."""
+    short_form = list(copy.deepcopy(spec.env or ()))
+    named = {each.get("name") for each in short_form}
+    return [each for each in dicts_at(container, "env") if each.get("name") not in named] + short_form
 
 
-def _env_of_ours(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> list[dict[str, Any]]:
+def _our_env(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> list[dict[str, Any]]:
     return [
         {"name": contract.CONFIG, "value": codec.encode(_worker_config(seen, spec)).decode()},
         {"name": contract.SLOT, "value": str(slot.slot)},
@@ -196,37 +196,40 @@ def _worker_config(seen: Observation, spec: TrainingJobSpec) -> contract.WorkerC
     )
 
 
-def _checkpoint_config(job: str, wish: Checkpoint | None) -> contract.CheckpointConfig | None:
-    if wish is None:
+def _checkpoint_config(job: str, checkpoint: Checkpoint | None) -> contract.CheckpointConfig | None:
+    if checkpoint is None:
         return None
-    seconds = wish.every_seconds if wish.every_steps or wish.every_seconds else 300
-    directory = checkpoint_directory(job, wish)
-    signing = contract.SIGNING_PATH if wish.signing else ""
+    seconds = checkpoint.every_seconds if checkpoint.every_steps or checkpoint.every_seconds else 300
+    directory = checkpoint_directory(job, checkpoint)
+    signing = contract.SIGNING_PATH if checkpoint.signing else ""
     return contract.CheckpointConfig(
-        directory, wish.every_steps, seconds, wish.keep, signing, CHECKPOINT_PATH
+        directory, checkpoint.every_steps, seconds, checkpoint.keep, signing, CHECKPOINT_PATH
     )
 
 
-def checkpoint_directory(job: str, wish: Checkpoint) -> str:
-    """Where spec.checkpoint.path is inside the container."""
-    return f"{CHECKPOINT_PATH}/{manifests.checkpoint_path(job, wish)}"
+def checkpoint_directory(job: str, checkpoint: Checkpoint) -> str:
+    """Path of spec.checkpoint.path inside the container."""
+    return f"{CHECKPOINT_PATH}/{manifests.checkpoint_path(job, checkpoint)}"
 
 
-def _defaults(pod_spec: dict[str, Any], container: dict[str, Any], drops_capabilities: bool) -> None:
+def _set_security_defaults(
+    pod_spec: dict[str, Any], container: dict[str, Any], drops_capabilities: bool
+) -> None:
     dict_at(pod_spec, "securityContext").setdefault("seccompProfile", {"type": "RuntimeDefault"})
     own = dict_at(container, "securityContext")
-    if own.get("privileged") is not True:  # Kubernetes takes no other word beside it
+    if own.get("privileged") is not True:  # beside it Kubernetes refuses `false`
         own.setdefault("allowPrivilegeEscalation", False)
-        if drops_capabilities:  # any word of the user's about them is the last one
+        if drops_capabilities:  # capabilities that the user set are kept
             own.setdefault("capabilities", {"drop": ["ALL"]})
     pod_spec.setdefault("enableServiceLinks", False)
-    if "serviceAccountName" not in pod_spec:  # who names an account wants to use it
+    if "serviceAccountName" not in pod_spec:  # a user that names an account wants its token
         pod_spec.setdefault("automountServiceAccountToken", False)
 
 
 def _declare_metrics(pod_spec: dict[str, Any], container: dict[str, Any]) -> None:
-    """So that Prometheus finds the agent. Not on the node's own network: there a declared port is a claimed
-    one, and only one worker would fit on a node. Nor where the user has a port of that name or number.
+    """Declare the port, so that Prometheus finds the agent. Not on the node's own network: there a declared
+    port is allocated, and only one worker would fit on a node. Nor where the user has a port of that name or
+    number.
     """
     ports = dicts_at(container, "ports")
     taken = any(port.get(key) == METRICS_PORT[key] for port in ports for key in ("name", "containerPort"))
@@ -236,8 +239,8 @@ def _declare_metrics(pod_spec: dict[str, Any], container: dict[str, Any]) -> Non
         del container["ports"]
 
 
-def _avoid(pod_spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
-    """Prefer other nodes; never insist, or a small cluster would have no place left."""
+def _prefer_other_nodes(pod_spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
+    """Prefer other nodes; never require them, or a small cluster would have no node left."""
     if not nodes:
         return
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]

@@ -1,4 +1,4 @@
-"""What a question of `decide` answers: a status, or actions, and always a sentence."""
+"""The answer to a question of `decide`: a status, or actions, and always a sentence."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ropeteam.core.status.conditions import Fact
 
 @dataclass(frozen=True)
 class Answer:
-    """If `status` with `facts` differs from what is saved, the actions wait for the next round."""
+    """Actions wait for the next reconcile if `status` with `facts` differs from the saved one."""
 
     why: str
     status: JobStatus
     state: str
-    """The word in the column STATE."""
+    """Text of the column STATE."""
     facts: tuple[Fact, ...] = ()
     actions: tuple[Action, ...] = ()
     again: float | None = None

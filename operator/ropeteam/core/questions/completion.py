@@ -1,10 +1,10 @@
-"""Has the job ended, and what is left to do then? Terminal is final: from then on status stays, and only
+"""The end of a job, and what is left to do then. Terminal is final: from then on status stays, and only
 cleaning is done.
 
-Complete: the agent of a pod that holds its slot exited 0 (they do on RELEASE only), or the coordinator says
-so. A pod that was replaced does not count: its world may have been left behind. Failed: the coordinator gives
-a reason, the budget is spent, a slot's pods fail again and again outside any world, or the deadline has
-passed.
+Complete: the agent of a pod that holds its slot exited 0 (agents do on the order `release` only), or the
+coordinator reports it. A pod that was replaced does not count: its world may have been left behind. Failed:
+the coordinator reports a reason, more incidents are charged than allowed, a slot's pods fail again and again
+outside any world, or the deadline has passed.
 """
 
 from __future__ import annotations
@@ -29,58 +29,60 @@ from ropeteam_trainer.contract.messages import EXIT_FAILED
 from ropeteam_trainer.contract.world import FailReason
 
 RELEASE_SECONDS, DISMISS_SECONDS = 10, 20
-"""For agents to hear that the job is Complete, or Failed, and exit by themselves before their pods are
-deleted: what has ended stays, with its log."""
+"""Time for agents to receive that the job is Complete, or Failed, and to exit by themselves before their pods
+are deleted: a pod that has ended stays, with its log."""
 
 
 def complete(view: View, status: JobStatus) -> Answer | None:
     holders = {uid for slot in status.slots for uid in (slot.pod_uid, holder(slot).pod_uid)}
     pods = (pod for pod in view.all_workers if pod.uid in holders)
     released = next((pod for pod in pods if finished_cleanly(pod)), None)
-    told = view.report is not None and view.report.phase is WorldPhase.COMPLETE
-    if released is None and not told:
+    reported = view.report is not None and view.report.phase is WorldPhase.COMPLETE
+    if released is None and not reported:
         return None
     why = f"pod {released.name} was released" if released else "the coordinator says that all ranks are done"
     step = f" at step {status.progress.step}" if status.progress else ""
     facts = ended(True, SUCCEEDED, f"All ranks have finished{step}.")
-    if words := degraded.without_group(view):
-        facts = ended(True, FailReason.NO_PROCESS_GROUP.value, f"All ranks have finished{step}, but: {words}")
-    return Answer(f"complete: {why}", _over(view, status), "Complete", facts)
+    if notice := degraded.without_group(view):
+        facts = ended(
+            True, FailReason.NO_PROCESS_GROUP.value, f"All ranks have finished{step}, but: {notice}"
+        )
+    return Answer(f"complete: {why}", _ended_status(view, status), "Complete", facts)
 
 
 def failed(view: View, status: JobStatus) -> Answer | None:
-    reason = _failure(view, status)
-    if reason is None:
-        return _dismissed(view, status)
-    return _fail(view, status, *reason)
+    failure = _failure(view, status)
+    if failure is None:
+        return _failed_unreported(view, status)
+    return _fail(view, status, *failure)
 
 
-def _fail(view: View, status: JobStatus, word: str, message: str) -> Answer:
-    why = f"failed: {word}: {message}"
+def _fail(view: View, status: JobStatus, reason: str, message: str) -> Answer:
+    why = f"failed: {reason}: {message}"
     if view.spec.clean_pod_policy is CleanPodPolicy.ALL:
         message += " Its pods are deleted with their logs, as spec.cleanPodPolicy says (All)."
-    return Answer(why, _over(view, status), "Failed", ended(False, word, message))
+    return Answer(why, _ended_status(view, status), "Failed", ended(False, reason, message))
 
 
-def _dismissed(view: View, status: JobStatus) -> Answer | None:
-    """The coordinator has failed the job while the operator was away: it is asked before any pod is replaced.
-    If it is lost too, nobody knows why, and the job is tried again."""
-    asked = view.seen.report is not None or view.seen.report_error or desired(view, status) is None
-    if asked or not any(pod.container.exit_code == EXIT_FAILED for pod in view.workers.values()):
+def _failed_unreported(view: View, status: JobStatus) -> Answer | None:
+    """The coordinator has failed the job while the operator was away: its report is fetched before any pod is
+    replaced. If the coordinator is lost too, nobody knows the reason, and the job is tried again."""
+    polled = view.seen.report is not None or view.seen.report_error or desired(view, status) is None
+    if polled or not any(pod.container.exit_code == EXIT_FAILED for pod in view.workers.values()):
         return None
     return Answer("a worker was told that the job has failed; asking why", view.status, status.state)
 
 
 def _failure(view: View, status: JobStatus) -> tuple[str, str] | None:
-    told = view.report.failure if view.report else None
-    if told is not None:
-        return told.reason.value, told.message
+    reported = view.report.failure if view.report else None
+    if reported is not None:
+        return reported.reason.value, reported.message
     charged, allowed = status.failures.charged, view.spec.recovery.max_failures
     if charged > allowed:
         last = next((one_line(each.message) for each in reversed(status.incidents) if each.charged), "")
-        hours = f"within {view.spec.recovery.window_seconds} seconds"
+        window = f"within {view.spec.recovery.window_seconds} seconds"
         fix = "Mend the cause, or raise spec.recovery.maxFailures."
-        message = f"{charged} incidents {hours}, and {allowed} are allowed. The last: {last} {fix}"
+        message = f"{charged} incidents {window}, and {allowed} are allowed. The last: {last} {fix}"
         return FailReason.BUDGET_SPENT.value, message
     limit = view.spec.recovery.no_progress_limit
     for slot in status.slots:
@@ -90,8 +92,8 @@ def _failure(view: View, status: JobStatus) -> tuple[str, str] | None:
 
 
 def _never_trained(status: JobStatus, slot: SlotStatus, limit: int) -> str:
-    mine = (each.message for each in reversed(status.incidents) if each.slot == slot.slot)
-    last = one_line(next(mine, ""))
+    messages = (each.message for each in reversed(status.incidents) if each.slot == slot.slot)
+    last = one_line(next(messages, ""))
     return f"{limit} pods of slot {slot.slot} in a row ended before they could train. The last: {last}"
 
 
@@ -106,41 +108,41 @@ def deadline(view: View, status: JobStatus) -> Answer | None:
     return _fail(view, status, FailReason.DEADLINE_EXCEEDED.value, message)
 
 
-def _over(view: View, status: JobStatus) -> JobStatus:
+def _ended_status(view: View, status: JobStatus) -> JobStatus:
     final = frozenset(each.id for each in status.incidents)
     settled = incidents.settle(status, view.spec.recovery, view.now, view.job_time, final)
     return with_changes(settled, completion_time=view.now, drain_since=None, coordinator_fault_since=None)
 
 
 def exit_seconds(status: JobStatus) -> int:
-    """So long pods have after the job's end to end by themselves."""
+    """Seconds that pods have after the job's end to exit by themselves."""
     return DISMISS_SECONDS if status.state == "Failed" else RELEASE_SECONDS
 
 
 def clean_up(view: View) -> Answer | None:
-    """After the end: pods by policy, then the Service, then, when its time has come, the job itself."""
+    """Cleaning after the end: pods by policy, then the Service, then, after its TTL, the job itself."""
     status = view.status
     if not status.finished:
         return None
     ttl = view.spec.ttl_seconds_after_finished
     if ttl is not None and view.passed(status.completion_time, ttl):
-        gone = DeleteJob(view.job.name, view.job.uid)
-        return _clean(view, "the job ended ttlSecondsAfterFinished ago", (gone,))
-    failed, keeps = status.state == "Failed", view.spec.clean_pod_policy is CleanPodPolicy.NONE
+        deletion = DeleteJob(view.job.name, view.job.uid)
+        return _cleanup(view, "the job ended ttlSecondsAfterFinished ago", (deletion,))
+    failed, keeps_pods = status.state == "Failed", view.spec.clean_pod_policy is CleanPodPolicy.NONE
     if active(view.all_workers) and not view.passed(status.completion_time, exit_seconds(status)):
-        return _clean(view, "the workers are about to exit by themselves", ())
-    workers = _unwanted(view)
+        return _cleanup(view, "the workers are about to exit by themselves", ())
+    workers = _pods_to_delete(view)
     if workers:
-        return _clean(view, "the job has ended: pods go", _delete(workers))
-    if active(view.all_workers) and (failed or not keeps):
-        return _clean(view, "the workers go, then the coordinator", ())
+        return _cleanup(view, "the job has ended: pods go", _deletions(workers))
+    if active(view.all_workers) and (failed or not keeps_pods):
+        return _cleanup(view, "the workers go, then the coordinator", ())
     service = view.seen.service
     more: tuple[Action, ...] = (DeleteService(service.name, service.uid),) if service else ()
-    return _clean(view, "the job has ended", (*_delete(view.all_coordinators), *more))
+    return _cleanup(view, "the job has ended", (*_deletions(view.all_coordinators), *more))
 
 
-def _unwanted(view: View) -> tuple[PodSeen, ...]:
-    """No policy lets a job that has failed keep what a pod that runs holds."""
+def _pods_to_delete(view: View) -> tuple[PodSeen, ...]:
+    """Worker pods to delete. No policy lets a failed job keep the resources of a pod that runs."""
     policy = view.spec.clean_pod_policy
     if policy is CleanPodPolicy.NONE and view.status.state != "Failed":
         return ()
@@ -154,9 +156,9 @@ def _unwanted(view: View) -> tuple[PodSeen, ...]:
     )
 
 
-def _delete(pods: tuple[PodSeen, ...]) -> tuple[Action, ...]:
+def _deletions(pods: tuple[PodSeen, ...]) -> tuple[Action, ...]:
     return tuple(DeletePod(pod.name, pod.uid) for pod in pods if not pod.deleting)
 
 
-def _clean(view: View, why: str, actions: tuple[Action, ...]) -> Answer:
+def _cleanup(view: View, why: str, actions: tuple[Action, ...]) -> Answer:
     return Answer(why, view.status, view.status.state, actions=actions)

@@ -1,4 +1,4 @@
-"""What the coordinator is told: what status says, to be sent when that status is saved, never before."""
+"""Desired state of the coordinator: what status says, to be sent when that status is saved, never before."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ropeteam_trainer.contract.world import FailReason
 
 
 def desired(view: View, status: JobStatus) -> Desired | None:
-    """What to tell once `status` is saved. None while there is no coordinator that could listen."""
+    """Desired state to send once `status` is saved. None while no coordinator could receive it."""
     pod, coordinator = view.coordinator, status.coordinator
     if pod is None or pod.term != coordinator.term or not pod.container.running or not coordinator.address:
         return None
-    told = tuple(each.id for each in view.report.incidents) if view.report else ()
+    reported_ids = tuple(each.id for each in view.report.incidents) if view.report else ()
     return Desired(
         generation=status.observed_generation,
         attempt=status.attempt,
@@ -26,7 +26,7 @@ def desired(view: View, status: JobStatus) -> Desired | None:
         slots={str(slot.slot): _slot(view, slot) for slot in status.slots},
         drain=status.drain_since is not None,
         allowance=max(0, status.failures.allowed - status.failures.charged),
-        charged_incidents=accounted(status, told),
+        charged_incidents=accounted(status, reported_ids),
         lineage=lineage(status),
         failure=_failure(status),
     )
@@ -41,13 +41,14 @@ def _failure(status: JobStatus) -> Problem | None:
 
 
 def _slot(view: View, slot: SlotStatus) -> SlotDesired:
-    """A pod that no node has taken yet is not told: no rank of it lives, and none is waited for."""
-    pod, holds = view.workers.get(slot.slot), holder(slot)
-    seen = pod if pod and pod.uid == holds.pod_uid else None
-    deleting, waits = bool(seen and seen.deleting), bool(seen and not seen.node)
+    """Desired state of a slot. The UID of a pod without a node is left out: no rank of it lives, and none is
+    waited for."""
+    pod, current = view.workers.get(slot.slot), holder(slot)
+    observed = pod if pod and pod.uid == current.pod_uid else None
+    deleting, unscheduled = bool(observed and observed.deleting), bool(observed and not observed.node)
     return SlotDesired(
-        incarnation=holds.incarnation,
-        pod_uid="" if waits else holds.pod_uid,
+        incarnation=current.incarnation,
+        pod_uid="" if unscheduled else current.pod_uid,
         deleting=deleting or slot.relieves,
-        old_pod_gone=holds.old_pod_gone,
+        old_pod_gone=current.old_pod_gone,
     )

@@ -1,7 +1,7 @@
-"""A pod that is asked to leave: its successor is made at once, and takes over when the world has saved.
+"""A terminating pod: its successor is created at once, and takes over when the world has saved.
 
-Until then the pod that leaves holds the slot: the coordinator is told of it and not of its successor, whose
-agent comes up meanwhile and waits for orders. So a drain costs training its save and the start of processes,
+Until then the terminating pod holds the slot: the desired state names it and not its successor, whose agent
+starts meanwhile and waits for orders. So a drain costs training its save and the start of processes,
 not the start of a pod too.
 Limits: one at a time. A slot whose pod before the last may still write waits until that pod has gone.
 """
@@ -18,8 +18,8 @@ from ropeteam.core.status import incidents
 from ropeteam_trainer.contract.desired import WorldPhase
 
 DELETE_MARGIN_SECONDS = 5
-_WILL_SAVE = frozenset({WorldPhase.RUNNING, WorldPhase.DRAINING})
-_MAY_SAVE = _WILL_SAVE | {WorldPhase.DRAINED, WorldPhase.COMPLETING, WorldPhase.WAITING}
+_SAVING_PHASES = frozenset({WorldPhase.RUNNING, WorldPhase.DRAINING})
+_PERHAPS_SAVING_PHASES = _SAVING_PHASES | {WorldPhase.DRAINED, WorldPhase.COMPLETING, WorldPhase.WAITING}
 
 
 def holder(slot: SlotStatus) -> SlotStatus:
@@ -31,33 +31,34 @@ def holder(slot: SlotStatus) -> SlotStatus:
 
 
 def begins(view: View, slot: SlotStatus, pod: PodSeen | None) -> bool:
-    """Whether `pod`, which holds the slot, is asked to leave and its world will save before it does."""
-    will_save = view.report is not None and view.report.phase in _WILL_SAVE
-    leaves = pod is not None and pod.deleting and may_save(view, slot, pod)
-    return will_save and leaves and slot.old_pod_gone and not slot.relieves
+    """Whether `pod`, which holds the slot, is terminating and its world will save before it ends."""
+    will_save = view.report is not None and view.report.phase in _SAVING_PHASES
+    terminating = pod is not None and pod.deleting and may_save(view, slot, pod)
+    return will_save and terminating and slot.old_pod_gone and not slot.relieves
 
 
 def may_save(view: View, slot: SlotStatus, pod: PodSeen) -> bool:
-    """A pod that is asked to leave keeps its slot while its world may still save a checkpoint with it."""
+    """A terminating pod keeps its slot while its world may still save a checkpoint with it."""
     overdue = pod.delete_at is None or view.passed(pod.delete_at, DELETE_MARGIN_SECONDS)
     if overdue or not pod.container.running or unheard(view, slot):
         return False
-    return view.report is None or view.report.phase in _MAY_SAVE
+    return view.report is None or view.report.phase in _PERHAPS_SAVING_PHASES
 
 
 def unheard(view: View, slot: SlotStatus) -> bool:
-    """The coordinator is there, had time to hear everybody, and does not hear this agent. One to which nobody
-    reports goes on waiting: agents that can reach it do so within a few seconds."""
-    told = view.report
-    if told is None or view.registered(slot):
+    """Whether the coordinator answers, had time to receive all agents' reports, and has none of this agent. A
+    coordinator to which no agent reports goes on waiting: agents that can reach it do so within seconds."""
+    report = view.report
+    if report is None or view.registered(slot):
         return False
     return (
-        told.phase is not WorldPhase.WAITING or view.seen.answered_for >= 3 * view.spec.recovery.lost_seconds
+        report.phase is not WorldPhase.WAITING
+        or view.seen.answered_for >= 3 * view.spec.recovery.lost_seconds
     )
 
 
 def take_over(view: View, status: JobStatus) -> Answer | None:
-    """Pods that leave and have nothing to save any more: their successors hold the slots from now on."""
+    """Terminating pods that have nothing to save any more: their successors hold the slots from now on."""
     slots, numbers = list(status.slots), []
     pods = {pod.uid: pod for pod in view.all_workers}
     for index, slot in enumerate(status.slots):
@@ -67,8 +68,8 @@ def take_over(view: View, status: JobStatus) -> Answer | None:
             continue
         slots[index] = with_changes(slot, relieves=False, replaced_at=view.now)
         numbers.append(slot.slot)
-        found = incidents.of_pod(former, *cause_of(pod), pod.node if pod else "", view.now)
-        status = incidents.record(status, found, alone=False)
+        incident = incidents.of_pod(former, *cause_of(pod), pod.node if pod else "", view.now)
+        status = incidents.record(status, incident, alone=False)
     if not numbers:
         return None
     status = incidents.settle(

@@ -1,7 +1,7 @@
-"""Which pods of a job certainly train nothing, though no decision about it can be made.
+"""Pods of a job that certainly train nothing, though no decision about the job can be made.
 
-Asked only when rounds have failed for long. A pod that may be part of a world stays, whatever it costs:
-training goes on without the operator. Coordinators stay too: what has become of the job is known by them.
+Used only when reconciles have failed for long. A pod that may be part of a world stays, whatever it costs:
+training goes on without the operator. Coordinators stay too: they know what has become of the job.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from ropeteam_trainer.contract.desired import WorldPhase
 
 
 def idle(seen: Observation) -> tuple[Action, ...]:
-    """Their deletion."""
+    """Deletions of these pods."""
     view = build_view(seen)
-    if not (_is_over(view) or _never_began(view)):
+    if not (_has_ended(view) or _never_started(view)):
         return ()
     return remove(tuple(pod for pod in view.all_workers if not pod.ended))
 
 
-def _is_over(view: View) -> bool:
-    """By status, or by the coordinator, which then lets no rank live."""
+def _has_ended(view: View) -> bool:
+    """The job has ended, by status or by the report of the coordinator, which then lets no rank live."""
     failed = view.report is not None and view.report.phase is WorldPhase.FAILED
     return (view.status.finished or failed) and view.spec.clean_pod_policy is not CleanPodPolicy.NONE
 
 
-def _never_began(view: View) -> bool:
-    """The coordinator hears no agent, and no container was ever seen to start."""
+def _never_started(view: View) -> bool:
+    """No agent is registered with the coordinator, and no container was ever observed to start."""
     report = view.report
-    heard = report is None or any(slot.registered for slot in report.slots.values())
-    forms = report is not None and report.phase is WorldPhase.FORMING
-    return forms and not heard and all(pod.phase == "Pending" or pod.ended for pod in view.all_workers)
+    has_agents = report is None or any(slot.registered for slot in report.slots.values())
+    forming = report is not None and report.phase is WorldPhase.FORMING
+    return forming and not has_agents and all(pod.phase == "Pending" or pod.ended for pod in view.all_workers)

@@ -1,7 +1,7 @@
-"""Whether a started job runs, and if not, why not: Kubernetes' own words, then what the job wants.
+"""Whether a started job runs, and if not, why not: Kubernetes' own message, then what the job requests.
 
-One place builds the conditions Running, Recovering and Stalled of a live job, its state word, and the answer
-that tells both.
+One place builds the conditions Running, Recovering and Stalled of a live job, its text in the column
+STATE, and the answer that holds all of them.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT
 from ropeteam_trainer.contract.desired import Stage, WorldPhase
 from ropeteam_trainer.contract.fence import longest_life
 
-_RUNNING = frozenset({WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE})
+_RUNNING_PHASES = frozenset(
+    {WorldPhase.RUNNING, WorldPhase.DRAINING, WorldPhase.COMPLETING, WorldPhase.COMPLETE}
+)
 _BEFORE_THE_FIRST_STEP = frozenset(
     stage.value for stage in Stage if stage not in (Stage.UNTOLD, Stage.TRAINING)
 )
-_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
-_TOGETHER = "All workers train together."
+_IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
+_ALL_TRAIN = "All workers train together."
 MOUNTING = frozenset({"ContainerCreating", "PodInitializing"})
-"""A container's reasons to wait: for what its pod mounts, or for its image."""
+"""Waiting reasons of a container: for a volume that its pod mounts, or for its image."""
 UNREACHED_SECONDS = 60
 """A coordinator whose pod runs answers within seconds."""
-_CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
+_CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why the job does not run. `stalled`: it will not by itself."""
+    """A reason why the job does not run. `stalled`: it will not run by itself."""
 
     word: str
     message: str
@@ -46,22 +48,22 @@ class Reason:
 
 
 def runs(view: View) -> bool:
-    """There is a world, as far as is known. While the coordinator is silent, or has just booted, it is as it
-    was: for as long as workers can be without it."""
+    """Whether there is a world, as far as is known. While the coordinator does not answer, or has just
+    booted, the world counts as unchanged: for as long as workers can be without a coordinator."""
     report = view.report
     if report is None or report.phase is WorldPhase.WAITING:
         return ran(view) and not is_unknown(view)
-    return report.phase in _RUNNING
+    return report.phase in _RUNNING_PHASES
 
 
 def ran(view: View) -> bool:
-    """There was a world when status was saved."""
+    """Whether there was a world when status was saved."""
     saved = view.status.condition(ConditionType.RUNNING)
     return saved is not None and (saved.holds or saved.reason in _BEFORE_THE_FIRST_STEP)
 
 
 def trains(view: View) -> bool:
-    """It runs, and was seen to make steps."""
+    """Whether the job runs, and was observed to make steps."""
     report = view.report
     if report is None or report.phase is WorldPhase.WAITING:
         return runs(view) and view.status.holds(ConditionType.RUNNING)
@@ -75,7 +77,7 @@ def is_unknown(view: View) -> bool:
 
 
 def recovers(view: View, status: JobStatus) -> bool:
-    """It trained before in this attempt, or something has gone wrong since."""
+    """Whether a job that does not train did before in this attempt, or has had an incident since."""
     if trains(view):
         return False
     was = view.status.holds(ConditionType.RUNNING) or view.status.holds(ConditionType.RECOVERING)
@@ -98,7 +100,7 @@ def live(view: View, status: JobStatus, why: str, actions: tuple[Action, ...] = 
 
 
 def live_facts(view: View, status: JobStatus) -> tuple[Fact, ...]:
-    """What is true of a job that was started and has not ended."""
+    """Conditions of a job that was started and has not ended."""
     running = _running_fact(view)
     recovering = recovers(view, status)
     last = status.incidents[-1] if status.incidents else None
@@ -108,7 +110,7 @@ def live_facts(view: View, status: JobStatus) -> tuple[Fact, ...]:
         running,
         Fact(ConditionType.RECOVERING, recovering, cause, last.message if last and recovering else ""),
     )
-    obstacle = _told(view) or (None if runs(view) else obstacles(view))
+    obstacle = _reported_obstacle(view) or (None if runs(view) else obstacles(view))
     if obstacle is not None and obstacle.stalled:
         return (*facts, Fact(ConditionType.STALLED, True, obstacle.word, obstacle.message))
     return facts
@@ -122,26 +124,26 @@ def _trains_fact(view: View) -> Fact:
     report, pod = view.report, view.coordinator
     away = bool(view.seen.report_error) or pod is None or not pod.container.running
     if away and report is None:
-        return Fact(ConditionType.RUNNING, True, "CoordinatorUnreachable", _silence(view))
+        return Fact(ConditionType.RUNNING, True, "CoordinatorUnreachable", _unreachable_message(view))
     if report is not None and report.phase is WorldPhase.WAITING:
-        return Fact(ConditionType.RUNNING, True, "CoordinatorRestarted", _adopting(report.why))
+        return Fact(ConditionType.RUNNING, True, "CoordinatorRestarted", _adoption_message(report.why))
     if report is not None and report.phase is WorldPhase.COMPLETING:
         return Fact(ConditionType.RUNNING, True, "WorldCompleting", report.why)
     if report is not None and report.late_seconds:
-        return Fact(ConditionType.RUNNING, True, "CoordinatorLate", _lateness(view, report.late_seconds))
+        return Fact(ConditionType.RUNNING, True, "CoordinatorLate", _late_message(view, report.late_seconds))
     if pod is not None and pod.contract < SIGNED:
-        return Fact(ConditionType.RUNNING, True, "CoordinatorOutdated", _unsigned(view, pod))
-    return Fact(ConditionType.RUNNING, True, "WorldRunning", _together(view))
+        return Fact(ConditionType.RUNNING, True, "CoordinatorOutdated", _unsigned_message(view, pod))
+    return Fact(ConditionType.RUNNING, True, "WorldRunning", _running_message(view))
 
 
 def _waits_fact(view: View) -> Fact:
-    """What the first step waits for."""
+    """The condition Running, with what the first step waits for."""
     report, saved = view.report, view.status.condition(ConditionType.RUNNING)
     if runs(view):
-        reason, words = (saved.reason, saved.message) if saved else ("", "")
+        reason, message = (saved.reason, saved.message) if saved else ("", "")
         if report is not None:
-            reason, words = report.stage.value or reason, report.why
-        return Fact(ConditionType.RUNNING, False, reason, words)
+            reason, message = report.stage.value or reason, report.why
+        return Fact(ConditionType.RUNNING, False, reason, message)
     if (obstacle := obstacles(view)) is not None:
         return Fact(ConditionType.RUNNING, False, obstacle.word, obstacle.message)
     if report is not None:
@@ -149,165 +151,165 @@ def _waits_fact(view: View) -> Fact:
     return Fact(ConditionType.RUNNING, False, "PodsStarting", "Pods are being made and started.")
 
 
-def _together(view: View) -> str:
+def _running_message(view: View) -> str:
     odd = view.report is not None and view.report.notice is not None
-    return "All workers run; the condition Degraded says what is odd." if odd else _TOGETHER
+    return "All workers run; the condition Degraded says what is odd." if odd else _ALL_TRAIN
 
 
-def _silence(view: View) -> str:
-    """What is known, what is not, and what can be done."""
+def _unreachable_message(view: View) -> str:
+    """Message of what is known, what is not, and what can be done."""
     since, fence = view.status.coordinator_fault_since or view.now, view.spec.recovery.fence_seconds
-    told = f"The operator has not reached the job's coordinator since {since:%Y-%m-%d %H:%M:%S} UTC."
+    intro = f"The operator has not reached the job's coordinator since {since:%Y-%m-%d %H:%M:%S} UTC."
     if not is_unknown(view):
         return (
-            f"{told} Whether training goes on is not known meanwhile: workers go on for {fence} s after "
+            f"{intro} Whether training goes on is not known meanwhile: workers go on for {fence} s after "
             "their coordinator's last answer."
         )
     name = names.coordinator(view.job.name, view.status.coordinator.term)
     return (
-        f"{told} If it answers nobody, every worker has ended its ranks by now, and the kubelet starts it "
+        f"{intro} If it answers nobody, every worker has ended its ranks by now, and the kubelet starts it "
         "anew; if the operator alone is cut off from it (network policy?), training may go on. To give it "
         f"another pod: kubectl delete pod -n {view.job.namespace} {name}"
     )
 
 
-def _lateness(view: View, seconds: int) -> str:
+def _late_message(view: View, seconds: int) -> str:
     pod, node = names.coordinator(view.job.name, view.status.coordinator.term), view.status.coordinator.node
     return (
-        f"{_together(view)} Their coordinator does not keep up: it was late by up to {seconds} s, "
+        f"{_running_message(view)} Their coordinator does not keep up: it was late by up to {seconds} s, "
         "and a fault is mended as much later. No worker is taken for lost because of that. If it lasts, node "
         f"{node} gives pod {pod} too little of a processor."
     )
 
 
-def _unsigned(view: View, pod: PodSeen) -> str:
+def _unsigned_message(view: View, pod: PodSeen) -> str:
     return (
-        f"{_together(view)} Their coordinator is of an earlier release (contract {pod.contract}, "
+        f"{_running_message(view)} Their coordinator is of an earlier release (contract {pod.contract}, "
         f"this one has {VERSION}): what it and the operator tell each other is not signed, so who sees that "
         "traffic can repeat or invent it. The job goes on so. To give it a coordinator of this release, "
         f"which takes over the running world: kubectl delete pod -n {view.job.namespace} {pod.name}"
     )
 
 
-def _adopting(why: str) -> str:
+def _adoption_message(why: str) -> str:
     return f"The coordinator has started anew and is {why}. Whether training goes on is not known meanwhile."
 
 
-def _told(view: View) -> Reason | None:
-    """By the coordinator: what it tries again and again."""
+def _reported_obstacle(view: View) -> Reason | None:
+    """Obstacle that the coordinator reports, and against which it tries again and again."""
     stalled = view.report.stalled if view.report else None
     return Reason(stalled.reason.value, stalled.message, stalled=True) if stalled else None
 
 
 def obstacles(view: View) -> Reason | None:
-    """What keeps pods from running, worst first. The same words for all pods are said once."""
+    """The worst obstacle that keeps pods from running. The same message of all pods is given once."""
     pods = [pod for pod in (*view.workers.values(), view.coordinator) if pod is not None and not pod.deleting]
     return (
-        _unprotected(view)
+        _policy_refused(view)
         or _unscheduled(view, pods)
-        or _stuck(pods)
+        or _stuck_container(pods)
         or _secret_missing(view, pods)
         or _unreachable(view)
-        or _unproven(view)
-        or _mounts_keys(view, pods)
-        or _initializes(view, pods)
+        or _former_coordinator(view)
+        or _secret_mounting(view, pods)
+        or _initializing(view, pods)
     )
 
 
-def _unprotected(view: View) -> Reason | None:
+def _policy_refused(view: View) -> Reason | None:
     refusal = view.seen.policy.refusal
     if not refusal or not policy.holds_up(view):
         return None
     return Reason("NetworkPolicyRefused", f"The job's NetworkPolicy cannot be made: {refusal}.", stalled=True)
 
 
-def _unproven(view: View) -> Reason | None:
-    """All that a world lacks is the proof that a former one has ended."""
-    report, words = view.report, formercoordinators.message(view)
-    if not words or report is None or report.phase is not WorldPhase.FORMING:
+def _former_coordinator(view: View) -> Reason | None:
+    """Proof that a former coordinator has ended is all that a world lacks."""
+    report, message = view.report, formercoordinators.message(view)
+    if not message or report is None or report.phase is not WorldPhase.FORMING:
         return None
-    return Reason("FormerCoordinator", words, stalled=formercoordinators.needs_a_person(view))
+    return Reason("FormerCoordinator", message, stalled=formercoordinators.needs_a_person(view))
 
 
 def _unscheduled(view: View, pods: list[PodSeen]) -> Reason | None:
-    for word, told in (
+    for reason, found in (
         ("SchedulingGated", unservedrequests.gates(view)),
         ("SchedulerNotServed", unservedrequests.silent(view)),
     ):
-        if told:
-            return Reason(word, told, stalled=True)
+        if found:
+            return Reason(reason, found, stalled=True)
     waiting = [pod for pod in pods if not pod.node and pod.scheduled_message]
     if not waiting:
         return None
-    words = waiting[0].scheduled_message
-    volume = "persistentvolumeclaim" in words.lower()
-    fix = _claim_fix(view, words) if volume else _wants(view)
-    message = f"{len(waiting)} of {len(pods)} pods wait for a node. The scheduler says: {words} {fix}"
+    text = waiting[0].scheduled_message
+    volume = "persistentvolumeclaim" in text.lower()
+    fix = _claim_fix(view, text) if volume else _requests(view)
+    message = f"{len(waiting)} of {len(pods)} pods wait for a node. The scheduler says: {text} {fix}"
     return Reason("VolumeMissing" if volume else "Unschedulable", message, stalled=True)
 
 
-def _claim_fix(view: View, words: str) -> str:
-    """The scheduler names the claim that is not there; of one that is not bound it says only that."""
-    wanted = claims(view.spec)
-    missing = next((name for name in wanted if f'"{name}"' in words), None)
+def _claim_fix(view: View, text: str) -> str:
+    """Fix of a claim. The scheduler names one that does not exist; of an unbound one it reports only that."""
+    requested = claims(view.spec)
+    missing = next((name for name in requested if f'"{name}"' in text), None)
     if missing is not None:
-        return f"{wanted[missing]} wants it: create the claim {missing}, or correct its name there."
-    named = "; ".join(f"{name} ({field})" for name, field in wanted.items())
+        return f"{requested[missing]} wants it: create the claim {missing}, or correct its name there."
+    named = "; ".join(f"{name} ({field})" for name, field in requested.items())
     look = f"see why: kubectl describe pvc -n {view.job.namespace}"
     return f"The job's claims: {named or 'none'}; {look}"
 
 
-def _wants(view: View) -> str:
-    """What the whole job asks for, so that it can be compared with what the cluster has."""
+def _requests(view: View) -> str:
+    """Resources that the whole job requests, to be compared with those of the cluster."""
     spec = view.spec
     resources = spec.resources or {}
-    wanted: dict[str, object] = {}
+    requested: dict[str, object] = {}
     for part in (resources.get("limits"), resources.get("requests")):
-        wanted |= part if isinstance(part, dict) else {}
+        requested |= part if isinstance(part, dict) else {}
     if spec.gpus_per_worker:
-        wanted["nvidia.com/gpu"] = spec.gpus_per_worker
-    each = ", ".join(f"{amount} {name}" for name, amount in sorted(wanted.items()))
+        requested["nvidia.com/gpu"] = spec.gpus_per_worker
+    per_worker = ", ".join(f"{amount} {name}" for name, amount in sorted(requested.items()))
     slots = len(view.status.slots)
-    if not each:
+    if not per_worker:
         return f"This job wants {slots} pods."
     servers = f", and {spec.servers} parameter servers" if spec.servers else ""
-    return f"This job wants {slots - spec.servers} x ({each}){servers}."
+    return f"This job wants {slots - spec.servers} x ({per_worker}){servers}."
 
 
-def _stuck(pods: list[PodSeen]) -> Reason | None:
+def _stuck_container(pods: list[PodSeen]) -> Reason | None:
     for pod in pods:
         for container in (pod.init, pod.container):
-            word, which = container.waiting_reason, _which(container)
-            if word in _IMAGE:
-                return Reason("ImagePull", _image_words(pod, container), stalled=True)
-            if word in _CONFIG:
-                words = f"{container.waiting_message or word}. Correct what the pod refers to."
-                return Reason("ContainerConfig", f"Pod {pod.name}: {which}{words}", stalled=True)
-            if word == "CrashLoopBackOff":
-                logs = f"kubectl logs {pod.name}{f' -c {container.name}' if which else ''}"
-                message = f"Pod {pod.name}: {which}it ends again and again: see `{logs}`."
+            reason, prefix = container.waiting_reason, _prefix(container)
+            if reason in _IMAGE_REASONS:
+                return Reason("ImagePull", _image_message(pod, container), stalled=True)
+            if reason in _CONFIG_REASONS:
+                text = f"{container.waiting_message or reason}. Correct what the pod refers to."
+                return Reason("ContainerConfig", f"Pod {pod.name}: {prefix}{text}", stalled=True)
+            if reason == "CrashLoopBackOff":
+                command = f"kubectl logs {pod.name}{f' -c {container.name}' if prefix else ''}"
+                message = f"Pod {pod.name}: {prefix}it ends again and again: see `{command}`."
                 return Reason("CrashLoop", message, stalled=True)
     return None
 
 
-def _which(container: ContainerSeen) -> str:
+def _prefix(container: ContainerSeen) -> str:
     return f"init container {container.name}: " if container.name else ""
 
 
-def _initializes(view: View, pods: list[PodSeen]) -> Reason | None:
-    """A script of the user's that takes its time, and is no part of the training."""
+def _initializing(view: View, pods: list[PodSeen]) -> Reason | None:
+    """An init container of the user that takes its time, and is no part of the training."""
     pod = next((each for each in pods if each.init.running), None)
     if pod is None:
         return None
     message = (
-        f"Pod {pod.name}: {_which(pod.init)}it runs, and the trainer starts when it has ended: "
+        f"Pod {pod.name}: {_prefix(pod.init)}it runs, and the trainer starts when it has ended: "
         f"kubectl logs -n {view.job.namespace} {pod.name} -c {pod.init.name}"
     )
     return Reason("PodsStarting", message)
 
 
-def _keys_wanted(view: View, pods: list[PodSeen]) -> tuple[str, list[ContainerSeen]]:
-    """The Secret that the job names, and containers that may wait for it."""
+def _signing_secret(view: View, pods: list[PodSeen]) -> tuple[str, list[ContainerSeen]]:
+    """Name of the job's Secret of keys, and containers that may wait for it."""
     signing = view.spec.checkpoint.signing if view.spec.checkpoint else None
     workers = (pod.container for pod in pods if pod.role is not Role.COORDINATOR)
     waiting = [each for each in workers if signing and each.waiting_reason in MOUNTING]
@@ -315,15 +317,15 @@ def _keys_wanted(view: View, pods: list[PodSeen]) -> tuple[str, list[ContainerSe
 
 
 def _secret_missing(view: View, pods: list[PodSeen]) -> Reason | None:
-    name, waiting = _keys_wanted(view, pods)
-    told = next((each.waiting_message for each in waiting if f'"{name}"' in each.waiting_message), "")
+    name, waiting = _signing_secret(view, pods)
+    message = next((each.waiting_message for each in waiting if f'"{name}"' in each.waiting_message), "")
     fix = "Create it, or correct spec.checkpoint.signing.secretName."
-    return Reason("SecretMissing", f"{told}. {fix}", stalled=True) if told else None
+    return Reason("SecretMissing", f"{message}. {fix}", stalled=True) if message else None
 
 
-def _mounts_keys(view: View, pods: list[PodSeen]) -> Reason | None:
-    """Most kubelets say in events alone what they cannot mount."""
-    name, waiting = _keys_wanted(view, pods)
+def _secret_mounting(view: View, pods: list[PodSeen]) -> Reason | None:
+    """Containers that may wait for the Secret. Most kubelets report a failed mount in events alone."""
+    name, waiting = _signing_secret(view, pods)
     if not waiting:
         return None
     message = (
@@ -333,14 +335,14 @@ def _mounts_keys(view: View, pods: list[PodSeen]) -> Reason | None:
     return Reason("PodsStarting", message)
 
 
-def _image_words(pod: PodSeen, container: ContainerSeen) -> str:
+def _image_message(pod: PodSeen, container: ContainerSeen) -> str:
     fix = "Correct spec.image."
     if pod.role is Role.COORDINATOR:
         fix = "Set the operator's image so that this cluster can pull it."
     elif container is pod.init:
         fix = "Correct its image in spec.template."
     return (
-        f"Pod {pod.name}: {_which(container)}{container.waiting_message or container.waiting_reason}. {fix}"
+        f"Pod {pod.name}: {_prefix(container)}{container.waiting_message or container.waiting_reason}. {fix}"
     )
 
 
@@ -349,13 +351,13 @@ def _unreachable(view: View) -> Reason | None:
     if view.report is not None or not view.seen.report_error or pod is None or not pod.container.running:
         return None
     if is_unknown(view):
-        return Reason("CoordinatorUnreachable", _silence(view), stalled=True)
+        return Reason("CoordinatorUnreachable", _unreachable_message(view), stalled=True)
     late = view.passed(view.status.coordinator_fault_since, UNREACHED_SECONDS)
     message = "The coordinator's pod runs but does not answer the operator yet."
-    return Reason("CoordinatorUnreachable", _cut_off(view, pod) if late else message, late)
+    return Reason("CoordinatorUnreachable", _cut_off_message(view, pod) if late else message, late)
 
 
-def _cut_off(view: View, pod: PodSeen) -> str:
+def _cut_off_message(view: View, pod: PodSeen) -> str:
     namespace, service = view.job.namespace, names.service(view.job.name)
     return (
         f"The operator has not reached the job's coordinator for {UNREACHED_SECONDS} s, and no world can "

@@ -1,8 +1,8 @@
-"""What is lost gets a successor: the coordinator another term, a slot another incarnation. Saved first, made
-later.
+"""Successors of lost pods: the coordinator gets another term, a slot another incarnation. Saved first,
+created later.
 
 The old pod is never waited for: names differ, and it can neither join nor commit. Whether it can still write
-files of its own is told to the coordinator (`old_pod_gone`).
+files of its own is sent to the coordinator (`old_pod_gone`).
 """
 
 from __future__ import annotations
@@ -24,42 +24,43 @@ VAIN_RESTARTS = 2
 
 
 def replace_coordinator(view: View, status: JobStatus) -> Answer | None:
-    """The coordinator's pod is gone for good, or of no use. Its container's restarts are its own affair."""
+    """A new term: the coordinator's pod is gone for good, or of no use. A restarted container needs none."""
     old = view.status.coordinator
     newer = _newest_term(view)
-    why = _unknown(old, newer) or _coordinator_lost(view, old)
+    why = _unknown_term(old, newer) or _coordinator_lost(view, old)
     if why is None:
         return None
     faults = old.faults + 1
-    left = formercoordinators.retired(view, status.coordinator, newer)
+    former = formercoordinators.retired(view, status.coordinator, newer)
     term = max(old.term, newer) + 1
     lease = view.spec.recovery.lease_seconds
     new = CoordinatorStatus(
-        term=term, address=old.address, former=left, lease_seconds=lease, since=view.now, faults=faults
+        term=term, address=old.address, former=former, lease_seconds=lease, since=view.now, faults=faults
     )
     return live(view, with_changes(status, coordinator=new), f"{why}: term {new.term}")
 
 
-def _unknown(old: CoordinatorStatus, newer: int) -> str | None:
-    """We are the ones who say which term is the newest; status may be from before a restore of etcd."""
+def _unknown_term(old: CoordinatorStatus, newer: int) -> str | None:
+    """Reason why terms up to `newer` are taken. The operator alone creates terms; status may be from before a
+    restore of etcd."""
     if newer < old.term:
         return None
     return f"there is or was a coordinator of term {newer} that status does not know"
 
 
 def _newest_term(view: View) -> int:
-    """Of which status does not know: whose pod we see, whom an agent obeys, or whose world has claimed the
-    folder of checkpoints."""
-    told = view.report.newer_term if view.report else 0
+    """Newest term that status does not know: its pod is observed, an agent obeys its coordinator, or its
+    world has claimed the folder of checkpoints."""
+    newest = view.report.newer_term if view.report else 0
     if view.report and view.report.generation_seen > view.job.generation:
-        told = max(told, view.status.coordinator.term)  # it has heard a later wish and takes no older one
-    return max((told, *(pod.term for pod in view.pods[Bucket.AHEAD] if pod.role is Role.COORDINATOR)))
+        newest = max(newest, view.status.coordinator.term)  # it has a later desired state, takes no older one
+    return max((newest, *(pod.term for pod in view.pods[Bucket.AHEAD] if pod.role is Role.COORDINATOR)))
 
 
 def _coordinator_lost(view: View, old: CoordinatorStatus) -> str | None:
     pod = view.coordinator
     if not old.pod_uid:
-        return None  # not made yet, or made and not seen yet
+        return None  # not created yet, or created and not observed yet
     if pod is None or pod.uid != old.pod_uid:
         return "the coordinator's pod is gone"
     if pod.phase in ("Failed", "Succeeded"):
@@ -68,17 +69,18 @@ def _coordinator_lost(view: View, old: CoordinatorStatus) -> str | None:
         return "the coordinator's pod is being deleted"
     if pod.node_lost and view.report is None:
         return f"the coordinator's node {pod.node} is lost"
-    if _in_vain(view, pod):
+    if _restarts_in_vain(view, pod):
         return f"the coordinator does not answer after {pod.container.restarts} restarts of its container"
     return None
 
 
-def _in_vain(view: View, pod: PodSeen) -> bool:
-    """Not reached for as long as agents wait, and not by the kubelet either, which started it anew more than
-    once since it last spoke. That *we* do not reach it is no reason: it may be us who are cut off.
+def _restarts_in_vain(view: View, pod: PodSeen) -> bool:
+    """Whether the coordinator has not answered for as long as agents wait, nor answered the kubelet, which
+    restarted it more than once since its last report. That the operator does not reach it is no reason by
+    itself: the operator may be the one that is cut off.
     """
-    again = pod.container.restarts - view.status.coordinator.boot
-    return view.report is None and again >= VAIN_RESTARTS and pending.is_unknown(view)
+    restarts = pod.container.restarts - view.status.coordinator.boot
+    return view.report is None and restarts >= VAIN_RESTARTS and pending.is_unknown(view)
 
 
 def replace_address(view: View, status: JobStatus) -> Answer | None:
@@ -91,7 +93,7 @@ def replace_address(view: View, status: JobStatus) -> Answer | None:
 
 
 def replace_all(view: View, status: JobStatus) -> Answer | None:
-    """Of two gang starts in a row no step was seen, so it may be the pods: a new attempt with new ones."""
+    """A new attempt with new pods: two gang starts in a row had no step, so the pods may be the cause."""
     if view.report is None or not view.report.replace_all:
         return None
     opened = gang.open_attempt(view, status)
@@ -100,15 +102,15 @@ def replace_all(view: View, status: JobStatus) -> Answer | None:
 
 
 def caught_up(view: View, status: JobStatus) -> Answer | None:
-    """The coordinator hears later pods than status knows: that went back (a backup of etcd). They stay, if
-    they are seen."""
-    told = view.report.slots if view.report else {}
-    seen = {(pod.slot, pod.incarnation) for pod in view.pods[Bucket.AHEAD]}
+    """Slots of which the coordinator knows later pods than status, which went back (a backup of etcd). Those
+    pods stay, if they are observed."""
+    reported = view.report.slots if view.report else {}
+    observed = {(pod.slot, pod.incarnation) for pod in view.pods[Bucket.AHEAD]}
     slots, numbers = list(status.slots), []
     for index, slot in enumerate(status.slots):
-        heard = told[str(slot.slot)].incarnation if str(slot.slot) in told else 0
-        if heard > slot.incarnation:
-            incarnation = heard if (slot.slot, heard) in seen else heard + 1
+        known = reported[str(slot.slot)].incarnation if str(slot.slot) in reported else 0
+        if known > slot.incarnation:
+            incarnation = known if (slot.slot, known) in observed else known + 1
             slots[index] = gang.successor(slot, _pod(view, slot), incarnation, view.now)
             numbers.append(f"{incarnation} of slot {slot.slot}")
     if not numbers:
@@ -118,24 +120,24 @@ def caught_up(view: View, status: JobStatus) -> Answer | None:
 
 
 def replace_workers(view: View, status: JobStatus) -> Answer | None:
-    """Slots whose pod is lost, or which the coordinator wants in another pod: all of them at once."""
-    wishes = _wishes(view)
+    """Successors of pods that are lost, terminating, or requested to be replaced: all of them at once."""
+    requests = _replacement_requests(view)
     slots, reasons, final = list(status.slots), [], set()
     for index, slot in enumerate(status.slots):
-        evidence, wish = lost(view, slot), wishes.get((slot.slot, slot.incarnation))
-        cause = evidence[0] if evidence else wish.cause if wish and slot.pod_uid else None
+        evidence, request = lost(view, slot), requests.get((slot.slot, slot.incarnation))
+        cause = evidence[0] if evidence else request.cause if request and slot.pod_uid else None
         if cause is None and not handover.begins(view, slot, _pod(view, slot)):
             continue
-        slots[index] = _next(view, slot, wish, evidence)
-        word = cause.value if cause else "asked to leave"
-        reasons.append(f"slot {slot.slot}: {word}, incarnation {slots[index].incarnation}")
+        slots[index] = _replacement(view, slot, request, evidence)
+        text = cause.value if cause else "asked to leave"
+        reasons.append(f"slot {slot.slot}: {text}, incarnation {slots[index].incarnation}")
         if evidence is not None:
             pod = _pod(view, slot)
-            found = incidents.of_pod(slot, *evidence, pod.node if pod else "", view.now)
+            incident = incidents.of_pod(slot, *evidence, pod.node if pod else "", view.now)
             alone = slot.faults > 0  # the one before it was lost too, and no world ran since: it was in none
             if alone:
-                final.add(found.id)
-            status = incidents.record(status, found, alone)
+                final.add(incident.id)
+            status = incidents.record(status, incident, alone)
     if not reasons:
         return None
     avoided = tuple(dict.fromkeys(slot.avoid_node for slot in slots if slot.avoid_node))[-_MOST_AVOIDED:]
@@ -144,21 +146,21 @@ def replace_workers(view: View, status: JobStatus) -> Answer | None:
     return live(view, status, "; ".join(reasons))
 
 
-def _wishes(view: View) -> dict[tuple[int, int], ReplacementRequest]:
-    wishes = view.report.replace if view.report else ()
-    return {(wish.slot, wish.incarnation): wish for wish in wishes}
+def _replacement_requests(view: View) -> dict[tuple[int, int], ReplacementRequest]:
+    requests = view.report.replace if view.report else ()
+    return {(request.slot, request.incarnation): request for request in requests}
 
 
 def _pod(view: View, slot: SlotStatus) -> PodSeen | None:
-    """The pod that status says holds the slot. One of the same name with another UID is a stranger."""
+    """The pod that holds the slot by status. A pod of the same name with another UID does not count."""
     pod = view.workers.get(slot.slot)
     return pod if pod is not None and pod.uid == slot.pod_uid else None
 
 
 def lost(view: View, slot: SlotStatus) -> tuple[Cause, str] | None:
-    """Whether Kubernetes says that the pod of this slot trains no more, and why."""
+    """Cause and sentence, if Kubernetes shows that the pod of this slot trains no more."""
     if not slot.pod_uid:
-        return None  # not made yet, or made and not seen yet
+        return None  # not created yet, or created and not observed yet
     pod = _pod(view, slot)
     if pod is None or pod.ended:
         return cause_of(pod)
@@ -169,13 +171,13 @@ def lost(view: View, slot: SlotStatus) -> tuple[Cause, str] | None:
     return None
 
 
-def _next(
-    view: View, slot: SlotStatus, wish: ReplacementRequest | None, evidence: tuple[Cause, str] | None
+def _replacement(
+    view: View, slot: SlotStatus, request: ReplacementRequest | None, evidence: tuple[Cause, str] | None
 ) -> SlotStatus:
     pod = _pod(view, slot)
     new = gang.successor(slot, pod, slot.incarnation + 1, view.now)
-    if evidence is None and wish is None:
+    if evidence is None and request is None:
         return with_changes(new, relieves=True)
     node_is_bad = evidence is not None and evidence[0] is Cause.NODE_LOST
-    avoid = node_is_bad or (wish is not None and wish.avoid_node)
+    avoid = node_is_bad or (request is not None and request.avoid_node)
     return with_changes(new, avoid_node=pod.node) if avoid and pod is not None else new

@@ -1,11 +1,11 @@
-"""A gang of which only a part finds room gives its places back after a while, and asks again later.
+"""Release of a gang that is scheduled only in part: its pods are deleted after a while, and created again
+later.
 
-Two jobs that each hold half of a cluster's GPUs would wait for each other for ever. Kubernetes places pods
+Two jobs that each hold half of a cluster's GPUs would wait for each other for ever. Kubernetes schedules pods
 one by one, so a start that is not complete after recovery.startSeconds ends: all pods go, uncharged, and
-after a rest a new attempt asks for all places again. How long each job waits and rests depends on its UID
+after a backoff a new attempt creates all pods again. How long each job waits and backs off depends on its UID
 and attempt, so that two of them do not do it in step. Limits: a job that has run in this attempt keeps its
-places while a replacement waits for one; a job none of whose pods has a place holds up nobody and simply
-waits.
+nodes while a replacement waits for one; a job none of whose pods has a node holds up nobody and simply waits.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ LONGEST_BACKOFF_SECONDS = 60
 
 
 def release_partial_gang(view: View, status: JobStatus) -> Answer | None:
-    """Give back, or rest, or ask again. None: there is no reason to."""
+    """Release the pods, back off, or open a new attempt. None: there is no reason to."""
     if status.rests_until is not None:
         return _back_off(view, status, status.rests_until)
     if not _is_partly_scheduled(view, status) or view.now < released_at(view, status):
         return None
-    rest = timedelta(seconds=_jitter(view, "rest") * _longest_backoff(view))
-    return _waiting(view, with_changes(status, rests_until=view.now + rest))
+    backoff = timedelta(seconds=_jitter(view, "rest") * _longest_backoff(view))
+    return _waiting(view, with_changes(status, rests_until=view.now + backoff))
 
 
 def due(view: View, status: JobStatus) -> datetime | None:
-    """When the next question about it has another answer. None: never."""
+    """Moment at which the answer of `release_partial_gang` changes. None: never."""
     if status.rests_until is not None:
         return status.rests_until
     return released_at(view, status) if _is_partly_scheduled(view, status) else None
 
 
 def released_at(view: View, status: JobStatus) -> datetime:
-    """When a start that is not complete by then ends: startSeconds, and up to half as much again."""
+    """Moment at which a start that is not complete ends: after startSeconds, and up to half as much again."""
     patience = view.spec.recovery.start_seconds * (0.5 + _jitter(view, "patience"))
     return (status.coordinator.since or view.now) + timedelta(seconds=patience)
 
 
 def _is_partly_scheduled(view: View, status: JobStatus) -> bool:
-    """Some pods have a place, others find none, and there was no world yet that would be lost."""
+    """Whether some pods have a node, others find none, and there was no world yet that would be lost."""
     if runs(view) or recovers(view, status):
         return False
     workers = [pod for pod in view.workers.values() if not pod.deleting]
@@ -60,7 +60,7 @@ def _back_off(view: View, status: JobStatus, until: datetime) -> Answer:
     if view.now < until or active(pods):
         latest = view.now + timedelta(seconds=_longest_backoff(view))  # the wall clock may have stepped back
         return _waiting(view, with_changes(status, rests_until=min(until, latest)))
-    # No pod of this attempt trained. On a lost node, or of an older pod, time fences as always.
+    # No pod of this attempt trained. A pod on a lost node, or an older one, is fenced by time as always.
     ended = not any(pod.node_lost for pod in view.all_workers) and all(s.old_pod_gone for s in status.slots)
     opened = open_attempt(view, with_changes(status, drained=ended))
     why = f"asks for all places again: attempt {opened.attempt} with {len(opened.slots)} workers"
@@ -71,17 +71,17 @@ def _waiting(view: View, status: JobStatus) -> Answer:
     why = "gave its places back: not all of its pods found one"
     saved = status.condition(ConditionType.STALLED)
     obstacle = obstacles(view)
-    words = saved.message if saved is not None and saved.holds else obstacle.message if obstacle else ""
+    message = saved.message if saved is not None and saved.holds else obstacle.message if obstacle else ""
     facts = (
         NOT_SUSPENDED,
         Fact(
             ConditionType.RUNNING,
             False,
             "PlacesReleased",
-            f"The job {why}. It will ask again. {words}".strip(),
+            f"The job {why}. It will ask again. {message}".strip(),
         ),
         Fact(ConditionType.RECOVERING, False, "NoFault"),
-        Fact(ConditionType.STALLED, True, "Unschedulable", words),
+        Fact(ConditionType.STALLED, True, "Unschedulable", message),
     )
     return Answer(
         f"{why}; asks again later",
@@ -96,7 +96,7 @@ def _longest_backoff(view: View) -> float:
     return min(LONGEST_BACKOFF_SECONDS, view.spec.recovery.start_seconds)
 
 
-def _jitter(view: View, what: str) -> float:
-    """Between 0.5 and 1, the same for the same job, attempt and purpose."""
-    text = f"{view.job.uid}/{view.status.attempt}/{what}"
+def _jitter(view: View, purpose: str) -> float:
+    """Factor between 0.5 and 1, the same for the same job, attempt and purpose."""
+    text = f"{view.job.uid}/{view.status.attempt}/{purpose}"
     return 0.5 + int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / (1 << 33)

@@ -1,6 +1,6 @@
-"""A started job: make what is missing, delete what was superseded, and otherwise leave it alone.
+"""A started job: create missing objects, delete superseded pods, and otherwise leave the job alone.
 
-The order of a start is kept by what each thing needs: worker pods need the Service's address and a
+The order of a start is kept by what each object needs: worker pods need the Service's address and a
 coordinator pod that is known by UID, both saved in status, and the job's NetworkPolicy.
 """
 
@@ -29,15 +29,15 @@ from ropeteam.core.seen.observation import Role
 from ropeteam.core.seen.view import View
 
 ASSUMED_UP_TO_DATE_SECONDS = 60.0
-"""So long a Secret is taken to be there when the API server has said so. Then making it again is one request:
-of a job that makes pods, or whose pods wait."""
+"""Seconds for which a Secret counts as present after the API server confirmed it. Then creating it again is
+one request: of a job that creates pods, or whose pods wait."""
 
 
 def ensure_children(view: View, status: JobStatus) -> Answer:
     pods = (*_coordinator(view), *_workers(view))
-    made = (*_secrets(view, bool(pods)), *policy.missing(view), *_service(view), *pods)
-    actions = (*made, *_superseded(view))
-    if made:
+    creations = (*_secrets(view, bool(pods)), *policy.missing(view), *_service(view), *pods)
+    actions = (*creations, *_superseded(view))
+    if creations:
         why = "makes what is missing"
     elif actions:
         why = "deletes what was superseded"
@@ -46,16 +46,16 @@ def ensure_children(view: View, status: JobStatus) -> Answer:
     return live(view, status, why, actions)
 
 
-def _secrets(view: View, wanted: bool) -> tuple[Action, ...]:
-    """Asked for again where a pod is to mount them, `wanted` or there: somebody may have deleted them."""
-    doubted = view.seen.secret_age >= ASSUMED_UP_TO_DATE_SECONDS and (wanted or mounts(view))
+def _secrets(view: View, needed: bool) -> tuple[Action, ...]:
+    """Secrets to create; again where pods are `needed` or wait, since somebody may have deleted them."""
+    doubted = view.seen.secret_age >= ASSUMED_UP_TO_DATE_SECONDS and (needed or mounts(view))
     if view.seen.secret_exists and not doubted:
         return ()
     return (manifests.secret(view.seen, view.spec), EnsureAgent())
 
 
 def mounts(view: View) -> bool:
-    """Some pod has a node and no container yet: it waits for what it mounts, or for its image."""
+    """Whether some pod has a node and no container yet: it waits for a volume to mount, or for its image."""
     pods = (*view.workers.values(), *([view.coordinator] if view.coordinator else []))
     return any(each.waiting_reason in MOUNTING for pod in pods for each in (pod.init, pod.container))
 
@@ -71,8 +71,8 @@ def _service(view: View) -> tuple[Action, ...]:
 
 def _coordinator(view: View) -> tuple[Action, ...]:
     coordinator = view.status.coordinator
-    waits = _waits(view, coordinator.since, coordinator.faults)
-    if view.coordinator is not None or coordinator.pod_uid or waits:
+    backs_off = _backs_off(view, coordinator.since, coordinator.faults)
+    if view.coordinator is not None or coordinator.pod_uid or backs_off:
         return ()
     return (CreatePod(manifests.coordinator_pod(view.seen, view.spec)),)
 
@@ -81,34 +81,35 @@ def _workers(view: View) -> tuple[Action, ...]:
     coordinator = view.status.coordinator
     if not coordinator.address or not coordinator.pod_uid or policy.holds_up(view):
         return ()
-    if gang.shape_changed(view) or _not_asked(view):
+    if gang.shape_changed(view) or _is_unpolled(view):
         return ()
-    missing = [slot for slot in view.status.slots if _missing(view, slot)]
+    missing = [slot for slot in view.status.slots if _is_missing(view, slot)]
     pods = (CreatePod(worker_pod(view.seen, view.spec, slot)) for slot in missing)
     return (EnsureAgent(), *pods) if missing else ()
 
 
-def _not_asked(view: View) -> bool:
-    """In our first round after a start. The coordinator may know of pods that status has forgotten."""
+def _is_unpolled(view: View) -> bool:
+    """Whether the coordinator runs and was not polled yet: in the first reconcile after the operator's
+    start. It may know of pods that status has forgotten."""
     pod = view.coordinator
     runs = pod is not None and pod.container.running
     return runs and view.report is None and not view.seen.report_error
 
 
-def _missing(view: View, slot: SlotStatus) -> bool:
-    made = slot.slot in view.workers or slot.pod_uid
-    return not made and not _waits(view, slot.replaced_at, slot.faults)
+def _is_missing(view: View, slot: SlotStatus) -> bool:
+    exists = slot.slot in view.workers or slot.pod_uid
+    return not exists and not _backs_off(view, slot.replaced_at, slot.faults)
 
 
-def _waits(view: View, since: datetime | None, faults: int) -> bool:
-    """A pod that is lost again and again is not made again at once. A wall clock that has stepped back holds
-    none up."""
-    begin = backoff.ends_at(since, faults)
-    return since is not None and begin is not None and since <= view.now < begin
+def _backs_off(view: View, since: datetime | None, faults: int) -> bool:
+    """Whether backoff holds the pod up: one that is lost again and again is not created again at once. A wall
+    clock that has stepped back holds none up."""
+    retry_at = backoff.ends_at(since, faults)
+    return since is not None and retry_at is not None and since <= view.now < retry_at
 
 
 def _superseded(view: View) -> tuple[Action, ...]:
-    """Old workers go at once; an old coordinator when none of them is left to ask it for leave."""
+    """Deletions: old workers at once; an old coordinator when none of them is left to wait for its orders."""
     old = view.pods[Bucket.SUPERSEDED]
     workers = tuple(pod for pod in old if pod.role is not Role.COORDINATOR)
     left = any(pod.container.running and not pod.node_lost for pod in workers)

@@ -1,10 +1,10 @@
-"""What the operator saw of one job, and how it is read.
+"""The observation of one job, and how it is read.
 
-observation.py          the snapshot: everything that `decide` may know, serialisable
-names.py                what objects are called, and so whose they are
-classify.py             what each pod is to the job, and why a pod ended
-bounds.py               how much of a coordinator's report is believed
+observation.py          the snapshot: everything that `decide` may read, serialisable
+names.py                names and labels of objects, and so the job that they belong to
+classify.py             the role of each pod in the job, and why a pod ended
+bounds.py               bounds of a coordinator's report: what of it is accepted
 view.py                 one observation, read once
 formercoordinators.py   coordinators of earlier terms that may still live
-unservedrequests.py     what a job asks for and nobody is seen to serve
+unservedrequests.py     requests of a job that no controller is seen to serve
 """

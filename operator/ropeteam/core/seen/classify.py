@@ -1,5 +1,5 @@
-"""What is each pod to the job, and why did a pod end? Kubernetes' evidence only; the coordinator knows the
-ranks.
+"""The bucket of each pod of a job, and the cause of a pod's end. Evidence of Kubernetes only: ranks are the
+coordinator's.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from ropeteam_trainer.contract.world import Cause
 
 
 class Bucket(StrEnum):
-    """Every pod is in exactly one."""
+    """Classes of pods. Every pod is in exactly one."""
 
     CURRENT = "Current"
     """The pod that status names: this incarnation of a slot, or the coordinator of this term."""
     SUPERSEDED = "Superseded"
     """An earlier incarnation or term: to be deleted."""
     AHEAD = "Ahead"
-    """Later than status knows: this status is an old copy, or it went back (a backup of etcd). To be left
-    alone until status knows of it; what we would save of an old copy is refused."""
+    """A later one than in status: this status is stale, or was restored from a backup of etcd. To be left
+    alone until status has it too; a write based on a stale copy is refused."""
     FOREIGN = "Foreign"
-    """Its name does not fit its labels: not made by us, never touched."""
+    """A name that does not fit the labels: not created by us, never touched."""
 
 
 def bucket(pod: PodSeen, job: str, incarnations: Mapping[int, int], term: int) -> Bucket:
-    """`incarnations` by slot, and `term`: as saved in status."""
+    """The class of a pod. `incarnations` by slot, and `term`: as saved in status."""
     if pod.role is Role.COORDINATOR:
         if pod.name != names.coordinator(job, pod.term):
             return Bucket.FOREIGN
@@ -60,12 +60,12 @@ EVICTIONS = frozenset(
         "TerminationByKubelet",
     )
 )
-"""pod.status.reason, or the reason of its condition DisruptionTarget: somebody needed the place."""
+"""pod.status.reason, or the reason of its condition DisruptionTarget: its place was needed."""
 LOST_NODES = frozenset({"NodeLost", "DeletionByPodGC"})
 
 
 def finished_cleanly(pod: PodSeen) -> bool:
-    """Its trainer container exited 0. Agents do that on RELEASE only: the job is complete."""
+    """Whether the trainer container exited 0. Agents do that on RELEASE only: the job is complete."""
     code = pod.container.exit_code
     return code == 0 or (code is None and pod.phase == "Succeeded")
 
@@ -76,45 +76,45 @@ def cannot_write(pod: PodSeen) -> bool:
 
 
 def has_ended(pod: PodSeen) -> bool:
-    """Only the kubelet tells of an exit, and of a phase that no restart follows."""
-    over = pod.phase in ("Succeeded", "Failed") and pod.reason not in LOST_NODES
-    return over and pod.container.exit_code is not None
+    """Whether the kubelet reported an exit, and a phase that no restart follows. Nobody else can."""
+    terminal = pod.phase in ("Succeeded", "Failed") and pod.reason not in LOST_NODES
+    return terminal and pod.container.exit_code is not None
 
 
 def cause_of(pod: PodSeen | None) -> tuple[Cause, str]:
-    """Why a worker pod was lost, as cause and sentence. None: the object is gone."""
+    """Cause of the loss of a worker pod, and a sentence. None: the object is gone."""
     if pod is None:
         return Cause.POD_DELETED, "The pod was deleted."
-    strong = strong_evidence(pod)
-    if strong is not None:
-        return strong
+    evidence = strong_evidence(pod)
+    if evidence is not None:
+        return evidence
     if pod.deleting:
         return Cause.POD_DELETED, f"Pod {pod.name} was deleted."
     return Cause.POD_FAILED, f"Pod {pod.name} ended: {last_words(pod)}"
 
 
 def strong_evidence(pod: PodSeen) -> tuple[Cause, str] | None:
-    """A cause that holds even if we have deleted the pod ourselves in the meantime."""
+    """Cause that holds even if we have deleted the pod ourselves in the meantime."""
     if pod.reason in EVICTIONS:
         return Cause.EVICTED, f"Pod {pod.name} was evicted ({pod.reason}). {pod.message}".strip()
     if pod.node_lost or pod.reason in LOST_NODES:
         return Cause.NODE_LOST, f"Node {pod.node or 'of the pod'} is lost, and pod {pod.name} with it."
     if pod.container.exit_reason == "OOMKilled":
-        words = "it used more memory than its limit; raise spec.resources.limits.memory"
-        return Cause.OUT_OF_MEMORY, f"Pod {pod.name} was killed: {words}."
+        message = "it used more memory than its limit; raise spec.resources.limits.memory"
+        return Cause.OUT_OF_MEMORY, f"Pod {pod.name} was killed: {message}."
     return None
 
 
 def last_words(pod: PodSeen) -> str:
-    """How its containers ended, in words."""
+    """Text that describes how its containers ended."""
     if pod.container.exit_code is not None:
-        return _ending("container trainer", pod.container)
+        return _exit_text("container trainer", pod.container)
     if pod.init.exit_code is not None:
-        return _ending(f"init container {pod.init.name}", pod.init)
-    return " ".join(word for word in (f"phase {pod.phase}.", pod.reason, pod.message) if word)
+        return _exit_text(f"init container {pod.init.name}", pod.init)
+    return " ".join(part for part in (f"phase {pod.phase}.", pod.reason, pod.message) if part)
 
 
-def _ending(which: str, ended: ContainerSeen) -> str:
-    reason = f" ({ended.exit_reason})" if ended.exit_reason else ""
-    message = f": {ended.exit_message}" if ended.exit_message else "."
-    return f"{which} exited with code {ended.exit_code}{reason}{message}"
+def _exit_text(container: str, terminated: ContainerSeen) -> str:
+    reason = f" ({terminated.exit_reason})" if terminated.exit_reason else ""
+    message = f": {terminated.exit_message}" if terminated.exit_message else "."
+    return f"{container} exited with code {terminated.exit_code}{reason}{message}"

@@ -1,15 +1,16 @@
 """Coordinators of earlier terms that may still live, and what proves that they do not.
 
-Such a one, cut off together with its agents, keeps them and their world alive: nothing there is fenced. Below
-rung 2, where the script writes its own checkpoints, no fence of a replaced pod is therefore counted before
-each former coordinator is proven to have ended: by the kubelet's word (also of a pod that is gone since:
-Observation.ended_pods), by a node that somebody vouches for (Observation.dead_nodes), by a person (ENDED), or
-because all agents obey the present one and are not with it.
-From rung 2 on the storage decides whose checkpoints count.
-One of which only agents tell, because status went back to before it (a backup of etcd), counts too.
-Limits: one whose pod was never seen on a node, and that no agent obeys, is not remembered.
-With recovery.selfFence no proof is needed: such a coordinator is silent when no operator has heard of it for
-its leaseSeconds, and that moment is known by the operator's own clock (View.unheard).
+A former coordinator that is partitioned together with its agents keeps them and their world alive: nothing
+there is fenced. Below feature level 2, where the script writes its own checkpoints, no fence of a replaced
+pod is therefore counted before each former coordinator is proven to have ended: by the kubelet's report (also
+of a pod that is gone since: Observation.ended_pods), by a node that is confirmed dead
+(Observation.dead_nodes), by a person (ENDED), or because all agents obey the current coordinator.
+From feature level 2 on the storage decides which checkpoints count.
+A coordinator that only agents report, because status was restored from before it (a backup of etcd), counts
+too.
+Limits: a coordinator whose pod was never seen on a node, and that no agent obeys, is not remembered.
+With recovery.selfFence no proof is needed: such a coordinator is silent when no operator has received
+anything of it for its leaseSeconds, and that moment is known by the operator's own clock (View.unheard).
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from ropeteam.core.seen.view import View
 from ropeteam_trainer.contract.fence import longest_lease
 
 ENDED = "ropeteam.dev/coordinators-ended"
-"""Annotation of a job: coordinators up to this term have ended, a person says."""
+"""Annotation of a job, set by a person: coordinators up to this term have ended."""
 MOST = 16
-_SAVES_THROUGH_US = 2
+_SAVES_CHECKPOINTS_LEVEL = 2
 
 Former = tuple[FormerCoordinatorStatus, ...]
 
 
 def retired(view: View, old: CoordinatorStatus, newest: int = 0) -> Former:
-    """Of the next term, or of none for a while: those before it that may still live, `old` among them, and
-    those up to term `newest` of which status does not know."""
+    """Former coordinators, once `old` is replaced: those that may still live, `old` among them, and those up
+    to term `newest` that status lacks."""
     this = FormerCoordinatorStatus(
         term=old.term, pod_uid=old.pod_uid, node=old.node, lease_seconds=old.lease_seconds
     )
@@ -42,12 +43,12 @@ def retired(view: View, old: CoordinatorStatus, newest: int = 0) -> Former:
     known = (*known, *_unknown(view, old.term, newest))
     if len(known) <= MOST:
         return known
-    oldest = FormerCoordinatorStatus(term=known[-MOST].term)  # and those before it: only a person knows
+    oldest = FormerCoordinatorStatus(term=known[-MOST].term)  # and those before it: only a person can confirm
     return (oldest, *known[1 - MOST :])
 
 
 def _unknown(view: View, known: int, newest: int) -> Former:
-    """Status went back to before them. Whose pod is not seen may live all the same."""
+    """Coordinators that a restored status lacks. One whose pod is not seen may live all the same."""
     pods = {pod.term: pod for pod in view.all_coordinators}
     found = ((term, pods.get(term)) for term in range(max(known, newest - MOST) + 1, newest + 1))
     return tuple(
@@ -57,31 +58,31 @@ def _unknown(view: View, known: int, newest: int) -> Former:
 
 
 def remaining(view: View) -> Former:
-    """Those that may still live, as far as is known now."""
+    """Former coordinators that may still live, as far as is known now."""
     former = view.status.coordinator.former
-    if not former or view.status.rung >= _SAVES_THROUGH_US or _all_obey(view):
+    if not former or view.status.rung >= _SAVES_CHECKPOINTS_LEVEL or _all_obey(view):
         return ()
     return tuple(each for each in former if not _ended(view, each))
 
 
 def message(view: View) -> str:
-    """What is waited for, why, and which command ends it. "": nothing."""
+    """Text: the reason for waiting, and the command that ends it. "": nothing is waited for."""
     former, open_slots = remaining(view), [slot for slot in view.status.slots if not slot.old_pod_gone]
     if not former or not open_slots:
         return ""
     some = ", ".join(f"term {each.term} on node {each.node or 'unknown'}" for each in former)
-    told = (
+    head = (
         f"A former coordinator may still live ({some}), and with it a former pod of slot "
         f"{open_slots[0].slot} that writes checkpoints of its own."
     )
     if not needs_a_person(view):
         longest = max(each.lease_seconds for each in former)
         return (
-            f"{told} The job goes on by itself when no operator has heard of it for {longest} s (selfFence), "
+            f"{head} The job goes on by itself when no operator has heard of it for {longest} s (selfFence), "
             "and fenceSeconds later."
         )
     return (
-        f"{told} The job waits until the kubelet says that it has ended. If you know that it has: taint that "
+        f"{head} The job waits until the kubelet says that it has ended. If you know that it has: taint that "
         "node with node.kubernetes.io/out-of-service, or "
         f"kubectl annotate trainingjob -n {view.job.namespace} {view.job.name} {ENDED}={former[-1].term} "
         "--overwrite"
@@ -89,30 +90,30 @@ def message(view: View) -> str:
 
 
 def needs_a_person(view: View) -> bool:
-    """Of some that may live no lease runs out."""
+    """Whether one that may live has no lease that could expire."""
     return any(not each.lease_seconds for each in remaining(view))
 
 
 def lapses_in(view: View, former: FormerCoordinatorStatus) -> float:
-    """Seconds until it has answered its last agent. For ever, if it makes no such promise."""
+    """Seconds until its lease expires and it answers no agent any more. Infinite, if it has no lease."""
     if not former.lease_seconds:
         return math.inf
     return longest_lease(former.lease_seconds) - view.unheard(former.term)
 
 
 def _all_obey(view: View) -> bool:
-    """Every pod that may write is heard by the present coordinator and refuses those before it."""
-    told = view.report.slots if view.report else {}
+    """Whether every pod that may write is registered at the current coordinator and refuses former ones."""
+    reports = view.report.slots if view.report else {}
     term = view.status.coordinator.term
     return bool(view.status.slots) and all(
-        slot.old_pod_gone and view.registered(slot) and told[str(slot.slot)].term >= term
+        slot.old_pod_gone and view.registered(slot) and reports[str(slot.slot)].term >= term
         for slot in view.status.slots
     )
 
 
 def _ended(view: View, former: FormerCoordinatorStatus) -> bool:
-    said = view.job.annotations.get(ENDED, "")
-    if said.isascii() and said.isdigit() and int(said[:18]) >= former.term:
+    text = view.job.annotations.get(ENDED, "")
+    if text.isascii() and text.isdigit() and int(text[:18]) >= former.term:
         return True
     if former.node in view.seen.dead_nodes or lapses_in(view, former) <= 0:
         return True

@@ -1,4 +1,4 @@
-"""What things are called. A name says whose it is and which one, so that creating twice is creating once."""
+"""Names and labels of objects. A name contains its owner and number: creating twice is creating once."""
 
 from __future__ import annotations
 
@@ -33,42 +33,42 @@ def service(job: str) -> str:
 
 
 def secret(job: Metadata, key_id: str) -> str:
-    """With the job's UID: the next job of this name gets another token. With the key's id: keys can be
-    changed.
+    """Name with the job's UID: the next job of this name gets another token. With the key's id: keys can be
+    rotated.
     """
     return f"{job.name}-{job.uid[:8]}-{key_id}"
 
 
 def policy(job: str, digest: str) -> str:
-    """After what is in it, the job's UID too: of another content there is another one."""
+    """Name by the digest of the content, the job's UID included: another content has another name."""
     return f"{job}-{digest[:10]}"
 
 
 def agent_secret(digest: str) -> str:
-    """Of each namespace, after what is in it: another version of the agent has another one."""
+    """Name by the digest of the content, one in each namespace: another agent has another name."""
     return f"ropeteam-agent-{digest[:10]}"
 
 
 def labels(job: Metadata, role: Role | None = None, **more: int) -> dict[str, str]:
-    """Of everything that belongs to `job`. `more`: slot, incarnation, term, attempt."""
+    """Labels of every object of `job`. `more`: slot, incarnation, term, attempt."""
     own = {MANAGED_BY: "ropeteam", JOB: job.name, JOB_UID: job.uid}
     if role is not None:
         own[ROLE] = role.value
     return own | {f"{GROUP}/{key}": str(value) for key, value in more.items()}
 
 
-def not_ours(words: dict[str, Any]) -> dict[str, Any]:
-    """Labels or annotations that a user may give to a pod: `ropeteam.dev/` only we write."""
-    return {key: value for key, value in words.items() if not key.startswith(f"{GROUP}/")}
+def not_ours(entries: dict[str, Any]) -> dict[str, Any]:
+    """Labels or annotations that a user may set on a pod: only we write `ropeteam.dev/`."""
+    return {key: value for key, value in entries.items() if not key.startswith(f"{GROUP}/")}
 
 
 def coordinator_selector(job: Metadata, term: int) -> dict[str, str]:
-    """Leads to the coordinator pod of exactly this term: an older one gets no new connections."""
+    """Selector of the coordinator pod of exactly this term: an older one gets no new connections."""
     return {JOB_UID: job.uid, ROLE: Role.COORDINATOR.value, TERM: str(term)}
 
 
 def owner(job: Metadata) -> dict[str, Any]:
-    """Everything of a job leaves with it."""
+    """Owner reference: every object of a job is garbage-collected with it."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,

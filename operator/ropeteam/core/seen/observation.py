@@ -1,5 +1,5 @@
-"""What the operator saw of one job at one moment: everything `decide` may know. Serialisable, so that it can
-be replayed.
+"""Observation of one job at one moment: everything that `decide` may read. Serialisable, so that it can be
+replayed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ropeteam_trainer.contract.desired import JobReport
 
 
 class Seen(BaseModel):
-    """Base of all that was observed: frozen values."""
+    """Base class of observed values: frozen."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -26,7 +26,7 @@ class Seen(BaseModel):
 class Role(StrEnum):
     WORKER = "worker"
     SERVER = "server"
-    """Of parameters. It holds a slot as workers do, after theirs."""
+    """Parameter server. It holds a slot as workers do, after theirs."""
     COORDINATOR = "coordinator"
 
 
@@ -34,12 +34,12 @@ class ContainerSeen(Seen):
     """The trainer container (or the coordinator's), or an init container."""
 
     name: str = ""
-    """Of an init container."""
+    """Set for an init container."""
     running: bool = False
     waiting_reason: str = ""
     waiting_message: str = ""
     exit_code: int | None = None
-    """Set once it has terminated (restartPolicy Never) - the only truth about a worker's end."""
+    """Set once it has terminated (restartPolicy Never): the only proof of a worker's end."""
     exit_reason: str = ""
     """`OOMKilled`, `Error`, `Completed` ..."""
     exit_message: str = ""
@@ -64,50 +64,52 @@ class PodSeen(Seen):
     """Its node is NotReady/unreachable, or gone."""
     deleting: bool = False
     delete_at: datetime | None = None
-    """metadata.deletionTimestamp: when its grace ends. None while deleting: taken as over."""
+    """metadata.deletionTimestamp: the end of its grace period. None while deleting: taken as over."""
     init: ContainerSeen = ContainerSeen()
     """The first init container that has not succeeded; empty when all have."""
     created: datetime | None = None
     scheduler: str = ""
     """spec.schedulerName."""
     scheduled: str = ""
-    """PodScheduled: `True`, `False`; empty: no scheduler has said anything yet."""
+    """Status of PodScheduled: `True`, `False`; empty: no scheduler has set it yet."""
     gates: tuple[str, ...] = ()
     """Scheduling gates, by name."""
     queued: bool = False
-    """Kueue has taken it."""
+    """Whether Kueue manages it."""
     grouped: bool = False
-    """It is in a group of Kubernetes' own gang scheduling."""
+    """Whether it is in a group of Kubernetes' own gang scheduling."""
     scheduled_message: str = ""
-    """Message of PodScheduled=False: the scheduler's own words."""
+    """Message of PodScheduled=False, as the scheduler wrote it."""
     container: ContainerSeen = ContainerSeen()
     contract: int = VERSION
-    """Of a coordinator: which one it was made for."""
+    """Version of the contract that a coordinator was created for."""
     key_id: str = ""
-    """Of the operator's key that its token comes of, as the name of its Secret tells."""
+    """Id of the operator's key that its token is derived from, read from the name of its Secret."""
 
     @property
     def ended(self) -> bool:
-        """Its trainer container can never run again."""
+        """Whether its trainer container can never run again."""
         return self.container.exit_code is not None or self.phase in ("Succeeded", "Failed")
 
 
 class HeldSeen(Seen):
-    """By the clock of this operator process: no step of a wall clock moves it, no other machine shares it."""
+    """Time measured by the clock of this operator process: no step of a wall clock moves it, no other machine
+    shares it."""
 
     slot: int
     incarnation: int
     seconds: float
-    """Since when the coordinator is known to know that this incarnation holds the slot: it answers no older
-    pod."""
+    """Seconds since the coordinator is known to have this incarnation in the slot: older ones get no
+    answer."""
 
 
 class UnheardSeen(Seen):
-    """By the clock of this operator process, as HeldSeen."""
+    """Time measured by the clock of this operator process, as in HeldSeen."""
 
     term: int
     seconds: float
-    """For how long no operator can have heard of the coordinator of this term: since we did, or began."""
+    """Seconds for which no operator can have received anything of the coordinator of this term: since we did,
+    or since we started."""
 
 
 class ServiceSeen(Seen):
@@ -115,16 +117,16 @@ class ServiceSeen(Seen):
     uid: str
     cluster_ip: str
     term: int
-    """From its selector: which coordinator pod it leads to."""
+    """Term in its selector: the coordinator pod that it leads to."""
 
 
 class PolicySeen(Seen):
-    """What is known of the job's NetworkPolicy: it is never read, only created."""
+    """State of the job's NetworkPolicy: it is never read, only created."""
 
     name: str = ""
-    """The one that this operator process has made, or found. Empty: none yet."""
+    """Name of the one that this operator process has created, or found. Empty: none yet."""
     refusal: str = ""
-    """Why the last try failed, and the way out."""
+    """Reason why the last request failed, and what to do."""
 
 
 class Refusal(Seen):
@@ -132,7 +134,7 @@ class Refusal(Seen):
 
     message: str
     user: int | None = None
-    """It takes the pod if it runs as this user (core/objects/nonroot.py)."""
+    """User as which the pod would be admitted (core/objects/nonroot.py)."""
 
     @property
     def by_pod_security(self) -> bool:
@@ -140,43 +142,43 @@ class Refusal(Seen):
 
 
 class Observation(Seen):
-    """All that is known about one job at `now`."""
+    """State of one job at `now`, as the operator read it."""
 
     now: datetime
     job_time: datetime | None = None
-    """By the job's clock (controller/reconcile/jobclock.py). None: as `now`."""
+    """Time by the job's clock (controller/reconcile/jobclock.py). None: as `now`."""
     metadata: Metadata
     spec: dict[str, Any]
-    """As written by the user, unparsed: it may be invalid."""
+    """Spec as written by the user, unparsed: it may be invalid."""
     spec_fault: str = ""
-    """Why it was left out, if it was."""
+    """Reason why it was left out, if it was."""
     status: JobStatus
     pods: tuple[PodSeen, ...] = ()
     service: ServiceSeen | None = None
     secret_exists: bool = False
     policy: PolicySeen = PolicySeen()
     secret_age: float = 0.0
-    """Seconds since the API server said so, by the clock of this process. It may have been deleted since."""
+    """Seconds since the API server confirmed it, by the clock of this process. It may be deleted by now."""
     key_id: str = ""
     """Short id of the operator key of this job: part of the Secret's name."""
     written_at: datetime | None = None
-    """When this operator last wrote the job's status; None: not since it started."""
+    """Time at which this operator last wrote the job's status; None: not since it started."""
     refusal: Refusal | None = None
-    """The server refused a dry run of the worker pod (asked once per generation)."""
+    """Refusal of a dry run of the worker pod (one request per generation)."""
     report: JobReport | None = None
-    """The coordinator's answer; None: not asked, or not reached."""
+    """The coordinator's report; None: not requested, or not reached."""
     report_error: str = ""
-    """Why there is none, if it was asked."""
+    """Reason why there is none, if it was requested."""
     answered_for: float = 0.0
     """Seconds since the first answer of this boot of the coordinator, by the clock of this process."""
     held: tuple[HeldSeen, ...] = ()
-    """Of slots whose former pod may still write. Counted anew when coordinator or operator restart."""
+    """Slots whose former pod may still write. Counted anew when coordinator or operator restart."""
     unheard: tuple[UnheardSeen, ...] = ()
-    """Of the coordinator and those before it that make a promise (leaseSeconds). Counted anew when the
-    operator restarts."""
+    """The coordinator, and former ones that have a lease (leaseSeconds). Counted anew when the operator
+    restarts."""
     dead_nodes: tuple[str, ...] = ()
-    """Of nodes of former coordinators: those on which nothing runs any more, as somebody vouches: tainted
-    out-of-service, or deleted where the installation says that this proves it."""
+    """Nodes of former coordinators on which nothing runs any more, as somebody has confirmed: tainted
+    out-of-service, or deleted where the installation takes that as proof."""
     ended_pods: tuple[str, ...] = ()
-    """UIDs of former pods that are gone, and of which the kubelet had told before that they had ended."""
+    """UIDs of former pods that are gone, and whose end the kubelet had reported before."""
     defaults: Defaults = Defaults()

@@ -1,7 +1,7 @@
-"""What a job asks for and nobody is seen to serve: queues, other schedulers, gates of pods.
+"""Requests of a job that no controller is seen to serve: queues, other schedulers, scheduling gates.
 
-Judged from the job and its own pods alone, since the operator may not read what belongs to Kueue or to a
-scheduler. So the sentences say what was looked for and not seen, never that there is no such thing.
+Derived from the job and its own pods alone, since the operator may not read objects of Kueue or of a
+scheduler. So the sentences state what was looked for and not seen, never that there is no such thing.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ropeteam.core.seen.view import View
 QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE = "kueue.x-k8s.io"
 MANAGED = f"{KUEUE}/managed"
-"""The label that Kueue gives to each pod that it queues."""
+"""Label that Kueue sets on each pod that it queues."""
 DEFAULT_SCHEDULER = "default-scheduler"
 SILENT_SECONDS = 30
-"""Schedulers say within a second or two why a pod has no node; but a cluster may just be starting one."""
-_READERS = {
+"""Schedulers report within a second or two why a pod has no node; but one may just be starting."""
+_SCHEDULERS = {
     "scheduling.k8s.io": "Volcano",
     "scheduling.volcano.sh": "Volcano",
     "volcano.sh": "Volcano",
@@ -30,17 +30,17 @@ _READERS = {
     "runai": "KAI Scheduler",
     "yunikorn.apache.org": "YuniKorn",
 }
-"""By the prefix of a label or annotation: which scheduler reads it. kube-scheduler reads none of them."""
+"""Scheduler that reads a label or annotation, by its prefix. kube-scheduler reads none of them."""
 
 
 def asks(key: str) -> bool:
-    """Whether a label or annotation of this name asks for a queue or a gang."""
-    return key == QUEUE or key.partition("/")[0] in _READERS
+    """Whether a label or annotation of this name requests a queue or a gang."""
+    return key == QUEUE or key.partition("/")[0] in _SCHEDULERS
 
 
 def of_labels(view: View) -> tuple[tuple[str, str], ...]:
-    """What has no effect, as a word and a sentence each: pods run, or will, but not as was asked for."""
-    found = (_queue_of_job(view), _queue_of_pods(view), _gang(view), _group(view))
+    """Requests without effect, a reason and a message each: pods run, or will, but not as requested."""
+    found = (_queue_of_job(view), _queue_of_pods(view), _gang(view), _scheduling_group(view))
     return tuple(each for each in found if each is not None)
 
 
@@ -57,8 +57,8 @@ def _queue_of_job(view: View) -> tuple[str, str] | None:
 
 
 def _queue_of_pods(view: View) -> tuple[str, str] | None:
-    pods = _living(view)
-    if QUEUE not in _template(view, "labels") or not pods or any(pod.queued for pod in pods):
+    pods = _live_pods(view)
+    if QUEUE not in _template_metadata(view, "labels") or not pods or any(pod.queued for pod in pods):
         return None
     return "QueueNotServed", (
         f"Label {QUEUE} in spec.template.metadata.labels has no effect: no pod of this job has Kueue's label "
@@ -68,27 +68,27 @@ def _queue_of_pods(view: View) -> tuple[str, str] | None:
 
 
 def _gang(view: View) -> tuple[str, str] | None:
-    """Judged by the pods: a webhook may have given them another scheduler than the template names."""
-    pods = _living(view)
+    """Gang request without a scheduler that serves it, by the pods: a webhook may have set another one."""
+    pods = _live_pods(view)
     keys = {
         *view.job.labels,
         *view.job.annotations,
-        *_template(view, "labels"),
-        *_template(view, "annotations"),
+        *_template_metadata(view, "labels"),
+        *_template_metadata(view, "annotations"),
     }
-    asked = sorted(key for key in keys if asks(key) and key != QUEUE)
-    if not asked or not pods or not all(_is_default(pod) for pod in pods):
+    requested = sorted(key for key in keys if asks(key) and key != QUEUE)
+    if not requested or not pods or not all(_is_default(pod) for pod in pods):
         return None
-    readers = ", ".join(sorted({_READERS[key.partition("/")[0]] for key in asked}))
+    readers = ", ".join(sorted({_SCHEDULERS[key.partition("/")[0]] for key in requested}))
     return "GangSchedulingNotServed", (
-        f"{', '.join(asked[:4])}: read by {readers}, while the pods of this job are for the scheduler "
+        f"{', '.join(requested[:4])}: read by {readers}, while the pods of this job are for the scheduler "
         f"{DEFAULT_SCHEDULER}, which as Kubernetes ships it reads none of that: pods get nodes one by one. "
         "Set spec.template.spec.schedulerName to the scheduler that is meant, or remove what is for it."
     )
 
 
-def _group(view: View) -> tuple[str, str] | None:
-    pods = _living(view)
+def _scheduling_group(view: View) -> tuple[str, str] | None:
+    pods = _live_pods(view)
     wanted = [name for name in ("schedulingGroup", "workloadRef") if at(view.spec.template, f"spec.{name}")]
     if not wanted or not pods or any(pod.grouped for pod in pods):
         return None
@@ -99,12 +99,12 @@ def _group(view: View) -> tuple[str, str] | None:
     )
 
 
-def _template(view: View, part: str) -> dict[str, object]:
+def _template_metadata(view: View, part: str) -> dict[str, object]:
     found = at(view.spec.template, f"metadata.{part}")
     return found if isinstance(found, dict) else {}
 
 
-def _living(view: View) -> list[PodSeen]:
+def _live_pods(view: View) -> list[PodSeen]:
     return [pod for pod in view.workers.values() if not pod.deleting]
 
 
@@ -113,44 +113,44 @@ def _is_default(pod: PodSeen) -> bool:
 
 
 def gates(view: View) -> str:
-    """Why pods with scheduling gates wait, and who removes them. Empty: none has any."""
-    pods = _living(view)
+    """Message: why pods with scheduling gates wait, and who removes the gates. Empty: none has any."""
+    pods = _live_pods(view)
     gated = [pod for pod in pods if pod.gates and not pod.node]
     if not gated:
         return ""
     names = sorted({gate for pod in gated for gate in pod.gates})
     others = [name for name in names if not name.startswith(f"{KUEUE}/")]
-    told = (
+    text = (
         f"{len(gated)} of {len(pods)} workers have scheduling gates ({', '.join(names)}): no scheduler looks "
         "at a pod before all of them are removed."
     )
     if len(others) < len(names):
         look = f"kubectl get workloads -n {view.job.namespace}"
-        told += f" Kueue removes its own when a queue admits the pod (see {look})."
+        text += f" Kueue removes its own when a queue admits the pod (see {look})."
     if others:
-        told += (
+        text += (
             f" Ropeteam removes none: who has set {', '.join(others)} (spec.template.spec.schedulingGates, "
             "or an admission webhook) has to, from these pods and from each that replaces one."
         )
-    return told
+    return text
 
 
 def silent_at(view: View) -> datetime | None:
-    """When the scheduler that the pods name, if it is not the default one, has been silent about all of them
-    for SILENT_SECONDS, by the clock of the API server. None: it has spoken."""
-    pods = [pod for pod in _living(view) if not _is_default(pod)]
-    made = [pod.created for pod in pods if pod.created is not None]
-    if not made or any(pod.node or pod.scheduled for pod in pods):
+    """Time at which the scheduler that the pods name, if not the default one, has reported on none of them
+    for SILENT_SECONDS, by the clock of the API server. None: it has reported."""
+    pods = [pod for pod in _live_pods(view) if not _is_default(pod)]
+    created = [pod.created for pod in pods if pod.created is not None]
+    if not created or any(pod.node or pod.scheduled for pod in pods):
         return None
-    return min(made) + timedelta(seconds=SILENT_SECONDS)
+    return min(created) + timedelta(seconds=SILENT_SECONDS)
 
 
 def silent(view: View) -> str:
-    """That no scheduler of that name seems to run. Empty: not for so long, or it has spoken."""
+    """Message that no scheduler of that name seems to run. Empty: not for so long yet, or it has reported."""
     due = silent_at(view)
     if due is None or view.now < due:
         return ""
-    names = sorted({pod.scheduler for pod in _living(view) if not _is_default(pod)})
+    names = sorted({pod.scheduler for pod in _live_pods(view) if not _is_default(pod)})
     return (
         f"No pod of this job has got a node, or a word why not, for {SILENT_SECONDS} s: no scheduler named "
         f"{', '.join(names)} seems to run. See to it, or suspend the job and correct "
@@ -159,12 +159,12 @@ def silent(view: View) -> str:
 
 
 def resumption(view: View) -> str:
-    """Who lifts a suspension."""
-    told = (
+    """Message: how a suspension is lifted."""
+    text = (
         f"No pod runs. Set spec.suspend to false to go on: kubectl patch tj {view.job.name} "
         f'-n {view.job.namespace} --type merge -p \'{{"spec":{{"suspend":false}}}}\''
     )
     queue = view.job.labels.get(QUEUE)
     if queue is None:
-        return told
-    return f"{told} (Queue {queue}, of the label {QUEUE}, is not known to do it: see the condition Degraded.)"
+        return text
+    return f"{text} (Queue {queue}, of the label {QUEUE}, is not known to do it: see the condition Degraded.)"

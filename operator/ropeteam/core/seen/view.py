@@ -1,6 +1,6 @@
-"""One observation, read once: the spec parsed, every pod in its bucket, the report checked for being ours.
+"""View of one observation: the spec parsed, every pod classified, the report checked for job and term.
 
-All other files of `core` look at this instead of the raw observation. Nothing is decided here.
+Files of `core` that decide read this instead of the raw observation. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ropeteam_trainer.contract.desired import JobReport
 
 M = TypeVar("M", bound=BaseModel)
 Judgement = tuple[TrainingJobSpec | None, tuple[str, ...]]
-"""A spec, and what is wrong with it."""
-_SPECS_REMEMBERED, _LONGEST_REMEMBERED = 2048, 4096
+"""A parsed spec, and its problems."""
+_CACHED_SPECS, _LONGEST_CACHED = 2048, 4096
 
 
 def with_changes(model: M, **updates: Any) -> M:
@@ -35,7 +35,7 @@ def with_changes(model: M, **updates: Any) -> M:
 
 
 def clamp_timestamp(unix_ms: int, now: datetime) -> datetime:
-    """A time told by another machine: never later than ours, and a broken clock is not believed."""
+    """Timestamp of another machine: never later than ours, and one of a broken clock is replaced by `now`."""
     try:
         return min(now, datetime.fromtimestamp(unix_ms / 1000, UTC)) if unix_ms > 0 else now
     except (OverflowError, ValueError, OSError):
@@ -43,28 +43,28 @@ def clamp_timestamp(unix_ms: int, now: datetime) -> datetime:
 
 
 def one_line(text: str) -> str:
-    """The first that says something. What a script wrote comes after it."""
+    """The first line that is not empty. Output of a script comes after it."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 @dataclass(frozen=True)
 class View:
-    """What `decide` looks at."""
+    """Input of all decisions."""
 
     seen: Observation
     status: JobStatus
-    """As saved; but what waits since some time does not do so since the future."""
+    """Status as saved; but a time since which something waits is never in the future."""
     spec: TrainingJobSpec
-    """Defaults and the saved number of workers, if `problems` is not empty."""
+    """The parsed spec. Defaults and the saved number of workers, if `problems` is not empty."""
     problems: tuple[str, ...]
-    """Why the spec cannot be used."""
+    """Reasons why the spec cannot be used."""
     pods: dict[Bucket, tuple[PodSeen, ...]]
     workers: dict[int, PodSeen]
     """The pod that holds each slot now, those of parameter servers too."""
     coordinator: PodSeen | None
     """The pod of the current term."""
     report: JobReport | None
-    """The coordinator's answer, if it is of this job and term."""
+    """The coordinator's report, if it is of this job and term."""
 
     @property
     def now(self) -> datetime:
@@ -72,11 +72,11 @@ class View:
 
     @property
     def job_time(self) -> datetime:
-        """By the job's clock, which does not step."""
+        """Time by the job's clock, which does not step."""
         return self.seen.job_time or self.now
 
     def at(self, job_time: datetime) -> datetime:
-        """When, by `now`, the job's clock says that."""
+        """Wall-clock time, as `now`, of a time by the job's clock."""
         return self.now + (job_time - self.job_time)
 
     @property
@@ -85,12 +85,12 @@ class View:
 
     @property
     def suspended(self) -> bool:
-        """The stop has been carried out and saved."""
+        """Whether the suspension has been carried out and saved."""
         return self.status.holds(ConditionType.SUSPENDED)
 
     @property
     def all_workers(self) -> tuple[PodSeen, ...]:
-        """Every pod of a slot, of whichever incarnation: workers and parameter servers."""
+        """Every pod of a slot, of any incarnation: workers and parameter servers."""
         return tuple(pod for pod in self._ours if pod.role is not Role.COORDINATOR)
 
     @property
@@ -102,21 +102,21 @@ class View:
         return (pod for kind, pods in self.pods.items() if kind is not Bucket.FOREIGN for pod in pods)
 
     def registered(self, slot: SlotStatus) -> bool:
-        """The coordinator hears the agent of this very incarnation."""
-        told = self.report.slots.get(str(slot.slot)) if self.report else None
-        return told is not None and told.registered and told.incarnation == slot.incarnation
+        """Whether the agent of this very incarnation is registered at the coordinator."""
+        agent = self.report.slots.get(str(slot.slot)) if self.report else None
+        return agent is not None and agent.registered and agent.incarnation == slot.incarnation
 
     def held(self, slot: SlotStatus) -> float:
-        """For how many seconds of our own clock the former pods of this slot have had no answer for sure."""
+        """Seconds of our own clock for which former pods of this slot have certainly received no answer."""
         found = (each for each in self.seen.held if each.slot == slot.slot)
         return next((each.seconds for each in found if each.incarnation == slot.incarnation), 0.0)
 
     def unheard(self, term: int) -> float:
-        """For how many seconds of our own clock no operator can have heard of this term's coordinator."""
+        """Seconds of our own clock for which no operator can have received anything of this coordinator."""
         return next((each.seconds for each in self.seen.unheard if each.term == term), 0.0)
 
     def passed(self, since: datetime | None, seconds: float) -> bool:
-        """Whether `seconds` have gone by since then. Never, if there was no `then`."""
+        """Whether `seconds` have passed since then. Never, if `since` is None."""
         return since is not None and self.now >= since + timedelta(seconds=seconds)
 
     def seconds_until(self, since: datetime, seconds: float) -> float:
@@ -124,7 +124,7 @@ class View:
 
 
 def build_view(seen: Observation) -> View:
-    """Read an observation. Never raises."""
+    """The view of an observation. Never raises."""
     spec, problems = _parse(seen)
     incarnations = {slot.slot: slot.incarnation for slot in seen.status.slots}
     pods: dict[Bucket, list[PodSeen]] = {kind: [] for kind in Bucket}
@@ -134,7 +134,7 @@ def build_view(seen: Observation) -> View:
     current = pods[Bucket.CURRENT]
     return View(
         seen=seen,
-        status=_not_ahead(seen.status, seen.now),
+        status=_without_future_waits(seen.status, seen.now),
         spec=spec,
         problems=problems,
         pods={kind: tuple(found) for kind, found in pods.items()},
@@ -144,9 +144,9 @@ def build_view(seen: Observation) -> View:
     )
 
 
-def _not_ahead(status: JobStatus, now: datetime) -> JobStatus:
-    """What waits begins to wait now if its time is still to come: the wall clock has stepped back since, or
-    is another operator's. Else it would wait for as long as the step was."""
+def _without_future_waits(status: JobStatus, now: datetime) -> JobStatus:
+    """Status in which no wait begins in the future: a wall clock that has stepped back, or another
+    operator's, would prolong the wait by that step."""
     names = ("drain_since", "coordinator_fault_since")
     times = {name: time for name in names if (time := getattr(status, name)) is not None}
     since = status.coordinator.since
@@ -158,7 +158,7 @@ def _not_ahead(status: JobStatus, now: datetime) -> JobStatus:
 
 
 def _parse(seen: Observation) -> tuple[TrainingJobSpec, tuple[str, ...]]:
-    spec, problems = (None, (seen.spec_fault,)) if seen.spec_fault else _judgement(seen.spec)
+    spec, problems = (None, (seen.spec_fault,)) if seen.spec_fault else _validated(seen.spec)
     if spec is not None:
         problems = (*rules.validate_name(seen.metadata.name), *problems)
     if problems or spec is None:
@@ -167,29 +167,29 @@ def _parse(seen: Observation) -> tuple[TrainingJobSpec, tuple[str, ...]]:
 
 
 def _workers(spec: dict[str, Any]) -> int:
-    """As a spec says that cannot be used otherwise."""
+    """Number of workers of a spec that is invalid otherwise."""
     wanted = spec.get("workers")
     return wanted if type(wanted) is int and 0 < wanted <= MOST_WORKERS else 1
 
 
-def _judgement(spec: dict[str, Any]) -> Judgement:
-    """Of a short one found out once, since a job is looked at thousands of times. Long ones would fill the
-    memory: parsed they are some ten times as large."""
+def _validated(spec: dict[str, Any]) -> Judgement:
+    """Validation of a spec, cached for short ones, since a job is observed thousands of times. Long ones
+    would fill the memory: parsed they are some ten times as large."""
     text = json.dumps(spec, sort_keys=True)
-    return _remembered(text) if len(text) <= _LONGEST_REMEMBERED else _judged(text)
+    return _validated_cached(text) if len(text) <= _LONGEST_CACHED else _validated_text(text)
 
 
-def _judged(text: str) -> Judgement:
-    written = json.loads(text)
+def _validated_text(text: str) -> Judgement:
+    raw = json.loads(text)
     try:
-        spec = TrainingJobSpec.model_validate(written)
+        spec = TrainingJobSpec.model_validate(raw)
     except ValidationError as error:
-        told = tuple(f"spec.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        return None, rules.validate(written) or told
-    return spec, rules.validate(written) or strategy.problems(spec.strategy, spec.workers * spec.processes)
+        errors = tuple(f"spec.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        return None, rules.validate(raw) or errors
+    return spec, rules.validate(raw) or strategy.problems(spec.strategy, spec.workers * spec.processes)
 
 
-_remembered = lru_cache(_SPECS_REMEMBERED)(_judged)
+_validated_cached = lru_cache(_CACHED_SPECS)(_validated_text)
 
 
 def _our_report(seen: Observation) -> JobReport | None:

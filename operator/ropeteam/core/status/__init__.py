@@ -1,6 +1,6 @@
-"""What status says of a job.
+"""Status of a job.
 
-conditions.py   facts with a reason and a message, flipped only when they flip
-incidents.py    what went wrong, once each, and the failure budget
-progress.py     how far training is, written now and then
+conditions.py   conditions with a reason and a message; their time changes only with their status
+incidents.py    incidents, one for each fault, and the failure budget
+progress.py     progress of training, and how often it is written
 """

@@ -1,4 +1,4 @@
-"""Facts about a job, for people and programs: built from what questions say, flipped only when they flip."""
+"""Conditions of a job, for people and programs, built from the facts that questions return."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.api.status import JobStatus
 from ropeteam.core.seen.view import with_changes
 
-_ORDER = {kind: place for place, kind in enumerate(ConditionType)}
+_ORDER = {kind: index for index, kind in enumerate(ConditionType)}
 _LONGEST = 32_768
 
 
 @dataclass(frozen=True)
 class Fact:
-    """What a question says of a condition. `reason` is CamelCase; the message: what, where, and the next
-    step.
+    """Value of a condition, as a question returns it. `reason` is CamelCase; the message: what, where, and
+    the next step.
     """
 
     type: ConditionType
@@ -26,7 +26,7 @@ class Fact:
 
 
 def with_facts(status: JobStatus, facts: tuple[Fact, ...], now: datetime, generation: int) -> JobStatus:
-    """Facts replace conditions of their type; the others stay. Of two facts of one type the last one wins."""
+    """Status with facts in place of conditions of their type. Of two facts of one type the last one wins."""
     conditions = {each.type: each for each in status.conditions}
     for fact in {fact.type: fact for fact in facts}.values():
         new = Condition(
@@ -49,7 +49,7 @@ NOT_STALLED = Fact(ConditionType.STALLED, False, "Progressing")
 
 
 def accepted(user: int | None) -> Fact:
-    """`user`: as whom it runs, if not as image and template say."""
+    """Fact that the spec is accepted. `user`: the one it runs as, if not that of image and template."""
     if user is None:
         return Fact(ConditionType.ACCEPTED, True, "Accepted")
     message = (
@@ -71,12 +71,12 @@ SUCCEEDED = "Succeeded"
 
 
 def ended(complete: bool, reason: str, message: str) -> tuple[Fact, ...]:
-    """The last facts about a job."""
-    over = "Finished"
+    """Last facts about a job."""
+    reason_finished = "Finished"
     return (
-        Fact(ConditionType.RUNNING, False, over),
-        Fact(ConditionType.RECOVERING, False, over),
+        Fact(ConditionType.RUNNING, False, reason_finished),
+        Fact(ConditionType.RECOVERING, False, reason_finished),
         Fact(ConditionType.FINISHED, True, SUCCEEDED if complete else "Failed", message),
         Fact(ConditionType.COMPLETE if complete else ConditionType.FAILED, True, reason, message),
-        Fact(ConditionType.STALLED, False, over),
+        Fact(ConditionType.STALLED, False, reason_finished),
     )

@@ -1,11 +1,11 @@
-"""What went wrong, once each: the coordinator's incidents joined with Kubernetes' evidence, and the budget
-they spend.
+"""Incidents, one for each fault: the coordinator's reports joined with Kubernetes' evidence, and the budget
+they are charged to.
 
-A world that ends is one incident, told by the coordinator (id: the epoch). A pod that ends is evidence. It is
-kept as an incident of its own (`pod-<slot>-<incarnation>`) until the world's one appears and takes its cause
-over; if none appears, the pod was in no world, and its incident stays.
-Cause and charge are provisional for SETTLE_SECONDS; only a settled incident is charged. What is charged is
-remembered by id until the window has passed: no restart of anybody refills the budget.
+A world that ends is one incident, reported by the coordinator (id: the world's number). A pod that ends is
+evidence. It is kept as an incident of its own (`pod-<slot>-<incarnation>`) until the world's one appears and
+takes its cause over; if none appears, the pod was in no world, and its incident stays.
+Cause and charge are provisional for SETTLE_SECONDS; only a settled incident is charged. Charges are stored by
+id until the window has passed: no restart of any process refills the budget.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ from ropeteam_trainer.contract.world import Cause, Epoch
 SETTLE_SECONDS = 10
 KEEP = 10
 NO_EPOCH = Epoch(0, 0, 0)
-_SEEN = frozenset({Cause.EVICTED, Cause.NODE_LOST, Cause.OUT_OF_MEMORY, Cause.POD_DELETED, Cause.POD_FAILED})
-"""What Kubernetes can tell."""
+_OF_KUBERNETES = frozenset(
+    {Cause.EVICTED, Cause.NODE_LOST, Cause.OUT_OF_MEMORY, Cause.POD_DELETED, Cause.POD_FAILED}
+)
+"""Causes that Kubernetes can report."""
 _UNCERTAIN = frozenset({Cause.AGENT_LOST, Cause.SIGNAL, Cause.UNKNOWN, Cause.POD_DELETED, Cause.POD_FAILED})
-"""What a coordinator says of a pod that went away: what Kubernetes saw is better."""
+"""Causes that a coordinator reports for a pod that is gone: Kubernetes' evidence is better."""
 
 
 def of_pod(slot: SlotStatus, cause: Cause, message: str, node: str, now: datetime) -> IncidentStatus:
-    """The current pod of `slot` is lost."""
+    """Incident: the current pod of `slot` is lost."""
     return IncidentStatus(
         id=pod_id(slot.slot, slot.incarnation),
         time=now,
@@ -72,18 +74,18 @@ def record(status: JobStatus, found: IncidentStatus, alone: bool) -> JobStatus:
     )
 
 
-def merge(status: JobStatus, told: tuple[Incident, ...], now: datetime) -> JobStatus:
-    """Take over what the coordinator tells: new worlds that ended, and more about those that are known."""
+def merge(status: JobStatus, reported: tuple[Incident, ...], now: datetime) -> JobStatus:
+    """Merge the coordinator's reports: new worlds that ended, and updates of those that are known."""
     known = {each.id: each for each in status.incidents}
     last = _epoch(status.failures.last_epoch)
-    unknown = (each for each in told if each.id not in known and _epoch(each.id) > last)
+    unknown = (each for each in reported if each.id not in known and _epoch(each.id) > last)
     fresh = sorted(unknown, key=lambda each: _epoch(each.id))
-    updates = {each.id: _updated(known[each.id], each, now) for each in told if each.id in known}
+    updates = {each.id: _updated(known[each.id], each, now) for each in reported if each.id in known}
     listed = [updates.get(each.id, each) for each in status.incidents]
     if fresh:
         evidence = tuple(each for each in listed if is_of_pod(each) and not each.settled)
         listed = [each for each in listed if each not in evidence]
-        found = (with_changes(_translated(each, now), attempt=status.attempt) for each in fresh)
+        found = (with_changes(_incident_status(each, now), attempt=status.attempt) for each in fresh)
         listed += [_joined(each, evidence) for each in found]
         last = _epoch(fresh[-1].id)
     failures = with_changes(status.failures, last_epoch=str(last) if last > NO_EPOCH else "")
@@ -91,14 +93,14 @@ def merge(status: JobStatus, told: tuple[Incident, ...], now: datetime) -> JobSt
 
 
 def refine(status: JobStatus, evidence: Callable[[SlotStatus], tuple[Cause, str] | None]) -> JobStatus:
-    """Ask `evidence` about the pods of slots whose incident has not settled yet."""
+    """Look up `evidence` about the pods of slots whose incident has not settled yet."""
     slots = {slot.slot: slot for slot in status.slots}
     listed = []
     for each in status.incidents:
         found = None
         if not each.settled and each.slot in slots and each.cause in _UNCERTAIN:
             found = evidence(slots[each.slot])
-        listed.append(_blamed(each, *found) if found else each)
+        listed.append(_with_cause(each, *found) if found else each)
     return with_changes(status, incidents=tuple(listed))
 
 
@@ -109,8 +111,8 @@ def settle(
     job_time: datetime,
     final: frozenset[str] = frozenset(),
 ) -> JobStatus:
-    """Make final what is old enough or in `final`, charge it, and let charges leave the window, which goes by
-    the job's clock."""
+    """Settle and charge incidents that are old enough or in `final`, and drop charges that have left the
+    window, which is measured by the job's clock."""
     gone = {slot.slot: slot.old_pod_gone for slot in status.slots}
     overflow = len(status.incidents) - KEEP
     listed = [
@@ -136,34 +138,35 @@ def settle(
 
 
 def _charge(each: IncidentStatus, policy: Recovery, now: datetime, job_time: datetime) -> ChargeStatus:
-    """Its time by the job's clock. The other one may have stepped: never longer ago than settling takes."""
+    """Charge, with its time by the job's clock. The other may have stepped: never older than settling
+    takes."""
     most = settles_at(each, policy, old_pod_gone=False) - each.time
     return ChargeStatus(id=each.id, time=job_time - max(timedelta(), min(now - each.time, most)))
 
 
 def settles_at(incident: IncidentStatus, policy: Recovery, old_pod_gone: bool) -> datetime:
-    """When cause and charge become final, if nothing better is learned before."""
+    """Time at which cause and charge become final, unless better evidence comes before."""
     seconds = SETTLE_SECONDS
     if is_of_pod(incident):
-        seconds += policy.lost_seconds  # the coordinator may take so long to tell of the world that it ended
+        seconds += policy.lost_seconds  # the coordinator may take so long to report the world that it ended
     elif incident.cause == Cause.AGENT_LOST and not old_pod_gone:
-        seconds = max(seconds, policy.fence_seconds)  # Kubernetes is slow to say that a node is lost
+        seconds = max(seconds, policy.fence_seconds)  # Kubernetes is slow to report a lost node
     return incident.time + timedelta(seconds=seconds)
 
 
-def accounted(status: JobStatus, told: tuple[str, ...]) -> tuple[str, ...]:
-    """Ids of worlds' incidents that the allowance already knows: final ones, charged or free, in or out of
-    the window.
+def accounted(status: JobStatus, reported: tuple[str, ...]) -> tuple[str, ...]:
+    """Ids of worlds' incidents that the budget has counted: settled ones, charged or not, in or out of the
+    window.
     """
     open_ids = {each.id for each in status.incidents if not each.settled}
     last = _epoch(status.failures.last_epoch)
     final = {each.id for each in status.incidents} | {each.id for each in status.failures.charges}
-    final |= {each for each in told if _epoch(each) <= last}
+    final |= {each for each in reported if _epoch(each) <= last}
     return tuple(sorted(each for each in final - open_ids if not each.startswith("pod-")))
 
 
 def pods_failed_in_a_row(status: JobStatus, slot: SlotStatus) -> int:
-    """How many pods of this slot, up to the last one lost, ended by their own fault outside any world."""
+    """Number of pods of this slot, up to the last one lost, that failed by themselves outside any world."""
     failed = {charge.id for charge in status.failures.charges}
     failed |= {each.id for each in status.incidents if each.charged}
     count = 0
@@ -173,53 +176,53 @@ def pods_failed_in_a_row(status: JobStatus, slot: SlotStatus) -> int:
 
 
 def _joined(world: IncidentStatus, evidence: tuple[IncidentStatus, ...]) -> IncidentStatus:
-    """Pods lost when their world ended are part of that one incident; the pod where it began explains it."""
-    mine = next((each for each in evidence if each.slot == world.slot), None)
-    if mine is None or world.cause not in _UNCERTAIN:
+    """Incident of a world, with the pods lost when it ended; the pod where it began gives the cause."""
+    of_slot = next((each for each in evidence if each.slot == world.slot), None)
+    if of_slot is None or world.cause not in _UNCERTAIN:
         return world
-    return _blamed(world, Cause(mine.cause), mine.message)
+    return _with_cause(world, Cause(of_slot.cause), of_slot.message)
 
 
-def _blamed(incident: IncidentStatus, cause: Cause, message: str) -> IncidentStatus:
+def _with_cause(incident: IncidentStatus, cause: Cause, message: str) -> IncidentStatus:
     return with_changes(incident, cause=cause.value, charged=cause.charged, message=message[:4096])
 
 
-def _translated(told: Incident, now: datetime) -> IncidentStatus:
+def _incident_status(reported: Incident, now: datetime) -> IncidentStatus:
     return IncidentStatus(
-        id=told.id,
-        time=clamp_timestamp(told.unix_ms, now),
-        cause=told.cause.value,
-        charged=told.charged,
-        slot=max(0, told.slot),
-        rank=told.rank,
-        node=told.node[:253],
-        stages=_stages(told),
-        steps_lost=told.steps_lost,
-        message=_message(told)[:4096],
+        id=reported.id,
+        time=clamp_timestamp(reported.unix_ms, now),
+        cause=reported.cause.value,
+        charged=reported.charged,
+        slot=max(0, reported.slot),
+        rank=reported.rank,
+        node=reported.node[:253],
+        stages=_stages(reported),
+        steps_lost=reported.steps_lost,
+        message=_message(reported)[:4096],
     )
 
 
-def _updated(known: IncidentStatus, told: Incident, now: datetime) -> IncidentStatus:
-    """What the recovery took is told later; the cause only until it has settled, and never over better
-    evidence.
+def _updated(known: IncidentStatus, reported: Incident, now: datetime) -> IncidentStatus:
+    """Known incident with a later report. The stages always come later; the cause changes only until the
+    incident has settled, and never over better evidence.
     """
-    more = with_changes(known, stages=_stages(told), steps_lost=told.steps_lost)
-    ours = known.slot == told.slot and told.cause in _UNCERTAIN and known.cause in _SEEN
+    updated = with_changes(known, stages=_stages(reported), steps_lost=reported.steps_lost)
+    ours = known.slot == reported.slot and reported.cause in _UNCERTAIN and known.cause in _OF_KUBERNETES
     if known.settled or ours:
-        return more
-    fresh = _translated(told, now)
+        return updated
+    fresh = _incident_status(reported, now)
     fields = ("cause", "charged", "slot", "rank", "node", "message")
-    return with_changes(more, **{name: getattr(fresh, name) for name in fields})
+    return with_changes(updated, **{name: getattr(fresh, name) for name in fields})
 
 
-def _message(told: Incident) -> str:
+def _message(reported: Incident) -> str:
     """The exception, then the last lines of its rank."""
-    lines = told.exit.last_lines if told.exit else ()
-    return "\n".join([told.message, *lines]) if lines else told.message
+    lines = reported.exit.last_lines if reported.exit else ()
+    return "\n".join([reported.message, *lines]) if lines else reported.message
 
 
-def _stages(told: Incident) -> StagesStatus:
-    stages = told.stages
+def _stages(reported: Incident) -> StagesStatus:
+    stages = reported.stages
     return StagesStatus(
         stopped=stages.stopped, planned=stages.planned, started=stages.started, first_step=stages.first_step
     )

@@ -1,7 +1,7 @@
-"""From a request to what it means: bodies by content type, options, resourceVersions. Pure.
+"""Parses and checks requests: bodies by content type, options, resourceVersions. Pure.
 
-Who sends what a real server refuses is refused here, with the same status and reason; the text of a parser is
-the parser's own.
+A request that a real server refuses is refused here, with the same status and reason; the messages of parsers
+are those of the parsers used here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ropeteam.local.resources import ApiError, Object, Resource, invalid
 
 JSON_PATCH, MERGE = "application/json-patch+json", "application/merge-patch+json"
 APPLY, STRATEGIC = "application/apply-patch+yaml", "application/strategic-merge-patch+json"
-_WRITTEN = {"", "application/json", "application/yaml", "application/octet-stream"}
+_CONTENT_TYPES = {"", "application/json", "application/yaml", "application/octet-stream"}
 _POLICIES = ("Foreground", "Background", "Orphan")
 _OPTIONS = {
     "POST": "CreateOptions",
@@ -33,14 +33,14 @@ def not_allowed() -> ApiError:
 
 
 def manifest(resource: Resource, content: str, raw: bytes) -> Object:
-    """The object that somebody wants to create, or to put in the place of another."""
+    """The object in the body of a create or update."""
     if "protobuf" in content:  # kubectl create configmap, secret, namespace ...
         text = (
             "the local cluster takes no protobuf, which `kubectl create KIND` sends; write its manifest and "
             "apply that: add `--dry-run=client -o yaml | kubectl apply -f -`"
         )
         raise ApiError(415, "UnsupportedMediaType", text)
-    if content not in _WRITTEN:
+    if content not in _CONTENT_TYPES:
         raise _unknown_format("application/json, application/yaml, application/vnd.kubernetes.protobuf")
     refused = f"the object provided is unrecognized (must be of type {resource.kind})"
     shown = raw.decode(errors="replace")[:25] or "<empty>"
@@ -74,7 +74,7 @@ def _check_kind(resource: Resource, body: Object, refused: str, shown: str) -> N
 
 
 def change(resource: Resource, content: str, query: Mapping[str, str], raw: bytes) -> Any:
-    """A patch."""
+    """The patch in a body."""
     known = {JSON_PATCH, MERGE, APPLY} | (set() if resource.schema else {STRATEGIC})
     if content not in known | {STRATEGIC} and not resource.schema:
         raise ApiError(415, "UnsupportedMediaType", "415: Unsupported Media Type")
@@ -87,9 +87,9 @@ def change(resource: Resource, content: str, query: Mapping[str, str], raw: byte
         body = yaml.safe_load(raw) if content == APPLY else json.loads(raw)
     except (ValueError, OverflowError, yaml.YAMLError) as error:
         raise ApiError(400, "BadRequest", f"error decoding patch: {error}") from None
-    wanted, word = (list, "array") if content == JSON_PATCH else (dict, "object")
+    wanted, type_name = (list, "array") if content == JSON_PATCH else (dict, "object")
     if not isinstance(body, wanted):
-        raise ApiError(400, "BadRequest", f"error decoding patch: it is no {word}")
+        raise ApiError(400, "BadRequest", f"error decoding patch: it is no {type_name}")
     if isinstance(body, dict) and content == APPLY and not (body.get("kind") and body.get("apiVersion")):
         text = f"invalid object type: {body.get('apiVersion', '/')}, Kind={body.get('kind', '')}"
         raise ApiError(400, "BadRequest", text)
@@ -133,7 +133,7 @@ def delete_options(query: Mapping[str, str], raw: bytes) -> Object:
 
 
 def check_options(method: str, query: Mapping[str, str]) -> None:
-    """Raises 422 for options of a write that have no meaning."""
+    """Check the options of a write. Raises 422 for invalid ones."""
     causes = _dry_run_faults([query["dryRun"]] if "dryRun" in query else [])
     validation = query.get("fieldValidation", "")
     if validation not in ("", "Ignore", "Strict", "Warn"):
@@ -158,7 +158,7 @@ def number(text: str) -> int:
 
 
 def revision(text: str, newest: int) -> int:
-    """A resourceVersion to read at. Raises ApiError when there is no such one, or not yet."""
+    """The resourceVersion to read at. Raises ApiError when it is invalid, or newer than the newest."""
     if not text.isdigit():
         why = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
         raise ApiError(400, "BadRequest", f"invalid resource version: {why}")
@@ -170,7 +170,7 @@ def revision(text: str, newest: int) -> int:
 
 
 def check_match(query: Mapping[str, str], watches: bool) -> None:
-    """Raises 422 for ways to ask for a version that contradict each other."""
+    """Check resourceVersionMatch. Raises 422 for contradictory options."""
     match, version = query.get("resourceVersionMatch", ""), query.get("resourceVersion", "")
     initial = query.get("sendInitialEvents")
     here, known = "resourceVersionMatch", '"Exact", "NotOlderThan", ""'

@@ -1,4 +1,4 @@
-"""What the server says about itself: groups, resources, and as much OpenAPI as kubectl asks for. Pure."""
+"""Discovery: groups, resources, and as much OpenAPI as kubectl requests. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "updat
 
 
 def document(catalog: Catalog, parts: list[str]) -> Object | None:
-    """The document at a path, or None when the path is no place of discovery."""
+    """The document at a path, or None when the path is no discovery path."""
     match parts:
         case []:
             return {"paths": ["/api", "/apis", "/healthz", "/openapi/v3", "/version"]}
@@ -57,7 +57,7 @@ def _resources(catalog: Catalog, group: str, version: str) -> Object:
         verbs = [verb for verb in verbs if resource != NAMESPACES or verb != "deletecollection"]
         names = {"name": resource.plural, "singularName": resource.kind.lower(), "verbs": verbs}
         more = {"shortNames": list(resource.short), "categories": list(resource.categories)}
-        rows.append({**base, **names, **{name: words for name, words in more.items() if words}})
+        rows.append({**base, **names, **{name: values for name, values in more.items() if values}})
         below = ["status"] if resource.has_status else []
         for name in [*below, "log"] if resource.plural == "pods" else below:
             verbs = ["get", "patch", "update"] if name == "status" else ["get"]
@@ -80,15 +80,15 @@ def _openapi(catalog: Catalog, rest: list[str]) -> Object:
         schemas[name] = {**schema, "x-kubernetes-group-version-kind": [kind]}
         content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
         answer = {"responses": {"200": {"description": "OK", "content": content}}}
-        said = {**answer, "x-kubernetes-group-version-kind": kind}
+        operation = {**answer, "x-kubernetes-group-version-kind": kind}
         parameters = [
             {"name": n, "in": "query", "schema": {"type": "string"}} for n in ("fieldValidation", "dryRun")
         ]
-        place = "namespaces/{namespace}/" if resource.namespaced else ""
-        base = f"/{'/'.join(rest)}/{place}{resource.plural}/{{name}}"
+        scope = "namespaces/{namespace}/" if resource.namespaced else ""
+        base = f"/{'/'.join(rest)}/{scope}{resource.plural}/{{name}}"
         paths[base] = {
-            "get": {**said, "x-kubernetes-action": "get"},
-            "patch": {**said, "x-kubernetes-action": "patch", "parameters": parameters},
+            "get": {**operation, "x-kubernetes-action": "get"},
+            "patch": {**operation, "x-kubernetes-action": "patch", "parameters": parameters},
         }
     info = {"title": "ropeteam local cluster", "version": _VERSION["gitVersion"]}
     return {"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": schemas}}

@@ -1,4 +1,4 @@
-"""What goes because something else went: dependents, content of a namespace or of a CRD, old events."""
+"""Garbage collection: dependents, content of a namespace or of a CRD, old events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVENT_SECONDS, EVENT_LIMIT = 3600, 2000
 
 
 class GarbageCollector:
-    """In the background, after each write that may have left something over."""
+    """A background task that collects after each write that may have left garbage."""
 
     def __init__(self, verbs: Verbs) -> None:
         self.verbs, self.store = verbs, verbs.store
@@ -24,7 +24,7 @@ class GarbageCollector:
 
     def start(self) -> None:
         self.store.listeners.append(self._queue.put_nowait)
-        self._task = asyncio.create_task(self._follow())
+        self._task = asyncio.create_task(self._collect())
 
     async def stop(self) -> None:
         self.store.listeners.remove(self._queue.put_nowait)
@@ -32,7 +32,7 @@ class GarbageCollector:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _follow(self) -> None:
+    async def _collect(self) -> None:
         while True:
             event = await self._queue.get()
             value, resource = event.object, event.resource
@@ -40,12 +40,12 @@ class GarbageCollector:
                 self._sweep_dependents(value["metadata"]["uid"])
                 if resource == r.CRDS:
                     self._delete_all(r.from_crd(value))
-                self._finish_namespace(value["metadata"].get("namespace", ""))
+                self._release_if_empty(value["metadata"].get("namespace", ""))
             elif resource == r.NAMESPACES and "deletionTimestamp" in value["metadata"]:
                 for inner in self.verbs.catalog:
                     if inner.namespaced:
                         self._delete_all(inner, value["metadata"]["name"])
-                self._finish_namespace(value["metadata"]["name"])
+                self._release_if_empty(value["metadata"]["name"])
             elif self._is_orphan(value):
                 self._delete(resource, value)
             if resource == r.EVENTS and event.type == "ADDED":
@@ -67,11 +67,11 @@ class GarbageCollector:
             self._delete(resource, value)
 
     def _delete(self, resource: Resource, value: Object) -> None:
-        with suppress(ApiError):  # it has gone meanwhile, or its name is another's now
+        with suppress(ApiError):  # it is gone meanwhile, or another object has its name
             uid = value["metadata"]["uid"]
             self.verbs.delete(resource, key_of(value), {"preconditions": {"uid": uid}})
 
-    def _finish_namespace(self, name: str) -> None:
+    def _release_if_empty(self, name: str) -> None:
         namespace = self.store.find(r.NAMESPACES, ("", name))
         if namespace is None or "deletionTimestamp" not in namespace["metadata"]:
             return
@@ -82,8 +82,8 @@ class GarbageCollector:
         events = sorted(self.store.list(r.EVENTS), key=lambda e: e["metadata"]["creationTimestamp"])
         now = datetime.now(UTC)
         for number, event in enumerate(events):
-            born = datetime.fromisoformat(event["metadata"]["creationTimestamp"])
-            old = (now - born).total_seconds() > EVENT_SECONDS
+            created = datetime.fromisoformat(event["metadata"]["creationTimestamp"])
+            old = (now - created).total_seconds() > EVENT_SECONDS
             if not old and len(events) - number <= EVENT_LIMIT:
                 return
             self.verbs.remove(r.EVENTS, key_of(event))

@@ -1,4 +1,4 @@
-"""What the API server knows about single kinds: defaults, rules, and the shape of a pod."""
+"""Defaults, rules and schemas of single kinds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ropeteam.local.api.schema import Schema
 from ropeteam.local.resources import Object, Resource
 
 Rules = Callable[[Object, Object | None], list[str]]
-"""The twins of a kind's CEL rules: (new, old) to faults as `path: Invalid value: ...`."""
+"""Python equivalents of a kind's CEL rules: (new, old) to errors as `path: Invalid value: ...`."""
 
 ANY: Schema = {"x-kubernetes-preserve-unknown-fields": True}
 TEXT: Schema = {"type": "string"}
@@ -20,7 +20,7 @@ FLAG: Schema = {"type": "boolean"}
 
 
 def _object(free: str = "", **known: Schema) -> Schema:
-    """`free`: names of fields that are accepted as they are."""
+    """Schema of an object. `free`: names of fields that are accepted unchecked."""
     return {"type": "object", "properties": dict.fromkeys(free.split(), ANY) | known}
 
 
@@ -101,7 +101,7 @@ _SERVICE_SPEC = _object(
     free="allocateLoadBalancerNodePorts externalIPs externalTrafficPolicy healthCheckNodePort"
     " loadBalancerClass loadBalancerIP loadBalancerSourceRanges sessionAffinityConfig trafficDistribution",
 )
-_MAYBE: Schema = _default(None, nullable=True, **ANY)
+_NULLABLE: Schema = _default(None, nullable=True, **ANY)
 _EVENT = _object(
     involvedObject=_default({}, **_object(
         free="apiVersion fieldPath kind name namespace resourceVersion uid")),
@@ -110,9 +110,9 @@ _EVENT = _object(
     type=TEXT,
     count=NUMBER,
     source=_default({}, **_object(component=TEXT, host=TEXT)),
-    firstTimestamp=_MAYBE,
-    lastTimestamp=_MAYBE,
-    eventTime=_MAYBE,
+    firstTimestamp=_NULLABLE,
+    lastTimestamp=_NULLABLE,
+    eventTime=_NULLABLE,
     reportingComponent=_default("", **TEXT),
     reportingInstance=_default("", **TEXT),
     free="action related series",
@@ -137,9 +137,9 @@ SCHEMAS: dict[str, Schema] = {
 
 
 def prepare_for_create(resource: Resource, value: Object) -> None:
-    """The status with which an object starts, and what the server fills in once. In place."""
+    """Set the initial status, and fields that the server sets once. In place."""
     if resource == r.PODS:
-        value["status"] = {"phase": "Pending", "qosClass": _quality(value["spec"])}
+        value["status"] = {"phase": "Pending", "qosClass": _qos_class(value["spec"])}
     elif resource == r.SERVICES:
         value["status"] = {"loadBalancer": {}}
     elif resource == r.NAMESPACES:
@@ -169,8 +169,8 @@ def prepare_for_create(resource: Resource, value: Object) -> None:
         value.pop("status", None)
 
 
-def _quality(spec: Object) -> str:
-    """The class of a pod, by what its containers ask for."""
+def _qos_class(spec: Object) -> str:
+    """QoS class of a pod, from the resources of its containers."""
     given = [each.get("resources") or {} for each in spec["containers"]]
     if not any(part.get("limits") or part.get("requests") for part in given):
         return "BestEffort"
@@ -180,7 +180,7 @@ def _quality(spec: Object) -> str:
 
 
 def before_write(resource: Resource, value: Object, old: Object | None) -> None:
-    """What the server rewrites on each write. In place."""
+    """Set the fields that the server rewrites on each write. In place."""
     if resource == r.CLAIMS:
         value.setdefault("spec", {}).setdefault("volumeMode", "Filesystem")
     if resource == r.SECRETS:
@@ -190,14 +190,14 @@ def before_write(resource: Resource, value: Object, old: Object | None) -> None:
         spec = value["spec"]
         for port in spec.get("ports", ()):
             port.setdefault("targetPort", port["port"])
-        if old and not spec.get("clusterIP"):  # whoever does not know the address may leave it out
+        if old and not spec.get("clusterIP"):  # a client may omit the address
             spec |= {name: old["spec"][name] for name in ("clusterIP", "clusterIPs") if name in old["spec"]}
     elif resource == r.PODS:
         for volume in value["spec"].get("volumes") or ():
             if not volume.keys() - {"name"}:
                 volume["emptyDir"] = {}
         if old is None:
-            _tolerate(value["spec"].setdefault("tolerations", []))
+            _add_default_tolerations(value["spec"].setdefault("tolerations", []))
         for container in [*value["spec"].get("containers", ()), *value["spec"].get("initContainers", ())]:
             _complete(container)
     elif resource == r.NAMESPACES:
@@ -205,12 +205,12 @@ def before_write(resource: Resource, value: Object, old: Object | None) -> None:
         value["metadata"]["labels"] = labels | {"kubernetes.io/metadata.name": value["metadata"]["name"]}
 
 
-def _tolerate(tolerations: list[Object]) -> None:
-    """A node may be away for five minutes, if the pod says nothing about it."""
+def _add_default_tolerations(tolerations: list[Object]) -> None:
+    """Add the default tolerations: a node may be away for five minutes, unless the pod sets others."""
     for what in ("not-ready", "unreachable"):
         key = f"node.kubernetes.io/{what}"
-        said = [each for each in tolerations if each.get("key", key) == key]
-        if all(each.get("effect", "NoExecute") != "NoExecute" for each in said):
+        matching = [each for each in tolerations if each.get("key", key) == key]
+        if all(each.get("effect", "NoExecute") != "NoExecute" for each in matching):
             rest = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
             tolerations.append({"key": key, **rest})
 

@@ -1,6 +1,6 @@
-"""Lists as clients get them: pages, tables, metadata only. Pure.
+"""Lists for clients: pages, tables, metadata only. Pure.
 
-Limits: only the newest state is kept, so a later page shows what has changed since the first one.
+Limits: only the newest state is kept, so a later page includes changes since the first one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _META = "meta.k8s.io/v1"
 
 
 def listed(resource: Resource, items: list[Object], query: Mapping[str, str], revision: int) -> Object:
-    """One page, or all."""
+    """One page, or all items."""
     decode.check_match(query, watches=False)
     version, token = query.get("resourceVersion", ""), query.get("continue", "")
     if token and version not in ("", "0"):
@@ -55,7 +55,7 @@ def _page(token: str) -> Object:
 
 
 def list_of(resource: Resource, items: list[Object], meta: Object) -> Object:
-    """Items of a built-in kind do not repeat what kind they are."""
+    """A List object. Items of a built-in kind have no kind and apiVersion."""
     if not resource.schema:
         items = [{k: v for k, v in item.items() if k not in ("kind", "apiVersion")} for item in items]
     else:
@@ -65,7 +65,7 @@ def list_of(resource: Resource, items: list[Object], meta: Object) -> Object:
 
 
 def shaped(accept: str, include: str, resource: Resource, plain: Object) -> Object:
-    """As the client would rather have it. `include`: what a row of a table holds."""
+    """The representation that the client requested. `include`: the object in a row of a table."""
     items = plain.get("items", [plain])
     if "as=Table" in accept:
         if include not in ("", "None", "Metadata", "Object"):

@@ -1,4 +1,4 @@
-"""What is good metadata: names, labels, annotations, owners. Pure, and in a real server's words."""
+"""Validation of metadata: names, labels, annotations, owners. Pure, with the messages of a real server."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ _LISTS = {"finalizers", "ownerReferences"}
 
 
 def check_types(resource: Resource, meta: Any) -> None:
-    """Raises 400 for metadata that could not be decoded."""
+    """Check types. Raises 400 for metadata that could not be decoded."""
     if not isinstance(meta, dict):
-        raise _undecodable(resource, _word(meta), "metadata", "ObjectMeta")
+        raise _undecodable(resource, _json_type(meta), "metadata", "ObjectMeta")
     for name, value in meta.items():
         if name in _TEXTS and value is not None:
             if not isinstance(value, dict):
-                raise _undecodable(resource, _word(value), f"metadata.{name}", "map[string]string")
+                raise _undecodable(resource, _json_type(value), f"metadata.{name}", "map[string]string")
             wrong = next((each for each in value.values() if not isinstance(each, str | None)), None)
             if wrong is not None:
-                raise _undecodable(resource, _word(wrong), f"metadata.{name}", "string")
+                raise _undecodable(resource, _json_type(wrong), f"metadata.{name}", "string")
         elif name in _LISTS and not isinstance(value, list | None):
-            raise _undecodable(resource, _word(value), f"metadata.{name}", "a list")
+            raise _undecodable(resource, _json_type(value), f"metadata.{name}", "a list")
         elif name in ("name", "generateName", "namespace", "resourceVersion", "uid") and not isinstance(
             value, str | None
         ):
-            raise _undecodable(resource, _word(value), f"metadata.{name}", "string")
+            raise _undecodable(resource, _json_type(value), f"metadata.{name}", "string")
 
 
 def _undecodable(resource: Resource, found: str, path: str, wanted: str) -> ApiError:
@@ -71,10 +71,10 @@ def _undecodable(resource: Resource, found: str, path: str, wanted: str) -> ApiE
     return ApiError(400, "BadRequest", f"{resource.unhandled}: {text}")
 
 
-def _word(value: Any) -> str:
-    """What Go's decoder calls a value."""
-    words = {dict: "object", list: "array", str: "string", bool: "bool"}
-    return next((word for kind, word in words.items() if isinstance(value, kind)), "number")
+def _json_type(value: Any) -> str:
+    """Name of a value's type in Go's decoder."""
+    names = {dict: "object", list: "array", str: "string", bool: "bool"}
+    return next((name for kind, name in names.items() if isinstance(value, kind)), "number")
 
 
 def faults(resource: Resource, meta: Object) -> Iterator[str]:
@@ -110,7 +110,7 @@ def _name_faults(resource: Resource, name: str) -> Iterator[str]:
 
 
 def key_faults(path: str, key: str) -> Iterator[str]:
-    """Of a label or an annotation."""
+    """Errors in the key of a label or an annotation."""
     bad = f'{path}: Invalid value: "{key}": '
     prefix, slash, name = key.rpartition("/")
     if "/" in prefix:
@@ -127,7 +127,7 @@ def key_faults(path: str, key: str) -> Iterator[str]:
 
 
 def value_faults(value: str) -> Iterator[str]:
-    """Why a text is no label's value."""
+    """The reasons why a text is not a valid label value."""
     if len(value) > 63:
         yield "must be no more than 63 bytes"
     if not re.fullmatch(_LABEL_VALUE, value):

@@ -1,4 +1,4 @@
-"""Patches: merge, strategic merge (lists of named things merge by name) and JSON patch. Pure."""
+"""Patches: merge, strategic merge (lists of named objects merge by name) and JSON patch. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _merge_named(target: list[Any], patch: list[Any]) -> list[Any]:
 
 
 def json_patch(target: Any, operations: list[dict[str, Any]]) -> Any:
-    """RFC 6902. Changes `target`. Raises 422 for what does not fit; a real server says no more."""
+    """RFC 6902. Changes `target`. Raises 422 if one fails; a real server gives no details either."""
     document = {"": target}
     for operation in operations:
         try:
@@ -70,10 +70,10 @@ def _apply(document: dict[str, Any], operation: dict[str, Any]) -> None:
     if kind == "remove":
         del parent[_index(parent, last)]
     elif isinstance(parent, list) and kind != "replace":
-        place = len(parent) if last == "-" else int(last)
-        if place > len(parent):
+        position = len(parent) if last == "-" else int(last)
+        if position > len(parent):
             raise IndexError(last)
-        parent.insert(place, value)
+        parent.insert(position, value)
     else:
         parent[_index(parent, last)] = value
 

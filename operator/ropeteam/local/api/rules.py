@@ -1,7 +1,7 @@
-"""Rules of the built-in kinds that are more than a shape, in a real server's words. Pure.
+"""Rules of the built-in kinds beyond schemas, with the messages of a real server. Pure.
 
-Of a real server's rules these are the ones that somebody who writes a pod, a Service or a Secret by hand runs
-into; tests/differential lists what is missing.
+Of a real server's rules these are the ones that hand-written pods, Services and Secrets break; the missing
+ones are listed in tests/differential.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FIXED_POD = (
 
 
 def undecodable(resource: Resource, value: Object) -> Iterator[str]:
-    """What a decoder stumbles over, beyond types."""
+    """Decoding errors other than wrong types."""
     if resource == r.SECRETS:
         for text in (value.get("data") or {}).values():
             try:
@@ -72,7 +72,7 @@ def undecodable(resource: Resource, value: Object) -> Iterator[str]:
 
 
 def faults(resource: Resource, new: Object, old: Object | None) -> Iterator[str]:
-    """Rules between fields, and between an object and what it was."""
+    """Errors between fields, and between an object and its previous version."""
     if resource == r.PODS:
         yield from _pod_faults(new["spec"])
         if old:
@@ -81,8 +81,8 @@ def faults(resource: Resource, new: Object, old: Object | None) -> Iterator[str]
         yield from _service_faults(new["spec"])
         was = old["spec"].get("clusterIP") if old else None
         if was and new["spec"].get("clusterIP") != was:
-            asked = new["spec"].get("clusterIP")
-            yield f'spec.clusterIPs[0]: Invalid value: ["{asked}"]: may not change once set'
+            requested = new["spec"].get("clusterIP")
+            yield f'spec.clusterIPs[0]: Invalid value: ["{requested}"]: may not change once set'
     elif resource in (r.SECRETS, r.CONFIG_MAPS):
         yield from _data_faults(new, old)
     elif resource == r.CLAIMS:
@@ -250,19 +250,19 @@ def _amount(text: str) -> Decimal:
 def _pod_change_faults(new: Object, old: Object) -> Iterator[str]:
     if len(new.get("containers") or ()) != len(old["containers"]):
         yield "spec.containers: Forbidden: pod updates may not add or remove containers"
-    elif _fixed(new) != _fixed(old):
+    elif _immutable_part(new) != _immutable_part(old):
         yield FIXED_POD
 
 
-def _fixed(spec: Object) -> Object:
-    """What of a pod may not change."""
+def _immutable_part(spec: Object) -> Object:
+    """The immutable part of a pod's spec."""
     containers = [{k: v for k, v in c.items() if k != "image"} for c in spec["containers"]]
     free = ("tolerations", "activeDeadlineSeconds", "initContainers")
     return {k: v for k, v in spec.items() if k not in free} | {"containers": containers}
 
 
 def fields(resource: Resource) -> tuple[str, ...]:
-    """What `--field-selector` knows of a kind, beside name and namespace."""
+    """Fields of a kind for `--field-selector`, beside name and namespace."""
     return _FIELDS.get(resource.name, ())
 
 

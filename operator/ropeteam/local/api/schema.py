@@ -1,7 +1,7 @@
 """Structural schemas, as a CustomResourceDefinition has them: defaults, pruning and validation. Pure.
 
-The messages are those of a real API server, so that a manifest that fails here reads the same there.
-Rules in CEL are not run here: their Python twins are (see kinds.py).
+The messages are those of a real API server, so that a manifest fails with the same text on both.
+CEL rules are not run; their Python equivalents are (see kinds.py).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def set_defaults(value: Any, schema: Schema) -> None:
-    """Fill in, in place. A null where none is allowed gives way to the default, or to nothing."""
+    """Set defaults in place. A null that is not allowed is replaced by the default, or removed."""
     if isinstance(value, dict):
         known, extra = schema.get("properties", {}), schema.get("additionalProperties")
         for name in list(value):
             inner = known.get(name, extra)
-            if value[name] is None and isinstance(inner, dict) and not _takes_null(inner):
+            if value[name] is None and isinstance(inner, dict) and not _allows_null(inner):
                 del value[name]
         for name, inner in known.items():
             if "default" in inner and name not in value:
@@ -45,18 +45,18 @@ def set_defaults(value: Any, schema: Schema) -> None:
             set_defaults(item, schema.get("items", {}))
 
 
-def _takes_null(schema: Schema) -> bool:
-    """Says so, or says nothing at all about what it takes."""
+def _allows_null(schema: Schema) -> bool:
+    """Whether the schema is nullable, or does not restrict the value at all."""
     return bool(schema.get("nullable")) or not schema.keys() - {"x-kubernetes-preserve-unknown-fields"}
 
 
 def prune(value: Any, schema: Schema, path: str = "") -> list[str]:
-    """Remove what the schema does not know, in place. Returns the paths of what was removed."""
+    """Remove unknown fields in place. Returns the paths of the removed fields."""
     if isinstance(value, list):
         return [
-            lost
+            removed_path
             for number, item in enumerate(value)
-            for lost in prune(item, schema.get("items", schema), f"{path}[{number}]")
+            for removed_path in prune(item, schema.get("items", schema), f"{path}[{number}]")
         ]
     if not isinstance(value, dict):
         return []
@@ -76,7 +76,7 @@ def prune(value: Any, schema: Schema, path: str = "") -> list[str]:
 
 
 def faults(value: Any, schema: Schema, path: str = "") -> Iterator[str]:
-    """Every fault as `path: Invalid value: ...`."""
+    """Every error as `path: Invalid value: ...`."""
     if value is None and schema.get("nullable"):
         return
     if schema.get("x-kubernetes-int-or-string"):
@@ -141,7 +141,7 @@ def _list_faults(value: list[Any], schema: Schema, path: str) -> Iterator[str]:
 
 
 def _key_faults(value: list[Any], names: list[str], path: str) -> Iterator[str]:
-    """Members of a list that is a map: objects, and none with the keys of another."""
+    """Errors in the members of a list of type map: each is an object with unique keys."""
     seen = []
     for number, item in enumerate(value):
         if not isinstance(item, dict):
@@ -167,7 +167,7 @@ def _text_faults(value: str, schema: Schema, path: str) -> Iterator[str]:
 
 
 def is_time(text: str) -> bool:
-    """As RFC 3339 writes it."""
+    """Whether a text is a time in RFC 3339."""
     if not re.match(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)$", text):
         return False
     try:

@@ -29,12 +29,12 @@ def at(value: Any, path: str) -> Any:
 
 
 def matches(selector: dict[str, str], value: Object) -> bool:
-    """The selector of a Service."""
+    """Whether the selector of a Service matches."""
     return selector.items() <= labels_of(value).items()
 
 
 def parse(labels: str, fields: str, resource: Resource | None = None) -> Test:
-    """One test for both. Raises 400 for a text that is no selector, or none of `resource`."""
+    """One test for both. Raises 400 for an invalid selector, or one that `resource` does not support."""
     parts = [part.strip() for part in re.split(r",(?![^()]*\))", labels)] if labels.strip() else []
     tests = [_label(part) for part in parts]
     tests += [_field(part.strip(), resource) for part in fields.split(",") if part.strip()]
@@ -56,14 +56,14 @@ def _label(text: str) -> Test:
         _check(key, text)
         return lambda value: (labels_of(value).get(key) == text) == equal
     if found := _EXISTS.match(text):
-        key, wants = found["key"], not found["no"]
+        key, expected = found["key"], not found["no"]
         _check(key)
-        return lambda value: (key in labels_of(value)) == wants
+        return lambda value: (key in labels_of(value)) == expected
     raise ApiError(400, "BadRequest", f"unable to parse requirement: {text!r}")
 
 
 def _check(key: str, *values: str) -> None:
-    """Raises 400 for what can be no label."""
+    """Raise 400 for an invalid label."""
     wrong = list(key_faults("<nil>", key))
     wrong += [
         f'values[0][{key}]: Invalid value: "{value}": {why}'

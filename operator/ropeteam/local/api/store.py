@@ -1,7 +1,7 @@
 """Objects in memory: one revision counter, one history of events, listeners that are called after each write.
 
-Stored objects are never changed in place: a write replaces the object, so who holds an old one may keep it.
-History has an end; who asks for an older revision is told 410, as after a compaction of etcd.
+Stored objects are never changed in place: a write replaces the object, so a reader may keep an old one.
+History is bounded; a request for an older revision gets 410, as after a compaction of etcd.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import orjson
 from ropeteam.local.resources import ApiError, Object, Resource
 
 Key = tuple[str, str]
-"""Namespace ("" for what has none) and name."""
+"""Namespace ("" for cluster-scoped objects) and name."""
 
 
 def copy_of(value: Object) -> Object:
@@ -41,7 +41,7 @@ class Event:
 
 
 class Store:
-    """All objects of the cluster. Not for threads."""
+    """All objects of the cluster. Not thread-safe."""
 
     def __init__(self, history: int = 20_000) -> None:
         self.revision = 1
@@ -62,19 +62,19 @@ class Store:
         return found
 
     def list(self, resource: Resource, namespace: str = "") -> list[Object]:
-        """In order of namespace and name."""
+        """Objects of a kind in order of namespace and name."""
         kept = self._objects.get(resource.name, {})
         return [kept[key] for key in sorted(kept) if not namespace or key[0] == namespace]
 
     def put(self, resource: Resource, new: Object) -> Object:
-        """Store `new` under its name. The caller has checked that it may, and gives the object away."""
+        """Store `new` under its name. The caller has checked the write, and no longer uses the object."""
         key = key_of(new)
         before = self.find(resource, key)
         self.revision += 1
         new["metadata"]["resourceVersion"] = str(self.revision)
         self._objects.setdefault(resource.name, {})[key] = new
         self.by_uid[new["metadata"]["uid"]] = resource, key
-        self._tell(Event(self.revision, resource, "MODIFIED" if before else "ADDED", new, before))
+        self._publish(Event(self.revision, resource, "MODIFIED" if before else "ADDED", new, before))
         return new
 
     def remove(self, resource: Resource, key: Key) -> Object:
@@ -83,17 +83,17 @@ class Store:
         self.revision += 1
         last["metadata"]["resourceVersion"] = str(self.revision)
         del self._objects[resource.name][key], self.by_uid[last["metadata"]["uid"]]
-        self._tell(Event(self.revision, resource, "DELETED", last, before))
+        self._publish(Event(self.revision, resource, "DELETED", last, before))
         return last
 
     def compact(self) -> None:
-        """Forget all history."""
+        """Drop all history."""
         self._history.clear()
         self.compacted = self.revision
 
     @contextmanager
     def watch(self, resource: Resource, since: int) -> Iterator[asyncio.Queue[Event]]:
-        """Every event after revision `since`. Raises 410 when that is no longer known."""
+        """A queue of every event after revision `since`. Raises 410 when that is compacted."""
         if since < self.compacted:
             message = f"too old resource version: {since} ({self.compacted})"
             raise ApiError(410, "Expired", message)
@@ -112,7 +112,7 @@ class Store:
         finally:
             self.listeners.remove(listener)
 
-    def _tell(self, event: Event) -> None:
+    def _publish(self, event: Event) -> None:
         self._history.append(event)
         if len(self._history) > self._history_limit:
             self.compacted = self._history.popleft().revision

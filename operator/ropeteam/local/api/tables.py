@@ -17,13 +17,13 @@ Column = tuple[str, int, Callable[[Object], Any]]
 
 def table(resource: Resource, items: list[Object], meta: Object, include: str) -> Object:
     columns = _columns(resource)
-    said = {column["name"]: column for column in resource.columns}
+    declared = {column["name"]: column for column in resource.columns}
     head = [
         {
             "name": n,
-            "type": said.get(n, {}).get("type", "string"),
+            "type": declared.get(n, {}).get("type", "string"),
             "format": "name" if n == "Name" else "",
-            "description": said.get(n, {}).get("description", n),
+            "description": declared.get(n, {}).get("description", n),
             "priority": p,
         }
         for n, p, _ in columns
@@ -47,7 +47,7 @@ def _included(resource: Resource, item: Object, include: str) -> Object | None:
 
 
 def age(moment: str | None) -> str:
-    """How long ago, in Kubernetes' words."""
+    """The age of a time, in the format of Kubernetes."""
     if not moment:
         return "<unknown>"
     seconds = int((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds())
@@ -83,7 +83,7 @@ _AGE: Column = ("Age", 0, _age("metadata.creationTimestamp"))
 
 
 def pod_status(pod: Object) -> str:
-    """The word in the STATUS column."""
+    """The value of the STATUS column."""
     if "deletionTimestamp" in pod["metadata"]:
         return "Terminating"
     status = pod["status"]
@@ -97,13 +97,13 @@ def pod_status(pod: Object) -> str:
         if not row["state"].get("waiting") or row["state"]["waiting"]["reason"] == "ContainerCreating":
             return f"Init:{number}/{len(init)}"
         return f"Init:{row['state']['waiting']['reason']}"
-    words = [
+    reasons = [
         state.get("reason") for row in status.get("containerStatuses", ()) for state in row["state"].values()
     ]
     running = any("running" in row["state"] for row in status.get("containerStatuses", ()))
-    if running and not any(word in ("Error", "StartError", "CrashLoopBackOff") for word in words):
+    if running and not any(reason in ("Error", "StartError", "CrashLoopBackOff") for reason in reasons):
         return "Running"
-    return next((word for word in words if word), str(status["phase"]))
+    return next((reason for reason in reasons if reason), str(status["phase"]))
 
 
 def _rows(pod: Object) -> list[Object]:

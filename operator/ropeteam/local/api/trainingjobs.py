@@ -1,4 +1,4 @@
-"""TrainingJobs on this server: their CRD, and the rules that a real server runs as CEL."""
+"""TrainingJobs on this server: their CRD, and the rules that a real server evaluates as CEL."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["crd", "rules"]
 
 
 def rules(new: Object, old: Object | None) -> list[str]:
-    """Faults of a TrainingJob whose shape is good, as the server words them."""
-    judged = ((rule, at(new, rule.path) if rule.path else new) for rule in RULES)
+    """Errors of a TrainingJob that is valid by its schema, with the server's messages."""
+    checked = ((rule, at(new, rule.path) if rule.path else new) for rule in RULES)
     broken = [
         f"{rule.path or '<nil>'}: Invalid value: {rule.message}"
-        for rule, value in judged
+        for rule, value in checked
         if value is not None and not rule.holds(value)
     ]
     if old:

@@ -1,6 +1,6 @@
-"""May an object be written? Shape, metadata, rules, and whether its writer has seen the newest. Pure.
+"""Whether an object may be written: schema, metadata, rules, resourceVersion. Pure.
 
-An object comes in as its writer sent it; it is pruned and completed in place before it is judged.
+An object is passed as the client sent it; it is pruned and defaulted in place before it is validated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TYPE_META: Object = {"apiVersion": kinds.ANY, "kind": kinds.ANY, "metadata": _M
 
 @dataclass
 class Options:
-    """Of one request."""
+    """Options of one request."""
 
     dry_run: bool = False
     field_validation: str = "Warn"
@@ -42,7 +42,7 @@ def check(
     options: Options,
     own_rules: Mapping[str, kinds.Rules],
 ) -> None:
-    """Prune, default, validate: in place. `own_rules`: those of kinds of a CRD, by the kind's name."""
+    """Prune, default and validate in place. `own_rules`: rules of kinds of a CRD, by the kind's name."""
     name, shape = new["metadata"].get("name") or "", resource.schema or kinds.SCHEMAS.get(resource.name)
     if resource.schema and new.get("kind", resource.kind) != resource.kind:
         cause = f'kind: Invalid value: "{new["kind"]}": must be {resource.kind}'
@@ -58,17 +58,17 @@ def check(
     elif options.subresource == "status":
         part = resource.schema.get("properties", {}).get("status", {})
         given = schema.faults(new["status"], part) if "status" in new else ()
-        causes += _noted([f"status.{cause}" for cause in given])
+        causes += _with_note([f"status.{cause}" for cause in given])
     else:
-        causes = _noted([*causes, *schema.faults(new, resource.schema)])
+        causes = _with_note([*causes, *schema.faults(new, resource.schema)])
         if _NOT_CHECKED not in causes and resource.name in own_rules:
             causes += own_rules[resource.name](new, old)
     if causes:
         raise resource.invalid(name, causes)
 
 
-def _noted(causes: list[str]) -> list[str]:
-    """Rules are asked only if they can read what is there."""
+def _with_note(causes: list[str]) -> list[str]:
+    """`causes`, with a note if some of them prevent the evaluation of rules."""
     blocked = any(reason_of(cause) in _BLOCKING for cause in causes)
     return [*causes, _NOT_CHECKED] if blocked else causes
 
@@ -82,18 +82,18 @@ def _complete(resource: Resource, new: Object, shape: Object | None, options: Op
         _refuse_undecodable(resource, new, shape)
     if not unknown or options.field_validation == "Ignore":
         return
-    said = [f'unknown field "{path}"' for path in sorted(unknown)]
+    warnings = [f'unknown field "{path}"' for path in sorted(unknown)]
     if options.field_validation == "Strict":
-        text = f"{resource.unhandled}: strict decoding error: {', '.join(said)}"
+        text = f"{resource.unhandled}: strict decoding error: {', '.join(warnings)}"
         raise ApiError(400, "BadRequest", text)
-    options.warnings += said
+    options.warnings += warnings
 
 
 def _refuse_undecodable(resource: Resource, new: Object, shape: Object) -> None:
-    """Raises 400: with a value of a wrong type it is no object of a built-in kind at all."""
+    """Raise 400 for a value of a wrong type: then the body is no object of a built-in kind."""
     for cause in schema.faults(new, shape):
-        path, _, said = cause.partition(": ")
-        found, wanted = said.split('"')[1], said.partition("must be of type ")[2].split(":")[0]
+        path, _, message = cause.partition(": ")
+        found, wanted = message.split('"')[1], message.partition("must be of type ")[2].split(":")[0]
         found = {"integer": "number", "boolean": "bool"}.get(found, found)
         text = f"json: cannot unmarshal {found} into {path} of type {wanted}"
         raise ApiError(400, "BadRequest", f"{resource.unhandled}: {text}")

@@ -1,6 +1,6 @@
-"""What a write means: names, generation, optimistic concurrency, status apart, deletion in two phases.
+"""Semantics of writes: names, generation, optimistic concurrency, separate status, deletion in two phases.
 
-Every write is one synchronous step on the store: nothing can happen in the middle of it.
+Every write is one synchronous step on the store, hence atomic.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ropeteam.local.api.store import Key, Store, copy_of, key_of
 from ropeteam.local.api.validation import Options
 from ropeteam.local.resources import ApiError, Catalog, Object, Resource, invalid
 
-_OWNED_BY_SERVER = [
+_SERVER_FIELDS = [
     "uid",
     "creationTimestamp",
     "deletionTimestamp",
@@ -35,7 +35,7 @@ def timestamp(ahead: float = 0) -> str:
 
 
 class Verbs:
-    """The writing half of the API."""
+    """The write verbs of the API."""
 
     def __init__(self, store: Store, catalog: Catalog, own_rules: dict[str, kinds.Rules]) -> None:
         self.store, self.catalog, self._rules = store, catalog, own_rules
@@ -52,7 +52,7 @@ class Verbs:
             raise ApiError(500, "InternalError", text)
         if not meta.get("name") and meta.get("generateName"):
             meta["name"] = meta["generateName"] + secrets.token_hex(3)[:5]
-        self._place(resource, meta, namespace)
+        self._set_namespace(resource, meta, namespace)
         validation.check(resource, new, None, options, self._rules)
         key = key_of(new)
         if found := self.store.find(resource, key):
@@ -69,7 +69,7 @@ class Verbs:
             meta.pop(name, None)
         meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": timestamp()}
         meta.pop("generation", None)
-        if _counts_generations(resource):
+        if _has_generation(resource):
             meta["generation"] = 1
         if options.dry_run:
             return new
@@ -78,7 +78,7 @@ class Verbs:
         return self.store.put(resource, new)
 
     def _allocate(self, resource: Resource, new: Object) -> None:
-        """The address of a Service: the one that it asks for, if nobody has it."""
+        """Allocate the address of a Service: the requested one, if it is free."""
         spec = new["spec"]
         address = spec.get("clusterIP")
         used = {service["spec"].get("clusterIP") for service in self.store.list(r.SERVICES)} - {"None"}
@@ -90,7 +90,7 @@ class Verbs:
         spec["clusterIPs"] = [spec["clusterIP"]]
 
     def update(self, resource: Resource, key: Key, body: Object, options: Options) -> tuple[Object, bool]:
-        """The object, and whether it is new: some kinds are made by a PUT."""
+        """Replace. Returns the object, and whether it is new: some kinds are created by a PUT."""
         old = self.store.find(resource, key)
         new = copy_of(body)
         if new.get("metadata") is None:
@@ -98,7 +98,7 @@ class Verbs:
         meta = new["metadata"]
         check_types(resource, meta)
         validation.same_place(resource, key, meta)
-        if old is None and resource in _MADE_BY_PUT and not options.subresource:
+        if old is None and resource in _CREATABLE_BY_PUT and not options.subresource:
             return self.create(resource, key[0], new, options), True
         if old is None:
             raise resource.not_found(key[1])
@@ -106,9 +106,9 @@ class Verbs:
         if options.subresource == "status":
             new |= {name: part for name, part in copy_of(old).items() if name != "status"}
         else:
-            for name in _OWNED_BY_SERVER:
+            for name in _SERVER_FIELDS:
                 meta.pop(name, None)
-            meta |= {name: old["metadata"][name] for name in _OWNED_BY_SERVER if name in old["metadata"]}
+            meta |= {name: old["metadata"][name] for name in _SERVER_FIELDS if name in old["metadata"]}
             meta.pop("managedFields", None)
             meta["resourceVersion"] = old["metadata"]["resourceVersion"]
             if resource.has_status:
@@ -120,7 +120,7 @@ class Verbs:
     def patch(
         self, resource: Resource, key: Key, change: Any, content_type: str, options: Options
     ) -> tuple[Object, bool]:
-        """The object, and whether it is new (server-side apply only)."""
+        """Patch. Returns the object, and whether it is new (server-side apply only)."""
         old = self.store.find(resource, key)
         if old is None and "apply-patch" in content_type and not options.subresource:
             change.setdefault("metadata", {}).setdefault("name", key[1])
@@ -148,12 +148,12 @@ class Verbs:
             raise
 
     def delete(
-        self, resource: Resource, key: Key, wish: Object, dry_run: bool = False
+        self, resource: Resource, key: Key, options: Object, dry_run: bool = False
     ) -> tuple[Object, bool]:
-        """How the object looks now, and whether it is gone: it may only be on its way."""
+        """Delete. Returns the object as it is now, and whether it is gone: it may only be terminating."""
         old = self.store.get(resource, key)
-        validation.check_preconditions(resource, old, wish.get("preconditions") or {})
-        grace = _grace(resource, old, wish)
+        validation.check_preconditions(resource, old, options.get("preconditions") or {})
+        grace = _grace(resource, old, options)
         held = resource == r.NAMESPACES or grace or old["metadata"].get("finalizers")
         new = copy_of(old)
         if resource != r.NAMESPACES:
@@ -165,11 +165,11 @@ class Verbs:
             new["status"] = {"phase": "Terminating"}
         if dry_run:
             return new, not held
-        if wish.get("propagationPolicy") == "Orphan" or wish.get("orphanDependents"):
+        if options.get("propagationPolicy") == "Orphan" or options.get("orphanDependents"):
             self._orphan(old["metadata"]["uid"])
         if not held:
             if resource == r.PODS:
-                self.store.put(resource, new)  # whoever watches sees the mark before the end
+                self.store.put(resource, new)  # watches get the deletionTimestamp before the end
             return self.remove(resource, key), True
         known = old["metadata"].get("deletionGracePeriodSeconds", None)
         if "deletionTimestamp" in old["metadata"] and (known is None or known <= grace):
@@ -178,14 +178,14 @@ class Verbs:
         return self.store.put(resource, new), False
 
     def remove(self, resource: Resource, key: Key) -> Object:
-        """For good, finalizers or not."""
+        """Remove an object at once, finalizers or not."""
         last = self.store.remove(resource, key)
         if resource == r.CRDS:
             self.catalog.forget(last)
         return last
 
     def release(self, resource: Resource, key: Key) -> None:
-        """The kubelet or the namespace is done with a deleted object: only finalizers may still hold it."""
+        """Release a deleted object for the kubelet or the namespace: only finalizers may still hold it."""
         old = self.store.find(resource, key)
         if old and old["metadata"].get("finalizers"):
             new = copy_of(old)
@@ -195,21 +195,21 @@ class Verbs:
             self.remove(resource, key)
 
     def write_status(self, resource: Resource, key: Key, status: Object, spec: Object | None = None) -> None:
-        """For the parts of the cluster itself: no checks. `spec`: what the scheduler adds."""
+        """Write a status without checks, for the cluster itself. `spec`: fields that the scheduler adds."""
         old = self.store.find(resource, key)
         if old and (old.get("status") != status or spec):
             self.store.put(
                 resource, copy_of(old | {"status": status, "spec": old.get("spec", {}) | (spec or {})})
             )
 
-    def _place(self, resource: Resource, meta: Object, namespace: str) -> None:
+    def _set_namespace(self, resource: Resource, meta: Object, namespace: str) -> None:
         if not resource.namespaced:
             meta.pop("namespace", None)
             return
         validation.same_namespace(meta, namespace)
         meta["namespace"] = namespace
-        home = self.store.get(r.NAMESPACES, ("", namespace))
-        if "deletionTimestamp" in home["metadata"]:
+        parent = self.store.get(r.NAMESPACES, ("", namespace))
+        if "deletionTimestamp" in parent["metadata"]:
             text = f"unable to create new content in namespace {namespace} because it is being terminated"
             name = meta.get("name") or ""
             message = f'{resource.name} "{name}" is forbidden: {text}'
@@ -234,7 +234,7 @@ class Verbs:
         if new == old:
             return new
         meta = new["metadata"]
-        if _counts_generations(resource) and _wish(new) != _wish(old):
+        if _has_generation(resource) and _desired(new) != _desired(old):
             meta["generation"] = old["metadata"].get("generation", 1) + 1
         if options.dry_run:
             return new
@@ -244,7 +244,7 @@ class Verbs:
         if ends and not meta.get("finalizers") and resource != r.NAMESPACES:
             self.remove(
                 resource, key_of(new)
-            )  # one event: what the last finalizer's end wrote is seen nowhere
+            )  # one event: no watch gets the write that removed the last finalizer
             return new
         return self.store.put(resource, new)
 
@@ -259,25 +259,25 @@ class Verbs:
                     self.store.put(resource, new)
 
 
-_MADE_BY_PUT = (r.SERVICES, r.EVENTS, r.LEASES)
+_CREATABLE_BY_PUT = (r.SERVICES, r.EVENTS, r.LEASES)
 
 
-def _counts_generations(resource: Resource) -> bool:
+def _has_generation(resource: Resource) -> bool:
     return resource.schema is not None or resource in (r.PODS, r.CRDS)
 
 
-def _grace(resource: Resource, old: Object, wish: Object) -> int:
-    """Seconds. Only a pod that runs somewhere needs any."""
+def _grace(resource: Resource, old: Object, options: Object) -> int:
+    """Grace period in seconds. Only a pod that runs on a node has one."""
     if (
         resource != r.PODS
         or not old["spec"].get("nodeName")
         or old["status"].get("phase") in ("Succeeded", "Failed")
     ):
         return 0
-    wanted = wish.get("gracePeriodSeconds")
+    wanted = options.get("gracePeriodSeconds")
     grace = old["spec"].get("terminationGracePeriodSeconds", 30) if wanted is None else wanted
     return max(1, grace) if grace else 0
 
 
-def _wish(value: Object) -> Object:
+def _desired(value: Object) -> Object:
     return {name: part for name, part in value.items() if name not in ("metadata", "status")}

@@ -1,4 +1,4 @@
-"""One container: its state as Kubernetes words it, and the process of its present run."""
+"""One container: its state in the terms of Kubernetes, and the process of its present run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ropeteam.local.resources import Object
 from ropeteam_trainer.contract import config
 
 AGAIN_SECONDS = 1.0
-"""After which a container that is to be killed, and lives, is told again."""
+"""Interval at which a kill is sent again to a container that still runs."""
 
 
 class Container:
@@ -30,10 +30,10 @@ class Container:
         self.last_state: Object = {}
         self.restarts = 0
         self.exit_code: int | None = None
-        """Of a container that will not run again."""
+        """Exit code of a container that will not run again."""
         self._logs, self._changed = logs / self.name, changed
         self._shim: asyncio.subprocess.Process | None = None
-        self._asked: int | None = None
+        self._last_signal: int | None = None
         self._id = ""
 
     @property
@@ -45,18 +45,18 @@ class Container:
         return self.running or self.restarts > 0 or "terminated" in (self.state | self.last_state)
 
     def begin_anew(self) -> None:
-        """The next run is another one: what was asked of the last does not concern it."""
+        """Start a new run: a signal that was sent to the last run does not apply to it."""
         self.restarts += 1
-        self._asked = None
+        self._last_signal = None
 
     def wait(self, reason: str, message: str = "") -> None:
         waiting = {"reason": reason} | ({"message": message} if message else {})
         if "terminated" in self.state:
             self.last_state = self.state
-        self._become({"waiting": waiting})
+        self._set_state({"waiting": waiting})
 
     async def run(self, launch: Launch) -> int:
-        """From start to end of one run. Its exit code: 128 + signal for one that was killed."""
+        """One run, from start to exit. Returns the exit code: 128 + signal for one that was killed."""
         self._logs.mkdir(parents=True, exist_ok=True)
         log = self._logs / f"{self.restarts}.log"
         log.touch(0o600)
@@ -72,13 +72,13 @@ class Container:
         self._shim.stdin.write(shim.request(str(log), str(launch.folder), launch.command, launch.environment))
         self._shim.stdin.close()
         try:
-            if self._asked:
-                self.signal(self._asked)
+            if self._last_signal:
+                self.signal(self._last_signal)
             verdict, _, rest = (await self._shim.stdout.readline()).decode().strip().partition(" ")
             started = timestamp()
             if verdict == "pid":
                 self._id = f"local://{rest}"
-                self._become({"running": {"startedAt": started}})
+                self._set_state({"running": {"startedAt": started}})
             code = await self._shim.wait()
             code = 128 - code if code < 0 else code
         finally:
@@ -92,17 +92,17 @@ class Container:
         return code
 
     def end(self, code: int, reason: str, started: str, message: str = "") -> None:
-        """A run is over."""
+        """Set the state of a run that has ended."""
         terminated: dict[str, Any] = {"exitCode": code, "reason": reason, "containerID": self._id}
         if message:
             terminated["message"] = message
-        self._become({"terminated": terminated | {"startedAt": started, "finishedAt": timestamp()}})
+        self._set_state({"terminated": terminated | {"startedAt": started, "finishedAt": timestamp()}})
 
     def signal(self, number: int) -> None:
-        """SIGTERM goes to the command; SIGINT kills it and all that it started. Send that one until it has
-        ended: a shim that is just being started may lose it.
+        """Send a signal. SIGTERM goes to the command; SIGINT kills it and all its descendants. SIGINT is to
+        be repeated until the container has exited: a shim that is just being started may lose it.
         """
-        self._asked = number
+        self._last_signal = number
         if self._shim and self._shim.returncode is None:
             self._shim.send_signal(number)
 
@@ -119,7 +119,7 @@ class Container:
             "lastState": self.last_state,
         }
 
-    def _become(self, state: Object) -> None:
+    def _set_state(self, state: Object) -> None:
         if state != self.state:
             self.state = state
             self._changed()

@@ -50,17 +50,17 @@ class Kubelet:
         addresses = [{"type": "InternalIP", "address": self.address}]
         status = {"conditions": [ready], "addresses": addresses, "nodeInfo": {"kubeletVersion": "v1.32.0"}}
         self.verbs.write_status(r.NODES, ("", self.name), status)
-        self.store.listeners.append(self._see)
+        self.store.listeners.append(self._handle_event)
 
     async def stop(self) -> None:
-        """Kill every container, and wait until nothing is left."""
-        self.store.listeners.remove(self._see)
+        """Kill every container, and wait until all have exited."""
+        self.store.listeners.remove(self._handle_event)
         tasks = [task for _, task in self._workers.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _see(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if event.resource in (r.SECRETS, r.CONFIG_MAPS, r.CLAIMS):
             for worker, _ in self._workers.values():
                 worker.wake()
@@ -105,7 +105,7 @@ class Kubelet:
             self.verbs.write_status(r.PODS, key_of(pod), status, spec)
 
     def record(self, pod: Object, kind: str, reason: str, message: str) -> None:
-        """An Event about a pod."""
+        """Create an Event about a pod."""
         meta = pod["metadata"]
         subject = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "namespace": meta["namespace"]}
         subject["uid"] = meta["uid"]
@@ -122,7 +122,7 @@ class Kubelet:
     async def log(
         self, pod: Object, container: str, *, previous: bool, follow: bool, tail: int | None
     ) -> AsyncIterator[bytes]:
-        """What the container wrote, or its last lines; with `follow` until its run ends."""
+        """The container's output, or its last lines; with `follow` until its run ends."""
         uid = pod["metadata"]["uid"]
         status = _container_status(pod, container)
         run = status["restartCount"] - (1 if previous else 0)
@@ -144,8 +144,8 @@ class Kubelet:
 
 
 def base_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What stands for the image's environment: this process's, without what is ours or set per rank. Our own
-    programs are found first, but for those of an environment that the user has activated."""
+    """The environment in place of the image's: that of this process, without variables that are ours or set
+    per rank. Our own programs are found first, except with an environment that the user has activated."""
     kept = {
         name: value
         for name, value in environ.items()

@@ -1,4 +1,4 @@
-"""The livenessProbe of a container, as a kubelet asks it. Limits: httpGet only, no headers or host."""
+"""The livenessProbe of a container, as a kubelet runs it. Limits: httpGet only, no headers or host."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ropeteam.local.resources import Object
 
 
 async def failed(container: Object, address: str) -> str:
-    """Returns, with the last reason, once the probe has failed as often in a row as it says. `address`: the
-    pod's."""
+    """Run the probe. Returns, with the last reason, after `failureThreshold` failures in a row. `address`:
+    the pod's."""
     probe = container["livenessProbe"]
     limit, period = probe.get("failureThreshold", 3), probe.get("periodSeconds", 10)
     url = f"http://{address}:{_port(container)}{probe['httpGet'].get('path', '/')}"
@@ -22,7 +22,7 @@ async def failed(container: Object, address: str) -> str:
     while failures < limit:
         due += period
         await asyncio.sleep(max(0.0, due - clock()))
-        why = await _ask(url, probe.get("timeoutSeconds", 1))
+        why = await _probe(url, probe.get("timeoutSeconds", 1))
         failures = failures + 1 if why else 0
     return why
 
@@ -33,8 +33,8 @@ def _port(container: Object) -> int:
     return int(next(ports, wanted))
 
 
-async def _ask(url: str, seconds: float) -> str:
-    """Why it failed; "": it is well."""
+async def _probe(url: str, seconds: float) -> str:
+    """Send one request. Returns the reason of a failure; "": success."""
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=seconds)) as session,

@@ -1,8 +1,8 @@
-"""The life of one pod: scheduled, mounted, init containers one by one, containers together, until deleted.
+"""The lifecycle of one pod: scheduled, mounted, init containers in order, containers together, until deleted.
 
-A pod is never moved and never revived. Its object goes once it was deleted and all its processes are gone.
-Limits: a running container is a ready one; of probes only livenessProbe is asked; resources, node selection
-and deadlines are not looked at.
+A pod is never moved and never restarted. Its object is removed once it was deleted and all its processes have
+exited. Limits: a running container is a ready one; of probes only livenessProbe is run; resources, node
+selection and deadlines are ignored.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ropeteam.local.resources import Object
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_LONGEST_BACK_OFF = 60.0
+_MAX_BACK_OFF = 60.0
 
 
 class Node(Protocol):
-    """What a pod needs from its kubelet."""
+    """The interface of the kubelet for a pod."""
 
     name: str
     address: str
@@ -42,11 +42,11 @@ class Node(Protocol):
 
 
 class Stopping(Exception):
-    """The pod is being deleted: whatever waited for something waits no more."""
+    """The pod is being deleted: all waits end."""
 
 
 LONGEST_TEMPORARY = 70
-"""A Unix socket's path has at most 107 bytes; a deeper home leaves the machine's temporary folder."""
+"""A Unix socket's path has at most 107 bytes; with a deeper home the machine's temporary folder is used."""
 
 
 class PodWorker:
@@ -56,13 +56,13 @@ class PodWorker:
         self.node, self.pod, self.uid = node, pod, pod["metadata"]["uid"]
         self.folder = node.home / "pods" / self.uid
         self.temporary = node.home / "t" / self.uid[:8]
-        """TMPDIR of its containers, gone with the pod. Short: Unix sockets live there."""
+        """TMPDIR of its containers, removed with the pod. Short: Unix sockets are created there."""
         logs = self.folder / "logs"
         spec = pod["spec"]
         self.init = [Container(c, logs, self._publish) for c in spec.get("initContainers", ())]
         self.containers = [Container(c, logs, self._publish) for c in spec["containers"]]
         self.initialized, self.stopping = False, False
-        self._look = node.lookup(pod["metadata"]["namespace"])
+        self._lookup = node.lookup(pod["metadata"]["namespace"])
         self._folders: dict[str, Path] = {}
         self._conditions: dict[str, Object] = {}
         self._fixed: Object = {}
@@ -73,41 +73,41 @@ class PodWorker:
         self._change = asyncio.Event()
 
     async def run(self) -> None:
-        """Until the pod is deleted and nothing of it runs. Cancelled: everything is killed."""
-        life = asyncio.create_task(self._live())
+        """Run until the pod is deleted and all its processes have exited. Cancelled: everything is killed."""
+        lifecycle = asyncio.create_task(self._run_lifecycle())
         try:
             while (pod := self.node.pod(self.uid)) and "deletionTimestamp" not in pod["metadata"]:
                 await self._change.wait()
             self.stopping = True
             self.wake()
-            if not life.done():
-                await self._terminate(life)
+            if not lifecycle.done():
+                await self._terminate(lifecycle)
         finally:
-            life.cancel()
-            await asyncio.gather(life, return_exceptions=True)
+            lifecycle.cancel()
+            await asyncio.gather(lifecycle, return_exceptions=True)
 
-    async def _terminate(self, life: asyncio.Task[None]) -> None:
+    async def _terminate(self, lifecycle: asyncio.Task[None]) -> None:
         begin = asyncio.get_running_loop().time()
         self.node.record(self.pod, "Normal", "Killing", "Stopping containers")
         self._signal(signal.SIGTERM)
-        while not life.done():
+        while not lifecycle.done():
             pod = self.node.pod(self.uid)
             grace = pod["metadata"]["deletionGracePeriodSeconds"] if pod else 0
             left = begin + grace - asyncio.get_running_loop().time()
             if left <= 0:
-                while not life.done():
+                while not lifecycle.done():
                     self._signal(signal.SIGINT)
-                    await asyncio.wait({life}, timeout=AGAIN_SECONDS)
+                    await asyncio.wait({lifecycle}, timeout=AGAIN_SECONDS)
                 return
             shorter = asyncio.create_task(self._change.wait())
-            await asyncio.wait({life, shorter}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({lifecycle, shorter}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             shorter.cancel()
 
     def _signal(self, number: int) -> None:
         for container in (*self.init, *self.containers):
             container.signal(number)
 
-    async def _live(self) -> None:
+    async def _run_lifecycle(self) -> None:
         try:
             await self._schedule()
             self._folders = await self._when_ready(self._mount)
@@ -132,7 +132,7 @@ class PodWorker:
 
     async def _schedule(self) -> None:
         reported = ""
-        while missing := volumes.missing_claim(self.pod, self._look):
+        while missing := volumes.missing_claim(self.pod, self._lookup):
             if missing != reported:
                 self._condition("PodScheduled", False, "Unschedulable", missing)
                 self.node.publish(
@@ -159,7 +159,7 @@ class PodWorker:
         self.node.record(self.pod, "Normal", "ImageNotUsed", text)
 
     async def _run(self, container: Container, policy: str) -> int:
-        """Run, and run again as the policy says. Returns the last exit code."""
+        """Run, and restart by the policy. Returns the last exit code."""
         try:
             return await self._run_by_policy(container, policy)
         except Stopping:
@@ -175,13 +175,13 @@ class PodWorker:
                 container.exit_code = code
                 self._publish()
                 return code
-            if clock() - begin > _LONGEST_BACK_OFF:
+            if clock() - begin > _MAX_BACK_OFF:
                 back_off = 1.0
             text = f"back-off {back_off:.0f}s restarting failed container={container.name}"
             container.wait("CrashLoopBackOff", text)
             self.node.record(self.pod, "Warning", "BackOff", f"{text} in pod {self.pod['metadata']['name']}")
-            await self._pause(back_off)
-            back_off = min(2 * back_off, _LONGEST_BACK_OFF)
+            await self._sleep(back_off)
+            back_off = min(2 * back_off, _MAX_BACK_OFF)
             container.begin_anew()
 
     async def _run_once(self, container: Container) -> int:
@@ -189,16 +189,16 @@ class PodWorker:
         try:
             launch = await self._when_ready(lambda: self._launch(container), container)
             self.node.record(self.pod, "Normal", "Started", f"Started container {container.name}")
-            return await self._while_alive(container, launch)
+            return await self._run_with_probe(container, launch)
         except StartError as error:
             container.end(127, "StartError", started, str(error))
             self.node.record(self.pod, "Warning", "Failed", f"Error: {error}")
             return 127
 
-    async def _while_alive(self, container: Container, launch: podspec.Launch) -> int:
-        """One run, which a livenessProbe may end."""
+    async def _run_with_probe(self, container: Container, launch: podspec.Launch) -> int:
+        """One run, which a failed livenessProbe ends."""
         probed = "httpGet" in (container.spec.get("livenessProbe") or {})
-        watch = asyncio.create_task(self._kill_when_dead(container)) if probed else None
+        watch = asyncio.create_task(self._kill_when_unhealthy(container)) if probed else None
         try:
             return await container.run(launch)
         finally:
@@ -206,7 +206,7 @@ class PodWorker:
                 watch.cancel()
                 await asyncio.gather(watch, return_exceptions=True)
 
-    async def _kill_when_dead(self, container: Container) -> None:
+    async def _kill_when_unhealthy(self, container: Container) -> None:
         why = await liveness.failed(container.spec, self._fixed["podIP"])
         self.node.record(self.pod, "Warning", "Unhealthy", f"Liveness probe failed: {why}")
         text = f"Container {container.name} failed liveness probe, will be restarted"
@@ -222,7 +222,7 @@ class PodWorker:
             if container.spec.get("restartPolicy") == "Always":
                 text = f"init container {container.name} is a sidecar: the local cluster does not serve these"
                 raise NotReady("ContainerCreating", text)
-        return volumes.make(self.pod, self.node.home, self._look)
+        return volumes.make(self.pod, self.node.home, self._lookup)
 
     def _launch(self, container: Container) -> podspec.Launch:
         mounts = volumes.mounts(container.spec, self._folders)
@@ -232,17 +232,17 @@ class PodWorker:
             self.temporary.mkdir(parents=True, exist_ok=True)
             base["TMPDIR"] = str(self.temporary)
         folder = self.node.folder_of(self.pod)
-        return podspec.launch(self.pod, container.spec, podspec.Place(mounts, base, folder), self._look)
+        return podspec.launch(self.pod, container.spec, podspec.Place(mounts, base, folder), self._lookup)
 
     async def _when_ready(self, attempt: Callable[[], T], container: Container | None = None) -> T:
-        """Try, and try again at each change, while the reason shows in the status."""
+        """Try now and at each change, with the reason in the status meanwhile."""
         reported = ""
         while not self.stopping:
             try:
                 return attempt()
             except StartError:
                 raise
-            except Exception as error:  # a spec that the server let through may still be nonsense
+            except Exception as error:  # a spec that passed validation may still be invalid
                 reason = error.reason if isinstance(error, NotReady) else "ContainerCreating"
                 for waiting in [container] if container else [*self.init, *self.containers]:
                     waiting.wait(reason, str(error))
@@ -259,7 +259,7 @@ class PodWorker:
         if self.stopping:
             raise Stopping
 
-    async def _pause(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while (left := end - loop.time()) > 0:

@@ -1,7 +1,7 @@
 """From a container's spec to a command line of this machine: environment, `$(VAR)`, mounts.
 
 There is no mount namespace. Where command, arguments, environment and working directory name a `mountPath`,
-they are given the volume's folder instead. A path inside a script is not seen.
+they get the volume's folder instead. A path inside a script is not replaced.
 """
 
 from __future__ import annotations
@@ -37,48 +37,49 @@ class StartError(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """What stands for the image and the mount namespace."""
+    """Replacement for the image and the mount namespace."""
 
     mounts: Mapping[str, Path]
     """mountPath to folder."""
     environment: Mapping[str, str]
     folder: Path
-    """The working directory of a container that names none."""
+    """The working directory of a container that sets none."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What the shim runs. `command[0]` is a path."""
+    """The command that the shim runs. `command[0]` is a path."""
 
     command: list[str]
     environment: dict[str, str]
     folder: Path
 
 
-def launch(pod: Object, container: Object, place: Place, look: Lookup) -> Launch:
-    """Raises NotReady for what may still come, StartError for what cannot work."""
+def launch(pod: Object, container: Object, place: Place, lookup: Lookup) -> Launch:
+    """The command of a container. Raises NotReady for objects that may still be created, StartError for
+    permanent errors."""
     rewrite = _rewriter(place.mounts)
-    declared = _environment_from(container.get("envFrom", ()), look)
+    declared = _environment_from(container.get("envFrom", ()), lookup)
     for row in container.get("env", ()):
-        value = _value(pod, row, look)
+        value = _value(pod, row, lookup)
         if value is not None:
             declared[row["name"]] = _expand(value, declared) if "value" in row else value
     environment = {**place.environment, **{name: rewrite(value) for name, value in declared.items()}}
-    words = [*container.get("command", ()), *container.get("args", ())]
+    arguments = [*container.get("command", ()), *container.get("args", ())]
     if not container.get("command"):
         raise StartError(
             f"container {container['name']} has no command. The local cluster does not use the image, so its "
             "entrypoint is unknown: write the command in the manifest"
         )
-    words = [rewrite(_expand(word, declared)) for word in words]
+    arguments = [rewrite(_expand(argument, declared)) for argument in arguments]
     folder = place.folder / rewrite(container.get("workingDir", ""))
     if not folder.is_dir():
         raise StartError(f"working directory {folder} does not exist on this machine")
-    return Launch([find_command(words[0], environment, folder), *words[1:]], environment, folder)
+    return Launch([find_command(arguments[0], environment, folder), *arguments[1:]], environment, folder)
 
 
 def find_command(name: str, environment: Mapping[str, str], folder: Path) -> str:
-    """Python and torchrun are ours first: the image's would have been the one with torch."""
+    """The path of a command. Our Python and torchrun come first: the image's would have torch."""
     if "/" in name:
         path = folder / name
         if not path.is_file():
@@ -107,7 +108,7 @@ def _rewriter(mounts: Mapping[str, Path]) -> Callable[[str], str]:
 
 
 def _expand(text: str, known: Mapping[str, str]) -> str:
-    """`$(NAME)`; `$$(NAME)` is the escape, and an unknown name stays as it is."""
+    """Expand `$(NAME)`; `$$(NAME)` is the escape, and an unknown name stays as it is."""
 
     def replacement(found: re.Match[str]) -> str:
         if found[0].startswith("$$"):
@@ -117,8 +118,8 @@ def _expand(text: str, known: Mapping[str, str]) -> str:
     return re.sub(r"\$?\$\(([^()\s]+)\)", replacement, text)
 
 
-def _value(pod: Object, row: Object, look: Lookup) -> str | None:
-    """None: an optional source is missing."""
+def _value(pod: Object, row: Object, lookup: Lookup) -> str | None:
+    """The value of a variable. None: an optional source is missing."""
     source = row.get("valueFrom")
     if not source:
         return str(row.get("value", ""))
@@ -126,7 +127,7 @@ def _value(pod: Object, row: Object, look: Lookup) -> str | None:
         return str(field_of(pod, source["fieldRef"]["fieldPath"]) or "")
     for kind, resource in (("secretKeyRef", r.SECRETS), ("configMapKeyRef", r.CONFIG_MAPS)):
         if kind in source:
-            return _key_of(resource, source[kind], look)
+            return _key_of(resource, source[kind], lookup)
     raise StartError(f"env {row['name']}: the local cluster knows no valueFrom.{next(iter(source))}")
 
 
@@ -135,13 +136,13 @@ def field_of(pod: Object, path: str) -> Any:
     return at(pod, f"metadata.{found[1]}").get(found[2]) if found else at(pod, path)
 
 
-def _environment_from(sources: Iterable[Object], look: Lookup) -> dict[str, str]:
+def _environment_from(sources: Iterable[Object], lookup: Lookup) -> dict[str, str]:
     """Whole Secrets and ConfigMaps as variables."""
     found = {}
     for source in sources:
         for kind, resource in (("secretRef", r.SECRETS), ("configMapRef", r.CONFIG_MAPS)):
             if ref := source.get(kind):
-                owner = look(resource, ref["name"])
+                owner = lookup(resource, ref["name"])
                 if owner is None and not ref.get("optional"):
                     raise _missing(resource, ref["name"])
                 for name, value in contents(owner).items() if owner else ():
@@ -153,8 +154,8 @@ def _missing(resource: Resource, name: str) -> NotReady:
     return NotReady("CreateContainerConfigError", f'{resource.kind.lower()} "{name}" not found')
 
 
-def _key_of(resource: Resource, ref: Object, look: Lookup) -> str | None:
-    owner = look(resource, ref["name"])
+def _key_of(resource: Resource, ref: Object, lookup: Lookup) -> str | None:
+    owner = lookup(resource, ref["name"])
     content = contents(owner).get(ref["key"]) if owner else None
     if content is not None:
         return content.decode()

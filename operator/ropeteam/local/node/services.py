@@ -1,7 +1,7 @@
-"""Services: for each cluster address and port a TCP proxy to the pods that the selector finds.
+"""Services: for each cluster address and port a TCP proxy to the pods that the selector matches.
 
-The port listens only while there is a pod behind it, so that a connection is refused otherwise. A connection
-lives as long as both of its ends; one to a pod that has gone is cut.
+The port listens only while there is a ready pod behind it, so that a connection is refused otherwise. A
+connection lasts as long as both of its ends; a connection to a pod that is gone is aborted.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ropeteam.local.resources import ApiError, Object
 
 _log = logging.getLogger(__name__)
 ADDRESSES = range(224, 256)
-"""Third number of the addresses of Services; pods have those below."""
+"""Third number of the addresses of Services; pods have smaller ones."""
 AGAIN_SECONDS = 1.0
-"""After which an address that could not be listened on is tried again."""
-_TURNS_TO_ACCEPT = 5
-"""Of the loop, from a socket that asyncio has accepted to the call of our `accept`."""
+"""Interval at which an address that could not be bound is tried again."""
+_ITERATIONS_TO_ACCEPT = 5
+"""Iterations of the loop from the accept in asyncio to the call of our `accept`."""
 Backend = tuple[str, int, str]
 """Address, port, and the pod's uid."""
 
@@ -43,11 +43,11 @@ class Services:
         self._pumps: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        self.store.listeners.append(self._see)
+        self.store.listeners.append(self._handle_event)
         self._task = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
-        self.store.listeners.remove(self._see)
+        self.store.listeners.remove(self._handle_event)
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -76,7 +76,7 @@ class Services:
             if matches(selector, pod) and _ready(pod) and (number := _port_number(pod, port))
         ]
 
-    def _see(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if event.resource == r.PODS:
             if event.type == "DELETED" or at(event.object, "status.phase") in ("Succeeded", "Failed"):
                 for writer in self._connections.pop(event.object["metadata"]["uid"], ()):
@@ -86,10 +86,10 @@ class Services:
             self._dirty.set()
 
     async def _follow(self) -> None:
-        deaf: set[tuple[Key, str, int]] = set()
+        unbound: set[tuple[Key, str, int]] = set()
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._dirty.wait(), AGAIN_SECONDS if deaf else None)
+                await asyncio.wait_for(self._dirty.wait(), AGAIN_SECONDS if unbound else None)
             self._dirty.clear()
             wanted = {
                 (key_of(service), service["spec"]["clusterIP"], port["port"]): (service, port)
@@ -98,15 +98,15 @@ class Services:
                 if service["spec"].get("clusterIP") != "None" and self.backends(service, port)
             }
             await _close([self._servers.pop(gone) for gone in self._servers.keys() - wanted.keys()])
-            deaf &= wanted.keys()
+            unbound &= wanted.keys()
             for new in wanted.keys() - self._servers.keys():
                 try:
                     self._servers[new] = await self._listen(*new)
-                    deaf.discard(new)
-                except OSError as error:  # the port needs more rights, or is taken: refused, as without a pod
-                    if new not in deaf:
+                    unbound.discard(new)
+                except OSError as error:  # privileged or taken: connections are refused, as without a pod
+                    if new not in unbound:
                         _log.warning("service %s cannot listen: %s", new[0][1], error)
-                    deaf.add(new)
+                    unbound.add(new)
 
     async def _listen(self, key: Key, address: str, number: int) -> asyncio.Server:
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -117,7 +117,7 @@ class Services:
         return await asyncio.start_server(accept, address, number)
 
     def _end(self, writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
-        """Also of one that was cancelled before it began."""
+        """Close the connection of a task, also of one that was cancelled before it began."""
         self._pumps.discard(task)
         if task.cancelled():
             writer.transport.abort()
@@ -137,30 +137,30 @@ class Services:
             writer.transport.abort()
             return
         self._connections[uid].add(writer)
-        upward = asyncio.create_task(_pump(reader, pod_writer))
+        upstream = asyncio.create_task(_pump(reader, pod_writer))
         try:
             await _pump(pod_reader, writer)
         finally:
-            upward.cancel()
+            upstream.cancel()
             self._connections[uid].discard(writer)
             pod_writer.transport.abort()
 
 
 async def _close(servers: Collection[asyncio.Server]) -> None:
-    """A socket that asyncio has accepted, but not told us of, when its server is closed is closed by nobody
-    (Python 3.11): first no new ones, then a moment for those that are under way.
+    """Close servers. A socket that asyncio has accepted, but not passed to us, when its server is closed
+    leaks (Python 3.11): first accept no new ones, then yield to the loop for those that are under way.
     """
     for server in servers:
         for listener in server.sockets:
             asyncio.get_running_loop().remove_reader(listener.fileno())
-    for _ in range(_TURNS_TO_ACCEPT if servers else 0):
+    for _ in range(_ITERATIONS_TO_ACCEPT if servers else 0):
         await asyncio.sleep(0)
     for server in servers:
         server.close()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One direction, until its end is closed."""
+    """Copy one direction, until its end is closed."""
     with suppress(OSError):
         while data := await reader.read(65536):
             writer.write(data)

@@ -1,12 +1,12 @@
-"""The process above one container: `python -I -S shim.py PARENT [MEMORY]`, and on stdin what `request` makes.
+"""The process above one container: `python -I -S shim.py PARENT [MEMORY]`, and on stdin the output of
+`request`.
 
-Command and environment are not its own: who looks for a container's processes by them finds only those.
-It starts the command as a session of its own and answers on stdout: its pid, or why it could not start.
-When the command ends, everything that it left behind is killed first, and its folder MEMORY in /dev/shm is
+Command and environment are not its own: a search for a container's processes by them finds only those.
+It starts the command in a session of its own and answers on stdout: its pid, or the error of the start.
+When the command exits, all remaining descendants are killed first, and its folder MEMORY in /dev/shm is
 removed: a container's own /dev/shm would end with it. Then the shim exits as a container does: the command's
-code, or 128 + signal. SIGTERM is passed on. SIGINT kills at once; it also comes when the
-cluster dies.
-Standard library only, and few modules: it is in the way of each start.
+code, or 128 + signal. SIGTERM is forwarded. SIGINT kills at once; it is also sent when the cluster dies.
+Standard library only, and few modules: its start delays each container.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
 def request(log: str, folder: str, command: list[str], environment: dict[str, str]) -> bytes:
-    """What to run, for the stdin of a shim. No text may hold a NUL byte: exec could not take it either."""
+    """The request for the stdin of a shim. No text may hold a NUL byte: exec does not take it either."""
     fields = [log, folder, str(len(command)), *command, *(f"{k}={v}" for k, v in environment.items())]
     return b"\0".join(map(os.fsencode, fields))
 
 
 def main(parent: int, memory: str = "") -> int:
-    """Returns the exit code of the container."""
+    """Run the command. Returns the exit code of the container."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -37,11 +37,11 @@ def main(parent: int, memory: str = "") -> int:
     started, failed = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _become(libc, failed)
+        _exec(libc, failed)
     os.close(failed)
     error = os.read(started, 4096).decode(errors="replace")  # empty: exec closed the pipe
     os.write(1, f"error {error}\n".encode() if error else f"pid {pid}\n".encode())
-    code = _attend(pid)
+    code = _forward_and_reap(pid)
     _kill_descendants()
     if memory and os.path.isdir(memory):  # noqa: PTH112 (pathlib costs 10 ms of each start)
         import shutil
@@ -50,7 +50,7 @@ def main(parent: int, memory: str = "") -> int:
     return code
 
 
-def _become(libc: ctypes.CDLL, failed: int) -> None:
+def _exec(libc: ctypes.CDLL, failed: int) -> None:
     try:
         os.setsid()
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -72,8 +72,8 @@ def _become(libc: ctypes.CDLL, failed: int) -> None:
         os._exit(127)
 
 
-def _attend(pid: int) -> int:
-    """Pass signals on and reap, until the command has ended."""
+def _forward_and_reap(pid: int) -> int:
+    """Forward signals and reap, until the command has exited."""
     while True:
         number = signal.sigwait(_HANDLED)
         if number == signal.SIGTERM:
@@ -91,7 +91,7 @@ def _attend(pid: int) -> int:
 
 
 def _kill_descendants() -> None:
-    """Orphans of whom we kill come to us, the subreaper: go on until there are none."""
+    """Kill descendants. Orphans of killed processes become ours (subreaper): loop until none is left."""
     while True:
         for child in children(os.getpid()):
             kill_tree(child)
@@ -102,7 +102,7 @@ def _kill_descendants() -> None:
 
 
 def kill_tree(pid: int) -> None:
-    """The process and what is below it; a stopped parent cannot start more."""
+    """Kill the process and its descendants; a stopped parent cannot fork."""
     try:
         os.kill(pid, signal.SIGSTOP)
         for child in children(pid):

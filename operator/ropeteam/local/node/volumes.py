@@ -9,18 +9,18 @@ from ropeteam.local.node.podspec import Lookup, NotReady, contents
 from ropeteam.local.resources import Object
 
 
-def missing_claim(pod: Object, look: Lookup) -> str | None:
-    """What the scheduler says about a pod that names a claim which is not there."""
+def missing_claim(pod: Object, lookup: Lookup) -> str | None:
+    """The scheduler's message for a pod with a claim that does not exist; None: all exist."""
     for volume in pod["spec"].get("volumes", ()):
         name = volume.get("persistentVolumeClaim", {}).get("claimName")
-        if name and look(r.CLAIMS, name) is None:
+        if name and lookup(r.CLAIMS, name) is None:
             return f'0/1 nodes are available: persistentvolumeclaim "{name}" not found.'
     return None
 
 
-def make(pod: Object, home: Path, look: Lookup) -> dict[str, Path]:
-    """Volume name to folder. Twice is the same as once. Raises NotReady for a missing Secret or ConfigMap."""
-    return {volume["name"]: _make_one(pod, volume, home, look) for volume in pod["spec"].get("volumes", ())}
+def make(pod: Object, home: Path, lookup: Lookup) -> dict[str, Path]:
+    """Create the folders, by volume name. Idempotent. Raises NotReady for a missing Secret or ConfigMap."""
+    return {volume["name"]: _make_one(pod, volume, home, lookup) for volume in pod["spec"].get("volumes", ())}
 
 
 def mounts(container: Object, folders: dict[str, Path]) -> dict[str, Path]:
@@ -36,7 +36,7 @@ def mounts(container: Object, folders: dict[str, Path]) -> dict[str, Path]:
     return found
 
 
-def _make_one(pod: Object, volume: Object, home: Path, look: Lookup) -> Path:
+def _make_one(pod: Object, volume: Object, home: Path, lookup: Lookup) -> Path:
     meta = pod["metadata"]
     folder: Path = home / "pods" / meta["uid"] / "volumes" / volume["name"]
     if "persistentVolumeClaim" in volume:
@@ -47,9 +47,9 @@ def _make_one(pod: Object, volume: Object, home: Path, look: Lookup) -> Path:
             return folder
     folder.mkdir(parents=True, exist_ok=True)
     if "secret" in volume:
-        _fill(folder, volume["secret"] | {"name": volume["secret"]["secretName"]}, r.SECRETS, look)
+        _fill(folder, volume["secret"] | {"name": volume["secret"]["secretName"]}, r.SECRETS, lookup)
     elif "configMap" in volume:
-        _fill(folder, volume["configMap"], r.CONFIG_MAPS, look)
+        _fill(folder, volume["configMap"], r.CONFIG_MAPS, lookup)
     elif not volume.keys() & {"emptyDir", "persistentVolumeClaim", "hostPath"}:
         kind = ", ".join(volume.keys() - {"name"}) or "no source"
         raise NotReady(
@@ -58,8 +58,8 @@ def _make_one(pod: Object, volume: Object, home: Path, look: Lookup) -> Path:
     return folder
 
 
-def _fill(folder: Path, source: Object, resource: r.Resource, look: Lookup) -> None:
-    owner = look(resource, source["name"])
+def _fill(folder: Path, source: Object, resource: r.Resource, lookup: Lookup) -> None:
+    owner = lookup(resource, source["name"])
     if owner is None and not source.get("optional"):
         what = f'{resource.kind.lower()} "{source["name"]}" not found'
         text = f'MountVolume.SetUp failed for volume "{folder.name}" : {what}'

@@ -1,9 +1,9 @@
-"""What an agent does: state and event in, next state and effects out. Pure.
+"""The agent's state machine: state and event in, next state and effects out. Pure.
 
 step.py          the rules
-state.py         what is known, and what can happen; effects.py: what can be done
-events.py        the facts of an event; childreports.py: of what processes have told
-hang.py          is a rank stuck? stacks.py: where it stands
+state.py         state and events; effects.py: effects
+events.py        the facts of an event; childreports.py: those of reports of child processes
+hang.py          hang detection; stacks.py: the frame in which a rank hangs
 environment.py   the environment of a rank
-report.py        what the coordinator is told; metrics.py: what Prometheus is told
+report.py        the report to the coordinator; metrics.py: metrics for Prometheus
 """

@@ -1,4 +1,4 @@
-"""What an agent can do: frozen data, made by step.py and carried out by main.py, in the order given."""
+"""Effects of an agent: frozen data, made by step.py and carried out by main.py, in the order given."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Ranks may be forked from now on: have a zygote ready."""
+    """Prepare a zygote: ranks may be forked from now on."""
 
 
 @dataclass(frozen=True)
 class ClaimRun:
-    """Before the ranks of this plan start; only where checkpoints are written."""
+    """Claim the run before the ranks of this plan start; only where checkpoints are written."""
 
     plan: Plan
 
@@ -28,12 +28,12 @@ class StartRanks:
     fork: bool
     """From the zygote if one is ready, else by exec."""
     restore: tuple[CheckpointRef, ...] = ()
-    """What they may go on from, best first."""
+    """Checkpoints that the ranks may resume from, best first."""
 
 
 @dataclass(frozen=True)
 class KillRanks:
-    """SIGKILL these ranks and everything that descends from them; each answers with RankExited."""
+    """SIGKILL these ranks and all their descendants; a RankExited of each follows."""
 
     epoch: Epoch
     ranks: tuple[int, ...]
@@ -41,7 +41,7 @@ class KillRanks:
 
 @dataclass(frozen=True)
 class TerminateRanks:
-    """SIGTERM, so that a script which saves by itself may do so."""
+    """SIGTERM these ranks, so that a script which saves by itself may do so."""
 
     epoch: Epoch
     ranks: tuple[int, ...]
@@ -49,7 +49,7 @@ class TerminateRanks:
 
 @dataclass(frozen=True)
 class ShowStacks:
-    """Have these ranks write where all of their threads stand; each answers with StackShown."""
+    """Make these ranks print the stacks of all their threads; a StackShown of each follows."""
 
     epoch: Epoch
     ranks: tuple[int, ...]
@@ -88,14 +88,14 @@ class Prune:
 
 @dataclass(frozen=True)
 class DropLink:
-    """This coordinator is not ours any more: look for another."""
+    """Close the connection to a stale coordinator, and look for another."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Exit:
-    """Always the last effect: nothing of ours lives any more."""
+    """Exit; always the last effect: no process that the agent could kill lives any more."""
 
     code: int
 

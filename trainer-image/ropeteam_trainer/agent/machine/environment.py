@@ -1,7 +1,7 @@
 """The environment of a rank: the user's, with torchrun's variables and ours. Pure.
 
-A command that runs once per pod may be a launcher, or a script that starts processes by itself: it is told
-where and how many (in PyTorchJob's and torchrun's names), and brings up a store of its own.
+A command that runs once per pod may be a launcher, or a script that starts processes by itself: it receives
+addresses and counts (in PyTorchJob's and torchrun's variables), and starts a store of its own.
 Where there are parameter servers, ROLE_* count workers and servers apart; RANK and WORLD_SIZE count all.
 """
 
@@ -18,7 +18,7 @@ from ropeteam_trainer.contract.world import Plan
 from ropeteam_trainer.launchers import MeetingPlace
 
 _LAUNCHER_PORTS = range(20_000, 29_000)
-"""Below those that the kernel gives away by itself, and ours."""
+"""Below the kernel's ephemeral ports, and ours."""
 _NOT_FOR_RANKS = (config.CONFIG, config.TOKEN_FILE, config.SLOT, config.INCARNATION, config.POD_UID)
 _MAX_RESTARTS = 1000
 
@@ -26,7 +26,7 @@ _MAX_RESTARTS = 1000
 def rank_environment(
     base: Mapping[str, str], settings: WorkerConfig, plan: Plan, identity: PodIdentity, rank: int
 ) -> dict[str, str]:
-    """torchrun's contract for one rank. The socket and the page are added where they are made."""
+    """The variables of torchrun's contract for one rank. Socket and page are added where they are created."""
     slot = identity.slot
     member, first = plan.member(slot), plan.first_rank(slot)
     assert member is not None
@@ -69,16 +69,16 @@ def server_addresses(settings: WorkerConfig, plan: Plan) -> tuple[str, ...]:
 
 
 def servers_secret(token: bytes) -> str:
-    """Shown by workers and parameter servers to each other: derived, because a rank needs no key."""
+    """The secret that workers and parameter servers share: derived, because a rank needs no key."""
     return hmac.new(token, b"servers", hashlib.sha256).hexdigest()
 
 
 def launcher_environment(
     base: Mapping[str, str], settings: WorkerConfig, plan: Plan, identity: PodIdentity
 ) -> dict[str, str]:
-    """For a command that runs once per pod: PyTorchJob's contract, and torchrun's own variables (PET_*),
-    which a torchrun inside finds. RANK and WORLD_SIZE count such commands. The store is theirs: it is hosted
-    where they meet, by a process of theirs.
+    """The variables of a command that runs once per pod: PyTorchJob's contract, and torchrun's own (PET_*),
+    which a torchrun inside reads. RANK and WORLD_SIZE count such commands. Their store is hosted at their
+    meeting place, by a process of theirs.
     """
     member, place = plan.member(identity.slot), meeting_place(settings, plan, identity.slot)
     nodes = 1 if settings.worlds_per_pod else plan.slots
@@ -91,14 +91,14 @@ def launcher_environment(
     }
     own = where | count | {f"PET_{name}": value for name, value in (where | count).items()}
     own |= {"RANK": place.node_rank, "WORLD_SIZE": nodes, config.EPOCH: plan.epoch}
-    if member.processes == 1:  # it is the rank, and may use the library
+    if member.processes == 1:  # the command is the rank, and may use the library
         own |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
         own[config.RANK_PLAN] = codec.encode(rank_plan(settings, plan, identity)).decode()
     return _defaults(base) | {name: str(value) for name, value in own.items()}
 
 
 def meeting_place(settings: WorkerConfig, plan: Plan, slot: int) -> MeetingPlace:
-    """The commands of all pods meet at slot 0; if each pod is a world of its own, each at itself."""
+    """The rendezvous address of a command: slot 0 for all pods; its own pod if each is a world of its own."""
     host = plan.member(slot)
     if settings.worlds_per_pod and host is not None:
         return MeetingPlace(0, host.address, launcher_port(f"{settings.job_uid}/{slot}"))
@@ -106,14 +106,14 @@ def meeting_place(settings: WorkerConfig, plan: Plan, slot: int) -> MeetingPlace
 
 
 def launcher_port(world: str) -> int:
-    """Each world has a port of its own: pods of a local cluster, and those in their host's network, share one
-    network."""
+    """The port of a world, one for each: pods of a local cluster, and those in their host's network, share
+    one network."""
     number = int(hashlib.sha256(world.encode()).hexdigest(), 16)
     return _LAUNCHER_PORTS[number % len(_LAUNCHER_PORTS)]
 
 
 def interface_names(address: str, interface: str | None) -> dict[str, str]:
-    """Where gloo and NCCL listen: on the interface of the pod's address, not where its host name leads."""
+    """Variables by which gloo and NCCL listen on the interface of the pod's address, not of its host name."""
     if interface is None:
         return {}
     is_loopback = address.startswith("127.")
@@ -121,7 +121,7 @@ def interface_names(address: str, interface: str | None) -> dict[str, str]:
 
 
 def rank_plan(settings: WorkerConfig, plan: Plan, identity: PodIdentity) -> RankPlan:
-    """The secret of parameter servers is told only where there are any."""
+    """The RankPlan of this pod. The secret of parameter servers is passed only where there are any."""
     return RankPlan(
         epoch=str(plan.epoch),
         restore=tuple(manifest.ref_text(ref) for ref in plan.restore),

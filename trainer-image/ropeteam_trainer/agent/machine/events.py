@@ -1,4 +1,4 @@
-"""What an event tells an agent: the facts, before any conclusion is drawn (that is step.py). Pure."""
+"""The facts of an event, applied to the state; step.py draws the conclusions. Pure."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from ropeteam_trainer.contract.messages import Orders, Problem, Shard
 from ropeteam_trainer.contract.world import FailReason, ProcessExit
 
 RETRY_SECONDS = 1.0
-"""Between two tries to open a store or to write a manifest."""
+"""Pause between two attempts to open a store or to write a manifest."""
 
 _RESTORE = "ropeteam_trainer.checkpoint.decisions.restore."
 _PROBLEMS = {f"{_RESTORE}CheckpointNotFound": FailReason.CHECKPOINT_NOT_FOUND}
-"""Exceptions of our library that no restart mends."""
+"""Exceptions of our library that no restart repairs."""
 _STORAGE = {
     f"{_RESTORE}CheckpointUnavailable": "here",
     f"{_RESTORE}UnavailableElsewhere": "elsewhere",
     f"{_RESTORE}UnavailableEverywhere": "everywhere",
 }
-"""Exceptions of our library that say nothing against the script: ProcessExit.storage."""
+"""Exceptions of our library that are no fault of the script: ProcessExit.storage."""
 _EARLY = "it ended before its script did, and its parameter servers wait for it"
 _EARLY_SERVER = "it ended while workers need it: only these end a parameter server, when all have left"
 
@@ -58,7 +58,7 @@ Stepped = tuple[State, tuple[Effect, ...]]
 def apply_event(state: State, event: Event) -> Stepped:
     match event:
         case OrdersReceived(orders, age):
-            return _ordered(state, orders, age)
+            return _apply_orders(state, orders, age)
         case Terminated():
             leave_by = state.leave_by or state.now + state.config.timeouts.drain + 5
             return replace(state, leave_by=leave_by), ()
@@ -76,14 +76,14 @@ def apply_event(state: State, event: Event) -> Stepped:
         case ManifestFailed(_):
             return replace(state, writing=None, write_retry_at=state.now + RETRY_SECONDS), ()
         case RunClaimed(_, held, restore, pasts):
-            away = state.problem and state.problem.reason is FailReason.CHECKPOINT_NOT_WRITABLE
-            problem = None if away else state.problem
+            was_unavailable = state.problem and state.problem.reason is FailReason.CHECKPOINT_NOT_WRITABLE
+            problem = None if was_unavailable else state.problem
             claimed = replace(state, held=held, restore=restore, pasts=pasts, claiming=None)
             return replace(claimed, problem=problem), ()
         case ClaimFailed(_):
             return replace(state, claiming=None, claim_retry_at=state.now + RETRY_SECONDS), ()
         case RunSuperseded(by) if by in (state.claiming, state.held and state.held.claim.epoch):
-            return replace(state, writing=None), ()  # by our own next world
+            return replace(state, writing=None), ()  # by the next world of this agent
         case RunSuperseded(by):
             return replace(state, superseded=by, claiming=None, writing=None), ()
         case ProblemFound(problem):
@@ -91,12 +91,12 @@ def apply_event(state: State, event: Event) -> Stepped:
         case Tick(asleep):
             return replace(state, asleep=asleep), ()
         case _:
-            return _about_ranks(state, event), ()
+            return _apply_rank_event(state, event), ()
 
 
-def _ordered(state: State, orders: Orders, age: float) -> Stepped:
-    """Any answer of a coordinator that is not superseded is a sign of life, also of one that has nothing to
-    order because it waits for the operator: it will know of every replaced pod before it makes a plan.
+def _apply_orders(state: State, orders: Orders, age: float) -> Stepped:
+    """Apply orders. Any answer of a coordinator that is not superseded is a sign of life, also of one without
+    orders that waits for the operator: it will know of every replaced pod before it makes a plan.
     """
     if (orders.term, orders.boot) < (state.term, state.boot):
         # Not a sign of life of *our* coordinator: the fence clock goes on from where it was.
@@ -113,13 +113,13 @@ def _ordered(state: State, orders: Orders, age: float) -> Stepped:
     return replace(state, fenced=False, completed=completed), ()
 
 
-def _about_ranks(
+def _apply_rank_event(
     state: State,
     event: RanksStarted | RankDying | RankExited | RankUnburied | RankMessage | StackShown | BeatsRead,
 ) -> State:
     world = state.world
     if world is None or event.epoch != world.born:
-        return state  # late news of a world that is gone
+        return state  # a late event of a world that is gone
     match event:
         case RanksStarted():
             ranks = tuple(replace(rank, started_at=state.now) for rank in world.ranks)
@@ -139,70 +139,72 @@ def _about_ranks(
             return replace(state, world=_with_exit(state, world, number, exit, alive=True))
         case RankUnburied(_, number, exit, left):
             world = _with_exit(state, world, number, exit, alive=True)
-            return replace(state, world=_unburied(world, number, left, state.launch.per_pod))
+            return replace(state, world=_with_unkillable(world, number, left, state.launch.per_pod))
         case RankExited(_, number, exit):
             return replace(state, world=_with_exit(state, world, number, exit, alive=False))
         case _:
-            said = event.said
+            message = event.said
             problem = state.problem
-            if said.error_class in _PROBLEMS:
-                problem = Problem(_PROBLEMS[said.error_class], said.message)
-            rung = max(state.rung, said.rung or 0)
+            if message.error_class in _PROBLEMS:
+                problem = Problem(_PROBLEMS[message.error_class], message.message)
+            rung = max(state.rung, message.rung or 0)
             return replace(
-                state, rung=rung, problem=problem, world=_with_said(world, event.rank, said, state.now)
+                state, rung=rung, problem=problem, world=_with_message(world, event.rank, message, state.now)
             )
 
 
 def _with_exit(state: State, world: World, number: int, exit: ProcessExit, alive: bool) -> World:
-    """A command that runs once per pod stands for all ranks of the pod.
+    """The world with this exit. A command that runs once per pod stands for all ranks of the pod.
 
-    `killed`: by us. Not if it was dying already when the kill was ordered, nor if it was failing: a launcher
-    takes its time to end, and a peer that failed in consequence may be reported before.
+    `killed`: by the agent. Not if the rank was dying already when the kill was ordered, nor if it was
+    failing: a launcher ends slowly, and a peer that failed in consequence may be reported before.
     """
     ending = (world.killing and exit.signal == signal.SIGKILL) or world.terminate_by is not None
-    told = next((rank for rank in world.ranks if rank.rank == number), None)
+    reported = next((rank for rank in world.ranks if rank.rank == number), None)
     for rank in world.ranks:
-        if told and rank.alive and (rank is told or state.launch.per_pod):
-            ours = ending and (rank.exit is None or rank.exit.killed)
-            failing = told.failing and state.now - told.error_at <= childreports.CHILD_SECONDS
-            if ours and failing and world.terminate_by is None:
-                ours, exit = False, replace(exit, code=1, signal=None)  # as Python ends for an exception
-            heard_of = replace(rank, error=told.error, error_at=told.error_at, ended=told.ended)
-            explained = _explained(state, replace(exit, killed=exit.killed or ours), heard_of)
+        if reported and rank.alive and (rank is reported or state.launch.per_pod):
+            by_agent = ending and (rank.exit is None or rank.exit.killed)
+            failing = reported.failing and state.now - reported.error_at <= childreports.CHILD_SECONDS
+            if by_agent and failing and world.terminate_by is None:
+                by_agent, exit = False, replace(exit, code=1, signal=None)  # as Python ends for an exception
+            with_reports = replace(
+                rank, error=reported.error, error_at=reported.error_at, ended=reported.ended
+            )
+            explained = _with_cause(state, replace(exit, killed=exit.killed or by_agent), with_reports)
             world = world.with_rank(replace(rank, alive=alive, exit=explained))
     return world
 
 
-def _unburied(world: World, number: int, left: str, per_pod: bool) -> World:
+def _with_unkillable(world: World, number: int, left: str, per_pod: bool) -> World:
     for rank in world.ranks:
         if rank.exit and (rank.rank == number or per_pod):
-            message = "; ".join(word for word in (rank.exit.message, left) if word)
+            message = "; ".join(text for text in (rank.exit.message, left) if text)
             world = world.with_rank(replace(rank, unburied=True, exit=replace(rank.exit, message=message)))
     return world
 
 
-def _needed(state: State) -> str:
-    """Why a rank of this pod may not end by itself before its script does. "": it may."""
+def _early_end_message(state: State) -> str:
+    """Message why a rank of this pod may not exit before its script ends; "" if it may."""
     if not state.config.servers:
         return ""
     return _EARLY_SERVER if state.config.is_server(state.identity.slot) else _EARLY
 
 
-def _explained(state: State, exit: ProcessExit, rank: RankState) -> ProcessExit:
-    """Add why: the agent's own verdict, else what the rank said before it died, else nothing but how.
+def _with_cause(state: State, exit: ProcessExit, rank: RankState) -> ProcessExit:
+    """The exit with its cause: the agent's own verdict, else the error that the rank reported, else only how.
 
-    A server that uses the library says when its workers have left: its script may reach its end too early.
+    A server that uses the library reports when its workers have left: its script may reach its end too early.
     """
-    needed, error = _needed(state), rank.error
+    early_message, error = _early_end_message(state), rank.error
     exit = replace(exit, reached_end=exit.reached_end or rank.beat.reached_end)
-    if rank.killed_for and exit.code != 0:  # else it ended by itself, before our SIGKILL
+    if rank.killed_for and exit.code != 0:  # else it exited by itself, before SIGKILL
         why = rank.killed_for
         return replace(
             exit, hung=why.hung, late_start=why.late_start, fingerprint=why.fingerprint, message=why.message
         )
-    over = rank.left or (exit.reached_end and not (needed == _EARLY_SERVER and rank.has_library))
-    if needed and exit.clean and not (exit.killed or over):
-        return replace(exit, early=True, fingerprint="early end", message=needed)
+    may_exit = rank.left or (exit.reached_end and not (early_message == _EARLY_SERVER and rank.has_library))
+    if early_message and exit.clean and not (exit.killed or may_exit):
+        return replace(exit, early=True, fingerprint="early end", message=early_message)
     if exit.fingerprint or exit.clean:
         return exit
     if error and not exit.oom and childreports.explains(error, exit, state.now - rank.error_at):
@@ -212,41 +214,41 @@ def _explained(state: State, exit: ProcessExit, rank: RankState) -> ProcessExit:
     return childreports.of_a_shell(exit) if state.launch.per_pod else exit
 
 
-def _with_said(world: World, number: int, said: FromRank, now: float) -> World:
+def _with_message(world: World, number: int, message: FromRank, now: float) -> World:
     rank = next((rank for rank in world.ranks if rank.rank == number), None)
     if rank is None:
         return world
-    if said.hello_pid is not None or said.rung is not None:
+    if message.hello_pid is not None or message.rung is not None:
         rank = replace(rank, has_library=True)
-    if said.joins:
+    if message.joins:
         rank = replace(rank, joins=True)
-    if said.paused is not None:
-        rank = replace(rank, paused=said.paused)
-    if said.drained is not None:
-        rank = replace(rank, drained=said.drained)
-    if said.left:
+    if message.paused is not None:
+        rank = replace(rank, paused=message.paused)
+    if message.drained is not None:
+        rank = replace(rank, drained=message.drained)
+    if message.left:
         rank = replace(rank, left=True)
-    if said.served is not None:
-        rank = replace(rank, served=said.served)
-    if said.error_type is not None and childreports.better(rank.error, said):
-        told = childreports.after(rank.error, said, now - rank.error_at)
+    if message.served is not None:
+        rank = replace(rank, served=message.served)
+    if message.error_type is not None and childreports.better(rank.error, message):
+        reported = childreports.after(rank.error, message, now - rank.error_at)
         ending = world.killing or world.terminate_by is not None
-        failing = rank.failing or (childreports.is_cause(told) and not ending)
-        rank = replace(rank, error=told, error_at=now, failing=failing)
-    if said.ended and rank.ended is None:
-        rank = replace(rank, ended=said.rank)
+        failing = rank.failing or (childreports.is_cause(reported) and not ending)
+        rank = replace(rank, error=reported, error_at=now, failing=failing)
+    if message.ended and rank.ended is None:
+        rank = replace(rank, ended=message.rank)
     world = world.with_rank(rank)
-    if said.group is not None:
-        world = replace(world, groups=childreports.with_group(world.groups, number, said.group))
-    if said.shard_step is not None:
-        shard = Shard(number, world.born, said.shard_step, said.shard_files)
+    if message.group is not None:
+        world = replace(world, groups=childreports.with_group(world.groups, number, message.group))
+    if message.shard_step is not None:
+        shard = Shard(number, world.born, message.shard_step, message.shard_files)
         others = tuple(s for s in world.shards if (s.rank, s.step) != (shard.rank, shard.step))
         world = replace(world, shards=(*others, shard))
     if rank is not world.ranks[0]:
-        return replace(world, restored=said.restored or world.restored)
+        return replace(world, restored=message.restored or world.restored)
     return replace(
         world,
-        restored=said.restored or world.restored,
-        total_steps=said.total_steps if said.total_steps is not None else world.total_steps,
-        loss=said.loss if said.loss is not None else world.loss,
+        restored=message.restored or world.restored,
+        total_steps=message.total_steps if message.total_steps is not None else world.total_steps,
+        loss=message.loss if message.loss is not None else world.loss,
     )

@@ -1,10 +1,10 @@
-"""What an agent tells Prometheus about its pod's ranks, as text. Pure.
+"""Prometheus metrics of an agent on its pod's ranks, as text. Pure.
 
-Labels: the job's namespace and name, the slot, and the rank: a pod's series are gone with the pod. Written
+Labels: the job's namespace and name, the slot, and the rank: a pod's series end with the pod. Written
 by hand: to import prometheus-client would cost every start of a pod 70 ms.
-A rank's time is that from step to step, counted from the first look at each world on; it holds whatever the
-script does in between, evaluation and saving too. The agent looks five times a second: shorter steps come in
-lots.
+Step time is measured from step to step, beginning with the first sample of each world; it contains all that
+the script does in between, evaluation and saving too. The agent samples five times a second: shorter steps
+are counted several at a time.
 Limits: a script without our library has no steps.
 """
 
@@ -23,10 +23,10 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True)
 class Counted:
-    """What only grows, of one rank, over all worlds of this agent."""
+    """Counters of one rank, over all worlds of this agent."""
 
     epoch: Epoch | None = None
-    """The world that started it last."""
+    """The world that last started the rank."""
     starts: int = 0
     steps: int = 0
     seconds: float = 0.0
@@ -35,18 +35,20 @@ class Counted:
 
 
 Counts = Mapping[int, Counted]
-"""By rank."""
+"""Counters by rank."""
 
 
 def count(counts: Counts, state: State) -> Counts:
-    """What was counted, and what `state` adds to it."""
+    """The counters, with those of `state` added."""
     if state.world is None:
         return counts
     epoch = state.world.born
-    return {rank.rank: _count(counts.get(rank.rank, Counted()), rank, epoch) for rank in state.world.ranks}
+    return {
+        rank.rank: _with_rank(counts.get(rank.rank, Counted()), rank, epoch) for rank in state.world.ranks
+    }
 
 
-def _count(past: Counted, rank: RankState, epoch: Epoch) -> Counted:
+def _with_rank(past: Counted, rank: RankState, epoch: Epoch) -> Counted:
     if rank.started_at is None:
         return past
     if past.epoch != epoch:
@@ -61,7 +63,7 @@ def _count(past: Counted, rank: RankState, epoch: Epoch) -> Counted:
 
 
 Sample = tuple[str, Mapping[str, str], float]
-"""What follows the family's name, labels beyond those of all, value."""
+"""Suffix of the family's name, labels beyond the common ones, value."""
 Family = tuple[str, str, str, list[Sample]]
 """Name, kind, help, samples."""
 
@@ -89,14 +91,14 @@ def _ranks(state: State, counts: Counts, unix_minus_monotonic: float) -> Iterato
     yield (
         *("ropeteam_rank_phase", "gauge", "1 for the phase that the rank is in."),
         [
-            ("", {"rank": rank, "phase": phase.value}, float(told.phase is phase))
-            for rank, (told, _) in ranks.items()
+            ("", {"rank": rank, "phase": phase.value}, float(reported.phase is phase))
+            for rank, (reported, _) in ranks.items()
             for phase in RankPhase
         ],
     )
     yield (
         *("ropeteam_rank_step", "gauge", "Last step that the rank reported."),
-        [("", {"rank": rank}, float(told.step)) for rank, (told, _) in ranks.items()],
+        [("", {"rank": rank}, float(reported.step)) for rank, (reported, _) in ranks.items()],
     )
     yield (
         *("ropeteam_rank_last_step_timestamp_seconds", "gauge", "When it did, in this world."),
@@ -121,15 +123,17 @@ def _ranks(state: State, counts: Counts, unix_minus_monotonic: float) -> Iterato
 
 
 def _servers(state: State) -> Iterator[Family]:
-    """Nothing in a pod without a parameter server that has applied a gradient."""
-    told = {str(rank.rank): rank.served for rank in (state.world.ranks if state.world else ()) if rank.served}
-    if not told:
+    """Families of parameter servers; none in a pod without one that has applied a gradient."""
+    reported = {
+        str(rank.rank): rank.served for rank in (state.world.ranks if state.world else ()) if rank.served
+    }
+    if not reported:
         return
     yield (
         *("ropeteam_rank_gradient_staleness", "summary", "Steps of others between pull and push."),
         [
             (suffix, {"rank": rank}, float(value))
-            for rank, served in told.items()
+            for rank, served in reported.items()
             for suffix, value in (("_sum", served.staleness), ("_count", served.applied))
         ],
     )
@@ -137,7 +141,7 @@ def _servers(state: State) -> Iterator[Family]:
         *("ropeteam_rank_gradients_dropped_total", "counter", "Gradients that steps went on without."),
         [
             ("", {"rank": rank}, float(served.dropped))
-            for rank, served in told.items()
+            for rank, served in reported.items()
             if served.dropped is not None
         ],
     )
@@ -146,6 +150,6 @@ def _servers(state: State) -> Iterator[Family]:
 def _family(name: str, kind: str, text: str, samples: Iterable[Sample], common: Mapping[str, str]) -> str:
     lines = [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
     for suffix, labels, value in samples:
-        told = ",".join(f'{key}="{word}"' for key, word in {**common, **labels}.items())
-        lines.append(f"{name}{suffix}{{{told}}} {value!r}")
+        pairs = ",".join(f'{key}="{label}"' for key, label in {**common, **labels}.items())
+        lines.append(f"{name}{suffix}{{{pairs}}} {value!r}")
     return "\n".join(lines) + "\n"

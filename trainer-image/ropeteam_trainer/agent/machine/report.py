@@ -1,4 +1,4 @@
-"""What an agent tells its coordinator: its whole truth, projected from the state. Pure."""
+"""AgentReport: the state that an agent reports to its coordinator. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ropeteam_trainer.contract.world import CheckpointRef, Plan
 
 
 def report(state: State) -> AgentReport:
-    config, me, world = state.config, state.identity, state.world
+    config, identity, world = state.config, state.identity, state.world
     return AgentReport(
-        slot=me.slot,
-        incarnation=me.incarnation,
-        pod_uid=me.pod_uid,
-        address=me.pod_ip,
+        slot=identity.slot,
+        incarnation=identity.incarnation,
+        pod_uid=identity.pod_uid,
+        address=identity.pod_ip,
         job_uid=config.job_uid,
         term=state.term,
-        node=me.node,
+        node=identity.node,
         orders_seen=state.orders_seen,
         rung=state.rung,
         launcher=state.launch.text,
-        plan=_told(world.plan, me.slot) if world else None,
+        plan=_reported_plan(world.plan, identity.slot) if world else None,
         stopped=state.stopped,
         ranks=tuple(_rank(rank, state.rung) for rank in world.ranks) if world else (),
         store=max(state.stores, key=lambda offer: offer.epoch, default=None),
@@ -33,7 +33,7 @@ def report(state: State) -> AgentReport:
         committed=state.committed,
         granted=replace(state.grant.ref, digest="") if state.grant else None,
         restored=world.restored if world else None,
-        past=_past(state),
+        past=_ancestors(state),
         progress=_progress(state),
         leaving=state.leave_by is not None,
         completed=state.completed,
@@ -43,33 +43,34 @@ def report(state: State) -> AgentReport:
     )
 
 
-def _past(state: State) -> tuple[CheckpointRef, ...]:
-    """Whatever the job's status names: after a restore of etcd some of that is of a line that was left."""
+def _ancestors(state: State) -> tuple[CheckpointRef, ...]:
+    """Ancestors of the restored checkpoint, independent of the job's status: after a restore of etcd that may
+    name checkpoints of an abandoned lineage."""
     restored = state.world.restored if state.world else None
     if restored is None:
         return ()
-    places = [(ref.epoch, ref.step) for ref in state.restore]
-    found = zip(places, state.pasts, strict=False)
-    return next((past for place, past in found if place == (restored.epoch, restored.step)), ())
+    keys = [(ref.epoch, ref.step) for ref in state.restore]
+    found = zip(keys, state.pasts, strict=False)
+    return next((past for key, past in found if key == (restored.epoch, restored.step)), ())
 
 
 def news(report: AgentReport) -> AgentReport:
-    """The part of a report that cannot wait for the next lease: all but numbers that move with every step.
+    """The part of a report that cannot wait for the next lease: all but numbers that change with every step.
 
-    That orders were applied is news too: only then can the coordinator rely on it.
+    Applied orders (`orders_seen`) are urgent too: only then can the coordinator rely on them.
     """
     ranks = tuple(replace(rank, step=0, steps_here=min(rank.steps_here, 1)) for rank in report.ranks)
     return replace(report, ranks=ranks, progress=Progress())
 
 
 def steps_matter(state: State) -> bool:
-    """Each lease tells how far the ranks are: those of slot 0 for all, and all where they are to stop."""
+    """Whether each lease must carry steps: always those of slot 0, and all while a pause is ordered."""
     pausing = state.orders is not None and state.orders.pause is not None
     return state.identity.slot == 0 or pausing
 
 
-def _told(plan: Plan, slot: int) -> Plan:
-    """Each agent tells of its own slot; a coordinator of the release before wants back what it gave."""
+def _reported_plan(plan: Plan, slot: int) -> Plan:
+    """The plan with its own slot alone; a coordinator of the previous release requires all that it sent."""
     return plan.part(slot) if plan.whole else plan
 
 
@@ -89,7 +90,7 @@ def _phase(rank: RankState, rung: int) -> RankPhase:
         return RankPhase.PAUSED
     if rank.beat.steps_here > 0:
         return RankPhase.RUNNING
-    # Without the library no step is ever reported: being started is all there is to know.
+    # Without the library no step is ever reported: a rank counts as running once it is started.
     has_no_library = rank.started_at is not None and not rank.has_library and rung == 0
     return RankPhase.RUNNING if has_no_library else RankPhase.STARTING
 

@@ -1,6 +1,6 @@
-"""What an agent knows, and what can happen to it: frozen data for step.py.
+"""The state of an agent, and its events: frozen data for step.py.
 
-Events come from outside in the order in which they were seen. What it can do is in effects.py.
+Events come from outside in the order in which they were observed. Effects are in effects.py.
 Times are seconds of the monotonic clock that `Beat.monotonic_ns` uses.
 """
 
@@ -24,15 +24,15 @@ from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessE
 from ropeteam_trainer.launchers import Launch
 
 DISK_SECONDS = 60.0
-"""After which a claim or a manifest that is under way is told of: a disk that hangs makes no error."""
+"""After this time an unfinished claim or manifest is reported: a disk that hangs raises no error."""
 
 # ---- events
 
 
 @dataclass(frozen=True)
 class OrdersReceived:
-    """`age`: seconds since the report was sent that these orders answer, also those for which the machine was
-    suspended. 0 if their sender does not tell."""
+    """Orders, or an answer, of a coordinator. `age`: seconds since the report that they answer was sent, with
+    those for which the machine was suspended. 0 if the coordinator names no report."""
 
     orders: Orders
     age: float = 0.0
@@ -40,7 +40,7 @@ class OrdersReceived:
 
 @dataclass(frozen=True)
 class Terminated:
-    """SIGTERM came."""
+    """SIGTERM was received."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RanksStarted:
 
 @dataclass(frozen=True)
 class RankExited:
-    """A rank and all its descendants are gone. `exit` is what its parent saw; the machine adds why."""
+    """A rank and all its descendants have exited. `exit`: as its parent saw it; step.py adds the cause."""
 
     epoch: Epoch
     rank: int
@@ -61,7 +61,7 @@ class RankExited:
 
 @dataclass(frozen=True)
 class RankDying:
-    """The kernel is taking this rank apart after a signal; RankExited follows once nothing of it is left."""
+    """The kernel is ending this rank after a signal; RankExited follows when no process of it lives."""
 
     epoch: Epoch
     rank: int
@@ -70,13 +70,13 @@ class RankDying:
 
 @dataclass(frozen=True)
 class RankUnburied:
-    """This rank should be gone long since, and something of it lives. RankExited may still follow."""
+    """This rank should have exited long ago, and a process of it still lives. RankExited may still follow."""
 
     epoch: Epoch
     rank: int
     exit: ProcessExit
     left: str
-    """What, and why, for people."""
+    """Text for people: which process, and why."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class RankMessage:
 
 @dataclass(frozen=True)
 class StackShown:
-    """The answer to ShowStacks, of each rank."""
+    """The answer of each rank to ShowStacks."""
 
     epoch: Epoch
     rank: int
@@ -108,7 +108,7 @@ class StoreUp:
 
 @dataclass(frozen=True)
 class StoreDown:
-    """The store of this epoch died, or could not be opened."""
+    """The store of this epoch exited, or could not be opened."""
 
     epoch: Epoch
 
@@ -125,19 +125,19 @@ class ManifestFailed:
 
 @dataclass(frozen=True)
 class RunClaimed:
-    """A world of `epoch` may begin: nobody of an older one can save or prune any more."""
+    """A world of `epoch` may begin: no rank or agent of an older one can save or prune any more."""
 
     epoch: Epoch
     held: Held
     restore: tuple[CheckpointRef, ...]
-    """What it may go on from, best first."""
+    """Checkpoints that the world may resume from, best first."""
     pasts: tuple[tuple[CheckpointRef, ...], ...] = ()
-    """Of each of these: which of the others it descends from."""
+    """The ancestors of each of these among the others."""
 
 
 @dataclass(frozen=True)
 class ClaimFailed:
-    """The disk did not answer as it should."""
+    """The claim failed with an error of the disk."""
 
     epoch: Epoch
 
@@ -166,8 +166,8 @@ class ProblemFound:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed. Needed a few times a second for the clocks of fence, hang, drain and leave. `asleep`:
-    seconds for which the machine has been suspended since the agent began."""
+    """Time has passed. Needed a few times a second for the clocks of fence, hang, drain and exit. `asleep`:
+    seconds for which the machine has been suspended since the agent started."""
 
     asleep: float = 0.0
 
@@ -200,7 +200,7 @@ Event = (
 
 @dataclass(frozen=True)
 class ProgressSample:
-    """One point of a rank's progress, to learn step time and rate from."""
+    """One sample of a rank's progress, for step time and rate."""
 
     at: float
     step: int
@@ -215,37 +215,37 @@ class RankState:
     alive: bool = True
     started_at: float | None = None
     has_library: bool = False
-    """It said hello: it can be paused, and a first step is expected."""
+    """The rank has sent hello: it can be paused, and a first step is expected."""
     joins: bool = False
-    """It has called init_process_group."""
+    """The rank has called init_process_group."""
     beat: Beat = field(default_factory=Beat)
     paces: tuple[ProgressSample, ...] = ()
     asked: bool = False
-    """For its stacks, since its heart beat last."""
+    """Its stacks were requested, since its last heartbeat."""
     stands: Standstill | None = None
-    """What it answered."""
+    """Its answer."""
     paused: int | None = None
     drained: int | None = None
     served: Served | None = None
     left: bool = False
-    """A worker: its parameter servers do not wait for it any more. A server: all its workers have left."""
+    """Worker: its parameter servers do not wait for it any more. Server: all its workers have left."""
     error: FromRank | None = None
     error_at: float = 0.0
     failing: bool = False
-    """An error that blames no peer was told before the agent was to end it."""
+    """An error that blames no peer was reported before the agent was to end the rank."""
     ended: int | None = None
-    """The first of the ranks that a launcher runs here which has reached its end."""
+    """The first of the ranks of a launcher in this pod that has reached its end."""
     killed_for: ProcessExit | None = None
-    """Why the agent killed it, when it was the rank's own fault: a template for its exit."""
+    """A template for the exit of a rank that the agent killed for the rank's own fault."""
     told: ToRank = field(default_factory=ToRank)
     exit: ProcessExit | None = None
-    """Known before the end of `alive` if it is dying."""
+    """Known before the end of `alive` if the rank is dying."""
     unburied: bool = False
-    """Something of it cannot be killed but by the end of this container."""
+    """A process of the rank can only be killed by the end of this container."""
 
     @property
     def waits(self) -> bool:
-        """In report(), because it was asked to."""
+        """Whether the rank waits in report(), as requested."""
         return self.drained is not None or (self.paused is not None and self.beat.step <= self.paused)
 
 
@@ -255,8 +255,8 @@ class World:
 
     plan: Plan
     born: Epoch
-    """What started the ranks. Events and effects know them by it, also where `plan` is a later one that keeps
-    them."""
+    """The epoch that started the ranks. Events and effects name them by it, also where `plan` is a later one
+    that keeps them."""
     ranks: tuple[RankState, ...]
     killing: bool = False
     terminate_by: float | None = None
@@ -278,15 +278,15 @@ class World:
 
 @dataclass(frozen=True)
 class State:
-    """Everything an agent knows. Only machine.step makes a new one."""
+    """The whole state of an agent. Only machine.step makes a new one."""
 
     config: WorkerConfig
     identity: PodIdentity = field(repr=False)
     launch: Launch
     now: float
     heard_at: float
-    """By `awake_or_not`: when the newest report was sent that a coordinator of our term, or a higher one, has
-    answered. Neither connections nor greetings move it, nor answers that were long under way."""
+    """Send time, by `awake_or_not`, of the newest report that a coordinator of this term, or a higher one,
+    has answered. Neither connections nor greetings advance it, nor answers that were long under way."""
     asleep: float = 0.0
     linked: bool = False
     fenced: bool = False
@@ -301,29 +301,29 @@ class State:
     """The last world for which the zygote was made ready to fork ranks."""
     stores: tuple[StoreOffer, ...] = ()
     asked: frozenset[Epoch] = frozenset()
-    """Stores that were ordered from the keeper, ready or not."""
+    """Stores that were requested from stores.py, ready or not."""
     lost_stores: tuple[StoreOffer, ...] = ()
-    """The newest that were offered and are held no more. A plan that was on its way may name one."""
+    """The newest stores that were offered and have ended. A plan that was under way may name one."""
     store_retry_at: float = 0.0
     held: Held | None = None
-    """Our claim to the folder of the run: that of the newest world whose leading rank was started here."""
+    """The agent's claim to the run's folder: that of the newest world whose lead rank was started here."""
     restore: tuple[CheckpointRef, ...] = ()
-    """What that world may go on from."""
+    """Checkpoints that this world may resume from."""
     pasts: tuple[tuple[CheckpointRef, ...], ...] = ()
-    """Of each of these: which of the others it descends from."""
+    """The ancestors of each of these among the others."""
     claiming: Epoch | None = None
     claim_since: tuple[Epoch, float] | None = None
-    """Which world waits for a claim, and since when."""
+    """The world that waits for a claim, and since when."""
     claim_retry_at: float = 0.0
     superseded: Epoch | None = None
     """A newer world has claimed that folder: no rank may live here any more."""
     writing: CheckpointRef | None = None
     disk_since: float = 0.0
-    """When the claim or manifest was begun that is under way."""
+    """Start time of the claim or manifest that is under way."""
     write_retry_at: float = 0.0
     grant: Grant | None = None
-    """The newest that we obeyed. A coordinator that took over gives none again if shards of it are gone with
-    their pods, and yet waits for the manifest: it is tried until it is written."""
+    """The newest grant that was accepted. A new coordinator does not grant it again if some of its shards are
+    gone with their pods, and yet waits for the manifest: writing is retried until it succeeds."""
     committed: CheckpointRef | None = None
     pruned: tuple[CheckpointRef, ...] = ()
     leave_by: float | None = None
@@ -331,22 +331,22 @@ class State:
     completed: Epoch | None = None
     problem: Problem | None = None
     exit_code: int | None = None
-    """Decided to exit; ranks are killed first."""
+    """Exit is decided; ranks are killed first."""
     exited: bool = False
 
     @property
     def awake_or_not(self) -> float:
-        """As `now`, and goes on while the machine is suspended: for what others count too."""
+        """The time as in `now`, but also counted while the machine is suspended, as others count it."""
         return self.now + self.asleep
 
     @property
     def stopped(self) -> bool:
-        """No rank, nor descendant of one, lives."""
+        """Whether no rank, nor descendant of one, lives."""
         return self.world is None or not self.world.alive
 
     @property
     def disk_owes(self) -> str:
-        """What the volume of checkpoints has not answered for long; "": nothing."""
+        """The operation that the volume of checkpoints has not finished for long; "": none."""
         if self.now - self.disk_since < DISK_SECONDS:
             return ""
         if self.writing:
@@ -355,7 +355,7 @@ class State:
 
     @property
     def may_end(self) -> bool:
-        """Nothing lives that this agent could still end by itself."""
+        """Whether no process lives that this agent can still kill."""
         return self.world is None or all(rank.unburied or not rank.alive for rank in self.world.ranks)
 
     @property
@@ -369,9 +369,9 @@ class State:
         plan = self.orders.plan if self.orders and not self.orders.refused else None
         if plan is None or self.fenced or self.problem or self.superseded or self.exit_code is not None:
             return None
-        me = plan.member(self.identity.slot)
-        is_me = me is not None and (me.incarnation, me.pod_uid) == (
+        member = plan.member(self.identity.slot)
+        is_here = member is not None and (member.incarnation, member.pod_uid) == (
             self.identity.incarnation,
             self.identity.pod_uid,
         )
-        return plan if is_me else None
+        return plan if is_here else None

@@ -1,14 +1,14 @@
-"""What an agent does: state and event in, next state and effects out. Pure and total.
+"""The agent's state machine: state and event in, next state and effects out. Pure and total.
 
-Every event first updates what is known (events.py); then the same rules look at the whole, in this order, and
-each brings one thing nearer to what the orders say, so a lost, doubled or early event costs nothing:
-  deadlines, leaving    clocks of fence, hang, drain; reasons to exit
+Every event first updates the state (events.py); then the same rules read the whole state, in this order, and
+each brings one part of it nearer to the orders, so a lost, repeated or early event costs nothing:
+  deadlines, exit       clocks of fence, hang, drain; reasons to exit
   keep ranks            a plan that names the epoch of the ranks here is theirs from now on
   end the world         ranks that the orders do not name are killed
-  start a world         once nothing of the former one lives
+  start a world         once no process of the former one lives
   stores, ranks, checkpoints
 Promises: ranks that two epochs started never live together; orders of a lower (term, boot) change nothing; a
-rank's fault never ends the agent (but what cannot be killed, except by the container's end, does: 3); exit 0
+rank's fault never ends the agent (but a process that only the container's end can kill does: 3); exit 0
 only on `release`, 4 only when the job has failed; without an answer for fenceSeconds no rank lives.
 """
 
@@ -46,13 +46,13 @@ from ropeteam_trainer.launchers import Launch
 
 EXIT_DONE, EXIT_UNBURIED, EXIT_LEFT = 0, 3, 143
 CLAIM_SECONDS = 300.0
-"""How long a volume may be away before another node is tried, as for ranks that restore. The other ranks of
-that world are ended after startSeconds, and that is charged: it has to be less."""
+"""Seconds for which a volume may be unavailable before another node is tried, as for ranks that restore. Less
+than startSeconds, after which the other ranks of that world are killed, which is charged."""
 
-_NONE_YET = Epoch(0, 0, 0)
-_LOST_STORES_KNOWN = 8
-"""A plan that names one was made before its loss was told: moments ago."""
-_NOT_HERE = ProcessExit(None, None, killed=True, message="it does not live in this pod any more")
+_NO_EPOCH = Epoch(0, 0, 0)
+_MAX_LOST_STORES = 8
+"""A plan that names one of them was made before its loss was reported: moments ago."""
+_NOT_IN_POD = ProcessExit(None, None, killed=True, message="it does not live in this pod any more")
 
 
 def initial(config: WorkerConfig, identity: PodIdentity, launch: Launch, now: float) -> State:
@@ -60,7 +60,7 @@ def initial(config: WorkerConfig, identity: PodIdentity, launch: Launch, now: fl
 
 
 def step(state: State, event: Event, now: float) -> Stepped:
-    """The one entrance. After Exit, the last effect, nothing happens any more."""
+    """The next state, and effects. After Exit, the last effect, every event is ignored."""
     if state.exited:
         return state, ()
     state, effects = apply_event(replace(state, now=now), event)
@@ -70,19 +70,19 @@ def step(state: State, event: Event, now: float) -> Stepped:
     return state, effects
 
 
-# ---- rules: deadlines and leaving
+# ---- rules: deadlines and exit
 
 
 def _fence(state: State) -> Stepped:
-    """Unanswered for too long: somebody else may be given our place. Only orders that are asked for anew end
-    it."""
+    """Fence an agent that had no answer for too long: another pod may get its slot. Only newly requested
+    orders end it."""
     if state.awake_or_not - state.heard_at < state.config.timeouts.fence:
         return state, ()
     return replace(state, fenced=True, orders_seen=0), ()
 
 
-def _leave(state: State) -> Stepped:
-    """When may this process end, and with which code?"""
+def _decide_exit(state: State) -> Stepped:
+    """Decide whether the agent exits, and with which code."""
     if state.exit_code is not None:
         return state, ()
     orders = state.orders
@@ -92,46 +92,46 @@ def _leave(state: State) -> Stepped:
         return replace(state, exit_code=EXIT_FAILED), ()
     if state.leave_by is None:
         return state, ()
-    told = orders is not None and orders.leave
-    alone = not state.linked and state.awake_or_not - state.heard_at >= state.config.timeouts.lost
+    ordered = orders is not None and orders.leave
+    isolated = not state.linked and state.awake_or_not - state.heard_at >= state.config.timeouts.lost
     idle = not state.linked and state.stopped
-    if told or alone or idle or state.now >= state.leave_by:
+    if ordered or isolated or idle or state.now >= state.leave_by:
         return replace(state, exit_code=EXIT_LEFT), ()
     return state, ()
 
 
 def _detect_hangs(state: State) -> Stepped:
-    """Kill ranks that are stuck. Not while a pause is ordered: then ranks wait for each other on purpose."""
+    """Kill ranks that hang. Not while a pause is ordered: then ranks wait for each other on purpose."""
     world = state.world
     if world is None or world.killing or (state.orders and state.orders.pause == world.plan.epoch):
         return state, ()
-    stuck = []
-    loss = None if _have_met(world) else _store_loss(state, world.plan)
+    hung = []
+    loss = None if _has_group(world) else _store_loss(state, world.plan)
     for rank in world.ranks:
-        if why := _verdict(state, rank, loss):
+        if why := _hang_exit(state, rank, loss):
             world = world.with_rank(replace(rank, killed_for=why))
-            stuck.append(rank.rank)
-    if stuck:
-        return replace(state, world=world), (KillRanks(world.born, tuple(stuck)),)
-    asked = hang.asked(world, state.config.timeouts, state.rung, state.now)
-    effects = (ShowStacks(world.born, world.alive),) if asked is not world else ()
-    return replace(state, world=asked), effects
+            hung.append(rank.rank)
+    if hung:
+        return replace(state, world=world), (KillRanks(world.born, tuple(hung)),)
+    requested = hang.asked(world, state.config.timeouts, state.rung, state.now)
+    effects = (ShowStacks(world.born, world.alive),) if requested is not world else ()
+    return replace(state, world=requested), effects
 
 
-def _have_met(world: World) -> bool:
-    """Its ranks are connected to their store: who asks it from now on gets an error, and does not wait."""
+def _has_group(world: World) -> bool:
+    """Whether ranks formed a group, and so are connected to their store: its loss is an error, not a wait."""
     return any(group.size >= world.plan.world_size for group in world.groups)
 
 
-def _verdict(state: State, rank: RankState, loss: ProcessExit | None) -> ProcessExit | None:
-    """Why this rank makes no progress, or will not: torch tries for half an hour to reach a store."""
+def _hang_exit(state: State, rank: RankState, loss: ProcessExit | None) -> ProcessExit | None:
+    """The exit of a rank that hangs, or is going to: torch tries for half an hour to reach a store."""
     if loss and rank.started_at is not None and not rank.exit and not rank.killed_for:
         return loss
     return hang.verdict(rank, state.config.timeouts, state.rung, state.now)
 
 
 def _terminate(state: State) -> Stepped:
-    """A drain of scripts that save by themselves: SIGTERM, and after drainSeconds SIGKILL."""
+    """Drain scripts that save by themselves: SIGTERM, and after drainSeconds SIGKILL."""
     world, orders = state.world, state.orders
     if world is None or orders is None or world.killing or not world.alive:
         return state, ()
@@ -150,9 +150,9 @@ def _terminate(state: State) -> Stepped:
 
 
 def _keep_ranks(state: State) -> Stepped:
-    """The next world keeps the ranks that are here, if it means these very ones, in whatever state they are:
-    a rank that has died, or is being killed, is told of under the new epoch, and so replaced by the world
-    after that.
+    """Take the plan of a world that keeps exactly the ranks of this pod, in whatever state they are: a rank
+    that has exited, or is being killed, is reported under the new epoch, and so replaced by the world after
+    that.
     """
     plan, world = state.wanted, state.world
     if plan is None or world is None or plan.epoch <= world.plan.epoch:
@@ -164,30 +164,30 @@ def _keep_ranks(state: State) -> Stepped:
 
 def _end_world(state: State) -> Stepped:
     world = state.world
-    if world is None or world.killing or not world.alive or _is(world, state.wanted):
+    if world is None or world.killing or not world.alive or _runs_plan(world, state.wanted):
         return state, ()
     ranks = world.ranks
-    why = _why_none_may_live(state)
+    why = _kill_all_reason(state)
     if why is not None:
         ranks = tuple(rank if rank.killed_for else replace(rank, killed_for=why) for rank in ranks)
     killed = replace(world, killing=True, ranks=ranks)
     return replace(state, world=killed), (KillRanks(world.born, world.alive),)
 
 
-def _give_up(state: State) -> Stepped:
-    """What cannot be killed ends with this container, and another pod takes the slot. Not if a rank was done:
-    then the release ends it.
+def _exit_unkillable(state: State) -> Stepped:
+    """Exit if a process cannot be killed: it ends with this container, and another pod takes the slot. Not if
+    the ranks exited cleanly: then the release ends it.
     """
     world = state.world
     if world is None or state.exit_code is not None:
         return state, ()
-    left = [rank.exit for rank in world.ranks if rank.alive and rank.unburied and rank.exit]
-    if not left or (not world.killing and all(exit.clean for exit in left)):
+    unkilled = [rank.exit for rank in world.ranks if rank.alive and rank.unburied and rank.exit]
+    if not unkilled or (not world.killing and all(exit.clean for exit in unkilled)):
         return state, ()
     return replace(state, exit_code=EXIT_UNBURIED), ()
 
 
-def _why_none_may_live(state: State) -> ProcessExit | None:
+def _kill_all_reason(state: State) -> ProcessExit | None:
     if state.superseded:
         by = state.superseded
         message = f"superseded by term {by.term}: world {by} has claimed the folder of checkpoints"
@@ -205,34 +205,34 @@ def _start_world(state: State) -> Stepped:
     slot = state.identity.slot
     ranks = tuple(RankState(rank) for rank in plan.ranks(slot))
     born = plan.born(slot)
-    # If it keeps ranks that are not here, or names a store that has ended, it will learn so from this.
-    if dead := _store_loss(state, plan) if born == plan.epoch else _NOT_HERE:
-        ranks = tuple(replace(rank, alive=False, exit=dead) for rank in ranks)
+    # The coordinator reads from this report that the plan keeps ranks, or names a store, that is gone.
+    if loss := _store_loss(state, plan) if born == plan.epoch else _NOT_IN_POD:
+        ranks = tuple(replace(rank, alive=False, exit=loss) for rank in ranks)
         return replace(state, world=World(plan, born, ranks)), ()
-    if _leads(state) and not (state.held and state.held.claim.epoch == plan.epoch):
+    if _is_lead(state) and not (state.held and state.held.claim.epoch == plan.epoch):
         return _claim(state, plan)
-    restore = state.restore if _leads(state) else plan.restore
+    restore = state.restore if _is_lead(state) else plan.restore
     return replace(state, world=World(plan, born, ranks)), (StartRanks(plan, state.may_fork, restore),)
 
 
 def _claim(state: State, plan: Plan) -> Stepped:
-    """The storage decides between two worlds that do not know of each other. If it does not answer, the other
-    ranks of this world wait in vain: another pod may reach it, and if none does, the job says so."""
+    """Claim the run: storage decides between two worlds that cannot see each other. If it does not answer,
+    the other ranks of this world wait in vain: another pod may reach it; if none does, the job reports it."""
     epoch, since = state.claim_since or (None, state.now)
     if epoch != plan.epoch:
         since = state.now
         state = replace(state, claim_since=(plan.epoch, since))
-    patience = min(CLAIM_SECONDS, state.config.timeouts.start / 2)
-    if state.now - since > patience:
-        return replace(state, problem=_unclaimed(state, patience)), ()
+    limit = min(CLAIM_SECONDS, state.config.timeouts.start / 2)
+    if state.now - since > limit:
+        return replace(state, problem=_claim_problem(state, limit)), ()
     if state.claiming or state.now < state.claim_retry_at:
         return state, ()
-    return replace(_busy(state), claiming=plan.epoch), (ClaimRun(plan),)
+    return replace(_disk_busy(state), claiming=plan.epoch), (ClaimRun(plan),)
 
 
 def _store_loss(state: State, plan: Plan) -> ProcessExit | None:
-    """Only the pod that held it knows, and tells by the end of its ranks. As a rank that a signal kills.
-    Parameter servers and commands that run once per pod do not use it."""
+    """The exit of ranks whose store is lost: as if a signal had killed them. Only the pod that hosted the
+    store knows of the loss. Parameter servers and commands that run once per pod do not use a store."""
     offer = StoreOffer(plan.epoch, plan.store_host, plan.store_port)
     if offer not in state.lost_stores or state.config.servers or state.launch.per_pod:
         return None
@@ -240,12 +240,12 @@ def _store_loss(state: State, plan: Plan) -> ProcessExit | None:
     return ProcessExit(None, signal.SIGKILL, message=text)
 
 
-def _busy(state: State) -> State:
-    """The disk has something to do, from now on or for longer."""
+def _disk_busy(state: State) -> State:
+    """The state with `disk_since` set, unless the disk was busy before."""
     return state if state.claiming or state.writing else replace(state, disk_since=state.now)
 
 
-def _unclaimed(state: State, seconds: float) -> Problem:
+def _claim_problem(state: State, seconds: float) -> Problem:
     assert state.config.checkpoint is not None
     folder = state.config.checkpoint.directory
     text = (
@@ -255,7 +255,7 @@ def _unclaimed(state: State, seconds: float) -> Problem:
     return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, text, passing=True)
 
 
-def _is(world: World | None, plan: Plan | None) -> bool:
+def _runs_plan(world: World | None, plan: Plan | None) -> bool:
     return world is not None and plan is not None and world.plan.hash == plan.hash
 
 
@@ -268,22 +268,22 @@ def _exit(state: State) -> Stepped:
 # ---- rules: stores, zygote, ranks, checkpoints
 
 
-def _hold_stores(state: State) -> Stepped:
-    """Exactly the store that is asked for, and that of the world that may live."""
-    wanted = state.wanted
-    keep = {wanted.epoch} if wanted else set()
+def _host_stores(state: State) -> Stepped:
+    """Host exactly the requested store, and that of the world that may live."""
+    plan = state.wanted
+    keep = {plan.epoch} if plan else set()
     if _may_serve(state) and state.orders and state.orders.host_store:
         keep.add(state.orders.host_store)
     surplus = tuple(sorted(state.asked - keep))
-    asked = state.asked & keep
-    stores = tuple(offer for offer in state.stores if offer.epoch in asked)
+    requested = state.asked & keep
+    stores = tuple(offer for offer in state.stores if offer.epoch in requested)
     lost = (*state.lost_stores, *(offer for offer in state.stores if offer not in stores))
     effects: tuple[Effect, ...] = tuple(CloseStore(epoch) for epoch in surplus)
     host = state.orders.host_store if state.orders else None
-    if host in keep and host not in asked and state.now >= state.store_retry_at:
-        asked |= {host}
+    if host in keep and host not in requested and state.now >= state.store_retry_at:
+        requested |= {host}
         effects += (HostStore(host),)
-    return replace(state, asked=asked, stores=stores, lost_stores=lost[-_LOST_STORES_KNOWN:]), effects
+    return replace(state, asked=requested, stores=stores, lost_stores=lost[-_MAX_LOST_STORES:]), effects
 
 
 def _may_serve(state: State) -> bool:
@@ -298,29 +298,29 @@ def _may_serve(state: State) -> bool:
 
 
 def _warm_up(state: State) -> Stepped:
-    """Once per world, for the next one: after the first steps, because until then ranks need the cores.
+    """Warm the zygote once per world, for the next: after the first steps; until then ranks need the cores.
 
-    It replaces a zygote that died. Where it is known that ranks may be forked (`start: Fork`; a pod that
-    replaces another) it comes before the first world, too.
+    This also replaces a zygote that died. Where ranks are known to be forkable (`start: Fork`; a pod that
+    replaces another) the zygote is warmed before the first world, too.
     """
     world = state.world
-    epoch = world.plan.epoch if world else _NONE_YET
+    epoch = world.plan.epoch if world else _NO_EPOCH
     if state.warmed == epoch or not state.may_fork or not _may_serve(state):
         return state, ()
-    uses_library = state.rung >= 1  # others never tell of a step
+    uses_library = state.rung >= 1  # other scripts never report a step
     if world and uses_library and not all(rank.beat.steps_here for rank in world.ranks):
         return state, ()
     return replace(state, warmed=epoch), (WarmUp(),)
 
 
-def _tell_ranks(state: State) -> Stepped:
+def _send_to_ranks(state: State) -> Stepped:
     world, orders = state.world, state.orders
     if world is None or orders is None or world.killing:
         return state, ()
     paused = orders.pause == world.plan.epoch
     stop_at = orders.stop_at if paused else None
-    moved = world.plan.epoch != world.born
-    servers = server_addresses(state.config, world.plan) if moved else ()
+    is_kept = world.plan.epoch != world.born
+    servers = server_addresses(state.config, world.plan) if is_kept else ()
     message = ToRank(paused, stop_at, _committed_step(state, world), servers)
     effects: tuple[Effect, ...] = ()
     for rank in world.ranks:
@@ -348,30 +348,30 @@ def _commit(state: State) -> Stepped:
     state = replace(state, world=replace(world, shards=shards))
     if grant is None or grant.ref.epoch != world.born:
         return state, ()
-    held = _held(state, world)
+    held = _held_claim(state, world)
     if held is None or state.writing or state.now < state.write_retry_at or _same(grant.ref, state.committed):
         return state, ()
-    return replace(_busy(state), writing=grant.ref, grant=grant), (WriteManifest(held, grant),)
+    return replace(_disk_busy(state), writing=grant.ref, grant=grant), (WriteManifest(held, grant),)
 
 
 def _prune(state: State) -> Stepped:
-    """Only the agent of the leading rank, and only while its world is the current one."""
+    """Prune, only by the agent of the lead rank, and only while its world is the current one."""
     lineage = state.orders.lineage if state.orders else ()
-    if not lineage or lineage == state.pruned or not _is(state.world, state.wanted):
+    if not lineage or lineage == state.pruned or not _runs_plan(state.world, state.wanted):
         return state, ()
-    held = _held(state, state.world)
+    held = _held_claim(state, state.world)
     if held is None:
         return state, ()
     return replace(state, pruned=lineage), (Prune(held, lineage),)
 
 
-def _held(state: State, world: World | None) -> Held | None:
-    """Our claim, if it is that of this world."""
-    held = state.held if _leads(state) and not state.superseded else None
+def _held_claim(state: State, world: World | None) -> Held | None:
+    """The claim of this agent, if it is that of this world."""
+    held = state.held if _is_lead(state) and not state.superseded else None
     return held if held and world and held.claim.epoch == world.born else None
 
 
-def _leads(state: State) -> bool:
+def _is_lead(state: State) -> bool:
     return state.identity.slot == state.config.lead_slot and state.config.checkpoint is not None
 
 
@@ -381,16 +381,16 @@ def _same(one: CheckpointRef, other: CheckpointRef | None) -> bool:
 
 _RULES: tuple[Callable[[State], Stepped], ...] = (
     _fence,
-    _leave,
+    _decide_exit,
     _detect_hangs,
     _terminate,
     _keep_ranks,
-    _give_up,
+    _exit_unkillable,
     _end_world,
     _start_world,
-    _hold_stores,
+    _host_stores,
     _warm_up,
-    _tell_ranks,
+    _send_to_ranks,
     _commit,
     _prune,
     _exit,

@@ -4,11 +4,11 @@ ranks.py          the ranks of the one world that may live here
 stores.py         the TCPStore of each epoch
 zygoteclient.py   the agent's end of the zygote
 spawn.py          a process that dies with the agent
-reaper.py         the one place where children are waited for
-proc.py           who descends from whom
+reaper.py         the only code that waits for children
+proc.py           process trees in /proc
 page.py           the agent's end of a heartbeat page
 ranksocket.py     the socket of one rank
-output.py         what a rank prints
+output.py         the output of a rank
 memory.py         the folder in memory that outlives ranks
 waiting.py        await with a limit
 """

@@ -1,7 +1,8 @@
-"""The folder in memory that outlives ranks: there parameter servers keep what must survive their processes.
+"""The folder in memory that outlives ranks: parameter servers keep state in it that must survive processes.
 
-Order: made when the agent starts -> emptied whenever a plan begins anew, so that nobody goes on from state
-that others have left behind -> removed when the agent ends. Limits: it is part of the container's memory.
+Order: created when the agent starts -> emptied whenever a plan begins a new server generation, so that no
+rank resumes from state that others left behind -> removed when the agent ends. Limits: the folder counts as
+the container's memory.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ropeteam_trainer.contract import config
 
 
 def make(pod_uid: str, scratch: Path) -> Path:
-    """An empty folder, ours alone. In `scratch` if there is no memory to write to."""
+    """Create an empty folder, for this agent alone. In `scratch` if no memory can be written to."""
     folder = Path(config.memory_folder(pod_uid))
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -27,7 +28,7 @@ def make(pod_uid: str, scratch: Path) -> Path:
 
 
 def empty(folder: Path) -> None:
-    """Raises OSError: what is left there would be taken for the state of the ranks to come."""
+    """Empty the folder. Raises OSError: left-over files would be taken for the state of the next ranks."""
     for each in folder.iterdir():
         if each.is_dir() and not each.is_symlink():
             shutil.rmtree(each)

@@ -1,11 +1,11 @@
-"""What a rank prints: each line goes on to the agent's own output after `[rank N] `; the last are kept.
+"""The output of a rank: each line is forwarded to the agent's output after `[rank N] `; the last are kept.
 
-A rank that prints faster than its container's output is read waits, as without us. One whose output is not
-read at all does not: its lines are dropped (lines.py), and the last of them travel in reports all the same.
-A progress bar writes its line again and again, each time after a carriage return: of what it has shown, one
-line a second is forwarded, and the last when its line ends.
-Limits: the last 20 lines, at most 4 KiB in all, travel in reports. Bytes that are not UTF-8 are replaced
-there, never in what is forwarded. A line without end is cut every 64 KiB.
+A rank that prints faster than its container's output is read waits, as without an agent. If the output is not
+read at all, the rank does not wait: its lines are dropped (lines.py), and reports carry the last of them
+anyway. A progress bar rewrites its line again and again, each time after a carriage return: one such line a
+second is forwarded, and the last one when the line ends.
+Limits: reports carry the last 20 lines, at most 4 KiB in all. Bytes that are not UTF-8 are replaced
+there, never in forwarded lines. A line without end is cut every 64 KiB.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ropeteam_trainer.system.lines import STDOUT, Lines
 LAST_LINES = 20
 LAST_BYTES = 4096
 _LAST_LINE = LAST_BYTES - 64
-"""And room to say what is missing."""
+"""The rest is room for the line that counts the missing ones."""
 MOST_NOTED = 10_000
-"""The stacks of a process have so many lines at most: of 100 threads, 100 frames of each."""
+"""Most lines of the stacks of a process: 100 threads, 100 frames of each."""
 _LONGEST_LINE = 1 << 16
 _READS_AT_END = 256
-"""Of what a dead rank left in its pipe. Only somebody who still writes there could leave more."""
+"""Reads of what a dead rank left in its pipe. Only a process that still writes there could leave more."""
 _PAUSE_SECONDS = 0.02
 BAR_SECONDS = 1.0
 
@@ -37,7 +37,7 @@ class Output:
         self._prefix = f"[{name}] ".encode()
         self._partial = b""
         self._bar_at = float("-inf")
-        """When a line of a progress bar was forwarded last."""
+        """Time at which a line of a progress bar was last forwarded."""
         self._last: deque[bytes] = deque(maxlen=LAST_LINES)
         self._written = 0
         self._noted: list[bytes] | None = None
@@ -48,7 +48,7 @@ class Output:
         self._listen()
 
     def close(self) -> None:
-        """Read what is left and let go."""
+        """Read the rest, and close."""
         if self._pause:
             self._pause.cancel()
         self._loop.remove_reader(self._fd)
@@ -58,7 +58,7 @@ class Output:
         os.close(self._fd)
 
     def note(self, wanted: bool, aside: bool = False) -> None:
-        """Whether lines are kept for `noted`, from now on. `aside`: they are not among the last."""
+        """Keep lines for `noted` from now on, or stop. `aside`: they do not count as last lines."""
         self._noted, self._aside = [] if wanted else None, aside
 
     @property
@@ -66,7 +66,7 @@ class Output:
         return tuple(line.decode(errors="replace") for line in self._noted or ())
 
     def last_lines(self) -> tuple[str, ...]:
-        """Newest last; what is left out before them is said to be."""
+        """The last lines, newest last; a line before them counts those left out."""
         lines: deque[str] = deque()
         room = _LAST_LINE
         for line in reversed(self._last):
@@ -82,10 +82,10 @@ class Output:
         return tuple(lines)
 
     def _listen(self) -> None:
-        self._loop.add_reader(self._fd, self._come)
+        self._loop.add_reader(self._fd, self._on_readable)
 
-    def _come(self) -> None:
-        """One read at a time, so that a loud rank does not keep the loop for itself."""
+    def _on_readable(self) -> None:
+        """Read once at a time, so that a rank that prints much does not block the loop."""
         if self._sink.crowded:
             self._loop.remove_reader(self._fd)
             self._pause = self._loop.call_later(_PAUSE_SECONDS, self._listen)
@@ -93,7 +93,7 @@ class Output:
             self._loop.remove_reader(self._fd)
 
     def _read(self, times: int) -> bool:
-        """Forward what has come. False: nothing more will."""
+        """Forward the output read. False: end of file."""
         for _ in range(times):
             try:
                 data = os.read(self._fd, _LONGEST_LINE)
@@ -102,15 +102,15 @@ class Output:
             if not data:
                 return False
             *lines, self._partial = (self._partial + data).split(b"\n")
-            self._show_bar()
+            self._forward_bar()
             if len(self._partial) >= _LONGEST_LINE:
                 lines, self._partial = [*lines, self._partial], b""
             self._forward([_shown(line) for line in lines])
         return True
 
-    def _show_bar(self) -> None:
-        """Of a line that is written again and again, what is complete."""
-        written = self._partial.rstrip(b"\r")  # the newline may be still to come
+    def _forward_bar(self) -> None:
+        """Forward the complete part of a line that is rewritten again and again."""
+        written = self._partial.rstrip(b"\r")  # the newline may still follow
         before, _, _ = written.rpartition(b"\r")
         if not (bar := _shown(before)):
             return
@@ -131,5 +131,5 @@ class Output:
 
 
 def _shown(line: bytes) -> bytes:
-    """What a terminal shows in the end of a line that was written over."""
+    """The final text of a rewritten line, as a terminal shows it."""
     return next((part for part in reversed(line.split(b"\r")) if part), b"") if b"\r" in line else line

@@ -1,8 +1,8 @@
-"""Linux: who descends from whom, and who dies with whom.
+"""Processes of Linux: trees in /proc, subreaper, parent-death signals.
 
-The agent is a subreaper: whatever a rank leaves behind becomes the agent's child, so every process that a
-rank ever started is found below the agent. Limits: one in uninterruptible sleep cannot be killed; it is
-waited for.
+The agent is a subreaper: every orphan of a rank becomes the agent's child, so every process that a rank ever
+started is found below the agent. Limits: a process in uninterruptible sleep cannot be killed; the agent waits
+for it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def processes() -> dict[int, Process]:
-    """All that live now; zombies are dead. Raises OSError, for want of a descriptor."""
+    """All living processes, without zombies. Raises OSError if no descriptor is left."""
     table = {}
     for name in os.listdir("/proc"):  # noqa: PTH208  a Path per process would double the time of a scan
         if name.isdigit() and (found := _read(int(name))):
@@ -64,7 +64,7 @@ def _read(pid: int) -> Process | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
-    except (FileNotFoundError, ProcessLookupError):  # any other fault says nothing about the process
+    except (FileNotFoundError, ProcessLookupError):  # any other error is none of the process
         return None
     state, parent, _, session = stat[stat.rindex(b")") + 2 :].split(None, 4)[:4]
     if state in (b"Z", b"X"):
@@ -73,10 +73,10 @@ def _read(pid: int) -> Process | None:
 
 
 def deadly_signal(pid: int) -> int | None:
-    """The signal that this process is dying of: the kernel takes it apart now, or has done so.
+    """The signal that is killing this process: the kernel is freeing it now, or has done so.
 
-    None: it lives, or ends by itself. Its parent hears of the death (SIGCHLD) only when all of its memory is
-    given back: 60 ms for a process with torch, more with a GPU. /proc/PID/stat, man 5 proc: `flags` has
+    None: it lives, or exits by itself. Its parent gets SIGCHLD only when all of its memory is freed:
+    60 ms for a process with torch, more with a GPU. /proc/PID/stat, man 5 proc: `flags` has
     PF_EXITING before that, and `exit_code` the signal.
     """
     try:
@@ -105,10 +105,10 @@ def below(roots: Iterable[int], table: dict[int, Process]) -> set[int]:
 
 
 def variable(pid: int, name: str) -> str:
-    """What this process was started with in its environment. "": nothing, or it is not ours to read.
+    """A variable of the environment that this process was started with. "": none, or not readable.
 
-    May block: the kernel holds it back while the process changes its memory. Raises OSError, for want of a
-    descriptor.
+    May block: the kernel locks it while the process changes its memory. Raises OSError if no descriptor is
+    left.
     """
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -119,20 +119,20 @@ def variable(pid: int, name: str) -> str:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> str:
-    """Why it cannot be; "": it was, or is gone."""
+    """Send a signal; the reason if that fails. "": it was sent, or the process has exited."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
         return ""
-    except OSError as error:  # it runs as root and we do not
+    except OSError as error:  # the process runs as root and the agent does not
         return str(error)
     return ""
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether this process has a handler for that signal, and so is not ended by it."""
-    words = _text(f"/proc/{pid}/status").partition("SigCgt:")[2].split()
-    return bool(words) and bool(int(words[0], 16) >> (number - 1) & 1)
+    """Whether this process has a handler for that signal, and so is not killed by it."""
+    fields = _text(f"/proc/{pid}/status").partition("SigCgt:")[2].split()
+    return bool(fields) and bool(int(fields[0], 16) >> (number - 1) & 1)
 
 
 def interface_of(address: str) -> str | None:
@@ -148,15 +148,15 @@ def interface_of(address: str) -> str | None:
 
 
 def oom_kills() -> int:
-    """Processes that the kernel killed for memory, as far as this container can see. Only its growth tells
-    something.
+    """Number of processes that the OOM killer killed, as far as this container can see. Only growth is
+    meaningful.
     """
     lines = [line for path in _oom_files(_text("/proc/self/cgroup")) for line in _text(path).splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
 def _oom_files(cgroups: str) -> Iterator[str]:
-    """Where the count may stand, given /proc/self/cgroup. A container sees its own cgroup as the root."""
+    """Files that may hold the count, given /proc/self/cgroup. A container sees its own cgroup as the root."""
     yield "/sys/fs/cgroup/memory.events"
     yield "/sys/fs/cgroup/memory/memory.oom_control"
     for line in cgroups.splitlines():

@@ -1,11 +1,11 @@
-"""The rank processes of the one world that may live here: start, watch, kill, bury.
+"""The rank processes of the one world that may live here: start, watch, kill, reap.
 
-A rank is a session of its own. When it dies, everything that descends from it is killed before its exit is
-told: a left-over DataLoader worker would hold the dead rank's sockets open. Found are: its session, its
-process tree, and whatever has its page in its environment, wherever it was re-parented to (always to this
+A rank is a session of its own. When it exits, all its descendants are killed before the exit is reported: a
+left-over DataLoader worker would hold the dead rank's sockets open. Descendants are found by session, by
+process tree, and by the rank's page in their environment, wherever they were re-parented to (always to this
 agent, a subreaper). Limits: a process that left session, tree and environment behind is known as "of some
-rank" only; it is killed with the last rank, and with the first that does not end cleanly. What cannot be
-killed (it became root, or hangs in the kernel) is told as RankUnburied after SESSION_END_SECONDS.
+rank" only; it is killed with the last rank, and with the first that does not exit cleanly. If one cannot be
+killed (it became root, or hangs in the kernel), RankUnburied is reported after SESSION_END_SECONDS.
 """
 
 from __future__ import annotations
@@ -58,21 +58,22 @@ from ropeteam_trainer.launchers import Launch, Run
 from ropeteam_trainer.system.background import background
 
 RESCAN_SECONDS, SELDOM_SECONDS = 0.01, 0.5
-"""A dying process is looked at again after the first, if no SIGCHLD comes before; then ever more seldom."""
+"""Shortest and longest interval of the checks of a dying process; it grows. SIGCHLD causes a check at
+once."""
 SESSION_END_SECONDS = 30.0
-"""From the signal that ends a rank until nothing of it lives. Giving back hundreds of GiB takes seconds."""
+"""From the signal that kills a rank until all its processes exited. Freeing hundreds of GiB takes seconds."""
 STACK_SECONDS, STACK_LOOKS = 0.1, 10
-"""Between two looks at whether a process has shown its stacks, and how many there are."""
+"""Interval and number of the checks whether a process has printed its stacks."""
 MOST_STACKS = 32
-"""Processes of one rank that are asked, itself and its DataLoader workers for example."""
+"""Processes of one rank whose stacks are requested: itself and its DataLoader workers, for example."""
 _NO_SESSION = -1
-_CANNOT_START = (OSError, ValueError, subprocess.SubprocessError)
-"""No file, process or memory; a NUL in an argument; what happens between fork and exec."""
+_START_ERRORS = (OSError, ValueError, subprocess.SubprocessError)
+"""No file, process or memory; a NUL in an argument; errors between fork and exec."""
 
 
 @dataclass
 class _Rank:
-    """One process and what it talks through. `pid` None: not started, or dead."""
+    """One process with its page, socket and output. `pid` None: not started, or dead."""
 
     epoch: Epoch
     number: int
@@ -82,19 +83,19 @@ class _Rank:
     write_end: int
     pid: int | None = None
     library_pid: int = 0
-    """Of the process that makes the steps, as it says: a launcher may stand between."""
+    """Pid of the process that makes the steps, as it reported: it may be the child of a launcher."""
     dying_since: float | None = None
-    """Told already, or our own doing."""
+    """Set once dying is reported, or the agent has killed the rank."""
     exit: ProcessExit = ProcessExit(None, signal.SIGKILL)
-    """As soon as it is known."""
+    """The exit, as soon as it is known."""
     left: str = "it does not end"
-    """Why something of it still lives, if so."""
+    """Reason why a process of the rank still lives, if one does."""
     given_up: bool = False
 
 
 @dataclass(frozen=True)
 class How:
-    """What never changes about starting ranks in this pod."""
+    """The constant parameters of starting ranks in this pod."""
 
     settings: WorkerConfig
     identity: PodIdentity
@@ -104,7 +105,7 @@ class How:
     shims: Shims
     folder: Path
     memory: Path | None = None
-    """What ranks find there outlives them. Emptied when a plan begins anew."""
+    """A folder that outlives ranks. Emptied when a plan begins a new server generation."""
 
     @property
     def slot(self) -> int:
@@ -112,7 +113,7 @@ class How:
 
 
 class Ranks:
-    """`services`: pids that are never strays (zygote, stores), nor is anything of their sessions."""
+    """All ranks of this pod. `services`: pids (zygote, stores) that, with their sessions, are no orphans."""
 
     def __init__(
         self,
@@ -126,10 +127,10 @@ class Ranks:
         self._services, self._post = services, post
         self._ranks: dict[int, _Rank] = {}
         self._oom_kills = proc.oom_kills()
-        self._lane, self._proc = Lane("memory"), Lane("proc")
+        self._lane, self._proc_lane = Lane("memory"), Lane("proc")
 
     async def start(self, plan: Plan, fork: bool) -> None:
-        """All ranks of `plan` on this pod. Each ends in a RankExited, also if it cannot be started."""
+        """Start all ranks of `plan` in this pod. A RankExited of each follows, also if it cannot start."""
         assert not self._ranks, "the machine starts a world only when the former one is gone"
         numbers = plan.ranks(self._how.slot)
         if self._how.launch.per_pod:
@@ -141,19 +142,19 @@ class Ranks:
                     await asyncio.get_running_loop().run_in_executor(self._lane, empty, self._how.memory)
                 rank = self._ranks[number] = self._prepare(plan.epoch, number)
                 await self._start_one(rank, plan, fork)
-            except _CANNOT_START as error:
-                self._cannot_start(plan.epoch, number, error)
+            except _START_ERRORS as error:
+                self._report_start_failure(plan.epoch, number, error)
         self._post(RanksStarted(plan.epoch))
 
     def kill(self, epoch: Epoch, numbers: Iterable[int]) -> None:
         self._signal(epoch, numbers, signal.SIGKILL)
 
     def terminate(self, epoch: Epoch, numbers: Iterable[int]) -> None:
-        """A launcher's or shell's whole group: they do not always pass a signal on."""
+        """SIGTERM, to the whole group of a launcher or shell, which does not always pass a signal on."""
         self._signal(epoch, numbers, signal.SIGTERM)
 
     def show_stacks(self, epoch: Epoch, numbers: Iterable[int]) -> None:
-        """In the ranks' own output, and by a StackShown of each."""
+        """Print stacks to the ranks' own output; a StackShown of each rank follows."""
         for rank in [self._ranks[n] for n in numbers if n in self._ranks]:
             if rank.epoch == epoch and rank.pid is not None:
                 background(self._show_stacks(rank))
@@ -164,14 +165,14 @@ class Ranks:
             rank.socket.tell(message)
 
     def read_beats(self) -> BeatsRead | None:
-        """One look at all pages; None if no rank lives."""
+        """Read all pages once; None if no rank lives."""
         beats = {rank.number: beat for rank in self._ranks.values() if (beat := rank.page.read())}
         epoch = next((rank.epoch for rank in self._ranks.values()), None)
         return BeatsRead(epoch, beats) if epoch and beats else None
 
     def poll_dying(self) -> None:
-        """Tell of ranks that a signal kills: their peers are stopped while the kernel takes them apart. And
-        of those of which something does not die.
+        """Report ranks that a signal is killing, so that peers stop while the kernel ends them, and ranks
+        with a process that does not end.
         """
         for rank in tuple(self._ranks.values()):
             if rank.pid and rank.dying_since is None and (number := proc.deadly_signal(rank.pid)):
@@ -190,25 +191,25 @@ class Ranks:
         folder = self._how.folder / str(epoch)
         folder.mkdir(exist_ok=True)
 
-        def heard(said: FromRank) -> None:
-            if number in self._ranks and said.hello_pid:
-                self._ranks[number].library_pid = said.hello_pid
-            self._post(RankMessage(epoch, number, said))
+        def receive(message: FromRank) -> None:
+            if number in self._ranks and message.hello_pid:
+                self._ranks[number].library_pid = message.hello_pid
+            self._post(RankMessage(epoch, number, message))
 
-        with contextlib.ExitStack() as made:  # all of it, or nothing
+        with contextlib.ExitStack() as cleanup:  # all of them, or none
             page = Page(folder / f"page-{number}")
-            made.callback(page.close)
+            cleanup.callback(page.close)
             secret = servers_secret(self._how.identity.token) if self._how.settings.servers else ""
-            socket = RankSocket(folder / f"rank-{number}.sock", heard, secret)
-            made.callback(socket.close)
+            socket = RankSocket(folder / f"rank-{number}.sock", receive, secret)
+            cleanup.callback(socket.close)
             read_end, write_end = os.pipe()
-            made.pop_all()
+            cleanup.pop_all()
         return _Rank(epoch, number, page, socket, Output(read_end, f"rank {number}"), write_end)
 
-    def _cannot_start(self, epoch: Epoch, number: int, error: Exception) -> None:
+    def _report_start_failure(self, epoch: Epoch, number: int, error: Exception) -> None:
         log(f"rank {number} cannot be started: {error}")
         if rank := self._ranks.get(number):
-            self._forget(rank)
+            self._release(rank)
         text = f"cannot start: {error}"
         self._post(RankExited(epoch, number, ProcessExit(127, None, fingerprint=text, message=text)))
 
@@ -226,14 +227,14 @@ class Ranks:
             try:
                 with reaper.expecting():
                     rank.pid = await self._zygote.fork("rank", request, (rank.write_end,))
-                    reaper.watch(rank.pid, lambda status: self._died(rank, status))
+                    reaper.watch(rank.pid, lambda status: self._record_exit(rank, status))
             except OSError as error:
                 log(f"rank {rank.number} is exec'ed, because it cannot be forked: {error}")
-                # It may have been, and nobody has told: two processes would be the same rank.
+                # The fork may have succeeded without an answer: two processes would be the same rank.
                 await within(SESSION_END_SECONDS, self._end_orphans(rank, _NO_SESSION))
         if rank.pid is None:
             rank.pid = spawn(self._argv(local_rank, plan), environment, rank.write_end, cwd=launch.cwd)
-            reaper.watch(rank.pid, lambda status: self._died(rank, status))
+            reaper.watch(rank.pid, lambda status: self._record_exit(rank, status))
         os.close(rank.write_end)
         rank.write_end = -1
 
@@ -260,25 +261,25 @@ class Ranks:
             environment[config.RANK_SOCKET] = str(rank.socket.path)
         return environment
 
-    # ---- standing still
+    # ---- stacks
 
     async def _show_stacks(self, rank: _Rank) -> None:
-        """Of one process after the other: they share their output."""
+        """Print the stacks of one process after the other: they share their output."""
         first, *others = self._processes(rank)
-        self._post(StackShown(rank.epoch, rank.number, await self._show(rank, first, first) or Standstill()))
+        self._post(StackShown(rank.epoch, rank.number, await self._dump(rank, first, first) or Standstill()))
         for pid in others:
-            await self._show(rank, pid, first)
+            await self._dump(rank, pid, first)
 
     def _processes(self, rank: _Rank) -> list[int]:
-        """That which makes the steps, then the others of the rank."""
+        """The process that makes the steps, then the others of the rank."""
         own = {rank.pid or 0}
         with contextlib.suppress(OSError):
             own |= proc.below(own, proc.processes())
         first = rank.library_pid if rank.library_pid in own else rank.pid or 0
         return [first, *sorted(own - {first})][:MOST_STACKS]
 
-    async def _show(self, rank: _Rank, pid: int, first: int) -> Standstill | None:
-        """None: it shows nothing. One that would be ended by the signal is not asked."""
+    async def _dump(self, rank: _Rank, pid: int, first: int) -> Standstill | None:
+        """Print the stacks of one process. None: no stack. A process that the signal would kill gets none."""
         if rank.pid is None or not proc.catches(pid, childhooks.STACKS_SIGNAL):
             return None
         log(f"rank {rank.number} makes no step, these are the stacks of process {pid}:")
@@ -305,15 +306,15 @@ class Ranks:
                     rank.left = f"its process {rank.pid} cannot be killed: {refused}"
 
     def _report_dying(self, rank: _Rank, number: int) -> None:
-        """Once, and not of one that its script's end may have made a good end: that is judged in the end."""
+        """Report that a rank is dying, once, unless its script has ended: its exit may be clean then."""
         rank.dying_since = time.monotonic()
         beat = rank.page.read() or Beat()
         if not beat.reached_end:
             self._post(BeatsRead(rank.epoch, {rank.number: beat}))
             self._post(RankDying(rank.epoch, rank.number, ProcessExit(None, number)))
 
-    def _died(self, rank: _Rank, status: int) -> None:
-        """Called by the reaper, once."""
+    def _record_exit(self, rank: _Rank, status: int) -> None:
+        """Record the exit of a rank; called by the reaper, once."""
         pid, rank.pid = rank.pid, None
         oom_kills = proc.oom_kills()
         was_oom, self._oom_kills = oom_kills > self._oom_kills, max(oom_kills, self._oom_kills)
@@ -327,20 +328,20 @@ class Ranks:
         background(self._reap_session(rank, pid or 0, rank.exit))
 
     async def _reap_session(self, rank: _Rank, session: int, exit: ProcessExit) -> None:
-        """Nothing of the rank lives when its exit is told."""
+        """Kill the descendants of a dead rank, then report its exit."""
         await self._end_orphans(rank, session)
         rank.socket.drain()
         beat = rank.page.read() or Beat()
-        self._forget(rank)
+        self._release(rank)
         self._post(BeatsRead(rank.epoch, {rank.number: beat}))
-        told = ProcessExit(
+        full_exit = ProcessExit(
             exit.code,
             exit.signal,
             oom=exit.oom,
             reached_end=beat.reached_end,
             last_lines=rank.output.last_lines(),
         )
-        self._post(RankExited(rank.epoch, rank.number, told))
+        self._post(RankExited(rank.epoch, rank.number, full_exit))
 
     async def _end_orphans(self, rank: _Rank, session: int) -> None:
         pause = RESCAN_SECONDS
@@ -351,44 +352,44 @@ class Ranks:
             pause = min(1.1 * pause, SELDOM_SECONDS)
 
     async def _kill_orphans(self, dead: _Rank, session: int) -> bool:
-        """False: there are none any more."""
+        """Kill the orphans of a dead rank. False: none are left."""
         try:
-            strays = await self._orphans(dead, session)
+            orphans = await self._orphans(dead, session)
         except OSError as error:
             dead.left = f"what is left of it cannot be found: {error}"
             return True
-        refused = {pid: why for pid in strays if (why := proc.kill(pid))}
-        words = [f"process {pid} that it started cannot be killed: {why}" for pid, why in refused.items()]
-        dead.left = "; ".join(words) or f"processes that it started do not end: {sorted(strays)}"
-        return bool(strays)
+        refused = {pid: why for pid in orphans if (why := proc.kill(pid))}
+        refusals = [f"process {pid} that it started cannot be killed: {why}" for pid, why in refused.items()]
+        dead.left = "; ".join(refusals) or f"processes that it started do not end: {sorted(orphans)}"
+        return bool(orphans)
 
     async def _orphans(self, dead: _Rank, session: int) -> set[int]:
-        """What the dead rank left alive, and what nobody claims if it must go too."""
+        """Processes that the dead rank left alive, and unowned ones if those must be killed too."""
         table = proc.processes()
         services = self._services()
         living = {rank.pid for rank in self._ranks.values() if rank.pid is not None}
-        spared = services | living
-        others = proc.below([os.getpid()], table) - spared - proc.below(spared, table)
-        # A store that has just been forked is of the zygote's session, and not known by its number yet.
+        protected = services | living
+        others = proc.below([os.getpid()], table) - protected - proc.below(protected, table)
+        # A store that has just been forked is in the zygote's session, and its pid is not known yet.
         others = {pid for pid in others if table[pid].session not in services}
         own = {pid for pid in others if table[pid].session == session}
-        unclear = {pid for pid in others - own if table[pid].session not in living}
-        pages = await self._pages(unclear, dead) if unclear else {}
-        own |= {pid for pid in unclear if pages[pid] == str(dead.page.path)}
+        unowned = {pid for pid in others - own if table[pid].session not in living}
+        pages = await self._page_paths(unowned, dead) if unowned else {}
+        own |= {pid for pid in unowned if pages[pid] == str(dead.page.path)}
         if not living or not dead.exit.clean:
             of_others = {str(rank.page.path) for rank in self._ranks.values() if rank.pid is not None}
-            own |= {pid for pid in unclear if pages[pid] not in of_others}
+            own |= {pid for pid in unowned if pages[pid] not in of_others}
         return own | proc.below(own, table)
 
-    async def _pages(self, pids: set[int], dead: _Rank) -> dict[int, str]:
-        """The page that each was started with. Of one that hangs in it the kernel can hold that back."""
+    async def _page_paths(self, pids: set[int], dead: _Rank) -> dict[int, str]:
+        """Path of the page that each process was started with. Blocks while one hangs in the kernel."""
         dead.left = f"the kernel does not tell whose these processes are: {sorted(pids)}"
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._proc, lambda: {pid: proc.variable(pid, config.RANK_PAGE) for pid in pids}
+            self._proc_lane, lambda: {pid: proc.variable(pid, config.RANK_PAGE) for pid in pids}
         )
 
-    def _forget(self, rank: _Rank) -> None:
+    def _release(self, rank: _Rank) -> None:
         if rank.write_end >= 0:
             os.close(rank.write_end)
         rank.output.close()

@@ -1,8 +1,8 @@
 """The Unix socket of one rank: JSON lines in (FromRank), JSON lines out (ToRank).
 
-One socket per rank and epoch, so that who speaks is known by where it speaks. A line that is not a FromRank
-closes the connection that sent it, with a word in the log. A message to a rank is its whole truth: of those
-that wait because the rank does not read, only the newest is sent.
+One socket per rank and epoch, so that the socket identifies the sender. A line that is not a FromRank closes
+the connection that sent it, with a line in the log. A message to a rank carries the whole state: of those
+that are queued because the rank does not read, only the newest is sent.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from ropeteam_trainer.contract.local import FromRank, ToRank
 
 _LONGEST_LINE = 1 << 20
 _ACCEPT_AGAIN_SECONDS = 0.5
-"""When this process, or its node, has no descriptor or memory left."""
+"""Pause when this process, or its node, has no descriptor or memory left."""
 
 
 class RankSocket:
-    def __init__(self, path: Path, heard: Callable[[FromRank], None], secret: str = "") -> None:
-        """`secret`: of the parameter servers, for who asks. Raises OSError, and holds nothing then."""
-        self.path, self._heard, self._secret = path, heard, secret
+    def __init__(self, path: Path, on_message: Callable[[FromRank], None], secret: str = "") -> None:
+        """Listen. `secret`: of the parameter servers, sent on request. Raises OSError, with nothing left
+        open."""
+        self.path, self._on_message, self._secret = path, on_message, secret
         self._listener = socket.socket(socket.AF_UNIX)
         try:
             self._listener.bind(str(path))
@@ -36,20 +37,20 @@ class RankSocket:
         self._listener.setblocking(False)
         self._buffers: dict[socket.socket, bytes] = {}
         self._library: socket.socket | None = None
-        self._told = self._waiting = self._unsent = b""
-        """The newest message; the same while it is not begun; what is left of the one that was begun."""
+        self._newest = self._pending = self._unsent = b""
+        """The newest message; the same until sending begins; the rest of the one that is being sent."""
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
         self._listen()
 
     def tell(self, message: ToRank) -> None:
-        """To the library of this rank, as soon as it says hello and reads."""
-        self._told = self._waiting = codec.encode(message) + b"\n"
+        """Send to the library of this rank, as soon as it has sent hello and reads."""
+        self._newest = self._pending = codec.encode(message) + b"\n"
         if self._library is not None:
             self._send(self._library)
 
     def drain(self) -> None:
-        """Take everything that was sent before the rank ended."""
+        """Receive everything that was sent before the rank exited."""
         self._accept()
         for connection in tuple(self._buffers):
             self._receive(connection)
@@ -97,37 +98,37 @@ class RankSocket:
                 return
             *lines, rest = (self._buffers[connection] + data).split(b"\n")
             self._buffers[connection] = rest
-            if len(rest) > _LONGEST_LINE or not all(self._take(line, connection) for line in lines):
+            if len(rest) > _LONGEST_LINE or not all(self._handle_line(line, connection) for line in lines):
                 self._drop(connection)
 
-    def _take(self, line: bytes, connection: socket.socket) -> bool:
+    def _handle_line(self, line: bytes, connection: socket.socket) -> bool:
         try:
-            said = codec.decode(FromRank, line)
+            message = codec.decode(FromRank, line)
         except codec.DecodeError as error:
             log(f"{self.path.name}: not understood, connection closed: {error}")
             return False
-        if said.wants_secret:
-            with contextlib.suppress(OSError):  # it has gone
+        if message.wants_secret:
+            with contextlib.suppress(OSError):  # the process has exited
                 connection.send(codec.encode(ToRank(secret=self._secret)) + b"\n")
             return True
-        if said.hello_pid is not None:
-            self._library, self._waiting, self._unsent = connection, self._told, b""
+        if message.hello_pid is not None:
+            self._library, self._pending, self._unsent = connection, self._newest, b""
             self._send(connection)
-        self._heard(said)
+        self._on_message(message)
         return True
 
     def _send(self, library: socket.socket) -> None:
-        """As much as it takes now; the rest when it reads."""
+        """Send as much as the socket takes now; the rest when the library reads."""
         self._loop.remove_writer(library)
         try:
-            while self._unsent or self._waiting:
+            while self._unsent or self._pending:
                 if not self._unsent:
-                    self._unsent, self._waiting = self._waiting, b""
+                    self._unsent, self._pending = self._pending, b""
                 self._unsent = self._unsent[library.send(self._unsent) :]
         except BlockingIOError:
             self._loop.add_writer(library, self._send, library)
-        except OSError as error:  # its end is read, too, and closes the connection
-            log(f"{self.path.name}: cannot tell {self._told!r}: {error}")
+        except OSError as error:  # end of file is read, too, and closes the connection
+            log(f"{self.path.name}: cannot tell {self._newest!r}: {error}")
 
     def _drop(self, connection: socket.socket) -> None:
         self._loop.remove_reader(connection)

@@ -1,4 +1,4 @@
-"""The one place where children are waited for: SIGCHLD in, a call per watched child out. Orphans are reaped.
+"""The only code that waits for children: SIGCHLD in, a call per watched child out. Orphans are reaped.
 
 No other code of the agent may wait for a child.
 """
@@ -18,13 +18,13 @@ class Reaper:
         self._expecting = 0
         self._early: dict[int, int] = {}
         self.changed = asyncio.Event()
-        """Set whenever some child has died."""
+        """Set whenever a child has exited."""
 
     def install(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
 
     def watch(self, pid: int, ended: Callable[[int], None]) -> None:
-        """`ended(wait status)` once, when that child has died."""
+        """Watch a child: `ended(wait status)` is called once, when it has exited."""
         if pid in self._early:
             ended(self._early.pop(pid))
         else:
@@ -32,7 +32,7 @@ class Reaper:
 
     @contextmanager
     def expecting(self) -> Iterator[None]:
-        """A child will come to us whose number is not known yet; it may die before it is watched."""
+        """Keep the status of children with unknown pids: an expected one may exit before it is watched."""
         self._expecting += 1
         try:
             yield

@@ -1,4 +1,4 @@
-"""Start a process that dies with the agent, and the few files of ours that the job's interpreter runs."""
+"""Start a process that dies with the agent, and write the few shim files that the job's interpreter runs."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ main({root!r}, {arguments})
 
 @dataclass(frozen=True)
 class Shims:
-    """Paths of the files that start our code in another interpreter."""
+    """Paths of the files that start ropeteam_trainer in another interpreter."""
 
     root: str
-    """Holds our package and nothing else: what is appended to sys.path of ranks."""
+    """Folder of our package and nothing else: appended to sys.path of ranks."""
     rank: str
     zygote: str
     site: str
-    """Folder of our `sitecustomize`: the first of PYTHONPATH of ranks."""
+    """Folder of our `sitecustomize`: first in PYTHONPATH of ranks."""
 
     def python_path(self, base: Mapping[str, str]) -> str:
-        """PYTHONPATH of a process whose user asked for that of `base`."""
+        """PYTHONPATH of a process whose user set that of `base`."""
         return os.pathsep.join(filter(None, (self.site, base.get("PYTHONPATH"))))
 
 
@@ -63,11 +63,11 @@ def spawn(
     inherit: tuple[int, ...] = (),
     cwd: str = "",
 ) -> int:
-    """A child in a session of its own. `output`: for its stdout and stderr. `cwd`: where, if not here. Raises
-    OSError."""
+    """Start a child in a session of its own. `output`: its stdout and stderr. `cwd`: its folder, if another.
+    Raises OSError."""
     me = os.getpid()
     with warnings.catch_warnings():
-        # The other thread of the agent only ever waits for a disk; the child calls one system call and execs.
+        # The other thread of the agent only waits for a disk; the child makes one system call and execs.
         warnings.simplefilter("ignore", DeprecationWarning)
         process = subprocess.Popen(
             argv,

@@ -1,10 +1,10 @@
-"""Holds the TCPStore of each epoch that this agent was asked to host.
+"""The TCPStores that the coordinator requests of this agent, one per epoch.
 
-The listening socket is the agent's, bound to the pod's address alone, so the port is told at once;
+The listening socket is the agent's, bound to the pod's address alone, so the port is reported at once;
 the store itself is a fork of the zygote and dies with the agent. While the zygote still imports torch, ranks
-do too; those that are faster wait in the socket's queue. A store that ends is not replaced on its port, where
-a second one would know nothing of what ranks told the first: StoreDown ends the epoch (machine/step.py).
-ROPETEAM_STORE=none, for ranks that never use torch (tests): the socket listens and nobody answers.
+do too; faster ones wait in the socket's queue. A store that exits is not replaced on its port, where a second
+one would lack the keys that ranks set in the first: StoreDown ends the epoch (machine/step.py).
+ROPETEAM_STORE=none, for ranks that never use torch (tests): the socket listens, and no process answers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Store:
 
 
 class Keeper:
-    """`zygote` None: stores without torch."""
+    """All stores of this agent. `zygote` None: stores without torch."""
 
     def __init__(
         self, address: str, reaper: Reaper, zygote: ZygoteClient | None, post: Callable[[Event], None]
@@ -39,7 +39,7 @@ class Keeper:
         self._stores: dict[Epoch, _Store] = {}
 
     def host(self, epoch: Epoch) -> None:
-        """Answers with StoreUp, and with StoreDown if it comes to nothing or ends, then or later."""
+        """Start a store; StoreUp follows, and StoreDown if it fails to start or exits, then or later."""
         try:
             listener = socket.create_server((self._address, 0), backlog=2048)
         except OSError as error:
@@ -66,18 +66,18 @@ class Keeper:
 
     async def _open(self, zygote: ZygoteClient, epoch: Epoch, store: _Store) -> None:
         try:
-            # A copy of the listener: the number of a closed one could be another file by the time it is sent.
+            # A copy of the listener: the descriptor of a closed one could be another file when it is sent.
             with store.listener.dup() as listener, self._reaper.expecting():
                 pid = await zygote.fork("store", {}, (listener.fileno(),))
                 store.pid = pid
-                self._reaper.watch(pid, lambda _: self._lost(epoch, store, "it ended"))
+                self._reaper.watch(pid, lambda _: self._report_loss(epoch, store, "it ended"))
         except OSError as error:
-            self._lost(epoch, store, str(error))
+            self._report_loss(epoch, store, str(error))
         else:
             if self._stores.get(epoch) is not store:
                 kill(pid)  # closed while it started
 
-    def _lost(self, epoch: Epoch, store: _Store, why: str) -> None:
+    def _report_loss(self, epoch: Epoch, store: _Store, why: str) -> None:
         if self._stores.get(epoch) is store:
             log(f"no store for world {epoch}: {why}")
             self.close(epoch)

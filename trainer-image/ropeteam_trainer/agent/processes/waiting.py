@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:
-    """Raises TimeoutError."""
+    """Await `work`. Raises TimeoutError."""
     try:
         return await asyncio.wait_for(work, seconds)
     except asyncio.TimeoutError:  # noqa: UP041

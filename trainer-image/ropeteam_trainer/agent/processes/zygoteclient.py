@@ -1,7 +1,7 @@
-"""The agent's end of the zygote: start it when it is needed, ask it to fork, notice its death.
+"""The agent's end of the zygote: start it when needed, request forks, detect its exit.
 
-A zygote that is not ready is no error: ranks are exec'ed then. A store has no other way and waits for it.
-What it and its stores print goes through us, so that none of them waits for a reader.
+A zygote that is not ready is no error: ranks are exec'ed then. A store can only be forked, and waits for it.
+The agent reads the output of the zygote and its stores, so that none of them blocks on a slow reader.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ropeteam_trainer.system.background import background
 
 _ANSWER_SECONDS = 30.0
 _END_SECONDS = 5.0
-"""Until a zygote that was killed is gone; one that hangs in the kernel forks nothing any more."""
+"""Limit until a killed zygote has exited; one that hangs in the kernel forks nothing any more."""
 _IMPORT_SECONDS = 600.0
-_MOST_PATIENCE = 60.0
-"""With an import that others wait for; one that hangs must not keep the agent from whatever comes next."""
-_MOST_FAILED_IMPORTS = 3
+_MAX_WARM_UP_WAIT = 60.0
+"""Longest wait of ranks for an import; one that hangs must not keep the agent from what follows."""
+_MAX_FAILED_IMPORTS = 3
 
 
 class ZygoteClient:
-    """`command`: the interpreter with its flags, and the shim. `environment`: the user's.
+    """A zygote. `command`: the interpreter with its flags, and the shim. `environment`: the user's.
 
-    `broken` is called when it has died several times, never once ready.
+    `broken` is called when the zygote has exited several times in a row without being ready.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class ZygoteClient:
         self._reaper, self._command = reaper, tuple(command)
         self._environment = {**environment, **dict.fromkeys(zygote.THREADS, "1"), "PYTHONUNBUFFERED": "1"}
         self._socket: socket.socket | None = None
-        self._turn, self._end = asyncio.Lock(), asyncio.Event()
-        self._broken, self._failed_imports = broken, 0
+        self._lock, self._exited = asyncio.Lock(), asyncio.Event()
+        self._on_broken, self._failed_imports = broken, 0
         self.pid: int | None = None
         self.is_warm = self._stopped = False
         self._warming: asyncio.Future[None] | None = None
 
     def start(self) -> None:
-        """Begin to import torch, unless that is done or under way."""
+        """Start to import torch, unless that is done or under way."""
         if self.pid is not None:
             return
         ours, theirs = socket.socketpair()
@@ -73,14 +73,14 @@ class ZygoteClient:
         finally:
             os.close(write_end)
         ours.setblocking(False)
-        self._socket, self._turn, self.is_warm = ours, asyncio.Lock(), False
+        self._socket, self._lock, self.is_warm = ours, asyncio.Lock(), False
         self._stopped = False
-        self._end = asyncio.Event()
-        self._reaper.watch(self.pid, self._ended)
-        self._ready = background(self._first_answer(ours))
+        self._exited = asyncio.Event()
+        self._reaper.watch(self.pid, self._record_exit)
+        self._ready = background(self._await_ready(ours))
 
     async def warm_up(self) -> None:
-        """Import the rest, so that ranks may be forked. Raises OSError."""
+        """Import the rest, so that ranks can be forked. Raises OSError."""
         if self._warming is None or self._warming.done():
             self._warming = background(self._warm_up())
         await asyncio.shield(self._warming)
@@ -88,20 +88,20 @@ class ZygoteClient:
     async def _warm_up(self) -> None:
         self.start()
         if not self.is_warm:
-            await self._ask({"op": "warm"}, ())
+            await self._request({"op": "warm"}, ())
             self.is_warm = True
 
     async def may_fork_ranks(self) -> bool:
-        """Waits while it warms up: a rank that is exec'ed would import the same, and begin later."""
+        """Whether ranks can be forked; waits while the zygote warms up: an exec'ed rank would start later."""
         if self._warming is not None:
             with contextlib.suppress(OSError):
-                await within(_MOST_PATIENCE, asyncio.shield(self._warming))
+                await within(_MAX_WARM_UP_WAIT, asyncio.shield(self._warming))
         return self.is_warm
 
     async def fork(self, op: str, request: dict[str, Any], fds: Sequence[int]) -> int:
-        """The number of a new child of the agent; call inside reaper.expecting(). Raises OSError."""
+        """Fork; the pid of a new child of the agent. Call inside reaper.expecting(). Raises OSError."""
         self.start()
-        answer = await self._ask({"op": op, "agent": os.getpid(), **request}, fds)
+        answer = await self._request({"op": op, "agent": os.getpid(), **request}, fds)
         if error := answer.get("error"):
             raise OSError(error)
         return int(answer["pid"])
@@ -111,19 +111,19 @@ class ZygoteClient:
         if self.pid is not None:
             kill(self.pid)
 
-    async def _ask(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-        peer, turn = self._socket, self._turn
+    async def _request(self, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        peer, lock = self._socket, self._lock
         if peer is None:
             raise ConnectionError("the zygote has ended")
-        async with turn:
+        async with lock:
             limit = _IMPORT_SECONDS if request["op"] == "warm" else _ANSWER_SECONDS
             try:
                 await within(_IMPORT_SECONDS, asyncio.shield(self._ready))
                 return await within(limit, self._exchange(peer, request, fds))
             except (TimeoutError, asyncio.CancelledError):
-                self.stop()  # a late answer would be taken for the next one's
+                self.stop()  # a late answer would be taken for that of the next request
                 with contextlib.suppress(TimeoutError):
-                    await within(_END_SECONDS, self._end.wait())
+                    await within(_END_SECONDS, self._exited.wait())
                 raise
 
     async def _exchange(
@@ -132,13 +132,13 @@ class ZygoteClient:
         socket.send_fds(peer, [b"r"], list(fds))
         body = json.dumps(request).encode()
         await asyncio.get_running_loop().sock_sendall(peer, struct.pack(">I", len(body)) + body)
-        return await self._answer(peer)
+        return await self._receive_answer(peer)
 
-    async def _first_answer(self, peer: socket.socket) -> None:
-        await self._answer(peer)
+    async def _await_ready(self, peer: socket.socket) -> None:
+        await self._receive_answer(peer)
         self._failed_imports = 0
 
-    async def _answer(self, peer: socket.socket) -> dict[str, Any]:
+    async def _receive_answer(self, peer: socket.socket) -> dict[str, Any]:
         loop, data = asyncio.get_running_loop(), b""
         while len(data) < 4 or len(data) < 4 + struct.unpack_from(">I", data)[0]:
             more = await loop.sock_recv(peer, 1 << 16)
@@ -147,15 +147,15 @@ class ZygoteClient:
             data += more
         return dict(json.loads(data[4:]))
 
-    def _ended(self, status: int) -> None:
+    def _record_exit(self, status: int) -> None:
         if not self._stopped:
             log(f"the zygote has ended (status {status})")
-        self._end.set()
+        self._exited.set()
         self.pid, self.is_warm = None, False
         self._output.close()
         self._failed_imports += 1
-        if self._failed_imports == _MOST_FAILED_IMPORTS:
-            self._broken()
+        if self._failed_imports == _MAX_FAILED_IMPORTS:
+            self._on_broken()
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -1,18 +1,18 @@
-"""What every Python process of a rank tells the agent: the process groups it forms, why it fails, and, when
-it is asked by a signal, the stacks of all of its threads.
+"""Reports of every Python process of a rank to the agent: the process groups it forms, the exception that
+ends it, and, on a signal, the stacks of all of its threads.
 
-The agent puts this file into a folder of its own as `sitecustomize.py`, first on PYTHONPATH, so it is read by
-whatever a rank or a launcher starts; rankmain.py and the zygote call `install` themselves. Order: the hooks
-wait for torch to be imported -> the user's own sitecustomize runs, as without us.
-Promise: no torch is imported, and no line of a script changes; what cannot be told is not, and the script
-goes on. Limits: processes without this folder on PYTHONPATH (`python -S`, `-I`, `env -i`) tell nothing, nor
-does one that ends by `os._exit`. Everything here is Python 3.10's standard library and this file alone.
+The agent copies this file into a folder of its own as `sitecustomize.py`, first on PYTHONPATH, so every
+Python process that a rank or launcher starts reads it; rankmain.py and the zygote call `install` themselves.
+Order: hooks wait for torch to be imported -> the user's own sitecustomize runs, as without an agent.
+Promise: no torch is imported, and no line of a script changes; a failed report is dropped, and the script
+goes on. Limits: processes without this folder on PYTHONPATH (`python -S`, `-I`, `env -i`) report nothing, nor
+does one that ends by `os._exit`. All of this is Python 3.10's standard library and this file alone.
 """
 
 from __future__ import annotations
 
 # ruff: noqa: PTH110, PTH119, PTH120
-# each import here is paid by every Python process of a job
+# every Python process of a job pays for each import here
 import os
 import sys
 
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 
     Hook = Callable[[Any], None]
 
-_TELL_SECONDS = 5
+_SEND_SECONDS = 5
 STACKS_SIGNAL = 58
-"""SIGRTMAX - 6. Who uses real-time signals counts from the first on (gRPC: the third) or takes the last."""
+"""SIGRTMAX - 6. Users of real-time signals count from the first on (gRPC: the third) or take the last."""
 _MARK = "_ropeteam_children"
-"""On `sys`: the hooks of this process are in place, whichever copy of this file did it."""
+"""Attribute of `sys`: the hooks of this process are installed, by whichever copy of this file."""
 
 
 def install() -> None:
-    """Once per process, before torch is imported."""
+    """Install the hooks, once per process, before torch is imported."""
     if hasattr(sys, _MARK):
         return
     setattr(sys, _MARK, {})
-    _show_stacks_when_asked()
+    _register_stacks_signal()
     hook_into(_HOOKS)
 
 
 def be_rank() -> None:
-    """This process is a rank itself, whose end rankmain.py tells of."""
+    """Mark this process as a rank itself: rankmain.py reports its exception."""
     getattr(sys, _MARK)["is child"] = False
 
 
 def hook_into(hooks: dict[str, Hook]) -> None:
-    """By module: of one that is imported already now, of the others once they are."""
+    """Install hooks by module name: at once where the module is imported already, else when it is."""
     waiting = dict(hooks)
     for name in [name for name in waiting if name in sys.modules]:
         _attempt(waiting.pop(name), sys.modules[name])
@@ -55,7 +55,7 @@ def hook_into(hooks: dict[str, Hook]) -> None:
 
 
 class _AfterImport:
-    """Finds no module by itself: it lets the others find one, and has the hook run once it is executed."""
+    """A finder that lets the others find a module, and runs the hook once the module is executed."""
 
     def __init__(self, waiting: dict[str, Hook]) -> None:
         self._waiting = waiting
@@ -66,9 +66,9 @@ class _AfterImport:
             return None
         import importlib.util
 
-        spec = importlib.util.find_spec(name)  # asks us again, in vain
+        spec = importlib.util.find_spec(name)  # calls this finder again, in vain
         if spec is not None and spec.loader is not None:
-            # The loader stays what it is: others ask for its type, its file, its sources.
+            # The loader itself stays: other code reads its type, its file, its sources.
             spec.loader.exec_module = _followed_by(spec.loader.exec_module, hook)  # type: ignore
         return spec
 
@@ -91,8 +91,8 @@ def _attempt(hook: Hook, module: ModuleType) -> None:
 # ---- stacks
 
 
-def _show_stacks_when_asked() -> None:
-    """To stderr, by C code: the interpreter itself may hang. A script that wants the signal takes it."""
+def _register_stacks_signal() -> None:
+    """Print stacks to stderr on a signal, by C code: the interpreter may hang. A script's handler wins."""
     try:
         import _signal  # type: ignore[import-not-found]  # `signal` costs an enum
         import faulthandler
@@ -106,8 +106,8 @@ def _show_stacks_when_asked() -> None:
 # ---- process groups
 
 
-def _tell_of_groups(c10d: Any) -> None:
-    """torch.distributed.distributed_c10d: each default process group is told once it has formed."""
+def _report_groups(c10d: Any) -> None:
+    """torch.distributed.distributed_c10d: report each default process group once it has formed."""
     import contextlib
     import functools
 
@@ -115,14 +115,14 @@ def _tell_of_groups(c10d: Any) -> None:
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        with contextlib.suppress(OSError):  # it is told of once it has formed
+        with contextlib.suppress(OSError):  # the group is reported once it has formed
             tell({"joins": True})
         result = original(*args, **kwargs)
         _count_formed(c10d)
-        _tell_of_end()
+        _report_end()
         try:
-            told = {"id": _id_of(c10d), "size": c10d.get_world_size(), "rank": c10d.get_rank(), "who": _who()}
-            tell({"group": told})
+            sent = {"id": _id_of(c10d), "size": c10d.get_world_size(), "rank": c10d.get_rank(), "who": _who()}
+            tell({"group": sent})
         except Exception as error:
             print(f"ropeteam: a process group is not told of: {error!r}", file=sys.stderr)
         return result
@@ -131,7 +131,7 @@ def _tell_of_groups(c10d: Any) -> None:
 
 
 def _count_formed(c10d: Any) -> None:
-    """A group of all ranks on our store: one after it is the next for each of them."""
+    """Count groups of all ranks on our store: a later one is the next for each of the ranks."""
     state: dict[str, Any] = getattr(sys, _MARK)
     if "rank" in state:
         state["rank"] = c10d.get_rank()
@@ -141,7 +141,7 @@ def _count_formed(c10d: Any) -> None:
 
 
 def _id_of(c10d: Any) -> str:
-    """The same for all members of one group, and for no other: the first wrote it into their store."""
+    """An id of a group, the same for all its members: the first one writes it into their store."""
     try:
         mine = f"{os.uname().nodename}:{os.getpid()}:{os.urandom(4).hex()}"
         return str(c10d._get_default_store().compare_set("ropeteam/group", "", mine).decode())
@@ -157,11 +157,11 @@ def _who() -> str:
     return os.path.basename(sys.argv[0] if sys.argv and sys.argv[0] else "python")[:100]
 
 
-def _let_others_host(rendezvous: Any) -> None:
-    """torch.distributed.rendezvous: TORCHELASTIC_USE_AGENT_STORE speaks of the store of our plan alone. A
-    script that says itself where its processes meet hosts the store there, as under plain `python`. One that
-    forms its group anew on our store finds it empty: torch would read where peers listened for the group
-    before, and now and then be refused there."""
+def _allow_own_stores(rendezvous: Any) -> None:
+    """torch.distributed.rendezvous: TORCHELASTIC_USE_AGENT_STORE means the store of our plan alone. A script
+    that sets another address for its processes hosts the store there, as under plain `python`. One that forms
+    its group again on our store finds it empty: torch would read the addresses of peers of the former group,
+    and now and then be refused there."""
     create, is_ours = rendezvous._create_c10d_store, rendezvous._torchelastic_use_agent_store
     state: dict[str, Any] = getattr(sys, _MARK)
     here: list[str] = []
@@ -184,21 +184,21 @@ def _let_others_host(rendezvous: Any) -> None:
     rendezvous._create_c10d_store = create_store
 
 
-def _tell_of_processes(process: Any) -> None:
-    """multiprocessing.process prints what ends a child, and calls no hook."""
+def _report_processes(process: Any) -> None:
+    """multiprocessing.process, which prints the exception that ends a child, and calls no hook."""
     original = process.BaseProcess._bootstrap
 
     def _bootstrap(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.run = _telling(self.run)
+        self.run = _reporting(self.run)
         return original(self, *args, **kwargs)
 
     process.BaseProcess._bootstrap = _bootstrap
 
 
-def _tell_of_spawned(spawn: Any) -> None:
-    """torch.multiprocessing.spawn: a child leaves its exception in a file and exits 1. Of several that have
-    ended the parent tells of any one, perhaps of one that failed because another was gone: it tells of one
-    that could not tell for itself, if there is one."""
+def _report_spawned(spawn: Any) -> None:
+    """torch.multiprocessing.spawn: a child writes its exception to a file and exits 1. Of several that have
+    exited the parent raises the error of any one, perhaps of one that failed because another had exited: this
+    reports one that could not report for itself, if there is one."""
     import functools
     from multiprocessing.connection import wait
 
@@ -207,37 +207,37 @@ def _tell_of_spawned(spawn: Any) -> None:
     @functools.wraps(wrap)  # a child looks for it by this name
     def _wrap(fn: Any, i: int, *args: Any) -> None:
         getattr(sys, _MARK)["rank"] = i
-        wrap(_telling(fn), i, *args)
+        wrap(_reporting(fn), i, *args)
 
     def join_and_look(self: Any, timeout: float | None = None, *args: Any, **kwargs: Any) -> Any:
         if self.sentinels:
             wait(list(self.sentinels), timeout)
         known = enumerate(zip(self.processes, getattr(self, "error_files", ()), strict=False))
-        mute = [  # before `join` ends the others
+        unreported = [  # before `join` ends the others
             (i, each.exitcode) for i, (each, file) in known if each.exitcode and not os.path.exists(file)
         ]
         try:
             return join(self, 0, *args, **kwargs)
         except spawn.ProcessException as error:
-            error.first = (*mute, (error.error_index, getattr(error, "exit_code", 1)))[0]
+            error.first = (*unreported, (error.error_index, getattr(error, "exit_code", 1)))[0]
             raise
 
     spawn._wrap, spawn.ProcessContext.join = _wrap, join_and_look
 
 
 _HOOKS: dict[str, Hook] = {
-    "torch.distributed.distributed_c10d": _tell_of_groups,
-    "torch.distributed.rendezvous": _let_others_host,
-    "multiprocessing.process": _tell_of_processes,
-    "torch.multiprocessing.spawn": _tell_of_spawned,
+    "torch.distributed.distributed_c10d": _report_groups,
+    "torch.distributed.rendezvous": _allow_own_stores,
+    "multiprocessing.process": _report_processes,
+    "torch.multiprocessing.spawn": _report_spawned,
 }
 
 # ---- exceptions
 
 
 def error_of(error: BaseException, ours: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What FromRank says of an uncaught exception. Of a launcher's: how the first of its processes ended.
-    `ours`: beginnings of file names that are not the script's."""
+    """Fields of FromRank for an uncaught exception; a launcher's: the exit of the first of its processes.
+    `ours`: prefixes of file names that are not the script's."""
     name, where, text = type(error).__name__, _where(error, ours), _first_line(error)
     own = {
         "error_type": name,
@@ -245,11 +245,11 @@ def error_of(error: BaseException, ours: tuple[str, ...] = ()) -> dict[str, Any]
         "fingerprint": f"{name} at {where}",
         "message": f"{name}: {text} ({where})" if text else f"{name} ({where})",
     }
-    if name not in _OF_LAUNCHERS:
+    if name not in _LAUNCHER_ERRORS:
         return own
     try:
-        return {**own, "launcher": True, **_OF_LAUNCHERS[name](error)}
-    except Exception:  # another release's launcher: its own words will do
+        return {**own, "launcher": True, **_LAUNCHER_ERRORS[name](error)}
+    except Exception:  # another release's launcher: its own text is enough
         return own
 
 
@@ -269,7 +269,7 @@ def _where(error: BaseException, ours: tuple[str, ...]) -> str:
     frame: TracebackType | None = error.__traceback__
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
-        is_hook = frame.tb_frame.f_globals.get("_MARK") == _MARK  # in whichever copy of this file
+        is_hook = frame.tb_frame.f_globals.get("_MARK") == _MARK  # of any copy of this file
         is_user = not is_hook and (name in ("<string>", "<stdin>") or not name.startswith(foreign))
         if is_user or not (has_user_frame or is_hook):
             found, has_user_frame = f"{os.path.basename(name)}:{frame.tb_lineno}", has_user_frame or is_user
@@ -279,40 +279,40 @@ def _where(error: BaseException, ours: tuple[str, ...]) -> str:
     return found
 
 
-_OF_ANOTHER = {"error_class": "", "fingerprint": "", "message": ""}
-"""Where the exception has no more to say than how a rank has ended."""
-_OF_WANT = (1, -6, -15)  # how a process ends that misses a peer, or that its launcher ends
+_NO_TEXT = {"error_class": "", "fingerprint": "", "message": ""}
+"""Empty text, for exceptions that hold no more than the exit of a rank."""
+_CONSEQUENCES = (1, -6, -15)  # exits of a process that misses a peer, or that its launcher ends
 
 
-def _of_torchrun(error: Any) -> dict[str, Any]:
+def _torchrun_failure(error: Any) -> dict[str, Any]:
     """torch.distributed.elastic.multiprocessing.errors.ChildFailedError"""
-    mute = [each for each in error.failures.items() if each[1].exitcode not in _OF_WANT]
-    rank, failure = (*mute, error.get_first_failure())[0]
-    return {"rank": int(rank), **_OF_ANOTHER, **_ended(failure.exitcode)}
+    unreported = [each for each in error.failures.items() if each[1].exitcode not in _CONSEQUENCES]
+    rank, failure = (*unreported, error.get_first_failure())[0]
+    return {"rank": int(rank), **_NO_TEXT, **_exit_fields(failure.exitcode)}
 
 
-def _of_spawn(error: Any) -> dict[str, Any]:
+def _spawn_failure(error: Any) -> dict[str, Any]:
     """torch.multiprocessing.spawn.ProcessExitedException, ProcessRaisedException"""
-    return {"rank": error.first[0], **_OF_ANOTHER, **_ended(error.first[1])}
+    return {"rank": error.first[0], **_NO_TEXT, **_exit_fields(error.first[1])}
 
 
-def _ended(code: int) -> dict[str, Any]:
+def _exit_fields(code: int) -> dict[str, Any]:
     return {"signal": -code} if code < 0 else {"code": code}
 
 
-_OF_LAUNCHERS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "ChildFailedError": _of_torchrun,
-    "ProcessExitedException": _of_spawn,
-    "ProcessRaisedException": _of_spawn,
-    "CalledProcessError": lambda error: _ended(error.returncode),
+_LAUNCHER_ERRORS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "ChildFailedError": _torchrun_failure,
+    "ProcessExitedException": _spawn_failure,
+    "ProcessRaisedException": _spawn_failure,
+    "CalledProcessError": lambda error: _exit_fields(error.returncode),
 }
 
 
-# ---- telling
+# ---- reporting
 
 
 def tell(line: dict[str, Any]) -> None:
-    """One FromRank to the agent, if there is one. Raises OSError."""
+    """Send one FromRank to the agent, if there is one. Raises OSError."""
     path = os.environ.get("ROPETEAM_AGENT_SOCKET")
     if not path:
         return
@@ -320,45 +320,45 @@ def tell(line: dict[str, Any]) -> None:
     import socket
 
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_TELL_SECONDS)
+        connection.settimeout(_SEND_SECONDS)
         connection.connect(path)
         connection.sendall(json.dumps(line).encode() + b"\n")
 
 
-def _tell_of_errors() -> None:
-    """In a process that rankmain.py does not run: of one that ends by an exception."""
+def _report_errors() -> None:
+    """Report an uncaught exception of a process that rankmain.py does not run."""
     getattr(sys, _MARK)["is child"] = True
     former = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if getattr(sys, _MARK)["is child"]:
-            _tell_as_child(error)
+            _report_as_child(error)
         former(kind, error, trace)
 
     sys.excepthook = hook
 
 
-def _telling(run: Callable[..., Any]) -> Callable[..., Any]:
-    def run_and_tell(*args: Any) -> Any:
+def _reporting(run: Callable[..., Any]) -> Callable[..., Any]:
+    def run_and_report(*args: Any) -> Any:
         try:
             return run(*args)
         except Exception as error:
-            _tell_as_child(error)
+            _report_as_child(error)
             raise
 
-    return run_and_tell
+    return run_and_report
 
 
-def _tell_as_child(error: BaseException) -> None:
+def _report_as_child(error: BaseException) -> None:
     getattr(sys, _MARK)["failed"] = True
     try:
-        tell({**_rank(), **error_of(error), "child": True})
+        tell({**_rank_field(), **error_of(error), "child": True})
     except Exception as broken:
         print(f"ropeteam: {type(error).__name__} is not told to the agent: {broken!r}", file=sys.stderr)
 
 
-def _tell_of_end() -> None:
-    """Of a member of a group that is no rank of the agent's own: peers that wait for it fail later."""
+def _report_end() -> None:
+    """Report the end of a group's member that is no rank of the agent: peers that wait for it fail later."""
     state: dict[str, bool] = getattr(sys, _MARK)
     if not state.get("is child") or state.get("end is told"):
         return
@@ -367,26 +367,26 @@ def _tell_of_end() -> None:
     import contextlib
 
     def at_end() -> None:
-        if not state.get("failed") and (rank := _rank()):
-            with contextlib.suppress(OSError):  # its launcher tells how it ended
+        if not state.get("failed") and (rank := _rank_field()):
+            with contextlib.suppress(OSError):  # its launcher reports how it ended
                 tell({"ended": True, "child": True, **rank})
 
     atexit.register(at_end)
 
 
-def _rank() -> dict[str, int]:
-    """Of a process of mp.spawn its own: RANK may be that of its parent."""
+def _rank_field() -> dict[str, int]:
+    """The rank of this process; in one of mp.spawn its own: RANK may be that of its parent."""
     rank = str(getattr(sys, _MARK).get("rank", os.environ.get("RANK", "")))
     return {"rank": int(rank)} if rank.isdecimal() else {}
 
 
 def _customize() -> None:
-    """As `sitecustomize`: our part, then that of whoever else has one."""
+    """Run as `sitecustomize`: our part, then another `sitecustomize`, if there is one."""
     here = os.path.dirname(__file__)
     sys.path[:] = [entry for entry in sys.path if entry != here]
     if os.environ.get("ROPETEAM_AGENT_SOCKET"):
         install()
-        _tell_of_errors()
+        _report_errors()
     us = sys.modules.pop("sitecustomize")
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401

@@ -1,10 +1,10 @@
-"""Two small additions to libraries of others, made when a script imports them; no line of it changes.
+"""Two small additions to third-party libraries, made when a script imports them; no line of it changes.
 
-    transformers.trainer             its Trainer tells the agent of steps, their total and the loss
+    transformers.trainer             its Trainer reports steps, their total and the loss to the agent
     torch.nn.parallel.data_parallel  a warning at the first DataParallel: it does not span ranks
-Promise: an addition that fails says so in one line on stderr, and the script goes on as without it. A script
-that imports neither pays one dictionary look-up per import. ROPETEAM_HOOKS=none switches both off. Limit: for
-scripts that rankmain.py runs; a launcher's or a shell's own children import what is there.
+Promise: an addition that fails prints one line to stderr, and the script goes on as without it. A script
+that imports neither pays one dictionary look-up per import. ROPETEAM_HOOKS=none disables both. Limit: only
+for scripts that rankmain.py runs; children of a launcher or a shell import the unchanged libraries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Hook = Callable[[Any], None]
 
 
 def install() -> None:
-    """Before the script runs. A module that is there already, because this rank was forked, is taken now."""
+    """Install the hooks before the script runs; modules that a forked rank has imported are hooked at
+    once."""
     if os.environ.get("ROPETEAM_HOOKS") == "none":
         return
     hook_into(_HOOKS)

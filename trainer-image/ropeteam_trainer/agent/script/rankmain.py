@@ -1,11 +1,11 @@
-"""The shim around a user's script: runs it as `python` would, and says how it ended.
+"""The shim around a user's script: runs it as `python` would, and reports how it ended.
 
     rank.py <kind> <script or module> [arguments]      kind: script, module, run-path, code or stdin
-What the script sees (`__main__`, sys.argv, sys.path[0], __file__, pickling, multiprocessing) is as without
-the shim; our package is appended to sys.path, last. An uncaught exception is printed without our frames and
-told to the agent; the script's end is marked in the heartbeat page, because finished processes sometimes
-abort while they exit. Runs in the job's interpreter: imports little, and the rest of our package only once
-the script has ended.
+The script finds all (`__main__`, sys.argv, sys.path[0], __file__, pickling, multiprocessing) as without the
+shim; our package is appended to sys.path, last. An uncaught exception is printed without the shim's frames
+and reported to the agent; the script's end is marked in the heartbeat page, because finished processes
+sometimes abort while they exit. Runs in the job's interpreter: imports little, and the rest of our package
+only once the script has ended.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ropeteam_trainer.agent.script import childhooks, hooks
 
 _OURS = "ropeteam_trainer"
 _NAMES = {"code": "-c", "stdin": "-"}
-"""What `python -c` and `python -` have in the place of a script, which is text here."""
+"""sys.argv[0] of `python -c` and `python -`, where the script is text."""
 
 
 def main(root: str, kind: str, argv: list[str]) -> NoReturn:
     """`root`: the folder or zip that holds our package. Ends the interpreter with the script's exit code."""
-    _leave_no_trace(root)
-    _show_rank()
+    _hide_shim(root)
+    _set_process_name()
     childhooks.install()
     childhooks.be_rank()
     hooks.install()
@@ -42,18 +42,19 @@ def main(root: str, kind: str, argv: list[str]) -> NoReturn:
             sys.last_value = end
         raise
     except BaseException as error:
-        # As the interpreter does; exit handlers look at last_value to know that this is no good end.
+        # As the interpreter does; exit handlers read from last_value that this is no clean end.
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-        trimmed = _user_part(error.__traceback__)
-        _tell(error.with_traceback(trimmed), root)
+        trimmed = _user_frames(error.__traceback__)
+        _report(error.with_traceback(trimmed), root)
         sys.excepthook(type(error), error, trimmed)
         sys.exit(1)
     _mark_end()
     sys.exit(0)
 
 
-def _leave_no_trace(root: str) -> None:
-    """An installed ropeteam_trainer wins over ours, if it keeps the same contract."""
+def _hide_shim(root: str) -> None:
+    """Remove the shim from sys.path and sys.modules: an installed ropeteam_trainer takes precedence over
+    ours, if it keeps the same contract."""
     shim = os.path.dirname(os.path.abspath(sys.modules["__main__"].__file__ or ""))
     sys.path[:] = [entry for entry in sys.path if entry not in (root, shim)]
     for name in [name for name in sys.modules if name.partition(".")[0] == _OURS]:
@@ -62,16 +63,16 @@ def _leave_no_trace(root: str) -> None:
 
 
 def _hide_secret(root: str) -> None:
-    """Nothing that the script starts, or keeps of its environment, has the secret of parameter servers: the
-    library asks the agent for it. One of an earlier release, in the image, takes it from the environment."""
+    """Remove the secret of parameter servers from the environment, which the script and its children see: the
+    library requests it from the agent. One of an earlier release, in the image, reads the environment."""
     plan = os.environ.get("ROPETEAM_RANK_PLAN", "")
-    if '"secret":"' in plan and '"secret":""' not in plan and _library_asks(root):
+    if '"secret":"' in plan and '"secret":""' not in plan and _library_requests(root):
         import json
 
         os.environ["ROPETEAM_RANK_PLAN"] = json.dumps(json.loads(plan) | {"secret": ""})
 
 
-def _library_asks(root: str) -> bool:
+def _library_requests(root: str) -> bool:
     import importlib.util
 
     spec = importlib.util.find_spec(_OURS)
@@ -85,8 +86,8 @@ def _library_asks(root: str) -> bool:
         return False
 
 
-def _show_rank() -> None:
-    """`ps` and `top` name the process: a forked rank would look like its zygote."""
+def _set_process_name() -> None:
+    """Set the process name in `ps` and `top`: a forked rank would have that of its zygote."""
     with open("/proc/self/comm", "w") as name:
         name.write(f"rank {os.environ.get('RANK', '?')}")
 
@@ -94,7 +95,7 @@ def _show_rank() -> None:
 def _run(kind: str, target: str, root: str) -> None:
     is_safe = bool(sys.flags.isolated or getattr(sys.flags, "safe_path", False))
     if kind == "run-path" or (kind == "script" and not os.path.isfile(target)):
-        # A folder or zip with a __main__.py, or the error that naming it gives.
+        # A folder or zip with a __main__.py, or the error for a path that does not exist.
         _hide_secret(root)
         runpy.run_path(os.path.join(os.getcwd(), target), run_name="__main__")
         return
@@ -102,21 +103,21 @@ def _run(kind: str, target: str, root: str) -> None:
     if kind in _NAMES:
         if not is_safe:
             sys.path.insert(0, "")
-        code = _text(module, kind, target)
+        code = _text_code(module, kind, target)
     elif kind == "module":
         if not is_safe:
             sys.path.insert(0, os.getcwd())
-        code = _module(module, target)
+        code = _module_code(module, target)
     else:
         if not is_safe:
             sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
-        code = _script(module, target)
-    _hide_secret(root)  # by the library that the script will find, which may lie beside it
+        code = _script_code(module, target)
+    _hide_secret(root)  # depends on the library that the script will import, which may lie beside it
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
 
 
-def _script(module: types.ModuleType, path: str) -> types.CodeType:
+def _script_code(module: types.ModuleType, path: str) -> types.CodeType:
     import importlib.machinery
     import io
 
@@ -128,7 +129,7 @@ def _script(module: types.ModuleType, path: str) -> types.CodeType:
         return compile(file.read(), path, "exec", dont_inherit=True)
 
 
-def _text(module: types.ModuleType, kind: str, text: str) -> types.CodeType:
+def _text_code(module: types.ModuleType, kind: str, text: str) -> types.CodeType:
     import importlib.machinery
 
     name = "<string>" if kind == "code" else "<stdin>"
@@ -136,14 +137,14 @@ def _text(module: types.ModuleType, kind: str, text: str) -> types.CodeType:
     module.__dict__.update(__builtins__=__builtins__)
     if kind == "stdin":
         module.__dict__.update(__file__=name, __cached__=None)
-    if kind == "code" and sys.version_info >= (3, 13):  # which shows its lines in tracebacks
+    if kind == "code" and sys.version_info >= (3, 13):  # for source lines in tracebacks
         import linecache
 
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     return compile(text, name, "exec", dont_inherit=True)
 
 
-def _module(module: types.ModuleType, name: str) -> types.CodeType:
+def _module_code(module: types.ModuleType, name: str) -> types.CodeType:
     import importlib.util
 
     try:
@@ -153,7 +154,7 @@ def _module(module: types.ModuleType, name: str) -> types.CodeType:
     if spec is None or spec.loader is None:
         sys.exit(f"{sys.executable}: No module named {name}")
     if spec.submodule_search_locations is not None:
-        return _module(module, f"{name}.__main__")
+        return _module_code(module, f"{name}.__main__")
     loader: Any = spec.loader
     module.__spec__, module.__loader__, module.__package__ = spec, loader, spec.parent
     module.__dict__.update(__file__=spec.origin, __cached__=spec.cached, __builtins__=__builtins__)
@@ -166,7 +167,7 @@ def _module(module: types.ModuleType, name: str) -> types.CodeType:
 
 
 def _mark_end() -> None:
-    """The script has run to its end, whatever happens to the process from now on."""
+    """Mark that the script has run to its end, whatever happens to the process from now on."""
     page = os.environ.get("ROPETEAM_RANK_PAGE")
     if not page:
         return
@@ -181,16 +182,16 @@ def _mark_end() -> None:
         write_beat(memoryview(view), replace(beat, reached_end=True), sequence)
 
 
-def _tell(error: BaseException, root: str) -> None:
-    """Why this rank ends, to the agent. Never in the way of the exception itself."""
+def _report(error: BaseException, root: str) -> None:
+    """Report to the agent why this rank exits. Never hides the exception itself."""
     try:
         childhooks.tell(childhooks.error_of(error, (root,)))
     except OSError as broken:
         print(f"cannot tell the agent about {type(error).__name__}: {broken}", file=sys.stderr)
 
 
-def _user_part(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """Without the frames of this shim at its top."""
+def _user_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """The traceback without the frames of this shim at its top."""
     ours = (main.__code__.co_filename, runpy.__file__, "<frozen runpy>")
     while trace is not None and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next

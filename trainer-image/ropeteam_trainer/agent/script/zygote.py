@@ -1,11 +1,11 @@
 """A process of the job's interpreter that has torch imported and forks: ranks that start at once, and stores.
 
-    4-byte length | JSON    both ways on the socket it inherits; a byte before a request brings descriptors
-It answers each request in order: {"pid": N} for `rank` and `store`, {} for `warm`, {"error": "..."} when it
-must not fork. It has one thread, no CUDA context and no open /dev/nvidia*, asserted before every fork: a
-fork after that is invalid. A child is orphaned on purpose, so that the agent (a subreaper) is its parent:
-it waits for that before it does anything, and dies with the agent. Limits: what the script would change
-before `import torch` (threads apart) is decided when the zygote starts.
+    4-byte length | JSON    both ways on the inherited socket; a byte before a request carries descriptors
+Requests are answered in order: {"pid": N} for `rank` and `store`, {} for `warm`, {"error": "..."} when the
+zygote must not fork. It has one thread, no CUDA context and no open /dev/nvidia*, asserted before every fork:
+with one of these a fork is invalid. A child is orphaned on purpose, so that the agent (a subreaper) is its
+parent: it waits for that before it does anything, and dies with the agent. Limits: settings that the script
+would change before `import torch` (threads apart) are fixed when the zygote starts.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Child:
-    """What a forked child is for."""
+    """The request that a forked child serves."""
 
     request: dict[str, Any]
     fds: list[int]
 
 
 def main(root: str, fd: int) -> NoReturn:
-    """Serve until the agent closes the socket. In a child: become what was asked for."""
+    """Serve until the agent closes the socket. In a child: become the requested rank or store."""
     child = _serve(socket.socket(fileno=fd))
     if child is None:
         sys.exit(0)
     if child.request["op"] == "store":
-        _keep_store(child)
+        _run_store(child)
     from ropeteam_trainer.agent.script import rankmain
 
     _become_rank(child)
@@ -45,19 +45,19 @@ def main(root: str, fd: int) -> NoReturn:
 
 
 def _serve(agent: socket.socket) -> Child | None:
-    """None: the agent has gone. A Child: this is the child."""
+    """Answer requests. None: the agent has closed the socket. A Child: this process is the child."""
     from ropeteam_trainer.agent.script import childhooks
 
     childhooks.install()
-    import torch.distributed  # noqa: F401  what all this is for
+    import torch.distributed  # noqa: F401  the purpose of the zygote
 
     send(agent, {})
     while (received := _receive(agent)) is not None:
         request, fds = received
         answer: dict[str, Any] = {}
         if request["op"] == "warm":
-            _warm()
-        elif problem := _must_not_fork():
+            _import_rest()
+        elif problem := _fork_obstacle():
             answer = {"error": problem}
         else:
             pid = _fork_orphan(request["agent"])
@@ -71,8 +71,8 @@ def _serve(agent: socket.socket) -> Child | None:
     return None
 
 
-def _warm() -> None:
-    """What `torch.optim` and DistributedDataParallel import later, as dear as torch itself."""
+def _import_rest() -> None:
+    """Import what `torch.optim` and DistributedDataParallel import later, as expensive as torch itself."""
     import gc
 
     import torch._dynamo  # noqa: F401
@@ -80,7 +80,7 @@ def _warm() -> None:
     gc.freeze()  # shared pages stay shared
 
 
-def _must_not_fork() -> str:
+def _fork_obstacle() -> str:
     import torch
 
     threads = os.listdir("/proc/self/task")  # noqa: PTH208
@@ -98,15 +98,15 @@ def _target(fd: str) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
     except FileNotFoundError:
-        return ""  # the one that listed the others
+        return ""  # the descriptor that listed the others
 
 
 def _fork_orphan(agent: int) -> int:
-    """Fork twice; the one between is gone when this returns, so the child is the agent's. 0 in the child."""
+    """Fork twice; the intermediate has exited on return, so the child is the agent's. 0 in the child."""
     go_read, go_write = os.pipe()
     pid_read, pid_write = os.pipe()
-    between = os.fork()
-    if between == 0:
+    intermediate = os.fork()
+    if intermediate == 0:
         pid = os.fork()
         if pid:
             os.write(pid_write, str(pid).encode())
@@ -114,20 +114,20 @@ def _fork_orphan(agent: int) -> int:
         os.close(go_write)
         if os.read(go_read, 1) != b"g":
             os._exit(1)  # the zygote died meanwhile
-        _die_with(agent)
+        _set_death_signal(agent)
         for fd in (go_read, pid_read, pid_write):
             os.close(fd)
         return 0
     os.close(pid_write)
     pid = int(os.read(pid_read, 20))
-    os.waitpid(between, 0)
+    os.waitpid(intermediate, 0)
     os.write(go_write, b"g")
     for fd in (go_read, go_write, pid_read):
         os.close(fd)
     return pid
 
 
-def _die_with(agent: int) -> None:
+def _set_death_signal(agent: int) -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
@@ -138,8 +138,8 @@ def _die_with(agent: int) -> None:
 # ---- children
 
 
-def _keep_store(child: Child) -> NoReturn:
-    """Be the store of one epoch, on the socket that the agent has bound, until killed."""
+def _run_store(child: Child) -> NoReturn:
+    """Run the store of one epoch, on the socket that the agent has bound, until killed."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     (number,) = child.fds
@@ -152,7 +152,7 @@ def _keep_store(child: Child) -> NoReturn:
 
 
 def _become_rank(child: Child) -> None:
-    """As if this process had been exec'ed: session, output, environment, folder, threads, random numbers."""
+    """Set all that exec would: session, output, environment, folder, threads, random numbers."""
     request = child.request
     os.setsid()
     (output,) = child.fds
@@ -171,7 +171,7 @@ def _become_rank(child: Child) -> None:
         numpy.random.seed()
 
 
-# ---- wire, for both ends
+# ---- messages on the socket
 
 
 def send(peer: socket.socket, message: dict[str, Any]) -> None:
@@ -183,11 +183,11 @@ def _receive(agent: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     mark, fds, _, _ = socket.recv_fds(agent, 1, 8)
     if not mark:
         return None
-    (size,) = struct.unpack(">I", _exactly(agent, 4))
-    return json.loads(_exactly(agent, size)), fds
+    (size,) = struct.unpack(">I", _receive_exactly(agent, 4))
+    return json.loads(_receive_exactly(agent, size)), fds
 
 
-def _exactly(agent: socket.socket, size: int) -> bytes:
+def _receive_exactly(agent: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         more = agent.recv(size - len(data))

@@ -1,21 +1,22 @@
-"""The journal of a run: which checkpoints are committed, which were pruned, and which world may do either.
+"""Journal of a run: the committed checkpoints, the pruned ones, and the world that may commit and prune.
 
     <directory>/run-<job's UID>/journal/
         claim-<epoch>-<pod>             this world may write from now on; those of lower epochs may no more
-        claim-<epoch>-<pod>.adopts      what it found committed after that, one place per line
+        claim-<epoch>-<pod>.adopts      checkpoints that it found committed after that, one place per line
         step-<N>.<epoch>.commit         a committed checkpoint: its reference and its parent's, signed
         step-<N>.<epoch>.pruning-<...>  the same, while that world considers deleting its files
-        step-<N>.<epoch>.pruned         the same, files gone: descent stays provable
+        step-<N>.<epoch>.pruned         the same, files deleted: descent stays provable
 
-Pure: each function is a generator that yields what is to be done on disk, one operation after the other, each
-of which is atomic at the server. agent/checkpoints.py carries them out; tests/agent/test_claims.py lets
-several worlds do so in all orders.
-Promises, whoever was cut off from operator and coordinator, suspended or killed, and at whatever point:
-  - what an older world commits after a newer one has claimed the run never counts
-  - what a newer world counts is never deleted by an older one
-Why they hold: a world lists what it adopts after its claim is there; a pruner looks for newer claims after it
-has renamed. Of these two, one sees the other. Both looks follow a change that the same client has made in the
-same folder, so no cached listing answers them (NFS: the reply to it makes the client drop its own).
+Pure: each function is a generator that yields operations on the disk, one after the other, each of which is
+atomic at the server. agent/checkpoints.py executes them; tests/agent/test_claims.py interleaves those of
+several worlds in all orders.
+Promises, for any process cut off from operator and coordinator, suspended or killed, at any point:
+  - a checkpoint that an older world commits after a newer one has claimed the run never counts
+  - a checkpoint that a newer world counts is never deleted by an older one
+Proof: a world lists the checkpoints that it adopts after it has created its claim; a pruner lists the claims
+after it has renamed. Of these two, one sees the other. Both listings follow a change that the same client has
+made in the same folder, so no cached listing answers them (NFS: the reply to that change makes the client
+drop its own).
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ from ropeteam_trainer.contract.world import CheckpointRef, Epoch
 
 T = TypeVar("T")
 MOST_PRUNED = 10_000
-"""Entries of pruned checkpoints that are left, 0.3 KB each: far more than lie between two backups of etcd."""
+"""Number of entries of pruned checkpoints that are kept, 0.3 KB each: far more than are written between two
+backups of etcd."""
 
 
 class Place(NamedTuple):
-    """Where a checkpoint is. In this order newer ones come later."""
+    """Key of a checkpoint in its run. Ordered: newer ones come later."""
 
     epoch: Epoch
     step: int
@@ -51,19 +53,19 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class List:
-    """The names in the journal."""
+    """List the names in the journal."""
 
 
 @dataclass(frozen=True)
 class Create:
-    """An empty file, exclusively. Durable. That it is there already is no error."""
+    """Create an empty file, exclusively. Durable. An existing file is no error."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Write:
-    """A file of the journal, whole or not at all. Durable."""
+    """Write a file of the journal, whole or not at all. Durable."""
 
     name: str
     text: str
@@ -71,14 +73,14 @@ class Write:
 
 @dataclass(frozen=True)
 class Read:
-    """The text of a file of the journal; "": it is not there (any more)."""
+    """Read the text of a file of the journal; "": it does not exist (any more)."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Rename:
-    """Durable. The answer: whether it was there."""
+    """Rename a file. Durable. Result: whether it existed."""
 
     name: str
     to: str
@@ -86,28 +88,29 @@ class Rename:
 
 @dataclass(frozen=True)
 class Remove:
-    """A file of the journal."""
+    """Remove a file of the journal."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Folders:
-    """Places that have a folder in that of the run, committed or not."""
+    """List the places that have a folder in that of the run, committed or not."""
 
 
 @dataclass(frozen=True)
 class Delete:
-    """A checkpoint's folder, with all that is in it."""
+    """Delete a checkpoint's folder, with its content."""
 
     place: Place
     apart: bool = False
-    """It lies in the directory itself, and is deleted if the job of this run has committed it."""
+    """The folder is in the directory itself, and is deleted if the job of this run has committed it."""
 
 
 @dataclass(frozen=True)
 class WriteManifest:
-    """Durable. The answer: its reference, which names no run if its files lie in the directory itself."""
+    """Write a manifest. Durable. Result: its reference, which names no run if its files are in the directory
+    itself."""
 
     grant: Grant
 
@@ -116,23 +119,23 @@ Operation = List | Create | Write | Read | Rename | Remove | Folders | Delete | 
 Steps = Generator[Operation, Any, T]
 
 
-# ---- what the names say
+# ---- names and entries
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The text of a checkpoint's file in the journal. One that is not signed, where it should be, vouches for
-    nothing: it has neither digest nor parent then."""
+    """Content of a checkpoint's file in the journal. One without the required signature proves nothing: it
+    has neither digest nor parent then."""
 
     ref: CheckpointRef
     parent: CheckpointRef | None
 
     @classmethod
     def read(cls, text: str, keys: Keys) -> Entry:
-        """Raises DecodeError."""
+        """Parse an entry. Raises DecodeError."""
         entry = codec.decode(cls, text)
-        vouches = not keys or seals.holds(JOURNAL, text.encode(), keys)
-        return entry if vouches else cls(replace(entry.ref, digest=""), None)
+        trusted = not keys or seals.holds(JOURNAL, text.encode(), keys)
+        return entry if trusted else cls(replace(entry.ref, digest=""), None)
 
     def text(self, keys: Keys) -> str:
         return seals.signed(JOURNAL, codec.encode(self), keys).decode()
@@ -141,7 +144,7 @@ class Entry:
 class Claim(NamedTuple):
     epoch: Epoch
     pod: str
-    """UID: no two of them claim for one epoch, unless a coordinator has counted it twice."""
+    """UID of the pod: no two pods claim for one epoch, unless a coordinator has used its number twice."""
 
     @property
     def name(self) -> str:
@@ -156,7 +159,7 @@ class Claim(NamedTuple):
 
 
 class Superseded(Exception):
-    """A newer world has claimed the run: this one may neither save nor prune any more."""
+    """Error: a newer world has claimed the run; this one may neither save nor prune any more."""
 
     def __init__(self, by: Epoch) -> None:
         super().__init__(f"superseded by term {by.term} (world {by} has claimed the checkpoint folder)")
@@ -165,7 +168,7 @@ class Superseded(Exception):
 
 @dataclass(frozen=True)
 class Held:
-    """The run is claimed: what this world may restore from and prune."""
+    """Claim of this world on the run, and the checkpoints that it may restore from and prune."""
 
     claim: Claim
     adopted: frozenset[Place]
@@ -180,8 +183,8 @@ _PLACE = re.compile(rf"step-(\d+)\.{_EPOCH}\.(commit|pruned|pruning-.+)")
 
 
 @dataclass
-class _Seen:
-    """One listing. A checkpoint that is renamed meanwhile may be listed under both names: it is pruned."""
+class _Listing:
+    """Parsed listing. A checkpoint that is renamed meanwhile may be listed under both names: it is pruned."""
 
     claims: list[Claim] = field(default_factory=list)
     adopting: list[Claim] = field(default_factory=list)
@@ -191,14 +194,14 @@ class _Seen:
     names: dict[Place, str] = field(default_factory=dict)
 
     def refuse(self, claim: Claim) -> None:
-        """Raises Superseded."""
+        """Raise Superseded if a newer world has claimed the run."""
         rivals = [each for each in self.claims if each.epoch >= claim.epoch and each != claim]
         if rivals:
             raise Superseded(max(rivals).epoch)
 
 
-def _read(names: Iterable[str]) -> _Seen:
-    seen = _Seen()
+def _parse_listing(names: Iterable[str]) -> _Listing:
+    seen = _Listing()
     for name in sorted(names):  # commit < pruned < pruning
         if found := _CLAIM.fullmatch(name):
             claim = Claim(Epoch.parse(found[1]), found[2])
@@ -220,17 +223,17 @@ def place_of(ref: CheckpointRef) -> Place:
     return Place(ref.epoch, ref.step)
 
 
-# ---- what a world does
+# ---- actions of a world
 
 
 def claim(me: Claim) -> Steps[Held]:
-    """Before the ranks of a world start. Raises Superseded.
+    """Claim the run, before the ranks of a world start. Raises Superseded.
 
-    What its predecessor had adopted, or has committed itself, is adopted if it is still there. A world that
-    claimed and has not said yet what it adopts will find this claim, and not begin.
+    Checkpoints that its predecessor had adopted, or has committed itself, are adopted if they still exist. A
+    world that has claimed and has not written its adoptions yet will find this claim, and not begin.
     """
     yield Create(me.name)
-    seen = _read((yield List()))
+    seen = _parse_listing((yield List()))
     seen.refuse(me)
     counted = {place for place in seen.committed if place.epoch < me.epoch}
     former = max((each for each in seen.adopting if each.epoch < me.epoch), default=None)
@@ -238,19 +241,19 @@ def claim(me: Claim) -> Steps[Held]:
         listed = set((yield Read(former.adopts)).split())
         counted = {place for place in counted if str(place) in listed or place.epoch == former.epoch}
     yield Write(me.adopts, "\n".join(sorted(map(str, counted))))
-    _read((yield List())).refuse(me)
+    _parse_listing((yield List())).refuse(me)
     return Held(me, frozenset(counted))
 
 
 def line(held: Held, named: tuple[CheckpointRef, ...], keys: Keys = ()) -> Steps[tuple[CheckpointRef, ...]]:
-    """Where to go on from, newest first: what is adopted and descends from what the job's status names, then
-    what it names. If it names nothing: all that this run has committed; what is not signed has no digest
-    then, and who restores judges it. What was granted, and is not known to be written (it has no digest),
-    counts if it is adopted.
+    """Lineage to restore from, newest first: adopted checkpoints that descend from those that the job's
+    status names, then those that it names. If it names none: all that this run has committed; unsigned ones
+    have no digest then, and the restoring rank verifies them. A checkpoint that was granted, and is not known
+    to be written (it has no digest), counts if it is adopted.
 
-    What the run began from is another run's, and has no entry here: its child names it.
+    The checkpoint that the run began from is another run's, and has no entry here: its child names it.
     """
-    names = _read((yield List())).names
+    names = _parse_listing((yield List())).names
     wanted = {place_of(ref): ref for ref in named if ref.digest}
     entries: dict[Place, Entry | None] = {}
     found = []
@@ -263,7 +266,7 @@ def line(held: Held, named: tuple[CheckpointRef, ...], keys: Keys = ()) -> Steps
             passed.add(place_of(ref))
             entry = yield from _entry(place_of(ref), names, entries, keys)
             ref = entry.parent if entry and ref.digest in ("", entry.ref.digest) else None
-            if ref and place_of(ref) in passed:  # nobody is his own ancestor: somebody has written that
+            if ref and place_of(ref) in passed:  # a cycle: none is its own ancestor, so an entry is forged
                 ref = None
         if mine and ref:
             found.append(mine.ref)
@@ -271,8 +274,8 @@ def line(held: Held, named: tuple[CheckpointRef, ...], keys: Keys = ()) -> Steps
 
 
 def pasts(refs: tuple[CheckpointRef, ...], keys: Keys = ()) -> Steps[tuple[tuple[CheckpointRef, ...], ...]]:
-    """For each of them: which of the others it descends from, newest first."""
-    names = _read((yield List())).names
+    """Ancestors of each of `refs` among the others, newest first."""
+    names = _parse_listing((yield List())).names
     known, oldest = {place_of(ref): ref for ref in refs}, min((ref.step for ref in refs), default=0)
     entries: dict[Place, Entry | None] = {}
     found = []
@@ -291,7 +294,8 @@ def pasts(refs: tuple[CheckpointRef, ...], keys: Keys = ()) -> Steps[tuple[tuple
 def _entry(
     place: Place, names: dict[Place, str], known: dict[Place, Entry | None], keys: Keys
 ) -> Steps[Entry | None]:
-    """None: there is none, it cannot be read, or it is of another place. Each is read once."""
+    """Entry of a place. None: there is none, it cannot be parsed, or it is of another place. Each is read
+    once."""
     if place not in known:
         text = (yield Read(names[place])) if place in names else ""
         try:
@@ -303,18 +307,19 @@ def _entry(
 
 
 def commit(held: Held, grant: Grant, keys: Keys = ()) -> Steps[CheckpointRef]:
-    """Raises Superseded: it would not count."""
-    _read((yield List())).refuse(held.claim)
+    """Commit a granted checkpoint. Raises Superseded: it would not count."""
+    _parse_listing((yield List())).refuse(held.claim)
     ref: CheckpointRef = yield WriteManifest(grant)
     yield Write(f"{place_of(ref)}.commit", Entry(ref, grant.parent).text(keys))
     return ref
 
 
 def prune(held: Held, keep: tuple[CheckpointRef, ...]) -> Steps[tuple[Place, ...]]:
-    """Delete what is older than the first of `keep` and not in it. What was deleted. Raises Superseded."""
+    """Delete checkpoints that are older than the first of `keep` and not in it, and return them. Raises
+    Superseded."""
     kept, newest = {place_of(ref) for ref in keep}, keep[0].step
     folders = yield Folders()
-    seen = _read((yield List()))
+    seen = _parse_listing((yield List()))
     seen.refuse(held.claim)
     apart = yield from _apart(seen, kept | set(folders))
     old = [
@@ -328,16 +333,16 @@ def prune(held: Held, keep: tuple[CheckpointRef, ...]) -> Steps[tuple[Place, ...
         if name and held.counts(place) and (yield Rename(name, held.claim.pruning(place))):
             mine.append(place)
     try:
-        _read((yield List())).refuse(held.claim)
+        _parse_listing((yield List())).refuse(held.claim)
     except Superseded:
         for place in mine:
             yield Rename(held.claim.pruning(place), f"{place}.commit")
         raise
     for place in mine:
-        if place in apart:  # found by its entry alone, which goes last
+        if place in apart:  # found by its entry alone, which is removed last
             yield Delete(place, apart=True)
         yield Rename(held.claim.pruning(place), f"{place}.pruned")
-    gone = [place for place in old if place in mine or _is_rest(held, seen, place)]
+    gone = [place for place in old if place in mine or _is_leftover(held, seen, place)]
     for place in gone:
         yield Delete(place, place in apart)
     for place in sorted(seen.pruned)[:-MOST_PRUNED]:
@@ -345,9 +350,9 @@ def prune(held: Held, keep: tuple[CheckpointRef, ...]) -> Steps[tuple[Place, ...
     return tuple(gone)
 
 
-def _apart(seen: _Seen, others: set[Place]) -> Steps[set[Place]]:
-    """Committed where a library writes that is older than folders of runs: in the directory itself. What else
-    lies there is nobody's to prune, so only what the journal names counts."""
+def _apart(seen: _Listing, others: set[Place]) -> Steps[set[Place]]:
+    """Checkpoints committed in the directory itself, where a library writes that is older than folders of
+    runs. Other folders there belong to no run, so only those that the journal names count."""
     entries: dict[Place, Entry | None] = {}
     found = set()
     for place in sorted((seen.committed | set(seen.pruning)) - others):
@@ -361,7 +366,7 @@ def _older(held: Held, place: Place) -> bool:
     return place.epoch <= held.claim.epoch
 
 
-def _is_rest(held: Held, seen: _Seen, place: Place) -> bool:
-    """Shards that were never committed or never adopted, or of which a part was left when they were deleted:
+def _is_leftover(held: Held, seen: _Listing, place: Place) -> bool:
+    """Whether these are shards that were never committed or never adopted, or the rest of a partial deletion:
     no world will ever count them."""
     return not held.counts(place) or (place not in seen.committed and place not in seen.pruning)

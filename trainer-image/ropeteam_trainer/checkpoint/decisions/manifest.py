@@ -1,12 +1,12 @@
-"""The file that makes a folder a checkpoint.
+"""Manifest: the file that makes a folder a checkpoint.
 
-    <directory>/runs/<number>.<UID>     in which order runs began; a TrainingJob object is a run
-    <directory>/run-<UID>/journal/      which of its checkpoints count (journal.py)
+    <directory>/runs/<number>.<UID>     order in which runs began; a TrainingJob object is a run
+    <directory>/run-<UID>/journal/      which of its checkpoints are committed (journal.py)
     <directory>/run-<UID>/step-<step>/<epoch>/
         __<rank>_0.distcp   tensors, or blocks of them: each is in one file
-        .metadata           which tensor is where, written by rank 0
+        .metadata           index of the tensors, written by rank 0
         state.pt            plain values that all ranks share, written by rank 0
-        rank-<rank>.pt      what differs per rank: RNG
+        rank-<rank>.pt      state of one rank: RNG
         manifest.json       written last, by the agent of rank 0, after a grant
 
 Without an operator, and before runs had folders of their own, it is <directory>/step-<step>/<epoch>/. The
@@ -30,7 +30,7 @@ JOURNAL = "journal"
 RUNS = "runs"
 FORMAT = 1
 MOST_BYTES = 16 << 20
-"""Of a manifest, and of a file of the journal: 8 times what 8,192 ranks need."""
+"""Limit on a manifest, and on a file of the journal: 8 times the size that 8,192 ranks need."""
 
 
 @dataclass(frozen=True)
@@ -49,31 +49,31 @@ class Manifest:
 
     @property
     def ref(self) -> CheckpointRef:
-        """Of a manifest that was just made, and is not signed."""
+        """Reference of a manifest that was just created, and is not signed."""
         return self.ref_as(self.to_bytes())
 
     def ref_as(self, content: bytes) -> CheckpointRef:
-        """`content`: as it is on disk, where it may have other fields."""
+        """Reference with the digest of `content`: the bytes on disk, which may have other fields."""
         return CheckpointRef(self.step, self.epoch, hashlib.sha256(content).hexdigest(), self.job_uid)
 
 
 def run_folder(run: str) -> str:
-    """Of the job with this UID, relative to the checkpoint directory."""
+    """Folder of the job with this UID, relative to the checkpoint directory."""
     return f"run-{run}" if run else ""
 
 
 def folder(ref: CheckpointRef) -> str:
-    """Relative to the checkpoint directory."""
+    """Folder of a checkpoint, relative to the checkpoint directory."""
     return f"{run_folder(ref.run)}/{place(ref)}" if ref.run else place(ref)
 
 
 def place(ref: CheckpointRef) -> str:
-    """Relative to the folder of its run."""
+    """Folder of a checkpoint, relative to the folder of its run."""
     return f"step-{ref.step}/{ref.epoch}"
 
 
 def ref_at(run: str, step: str, epoch: str) -> CheckpointRef | None:
-    """What folders of these names hold. None: we write no such names."""
+    """Reference of the checkpoint in folders of these names. None: we write no such names."""
     try:
         ref = replace(parse_ref(f"{step}/{epoch}"), run=run)
     except ValueError:
@@ -82,7 +82,7 @@ def ref_at(run: str, step: str, epoch: str) -> CheckpointRef | None:
 
 
 def ref_text(ref: CheckpointRef) -> str:
-    """`run-<UID>/step-12/1.0.3#<digest>`: how a reference travels in RankPlan."""
+    """`run-<UID>/step-12/1.0.3#<digest>`: text form of a reference, in RankPlan."""
     return f"{folder(ref)}#{ref.digest}"
 
 
@@ -91,7 +91,7 @@ def rank_file(rank: int) -> str:
 
 
 def parse_ref(text: str) -> CheckpointRef:
-    """The inverse of ref_text. Raises ValueError."""
+    """Inverse of ref_text. Raises ValueError."""
     path, _, digest = text.partition("#")
     *run, step, epoch = path.split("/")
     number = int(step.removeprefix("step-"))

@@ -1,13 +1,13 @@
-"""Which checkpoint to go on from. Pure: looking at a checkpoint is the caller's `look`.
+"""Choice of the checkpoint to restore. Pure: the caller's `look` reads a checkpoint.
 
-    candidates()   where to look, best first: the lineage that the plan names, or, in a job's first world,
-                   what is in the folder and `resume` allows
-    choose()       the first that is good; after the candidates come their parents (a step that was asked for
-                   by number has no substitute)
+    candidates()   checkpoints to try, best first: the lineage that the plan names, or, in a job's first
+                   world, those in the folder that `resume` allows
+    choose()       the first good one; after the candidates come their parents (a step that was requested by
+                   number has no substitute)
 
 Promises: a checkpoint that was once committed is never silently replaced by a start from nothing. Where
-there are keys (seals.py), somebody vouches for each: who names it by its hash, be it status or a checkpoint
-that is vouched for itself, or the signature of its manifest; unless `resume.trust` is Any.
+there are keys (seals.py), each one that is used is trusted: its hash is named by status or by a checkpoint
+that is trusted itself, or its manifest is signed; unless `resume.trust` is Any.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from ropeteam_trainer.contract.config import RankPlan, Resume, Trust
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
 RIGHT_HASH = "has the right hash, but is no state of ours"
-"""Of a file that proves its checkpoint malformed. Known by these words, because ranks of an earlier release
-can be told no more than a sentence."""
+"""Fault of a file that proves its checkpoint malformed. It is recognized by this text, because ranks of an
+earlier release accept nothing but a sentence."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """What is found where a checkpoint should be."""
+    """Result of reading a checkpoint."""
 
     manifest: Manifest | None
-    """None: not there, or not to be trusted."""
+    """None: missing, or not to be trusted."""
     fault: str = ""
-    """Why it cannot be used, for a person. Empty: nothing is known against it."""
+    """Reason why it cannot be used, for a person. Empty: no fault is known."""
     unsure: bool = False
-    """The fault is proof of nothing: the volume may be away, or this node's mount of it stale."""
+    """The fault proves nothing: the volume may be unavailable, or this node's mount of it stale."""
     ref: CheckpointRef | None = None
-    """Which one it is: with its digest, and the run that it is of."""
+    """Reference of the checkpoint, with its digest and its run."""
     signed: bool = False
-    """With a key of this folder."""
+    """The manifest is signed with a key of this folder."""
 
 
 @dataclass(frozen=True)
@@ -60,29 +60,29 @@ _UNSIGNED = (
 
 
 class CheckpointNotFound(ValueError):  # FailReason's name
-    """`resume.policy: Step` names a step that is not there, not one committed checkpoint verifies, or those
-    that were found are not signed."""
+    """Error: `resume.policy: Step` names a missing step, not one committed checkpoint verifies, or those that
+    were found are not signed."""
 
 
 class CheckpointUnavailable(OSError):
-    """Checkpoints could not be read for minutes, here, while other pods could, or may. Nothing says that they
-    are bad: another node may read them."""
+    """Error: checkpoints could not be read for minutes in this pod, while other pods could, or may. They may
+    be good: another node may read them."""
 
 
 class UnavailableElsewhere(CheckpointUnavailable):
-    """The same in other pods; this one can read them."""
+    """The same error in other pods; this one can read them."""
 
 
 class UnavailableEverywhere(CheckpointUnavailable):
-    """The same in every pod: it is the volume."""
+    """The same error in every pod: the volume is the cause."""
 
 
 def candidates(plan: RankPlan, found: Sequence[CheckpointRef]) -> tuple[CheckpointRef, ...]:
-    """Where to look. `found`: what is in the folder, the newest run first. Raises CheckpointNotFound for a
-    missing step."""
+    """Checkpoints to try, best first. `found`: those in the folder, the newest run first. Raises
+    CheckpointNotFound for a missing step."""
     if plan.lineage_known:
         return tuple(parse_ref(text) for text in plan.restore)
-    if plan.job_uid:  # what our own run has committed, its journal tells
+    if plan.job_uid:  # checkpoints that our own run has committed are in its journal
         found = tuple(ref for ref in found if ref.run != plan.job_uid)
     newest_first = _newest_first(found)
     if plan.resume is Resume.LATEST:
@@ -96,8 +96,8 @@ def candidates(plan: RankPlan, found: Sequence[CheckpointRef]) -> tuple[Checkpoi
 
 
 def _newest_first(found: Sequence[CheckpointRef]) -> tuple[CheckpointRef, ...]:
-    """The newest world of the newest run, not the highest step: an abandoned run may have come further. What
-    is in no run has epochs that do not compare."""
+    """Sorted by newest run and newest world, not by highest step: an abandoned run may have come further.
+    Checkpoints in no run have epochs that do not compare."""
     runs = {run: -number for number, run in enumerate(dict.fromkeys(ref.run for ref in found))}
 
     def age(ref: CheckpointRef) -> tuple[int, Epoch, int, Epoch]:
@@ -107,11 +107,11 @@ def _newest_first(found: Sequence[CheckpointRef]) -> tuple[CheckpointRef, ...]:
 
 
 def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[CheckpointRef], Look]) -> Choice:
-    """What to go on from. Raises CheckpointNotFound where a start from nothing would hide a loss, and
-    CheckpointUnavailable for the first that cannot be judged: it may be whole, so no older one is taken."""
+    """Checkpoint to restore. Raises CheckpointNotFound where a start from nothing would hide a loss, and
+    CheckpointUnavailable for the first that cannot be read: it may be whole, so no older one is used."""
     queue = list(candidates(plan, found))
     exactly = not plan.lineage_known and plan.resume is Resume.STEP
-    committed = plan.lineage_known and plan.signs and queue  # an agent with keys tells of nothing else
+    committed = plan.lineage_known and plan.signs and queue  # an agent with keys names committed ones only
     must_exist = exactly or committed or any(ref.digest for ref in queue)
     skipped: list[str] = []
     unsigned: list[str] = []
@@ -136,8 +136,8 @@ def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[Check
             "all who write there) or spec.resume.policy Never (to begin at step 0). "
             f"{len(unsigned)} passed over: {_UNSIGNED}"
         )
-    malformed = any(RIGHT_HASH in told for told in skipped)
-    if must_exist or malformed:  # to begin at step 0 is not to go on from the last good one
+    malformed = any(RIGHT_HASH in sentence for sentence in skipped)
+    if must_exist or malformed:  # a start at step 0 would not go on from the last good one
         raise CheckpointNotFound(
             f"no checkpoint can be used. {'. '.join(skipped)}. Bring the files back, or make the job anew: "
             "spec.resume.policy Latest goes on from the newest whole checkpoint that is left in its folder, "
@@ -147,7 +147,8 @@ def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[Check
 
 
 def _foreign(plan: RankPlan, manifest: Manifest | None) -> str:
-    """Another job's checkpoint is taken only by who asks for it: several jobs may share a folder."""
+    """Fault of another job's checkpoint, which is used on explicit request only: several jobs may share a
+    folder."""
     if manifest is None or plan.lineage_known or plan.resume is not Resume.LATEST:
         return ""
     if not plan.job or manifest.job in ("", plan.job):
@@ -159,8 +160,9 @@ def _foreign(plan: RankPlan, manifest: Manifest | None) -> str:
 
 
 def shares(manifest: Manifest, ranks: int) -> list[list[ShardFile]]:
-    """Which files each of so many ranks verifies: every file is one rank's. As many ranks as have saved: each
-    its own, which it will read. Else by bytes, the largest first, each to who has least."""
+    """Files that each rank verifies: every file is one rank's. With as many ranks as have saved, each
+    verifies its own, which it will load. Else by size, the largest first, each to the rank with the fewest
+    bytes."""
     parts: list[list[ShardFile]] = [[] for _ in range(ranks)]
     if ranks == manifest.world_size:
         for file in manifest.files:
@@ -175,7 +177,8 @@ def shares(manifest: Manifest, ranks: int) -> list[list[ShardFile]]:
 
 
 def _writer(name: str) -> int:
-    """`rank-3.pt` and `__3_0.distcp` are rank 3's; what has no number is rank 0's."""
+    """Rank that wrote a file: `rank-3.pt` and `__3_0.distcp` are rank 3's, files without a number rank
+    0's."""
     found = re.match(r"(?:rank-|__)(\d+)", name)
     return int(found[1]) if found else 0
 

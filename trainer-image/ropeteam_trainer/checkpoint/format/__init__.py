@@ -1,7 +1,7 @@
-"""What the bytes of files say, read without trusting them.
+"""Parsers of checkpoint files, which do not trust them.
 
-contents.py      a file of tensors, and what is proof that no rank of ours has written it
-metadata.py      which tensor is where
-picklesizes.py   how large what a pickle makes can become
-names.py         names of tensors, which are what all layouts have in common
+contents.py      a file of tensors, and the proof that no rank of ours has written it
+metadata.py      index of the tensors
+picklesizes.py   limit on the size of the objects in a pickle
+names.py         names of tensors, which all layouts have in common
 """

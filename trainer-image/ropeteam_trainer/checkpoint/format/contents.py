@@ -1,8 +1,8 @@
-"""What the bytes of a checkpoint's file say, and what is proof that no rank of ours has written them.
+"""Content of a checkpoint's files, and the proof that no rank of ours has written them.
 
 Promise: nothing that they name is executed (torch.load with weights_only). Malformed is proof, whatever
-script, torch or Python reads them. What else goes wrong proves nothing and is raised as it comes: a class
-that the script once made known to torch, a name that another torch writes, want of memory.
+script, torch or Python reads them. All other errors prove nothing and are raised as they come: a class that
+the script once registered with torch, a name that another torch writes, lack of memory.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ropeteam_trainer.checkpoint.format.names import state_name
 
 
 class Malformed(ValueError):
-    """No rank of ours has written this."""
+    """Content that no rank of ours has written."""
 
 
-_GARBLED = (
+_PICKLE_ERRORS = (
     pickle.UnpicklingError,
     EOFError,
     LookupError,
@@ -35,52 +35,52 @@ _GARBLED = (
     AttributeError,
     struct.error,
 )
-"""How a pickle goes wrong that is none of ours. Not OSError, MemoryError, nor torch's RuntimeError, which
-may mean either."""
+"""Errors of a pickle that is none of ours. Not OSError, MemoryError, nor torch's RuntimeError, which may have
+other causes."""
 _EVERY_TORCH = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor_v2|parameter)|torch \w+Storage"
 )
-"""What each of them knows of what we write, so that no other would read it."""
+"""Names in our pickles that every torch knows: if a pickle has no others, no other version would read it."""
 _RUNS_THINGS = re.compile(
     r"(os|posix|nt|sys|subprocess|pty|runpy|importlib|ctypes|shutil|socket|code|pdb|timeit)(\..*)? .*"
     r"|(builtins|__builtin__) (eval|exec|execfile|compile|open|__import__|input|breakpoint)"
 )
-"""No state is made of these. It is not this list that keeps them from being called: nothing is."""
+"""Names that no state contains. They are not called in any case, with or without this list."""
 
 
 _DO_WITHOUT = "To do without this checkpoint delete its folder"
 _OF_THE_BYTES = re.compile(r"PytorchStreamReader failed|record size|Trying to resize storage")
-"""How torch begins its RuntimeErrors about an archive, in memory, that lacks what it tells of."""
+"""Beginnings of torch's RuntimeErrors about an archive, in memory, that lacks records that it lists."""
 
 
 def runs_things(module: str, name: str) -> bool:
-    """A state that names this is no state, whoever reads it."""
+    """Whether this name proves that a pickle is no training state, for any reader."""
     return _RUNS_THINGS.fullmatch(f"{module} {name}") is not None
 
 
 def load(name: str, content: bytes) -> Any:
-    """What torch.save has written, on the CPU."""
+    """Load a file of torch.save, on the CPU."""
     _check_archive(name, content)
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True, mmap=False)
     except MemoryError:
         raise MemoryError(f"{name} wants more memory than the pod has. {_DO_WITHOUT}") from None
-    except (RuntimeError, *_GARBLED) as error:
-        told = f"torch refuses {name}: {_last_line(error)}"
+    except (RuntimeError, *_PICKLE_ERRORS) as error:
+        text = f"torch refuses {name}: {_last_line(error)}"
         if _is_proof(error, content):
-            raise Malformed(told) from None
-        if isinstance(error, pickle.UnpicklingError):  # torch advises to load whatever it is
-            raise pickle.UnpicklingError(f"{told} {_DO_WITHOUT}") from None
+            raise Malformed(text) from None
+        if isinstance(error, pickle.UnpicklingError):  # torch advises to load it without weights_only
+            raise pickle.UnpicklingError(f"{text} {_DO_WITHOUT}") from None
         raise
 
 
 def _check_archive(name: str, content: bytes) -> None:
-    """Raises Malformed for what no torch.save writes, and ValueError for what grows as it is read: none that
-    we know packs, but another might."""
+    """Raise Malformed for an archive that no torch.save writes, and ValueError for a compressed one: no
+    torch.save that we know compresses, but another might."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()
-    except (zipfile.BadZipFile, NotImplementedError, *_GARBLED):
+    except (zipfile.BadZipFile, NotImplementedError, *_PICKLE_ERRORS):
         raise Malformed(f"{name} is nothing that torch.save writes") from None
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise ValueError(
@@ -89,7 +89,7 @@ def _check_archive(name: str, content: bytes) -> None:
     names = {entry.filename for entry in entries}
     top = min(names, default="").partition("/")[0]
     whole = (
-        content.startswith(b"PK\3\4")  # else torch takes it for its format of before
+        content.startswith(b"PK\3\4")  # else torch takes it for its legacy format
         and {f"{top}/data.pkl", f"{top}/constants.pkl"} & names == {f"{top}/data.pkl"}  # no TorchScript
         and all(each.startswith(f"{top}/") for each in names)
         and len(names) == len(entries)
@@ -109,7 +109,7 @@ def _is_proof(error: Exception, content: bytes) -> bool:
 
 
 def _names(content: bytes) -> set[str]:
-    """`module name` of what the pickle names, as far as it can be read."""
+    """`module name` of each global in the pickle, as far as it can be read."""
     found: set[str] = set()
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -117,19 +117,19 @@ def _names(content: bytes) -> set[str]:
             for code, argument, _ in pickletools.genops(archive.read(inner)):
                 if code.name == "GLOBAL":
                     found.add(str(argument))
-    except (zipfile.BadZipFile, StopIteration, *_GARBLED):
-        pass  # what torch refuses has no need to be whole
+    except (zipfile.BadZipFile, StopIteration, *_PICKLE_ERRORS):
+        pass  # torch has refused it, so it may be cut off
     return found
 
 
 def _last_line(error: Exception) -> str:
-    """Before it, torch advises to load without weights_only."""
+    """Last line of an error of torch: the lines before it advise to load without weights_only."""
     lines = [line for line in str(error).splitlines() if line.strip() and "docs" not in line]
     return f"{type(error).__name__}: {lines[-1].strip()[:200] if lines else ''}"
 
 
 def block(name: str, content: bytes, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor, or a block of one."""
+    """Load a tensor, or a block of one."""
     found = load(name, content)
     if (
         not isinstance(found, torch.Tensor)
@@ -142,7 +142,7 @@ def block(name: str, content: bytes, sizes: tuple[int, ...], dtype: torch.dtype)
 
 
 def check_state(name: str, tree: Any) -> None:
-    """state.pt: what ranks share."""
+    """Raise Malformed if state.pt, the state that ranks share, has another form."""
     whole = (
         isinstance(tree, dict)
         and (tree.get("data", ()) is None or _is_map(tree.get("data"), lambda value: type(value) is int))
@@ -155,7 +155,8 @@ def check_state(name: str, tree: Any) -> None:
 
 
 def check_named(name: str, tree: Any, tensors: Collection[str]) -> None:
-    """state.pt, as check_state() wants it: are the tensors of its optimizers among those of `.metadata`?"""
+    """Raise Malformed if a tensor of an optimizer in state.pt is missing in `.metadata`. `tree` has passed
+    check_state()."""
     for optimizer, part in tree["optimizers"].items():
         for parameter, keys in part["tensors"].items():
             for key in keys:
@@ -164,7 +165,8 @@ def check_named(name: str, tree: Any, tensors: Collection[str]) -> None:
 
 
 def check_own(name: str, tree: Any) -> None:
-    """rank-<r>.pt: what a rank has for itself. An earlier release wrote no `own`."""
+    """Raise Malformed if rank-<r>.pt, a rank's own state, has another form. An earlier release wrote no
+    `own`."""
     rng = tree.get("rng") if isinstance(tree, dict) else None
     whole = (
         isinstance(rng, dict)
@@ -179,7 +181,7 @@ def check_own(name: str, tree: Any) -> None:
 
 
 def _is_of_python(found: Any) -> bool:
-    """random.getstate()'s. Another Python may have another version."""
+    """Whether this is a result of random.getstate(). Another Python may have another version."""
     if not isinstance(found, tuple) or len(found) != 3 or type(found[0]) is not int:
         return False
     try:
@@ -191,8 +193,8 @@ def _is_of_python(found: Any) -> bool:
 
 
 def _is_whole(found: Any) -> bool:
-    """No tensor that is larger than its memory: what we write is a copy (snapshot.py). Of classes of others
-    nothing is known."""
+    """Whether this is no tensor that is larger than its memory: we write copies (snapshot.py). Tensors of
+    other classes are accepted."""
     if type(found) not in (torch.Tensor, torch.nn.Parameter):
         return True
     plain = found.layout is torch.strided and not found.is_meta
@@ -200,7 +202,7 @@ def _is_whole(found: Any) -> bool:
 
 
 def _is_part(part: Any) -> bool:
-    """Of an optimizer (optimizers.py)."""
+    """Whether this is the part of an optimizer (optimizers.py)."""
     return (
         isinstance(part, dict)
         and isinstance(part.get("groups"), list)

@@ -1,9 +1,9 @@
-"""Read `.metadata`, which says where in the files of a checkpoint each tensor lies.
+"""Parser of `.metadata`, the index of a checkpoint's tensors.
 
-It is torch.distributed.checkpoint's own, and a pickle. Nothing of what it names is imported or called here:
-an allow-list puts inert stand-ins in the place of the few classes that it needs, and refuses all others.
-(So a restart does not wait for the import of torch.distributed.checkpoint either.) What it makes is no larger
-than its bytes (picklesizes.py).
+It is torch.distributed.checkpoint's own format, and a pickle. No name in it is imported or called here: an
+allow-list puts inert stand-ins in the place of the few classes that it needs, and refuses all others. (So a
+restart does not wait for the import of torch.distributed.checkpoint either.) Its objects are no larger than
+its bytes (picklesizes.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ropeteam_trainer.checkpoint.format.picklesizes import check_sizes
 
 @dataclass(frozen=True)
 class Chunk:
-    """A block of a tensor, and where it is: torch.save's bytes, in one of the files."""
+    """Block of a tensor, and its location: torch.save's bytes, in one of the files."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -44,24 +44,24 @@ class SavedTensor:
 Saved = Mapping[str, SavedTensor]
 _LARGEST = (1 << 63) - 1
 _MOST_SPLIT = 8
-"""Dimensions along which a tensor is cut: more than any mesh has."""
+"""Limit on the dimensions along which a tensor is sharded: more than any mesh has."""
 _MOST_DIMENSIONS = 64
-"""Of a tensor: many of torch's operations take no more."""
+"""Limit on the dimensions of a tensor: many of torch's operations accept no more."""
 
 
 def parse(content: bytes, judged: bool = False) -> Saved:
-    """What a `.metadata` file says. Raises Malformed where it is not what DCP writes, and ValueError for a
-    name that another version of DCP or Python may write, and for want of memory. `judged`: it is known not to
-    grow, which takes longer to find out than all else."""
+    """Index in a `.metadata` file. Raises Malformed if DCP does not write such a file, and ValueError for a
+    name that another version of DCP or Python may write, and for lack of memory. `judged`: its sizes are
+    verified already, which takes longer than all other checks."""
     try:
         if not judged:
             check_sizes(content)
         root = _AllowList(content).load()
         stored = {_place(index): info for index, info in root.storage_data.items()}
         saved = {name: _tensor(name, about, stored) for name, about in root.state_dict_metadata.items()}
-        _demand_apart(saved)
+        _require_disjoint(saved)
         return saved
-    except (_Unknown, MemoryError) as error:  # of which neither is proof
+    except (_Unknown, MemoryError) as error:  # neither is proof
         why = error if isinstance(error, _Unknown) else "it wants more memory than there is"
         raise ValueError(f"the .metadata of the checkpoint cannot be read: {why}") from None
     except Exception as error:  # a pickle can go wrong in any way
@@ -69,7 +69,8 @@ def parse(content: bytes, judged: bool = False) -> Saved:
 
 
 def _place(index: Any) -> tuple[str, tuple[int, ...]]:
-    """Of a block. Looked at before it is hashed: many can share what takes long to hash."""
+    """Key of a block. Checked before it is hashed: many blocks can share an object that takes long to
+    hash."""
     if not isinstance(index.fqn, str):
         raise TypeError("a block is of no tensor")
     return index.fqn, _numbers(index.offset)
@@ -95,9 +96,9 @@ def _tensor(name: str, about: Any, stored: Mapping[tuple[str, Any], Any]) -> Sav
 
 
 def _cover(shape: tuple[int, ...], chunks: Sequence[Chunk]) -> bool:
-    """Does each element lie in one block, as DCP demands of who saves? In an odd number of them it does if
-    of all corners, where two in one place cancel each other, those of the whole are left; and blocks that
-    have no more elements than the whole have no room for three."""
+    """Whether each element is in exactly one block, as DCP requires. Each is in an odd number of blocks if of
+    all corners, where two at one point cancel each other, those of the whole tensor are left; and blocks with
+    as many elements in all as the whole tensor leave no element for a third block."""
     split = [dim for dim, size in enumerate(shape) if any(chunk.sizes[dim] != size for chunk in chunks)]
     if math.prod(shape) != sum(math.prod(chunk.sizes) for chunk in chunks) or len(split) > _MOST_SPLIT:
         return False
@@ -114,8 +115,8 @@ def _corners(
     return itertools.product(*((offsets[dim], offsets[dim] + sizes[dim]) for dim in dims))
 
 
-def _demand_apart(saved: Saved) -> None:
-    """No byte is of two blocks: reading all of them takes no longer than reading the files."""
+def _require_disjoint(saved: Saved) -> None:
+    """Raise ValueError if two blocks share a byte: so reading all takes no longer than reading the files."""
     chunks = (chunk for tensor in saved.values() for chunk in tensor.chunks)
     spans = sorted((chunk.file, chunk.begin, chunk.begin + chunk.length) for chunk in chunks)
     for (file, _, end), (other, begin, _) in itertools.pairwise(spans):
@@ -124,7 +125,7 @@ def _demand_apart(saved: Saved) -> None:
 
 
 def _numbers(found: Any, count: int | None = None) -> tuple[int, ...]:
-    """So many; None: one for each dimension of some tensor."""
+    """`found` as a tuple of `count` numbers; None: one for each dimension of some tensor."""
     if not isinstance(found, tuple) or len(found) > _MOST_DIMENSIONS or count not in (None, len(found)):
         raise TypeError("a block or a tensor has no shape")
     if any(type(number) is not int or not 0 <= number <= _LARGEST for number in found):
@@ -133,48 +134,48 @@ def _numbers(found: Any, count: int | None = None) -> tuple[int, ...]:
 
 
 class _Fixed(type):
-    """Nothing is written into such a class: a method could make an iterator without end."""
+    """Metaclass of read-only classes: a method that is set could make an endless iterator."""
 
     def __setattr__(cls, name: str, value: Any) -> None:
         raise pickle.UnpicklingError("it writes into a class")
 
 
 class _Unknown(ValueError):
-    """A name that is none of ours, and may be another version's."""
+    """Error: a name that is none of ours, and may be another version's."""
 
 
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 
 
 def _stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
-    """What a pickle gets for what it names. Made anew for each: it may write into functions."""
+    """Stand-ins by the name in the pickle. New ones for each pickle: it may set attributes of functions."""
 
     class Inert(metaclass=_Fixed):
-        """Stands for a class of torch's: attributes, and no code."""
+        """Stand-in for a class of torch's: attributes, and no code."""
 
     class Properties(metaclass=_Fixed):
-        """TensorProperties: a tuple, of which the first is the dtype."""
+        """Stand-in for TensorProperties: a tuple whose first item is the dtype."""
 
         def __setstate__(self, state: tuple[Any, ...]) -> None:
             self.dtype = state[0]
 
     def number(_value: int) -> int:
-        """Stands for an enum, of which nobody asks for the member."""
+        """Stand-in for an enum, whose member is not used."""
         return 0
 
     def size(numbers: tuple[int, ...]) -> tuple[int, ...]:
-        """Stands for torch.Size. Of a list tuple() would make a tuple that is larger than the list."""
+        """Stand-in for torch.Size. tuple() would make a tuple from a list, larger than the list."""
         return _numbers(numbers)
 
     def member(kind: Any, _name: str) -> int:
-        """Stands for getattr, by which some versions of Python (3.11.9) write a member of an enum; for
-        nothing else."""
+        """Stand-in for getattr, by which some versions of Python (3.11.9) write a member of an enum; refused
+        for all others."""
         if kind is not number:
             raise pickle.UnpicklingError("it asks for an attribute, which no checkpoint needs")
         return 0
 
     def layout(_name: str) -> None:
-        """What nobody asks for."""
+        """Stand-in for the layout, which is not used."""
 
     dcp = "torch.distributed.checkpoint"
     return {

@@ -1,11 +1,11 @@
-"""Names of tensors, which are all that two layouts of one model have in common. No I/O.
+"""Names of tensors, the only thing that two layouts of one model have in common. No I/O.
 
     <object>.<name>                     a parameter or buffer of a module (or of several, for a pipeline)
     <object>.state.<name>.<key>         the optimizer's state of a parameter, such as `exp_avg`
 
-`object` is what restore() was given it as. `name` is the parameter's name in the model as it was written:
-without what wrappers put into it. A parameter of a module that was given as anything else than `model` has
-that before its name, in an optimizer.
+`object` is its keyword in the call of restore(). `name` is the parameter's name in the model as it was
+written: without the parts that wrappers add. In an optimizer, the parameter of a module that was given by
+another keyword than `model` has that keyword before its name.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 _WRAPPERS = ("_checkpoint_wrapped_module", "_orig_mod")
-"""Activation checkpointing and torch.compile."""
+"""Name parts that activation checkpointing and torch.compile add."""
 _SHOWN = 4
 
 
 def plain_name(module: nn.Module, name: str) -> str:
-    """The name without wrappers. DDP's is known by its place: others may be called `module` too."""
+    """Name without wrappers. DDP's is recognized by its position: others may be called `module` too."""
     kept = []
     at: object = module
     for part in name.split("."):
@@ -32,7 +32,7 @@ def plain_name(module: nn.Module, name: str) -> str:
 
 
 def parameter_name(object_name: str, name: str) -> str:
-    """What an optimizer's state is called by."""
+    """Name of a parameter in an optimizer's state."""
     return name if object_name == "model" else f"{object_name}.{name}"
 
 
@@ -41,7 +41,7 @@ def state_name(optimizer: str, parameter: str, key: str) -> str:
 
 
 def misfit(missing: Collection[str], surplus: Collection[str], shapes: Collection[str]) -> str:
-    """What is wrong between a checkpoint and what it shall be loaded into; empty if they fit."""
+    """Difference between a checkpoint and the objects that it is loaded into; empty if they fit."""
     faults = []
     if missing:
         faults.append(f"it lacks {shortened(missing)}")
@@ -57,7 +57,7 @@ def misfit(missing: Collection[str], surplus: Collection[str], shapes: Collectio
 
 
 def shortened(names: Iterable[str]) -> str:
-    """Some of them, in order, and how many more there are."""
+    """The first names, sorted, and the number of further ones."""
     ordered = sorted(names)
     more = f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else ""
     return ", ".join(ordered[:_SHOWN]) + more

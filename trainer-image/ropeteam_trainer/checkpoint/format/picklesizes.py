@@ -1,9 +1,9 @@
-"""How large what a pickle makes can become, told before anything of it is made.
+"""Limit on the size of the objects in a pickle, checked before any of them is made.
 
-A hundred bytes can put a tuple twice into another, that one twice into a third, and so on: to hash the last
-takes for ever. Ten can announce a text of gigabytes, or number a place of the memo so high that the unpickler
-takes as much at once. So the operations are read first, as it will carry them out, with a number in the place
-of each thing. Promise: time and memory of the order of the bytes.
+A hundred bytes can put a tuple twice into another, that one twice into a third, and so on: hashing the last
+takes for ever. Ten bytes can announce a string of gigabytes, or a memo index so high that the unpickler
+allocates as much at once. So the opcodes are interpreted first, as the unpickler will execute them, with a
+size in the place of each object. Promise: time and memory are linear in the size of the pickle.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import pickletools
 
 MOST_IN_TUPLE = 256
-"""Things in a tuple, and in the tuples in it: what a shape of 64 dimensions needs three times."""
+"""Limit on the objects in a tuple, and in the tuples in it: three times the need of a shape of 64
+dimensions."""
 _PUTS = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"})
 _GETS = frozenset({"GET", "BINGET", "LONG_BINGET"})
 _LEAVES_ONE = frozenset(
@@ -19,11 +20,13 @@ _LEAVES_ONE = frozenset(
 )
 _NEW = _LEAVES_ONE - _GETS - {"MARK"}
 _HASHABLE = frozenset({"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"})
-"""They make what counts for all that they take. What the others make counts for one of these at most."""
+"""Opcodes whose result has the size of all their operands. That of the others has the size of one of them at
+most."""
 
 
 def _effect(code: pickletools.OpcodeInfo) -> tuple[bool, int, int]:
-    """Whether it takes all down to the last mark; how many things it takes beside; how many it leaves."""
+    """Whether an opcode pops all down to the last mark; how many objects it pops besides; how many it
+    pushes."""
     before, mark = code.stack_before, pickletools.markobject
     return mark in before, before.index(mark) if mark in before else len(before), len(code.stack_after)
 
@@ -32,11 +35,11 @@ _EFFECTS = {code.name: _effect(code) for code in pickletools.opcodes}
 
 
 def check_sizes(content: bytes) -> None:
-    """Raises ValueError or LookupError for a pickle that is none, or makes what is larger than it is."""
+    """Raise ValueError or LookupError for bytes that are no pickle, or one whose objects grow too large."""
     stack: list[int] = []
     marks: list[int] = []
     memo: dict[object, int] = {}
-    for code, argument, _ in pickletools.genops(content):  # refuses a text that is not there
+    for code, argument, _ in pickletools.genops(content):  # refuses a string that is cut off
         name = code.name
         if name in _PUTS:
             place = len(memo) if argument is None else argument

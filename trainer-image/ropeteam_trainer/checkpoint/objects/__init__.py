@@ -1,8 +1,8 @@
-"""What a checkpoint is made of.
+"""Objects in a checkpoint.
 
 stateful.py     modules, optimizers, and others
 optimizers.py   their state, by names of parameters
 pieces.py       the part of a tensor that a rank holds
 rng.py          random generators
-snapshot.py     the copy that the training thread waits for
+snapshot.py     copy of the state, for which the training thread waits
 """

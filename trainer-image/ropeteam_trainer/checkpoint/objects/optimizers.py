@@ -1,11 +1,11 @@
-"""The state of an optimizer by names of parameters, so that any layout can take it up.
+"""State of an optimizer by names of parameters, so that any layout can load it.
 
-Tensors go with those of the model; the rest is a `part` of plain values, of which each rank has its own (in
-a pipeline, or with ZeRO-1), merged into one:
+Tensors are saved with those of the model; the rest is a `part` of plain values, of which each rank has its
+own (in a pipeline, or with ZeRO-1), merged into one:
 
     groups    [{"names": [...], "values": {"lr": 0.1, ...}}, ...]
     tensors   {name: [keys of its tensors]}
-    values    {name: {key: what is no tensor}}
+    values    {name: {key: value that is no tensor}}
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ from ropeteam_trainer.checkpoint.objects.pieces import is_sharded
 Part = dict[str, Any]
 Names = Mapping[torch.Tensor, str]
 NOT_VALUES = ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
-"""Those that say how to compute, not what, are the script's: another layout may need others."""
+"""Fields of a group that are not saved: the script sets how to compute, and another layout may need other
+settings."""
 
 
 def capture(name: str, optimizer: Optimizer, names: Names) -> tuple[dict[str, torch.Tensor], Part]:
-    """This rank's tensors, by full name, and its part. Raises TypeError for what could not be restored."""
+    """This rank's tensors, by full name, and its part. Raises TypeError for state that could not be
+    restored."""
     tensors: dict[str, torch.Tensor] = {}
     part: Part = {"groups": [], "tensors": {}, "values": {}}
     inner = _inner(optimizer)
     for parameter in _parameters(inner):
-        called = names[parameter]
+        param_name = names[parameter]
         for key, value in inner.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
-                full = state_name(name, called, key)
+                full = state_name(name, param_name, key)
                 if is_sharded(value) and value.shape != parameter.shape:
                     raise TypeError(f"{full} is sharded, but not shaped like its parameter")
                 tensors[full] = value
-                part["tensors"].setdefault(called, []).append(key)
+                part["tensors"].setdefault(param_name, []).append(key)
             else:
-                part["values"].setdefault(called, {})[key] = value
+                part["values"].setdefault(param_name, {})[key] = value
     for group in optimizer.param_groups:
         values = {key: value for key, value in group.items() if key not in NOT_VALUES}
         part["groups"].append({"names": [names[p] for p in group["params"]], "values": values})
@@ -49,7 +51,8 @@ def capture(name: str, optimizer: Optimizer, names: Names) -> tuple[dict[str, to
 
 
 def merge(parts: Iterable[Part]) -> Part:
-    """The parts of all ranks as one. What several have is the same, so the first counts."""
+    """Parts of all ranks, merged into one. An entry that several ranks have is the same, so the first is
+    used."""
     whole: Part = {"groups": [], "tensors": {}, "values": {}}
     seen: set[str] = set()
     for part in parts:
@@ -68,7 +71,7 @@ def parameter_names(part: Part) -> set[str]:
 
 
 def check_names(name: str, optimizer: Optimizer, names: Names) -> None:
-    """Raises ValueError for a parameter that has no name, because no module was given that holds it."""
+    """Raise ValueError for a parameter that has no name, because no given module holds it."""
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             if parameter not in names:
@@ -82,25 +85,27 @@ def check_names(name: str, optimizer: Optimizer, names: Names) -> None:
 def prepare(
     name: str, optimizer: Optimizer, names: Names, part: Part, saved: Saved
 ) -> dict[str, torch.Tensor]:
-    """Put hyperparameters in and make room for the state: returns its tensors, by full name, to be filled."""
+    """Set hyperparameters and allocate the state: returns its tensors, by full name, for the caller to
+    fill."""
     _put_values(name, optimizer, names, part["groups"])
     room: dict[str, torch.Tensor] = {}
     inner = _inner(optimizer)
     for group in inner.param_groups:
         for parameter in group["params"]:
-            called = names[parameter]
-            state = dict(part["values"].get(called, {}))
-            for key in part["tensors"].get(called, ()):
-                full = state_name(name, called, key)
-                state[key] = room[full] = _room(key, saved[full], parameter, group)
+            param_name = names[parameter]
+            state = dict(part["values"].get(param_name, {}))
+            for key in part["tensors"].get(param_name, ()):
+                full = state_name(name, param_name, key)
+                state[key] = room[full] = _empty(key, saved[full], parameter, group)
             inner.state.pop(parameter, None)
             if state:
                 inner.state[parameter] = state
     return room
 
 
-def _room(key: str, saved: SavedTensor, parameter: torch.Tensor, group: Mapping[str, Any]) -> torch.Tensor:
-    """As the optimizer itself would make it: like the parameter, or small and whole on every rank."""
+def _empty(key: str, saved: SavedTensor, parameter: torch.Tensor, group: Mapping[str, Any]) -> torch.Tensor:
+    """Empty tensor as the optimizer itself would create it: like the parameter, or small and whole on every
+    rank."""
     on_cpu = key == "step" and not (group.get("capturable") or group.get("fused"))
     if key != "step" and saved.shape == tuple(parameter.shape):
         return torch.empty_like(parameter, dtype=saved.dtype, requires_grad=False)
@@ -108,7 +113,7 @@ def _room(key: str, saved: SavedTensor, parameter: torch.Tensor, group: Mapping[
 
 
 def _put_values(name: str, optimizer: Optimizer, names: Names, groups: Sequence[Mapping[str, Any]]) -> None:
-    number_of = {called: number for number, group in enumerate(groups) for called in group["names"]}
+    number_of = {param_name: number for number, group in enumerate(groups) for param_name in group["names"]}
     for group in optimizer.param_groups:
         sources = {number_of[names[parameter]] for parameter in group["params"]}
         choices = [groups[number]["values"] for number in sorted(sources)]
@@ -122,7 +127,7 @@ def _put_values(name: str, optimizer: Optimizer, names: Names, groups: Sequence[
 
 
 def _put_value(group: dict[str, Any], key: str, value: Any) -> None:
-    """A learning rate that is a tensor stays the tensor it is: compiled code holds it."""
+    """Set one value. A learning rate that is a tensor stays the same tensor: compiled code references it."""
     if isinstance(group.get(key), torch.Tensor):
         group[key].fill_(value)
     else:
@@ -138,7 +143,8 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def _inner(optimizer: Optimizer) -> Optimizer:
-    """ZeRO-1 shows all parameters, and has an optimizer inside for those of this rank."""
+    """Optimizer of this rank's parameters: ZeRO-1 lists all parameters, and has one inside for this
+    rank's."""
     is_zero = type(optimizer).__name__ == "ZeroRedundancyOptimizer"
     inner: Optimizer = optimizer.optim if is_zero else optimizer  # type: ignore[attr-defined]
     return inner

@@ -1,6 +1,6 @@
-"""The part of a tensor that this rank holds: all of it, or one block of a sharded one (a DTensor).
+"""Local part of a tensor: all of it, or one block of a sharded one (a DTensor).
 
-Looks at DTensors without importing them: a script that has none does not pay for that import.
+DTensors are inspected without importing them: a script that has none does not pay for that import.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ class Piece:
 
     local: torch.Tensor
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     offsets: tuple[int, ...]
-    """Where in the whole the block begins."""
+    """Begin of the block in the whole tensor."""
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """A DTensor, whatever its placements are."""
+    """Whether this is a DTensor, with any placements."""
     return hasattr(tensor, "to_local")
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory that this rank has of it, not a copy."""
+    """This rank's part of a tensor: the same memory, not a copy."""
     if not is_sharded(tensor):
         return tensor.detach()
     sharded: Any = tensor
@@ -38,7 +38,8 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def piece_of(tensor: torch.Tensor, local: torch.Tensor | None = None) -> Piece | None:
-    """`local`: a copy of the local part, to be taken instead of it. None: this rank holds nothing of it."""
+    """Piece of a tensor that this rank holds. `local`: a copy of the local part, used in place of it. None:
+    this rank holds nothing of the tensor."""
     shape, local = tuple(tensor.shape), local_part(tensor) if local is None else local
     if not is_sharded(tensor):
         return Piece(local, shape, (0,) * len(shape))
@@ -59,7 +60,7 @@ def overlap(
     b_offsets: tuple[int, ...],
     b_sizes: tuple[int, ...],
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """What two blocks of one tensor have in common, as slices of the first and of the second."""
+    """Intersection of two blocks of one tensor, as slices of the first and of the second."""
     in_a, in_b = [], []
     for a, a_size, b, b_size in zip(a_offsets, a_sizes, b_offsets, b_sizes, strict=True):
         begin, end = max(a, b), min(a + a_size, b + b_size)

@@ -1,7 +1,8 @@
-"""The random generators of a rank: Python's, NumPy's (if imported), torch's (and CUDA's, if used).
+"""Random generators of a rank: Python's, NumPy's (if imported), torch's (and CUDA's, if used).
 
-As plain values that `torch.load(weights_only=True)` accepts. A rank that has no saved state (the world has
-grown) is seeded from the step and its number: different from all others, and the same at every try.
+Their states are plain values that `torch.load(weights_only=True)` accepts. A rank that has no saved state
+(the world has grown) is seeded from the step and its rank: different from all others, and the same in every
+retry.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def capture() -> State:
 
 
 def put_back(state: State) -> None:
-    """Raises ValueError for those of a Python, NumPy or torch that has others."""
+    """Restore the generators. Raises ValueError for states of an incompatible Python, NumPy or torch."""
     try:
         _put_back_on_cpu(state)
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -48,7 +49,7 @@ def _put_back_on_cpu(state: State) -> None:
 
 
 def reseed(step: int, rank: int) -> None:
-    """For a rank without a saved state."""
+    """Seed the generators of a rank without a saved state."""
     seed = random.Random(f"{step}/{rank}").getrandbits(32)
     random.seed(seed)
     torch.manual_seed(seed)

@@ -1,8 +1,8 @@
-"""Copy a training state to CPU memory, fast, into buffers that are used again.
+"""Fast copy of a training state to CPU memory, into buffers that are reused.
 
-The copy is all that the training thread waits for. State is a tree of dicts, lists and tuples; its tensors
-are copied in one call, everything else must be plain values. Of a sharded tensor the caller gives its local
-part; a whole one is refused, because nobody would know how to put it together again.
+The training thread waits for this copy only. The state is a tree of dicts, lists and tuples; its tensors are
+copied in one call, everything else must be plain values. For a sharded tensor the caller passes its local
+part; the DTensor itself is refused, because its shards could not be put together again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 class Snapshot:
-    """The buffers of one tree. A new copy overwrites the one before: finish with that first."""
+    """Buffers of one tree. A new copy overwrites the one before: finish with that first."""
 
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor] = []

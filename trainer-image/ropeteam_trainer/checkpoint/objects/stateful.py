@@ -1,4 +1,4 @@
-"""The objects that a checkpoint is made of, and goes back into: modules, optimizers, and others.
+"""Objects that are saved into a checkpoint and restored from it: modules, optimizers, and others.
 
 Modules and optimizers may be sharded over ranks in any way: their tensors are saved by name. Others (a
 scheduler, a scaler) are the same on all ranks; rank 0's state_dict() is saved.
@@ -21,30 +21,31 @@ from ropeteam_trainer.checkpoint.objects import optimizers
 
 T = TypeVar("T")
 Shared = dict[str, dict[str, Any]]
-"""`models` (what is no tensor in their state) and `optimizers` (their parts): of this rank, or merged."""
+"""`models` (values in their state that are no tensors) and `optimizers` (their parts): of this rank, or
+merged."""
 
 
 @dataclass
 class State:
-    """What this rank holds of the training state."""
+    """This rank's part of the training state."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    """By full name, as they live: nothing is copied."""
+    """The live tensors by full name: nothing is copied."""
     buffers: list[str] = field(default_factory=list)
-    """Those that ranks may disagree on; DDP takes rank 0's, and so does a checkpoint."""
+    """Names of tensors that may differ between ranks; DDP uses rank 0's, and so does a checkpoint."""
     shared: Shared = field(default_factory=lambda: {"models": {}, "optimizers": {}})
     others: dict[str, Any] = field(default_factory=dict)
 
 
 class _Named:
-    """A module, and its names without wrappers, which are found out once."""
+    """A module, and its names without wrappers, which are computed once."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self._plain: dict[str, str] = {}
 
     def entries(self) -> Iterator[tuple[str, str, Any]]:
-        """Of its state: the key, the plain name, the value."""
+        """Entries of its state: the key, the plain name, the value."""
         return self._named(self.module.state_dict().items())
 
     def parameters(self) -> Iterator[tuple[str, str, nn.Parameter]]:
@@ -60,7 +61,7 @@ class _Named:
 class Kept:
     def __init__(self, objects: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> None:
         """optional: others that a checkpoint may lack, such as the loss scale of a strategy. Raises TypeError
-        or ValueError for what could not be loaded again."""
+        or ValueError for state that could not be loaded again."""
         self._optional = frozenset(optional or {})
         objects = {**objects, **(optional or {})}
         self._modules = {
@@ -75,22 +76,22 @@ class Kept:
             if name not in self._modules and name not in self._optimizers
         }
         state = State()
-        self._take_models(state)
-        called = self._parameter_names()
+        self._add_models(state)
+        names_of = self._parameter_names()
         for name, optimizer in self._optimizers.items():
-            optimizers.check_names(name, optimizer, called)
+            optimizers.check_names(name, optimizer, names_of)
         for name, thing in self._others.items():
             _check_plain(name, thing.state_dict())
         for name, extra in state.shared["models"].items():
             _check_plain(name, extra)
 
     def state(self, with_others: bool) -> State:
-        """As it is now. Modules first: FSDP puts its parameters in order when it is asked for its state."""
+        """Current state. Modules first: FSDP reshards its parameters when its state_dict() is called."""
         state = State()
-        self._take_models(state)
-        called = self._parameter_names()
+        self._add_models(state)
+        names_of = self._parameter_names()
         for name, optimizer in self._optimizers.items():
-            tensors, part = optimizers.capture(name, optimizer, called)
+            tensors, part = optimizers.capture(name, optimizer, names_of)
             state.tensors |= tensors
             state.shared["optimizers"][name] = part
         if with_others:
@@ -98,7 +99,7 @@ class Kept:
         return state
 
     def lacking(self, shared: Shared, others: Mapping[str, Any]) -> list[str]:
-        """The objects that a checkpoint does not hold."""
+        """Names of the objects that a checkpoint does not hold."""
         pairs = (
             (self._modules, shared["models"]),
             (self._optimizers, shared["optimizers"]),
@@ -110,7 +111,7 @@ class Kept:
     def compare(self, shared: Shared, saved: Saved) -> tuple[set[str], set[str], list[str]]:
         """Names that only this rank has, names that only the checkpoint has, and shapes that differ."""
         state = State()
-        self._take_models(state)
+        self._add_models(state)
         mine = set(state.tensors) | _extra_names(state.shared["models"])
         models = {name: shared["models"][name] for name in self._modules}
         theirs = {name for name in saved if name.split(".", 1)[0] in models} | _extra_names(models)
@@ -119,26 +120,27 @@ class Kept:
             for name, tensor in state.tensors.items()
             if name in saved and saved[name].shape != tuple(tensor.shape)
         ]
-        called = self._parameter_names()
+        names_of = self._parameter_names()
         for name, optimizer in self._optimizers.items():
-            trained = (called[p] for group in optimizer.param_groups for p in group["params"])
+            trained = (names_of[p] for group in optimizer.param_groups for p in group["params"])
             mine |= {f"{name}: {parameter}" for parameter in trained}
             parameters = optimizers.parameter_names(shared["optimizers"][name])
             theirs |= {f"{name}: {parameter}" for parameter in parameters}
         return mine - theirs, theirs - mine, shapes
 
     def room(self, shared: Shared, saved: Saved) -> dict[str, torch.Tensor]:
-        """All tensors of this rank, to be filled from the checkpoint; the optimizers' are made here."""
+        """All tensors of this rank, for the caller to fill; those of optimizers are allocated here."""
         state = State()
-        self._take_models(state)
-        called = self._parameter_names()
+        self._add_models(state)
+        names_of = self._parameter_names()
         for name, optimizer in self._optimizers.items():
             part = shared["optimizers"][name]
-            state.tensors |= optimizers.prepare(name, optimizer, called, part, saved)
+            state.tensors |= optimizers.prepare(name, optimizer, names_of, part, saved)
         return state.tensors
 
     def settle(self, tensors: Mapping[str, torch.Tensor], shared: Shared, others: Mapping[str, Any]) -> None:
-        """The last part of a restore, once `room` is filled: each object takes up its state."""
+        """Load the state into each object: the last part of a restore, once the tensors of `room` are
+        filled."""
         for name, modules in self._modules.items():
             values = {**tensors, **{f"{name}.{key}": value for key, value in shared["models"][name].items()}}
             for module in modules:
@@ -148,7 +150,7 @@ class Kept:
             if name in others or name not in self._optional:
                 thing.load_state_dict(others[name])
 
-    def _take_models(self, state: State) -> None:
+    def _add_models(self, state: State) -> None:
         for name, modules in self._modules.items():
             extra: dict[str, Any] = {}
             for module in modules:
@@ -169,18 +171,18 @@ class Kept:
             state.shared["models"][name] = extra
 
     def _parameter_names(self) -> dict[torch.Tensor, str]:
-        called: dict[torch.Tensor, str] = {}
+        names_of: dict[torch.Tensor, str] = {}
         for name, modules in self._modules.items():
             for module in modules:
                 for _, plain, parameter in module.parameters():
-                    called.setdefault(parameter, names.parameter_name(name, plain))
-        if len(set(called.values())) < len(called):
+                    names_of.setdefault(parameter, names.parameter_name(name, plain))
+        if len(set(names_of.values())) < len(names_of):
             raise ValueError("two parameters have the same name: give restore() its modules by other names")
-        return called
+        return names_of
 
 
 def merge(parts: Iterable[Shared]) -> Shared:
-    """What all ranks share, as one."""
+    """Shared values of all ranks, merged into one."""
     whole: Shared = {"models": {}, "optimizers": {}}
     by_optimizer: dict[str, list[optimizers.Part]] = {}
     for part in parts:

@@ -1,20 +1,20 @@
-"""Which processes form the world: every decision of the coordinator. Pure.
+"""All decisions of the coordinator: which processes form the world. Pure.
 
 step.py          the phases of a world, one function each
-state/           what is known; events
-forming.py       what the next world still lacks, and its plan
-evidence.py      who or what ended a world
-incidents.py     one incident per epoch: its cause, its stages, and what follows from it (backoff, failure,
+state/           the state; events
+forming.py       obstacles to the next world, and its plan
+evidence.py      evidence of what ended a world
+incidents.py     one incident per world: its cause, its stages, and its consequences (backoff, failure,
                  replacement)
-preserving.py    with parameter servers: whose ranks live on when a world ends
-adoption.py      after a boot: what the coordinator before us had made
-progress.py      how far the world came
+preserving.py    with parameter servers: slots whose ranks live on when a world ends
+adoption.py      after a boot: adoption of the world of the former coordinator
+progress.py      progress of the world
 commits.py       the lineage of checkpoints
-drains.py        leaving without losing a step
-groups.py        which process groups a world has formed
-stage.py         how far a world is on its way to its first step
+drains.py        drains without losing a step
+groups.py        process groups that a world has formed
+stage.py         stages of a world up to its first step
 unstartable.py   pods in which no rank can start
-lease.py         the lease under which agents are answered
-orders.py        projection: what each agent shall do
-report.py        projection: what the operator is told
+lease.py         the lease under which reports are answered
+orders.py        projection: orders for each agent
+report.py        projection: the JobReport to the operator
 """

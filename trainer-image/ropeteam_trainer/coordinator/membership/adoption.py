@@ -1,10 +1,10 @@
-"""After a boot: learn from the agents what the coordinator before us had made, before ordering anything.
+"""After a boot: adoption of the former coordinator's world from agents' reports, before any orders are sent.
 
-Order: somebody has completed -> everybody has told, or a lease has passed since the first did -> the world of
-the highest epoch is adopted untouched if all who are here live in it (members that are missing are a fault of
-that world, found at once by the usual rules); a plan that only some have got is superseded, never completed.
-While nobody reports we wait: an order given too early would end a world that is well. Not for longer than
-ranks live without an answer: after that there is none.
+Order: a world reported as completed stays so -> else, once all agents have reported, or a lease has passed
+since the first did, the world of the highest epoch is adopted unchanged if all registered members live in it
+(missing members are a fault of that world, found at once by the usual rules); a plan that only some agents
+have received is superseded, never completed. While no agent reports we wait: orders sent too early would end
+a healthy world. Not for longer than ranks live without an answer: after that no rank lives.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from ropeteam_trainer.coordinator.membership.state.world import World
 
 
 def adopt_or_replan(state: State, at: Moment) -> State:
-    """Adopt, supersede, begin, or go on waiting."""
+    """Adopt or supersede the former world, form the first one, or go on waiting."""
     here = slotindex.present(state)
     if here and state.waited_from is None:
         state = replace(state, waited_from=at.now)
     for plan in _plans(state, _agents(state, here & state.touched), completed=True):
-        return enter(_with_former(state, plan, at), WorldPhase.COMPLETING, at)
-    if not _told_enough(state, here, at.now):
+        return enter(_with_former_world(state, plan, at), WorldPhase.COMPLETING, at)
+    if not _has_enough_reports(state, here, at.now):
         return state
     agents = _agents(state, here)
     plans = _plans(state, agents)
     former = max(plans, key=lambda plan: plan.epoch, default=None)
     if former is None:
         return enter(state, WorldPhase.FORMING, at)
-    state = _with_former(state, former, at)
-    if _unanimous(state, agents) and _by_itself(state, at.now):
+    state = _with_former_world(state, former, at)
+    if _all_members_agree(state, agents) and _runs_or_ended_by_itself(state, at.now):
         moved = any(rank.steps_here for agent in agents.values() for rank in agent.report.ranks)
         quiesced = not any(agent.report.rung for agent in agents.values())
         running = with_world(enter(state, WorldPhase.RUNNING, at), stepped=moved, trains=moved or quiesced)
@@ -56,21 +56,21 @@ def adopt_or_replan(state: State, at: Moment) -> State:
 
 
 def _agents(state: State, among: slotset.Slots) -> dict[int, Agent]:
-    """By slot."""
+    """Agents by slot."""
     return {slot: agent for slot in slotset.each(among) if (agent := agent_of_slot(state, slot))}
 
 
 def _plans(state: State, agents: dict[int, Agent], completed: bool = False) -> list[Plan]:
-    """The plans of this job that these agents tell of."""
+    """The plans of this job in these agents' reports."""
     reports = [agent.report for agent in agents.values()]
     plans = [
         each.plan for each in reports if each.plan and (each.completed == each.plan.epoch or not completed)
     ]
-    return [plan for plan in plans if _shaped(state, plan)]
+    return [plan for plan in plans if _fits_job(state, plan)]
 
 
-def _shaped(state: State, plan: Plan) -> bool:
-    """A plan of this job: all of its slots, with as many ranks as we give them."""
+def _fits_job(state: State, plan: Plan) -> bool:
+    """Whether the plan fits this job: all of its slots, with as many ranks as the config gives them."""
     if plan.whole:
         counts = plan.whole.incarnations[::2]
         ranks = sum(state.config.processes_of(slot) for slot in range(state.config.slots))
@@ -79,12 +79,12 @@ def _shaped(state: State, plan: Plan) -> bool:
     return tuple((member.slot, member.processes) for member in plan.members) == shape
 
 
-def _told_enough(state: State, here: slotset.Slots, now: float) -> bool:
+def _has_enough_reports(state: State, here: slotset.Slots, now: float) -> bool:
     lease = state.config.timeouts.lost
     if here == state.everybody:
         return True
     if state.config.term == 1 and state.boot == 0 and not here & state.roll.planned:
-        return True  # nothing was before us
+        return True  # no coordinator was before us
     if now >= state.phase_since + longest_life(state.config.timeouts.fence):
         return True
     if state.waited_from is not None:
@@ -92,17 +92,17 @@ def _told_enough(state: State, here: slotset.Slots, now: float) -> bool:
     return state.draining and now >= state.desired_at + lease
 
 
-def _with_former(state: State, plan: Plan, at: Moment) -> State:
+def _with_former_world(state: State, plan: Plan, at: Moment) -> State:
     state = replace(state, restarts=plan.restart_count + 1)
-    return slotindex.enter_world(state, World(_put_together(state, plan), at.now), at.now)
+    return slotindex.enter_world(state, World(_whole_plan(state, plan), at.now), at.now)
 
 
-def _put_together(state: State, plan: Plan) -> Plan:
-    """The whole plan of which this is a part. Members that have not told are known by their incarnation: the
+def _whole_plan(state: State, plan: Plan) -> Plan:
+    """The whole plan of which this is a part. Members without a report are known by their incarnation: the
     pod that has it now, or one that was replaced since."""
     if plan.whole is None:
         return plan
-    told = {
+    reported = {
         agent.report.slot: agent.report.plan.member(agent.report.slot)
         for agent in state.agents.values()
         if agent.report.plan and (agent.report.plan.epoch, agent.report.plan.hash) == (plan.epoch, plan.hash)
@@ -110,14 +110,15 @@ def _put_together(state: State, plan: Plan) -> Plan:
     runs = zip(plan.whole.incarnations[::2], plan.whole.incarnations[1::2], strict=False)
     incarnations = [incarnation for count, incarnation in runs for _ in range(count)]
     members = tuple(
-        told.get(slot) or _unheard(state, slot, incarnation) for slot, incarnation in enumerate(incarnations)
+        reported.get(slot) or _member_without_report(state, slot, incarnation)
+        for slot, incarnation in enumerate(incarnations)
     )
     return replace(plan, members=members, whole=replace(plan.whole, slot=-1))
 
 
-def _unheard(state: State, slot: int, incarnation: int) -> Member:
-    word = desired_slot(state, slot)
-    uid = word.pod_uid if word and word.incarnation == incarnation else ""
+def _member_without_report(state: State, slot: int, incarnation: int) -> Member:
+    desired = desired_slot(state, slot)
+    uid = desired.pod_uid if desired and desired.incarnation == incarnation else ""
     return Member(slot, incarnation, uid, "", state.config.processes_of(slot))
 
 
@@ -125,9 +126,9 @@ def _absorb_all(state: State, agents: dict[int, Agent], at: Moment) -> State:
     return progress.absorb(state, (ReportReceived(agent.report) for agent in agents.values()), at)
 
 
-def _unanimous(state: State, agents: dict[int, Agent]) -> bool:
-    """Every member that is here lives in this world. Other pods in its slots are a fault of it, not a
-    doubt."""
+def _all_members_agree(state: State, agents: dict[int, Agent]) -> bool:
+    """Whether every registered member lives in this world. Other pods in its slots are a fault of the world,
+    and cast no doubt on it."""
     world = state.world
     return world is not None and all(
         world.has(agent.report)
@@ -136,8 +137,8 @@ def _unanimous(state: State, agents: dict[int, Agent]) -> bool:
     )
 
 
-def _by_itself(state: State, now: float) -> bool:
-    """It runs, or it ended by itself. If all of it was killed by our agents, the one before us had ended
-    it."""
+def _runs_or_ended_by_itself(state: State, now: float) -> bool:
+    """Whether the world runs, or ended by itself. If all its ranks were killed by our agents, the former
+    coordinator had ended it."""
     signs = collect(state, now)
     return any(sign.weight > OURS for sign in signs) or not signs

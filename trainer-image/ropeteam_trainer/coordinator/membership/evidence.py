@@ -1,7 +1,7 @@
-"""Who or what ended a world: every sign of it in the last reports, weighed.
+"""Evidence of what ended a world: every sign of it in the last reports, with a weight.
 
-A fault shows in many places: the peers of a killed rank die of reset connections, and we kill the rest
-ourselves. The heaviest sign is the cause; among equals the first that was seen.
+A fault shows in many places: the peers of a killed rank die of reset connections, and our agents kill the
+rest. The heaviest sign is the cause; among equals the first that was found.
   LEFT > LOST > TOLD (hang, late start, out of memory) > SIGNAL > ERROR > CONSEQUENCE > OURS
 Limits: a rank that exited cleanly, or that died by a signal after its script's end while a sibling exited
 cleanly, is done, not faulty; while that is undecided there is no sign yet.
@@ -30,7 +30,7 @@ LEFT, LOST, TOLD, SIGNAL, ERROR, CONSEQUENCE, OURS = 6, 5, 4, 3, 2, 1, 0
 
 _ABORTED = 6
 _WITHOUT_MEMORY = frozenset({"torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"})
-"""What a script raises for want of an accelerator's memory, in torch of today and of before."""
+"""Exceptions for lack of accelerator memory, in today's torch and in earlier ones."""
 
 
 @dataclass(frozen=True)
@@ -46,56 +46,61 @@ class Evidence:
 
 
 def collect(state: State, now: float, among: Slots = ALL, least: int = OURS) -> tuple[Evidence, ...]:
-    """All signs, in rank order, but for exits lighter than `least`. Empty: nothing is wrong, as far as
-    we know."""
+    """All signs, in rank order, except exits lighter than `least`. Empty: no fault is known."""
     suspects = slotindex.suspects(state) & among
     return tuple(
-        sign for crew in ranks_of_members(state, suspects) for sign in _of_member(state, crew, now, least)
+        sign
+        for member_ranks in ranks_of_members(state, suspects)
+        for sign in _evidence_of_member(state, member_ranks, now, least)
     )
 
 
 def world_done(state: State) -> bool:
-    """All ranks of all members are done."""
+    """Whether all ranks of all members are done."""
     return slotindex.all_are(state, slotindex.done(state))
 
 
 def is_done(state: State, rank: RankReport) -> bool:
-    """Its script, which has exited, ended well: exit code 0, or a signal after the end where a sibling exited
-    cleanly."""
+    """Whether the rank's script has exited and ended well: exit code 0, or a signal after its end while a
+    sibling exited cleanly."""
     return slotindex.is_clean(rank) or (slotindex.is_aborted_at_end(rank) and state.roll.clean != 0)
 
 
-def _of_member(state: State, crew: MemberRanks, now: float, least: int) -> tuple[Evidence, ...]:
-    """Of one that is not done: whatever happens to its pod afterwards, its part is played."""
-    gone = _gone(state, crew, now)
-    if gone:
-        return (Evidence(LOST, Cause.AGENT_LOST, crew.member.slot, gone),)
-    signs = (_of_rank(state, crew, rank, least) for rank in crew.known.values())
+def _evidence_of_member(
+    state: State, member_ranks: MemberRanks, now: float, least: int
+) -> tuple[Evidence, ...]:
+    """Evidence of one member that is not done. Once a member is done, the end of its pod is no fault."""
+    loss = _loss_text(state, member_ranks, now)
+    if loss:
+        return (Evidence(LOST, Cause.AGENT_LOST, member_ranks.member.slot, loss),)
+    signs = (_evidence_of_rank(state, member_ranks, rank, least) for rank in member_ranks.known.values())
     return tuple(sign for sign in signs if sign)
 
 
-def _gone(state: State, crew: MemberRanks, now: float) -> str:
-    """Why this member's ranks cannot be counted on any more, or ""."""
-    slot = crew.member.slot
+def _loss_text(state: State, member_ranks: MemberRanks, now: float) -> str:
+    """Why this member's ranks are lost, or ""."""
+    slot = member_ranks.member.slot
     assert state.world is not None
-    if not holds_slot(state, Pod(slot, crew.member.incarnation, crew.member.pod_uid)):
+    if not holds_slot(state, Pod(slot, member_ranks.member.incarnation, member_ranks.member.pod_uid)):
         return f"slot {slot} was given to another pod"
-    if crew.agent is None or lost(state, crew.agent, now):
+    if member_ranks.agent is None or lost(state, member_ranks.agent, now):
         return f"the agent of slot {slot} fell silent"
-    if has(state.world.seen, slot) and not state.world.has(crew.agent.report):
+    if has(state.world.seen, slot) and not state.world.has(member_ranks.agent.report):
         return f"the agent of slot {slot} came back without its ranks"
     return ""
 
 
-def _of_rank(state: State, crew: MemberRanks, rank: RankReport, least: int) -> Evidence | None:
+def _evidence_of_rank(
+    state: State, member_ranks: MemberRanks, rank: RankReport, least: int
+) -> Evidence | None:
     if rank.phase is not RankPhase.EXITED or is_done(state, rank):
         return None
-    slot, exit = crew.member.slot, rank.exit
+    slot, exit = member_ranks.member.slot, rank.exit
     if exit is None:
         return Evidence(OURS, Cause.UNKNOWN, slot, f"rank {rank.rank} is gone, nobody saw how", rank.rank)
     if slotindex.is_aborted_at_end(rank) and not slotindex.all_are(state, state.roll.exited):
         return None  # a sibling's end decides
-    weight, cause = _weigh(state, exit)
+    weight, cause = _weight_and_cause(state, exit)
     if weight < least:
         return None
     number = rank.rank if exit.rank is None else exit.rank
@@ -104,11 +109,11 @@ def _of_rank(state: State, crew: MemberRanks, rank: RankReport, least: int) -> E
 
 
 def _after_an_end(state: State, sign: Evidence) -> Evidence:
-    """A peer that is missed has ended by itself: it went first."""
+    """The sign, moved to a rank that exited cleanly if there is one: that rank ended first, and is missed."""
     known = (
-        (crew.member.slot, rank)
-        for crew in ranks_of_members(state, state.roll.clean)
-        for rank in crew.known.values()
+        (member_ranks.member.slot, rank)
+        for member_ranks in ranks_of_members(state, state.roll.clean)
+        for rank in member_ranks.known.values()
     )
     ended = next(((slot, rank.rank) for slot, rank in known if slotindex.is_clean(rank)), None)
     if ended is None:
@@ -119,15 +124,15 @@ def _after_an_end(state: State, sign: Evidence) -> Evidence:
 
 
 def who_stood_first(state: State, sign: Evidence) -> Evidence:
-    """Ranks that wait for a hung one hang as well, and any of them may be seen first. Of those that stand
-    still the one behind held up the others; among equals, one that is in no collective. Parameter servers and
-    their workers do not wait so for each other."""
+    """The sign of a hang, moved to the rank that hung first. Ranks that wait for a hung one hang as well, and
+    any of them may be reported first. Of the hanging ranks the one behind held up the others;
+    among equals, one in no collective. Parameter servers and their workers do not wait like that."""
     if sign.cause not in (Cause.HANG, Cause.START_TIMEOUT) or state.config.servers:
         return sign
     standing = [
-        (crew.member.slot, rank, rank.stands)
-        for crew in ranks_of_members(state, ALL)
-        for rank in crew.known.values()
+        (member_ranks.member.slot, rank, rank.stands)
+        for member_ranks in ranks_of_members(state, ALL)
+        for rank in member_ranks.known.values()
         if rank.stands
     ]
     if len(standing) < 2:
@@ -136,22 +141,22 @@ def who_stood_first(state: State, sign: Evidence) -> Evidence:
     behind = [each for each in standing if each[1].step == lowest]
     first = [each for each in behind if not each[2].waits] or behind
     if len(first) == len(standing):
-        where = f"{len(first)} ranks stand still {_at(first[0][1])}, their stacks are in the logs"
+        where = f"{len(first)} ranks stand still {_step_text(first[0][1])}, their stacks are in the logs"
         return replace(sign, message=f"{sign.message}; which was first is not known: {where}")
     if any(rank.rank == sign.rank for _, rank, _ in first):
         return replace(sign, message=f"{sign.message}; it held up the others")
     slot, rank, stands = first[0]
     here = f", in {stands.where}" if stands.where else ""
-    message = f"rank {rank.rank} held up the others ({_at(rank)}{here}): {sign.message}"
-    exit = sign.exit and replace(sign.exit, last_lines=())  # they are of the other one
+    message = f"rank {rank.rank} held up the others ({_step_text(rank)}{here}): {sign.message}"
+    exit = sign.exit and replace(sign.exit, last_lines=())  # of the other rank
     return replace(sign, slot=slot, rank=rank.rank, message=message, exit=exit)
 
 
-def _at(rank: RankReport) -> str:
+def _step_text(rank: RankReport) -> str:
     return f"after step {rank.step}" if rank.steps_here else "before the first step"
 
 
-def _weigh(state: State, exit: ProcessExit) -> tuple[int, Cause]:
+def _weight_and_cause(state: State, exit: ProcessExit) -> tuple[int, Cause]:
     if exit.oom:
         return TOLD, Cause.OUT_OF_MEMORY
     if exit.hung:
@@ -164,7 +169,7 @@ def _weigh(state: State, exit: ProcessExit) -> tuple[int, Cause]:
         return OURS, Cause.AGENT_LOST
     if exit_rule(state, exit) is ExitAction.RETRY_FREE:
         return ERROR, Cause.RETRIED_FREE
-    if _consequence(exit):
+    if _is_consequence(exit):
         return CONSEQUENCE, Cause.ERROR
     if exit.signal is not None:
         return SIGNAL, Cause.SIGNAL
@@ -172,20 +177,20 @@ def _weigh(state: State, exit: ProcessExit) -> tuple[int, Cause]:
 
 
 def is_script(cause: Cause, exit: ProcessExit | None) -> bool:
-    """It raised an exception, or ended by a code of its own: so it would in any pod."""
+    """Whether the script raised an exception, or exited by a code of its own: it would in any pod."""
     return cause is Cause.ERROR or (cause is Cause.OUT_OF_MEMORY and exit is not None and not exit.oom)
 
 
 def exit_rule(state: State, exit: ProcessExit | None) -> ExitAction | None:
-    """What `recovery.exitCodes` says about this exit."""
+    """The action for this exit in `recovery.exitCodes`."""
     if exit is None or exit.killed or exit.storage:
         return None
     return next((rule.action for rule in state.config.exit_codes if exit.code in rule.codes), None)
 
 
-def _consequence(exit: ProcessExit) -> bool:
-    """It died because a peer died. NCCL and gloo end a process by SIGABRT; other signals have causes of their
-    own."""
+def _is_consequence(exit: ProcessExit) -> bool:
+    """Whether the rank died because a peer died. NCCL and gloo end a process by SIGABRT; other signals have
+    causes of their own."""
     if exit.signal not in (None, _ABORTED):
         return False
     text = " ".join((exit.fingerprint, exit.message) if exit.message else exit.last_lines)
@@ -193,8 +198,8 @@ def _consequence(exit: ProcessExit) -> bool:
 
 
 def describe(rank: int, exit: ProcessExit, cause: Cause) -> str:
-    """One line for people."""
-    said = {
+    """One line on an exit, for people."""
+    ending = {
         Cause.OUT_OF_MEMORY: "was killed for want of memory" if exit.oom else f"exited {exit.code}",
         Cause.HANG: "made no progress and was killed",
         Cause.START_TIMEOUT: "made no first step in time and was killed",
@@ -202,19 +207,19 @@ def describe(rank: int, exit: ProcessExit, cause: Cause) -> str:
         Cause.AGENT_LOST: "was killed by its agent, which had no coordinator for too long",
     }.get(cause, f"was ended by {exit.how}" if exit.signal is not None else f"exited {exit.code}")
     if exit.message:
-        return f"rank {rank} {said}: {exit.message}"
-    words = _last_words(exit) if exit.code else ""
-    return f"rank {rank} {said}" + (f"; its last line: {words}" if words else "")
+        return f"rank {rank} {ending}: {exit.message}"
+    last_line = _last_line(exit) if exit.code else ""
+    return f"rank {rank} {ending}" + (f"; its last line: {last_line}" if last_line else "")
 
 
-def _last_words(exit: ProcessExit) -> str:
-    """A program that ends by an exit code has often just printed why, but nobody knows."""
+def _last_line(exit: ProcessExit) -> str:
+    """The last line of output. A program that exits by a code has often, but not always, just printed why."""
     return next((line.strip() for line in reversed(exit.last_lines) if line.strip()), "")
 
 
 def fingerprint(cause: Cause, exit: ProcessExit | None) -> str:
-    """Same text = same fault. Empty: says nothing about the script (lost pods; SIGKILL and SIGTERM come from
-    outside)."""
+    """Text that identifies a fault: same text, same fault. Empty: not the script's fault (lost pods; SIGKILL
+    and SIGTERM come from outside)."""
     if exit is None or not cause.charged or (cause is Cause.SIGNAL and exit.signal in (9, 15)):
         return ""
     return exit.fingerprint or exit.how

@@ -1,7 +1,8 @@
-"""What the next world still lacks, and its plan once nothing is missing.
+"""Obstacles to the next world, and its plan once there are none.
 
-Order of the questions: every slot held by a registered pod that stays -> every rank before it dead, or kept
--> fenced -> backoff -> store. The answer is a sentence for people and the condition for the plan at once.
+Order of the conditions: every slot held by a registered pod that stays -> every rank of former worlds dead,
+or kept -> fenced -> backoff -> store. The result is a sentence for people and the condition for the plan at
+once.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from ropeteam_trainer.coordinator.membership.state.state import (
 from ropeteam_trainer.coordinator.membership.state.world import World
 
 TICK_SECONDS = 1.0
-"""We wake at least this often, so that a pause of our own loop is noticed."""
+"""A Tick comes at least this often, so that a pause of our own event loop is noticed."""
 STORE_SLOT = 0
-"""The store keeper of an epoch lives in the pod of the lowest slot."""
+"""The store of each world lives in the pod of the lowest slot."""
 
 
 def obstacle(state: State, now: float) -> str:
-    """What the next plan waits for; "": nothing."""
+    """Condition that the next plan waits for; "": none."""
     kept = state.world.kept if state.world else slotset.NONE
-    lacking = state.everybody & ~kept & ~_ready(state)
-    if lacking:
-        return _slot_lacks(state, slotset.first(lacking), now)
+    not_ready = state.everybody & ~kept & ~_ready(state)
+    if not_ready:
+        return _slot_obstacle(state, slotset.first(not_ready), now)
     if now < state.failure_history.not_before:
         return "a pause before the next start, because no step of the last world was seen"
     if offered_store(state) is None:
@@ -45,15 +46,15 @@ def obstacle(state: State, now: float) -> str:
 
 
 def _ready(state: State) -> slotset.Slots:
-    """Slots that lack nothing."""
+    """Slots that are ready for the next plan."""
     ready = slotindex.present(state) & ~slotindex.departing(state) & ~unfinished(state) & ~state.roll.troubled
-    silenced = state.world.quiesced if state.world else slotset.NONE
-    return ready if state.rung >= SAVES_THROUGH_US else ready & ~(state.roll.unproven & ~silenced)
+    quiesced = state.world.quiesced if state.world else slotset.NONE
+    return ready if state.rung >= SAVES_THROUGH_US else ready & ~(state.roll.unproven & ~quiesced)
 
 
-def _slot_lacks(state: State, slot: int, now: float) -> str:
-    word, agent = desired_slot(state, slot), agent_of_slot(state, slot)
-    if word is None or not word.pod_uid:
+def _slot_obstacle(state: State, slot: int, now: float) -> str:
+    desired, agent = desired_slot(state, slot), agent_of_slot(state, slot)
+    if desired is None or not desired.pod_uid:
         return f"the pod of slot {slot}"
     if agent is None:
         return f"the agent of slot {slot} to register"
@@ -65,13 +66,13 @@ def _slot_lacks(state: State, slot: int, now: float) -> str:
         return f"the ranks of slot {slot} to end"
     if agent.report.problem:
         return unstartable.lack(state, slot)
-    # Its agent's own word would be proof too: the ranks are dead, and it takes no orders of a world any more.
+    # A report of its agent would be proof too: the ranks are dead, and it obeys no orders for a world now.
     return f"proof that the former pod of slot {slot} has ended"
 
 
 def unfinished(state: State) -> slotset.Slots:
-    """Slots whose ranks of a former world may still live although their agent can be asked to end them; but
-    for those that are kept."""
+    """Slots whose ranks of a former world may still live, and whose agent can be ordered to end them; without
+    those that are kept."""
     world, here = state.world, slotindex.present(state)
     if world is None:
         return here & state.roll.busy
@@ -79,14 +80,14 @@ def unfinished(state: State) -> slotset.Slots:
 
 
 def unaccounted(state: State) -> slotset.Slots:
-    """Slots where ranks may live of which nobody tells: a pod that fell silent, a former one without a proof.
-    Where checkpoints are commits, what they still write does not count."""
+    """Slots where unreported ranks may live: a pod whose lease expired, a former one without proof of its
+    end. If checkpoints are committed through us, files that they still write do not count."""
     if state.rung >= SAVES_THROUGH_US:
         return slotset.NONE
     if state.world is None and (state.config.term, state.boot) == (1, 0):
-        return state.roll.unproven  # nobody has ordered a world yet
-    words = ((slot, desired_slot(state, slot)) for slot in range(state.config.slots))
-    named = slotset.of(slot for slot, word in words if word and word.pod_uid)
+        return state.roll.unproven  # no world was planned yet
+    desired = ((slot, desired_slot(state, slot)) for slot in range(state.config.slots))
+    named = slotset.of(slot for slot, each in desired if each and each.pod_uid)
     quiesced = state.world.quiesced if state.world else slotset.NONE
     return (state.roll.unproven | (named & ~slotindex.present(state))) & ~quiesced
 
@@ -99,12 +100,12 @@ def offered_store(state: State) -> StoreOffer | None:
 
 
 def publish(state: State, at: Moment) -> State:
-    """The next world. Only when there is no obstacle."""
+    """Start the next world. Only without an obstacle."""
     offer, desired, former = offered_store(state), state.desired, state.world
     assert offer is not None
     assert desired is not None
     kept = former.kept if former else slotset.NONE
-    goes_on = former is not None and preserving.can_resume_in_memory(state)
+    resumes_in_memory = former is not None and preserving.can_resume_in_memory(state)
     plan = Plan(
         epoch=state.next_epoch,
         attempt=desired.attempt,
@@ -113,16 +114,16 @@ def publish(state: State, at: Moment) -> State:
         store_port=offer.port,
         restore=commits.restore_candidates(state),
         restart_count=state.restarts,
-        origin=former.plan.line if former and goes_on else None,
+        origin=former.plan.line if former and resumes_in_memory else None,
     )
     state = replace(
         state,
         n=state.n + 1,
         restarts=state.restarts + 1,
-        grant=state.grant if slotset.has(kept, state.config.lead_slot) else None,  # who writes it lives on
+        grant=state.grant if slotset.has(kept, state.config.lead_slot) else None,  # its writer lives on
     )
     state = slotindex.enter_world(state, World(plan, at.now, seen=kept), at.now)
-    if former and goes_on:
+    if former and resumes_in_memory:
         state = incidents.count_lost_steps(state, former.step)
     return enter(incidents.reach(state, "planned", at), WorldPhase.RUNNING, at)
 
@@ -137,7 +138,7 @@ def _member(state: State, slot: int) -> Member:
 
 
 def wake_at(state: State, now: float) -> float | None:
-    """When to Tick at the latest; None: only events can change anything."""
+    """Latest time of the next Tick; None: only other events can change the state."""
     if not state.agents and state.desired is None:
         return None
     lease, world = state.config.timeouts.lost, state.world

@@ -1,12 +1,11 @@
-"""Which default process groups of torch.distributed a world has formed, and what that says of it. Pure.
+"""Default process groups of torch.distributed that a world has formed, and the verdict on them. Pure.
 
-Judged is one thing: whether a group of all ranks has ever formed in this start. Groups before or beside it
-(an evaluator's, a preflight's, an inference server's) are listed and change nothing. Without it the first
-smaller group is told at once; the job fails when startSeconds have passed since (a script may take longer to
-its first group, and that one be a preflight's), or when a rank of a smaller group has ended with 0: what it
-trained is not what was asked for. A world that forms none is told of after
-startSeconds and at its end. Limits: known is what childhooks.py reaches; who tells nothing counts neither
-way.
+One criterion: whether a group of all ranks has ever formed in this start. Groups before or beside it (an
+evaluator's, a preflight's, an inference server's) are listed and change nothing. Without it the first smaller
+group is reported at once; the job fails when startSeconds have passed since (a script may take longer to its
+first group, and that one be a preflight's), or when a rank of a smaller group has exited with 0: it has not
+trained in the world that was requested. A world that forms no group is reported after startSeconds and at its
+end. Limits: only processes that childhooks.py reaches are known; those that report nothing count neither way.
 """
 
 from __future__ import annotations
@@ -25,41 +24,41 @@ from ropeteam_trainer.coordinator.membership.state.world import Group, World
 SHOWN, KEPT, SLOTS_SHOWN = 10, 32, 16
 _MOST_RANKS = 1 << 20
 ENDED_SECONDS = 300.0
-"""Without a step, after a rank has ended."""
-_HOW_TO_MEND = (
+"""Time without a step after a rank has ended, before a notice."""
+_REMEDY = (
     "Write the script, or torchrun without --standalone and --nnodes, as spec.command; or, if each pod is to "
     "train alone, set spec.worlds: PerPod"
 )
 
 
 def absorb(known: tuple[Group, ...], reports: Iterable[AgentReport]) -> tuple[Group, ...]:
-    """What agents tell of the current world's groups; nothing is taken back."""
+    """The groups of the current world with those in these reports; none is ever removed."""
     found = {(each.size, each.id): each for each in known}
     for report in reports:
-        for told in report.groups:
-            group = _group(report.slot, told)
+        for reported in report.groups:
+            group = _group(report.slot, reported)
             key = (group.size, group.id)
-            found[key] = _joined(found[key], group) if key in found else group
+            found[key] = _merged(found[key], group) if key in found else group
     return tuple(sorted(found.values(), key=lambda each: -each.size)[:KEPT])
 
 
-def _group(slot: int, told: GroupReport) -> Group:
+def _group(slot: int, reported: GroupReport) -> Group:
     return Group(
-        told.id,
-        told.size,
-        told.who,
+        reported.id,
+        reported.size,
+        reported.who,
         slotset.one(slot),
-        slotset.of(_natural(told.ranks)),
-        slotset.of(_natural(told.members)),
+        slotset.of(_possible_ranks(reported.ranks)),
+        slotset.of(_possible_ranks(reported.members)),
     )
 
 
-def _natural(numbers: Iterable[int]) -> Iterable[int]:
-    """Whatever a process says, a set of ranks stays small."""
+def _possible_ranks(numbers: Iterable[int]) -> Iterable[int]:
+    """The numbers that can be ranks: whatever a process reports, the set stays small."""
     return (number for number in numbers if 0 <= number < _MOST_RANKS)
 
 
-def _joined(one: Group, other: Group) -> Group:
+def _merged(one: Group, other: Group) -> Group:
     return replace(
         one,
         slots=one.slots | other.slots,
@@ -69,8 +68,8 @@ def _joined(one: Group, other: Group) -> Group:
 
 
 def formed(state: State, world: World) -> bool:
-    """A group of the world's size has formed, by all of whose ranks it is known that they formed one. Of one
-    whose store could not name it nobody knows which of these it is: it counts as that."""
+    """Whether a group of the world's size has formed: its ranks are all ranks known to be in such groups. A
+    group of that size without an id, because its store could not name it, counts as formed."""
     large = [group for group in world.groups if group.size >= _size(state, world)]
     if any(not group.id for group in large):
         return True
@@ -81,7 +80,7 @@ def formed(state: State, world: World) -> bool:
 
 
 def _size(state: State, world: World) -> int:
-    """Of the group that was asked for. A command that runs once per pod may be all of its pod's ranks."""
+    """Size of the requested group. A command that runs once per pod may be all of its pod's ranks."""
     return world.plan.slots if is_per_pod(state) else world.plan.world_size
 
 
@@ -90,7 +89,7 @@ def is_per_pod(state: State) -> bool:
 
 
 def is_judged(state: State) -> bool:
-    """Parameter servers and their workers form no group, and one rank needs none."""
+    """Whether a group is expected: parameter servers and their workers form none, and one rank needs none."""
     world, config = state.world, state.config
     return world is not None and world.plan.world_size > 1 and not (config.servers or config.worlds_per_pod)
 
@@ -100,7 +99,7 @@ def _is_late(state: State, since: float | None, now: float) -> bool:
 
 
 def split(state: State, now: float) -> Problem | None:
-    """Why this world is not the one that was asked for, once that is certain."""
+    """Why this world is not the requested one, once that is certain."""
     world = state.world
     if world is None or not is_judged(state) or not world.groups or formed(state, world):
         return None
@@ -113,25 +112,29 @@ def split(state: State, now: float) -> Problem | None:
     end = f"no other has formed in startSeconds ({state.config.timeouts.start} s)"
     if ended is not None:
         end = f"rank {ended} has ended with exit code 0"
-    return Problem(FailReason.SPLIT_WORLD, f"{_what_formed(world)}, and {end}. {_HOW_TO_MEND}.")
+    return Problem(FailReason.SPLIT_WORLD, f"{_formed_text(world)}, and {end}. {_REMEDY}.")
 
 
-def _what_formed(world: World) -> str:
-    some = "; ".join(_words(group) for group in world.groups[:3])
+def _formed_text(world: World) -> str:
+    some = "; ".join(_group_text(group) for group in world.groups[:3])
     more = f" and {len(world.groups) - 3} more" if len(world.groups) > 3 else ""
     return f"the job has {world.plan.world_size} ranks, but what has formed is {some}{more}"
 
 
-def _words(group: Group) -> str:
-    places = list(slotset.each(group.slots))
-    where = ", ".join(map(str, places[:5])) + (" and more" if len(places) > 5 else "")
-    some = "slot" if len(places) == 1 else "slots"
+def _group_text(group: Group) -> str:
+    slots = list(slotset.each(group.slots))
+    where = ", ".join(map(str, slots[:5])) + (" and more" if len(slots) > 5 else "")
+    some = "slot" if len(slots) == 1 else "slots"
     return f"a process group of {group.size} by {group.who or 'a process'} in {some} {where}"
 
 
 def _first_ended(state: State, among: Slots) -> int | None:
-    """The lowest rank of these that has ended with 0."""
-    known = (rank for crew in ranks_of_members(state, state.roll.clean) for rank in crew.known.values())
+    """The lowest rank of these that has exited with 0."""
+    known = (
+        rank
+        for member_ranks in ranks_of_members(state, state.roll.clean)
+        for rank in member_ranks.known.values()
+    )
     return min(
         (each.rank for each in known if slotindex.is_clean(each) and slotset.has(among, each.rank)),
         default=None,
@@ -139,16 +142,14 @@ def _first_ended(state: State, among: Slots) -> int | None:
 
 
 def notice(state: State, now: float) -> Problem | None:
-    """What is odd about the world that runs, or has just ended."""
+    """Notice on the groups of the world that runs, or has just ended."""
     world = state.world
     if world is None or not state.running:
         return None
     if is_judged(state) and not formed(state, world):
         if world.groups:
-            text = f"{_what_formed(world)}. Unless one of all ranks forms in startSeconds "
-            text += (
-                f"({state.config.timeouts.start} s), or if a rank ends before, the job fails. {_HOW_TO_MEND}."
-            )
+            text = f"{_formed_text(world)}. Unless one of all ranks forms in startSeconds "
+            text += f"({state.config.timeouts.start} s), or if a rank ends before, the job fails. {_REMEDY}."
             return Problem(FailReason.SMALLER_PROCESS_GROUP, text)
         is_over = state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE)
         if slotindex.all_are(state, world.telling) and (is_over or _is_late(state, world.started_at, now)):
@@ -165,7 +166,7 @@ _WAITING = "they wait for each other (in torchrun --standalone without --nnodes=
 
 
 def _ended(state: State, world: World, now: float) -> Problem | None:
-    """A rank has ended, the others have gone on without a step."""
+    """Notice that a rank has ended and the others have gone on without a step."""
     if world.ended_at is None or now - max(world.ended_at, world.step_at) < ENDED_SECONDS:
         return None
     rank = _first_ended(state, slotset.ALL)
@@ -176,7 +177,7 @@ def _ended(state: State, world: World, now: float) -> Problem | None:
 
 
 def shown(state: State) -> tuple[ProcessGroup, ...]:
-    """For people and Prometheus: the largest."""
+    """The largest groups, for people and Prometheus."""
     world = state.world
     if world is None or not state.running:
         return ()

@@ -1,10 +1,10 @@
-"""One incident per epoch: its cause, its stages, and what follows from it.
+"""One incident per world: its cause, its stages, and its consequences.
 
-Order: open (a fault was seen) -> weigh again while ranks are being stopped -> close (all stopped: cause and
-charge are as good as we can know) -> judge: backoff, failure, replacement. Later worlds fill in stages and
-steps lost.
-Promise: an incident is judged once; an epoch has at most one. Limits: knows nothing of Kubernetes: the
-operator may still refine a cause (a pod that was evicted only looks lost from here).
+Order: open (a fault was found) -> reclassify while ranks are being stopped -> close (all stopped: cause and
+charge are as certain as they can be) -> decide on backoff, failure, replacement. Later worlds fill in stages
+and steps lost.
+Promise: an incident is closed once; a world has at most one. Limits: no knowledge of Kubernetes: the operator
+may still refine a cause (an evicted pod only looks lost from here).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from ropeteam_trainer.coordinator.membership.state.state import (
 KEPT = 10
 BACKOFF_FIRST, BACKOFF_MOST = 1.0, 60.0
 BELIEVED_SECONDS, BELIEVED_AFTER_SIGNAL_SECONDS = 60.0, 1.0
-"""A script that never reports steps is believed to have made one after running this long. An exception may
-take as long as the imports to show; a world that was struck from outside is believed sooner."""
+"""A script that never reports steps is assumed to have made one after running this long. An exception may
+take as long as the imports to occur; a world ended from outside is assumed to have made one sooner."""
 
 
 def open_incident(state: State, sign: Evidence, at: Moment) -> State:
-    """A fault was seen: one incident, whatever else follows from it."""
+    """Open the incident of a fault: one, whatever else follows from it."""
     assert state.world is not None
     sign = who_stood_first(state, sign)
     incident = Incident(
@@ -62,18 +62,18 @@ def open_incident(state: State, sign: Evidence, at: Moment) -> State:
 
 
 def _node(state: State, slot: int) -> str:
-    crew = ranks_of_member(state, slot)
-    return crew.agent.report.node if crew and crew.agent else ""
+    member_ranks = ranks_of_member(state, slot)
+    return member_ranks.agent.report.node if member_ranks and member_ranks.agent else ""
 
 
 def reclassify(state: State, at: Moment, among: Slots) -> State:
-    """Ranks are being stopped; a report that was on its way may name a better cause. `among`: what has not
-    been weighed yet."""
+    """Replace the cause while ranks are being stopped, if a report that was on its way has a better one.
+    `among`: slots not yet examined."""
     fault = state.fault
     if fault is None or fault.incident.settled:
         return state
     signs = collect(state, at.now, among, fault.weight)
-    signs = tuple(sign for sign in signs if _was_before(state, sign, fault))
+    signs = tuple(sign for sign in signs if _preceded(state, sign, fault))
     best = strongest(signs)
     if best is None or best.weight <= fault.weight:
         best = next((sign for sign in signs if _is_same(sign, fault)), None)
@@ -90,19 +90,19 @@ def reclassify(state: State, at: Moment, among: Slots) -> State:
         message=best.message,
         exit=best.exit,
     )
-    return _with_last(state, replace(fault, incident=better, weight=best.weight))
+    return _with_last_fault(state, replace(fault, incident=better, weight=best.weight))
 
 
-def _was_before(state: State, sign: Evidence, fault: Fault) -> bool:
-    """An agent that spoke after the fault and fell silent then did not cause it."""
+def _preceded(state: State, sign: Evidence, fault: Fault) -> bool:
+    """Whether the sign can be the cause: an agent that reported after the fault and was lost later cannot."""
     if sign.weight < LOST:
         return True
-    crew = ranks_of_member(state, sign.slot)
-    return crew is None or crew.agent is None or crew.agent.heard < fault.at
+    member_ranks = ranks_of_member(state, sign.slot)
+    return member_ranks is None or member_ranks.agent is None or member_ranks.agent.heard < fault.at
 
 
 def _is_same(sign: Evidence, fault: Fault) -> bool:
-    """A rank that was dying is gone now: its agent may know more of it."""
+    """Whether the sign is of the same exit. The rank was dying and is gone now: its agent may report more."""
     known = (fault.incident.slot, fault.incident.rank, fault.weight)
     return sign.exit is not None and (sign.slot, sign.rank, sign.weight) == known
 
@@ -112,7 +112,7 @@ def strongest(signs: tuple[Evidence, ...]) -> Evidence | None:
 
 
 def fail_on_exit_code(state: State, at: Moment, among: Slots) -> State:
-    """An exit code that `recovery.exitCodes` calls final ends the job. Not where ranks were asked to end."""
+    """Fail the job for a final exit code (`recovery.exitCodes`), except after a pod began to terminate."""
     fault = state.fault
     if state.failure or fault is None or fault.weight >= LEFT or not state.config.exit_codes:
         return state
@@ -120,27 +120,28 @@ def fail_on_exit_code(state: State, at: Moment, among: Slots) -> State:
     sign = next(signs, None)
     if sign is None or sign.exit is None:
         return state
-    said = f"rank {sign.rank} exited {sign.exit.code}, which spec.recovery.exitCodes calls final"
-    return replace(state, failure=Problem(FailReason.EXIT_CODE, said))
+    message = f"rank {sign.rank} exited {sign.exit.code}, which spec.recovery.exitCodes calls final"
+    return replace(state, failure=Problem(FailReason.EXIT_CODE, message))
 
 
 def close(state: State, at: Moment) -> State:
-    """All ranks of the world are dead: judge its incident, if it had one."""
+    """Close the incident of the world, if any, now that all its ranks are dead."""
     fault = state.fault
     if fault is None or fault.incident.settled:
         return state
     assert state.world is not None
-    stages = replace(fault.incident.stages, stopped=_ms(fault, at))
+    stages = replace(fault.incident.stages, stopped=_ms_since(fault, at))
     incident = replace(fault.incident, settled=True, step=state.world.step, stages=stages)
-    state = _with_last(state, replace(fault, incident=incident))
-    history = _learn(state, incident, progressed(state, fault), at)
+    state = _with_last_fault(state, replace(fault, incident=incident))
+    history = _updated_history(state, incident, progressed(state, fault), at)
     state = replace(state, failure_history=history)
-    verdict = _invalid(state, fault) or _terminal_failure(state, incident)
-    return replace(state, failure=state.failure or verdict)
+    failure = _script_failure(state, fault) or _terminal_failure(state, incident)
+    return replace(state, failure=state.failure or failure)
 
 
 def progressed(state: State, fault: Fault) -> bool:
-    """The world made a step on all ranks. Scripts below rung 1 tell no steps: see BELIEVED_SECONDS."""
+    """Whether the world made a step on all ranks. Scripts below feature level 1 report none: see
+    BELIEVED_SECONDS."""
     world = state.world
     assert world is not None
     if state.rung >= 1 or world.stepped:
@@ -151,7 +152,7 @@ def progressed(state: State, fault: Fault) -> bool:
     return world.started_at is not None and fault.at - world.started_at >= needed
 
 
-def _learn(state: State, incident: Incident, progress: bool, at: Moment) -> FailureHistory:
+def _updated_history(state: State, incident: Incident, progress: bool, at: Moment) -> FailureHistory:
     old = state.failure_history
     worlds_without_progress = 0 if progress else old.worlds_without_progress + 1
     backoff = (
@@ -159,29 +160,32 @@ def _learn(state: State, incident: Incident, progress: bool, at: Moment) -> Fail
         if worlds_without_progress
         else 0.0
     )
-    mark = fingerprint(incident.cause, incident.exit)
-    others = state.world is not None and bool(state.world.plan.kept)  # made the steps, if any came
+    identity = fingerprint(incident.cause, incident.exit)
+    others = state.world is not None and bool(state.world.plan.kept)  # made the steps, if there are any
     on = incident.step > old.top_step and (progress or not others)
-    again = mark == old.fingerprint and not on and not (progress and state.rung == 0)
+    again = identity == old.fingerprint and not on and not (progress and state.rung == 0)
     new = replace(
         old,
         worlds_without_progress=worlds_without_progress,
         not_before=at.now + backoff,
         top_step=max(old.top_step, incident.step),
-        unaccounted=(*old.unaccounted, incident.id) if _counts(state, incident) else old.unaccounted,
+        unaccounted=(*old.unaccounted, incident.id) if _is_unaccounted(state, incident) else old.unaccounted,
     )
-    if mark:
-        new = replace(new, fingerprint=mark, identical_failures=old.identical_failures + 1 if again else 1)
+    if identity:
+        new = replace(
+            new, fingerprint=identity, identical_failures=old.identical_failures + 1 if again else 1
+        )
     return _escalate(state, incident, progress, new)
 
 
-def _counts(state: State, incident: Incident) -> bool:
+def _is_unaccounted(state: State, incident: Incident) -> bool:
     return incident.charged and (state.desired is None or incident.id not in state.desired.charged_incidents)
 
 
 def _escalate(state: State, incident: Incident, progress: bool, history: FailureHistory) -> FailureHistory:
-    """Two barren worlds in a row that ended in one pod: another pod. Two at all: all pods, but for a world
-    that kept ranks: they are well. Unless it is the script: the same error again would come in any pod."""
+    """Request replacements. Two worlds without progress in a row that ended in one pod: another pod. Two at
+    all: all pods, except for a world that kept ranks, which are healthy. Not if the script is at fault: the
+    same error would occur in any pod."""
     assert state.world is not None
     member = state.world.plan.member(incident.slot)
     in_place = incident.cause not in (Cause.AGENT_LOST, Cause.POD_DELETED) and member is not None
@@ -193,35 +197,35 @@ def _escalate(state: State, incident: Incident, progress: bool, history: Failure
     if suspect and (times >= 2 or is_node) and not identical_failures:
         where = f"slot {incident.slot} ended {times} worlds in a row without a new step"
         message = f"{where}; last: {incident.message}"
-        wish = ReplacementRequest(*suspect, incident.cause, message, avoid_node=True)
-        history = replace(history, wishes=(*(w for w in history.wishes if w.slot != wish.slot), wish))
+        request = ReplacementRequest(*suspect, incident.cause, message, avoid_node=True)
+        history = replace(history, wishes=(*(w for w in history.wishes if w.slot != request.slot), request))
     if history.worlds_without_progress >= 2 and history.identical_failures < 2 and not state.world.plan.kept:
         history = replace(history, replace_all_of=state.world.plan.attempt)
     return history
 
 
-_INVALID = frozenset(
+_SCRIPT_ERRORS = frozenset(
     f"builtins.{name}"
     for name in ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
 ) | {"ropeteam_trainer.contract.strategy.StrategyError"}
 _FIRST = Epoch(1, 0, 1)
 
 
-def _invalid(state: State, fault: Fault) -> Problem | None:
-    """A script that cannot have run in any pod. In a job that has run before, it may be the pod."""
+def _script_failure(state: State, fault: Fault) -> Problem | None:
+    """The failure of a script that cannot run in any pod. In a job that has run before, it may be the pod."""
     incident, world = fault.incident, state.world
     assert world is not None
     kind = incident.exit.error_class if incident.exit and incident.cause is Cause.ERROR else ""
-    if kind not in _INVALID or world.plan.epoch != _FIRST or progressed(state, fault):
+    if kind not in _SCRIPT_ERRORS or world.plan.epoch != _FIRST or progressed(state, fault):
         return None
     if "shared object" in incident.message:
-        return None  # of a driver, perhaps, that this node lacks
+        return None  # of a driver, perhaps, that is missing on this node
     text = f"{incident.message}. Correct the script, the image or spec.strategy: no restart mends this"
     return Problem(FailReason.SCRIPT_INVALID, f"{text}.")
 
 
 def _terminal_failure(state: State, incident: Incident) -> Problem | None:
-    """Is the job beyond mending?"""
+    """The failure of a job that no restart can recover, or None."""
     history, allowance = state.failure_history, state.desired.allowance if state.desired else -1
     if (
         fingerprint(incident.cause, incident.exit)
@@ -241,7 +245,7 @@ def _terminal_failure(state: State, incident: Incident) -> Problem | None:
 
 
 def account(state: State) -> State:
-    """The operator has spoken: its allowance contains some incidents now, and its slots some replacements."""
+    """Apply a new desired state: its allowance includes some incidents now, its slots some replacements."""
     desired = state.desired
     assert desired is not None
     history = replace(
@@ -249,20 +253,20 @@ def account(state: State) -> State:
         unaccounted=tuple(
             id for id in state.failure_history.unaccounted if id not in desired.charged_incidents
         ),
-        wishes=tuple(wish for wish in state.failure_history.wishes if _open_wish(state, wish)),
+        wishes=tuple(each for each in state.failure_history.wishes if _is_open(state, each)),
     )
     if history.replace_all_of is not None and desired.attempt > history.replace_all_of:
         history = replace(history, replace_all_of=None)
     return replace(state, failure_history=history)
 
 
-def _open_wish(state: State, wish: ReplacementRequest) -> bool:
-    word = desired_slot(state, wish.slot)
-    return word is not None and word.incarnation <= wish.incarnation
+def _is_open(state: State, request: ReplacementRequest) -> bool:
+    desired = desired_slot(state, request.slot)
+    return desired is not None and desired.incarnation <= request.incarnation
 
 
 def reach(state: State, stage: str, at: Moment) -> State:
-    """A later world came this far: so did the recovery from every incident that waited for it."""
+    """Record that a later world reached this stage: so did the recovery from every incident without it."""
     return replace(state, faults=tuple(_reached(fault, stage, at) for fault in state.faults))
 
 
@@ -270,11 +274,13 @@ def _reached(fault: Fault, stage: str, at: Moment) -> Fault:
     stages: Stages = fault.incident.stages
     if getattr(stages, stage) is not None:
         return fault
-    return replace(fault, incident=replace(fault.incident, stages=replace(stages, **{stage: _ms(fault, at)})))
+    return replace(
+        fault, incident=replace(fault.incident, stages=replace(stages, **{stage: _ms_since(fault, at)}))
+    )
 
 
 def count_lost_steps(state: State, base: int) -> State:
-    """The current world went on from step `base`: what earlier worlds had made beyond it is lost."""
+    """Record the lost steps: the current world resumed from step `base`, and steps beyond it are lost."""
     current = str(state.world.plan.epoch) if state.world else ""
     return replace(
         state,
@@ -289,9 +295,9 @@ def count_lost_steps(state: State, base: int) -> State:
     )
 
 
-def _ms(fault: Fault, at: Moment) -> int:
+def _ms_since(fault: Fault, at: Moment) -> int:
     return max(0, round((at.now - fault.at) * 1000))
 
 
-def _with_last(state: State, fault: Fault) -> State:
+def _with_last_fault(state: State, fault: Fault) -> State:
     return replace(state, faults=(*state.faults[:-1], fault))

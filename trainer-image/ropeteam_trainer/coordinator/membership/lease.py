@@ -1,10 +1,10 @@
 """The lease under which this coordinator answers agents (`recovery.selfFence`). Pure.
 
-It is counted from when we sent the newest report that the operator says back to us (Desired.heard): it has
-received that one later, so it knows when we were silent at the latest. Without it we judge nothing and
-answer nobody; our agents end their ranks, and what happened is found when the operator is back, as after any
-silence.
-Limits: a boot knows of no renewal before it.
+The lease starts when we sent the newest report that the operator returns to us (Desired.heard): the operator
+received that report later, so it knows an upper bound for the end of our lease. Without a lease we decide
+nothing and answer no agent; our agents end their ranks, and the faults are found when the operator is back,
+as after any silence.
+Limits: renewals before a boot are not known to it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def renew(state: State, desired: Desired, now: float) -> State:
         return state
     touched = (
         state.touched if holds(state, now) else slotset.ALL
-    )  # while we were silent anything may have come
+    )  # any report may have come while we were silent
     return replace(state, renewed=max(state.renewed, min(desired.heard, now)), touched=touched)
 
 
@@ -30,5 +30,5 @@ def holds(state: State, now: float) -> bool:
 
 
 def may_answer(state: State, now: float) -> bool:
-    """Agents whose reports are answered let their ranks live."""
+    """Whether reports may be answered: an agent whose reports are answered lets its ranks live."""
     return not state.superseded and holds(state, now)

@@ -1,4 +1,4 @@
-"""What each agent shall do: a projection of the state. The server sends it whenever it differs from what was
+"""Orders for each agent: a projection of the state. The server sends them whenever they differ from those
 sent last.
 
 Limits: `number` counts per connection and is the server's.
@@ -30,15 +30,15 @@ from ropeteam_trainer.coordinator.membership.state.state import (
 
 
 class Reply(NamedTuple):
-    """What one agent is told: what many are told alike, which is then one object, and its plan."""
+    """Reply to one agent: the orders, one object shared by all agents with equal orders, and its plan."""
 
     orders: Orders
-    """Without the plan."""
+    """Orders without the plan."""
     plan: Plan | None = None
     slot: int = -1
-    """It is shown the part of the plan for this slot. -1: all of it."""
+    """The plan is sent as the part for this slot. -1: the whole plan."""
     others: tuple[int, ...] = ()
-    """What else it is shown."""
+    """Other members in that part."""
 
     @property
     def whole(self) -> Orders:
@@ -49,54 +49,53 @@ class Reply(NamedTuple):
 
 
 class Replies:
-    """What one state tells agents."""
+    """Replies to agents, made from one state."""
 
     def __init__(self, state: State, now: float) -> None:
         self._silent = not lease.holds(state, now)
         self._state, self._lineage = state, commits.kept(state)
-        self._alike: dict[tuple[object, ...], Orders] = {}
+        self._by_case: dict[tuple[object, ...], Orders] = {}
         self._shown = (STORE_SLOT, state.config.lead_slot, *range(state.config.workers, state.config.slots))
-        """An agent has nothing to do with members beside itself but for the first, the leading one, and
-        parameter servers."""
+        """Members that every agent needs besides its own: the first, the leading one, parameter servers."""
 
     def to(self, report: AgentReport) -> Reply | None:
-        """The orders for the sender of a report. None: nothing to say (yet), leave it as it is."""
+        """The orders for the sender of a report. None: no orders (yet), the agent goes on as it is."""
         state = self._state
-        why_not = refusal(state, report)
-        if why_not:
-            return Reply(Orders(state.config.term, state.boot, 0, refused=why_not, leave=report.leaving))
+        reason = refusal(state, report)
+        if reason:
+            return Reply(Orders(state.config.term, state.boot, 0, refused=reason, leave=report.leaving))
         if self._silent:
             return None
         if holds_slot(state, pod_of(report)):
-            found = self._of(report.slot, state.agents.get(pod_of(report)))
+            found = self._reply_for(report.slot, state.agents.get(pod_of(report)))
             whole = found is None or found.plan is None or report.contract < LEASES
             return found if found is None or whole else Reply(*found[:2], report.slot, self._shown)
         never_joined = state.desired is not None and report.leaving and report.stopped
         if never_joined and not state.superseded:
-            # The job ended before its turn came.
+            # The job ended before the agent joined a world.
             return Reply(Orders(state.config.term, state.boot, 0, leave=True))
         return None
 
     def of(self, slot: int) -> Reply | None:
-        """The orders for the agent that holds a slot. None: there is none, or we are silent (just booted,
-        superseded)."""
-        return self._of(slot, agent_of_slot(self._state, slot))
+        """The orders for the agent that holds a slot. None: there is no such agent, or we are silent (just
+        booted, superseded)."""
+        return self._reply_for(slot, agent_of_slot(self._state, slot))
 
-    def _of(self, slot: int, agent: Agent | None) -> Reply | None:
+    def _reply_for(self, slot: int, agent: Agent | None) -> Reply | None:
         state = self._state
         if agent is None or state.superseded or state.phase is WorldPhase.WAITING:
             return None
         world = state.world
         member = world is not None and member_pod(world, slot) == pod_of(agent.report)
         lives = member and state.lives(slot)
-        hosts, grantee = _hosts(state, slot, agent), _grantee(state, agent)
+        hosts, grantee = _hosts_store(state, slot, agent), _is_grantee(state, agent)
         leave = _may_leave(state, agent, lives)
-        alike = (member, lives, hosts, grantee, leave)
-        if alike not in self._alike:
-            self._alike[alike] = self._make(*alike)
-        return Reply(self._alike[alike], world.plan if world and lives else None)
+        case = (member, lives, hosts, grantee, leave)
+        if case not in self._by_case:
+            self._by_case[case] = self._build(*case)
+        return Reply(self._by_case[case], world.plan if world and lives else None)
 
-    def _make(self, member: bool, lives: bool, hosts: bool, grantee: bool, leave: bool) -> Orders:
+    def _build(self, member: bool, lives: bool, hosts: bool, grantee: bool, leave: bool) -> Orders:
         state, world = self._state, self._state.world
         pausing = lives and state.phase is WorldPhase.DRAINING
         done = state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE)
@@ -113,17 +112,17 @@ class Replies:
             leave=leave,
             complete=world.plan.epoch if world and member and done else None,
             release=state.phase is WorldPhase.COMPLETE,
-            failed=_last_words(state),
+            failed=_failure_text(state),
         )
 
 
-def _last_words(state: State) -> str:
+def _failure_text(state: State) -> str:
     failure = state.failure if state.dismissed else None
     return f"{failure.reason.value}: {failure.message}" if failure else ""
 
 
 def reply(state: State, report: AgentReport, now: float) -> Orders | None:
-    """The orders for the sender of a report, in one piece."""
+    """The orders for the sender of a report, plan included."""
     found = Replies(state, now).to(report)
     return found.whole if found else None
 
@@ -134,15 +133,16 @@ def orders(state: State, slot: int, now: float) -> Orders | None:
     return found.whole if found else None
 
 
-def _hosts(state: State, slot: int, agent: Agent) -> bool:
-    """Its keeper holds the store of the next world; asked for while the old one is still being stopped, to be
-    fast."""
+def _hosts_store(state: State, slot: int, agent: Agent) -> bool:
+    """Whether this agent is to hold the store of the next world. Requested while the old world is still being
+    stopped, to save time."""
     soon = state.phase in (WorldPhase.STOPPING, WorldPhase.FORMING) and not state.draining
     return soon and slot == STORE_SLOT and not agent.report.leaving
 
 
-def _grantee(state: State, agent: Agent) -> bool:
-    """A grant goes to the agent of the leading rank of its world, also for a while after that world ended."""
+def _is_grantee(state: State, agent: Agent) -> bool:
+    """Whether the grant goes to this agent: that of the leading rank of the grant's world, also for a while
+    after that world ended."""
     world = state.world
     if state.grant is None or world is None or lead_born(state) != state.grant.ref.epoch:
         return False
@@ -150,7 +150,7 @@ def _grantee(state: State, agent: Agent) -> bool:
 
 
 def _may_leave(state: State, agent: Agent, lives: bool) -> bool:
-    """It asked to go, and none of its ranks is needed any more."""
+    """Whether the agent, which is terminating, may exit: none of its ranks is needed any more."""
     if not agent.report.leaving or not agent.report.stopped:
         return False
     done = slotset.has(slotindex.done(state), agent.report.slot)
@@ -158,14 +158,14 @@ def _may_leave(state: State, agent: Agent, lives: bool) -> bool:
 
 
 def affected(before: State, after: State) -> slotset.Slots:
-    """Whose orders a step from `before` to `after` may have changed."""
+    """Slots whose orders a step from `before` to `after` may have changed."""
     if _common(before) != _common(after):
         return slotset.ALL
     return after.touched | slotset.one(STORE_SLOT) | slotset.one(after.config.lead_slot)
 
 
 def _common(state: State) -> tuple[object, ...]:
-    """All that the orders of an agent depend on, but for what it says itself."""
+    """All that the orders of an agent depend on, except its own report."""
     world = state.world
     return (
         state.superseded,

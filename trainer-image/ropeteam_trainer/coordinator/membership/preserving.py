@@ -1,12 +1,13 @@
-"""Whose ranks live on when a world ends, and whether the next one goes on from what parameter servers know.
+"""Slots whose ranks live on when a world ends, and whether the next world resumes from servers' memory.
 
 Only with parameter servers: ranks that need each other in a collective end together. Order: the world ends
--> slots that are well are kept: their agents are still shown its plan -> a kept slot that fails meanwhile is
-kept no more, and never again -> the next plan names the epoch in which the kept ranks were born.
-What servers acknowledged is in the memory of their pods. While each of those lives the next world goes on
-from there, even if no rank lived on. When one is lost, its part is: all go back to the checkpoint together.
-Limits: a world that is being drained ends as a whole. A drain asked for while slots are being replaced keeps
-nothing: the job goes on from its newest checkpoint.
+-> healthy slots are kept: their agents are still sent its plan -> a kept slot that fails meanwhile is kept no
+more, and never again -> the next plan names the epoch in which the kept ranks were started.
+Updates acknowledged by servers are in the memory of their pods. While each of those pods lives the next world
+resumes from there, even if no rank lives on. If one is lost, so is its part of the parameters: all ranks go
+back to the checkpoint together.
+Limits: a world that is being drained ends as a whole. A drain requested while slots are being replaced keeps
+no slot: the job resumes from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from ropeteam_trainer.coordinator.membership.state.state import Moment, State, e
 
 
 def stop(state: State, at: Moment) -> State:
-    """The plan is withdrawn, but for the slots that are kept."""
+    """Withdraw the plan, except for the slots that are kept."""
     state = progress.note_dead(enter(state, WorldPhase.STOPPING, at))
-    return with_world(state, kept=_well(state))
+    return with_world(state, kept=_healthy(state))
 
 
 def shrink(state: State) -> State:
-    """Slots that are not well any more are not kept any more."""
+    """Keep no longer the slots that are no longer healthy."""
     world = state.world
     if world is None or not world.kept:
         return state
-    kept = world.kept & _well(state)
+    kept = world.kept & _healthy(state)
     quiesced = world.quiesced | (state.roll.dead & ~kept)
     return with_world(state, kept=kept, quiesced=quiesced)
 
 
 def can_resume_in_memory(state: State) -> bool:
-    """The next world goes on from what parameter servers have in memory."""
+    """Whether the next world resumes from the memory of parameter servers."""
     world = state.world
     if world is None or not state.config.servers or state.failure or state.draining or new_attempt(state):
         return False
@@ -46,12 +47,12 @@ def can_resume_in_memory(state: State) -> bool:
 
 
 def _staying(state: State) -> Slots:
-    """Slots whose agent is that of the current world, and stays."""
+    """Slots whose agent is that of the current world, and is not terminating."""
     return slotindex.present(state) & state.roll.member & ~slotindex.departing(state)
 
 
-def _well(state: State) -> Slots:
-    """All of their ranks live, or have ended as they should."""
+def _healthy(state: State) -> Slots:
+    """Slots whose ranks all live, or have ended well."""
     if not can_resume_in_memory(state):
         return slotset.NONE
     aborted = slotset.NONE if state.roll.clean else state.roll.aborted

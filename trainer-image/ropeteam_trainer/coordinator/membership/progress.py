@@ -1,6 +1,6 @@
-"""How far the current world came: taken from each accepted report, monotone, until the next plan.
+"""Progress of the current world: taken from each accepted report, monotone, until the next plan.
 
-Promise: what was seen once stays seen (an agent that dies takes nothing back).
+Promise: what was reported once stays known (the death of an agent withdraws nothing).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ropeteam_trainer.coordinator.membership.state.state import (
 )
 
 
-def absorb(state: State, told: Iterable[ReportReceived], at: Moment) -> State:
-    """What accepted agents tell."""
+def absorb(state: State, received: Iterable[ReportReceived], at: Moment) -> State:
+    """The state after these accepted reports."""
     known = state.world.base if state.world else None
     ours = []
-    for each in told:
+    for each in received:
         report = each.report
         rung, launcher = max(state.rung, report.rung), report.launcher or state.launcher
         if (rung, launcher) != (state.rung, state.launcher):
@@ -43,12 +43,12 @@ def absorb(state: State, told: Iterable[ReportReceived], at: Moment) -> State:
     return state
 
 
-def _note_members(state: State, told: list[ReportReceived], at: Moment) -> State:
+def _note_members(state: State, received: list[ReportReceived], at: Moment) -> State:
     world = state.world
     assert world is not None
-    here = [each.report for each in told if world.has(each.report)]
-    stopped = slotset.of(each.report.slot for each in told if each.report.stopped)
-    applied = slotset.of(each.report.slot for each in told if each.applied)
+    here = [each.report for each in received if world.has(each.report)]
+    stopped = slotset.of(each.report.slot for each in received if each.report.stopped)
+    applied = slotset.of(each.report.slot for each in received if each.applied)
     dead = slotset.NONE if state.running else stopped & (applied | state.roll.dead)
     highest = max((rank.step for report in here for rank in report.ranks), default=0)
     first = world.plan.members[0].slot
@@ -70,10 +70,9 @@ def _note_members(state: State, told: list[ReportReceived], at: Moment) -> State
 
 
 def note_dead(state: State) -> State:
-    """The plan was just withdrawn: which slots need no stopping, because all their ranks are dead already?
+    """Note, as the plan is withdrawn, the slots that need no stopping: all their ranks are dead already.
 
-    A report that does not speak of the plan proves nothing here: the plan may still be on its way to that
-    agent.
+    A report without the plan proves nothing here: the plan may still be on its way to that agent.
     """
     return with_world(state, quiesced=state.roll.dead)
 
@@ -93,6 +92,7 @@ def _note_stages(state: State, at: Moment) -> State:
 
 
 def _stepped(state: State) -> slotset.Slots:
-    """Of kept ranks some may have ended well already."""
+    """Slots whose ranks have all made a step. With parameter servers some kept ranks may have ended well
+    already, and count too."""
     may_have_ended = state.config.servers > 0 and state.roll.clean
     return state.roll.stepped_or_ended if may_have_ended else state.roll.stepped

@@ -1,4 +1,4 @@
-"""What the operator is told: a projection of the state, with one sentence that says what we do, and why."""
+"""The JobReport to the operator: a projection of the state, with one sentence on decision and reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from ropeteam_trainer.coordinator.membership.state.state import (
 
 _LINEAGE_SHOWN = 10
 UNENDING_SECONDS = 60.0
-"""SIGKILL takes milliseconds; a rank that it does not end hangs in the kernel, or its agent does."""
+"""SIGKILL takes milliseconds; if a rank has not ended by then, the rank hangs in the kernel, or its agent
+hangs."""
 
 
 def job_report(state: State, now: float) -> JobReport:
@@ -44,10 +45,10 @@ def job_report(state: State, now: float) -> JobReport:
         lineage=state.lineage[:_LINEAGE_SHOWN],
         checkpoint_unix_ms=state.checkpoint_unix_ms,
         incidents=tuple(fault.incident for fault in state.faults),
-        replace=_wishes(state, now),
-        replace_all=state.failure_history.replace_all_of is not None and not _over(state),
+        replace=_replacements(state, now),
+        replace_all=state.failure_history.replace_all_of is not None and not _is_over(state),
         failure=state.failure if state.phase is WorldPhase.FAILED else None,
-        stalled=None if _over(state) else unstartable.stalled(state),
+        stalled=None if _is_over(state) else unstartable.stalled(state),
         notice=groups.notice(state, now),
         process_groups=groups.shown(state),
         newer_term=state.newer_term,
@@ -58,7 +59,7 @@ def job_report(state: State, now: float) -> JobReport:
     )
 
 
-def _over(state: State) -> bool:
+def _is_over(state: State) -> bool:
     return state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE, WorldPhase.FAILED)
 
 
@@ -79,18 +80,22 @@ def _slots(state: State, now: float) -> dict[str, SlotReport]:
     return found
 
 
-def _wishes(state: State, now: float) -> tuple[ReplacementRequest, ...]:
-    """Pods that should be replaced: those whose agent fell silent, and those in which the job fails again and
-    again."""
-    if _over(state) or state.phase is WorldPhase.WAITING:
+def _replacements(state: State, now: float) -> tuple[ReplacementRequest, ...]:
+    """Requests to replace pods: those whose agent's lease has expired, those in which the job fails again and
+    again, and those whose ranks do not end."""
+    if _is_over(state) or state.phase is WorldPhase.WAITING:
         return ()
-    silent = {slot: wish for slot in range(state.config.slots) for wish in _silent(state, slot, now)}
-    failing = {wish.slot: wish for wish in (*state.failure_history.wishes, *unstartable.wishes(state, now))}
-    return tuple(wish for _, wish in sorted({**failing, **_unending(state, now), **silent}.items()))
+    silent = {
+        slot: request for slot in range(state.config.slots) for request in _silent_agent(state, slot, now)
+    }
+    failing = {
+        request.slot: request for request in (*state.failure_history.wishes, *unstartable.wishes(state, now))
+    }
+    return tuple(request for _, request in sorted({**failing, **_stuck_ranks(state, now), **silent}.items()))
 
 
-def _unending(state: State, now: float) -> dict[int, ReplacementRequest]:
-    """Slots whose ranks were to end long ago, and do not: only another pod helps."""
+def _stuck_ranks(state: State, now: float) -> dict[int, ReplacementRequest]:
+    """Requests for slots whose ranks should have ended long ago and have not: only another pod helps."""
     if state.phase is not WorldPhase.STOPPING or now - state.phase_since < UNENDING_SECONDS:
         return {}
     found = {}
@@ -102,13 +107,13 @@ def _unending(state: State, now: float) -> dict[int, ReplacementRequest]:
     return found
 
 
-def _silent(state: State, slot: int, now: float) -> tuple[ReplacementRequest, ...]:
+def _silent_agent(state: State, slot: int, now: float) -> tuple[ReplacementRequest, ...]:
     agent = agent_of_slot(state, slot)
     member = member_pod(state.world, slot) if state.world else None
     if agent:
         incarnation, gone = agent.report.incarnation, lost(state, agent, now)
     elif member and holds_slot(state, member):
-        incarnation, gone = member.incarnation, True  # it never came back to a coordinator that was restarted
+        incarnation, gone = member.incarnation, True  # it never registered with us after a restart
     else:
         return ()
     message = f"the agent of slot {slot} has been silent for more than {state.config.timeouts.lost} s"
@@ -116,8 +121,8 @@ def _silent(state: State, slot: int, now: float) -> tuple[ReplacementRequest, ..
 
 
 def why(state: State, now: float) -> str:
-    """One sentence. It changes only when a decision, what we wait for or our own trouble changes: each change
-    is a line in the log."""
+    """One sentence on the decision. It changes only with the decision, the awaited condition or our own
+    lateness: each change is a line in the log."""
     late = state.lateness.seconds(now)
     return f"{_why(state, now)}; this coordinator is late, by up to {late} s" if late else _why(state, now)
 
@@ -137,21 +142,21 @@ def _forming(state: State, now: float) -> str:
     if state.draining:
         return "the job is to be drained; no world is started"
     missing = obstacle(state, now)
-    return f"waiting for {missing}{_meanwhile(state)}" if missing else "starting the next world"
+    return f"waiting for {missing}{_kept_text(state)}" if missing else "starting the next world"
 
 
 def _running(state: State, _: float) -> str:
     world = state.world
     assert world is not None
     if world.leave_at is not None:
-        return f"world {world.plan.epoch} runs; {_pods(world.leavers)} asked to leave, gathering others"
+        return f"world {world.plan.epoch} runs; {_pods_text(world.leavers)} asked to leave, gathering others"
     return stage.sentence(state)
 
 
 def _draining(state: State, _: float) -> str:
     world = state.world
     assert world is not None
-    reason = f"{_pods(world.leavers)} asked to leave" if world.leavers else "the job is to be drained"
+    reason = f"{_pods_text(world.leavers)} asked to leave" if world.leavers else "the job is to be drained"
     goal = f"step {world.stop_at} to be saved" if world.stop_at is not None else "its ranks to pause"
     if terminating(state):
         goal = "its ranks to end after SIGTERM (a script below rung 2 saves by itself)"
@@ -162,18 +167,18 @@ def _stopping(state: State, now: float) -> str:
     fault, world = state.fault, state.world
     assert world is not None
     reason = f"{fault.incident.cause.value}: {fault.incident.message}" if fault else "its plan was withdrawn"
-    more = f"{_stuck(state, now)}{_meanwhile(state)}"
+    more = f"{_stuck_text(state, now)}{_kept_text(state)}"
     return f"ending the ranks of world {world.plan.epoch}, because {reason}{more}"
 
 
-def _stuck(state: State, now: float) -> str:
-    slots = sorted(_unending(state, now))
+def _stuck_text(state: State, now: float) -> str:
+    slots = sorted(_stuck_ranks(state, now))
     some = ", ".join(map(str, slots[:5])) + (" and more" if len(slots) > 5 else "")
     late = f"those of slots {some} have not ended for {UNENDING_SECONDS:.0f} s: other pods are asked for"
     return f"; {late}" if slots else ""
 
 
-def _meanwhile(state: State) -> str:
+def _kept_text(state: State) -> str:
     kept = state.world.kept.bit_count() if state.world else 0
     return f"; the ranks of {kept} {'slot' if kept == 1 else 'slots'} go on" if kept else ""
 
@@ -188,7 +193,7 @@ def _failed(state: State, _: float) -> str:
     return f"failed: {state.failure.reason.value}: {state.failure.message}"
 
 
-def _pods(slots: tuple[int, ...]) -> str:
+def _pods_text(slots: tuple[int, ...]) -> str:
     return (
         "the pods of slots " + ", ".join(str(slot) for slot in slots)
         if len(slots) > 1

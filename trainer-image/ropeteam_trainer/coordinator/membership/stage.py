@@ -1,9 +1,9 @@
-"""How far a world is on its way to its first step, and the sentence that says so. Pure.
+"""Stages of a world up to its first step, and a sentence for each. Pure.
 
 Order: all ranks started -> the script imports -> a process group -> a checkpoint restored -> the first step
-of all ranks. Limits: a script that tells of no steps trains, as far as can be known, once the process group
-of all ranks has formed. Where there is none to wait for (one rank, PerPod), a moment after it was started; if
-nobody asks for one, a tenth of startSeconds after. What was called training stays so until the next world.
+of all ranks. Limits: a script that reports no steps counts as training once the process group of all ranks
+has formed. If no group is to form (one rank, PerPod), IMPORT_SECONDS after the start; if no rank calls
+init_process_group, NO_GROUP of startSeconds after it. A world never ceases to count as training.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from ropeteam_trainer.coordinator.membership.state.state import State, ranks_of_
 from ropeteam_trainer.coordinator.membership.state.world import World
 
 IMPORT_SECONDS, INIT_SECONDS = 10.0, 2.0
-"""So long a script that will tell of its steps may take to import our library, and in init() after its group
-has formed."""
+"""Time for a script that will report steps to import our library, and for init() after the group formed."""
 NO_GROUP = 0.1
-"""Of startSeconds. Without a rank in init_process_group the script may be of another framework."""
+"""Fraction of startSeconds. Without a rank in init_process_group the script may use another framework."""
 _NAMED = 5
 
 
 def note(state: State, now: float) -> State:
     world = state.world
-    if world is None or world.trains or not _trains(state, world, now):
+    if world is None or world.trains or not _is_training(state, world, now):
         return state
     return with_world(state, trains=True)
 
 
-def _trains(state: State, world: World, now: float) -> bool:
+def _is_training(state: State, world: World, now: float) -> bool:
     if world.stepped or world.started_at is None or tells_steps(state):
         return world.stepped
     passed, patience = now - world.started_at, state.config.timeouts.start
@@ -37,8 +36,8 @@ def _trains(state: State, world: World, now: float) -> bool:
         return passed >= IMPORT_SECONDS
     if groups.formed(state, world):
         return now - (world.grouped_at or now) >= INIT_SECONDS
-    is_awaited = world.groups or _joining(state)
-    return passed >= (patience if is_awaited else NO_GROUP * patience)  # then Degraded says what is odd
+    is_awaited = world.groups or _is_joining(state)
+    return passed >= (patience if is_awaited else NO_GROUP * patience)  # then Degraded has the notice
 
 
 def tells_steps(state: State) -> bool:
@@ -57,15 +56,19 @@ def stage(state: State) -> Stage:
         return Stage.RESTORING
     if groups.formed(state, world) or (state.rung > 0 and not groups.is_judged(state)):
         return Stage.FIRST_STEP
-    return Stage.PROCESS_GROUP_FORMING if _joining(state) else Stage.SCRIPT_STARTING
+    return Stage.PROCESS_GROUP_FORMING if _is_joining(state) else Stage.SCRIPT_STARTING
 
 
-def _joining(state: State) -> bool:
-    return any(rank.joins for crew in ranks_of_members(state, slotset.ALL) for rank in crew.known.values())
+def _is_joining(state: State) -> bool:
+    return any(
+        rank.joins
+        for member_ranks in ranks_of_members(state, slotset.ALL)
+        for rank in member_ranks.known.values()
+    )
 
 
 def sentence(state: State) -> str:
-    """Of a world that runs."""
+    """The sentence on the stage of a running world."""
     world = state.world
     assert world is not None
     epoch, ranks = world.plan.epoch, world.plan.world_size
@@ -75,7 +78,7 @@ def sentence(state: State) -> str:
         case Stage.SCRIPT_STARTING:
             return f"world {epoch} has started its {ranks} ranks; their script imports, or prepares"
         case Stage.PROCESS_GROUP_FORMING:
-            return f"the {ranks} ranks of world {epoch} form their process group: {_missing(state)}"
+            return f"the {ranks} ranks of world {epoch} form their process group: {_missing_text(state)}"
         case Stage.RESTORING:
             return f"world {epoch} restores its checkpoint with {ranks} ranks"
         case Stage.FIRST_STEP:
@@ -85,13 +88,14 @@ def sentence(state: State) -> str:
             return f"world {epoch} runs with {ranks} ranks{silent}"
 
 
-def _missing(state: State) -> str:
-    """A command that runs once per pod stands for all ranks of the pod."""
+def _missing_text(state: State) -> str:
+    """Ranks that have not called init_process_group. A command that runs once per pod stands for all ranks of
+    the pod."""
     missing = [
         rank
-        for crew in ranks_of_members(state, slotset.ALL)
-        for rank in (crew.ranks[:1] if groups.is_per_pod(state) else crew.ranks)
-        if not (rank in crew.known and crew.known[rank].joins)
+        for member_ranks in ranks_of_members(state, slotset.ALL)
+        for rank in (member_ranks.ranks[:1] if groups.is_per_pod(state) else member_ranks.ranks)
+        if not (rank in member_ranks.known and member_ranks.known[rank].joins)
     ]
     if not missing:
         return "all have called init_process_group"

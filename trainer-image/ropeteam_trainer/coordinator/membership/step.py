@@ -1,22 +1,22 @@
-"""Which processes form the world: the judgement of the coordinator, pure.
+"""The decisions of the coordinator: which processes form the world. Pure.
 
 An event comes in, the next State comes out; `orders`, `reply` and `job_report` (orders.py, report.py) are
 projections.
-Order of a step: forgive our own pauses, and note them -> take the event in -> go through the phases until
-nothing more follows. So the plan of a new world is published in the very step in which the last thing it
-needed arrived.
+Order of a step: extend leases by pauses of our own event loop, and note them -> apply the event -> go
+through the phases until nothing more follows. So the plan of a new world is published in the same step in
+which the last condition for it was met.
 
     WAITING ------> FORMING ------> RUNNING ------> COMPLETING ------> COMPLETE
-       | adopts a      ^  |            | leavers, drain
+       | adopts a      ^  |            | terminating pods, drain
        | world,        |  v            v
        | then RUNNING  | DRAINED    DRAINING                  anything but completion: -> FAILED
        |               |               |
        +-----------> STOPPING <--------+---- a fault (from RUNNING, DRAINING)
 
-With parameter servers the ranks of slots that are well live on from STOPPING to RUNNING (preserving.py).
-Promises: an epoch grows strictly; a plan needs every slot, and every rank of the world before it dead, fenced
-or kept by that plan; all ranks done is final; the lineage grows only by grants to ranks that live; never
-raises.
+With parameter servers the ranks of healthy slots live on from STOPPING to RUNNING (preserving.py).
+Promises: the number of a world grows strictly; a plan needs every slot, and every rank of the world before it
+dead, fenced or kept by that plan; once all ranks are done the decision is final; the lineage grows only by
+grants to ranks that live; never raises.
 Limits: one fixed set of slots, all of them needed; no shrinking.
 """
 
@@ -93,12 +93,12 @@ __all__ = [
 
 
 def initial(config: CoordinatorConfig, boot: int, now: float) -> State:
-    """A coordinator that has just booted: it knows nobody and orders nothing."""
+    """State of a coordinator that has just booted: it knows no agent and sends no orders."""
     return State(config, boot, phase_since=now)
 
 
 def step(state: State, event: Event, now: float, unix_ms: int) -> State:
-    """What is true after `event`. Total: any sequence of decodable messages, in any order, is taken."""
+    """The state after `event`. Total: any sequence of decodable messages, in any order, is accepted."""
     at = Moment(now, unix_ms)
     state = _note_pause(state, now)
     if isinstance(event, LeasesRenewed):
@@ -121,7 +121,8 @@ def step(state: State, event: Event, now: float, unix_ms: int) -> State:
 
 
 def _note_pause(state: State, now: float) -> State:
-    """An event that comes long after the due Tick: our own loop paused, and no lease may run out by that."""
+    """Extend leases if the event comes long after the due Tick: our own event loop paused, and no lease may
+    expire by that."""
     late = now - state.due if state.due is not None else 0.0
     if late <= PAUSE_SECONDS:
         return state
@@ -137,34 +138,35 @@ def _note_pause(state: State, now: float) -> State:
     )
 
 
-def _take_reports(state: State, told: tuple[ReportReceived, ...], at: Moment) -> State:
-    told = tuple(each for each in told if not refusal(state, each.report))
-    reports = tuple(each.report for each in told)
+def _take_reports(state: State, reports_received: tuple[ReportReceived, ...], at: Moment) -> State:
+    reports_received = tuple(each for each in reports_received if not refusal(state, each.report))
+    reports = tuple(each.report for each in reports_received)
     state = slotindex.know(state, (Agent(report, at.now) for report in reports), at.now)
-    state = replace(state, n=max(state.n, *(_counted(state, report) for report in reports), 0))
+    state = replace(state, n=max(state.n, *(_reported_n(state, report) for report in reports), 0))
     for report in reports:
         claimed = report.superseded.term if report.superseded and accepted(state, report) else 0
-        if superseded := _superseded(state, report, claimed):
+        if superseded := _newer_coordinator(state, report, claimed):
             newer = claimed or max(report.term, report.plan.epoch.term if report.plan else 0)
             newer_term = max(newer, state.newer_term)
             state = replace(state, superseded=state.superseded or superseded, newer_term=newer_term)
-    told = tuple(each for each in told if holds_slot(state, pod_of(each.report)))
-    if not lease.holds(state, at.now):  # there may be news that were not sent
-        told = tuple(replace(each, applied=False) for each in told)
+    reports_received = tuple(each for each in reports_received if holds_slot(state, pod_of(each.report)))
+    if not lease.holds(state, at.now):  # there may be orders that were not sent
+        reports_received = tuple(replace(each, applied=False) for each in reports_received)
     if not state.superseded:
-        state = progress.absorb(state, told, at)
+        state = progress.absorb(state, reports_received, at)
     return replace(state, touched=slotset.of(report.slot for report in reports))
 
 
-def _counted(state: State, report: AgentReport) -> int:
-    """Worlds of our term and boot. Not all are ours where status went back, and our pod is the second."""
+def _reported_n(state: State, report: AgentReport) -> int:
+    """Number of the reported world, if it is of our term and boot. Not all such worlds are ours: where status
+    was set back, our pod is the second of this term."""
     epoch = report.plan.epoch if report.plan else None
     return epoch.n if epoch and (epoch.term, epoch.boot) == (state.config.term, state.boot) else 0
 
 
-def _superseded(state: State, report: AgentReport, claimed: int) -> str:
-    """An agent that has seen a newer coordinator refuses our orders: there must not be two of us. One that
-    has found the folder of checkpoints claimed by a world of term `claimed` may not go on."""
+def _newer_coordinator(state: State, report: AgentReport, claimed: int) -> str:
+    """Why a newer coordinator exists, or "". An agent that has seen it refuses our orders: there must not be
+    two coordinators. A world may not go on either if a world of term `claimed` has claimed its folder."""
     if claimed:
         return f"a world of term {claimed} has claimed the folder of checkpoints"
     term, boot = state.config.term, state.boot
@@ -176,13 +178,13 @@ def _superseded(state: State, report: AgentReport, claimed: int) -> str:
 
 def _take_desired(state: State, desired: Desired, at: Moment) -> State:
     old, before = state.desired, state
-    if desired.term != state.config.term or (old and _older(desired, old)):
-        return state  # of another coordinator, or overtaken by what we know
+    if desired.term != state.config.term or (old and _is_stale(desired, old)):
+        return state  # of another coordinator, or stale
     known_uids = _with_known_uids(desired, old) if old else desired
     state = replace(state, desired=known_uids, acknowledged=desired.lineage)
     if old is None:
         state = replace(state, desired_at=at.now)
-    if state.phase is WorldPhase.WAITING and _longer(desired.lineage, state.lineage):
+    if state.phase is WorldPhase.WAITING and _is_longer(desired.lineage, state.lineage):
         state = replace(state, lineage=desired.lineage[: state.config.keep])
     state = incidents.account(state)
     known = {
@@ -193,48 +195,50 @@ def _take_desired(state: State, desired: Desired, at: Moment) -> State:
     state = replace(state, agents=known)
     changed = _changed(state, before)
     state = slotindex.refresh(before, replace(state, touched=changed), changed, at.now)
-    news = changed | slotset.one(state.config.lead_slot)
-    told = (ReportReceived(agent.report) for pod, agent in known.items() if slotset.has(news, pod.slot))
-    return progress.absorb(state, [each for each in told if accepted(state, each.report)], at)
+    concerned = changed | slotset.one(state.config.lead_slot)
+    received = (
+        ReportReceived(agent.report) for pod, agent in known.items() if slotset.has(concerned, pod.slot)
+    )
+    return progress.absorb(state, [each for each in received if accepted(state, each.report)], at)
 
 
 def _changed(state: State, before: State) -> slotset.Slots:
-    """Slots of which the operator says something new, or whose agents were forgotten."""
+    """Slots whose desired state changed, or whose agents were forgotten."""
     others = slotset.of(pod.slot for pod in before.agents.keys() - state.agents.keys())
-    words = (
+    slots = (
         slot for slot in range(state.config.slots) if desired_slot(state, slot) != desired_slot(before, slot)
     )
-    return others | slotset.of(words)
+    return others | slotset.of(slots)
 
 
 def _with_known_uids(desired: Desired, known: Desired) -> Desired:
-    """An operator that does not see a pod at the moment takes nothing back: another pod has another
-    incarnation."""
+    """`desired` with the pod UIDs that are known for the same incarnations. An operator that does not observe
+    a pod at the moment withdraws nothing: another pod has another incarnation."""
     slots = {
-        slot: replace(word, pod_uid=known.slots[slot].pod_uid)
-        if not word.pod_uid and slot in known.slots and known.slots[slot].incarnation == word.incarnation
-        else word
-        for slot, word in desired.slots.items()
+        slot: replace(wanted, pod_uid=known.slots[slot].pod_uid)
+        if not wanted.pod_uid and slot in known.slots and known.slots[slot].incarnation == wanted.incarnation
+        else wanted
+        for slot, wanted in desired.slots.items()
     }
     return replace(desired, slots=slots)
 
 
-def _longer(told: tuple[CheckpointRef, ...], known: tuple[CheckpointRef, ...]) -> bool:
-    return bool(told) and (not known or told[0].step > known[0].step)
+def _is_longer(reported: tuple[CheckpointRef, ...], known: tuple[CheckpointRef, ...]) -> bool:
+    return bool(reported) and (not known or reported[0].step > known[0].step)
 
 
-def _older(desired: Desired, known: Desired) -> bool:
-    """A late message: generations, attempts and incarnations only grow."""
+def _is_stale(desired: Desired, known: Desired) -> bool:
+    """Stale, a late message: generations, attempts and incarnations only grow."""
     if desired.generation < known.generation or desired.attempt < known.attempt:
         return True
     return any(
-        slot in known.slots and word.incarnation < known.slots[slot].incarnation
-        for slot, word in desired.slots.items()
+        slot in known.slots and wanted.incarnation < known.slots[slot].incarnation
+        for slot, wanted in desired.slots.items()
     )
 
 
 def _advance(state: State, at: Moment, rounds: int = len(WorldPhase)) -> State:
-    """Through the phases until nothing more follows. A world that ends as it begins needs a few rounds."""
+    """Go through the phases until nothing more follows. A world that ends as it begins takes a few rounds."""
     after = _PHASES[state.phase](_note_problems(state, at), at)
     return after if after.phase is state.phase or rounds == 0 else _advance(after, at, rounds - 1)
 
@@ -291,7 +295,7 @@ def _draining(state: State, at: Moment) -> State:
 
 
 def _fault(state: State, signs: tuple[Evidence, ...], at: Moment) -> State:
-    """The world ends: one incident for all that is and will be seen of it."""
+    """End the world: one incident for all evidence of it, now and later."""
     sign = incidents.strongest(signs)
     if sign and not new_attempt(state):
         state = incidents.open_incident(state, drains.left(state) or sign, at)
@@ -299,8 +303,8 @@ def _fault(state: State, signs: tuple[Evidence, ...], at: Moment) -> State:
 
 
 def _stopping(state: State, at: Moment) -> State:
-    news = state.touched if forming.unfinished(state) else slotset.ALL  # at the end all is weighed once more
-    state = incidents.fail_on_exit_code(incidents.reclassify(state, at, news), at, news)
+    among = state.touched if forming.unfinished(state) else slotset.ALL  # at the end: all
+    state = incidents.fail_on_exit_code(incidents.reclassify(state, at, among), at, among)
     if state.failure:
         return enter(state, WorldPhase.FAILED, at)
     state = commits.grant_next(preserving.shrink(state))
@@ -310,12 +314,12 @@ def _stopping(state: State, at: Moment) -> State:
 
 
 def _completing(state: State, at: Moment) -> State:
-    """COMPLETE was sent to everybody: release them once all who still can have acknowledged it, and the last
-    checkpoint is committed and known to the operator."""
+    """Release all agents once all those that still can have acknowledged COMPLETE, and the last checkpoint is
+    committed and known to the operator."""
     state = commits.grant_next(state)
     assert state.world is not None
-    for crew in ranks_of_members(state, state.everybody & ~state.roll.completed):
-        agent = crew.agent
+    for member_ranks in ranks_of_members(state, state.everybody & ~state.roll.completed):
+        agent = member_ranks.agent
         waited = at.now - state.phase_since > state.config.timeouts.lost
         gone = waited if agent is None else lost(state, agent, at.now) or bool(refusal(state, agent.report))
         if not gone:
@@ -330,8 +334,8 @@ def _drained(state: State, at: Moment) -> State:
 
 
 def _failed(state: State, at: Moment) -> State:
-    """Agents exit, and their pods with them, once status says why: an operator that is away for long reads
-    it here later."""
+    """Let agents exit, and their pods with them, once status holds the failure: an operator that is away for
+    long reads it here later."""
     saved = state.desired is not None and state.desired.failure is not None
     if saved or at.now - state.phase_since >= state.config.timeouts.fence:
         state = replace(state, dismissed=True)

@@ -1,10 +1,10 @@
-"""Pods in which no rank can start (`AgentReport.problem`): is it the job, or the pod?
+"""Pods in which no rank can start (`AgentReport.problem`): a problem of the job, or of the pod.
 
-What any pod would have ends the job at once. What may be the pod's (its node, a mount, its copy of an image)
-asks for another pod on another node: at once, then after pauses that double. So does every fault that a pod
-can have in a job that has run before: it has run with this spec.
-Promise: a job that has run never ends because a pod is unfit; from the third in a row on the report says so.
-Limit: pods are counted anew by a coordinator that was restarted.
+A problem that any pod would have ends the job at once. For one that may lie in the pod (its node, a mount,
+its copy of an image) another pod on another node is requested: at once, then with backoff. The same holds for
+every problem that a pod can have in a job that has run before: it has run with this spec.
+Promise: a job that has run never ends because a pod is unfit; from the third in a row on the report has it.
+Limit: a coordinator that was restarted counts pods anew.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ropeteam_trainer.coordinator.membership.state.state import Moment, State, U
 PAUSE_FIRST, PAUSE_MOST = 15.0, 300.0
 TOLD_AFTER = 3
 
-_OF_A_POD = {
+_POD_CAUSES = {
     FailReason.COMMAND_NOT_FOUND: Cause.POD_FAILED,
     FailReason.INTERPRETER_WITHOUT_TORCH: Cause.POD_FAILED,
     FailReason.CHECKPOINT_NOT_WRITABLE: Cause.STORAGE_UNAVAILABLE,
 }
-"""What one pod may have and the next one not."""
+"""Problems that one pod may have and the next one not."""
 
 
 def note(state: State, at: Moment) -> State:
-    """Take in what agents say of their pods: fail the job, or remember the slot. Where there is no agent, the
+    """Apply the problems that agents report: fail the job, or record the slot. If a slot has no agent, its
     next pod is on its way."""
     known = {each.slot: each for each in state.unfit}
     for slot in slotset.each(slotindex.seated(state) & (state.roll.troubled | slotset.of(known))):
@@ -42,7 +42,7 @@ def note(state: State, at: Moment) -> State:
         elif not _may_be_the_pod(state, agent.report, problem):
             return replace(state, failure=problem)
         else:
-            known[slot] = _counted(known.get(slot), agent.report, problem, at)
+            known[slot] = _count_pod(known.get(slot), agent.report, problem, at)
     return replace(state, unfit=tuple(known[slot] for slot in sorted(known)), disk_owes=_disk_owes(state, at))
 
 
@@ -53,15 +53,15 @@ def _disk_owes(state: State, at: Moment) -> tuple[str, int]:
 
 
 def _may_be_the_pod(state: State, report: AgentReport, problem: Problem) -> bool:
-    return problem.reason in _OF_A_POD and (problem.passing or report.incarnation > 1 or _has_run(state))
+    return problem.reason in _POD_CAUSES and (problem.passing or report.incarnation > 1 or _has_run(state))
 
 
 def _has_run(state: State) -> bool:
     planned = state.world is not None or bool(state.lineage)
-    return planned or any(agent.report.plan for agent in state.agents.values())  # we may have just booted
+    return planned or any(agent.report.plan for agent in state.agents.values())  # this boot may be new
 
 
-def _counted(known: Unfit | None, report: AgentReport, problem: Problem, at: Moment) -> Unfit:
+def _count_pod(known: Unfit | None, report: AgentReport, problem: Problem, at: Moment) -> Unfit:
     if known is not None and known.incarnation == report.incarnation:
         return known
     pods = known.pods + 1 if known else 1
@@ -69,28 +69,32 @@ def _counted(known: Unfit | None, report: AgentReport, problem: Problem, at: Mom
 
 
 def lack(state: State, slot: int) -> str:
-    """Why a plan cannot have this slot, or ""."""
+    """Why a plan cannot include this slot, or ""."""
     found = (each for each in state.unfit if each.slot == slot)
     return next((f"another pod in slot {slot}: {each.problem.message}" for each in found), "")
 
 
 def wishes(state: State, now: float) -> tuple[ReplacementRequest, ...]:
-    """Other pods, on other nodes."""
+    """Requests for other pods, on other nodes."""
     return tuple(
         ReplacementRequest(
-            each.slot, each.incarnation, _OF_A_POD[each.problem.reason], each.problem.message, avoid_node=True
+            each.slot,
+            each.incarnation,
+            _POD_CAUSES[each.problem.reason],
+            each.problem.message,
+            avoid_node=True,
         )
         for each in state.unfit
-        if now >= each.since + _pause(each.pods)
+        if now >= each.since + _backoff(each.pods)
     )
 
 
-def _pause(pods: int) -> float:
+def _backoff(pods: int) -> float:
     return 0.0 if pods == 1 else min(PAUSE_FIRST * 2 ** min(pods - 2, 10), PAUSE_MOST)
 
 
 def stalled(state: State) -> Problem | None:
-    """For people, once several pods of a slot were unfit, or after a restore that gave up after minutes."""
+    """Problem for people, once several pods of a slot were unfit, or a restore gave up after minutes."""
     last = state.faults[-1].incident if state.faults else None
     if last and last.cause is Cause.STORAGE_UNAVAILABLE and last.settled and last.stages.first_step is None:
         where = f"on node {last.node}" if last.node else f"in slot {last.slot}"

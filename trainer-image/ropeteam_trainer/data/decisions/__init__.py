@@ -1,4 +1,4 @@
-"""Which samples a rank takes. Pure.
+"""Samples of each rank. Pure.
 
 plan.py      each sample of each data epoch exactly once
 balance.py   parts of a batch in proportion to speed

@@ -1,8 +1,8 @@
-"""Parts of a global batch in proportion to speed, and when it is worth while to change them. Pure.
+"""Parts of a global batch in proportion to speed, and the decision when to change them. Pure.
 
-A step of synchronous training takes as long as its slowest rank, so the parts are those of which the slowest
-is done soonest. All ranks judge the same numbers and so come to the same parts without a word. Limit: a part
-is whole samples, so of 8 samples for 5 ranks nobody can have less than an eighth.
+A step of synchronous training takes as long as its slowest rank, so the parts are chosen for which the
+slowest rank finishes soonest. All ranks compute the same parts from the same numbers, without communication.
+Limit: a part is whole samples, so of 8 samples for 5 ranks none can have less than an eighth.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 MIN_GAIN = 0.05
-"""Parts change only where a step gets shorter by more than this: what is noise must not move data."""
+"""Relative gain in step time that a change of parts needs: noise must not move data."""
 _NEW = 0.5
 """Weight of the newest measurement in a smoothed speed."""
 
 
 @lru_cache(maxsize=16)
 def parts(total: int, speeds: tuple[float, ...]) -> tuple[int, ...]:
-    """How many of `total` samples each rank takes. `speeds`: one per rank, above 0, in any unit.
+    """Number of samples of each rank, of `total`. `speeds`: one per rank, above 0, in any unit.
 
-    The sum is exact, and each rank gets a sample where there are enough. Equal speeds give the parts of equal
-    cuts. With fewer samples than ranks, speed does not matter: nobody gets more than one.
+    The sum is exact, and each rank gets a sample where there are enough. Equal speeds give equal parts. With
+    fewer samples than ranks, speed does not matter: no rank gets more than one.
     """
     world = len(speeds)
     if total < world or min(speeds) == max(speeds):
@@ -32,7 +32,7 @@ def parts(total: int, speeds: tuple[float, ...]) -> tuple[int, ...]:
     counts = [max(1, int((total - world) * (speed / whole))) for speed in speeds]
     ready = [((counts[rank] + 1) / speeds[rank], rank) for rank in range(world)]
     heapq.heapify(ready)
-    for _ in range(total - sum(counts)):  # each sample left goes to whom it delays least
+    for _ in range(total - sum(counts)):  # each sample left goes to the rank that finishes it first
         rank = ready[0][1]
         counts[rank] += 1
         heapq.heapreplace(ready, ((counts[rank] + 1) / speeds[rank], rank))
@@ -41,16 +41,16 @@ def parts(total: int, speeds: tuple[float, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Balance:
-    """What is known of the speeds, and which of them the parts follow."""
+    """Smoothed speeds, and the speeds that the parts follow."""
 
     smoothed: tuple[float, ...] | None = None
     """Samples per second of each rank; None: not measured yet."""
     in_force: tuple[float, ...] | None = None
-    """The speeds that the parts are made from; None: equal parts."""
+    """Speeds that the parts are computed from; None: equal parts."""
 
     def after(self, measured: Sequence[float | None], total: int) -> Balance:
-        """The next state. `measured`: samples per second of each rank, above 0; None: that rank could not
-        tell, and nothing changes. `total`: samples of a global batch."""
+        """Next state. `measured`: samples per second of each rank, above 0; None: that rank has no
+        measurement, and nothing changes. `total`: samples of a global batch."""
         new = [speed for speed in measured if speed is not None]
         if len(new) < len(measured):
             return self
@@ -61,5 +61,5 @@ class Balance:
 
 
 def _seconds(counts: Sequence[int], speeds: Sequence[float]) -> float:
-    """A step with these parts: until the slowest is done."""
+    """Time of a step with these parts: that of the slowest rank."""
     return max(count / speed for count, speed in zip(counts, speeds, strict=True))

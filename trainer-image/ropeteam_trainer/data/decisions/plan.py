@@ -1,8 +1,8 @@
-"""Which samples each rank trains on, and in which order: each sample of each data epoch exactly once.
+"""Data plan: the samples of each rank, and their order: each sample of each data epoch exactly once.
 
-Pure. The whole state is a Position, one pair of integers that no world size enters: the k-th global batch is
-the same for any number of ranks and any parts, so a job may stop anywhere and go on with more or fewer of
-them. A rank takes a contiguous part.
+Pure. The whole state is a Position, a pair of integers that does not depend on the world size: the k-th
+global batch is the same for any number of ranks and any parts, so a job may stop anywhere and go on with more
+or fewer ranks. A rank takes a contiguous part.
 
 The order is a keyed permutation that is computed for one index at a time (a Feistel network on a rows x
 columns grid, after Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). It needs no memory and
@@ -23,7 +23,7 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """How far the job has come in its data: `offset` samples of data epoch `epoch` are used."""
+    """Position of the job in its data: `offset` samples of data epoch `epoch` are used."""
 
     epoch: int = 0
     offset: int = 0
@@ -31,14 +31,14 @@ class Position:
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's part of one global batch."""
+    """Part of one rank in one global batch."""
 
     ids: tuple[int, ...]
     """Empty where the batch has fewer samples than the world has ranks."""
     weight: float
     """The mean of `weight * (mean loss of the part)` over all ranks is the mean loss of the whole batch."""
     filler: int
-    """A sample to compute on, with weight 0, where `ids` is empty: all ranks must take every step."""
+    """Sample to compute on, with weight 0, where `ids` is empty: all ranks must take every step."""
     total: int
     """Samples of the whole batch."""
 
@@ -48,7 +48,8 @@ class DataPlan:
     samples: int
     """Size of the data set."""
     global_batch: int
-    """Samples per step of all ranks together. The last batch of a data epoch holds what is left."""
+    """Samples per step of all ranks together. The last batch of a data epoch has the samples that are
+    left."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -58,12 +59,12 @@ class DataPlan:
             raise ValueError(f"global_batch must be at least 1, got {self.global_batch}")
 
     def after(self, at: Position) -> Position:
-        """The position when the batch at `at` is used."""
+        """Position after the batch at `at`."""
         end = at.offset + self.global_batch
         return Position(at.epoch, end) if end < self.samples else Position(at.epoch + 1, 0)
 
     def share(self, at: Position, rank: int, world: int, speeds: tuple[float, ...] | None = None) -> Share:
-        """What `rank` of `world` takes of the batch at `at`, in proportion to `speeds` (one per rank; None:
+        """Part of `rank` of `world` in the batch at `at`, in proportion to `speeds` (one per rank; None:
         equal parts, which differ by at most one sample). All ranks must give the same speeds."""
         total = min(self.global_batch, self.samples - at.offset)
         sizes = parts(total, speeds or (1.0,) * world)
@@ -74,17 +75,17 @@ class DataPlan:
         return Share(ids, len(ids) * world / total, permuted(at.offset, self.samples, key), total)
 
     def steps(self, epochs: int) -> int:
-        """Global batches in `epochs` data epochs."""
+        """Number of global batches in `epochs` data epochs."""
         return math.ceil(self.samples / self.global_batch) * epochs
 
     def steps_left(self, at: Position, epochs: int) -> int:
-        """Global batches from there until `epochs` data epochs are done."""
+        """Number of global batches from `at` until `epochs` data epochs are done."""
         begun = math.ceil((self.samples - at.offset) / self.global_batch)
         return begun + self.steps(epochs - at.epoch - 1) if at.epoch < epochs else 0
 
 
 def permuted(index: int, size: int, key: int) -> int:
-    """The image of `index` under the permutation of range(size) that `key` names."""
+    """Image of `index` under the permutation of range(size) with this key."""
     rows = math.isqrt(size - 1) + 1
     columns = math.ceil(size / rows)
     while True:  # the grid is less than one row too large: walk on until inside, seldom more than once

@@ -1,6 +1,6 @@
-"""A model whose backward pass has happened when it returns its loss.
+"""A model that runs its backward pass before it returns its loss.
 
-Micro-batches and pipelines compute forward and backward passes in turns; a loop that says
+Micro-batches and pipelines compute forward and backward passes in turns; a loop of the form
 
     loss = model(batch)
     (loss * job.batch_weight).backward()
@@ -23,7 +23,7 @@ def loss_of(
 ) -> torch.Tensor:
     """The loss that `compute()` returns after it has run all backward passes, gradients weighted by `weight`.
 
-    Its backward() must come with the same weight: gradients of all ranks are summed by then.
+    The caller's backward() must use the same weight: gradients of all ranks are summed by then.
     """
     before = [p.grad for p in parameters]
     for p in parameters:
@@ -33,13 +33,13 @@ def loss_of(
     for p, grad in zip(parameters, before, strict=True):
         p.grad = grad
     anchor = torch.zeros((), requires_grad=True)
-    handed: torch.Tensor = _HandOut.apply(  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _DeferredGradients.apply(  # type: ignore[no-untyped-call]
         anchor, loss, list(parameters), grads, weight
     )
-    return handed
+    return result
 
 
-class _HandOut(torch.autograd.Function):
+class _DeferredGradients(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, _: Any, loss: torch.Tensor, parameters: Any, grads: Any, weight: float
@@ -48,10 +48,10 @@ class _HandOut(torch.autograd.Function):
         return loss.detach().clone()
 
     @staticmethod
-    def backward(ctx: Any, *given: torch.Tensor) -> tuple[None, ...]:
-        if abs(float(given[0]) - ctx.weight) > 1e-6 * abs(ctx.weight):
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, ...]:
+        if abs(float(grads[0]) - ctx.weight) > 1e-6 * abs(ctx.weight):
             raise ValueError(
-                f"backward() was called on {float(given[0]):g} x loss, but this batch weighs {ctx.weight:g}: "
+                f"backward() was called on {float(grads[0]):g} x loss, but this batch weighs {ctx.weight:g}: "
                 "with micro-batches or a pipeline call (loss * job.batch_weight).backward() and nothing else"
             )
         for p, grad in zip(ctx.parameters, ctx.grads, strict=True):

@@ -1,8 +1,8 @@
-"""Gradient accumulation: a rank computes its part of a batch in pieces, and sends gradients once.
+"""Gradient accumulation: a rank computes its part of a batch in micro-batches, and sends gradients once.
 
-Use it when the batch that you want does not fit into memory.
-Cost: as many forward and backward passes as pieces; bytes and messages of one step, whatever the pieces. Not
-so where layers are sharded: they are gathered for each piece, and gradients are whole until the last one.
+Use it when the desired batch does not fit into memory.
+Cost: one forward and backward pass per micro-batch; bytes and messages of one step, whatever their number.
+Exception: sharded layers are gathered for each micro-batch, and gradients are unsharded until the last one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Batch(NamedTuple):
-    """What model() was called with."""
+    """Arguments of a call of model()."""
 
     inputs: tuple[Any, ...]
     named: dict[str, Any]
@@ -31,17 +31,17 @@ def accumulate(
 ) -> torch.Tensor:
     """The mean loss over the samples of `batch`; gradients are those of weight x that mean.
 
-    compute: what model() is called with -> mean loss. Raises TypeError if it returns anything but one number.
-    Ranks whose parts differ by a sample may differ by a piece; those of a sharded model gather weights
-    together, so they agree on the most: who has fewer samples than that computes some for nothing.
+    compute: arguments of model() -> mean loss. Raises TypeError if it returns anything but one number.
+    Ranks whose parts differ by a sample may differ by a micro-batch; ranks of a sharded model gather weights
+    together, so they agree on the maximum: a rank with fewer samples computes some without effect.
     """
     total = samples(batch)
     mean = torch.zeros(())
     count = -(-total // micro)
-    pieces = split(batch, most(count, batch) if isinstance(model, FSDPModule) else count)
-    for number, (piece, part) in enumerate(pieces):
-        with _quiet(model) if number < len(pieces) - 1 else nullcontext():
-            loss = compute(*piece.inputs, **piece.named)
+    parts = split(batch, most(count, batch) if isinstance(model, FSDPModule) else count)
+    for number, (micro_batch, part) in enumerate(parts):
+        with _without_gradient_sync(model) if number < len(parts) - 1 else nullcontext():
+            loss = compute(*micro_batch.inputs, **micro_batch.named)
             check_loss(loss)
             (loss * (part * weight)).backward()
         mean = mean.to(loss.device) + loss.detach() * part
@@ -64,35 +64,35 @@ def samples(inputs: Any) -> int:
 
 
 def split(batch: Batch, count: int) -> list[tuple[Batch, float]]:
-    """`count` pieces whose sizes differ by one at most, each with its part of the samples. With fewer samples
-    than pieces some have a sample that counts for nothing.
+    """`count` micro-batches whose sizes differ by one at most, each with its fraction of the samples. With
+    fewer samples than micro-batches some hold a sample of weight zero.
     """
     total = samples(batch)
     return [
-        (Batch(*_cut(tuple(batch), total, begin, end)), part) for begin, end, part in bounds(total, count)
+        (Batch(*_slice(tuple(batch), total, begin, end)), part) for begin, end, part in bounds(total, count)
     ]
 
 
 def bounds(total: int, count: int) -> list[tuple[int, int, float]]:
-    """Where the pieces of `total` samples begin and end, and what each counts for."""
+    """Begin, end and weight of each micro-batch of `total` samples."""
     ends = [total * number // count for number in range(count + 1)]
     return [(begin, max(end, begin + 1), (end - begin) / total) for begin, end in pairwise(ends)]
 
 
 def most(count: int, inputs: Any) -> int:
-    """Of all ranks."""
+    """Maximum of `count` over all ranks."""
     largest = torch.tensor([count], device=next(_leaves(inputs)).device)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return int(largest)
 
 
-def _cut(tree: Any, total: int, begin: int, end: int) -> Any:
+def _slice(tree: Any, total: int, begin: int, end: int) -> Any:
     if isinstance(tree, torch.Tensor):
         return tree[begin:end] if tree.ndim and len(tree) == total else tree
     if isinstance(tree, dict):
-        return {key: _cut(value, total, begin, end) for key, value in tree.items()}
+        return {key: _slice(value, total, begin, end) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)([_cut(value, total, begin, end) for value in tree])
+        return type(tree)([_slice(value, total, begin, end) for value in tree])
     return tree
 
 
@@ -105,8 +105,8 @@ def _leaves(tree: Any) -> Iterator[torch.Tensor]:
             yield from _leaves(value)
 
 
-class _Quiet:
-    """No communication of gradients meanwhile, for a sharded model."""
+class _WithoutGradientSync:
+    """Context without gradient synchronisation, for a sharded model."""
 
     def __init__(self, model: FSDPModule) -> None:
         self._model = model
@@ -118,7 +118,7 @@ class _Quiet:
         self._model.set_requires_gradient_sync(True)
 
 
-def _quiet(model: nn.Module) -> Any:
+def _without_gradient_sync(model: nn.Module) -> Any:
     if isinstance(model, DistributedDataParallel):
         return model.no_sync()
-    return _Quiet(model) if isinstance(model, FSDPModule) else nullcontext()
+    return _WithoutGradientSync(model) if isinstance(model, FSDPModule) else nullcontext()

@@ -11,14 +11,14 @@ from ropeteam_trainer.checkpoint.format.names import plain_name
 
 
 def named_parameters(parts: Iterable[nn.Module]) -> dict[str, nn.Parameter]:
-    """All parameters of the parts of a model, under the names that the whole model has for them."""
+    """All parameters of the parts of a model, by their names in the full model."""
     return {plain_name(part, name): p for part in parts for name, p in part.named_parameters()}
 
 
 def rebind(optimizer: Optimizer, before: dict[str, nn.Parameter], parts: Iterable[nn.Module]) -> None:
-    """Let an optimizer that was made for the parameters `before` step those of `parts` instead.
+    """Point an optimizer that was created for the parameters `before` to those of `parts`.
 
-    Techniques replace parameters (by shards of them) or take them away (other stages have them).
+    Techniques replace parameters (by shards of them) or remove them (other stages have them).
     """
     names = {id(p): name for name, p in before.items()}
     now = named_parameters(parts)

@@ -1,4 +1,4 @@
-"""Do something around an optimizer's step, without making another optimizer of it."""
+"""Hooks around an optimizer's step; the optimizer stays the same object."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Step = Callable[[], Any]
 
 
 def around_step(optimizer: Optimizer, around: Callable[[Step], Any]) -> None:
-    """From now on `optimizer.step()` calls `around(step)`, where `step()` is what it did before.
+    """Make `optimizer.step()` call `around(step)`, where `step()` is the former method.
 
-    A method of the optimizer again, not any callable: learning-rate schedulers wrap it once more, by its
+    The new step is a bound method, not any callable: learning-rate schedulers wrap it once more, by its
     `__func__`.
     """
     inner = optimizer.step

@@ -1,4 +1,4 @@
-"""The units of a model: layers that are sharded, recomputed or cut as one piece."""
+"""Units of a model: layers that are sharded, recomputed or split as one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 def units_of(model: nn.Module) -> list[nn.Module]:
     """The children of the outermost lists of layers (nn.ModuleList, nn.Sequential); none: no units.
 
-    In a transformer these are its blocks. Layers without parameters are no units.
+    In a transformer these are the blocks. Layers without parameters are not units.
     """
     found: list[nn.Module] = []
     for child in [model] if isinstance(model, nn.ModuleList | nn.Sequential) else model.children():

@@ -1,9 +1,9 @@
-"""The door of a parameter server: who has shown the job's secret gets in, all others stay outside.
+"""Admission of connections to a parameter server: only peers that prove the job's secret are served.
 
-One thread greets all of them, so a stranger costs a descriptor and 48 bytes. There are places for so many
-(contract/preauth.py), and a whole greeting takes 2 seconds at most. The last descriptors of the process are
-no places: if strangers have all others, one leaves for each that comes. Want of descriptors, memory or
-threads never closes the door.
+One thread runs all handshakes, so an unauthenticated connection costs a descriptor and 48 bytes. Their number
+is limited (contract/preauth.py), and a handshake takes 2 seconds at most. The last descriptors of the process
+are reserved: if unauthenticated connections hold all others, one is closed for each new one. A lack of
+descriptors, memory or threads never stops admission.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from ropeteam_trainer.strategies.parameterserver import wire
 
 GREETING_SECONDS = 2.0
 OWN_DESCRIPTORS = 16
-"""For the server's files and libraries."""
+"""Descriptors reserved for the server's files and libraries."""
 _PAUSE_SECONDS = 0.1
-"""When there is neither a descriptor nor a stranger who has one."""
-_SAY_SECONDS = 10.0
-"""Who is refused is told of this often, at most."""
+"""Pause while no descriptor is free and no unauthenticated connection holds one."""
+_LOG_INTERVAL_SECONDS = 10.0
+"""Minimum interval between log lines about refused connections."""
 
 
-class _Stranger:
-    """One connection while it is greeted."""
+class _Handshake:
+    """Connection during its handshake."""
 
-    def __init__(self, connection: socket.socket, address: str, leave: Callable[[_Stranger], None]) -> None:
+    def __init__(self, connection: socket.socket, address: str, leave: Callable[[_Handshake], None]) -> None:
         self.connection, self.address = connection, address
         self.until = time.monotonic() + GREETING_SECONDS
-        self.nonce, self.said = secrets.token_bytes(wire.NONCE), b""
+        self.nonce, self.answer = secrets.token_bytes(wire.NONCE), b""
         self._leave = leave
 
     def leave(self) -> None:
@@ -46,17 +46,17 @@ class _Stranger:
 
 
 class Door:
-    """`let_in` is given connections whose peers belong to the job, from the door's thread."""
+    """Admission thread. It calls `let_in` with connections whose peers belong to the job."""
 
     def __init__(
         self, listener: socket.socket, secret: str, places: int, let_in: Callable[[socket.socket], None]
     ) -> None:
         self._listener, self._secret, self._let_in = listener, secret, let_in
         self.strangers = Strangers(places)
-        self._greeted: dict[_Stranger, None] = {}
-        """In the order in which their time is over."""
+        self._handshakes: dict[_Handshake, None] = {}
+        """Connections in handshake, in the order of their deadlines."""
         self._selector = selectors.DefaultSelector()
-        self._is_open, self._quiet_until = True, 0.0
+        self._is_open, self._next_log_at = True, 0.0
         self._thread = threading.Thread(target=self._run, daemon=True, name="ropeteam-door")
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
@@ -72,83 +72,83 @@ class Door:
 
     def _run(self) -> None:
         try:
-            self._greet()
-        except Exception:  # a fault of ours: a server that nobody reaches is none
+            self._run_handshakes()
+        except Exception:  # a bug: a server that cannot be reached is useless
             traceback.print_exc()
             os._exit(1)
 
-    def _greet(self) -> None:
+    def _run_handshakes(self) -> None:
         while self._is_open:
-            for key, _ in self._selector.select(self._patience()):
+            for key, _ in self._selector.select(self._next_timeout()):
                 if key.data is None:
                     self._accept()
-                elif key.data in self._greeted:  # or it has just made room
-                    self._hear(key.data)
-            while self._greeted and self._patience() == 0:
-                self._drop(next(iter(self._greeted)))
-        for stranger in tuple(self._greeted):
-            self._drop(stranger)
+                elif key.data in self._handshakes:  # or it was just closed to free a descriptor
+                    self._read_answer(key.data)
+            while self._handshakes and self._next_timeout() == 0:
+                self._close_handshake(next(iter(self._handshakes)))
+        for handshake in tuple(self._handshakes):
+            self._close_handshake(handshake)
         self._selector.close()
         self._listener.close()
 
-    def _patience(self) -> float | None:
-        """Seconds until the time of a stranger is over. None: there is none."""
-        first = next(iter(self._greeted), None)
+    def _next_timeout(self) -> float | None:
+        """Seconds until the next handshake deadline. None: no connection is in handshake."""
+        first = next(iter(self._handshakes), None)
         return max(first.until - time.monotonic(), 0) if first else None
 
     def _accept(self) -> None:
         try:
             connection, (address, *_) = self._listener.accept()
-            if _is_one_of_the_last(connection.fileno()) and self.strangers.end_one():
+            if _is_reserved(connection.fileno()) and self.strangers.end_one():
                 with connection:
-                    connection = connection.dup()  # has the lowest number that is free
+                    connection = connection.dup()  # gets the lowest free number
         except (BlockingIOError, ConnectionError):
             return
         except OSError:  # no descriptor or memory is left
             if not self.strangers.end_one():
                 time.sleep(_PAUSE_SECONDS)
             return
-        stranger = _Stranger(connection, address, self._drop)
+        handshake = _Handshake(connection, address, self._close_handshake)
         try:
             connection.setblocking(False)
-            connection.send(stranger.nonce)
-            self._selector.register(connection, selectors.EVENT_READ, stranger)
-        except OSError:  # it has gone, or the kernel watches no more of them
+            connection.send(handshake.nonce)
+            self._selector.register(connection, selectors.EVENT_READ, handshake)
+        except OSError:  # the peer has closed it, or the kernel cannot watch more
             connection.close()
             return
-        self._greeted[stranger] = None
-        self.strangers.take(address, stranger.leave)
+        self._handshakes[handshake] = None
+        self.strangers.take(address, handshake.leave)
 
-    def _hear(self, stranger: _Stranger) -> None:
-        connection = stranger.connection
+    def _read_answer(self, handshake: _Handshake) -> None:
+        connection = handshake.connection
         try:
-            more = connection.recv(wire.ANSWER - len(stranger.said))
-            stranger.said += more
-            if more and len(stranger.said) < wire.ANSWER:
+            more = connection.recv(wire.ANSWER - len(handshake.answer))
+            handshake.answer += more
+            if more and len(handshake.answer) < wire.ANSWER:
                 return
-            connection.send(wire.counter_proof(self._secret, stranger.nonce, stranger.said))
+            connection.send(wire.counter_proof(self._secret, handshake.nonce, handshake.answer))
             wire.settle(connection)
         except wire.WrongSecret as error:
-            self._drop(stranger)
-            if time.monotonic() >= self._quiet_until:
-                self._quiet_until = time.monotonic() + _SAY_SECONDS
-                say(f"{error}: {stranger.address}")
-        except BlockingIOError:  # there was nothing to read after all
+            self._close_handshake(handshake)
+            if time.monotonic() >= self._next_log_at:
+                self._next_log_at = time.monotonic() + _LOG_INTERVAL_SECONDS
+                say(f"{error}: {handshake.address}")
+        except BlockingIOError:  # spurious wakeup
             return
         except OSError:
-            self._drop(stranger)
+            self._close_handshake(handshake)
         else:
-            self._forget(stranger)
+            self._unregister(handshake)
             self._let_in(connection)
 
-    def _drop(self, stranger: _Stranger) -> None:
-        self._forget(stranger)
-        stranger.connection.close()
+    def _close_handshake(self, handshake: _Handshake) -> None:
+        self._unregister(handshake)
+        handshake.connection.close()
 
-    def _forget(self, stranger: _Stranger) -> None:
-        self._selector.unregister(stranger.connection)
-        self.strangers.free(stranger.address, stranger.leave)
-        del self._greeted[stranger]
+    def _unregister(self, handshake: _Handshake) -> None:
+        self._selector.unregister(handshake.connection)
+        self.strangers.free(handshake.address, handshake.leave)
+        del self._handshakes[handshake]
 
 
 def say(sentence: str) -> None:
@@ -156,7 +156,7 @@ def say(sentence: str) -> None:
         print(f"ropeteam: {sentence}", file=sys.stderr, flush=True)
 
 
-def _is_one_of_the_last(descriptor: int) -> bool:
-    """The kernel gives the lowest that is free."""
+def _is_reserved(descriptor: int) -> bool:
+    """Whether a descriptor is one of the reserved ones. The kernel assigns the lowest free number."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most != resource.RLIM_INFINITY and descriptor >= most - OWN_DESCRIPTORS

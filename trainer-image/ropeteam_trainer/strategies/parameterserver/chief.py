@@ -1,8 +1,8 @@
-"""The first of the parameter servers: it keeps the ledger, saves for all of them, and knows the end.
+"""Chief, the first of the parameter servers: it keeps the ledger, and saves for all of them.
 
-What it answers is written to memory that outlives it before it is answered. A worker's own state (data
-position, random generators, schedulers, buffers) comes with each done gradient and is handed back to the
-process that takes its place.
+Each decision is written to memory that outlives the process before it is sent. A worker's own state (data
+position, random generators, schedulers, buffers) is reported with each finished gradient and sent to the
+process that replaces it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ropeteam_trainer.strategies.parameterserver.share import content_of, shares
 from ropeteam_trainer.strategies.parameterserver.wire import Head
 
 Call = Callable[[int, Head, bytes], tuple[Head, bytes]]
-"""Ask another server: (which, head, payload) -> its answer."""
+"""Request to another server: (its index, head, payload) -> its response."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FullModel:
-    """The script's model and optimizer, of which the chief's own share is a part."""
+    """The script's full model and optimizer; the chief's own share is a part of it."""
 
     named: dict[str, nn.Parameter]
     model: nn.Module
@@ -39,77 +39,79 @@ class FullModel:
 
 
 class Chief:
-    def __init__(self, whole: FullModel, server: Server, call: Call, ruled: Rules, path: Path | None) -> None:
-        self._whole, self._server, self._call, self._rules, self._path = whole, server, call, ruled, path
+    def __init__(
+        self, full: FullModel, server: Server, call: Call, job_rules: Rules, path: Path | None
+    ) -> None:
+        self._full, self._server, self._call, self._rules, self._path = full, server, call, job_rules, path
         self.changed: threading.Condition = server.changed
-        self._answered: dict[Ask, rules.Answer] = {}
+        self._decisions: dict[Ask, rules.Answer] = {}
         self._epochs: dict[int, list[int]] = {}
-        """Of each worker, that of its newest process."""
-        self._kept = DoubleBuffer.found(path)
-        self.ledger = rules.opened(ruled)
+        """Epoch of each worker's newest process."""
+        self._stored = DoubleBuffer.found(path)
+        self.ledger = rules.opened(job_rules)
         self.worker_states: dict[int, bytes] = {}
-        if self._kept is not None:
-            self.ledger = dataclasses.replace(codec.decode(Ledger, self._kept.record), rules=ruled)
-            paths = {worker: self._state_path(worker) for worker in range(ruled.workers)}
+        if self._stored is not None:
+            self.ledger = dataclasses.replace(codec.decode(Ledger, self._stored.record), rules=job_rules)
+            paths = {worker: self._state_path(worker) for worker in range(job_rules.workers)}
             self.worker_states = {n: path.read_bytes() for n, path in paths.items() if path.exists()}
         server.also({"hello": self._hello, "ask": self._ask, "done": self._done, "leave": self._leave})
 
-    # ---- the beginning
+    # ---- the start
 
     def goes_on(self) -> bool:
-        """All servers have the state of one and the same life, and this one its ledger."""
+        """Whether all servers have state of one generation, and the chief its ledger."""
         own = self._server.share.generation
-        others = (self._call(i, {"do": "state"}, b"")[0]["generation"] for i in range(1, self._whole.servers))
-        return own is not None and self._kept is not None and all(other == own for other in others)
+        others = (self._call(i, {"do": "state"}, b"")[0]["generation"] for i in range(1, self._full.servers))
+        return own is not None and self._stored is not None and all(other == own for other in others)
 
     def begin(self, ledger: Ledger, worker_states: Sequence[bytes]) -> None:
-        """A new life: what this process has of the whole model is everybody's."""
+        """Start a new generation: distribute this process's full model to all servers."""
         self.ledger = ledger
         for worker, state in enumerate(worker_states):
-            self._remember(worker, state)
+            self._store_worker_state(worker, state)
         generation = secrets.token_hex(8)
-        content = content_of(self._whole.named, self._whole.optimizer)
-        for index, part in enumerate(shares(self._whole.named, self._whole.servers)):
-            mine = {name: content[name] for name in part}
+        content = content_of(self._full.named, self._full.optimizer)
+        for index, part in enumerate(shares(self._full.named, self._full.servers)):
+            part_content = {name: content[name] for name in part}
             if index:
-                self._call(index, {"do": "take", "generation": generation}, packed(mine))
+                self._call(index, {"do": "take", "generation": generation}, packed(part_content))
             else:
-                self._server.share.take(mine, generation)
-        self._whole.optimizer.state.clear()
-        self._keep()
+                self._server.share.take(part_content, generation)
+        self._full.optimizer.state.clear()
+        self._store_ledger()
 
     # ---- checkpoints
 
     def gather(self) -> None:
-        """Put everybody's share into the whole model and optimizer. While the ledger is quiet."""
-        state = self._whole.optimizer.state
-        for index in range(self._whole.servers):
+        """Collect all servers' shares in the full model and optimizer. Only while the ledger is quiet."""
+        state = self._full.optimizer.state
+        for index in range(self._full.servers):
             content = self._server.share.content()
             if index:
                 content = unpacked(self._call(index, {"do": "content"}, b"")[1])
             for name, parts in content.items():
-                p = self._whole.named[name]
+                p = self._full.named[name]
                 if index:
                     p.data = parts[""]
                 if held := {key: value for key, value in parts.items() if key}:
                     state[p] = held
 
     def scatter(self) -> None:
-        """Let go of what the others keep."""
-        self._whole.optimizer.state.clear()
+        """Release the optimizer state that was collected."""
+        self._full.optimizer.state.clear()
 
     def judge(self, change: Callable[[Ledger], Ledger]) -> None:
-        """Change the ledger, answer who can be answered, remember it. Under the condition."""
-        self.ledger, given = rules.answers(change(self.ledger))
-        self._answered |= dict(given)
-        self._keep()
+        """Change the ledger, decide what can be decided, store it. The caller holds the condition."""
+        self.ledger, decided = rules.answers(change(self.ledger))
+        self._decisions |= dict(decided)
+        self._store_ledger()
         self.changed.notify_all()
 
-    # ---- what workers ask
+    # ---- requests of workers
 
-    def _worker(self, head: Head) -> int:
-        """Who asks. Raises ConnectionError for a process that another one has taken the place of: its pod may
-        be cut off from everybody but us.
+    def _sender(self, head: Head) -> int:
+        """Worker that sent a request. Raises ConnectionError for a process that has been replaced: its pod
+        may be partitioned from all but this server.
         """
         worker, epoch = int(head["worker"]), head["epoch"]
         if epoch < self._epochs.get(worker, []):
@@ -118,7 +120,7 @@ class Chief:
         return worker
 
     def _hello(self, head: Head, _: bytearray) -> tuple[Head, bytes]:
-        worker = self._worker(head)
+        worker = self._sender(head)
         with self.changed:
             self.changed.wait_for(lambda: self._server.is_ready)
             self.judge(lambda ledger: rules.join(ledger, worker))
@@ -126,12 +128,14 @@ class Chief:
             return {"clock": clock, "generation": self._server.share.generation}, self.worker_states[worker]
 
     def _ask(self, head: Head, _: bytearray) -> tuple[Head, bytes]:
-        asked = Ask(self._worker(head), int(head["n"]))
+        request = Ask(self._sender(head), int(head["n"]))
         with self.changed:
-            self._answered = {a: answer for a, answer in self._answered.items() if a.worker != asked.worker}
-            self.judge(lambda ledger: rules.ask(ledger, asked))
-            self.changed.wait_for(lambda: asked in self._answered or asked not in self.ledger.waiting)
-            match self._answered.get(asked):
+            self._decisions = {
+                a: answer for a, answer in self._decisions.items() if a.worker != request.worker
+            }
+            self.judge(lambda ledger: rules.ask(ledger, request))
+            self.changed.wait_for(lambda: request in self._decisions or request not in self.ledger.waiting)
+            match self._decisions.get(request):
                 case Push(n, of):
                     return {"push": n, "of": of}, b""
                 case Skip(to):
@@ -139,19 +143,19 @@ class Chief:
         raise ConnectionError("this worker has asked again on another connection")
 
     def _done(self, head: Head, payload: bytearray) -> tuple[Head, bytes]:
-        worker, clock = self._worker(head), int(head["clock"])
+        worker, clock = self._sender(head), int(head["clock"])
         with self.changed:
-            self._remember(worker, bytes(payload))
+            self._store_worker_state(worker, bytes(payload))
             self.judge(lambda ledger: rules.done(ledger, worker, clock))
         return {}, b""
 
     def _leave(self, head: Head, _: bytearray) -> tuple[Head, bytes]:
-        worker = self._worker(head)
+        worker = self._sender(head)
         with self.changed:
             self.judge(lambda ledger: rules.leave(ledger, worker))
         return {}, b""
 
-    def _remember(self, worker: int, state: bytes) -> None:
+    def _store_worker_state(self, worker: int, state: bytes) -> None:
         self.worker_states[worker] = state
         if self._path is not None:
             remember(self._state_path(worker), state)
@@ -160,11 +164,11 @@ class Chief:
         assert self._path is not None
         return self._path.with_name(f"worker-{worker}")
 
-    def _keep(self) -> None:
+    def _store_ledger(self) -> None:
         durable = codec.encode(dataclasses.replace(self.ledger, waiting=()))
-        if self._kept is None:
-            self._kept = DoubleBuffer(self._path)
-            self._kept.rebuild({}, durable)
+        if self._stored is None:
+            self._stored = DoubleBuffer(self._path)
+            self._stored.rebuild({}, durable)
         else:
-            self._kept.draft()
-            self._kept.commit(durable)
+            self._stored.draft()
+            self._stored.commit(durable)

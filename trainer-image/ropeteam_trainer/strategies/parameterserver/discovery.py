@@ -1,7 +1,7 @@
-"""Which of the two a rank is, what it does there, and where the servers are.
+"""Roles of ranks, and discovery of the servers' addresses.
 
-Ranks 0..workers-1 train; the servers come after them. Under the operator the addresses come with the plan;
-without it the ranks find each other through torchrun's store.
+Ranks 0..workers-1 train; the servers have the ranks after them. Under the operator the addresses are in the
+plan; without it the ranks exchange them through torchrun's store.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from ropeteam_trainer.contract.world import Epoch
 from ropeteam_trainer.rank.agentlink import AgentLink, Heartbeat
 
 BEAT_SECONDS = 1.0
-"""How often a rank that serves, or waits for a server, shows that it lives."""
+"""Interval of heartbeats of a rank that serves, or waits for a server."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands in a job with parameter servers."""
+    """A rank's role in a job with parameter servers."""
 
     rank: int
     workers: int
@@ -40,17 +40,17 @@ class Place:
 
     @property
     def server(self) -> int | None:
-        """Which server it is; None: a worker. 0 is the chief."""
+        """Index among the servers; None: a worker. 0 is the chief."""
         return self.rank - self.workers if self.rank >= self.workers else None
 
     @property
     def saves(self) -> bool:
-        """With servers, the chief saves for all."""
+        """Whether this rank saves checkpoints: with servers, only the chief does."""
         return not self.servers or self.server == 0
 
 
 def place(environ: Mapping[str, str], servers: int) -> Place:
-    """From torchrun's variables. Raises StrategyError if no worker is left."""
+    """Role from torchrun's variables. Raises StrategyError if no worker is left."""
     rank, world = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     if world <= servers:
         raise StrategyError(
@@ -61,25 +61,25 @@ def place(environ: Mapping[str, str], servers: int) -> Place:
 
 
 class Discovery:
-    """How the ranks of a job find its servers: `addresses()`, chief first, as of now; `secret`. `alive()`
-    wraps the time in which one of them is to answer, or the chief saves.
+    """Discovery of a job's servers: `addresses()`, chief first, the current ones; `secret`. `alive()` is a
+    context for waiting for a server's answer, or for the chief's saves.
     """
 
     def __init__(self, here: Place, plan: RankPlan, link: AgentLink | None, heart: Heartbeat) -> None:
         self._plan, self._link = plan, link
         self.alive = _Alive(heart)
         self.listener: socket.socket | None = None
-        self.secret = f"{plan.secret}/{plan.line}"  # ranks of another line are as strangers
+        self.secret = f"{plan.secret}/{plan.line}"  # ranks of another server generation are refused
         self.epoch = Epoch.parse(plan.epoch)
-        self._found: tuple[str, ...] = ()
+        self._addresses: tuple[str, ...] = ()
         if here.server is not None:
             self.listener = self._listen(here.server)
         if not plan.servers:
-            self._meet_at_store(here)
+            self._exchange_by_store(here)
 
     def addresses(self) -> tuple[str, ...]:
-        told = self._link.servers if self._link is not None else ()
-        return told or self._plan.servers or self._found
+        reported = self._link.servers if self._link is not None else ()
+        return reported or self._plan.servers or self._addresses
 
     def _listen(self, server: int) -> socket.socket:
         if not self._plan.servers:
@@ -88,41 +88,41 @@ class Discovery:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, int(port)), family=family, backlog=BACKLOG)
 
-    def _meet_at_store(self, here: Place) -> None:
+    def _exchange_by_store(self, here: Place) -> None:
         host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "29500"))
         hosts = here.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        self._store = TCPStore(host, port, is_master=hosts, wait_for_workers=False)  # lives as long as we do
+        self._store = TCPStore(host, port, is_master=hosts, wait_for_workers=False)  # kept until exit
         prefix = f"ropeteam/servers/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         if here.server == 0:
             self._store.set(f"{prefix}/secret", secrets.token_hex(16))
         if self.listener is not None:
             with socket.create_connection((host, port)) as to_store:
-                mine = to_store.getsockname()[0]
-            self._store.set(f"{prefix}/{here.server}", f"{mine}:{self.listener.getsockname()[1]}")
+                own_host = to_store.getsockname()[0]
+            self._store.set(f"{prefix}/{here.server}", f"{own_host}:{self.listener.getsockname()[1]}")
         self.secret = self._store.get(f"{prefix}/secret").decode()
-        self._found = tuple(self._store.get(f"{prefix}/{i}").decode() for i in range(here.servers))
+        self._addresses = tuple(self._store.get(f"{prefix}/{i}").decode() for i in range(here.servers))
 
 
 def memory(environ: Mapping[str, str]) -> Path | None:
-    """Where a server keeps its state. None: in its process, and lost with it."""
+    """Folder of a server's state. None: in the process, and lost with it."""
     folder = environ.get(config.MEMORY)
     return Path(folder) if folder else None
 
 
 class _Alive:
-    """A phase of the job while any of several threads waits for a server, or saves: not a step that takes
-    long, but not hung either, as long as the process lives. So nobody is blamed for a server that hangs but
-    that one, wherever it does.
+    """Phase "serve" and heartbeats while any of several threads waits for a server, or saves: the rank counts
+    neither as slow nor as hung, as long as the process lives. So only a server that itself hangs is blamed,
+    wherever it hangs.
     """
 
     def __init__(self, heart: Heartbeat) -> None:
         self._heart, self._lock, self._count = heart, threading.Lock(), 0
-        self._entered: Any = None
-        self._waits = threading.Event()
-        threading.Thread(target=self._pulse, daemon=True, name="ropeteam-pulse").start()
+        self._phase: Any = None
+        self._active = threading.Event()
+        threading.Thread(target=self._send_heartbeats, daemon=True, name="ropeteam-pulse").start()
 
-    def _pulse(self) -> None:
-        while self._waits.wait():
+    def _send_heartbeats(self) -> None:
+        while self._active.wait():
             with self._lock:
                 if self._count:
                     self._heart.beat()
@@ -133,14 +133,14 @@ class _Alive:
         with self._lock:
             self._count += 1
             if self._count == 1:
-                self._entered = self._heart.during("serve")
-                self._entered.__enter__()
-                self._waits.set()
+                self._phase = self._heart.during("serve")
+                self._phase.__enter__()
+                self._active.set()
         try:
             yield
         finally:
             with self._lock:
                 self._count -= 1
                 if self._count == 0:
-                    self._waits.clear()
-                    self._entered.__exit__(None, None, None)
+                    self._active.clear()
+                    self._phase.__exit__(None, None, None)

@@ -1,8 +1,8 @@
-"""Tensors and a small record that change as a whole, in memory that outlives the process.
+"""Tensors and a small record that are updated atomically, in memory that outlives the process.
 
-Everything is there twice. A change is made in the half that is not valid, and becomes valid with one write of
-eight bytes: a process that is killed at any moment leaves one whole state. The other half catches up
-afterwards, while nobody waits for it.
+Everything is stored twice. A change is made in the half that is not valid, and becomes valid with one write
+of eight bytes: a process that is killed at any moment leaves one complete state. The other half is updated
+afterwards, off the critical path.
 
     8-byte selector | layout (JSON) | record 0 | record 1 | half 0 | half 1
 
@@ -28,14 +28,14 @@ from ropeteam_trainer.strategies.parameterserver import flat
 
 RECORD_BYTES = 1 << 18
 _PAGE = mmap.PAGESIZE
-_TOO_LITTLE = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
+_NO_SPACE = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
 _SELECTOR, _LENGTH = struct.Struct("<Q"), struct.Struct("<Q")
 
 Tensors = dict[str, torch.Tensor]
 
 
 class DoubleBuffer:
-    """`path` None: memory of this process alone."""
+    """Double buffer in the file `path`. None: in private memory of this process."""
 
     _view: mmap.mmap
     _layout: flat.Layout
@@ -47,13 +47,13 @@ class DoubleBuffer:
     _is_behind: bool
 
     def __init__(self, path: Path | None) -> None:
-        """Nothing yet: rebuild(), or found()."""
+        """Create it empty; then call rebuild(), or use found()."""
         self._path = path
         self._readers, self._no_readers = [0, 0], threading.Condition()
 
     @classmethod
     def found(cls, path: Path | None) -> DoubleBuffer | None:
-        """What a process before this one left there. None: nothing."""
+        """Buffer that an earlier process left in `path`. None: there is none."""
         if path is None or not path.exists():
             return None
         halves = cls(path)
@@ -66,7 +66,7 @@ class DoubleBuffer:
         return halves
 
     def rebuild(self, tensors: Mapping[str, torch.Tensor], record: bytes) -> None:
-        """Hold these from now on, whatever was held before; valid as a whole or not at all."""
+        """Replace the whole content and layout, atomically."""
         layout = flat.layout(tensors)
         head = json.dumps(layout.to_plain()).encode()
         size = _begin_of_halves(len(head)) + 2 * _padded(layout.size)
@@ -75,7 +75,7 @@ class DoubleBuffer:
             view = mmap.mmap(-1, size)
         else:
             new.unlink(missing_ok=True)
-            view = _reserved(new, size)
+            view = _allocated(new, size)
         _LENGTH.pack_into(view, _SELECTOR.size, len(head))
         view[_SELECTOR.size + _LENGTH.size : _SELECTOR.size + _LENGTH.size + len(head)] = head
         self._attach(view, layout)
@@ -88,7 +88,7 @@ class DoubleBuffer:
 
     @property
     def current(self) -> Tensors:
-        """The valid half. Not to be written to."""
+        """The valid half. Read-only."""
         return self._halves[self._valid]
 
     @property
@@ -98,23 +98,23 @@ class DoubleBuffer:
         return self._view[begin + _LENGTH.size : begin + _LENGTH.size + size]
 
     def draft(self) -> Tensors:
-        """The other half, with the same values: change it, then commit(). Waits for its readers."""
+        """The other half, with the same values, to change and commit(). Waits for its readers."""
         with self._no_readers:
             self._no_readers.wait_for(lambda: not self._readers[1 - self._valid])
         self.catch_up()
-        self._is_behind = True  # whatever happens to the draft before it is valid
+        self._is_behind = True  # until commit(), whatever becomes of the draft
         return self._halves[1 - self._valid]
 
     def commit(self, record: bytes) -> None:
-        """The draft becomes valid."""
+        """Make the draft valid."""
         other = 1 - self._valid
         self._write_record(other, record)
         _SELECTOR.pack_into(self._view, 0, other)
         self._valid = other
 
     def catch_up(self) -> None:
-        """Make the halves equal, if they are not. By the thread that drafts and commits; readers may read the
-        valid half."""
+        """Make the halves equal, if they are not. Called by the thread that drafts and commits; readers may
+        read the valid half."""
         if not self._is_behind:
             return
         with self._no_readers:
@@ -125,7 +125,7 @@ class DoubleBuffer:
 
     @contextmanager
     def reading(self, names: int) -> Iterator[memoryview]:
-        """The bytes of the first `names` tensors, which stay as they are for so long."""
+        """Bytes of the first `names` tensors, which stay unchanged inside the context."""
         with self._no_readers:
             half = self._valid
             self._readers[half] += 1
@@ -163,29 +163,29 @@ class DoubleBuffer:
 
 
 def remember(path: Path, content: bytes) -> None:
-    """A small file, whole or as it was before."""
+    """Write a small file atomically."""
     new = path.with_suffix(".new")
     try:
         new.write_bytes(content)
         new.rename(path)
     except OSError as error:
-        raise _lacking(len(content), path.parent, error) from None
+        raise _write_error(len(content), path.parent, error) from None
 
 
-def _reserved(path: Path, size: int) -> mmap.mmap:
-    """All of it now: later a lack of memory would be a SIGBUS."""
+def _allocated(path: Path, size: int) -> mmap.mmap:
+    """A new file with all its memory allocated: a lack of memory would be a SIGBUS later."""
     try:
         with path.open("x+b") as file:
             os.posix_fallocate(file.fileno(), 0, size)
             return mmap.mmap(file.fileno(), size)
     except OSError as error:
-        raise _lacking(size, path.parent, error) from None
+        raise _write_error(size, path.parent, error) from None
 
 
-def _lacking(size: int, folder: Path, error: OSError) -> Exception:
-    """Not an OSError any more, which would pass for a lost connection."""
+def _write_error(size: int, folder: Path, error: OSError) -> Exception:
+    """Error for a failed write; not an OSError, which would be taken for a lost connection."""
     what = f"{size} bytes for the state of a parameter server"
-    if error.errno not in _TOO_LITTLE:
+    if error.errno not in _NO_SPACE:
         return RuntimeError(f"{what} cannot be kept in {folder}: {error.strerror}")
     return MemoryError(
         f"{what} do not fit into {folder}: raise spec.sharedMemory, or use more servers ({error.strerror})"

@@ -1,5 +1,5 @@
-"""Tensors in one piece of memory, one after the other, each at a multiple of its own width: so they are sent
-and kept.
+"""Tensors in one contiguous buffer, each aligned to a multiple of its element size: the layout in which they
+are sent and kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Entry:
     dtype: torch.dtype
     shape: tuple[int, ...]
     begin: int
-    """In bytes."""
+    """Offset in bytes."""
 
     @property
     def count(self) -> int:
@@ -38,15 +38,15 @@ class Layout:
         return self.entries[-1].end if self.entries else 0
 
     def end_of(self, names: int) -> int:
-        """Bytes of the first `names` tensors."""
+        """Offset after the first `names` tensors, in bytes."""
         return self.entries[names - 1].end if names else 0
 
     def tensors(self, memory: Any, offset: int = 0) -> dict[str, torch.Tensor]:
-        """Views. `memory`: anything that one may write to, longer than `offset` + `size`."""
+        """Views of `memory`: a writable buffer of more than `offset` + `size` bytes."""
         return {entry.name: _view(memory, offset, entry) for entry in self.entries}
 
     def pieces(self, tensors: Sequence[torch.Tensor]) -> list[memoryview | bytes]:
-        """The bytes of CPU tensors in this order, with the gaps between them; nothing is copied."""
+        """Bytes of CPU tensors in this order, with the gaps between them; nothing is copied."""
         pieces: list[memoryview | bytes] = []
         end = 0
         for entry, tensor in zip(self.entries, tensors, strict=True):
@@ -62,21 +62,21 @@ class Layout:
 
     @classmethod
     def from_plain(cls, plain: Sequence[Sequence[Any]]) -> Layout:
-        return _laid_out([(name, getattr(torch, dtype), tuple(shape)) for name, dtype, shape in plain])
+        return _layout_of([(name, getattr(torch, dtype), tuple(shape)) for name, dtype, shape in plain])
 
 
 def layout(tensors: Mapping[str, torch.Tensor]) -> Layout:
-    """In the order given."""
-    return _laid_out([(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()])
+    """Layout of tensors in the given order."""
+    return _layout_of([(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()])
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Of a CPU tensor that is not empty; those of another one where it is not contiguous."""
+    """Bytes of a CPU tensor that is not empty; of a copy where it is not contiguous."""
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
     return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
-def _laid_out(named: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> Layout:
+def _layout_of(named: Sequence[tuple[str, torch.dtype, tuple[int, ...]]]) -> Layout:
     entries: list[Entry] = []
     end = 0
     for name, dtype, shape in named:

@@ -1,8 +1,7 @@
-"""Which gradients count: the judgement of the chief, the first of the parameter servers. Pure.
+"""Ledger of the chief, the first of the parameter servers: decides which gradients are applied. Pure.
 
-A worker asks before it pushes its n-th gradient; the answer is final, holds for all servers, and is
-remembered over a restart of any process. So servers that have different parts of the model apply the same
-gradients:
+A worker sends a request before it pushes its n-th gradient; the decision is final, holds for all servers, and
+survives a restart of any process. So servers that have different parts of the model apply the same gradients:
 
     worker                         chief                        servers
       | ask(worker, n) --------------> |                            |
@@ -11,11 +10,11 @@ gradients:
       | <---------------------------------------------------------- | weights
       | done(worker, n) -------------> |                            |
 
-Synchronous: step n is decided when all active workers but `backup` of them have asked; later ones are told
-to skip to the step that is open (backup workers). Else each gradient counts at once; with a bound a worker
-may be that many gradients ahead of the slowest one, then it waits.
-A cut holds answers back until all that was allowed is done: then all servers have applied the same gradients.
-It comes by itself every `save_every` steps.
+Synchronous: step n is decided when all active workers but `backup` of them have sent a request; later ones
+get a Skip to the open step (backup workers). Asynchronous: each gradient counts at once; with a bound a
+worker may be that many gradients ahead of the slowest one, then it waits.
+A consistent cut delays decisions until all allowed pushes are done: then all servers have applied the same
+gradients. One is started every `save_every` steps.
 Sources: Chen et al., "Revisiting Distributed Synchronous SGD", 2016 (backup workers); Ho et al., "More
 Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NeurIPS 2013 (the bound).
 """
@@ -33,14 +32,14 @@ class Rules:
     synchronous: bool = True
     backup: int = 0
     bound: int | None = None
-    """None: a worker may be ahead as far as it likes."""
+    """None: no limit on how far a worker may be ahead."""
     save_every: int | None = None
     """Steps between two checkpoints."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """May this worker push its n-th gradient (from 0)?"""
+    """Request of a worker to push its n-th gradient (from 0)."""
 
     worker: int
     n: int
@@ -48,7 +47,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Push:
-    """Yes: to all servers. A step is the mean of `of` gradients."""
+    """Permission to push to all servers. A step is the mean of `of` gradients."""
 
     n: int
     of: int
@@ -56,7 +55,7 @@ class Push:
 
 @dataclass(frozen=True)
 class Skip:
-    """No, this step is closed; go on with step `to`."""
+    """Refusal: this step is closed; continue with step `to`."""
 
     to: int
 
@@ -66,7 +65,7 @@ Answer = Push | Skip
 
 @dataclass(frozen=True)
 class Allowed:
-    """A push that may be on its way."""
+    """An allowed push, possibly in flight."""
 
     worker: int
     push: Push
@@ -76,18 +75,18 @@ class Allowed:
 class Ledger:
     rules: Rules
     clocks: tuple[int, ...]
-    """Gradients of each worker that are done: applied by all servers, or dropped."""
+    """Gradients that are done, for each worker: applied by all servers, or dropped."""
     step: int = 0
     """Synchronous: the step that is open."""
     allowed: tuple[Allowed, ...] = ()
     waiting: tuple[Ask, ...] = ()
-    """Asked and not answered yet, in order."""
+    """Requests without a decision yet, in order."""
     left: tuple[int, ...] = ()
     """Workers whose script has ended."""
     dropped: int = 0
-    """Gradients that steps went on without."""
+    """Gradients that came too late for their step."""
     ahead: int = 0
-    """The most that an allowed push was ahead of the slowest worker."""
+    """Maximum that an allowed push was ahead of the slowest worker."""
     cut: bool = False
     saved: int = 0
     """Progress at the last cut."""
@@ -108,7 +107,7 @@ class Ledger:
 
     @property
     def quiet(self) -> bool:
-        """A cut was asked for, and nothing is on its way: save now."""
+        """Whether a cut was requested and no push is in flight: save now."""
         return self.cut and not self.allowed
 
     @property
@@ -116,50 +115,50 @@ class Ledger:
         return not self.active
 
 
-def rules(asked: ParameterServer, workers: int, save_every: int | None) -> Rules:
-    """Of a manifest. No staleness at all: the gradients of a step are of the same weights, so Synchronous."""
-    bounded = asked.mode is ServerMode.BOUNDED_STALENESS
-    synchronous = asked.mode is ServerMode.SYNCHRONOUS or (bounded and asked.staleness == 0)
-    bound = asked.staleness if bounded and not synchronous else None
-    return Rules(workers, synchronous, asked.backup_workers, bound, save_every)
+def rules(spec: ParameterServer, workers: int, save_every: int | None) -> Rules:
+    """Rules of a manifest. With a staleness of 0 the gradients of a step use equal weights: Synchronous."""
+    bounded = spec.mode is ServerMode.BOUNDED_STALENESS
+    synchronous = spec.mode is ServerMode.SYNCHRONOUS or (bounded and spec.staleness == 0)
+    bound = spec.staleness if bounded and not synchronous else None
+    return Rules(workers, synchronous, spec.backup_workers, bound, save_every)
 
 
 def opened(rules: Rules, clocks: tuple[int, ...] = (), step: int = 0) -> Ledger:
-    """A new one, or one that goes on from a checkpoint at `step`; if that had other workers, all go on from
-    the step."""
+    """A new ledger, or one resumed from a checkpoint at `step`; if that had another number of workers, all
+    resume at the step."""
     known = len(clocks) == rules.workers
     return Ledger(rules, clocks if known else (step,) * rules.workers, step, saved=step)
 
 
-def ask(ledger: Ledger, asked: Ask) -> Ledger:
-    """A worker asks. Asking again, after a lost connection, is the same as asking once."""
-    waiting = tuple(each for each in ledger.waiting if each.worker != asked.worker)
-    return replace(ledger, waiting=(*waiting, asked))
+def ask(ledger: Ledger, request: Ask) -> Ledger:
+    """Add a worker's request. Idempotent: it may be repeated after a lost connection."""
+    waiting = tuple(each for each in ledger.waiting if each.worker != request.worker)
+    return replace(ledger, waiting=(*waiting, request))
 
 
 def done(ledger: Ledger, worker: int, clock: int) -> Ledger:
-    """All servers have applied this worker's gradients below `clock`. Late and repeated news mean nothing."""
+    """Record that all servers have applied this worker's gradients below `clock`. Ignored if stale."""
     allowed = tuple(a for a in ledger.allowed if a.worker != worker or a.push.n >= clock)
-    return _cut_if_due(_tick(replace(ledger, allowed=allowed), worker, clock))
+    return _cut_if_due(_with_clock(replace(ledger, allowed=allowed), worker, clock))
 
 
 def leave(ledger: Ledger, worker: int) -> Ledger:
-    """Its script has ended, and with it what it was allowed or asks for."""
+    """Remove a worker whose script has ended, with its allowed pushes and requests."""
     return replace(
         ledger,
-        left=(*_others(ledger.left, worker), worker),
+        left=(*_without_worker(ledger.left, worker), worker),
         allowed=tuple(a for a in ledger.allowed if a.worker != worker),
         waiting=tuple(a for a in ledger.waiting if a.worker != worker),
     )
 
 
 def join(ledger: Ledger, worker: int) -> Ledger:
-    """It is there, for the first time or again."""
-    return replace(ledger, left=_others(ledger.left, worker))
+    """Add a worker, for the first time or again."""
+    return replace(ledger, left=_without_worker(ledger.left, worker))
 
 
 def cut(ledger: Ledger) -> Ledger:
-    """Answer nobody until `resume()`; `quiet` says when all that was allowed is done."""
+    """Delay all decisions until `resume()`; `quiet` is true when all allowed pushes are done."""
     return replace(ledger, cut=True)
 
 
@@ -168,61 +167,61 @@ def resume(ledger: Ledger) -> Ledger:
 
 
 def answers(ledger: Ledger) -> tuple[Ledger, tuple[tuple[Ask, Answer], ...]]:
-    """Answer everybody who can be answered now."""
-    given: list[tuple[Ask, Answer]] = []
-    while pair := _next_answer(ledger):
+    """Decide all requests that can be decided now."""
+    decided: list[tuple[Ask, Answer]] = []
+    while pair := _next_decisions(ledger):
         ledger, some = pair
-        given += some
-    return ledger, tuple(given)
+        decided += some
+    return ledger, tuple(decided)
 
 
-def _next_answer(ledger: Ledger) -> tuple[Ledger, list[tuple[Ask, Answer]]] | None:
-    """The first answer that can be given, or all of a step at once."""
+def _next_decisions(ledger: Ledger) -> tuple[Ledger, list[tuple[Ask, Answer]]] | None:
+    """The first decision that is possible, or all of a step at once."""
     granted = {(a.worker, a.push.n): a.push for a in ledger.allowed}
-    for asked in ledger.waiting:
-        if push := granted.get((asked.worker, asked.n)):
-            return _without(ledger, [asked]), [(asked, push)]
+    for request in ledger.waiting:
+        if push := granted.get((request.worker, request.n)):
+            return _without(ledger, [request]), [(request, push)]
     if ledger.cut:
         return None
-    return _synchronous(ledger) if ledger.rules.synchronous else _at_once(ledger)
+    return _synchronous(ledger) if ledger.rules.synchronous else _asynchronous(ledger)
 
 
 def _synchronous(ledger: Ledger) -> tuple[Ledger, list[tuple[Ask, Answer]]] | None:
     step = ledger.step
-    for asked in ledger.waiting:
-        if asked.n < step:
-            ledger = replace(ledger, dropped=ledger.dropped + step - asked.n)
-            return _tick(_without(ledger, [asked]), asked.worker, step), [(asked, Skip(step))]
+    for request in ledger.waiting:
+        if request.n < step:
+            ledger = replace(ledger, dropped=ledger.dropped + step - request.n)
+            return _with_clock(_without(ledger, [request]), request.worker, step), [(request, Skip(step))]
     of = min(ledger.rules.workers - ledger.rules.backup, len(ledger.active))
     first = list(ledger.waiting[:of])
     if not first or len(first) < of:
         return None
     push = Push(step, of)
-    allowed = ledger.allowed + tuple(Allowed(asked.worker, push) for asked in first)
+    allowed = ledger.allowed + tuple(Allowed(request.worker, push) for request in first)
     ledger = replace(_without(ledger, first), allowed=allowed, step=step + 1)
-    return _cut_if_due(ledger), [(asked, push) for asked in first]
+    return _cut_if_due(ledger), [(request, push) for request in first]
 
 
-def _at_once(ledger: Ledger) -> tuple[Ledger, list[tuple[Ask, Answer]]] | None:
-    for asked in ledger.waiting:
-        ahead = asked.n - ledger.slowest
+def _asynchronous(ledger: Ledger) -> tuple[Ledger, list[tuple[Ask, Answer]]] | None:
+    for request in ledger.waiting:
+        ahead = request.n - ledger.slowest
         if ledger.rules.bound is None or ahead <= ledger.rules.bound:
-            push = Push(asked.n, 1)
-            allowed = (*ledger.allowed, Allowed(asked.worker, push))
-            ledger = replace(_without(ledger, [asked]), allowed=allowed, ahead=max(ledger.ahead, ahead))
-            return ledger, [(asked, push)]
+            push = Push(request.n, 1)
+            allowed = (*ledger.allowed, Allowed(request.worker, push))
+            ledger = replace(_without(ledger, [request]), allowed=allowed, ahead=max(ledger.ahead, ahead))
+            return ledger, [(request, push)]
     return None
 
 
-def _others(workers: tuple[int, ...], worker: int) -> tuple[int, ...]:
+def _without_worker(workers: tuple[int, ...], worker: int) -> tuple[int, ...]:
     return tuple(each for each in workers if each != worker)
 
 
-def _without(ledger: Ledger, answered: list[Ask]) -> Ledger:
-    return replace(ledger, waiting=tuple(asked for asked in ledger.waiting if asked not in answered))
+def _without(ledger: Ledger, decided: list[Ask]) -> Ledger:
+    return replace(ledger, waiting=tuple(request for request in ledger.waiting if request not in decided))
 
 
-def _tick(ledger: Ledger, worker: int, clock: int) -> Ledger:
+def _with_clock(ledger: Ledger, worker: int, clock: int) -> Ledger:
     clocks = list(ledger.clocks)
     clocks[worker] = max(clocks[worker], clock)
     return replace(ledger, clocks=tuple(clocks))

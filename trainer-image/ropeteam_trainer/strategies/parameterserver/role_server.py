@@ -1,7 +1,7 @@
-"""What a server does in the place of training: it answers until all workers have left.
+"""Role of a server: instead of training, it handles requests until all workers have left.
 
-The chief does more: it begins a life of the job (from memory, from a checkpoint, or with its own first
-weights), saves, and tells the others how far the job is and when it is over.
+The chief does more: it starts a server generation (from memory, from a checkpoint, or with its own initial
+weights), saves, and sends the others the job's progress and its end.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from ropeteam_trainer.strategies.parameterserver.share import Share, put_values,
 from ropeteam_trainer.strategies.parameterserver.wire import Head
 
 TELL_SECONDS = 1.0
-"""How often the agent is told what metrics count, at most."""
+"""Minimum interval between reports of metrics to the agent."""
 SPARE_PLACES = 16
-"""Beyond two for each rank, for connections that have not shown the job's secret."""
+"""Unauthenticated connections allowed beyond two for each rank."""
 LOOK_SECONDS = 0.1
-"""How often the chief looks whether it is to save by the clock, or to drain."""
+"""How often the chief checks whether a timed save or a drain is due."""
 
 
 class Kept:
-    """What a checkpoint holds beyond model, optimizer and what is the same on all workers."""
+    """State in a checkpoint that differs between workers: clocks, and each worker's own state."""
 
     def __init__(self) -> None:
         self.clocks: list[int] = []
@@ -57,44 +57,44 @@ class Kept:
 
 
 class Serving:
-    """One server's life. `folder`: memory that outlives this process."""
+    """Serving on one server. `folder`: memory that outlives this process."""
 
     def __init__(
         self,
         here: Place,
-        meeting: Discovery,
+        discovery: Discovery,
         strategy: Strategy,
         folder: Path | None,
     ) -> None:
         assert here.server is not None
-        self._here, self._meeting, self._strategy = here, meeting, strategy
+        self._here, self._discovery, self._strategy = here, discovery, strategy
         self._index, self._folder = here.server, folder
         self._lines: dict[int, Line] = {}
-        self._tell_at = 0.0
+        self._next_report = 0.0
         self._extra: dict[str, Any] = {}
 
     def wrap(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Raises StrategyError. What is returned serves, as soon as the script's loop uses it."""
+        """Check and return both; the first use of the model starts to serve. Raises StrategyError."""
         wrap.check(self._strategy, optimizer, None)
         self._model, self._optimizer, self._named = model, optimizer, named_parameters([model])
         return model, optimizer
 
     def keep(self, objects: Mapping[str, Any]) -> None:
-        """What restore() was given beyond model and optimizer: schedulers and the like."""
+        """Keep the extra arguments of restore(), such as schedulers, for checkpoints."""
         self._extra = dict(objects)
 
     def serve(self, checkpoints: Checkpoints | None, link: AgentLink | None, heart: Heartbeat) -> NoReturn:
         self._checkpoints, self._link, self._heart = checkpoints, link, heart
-        asked = self._strategy.sync.parameter_server
+        spec = self._strategy.sync.parameter_server
         own = shares(self._named, self._here.servers)[self._index]
         optimizer = restricted(self._optimizer, own)
         ratio = LearningRate(trust_ratio=self._strategy.learning_rate.trust_ratio)
         largebatch.apply(optimizer, ratio, None, lambda: 0)
         share = Share(own, optimizer, self._path(f"server-{self._index}"), self._here.workers)
-        meeting, places = self._meeting, 2 * (self._here.workers + self._here.servers) + SPARE_PLACES
-        assert meeting.listener is not None
-        self._server = server = Server(share, meeting.listener, meeting.secret, asked, places)
-        server.also({"progress": self._hear_progress})
+        discovery, places = self._discovery, 2 * (self._here.workers + self._here.servers) + SPARE_PLACES
+        assert discovery.listener is not None
+        self._server = server = Server(share, discovery.listener, discovery.secret, spec, places)
+        server.also({"progress": self._receive_progress})
         heart.phase = "serve"
         heart.beat()
         if self._index == 0:
@@ -107,10 +107,10 @@ class Serving:
         server.close()
         if link is not None:
             link.send(FromRank(left=True))
-        self._say_counts(server)
+        self._print_counts(server)
         raise SystemExit(0)
 
-    def _say_counts(self, server: Server) -> None:
+    def _print_counts(self, server: Server) -> None:
         stale = server.staleness
         figures: dict[str, Any] = {"server": self._index, "steps": server.share.version}
         if stale:
@@ -125,11 +125,11 @@ class Serving:
 
     def _lead(self, server: Server) -> None:
         config = self._checkpoints.config if self._checkpoints else None
-        ruled = rules.rules(
+        job_rules = rules.rules(
             self._strategy.sync.parameter_server, self._here.workers, config.every_steps if config else None
         )
-        whole = FullModel(self._named, self._model, self._optimizer, self._here.servers)
-        self._chief = chief = Chief(whole, server, self._call, ruled, self._path("ledger"))
+        full_model = FullModel(self._named, self._model, self._optimizer, self._here.servers)
+        self._chief = chief = Chief(full_model, server, self._call, job_rules, self._path("ledger"))
         self._kept, self._saved_at = Kept(), time.monotonic()
         if self._checkpoints is not None:
             objects = {"model": self._model, "optimizer": self._optimizer, **self._extra}
@@ -138,35 +138,35 @@ class Serving:
         if not chief.goes_on():
             self._begin()
         server.ready()
-        told = -1
+        sent_progress = -1
         while not chief.ledger.over or chief.ledger.allowed:
             with chief.changed:
                 chief.changed.wait_for(lambda: chief.ledger.quiet or chief.ledger.over, LOOK_SECONDS)
                 progress = chief.ledger.progress
             self._save_if_due(every_seconds=config.every_seconds if config else None)
-            self._drain_if_asked()
+            self._drain_if_requested()
             self._heart.beat()
-            if progress != told:
-                told = progress
+            if progress != sent_progress:
+                sent_progress = progress
                 self._beat(progress)
-                self._tell_all({"do": "progress", "step": progress, "drained": False})
-        self._tell_all({"do": "end"})
+                self._send_to_others({"do": "progress", "step": progress, "drained": False})
+        self._send_to_others({"do": "end"})
 
     def _begin(self) -> None:
         restored = None
         if self._checkpoints is not None:
             with self._heart.during("restore"):
                 restored = self._checkpoints.restore(self._heart.beat)
-        ruled = self._chief.ledger.rules
+        job_rules = self._chief.ledger.rules
         first: dict[str, Any] = {"buffers": dict(self._model.named_buffers()), "clock": 0}
-        ledger = rules.opened(ruled)
+        ledger = rules.opened(job_rules)
         if restored is not None:
             others = {name: thing.state_dict() for name, thing in self._extra.items()}
             first |= {"data": restored.data, "values": values_of(self._optimizer), "others": others}
             first["clock"] = restored.step
-            ledger = rules.opened(ruled, tuple(self._kept.clocks), restored.step)
-        same_workers = len(self._kept.workers) == ruled.workers
-        states = self._kept.workers if same_workers else [packed(first)] * ruled.workers
+            ledger = rules.opened(job_rules, tuple(self._kept.clocks), restored.step)
+        same_workers = len(self._kept.workers) == job_rules.workers
+        states = self._kept.workers if same_workers else [packed(first)] * job_rules.workers
         self._chief.begin(ledger, states)
 
     def _save_if_due(self, every_seconds: int | None) -> None:
@@ -176,7 +176,7 @@ class Serving:
         with chief.changed:
             if not chief.ledger.quiet:
                 return
-            with self._meeting.alive():
+            with self._discovery.alive():
                 self._save()
             chief.judge(rules.resume)
 
@@ -185,14 +185,14 @@ class Serving:
             self._chief.judge(rules.cut)
 
     def _save(self) -> None:
-        """While nothing is on its way. Under the condition."""
+        """Save a checkpoint, while no push is in flight. The caller holds the condition."""
         self._saved_at = time.monotonic()
         if self._checkpoints is None:
             return
         chief, ledger = self._chief, self._chief.ledger
         chief.gather()
-        told = (unpacked(chief.worker_states[worker]) for worker in _by_progress(ledger))
-        state = _nearest(told, ledger.progress)
+        reported = (unpacked(chief.worker_states[worker]) for worker in _by_progress(ledger))
+        state = _nearest(reported, ledger.progress)
         put_values(self._optimizer, state.get("values"))
         for name, thing in self._extra.items():
             if name in state.get("others", {}):
@@ -207,8 +207,8 @@ class Serving:
 
     # ---- drain
 
-    def _drain_if_asked(self) -> None:
-        """Once all workers have come to where they stop: save what they have done, and stay."""
+    def _drain_if_requested(self) -> None:
+        """Drain once all workers have reached the step to stop at: save, and wait to be killed."""
         chief, link = self._chief, self._link
         stop_at = link.stop_at if link is not None and link.paused else None
         if stop_at is None:
@@ -220,35 +220,35 @@ class Serving:
             chief.judge(rules.cut)
             if not chief.ledger.quiet:
                 return
-            with self._meeting.alive():
+            with self._discovery.alive():
                 self._save()
             progress = chief.ledger.progress
         if self._checkpoints is not None:
-            with self._meeting.alive():
+            with self._discovery.alive():
                 self._checkpoints.wait()
         self._beat(progress)
-        self._tell_all({"do": "progress", "step": progress, "drained": True})
-        self._stay(progress)
+        self._send_to_others({"do": "progress", "step": progress, "drained": True})
+        self._report_drained_and_wait(progress)
 
-    def _hear_progress(self, head: Head, _: bytearray) -> tuple[Head, bytes]:
+    def _receive_progress(self, head: Head, _: bytearray) -> tuple[Head, bytes]:
         self._beat(head["step"])
         if head["drained"] and self._link is not None:
             self._link.send(FromRank(drained=head["step"]))
         return {}, b""
 
-    def _stay(self, step: int) -> NoReturn:
+    def _report_drained_and_wait(self, step: int) -> NoReturn:
         assert self._link is not None
         self._link.send(FromRank(drained=step))
         wait_to_be_killed()
 
-    # ---- odds and ends
+    # ---- heartbeats, connections
 
     def _beat(self, step: int) -> None:
         self._heart.steps_here += max(step - self._heart.step, 0)
         self._heart.step = step
         self._heart.beat()
-        if self._link is not None and time.monotonic() >= self._tell_at:
-            self._tell_at = time.monotonic() + TELL_SECONDS
+        if self._link is not None and time.monotonic() >= self._next_report:
+            self._next_report = time.monotonic() + TELL_SECONDS
             self._link.send(FromRank(served=self._served()))
 
     def _served(self) -> Served:
@@ -260,11 +260,11 @@ class Serving:
     def _call(self, index: int, head: Head, payload: bytes) -> tuple[Head, bytes]:
         if index not in self._lines:
             self._lines[index] = Line(
-                index, self._meeting.addresses, self._meeting.secret, self._meeting.alive
+                index, self._discovery.addresses, self._discovery.secret, self._discovery.alive
             )
         return self._lines[index].call(head, [payload] if payload else [])
 
-    def _tell_all(self, head: Head) -> None:
+    def _send_to_others(self, head: Head) -> None:
         for index in range(1, self._here.servers):
             self._call(index, head, b"")
 
@@ -273,15 +273,15 @@ class Serving:
 
 
 def _by_progress(ledger: Ledger) -> list[int]:
-    """Those first that are as far as the job: what a checkpoint says of the data is one's of them."""
-    far = [abs(clock - ledger.progress) for clock in ledger.clocks]
-    return sorted(range(ledger.rules.workers), key=far.__getitem__)
+    """Workers, nearest to the job's progress first: a checkpoint takes its data position from one of them."""
+    distances = [abs(clock - ledger.progress) for clock in ledger.clocks]
+    return sorted(range(ledger.rules.workers), key=distances.__getitem__)
 
 
-def _nearest(told: Iterator[dict[str, Any]], progress: int) -> dict[str, Any]:
-    """What was told when the job was there. One that was just answered to skip has told nothing since."""
+def _nearest(reported: Iterator[dict[str, Any]], progress: int) -> dict[str, Any]:
+    """State reported at `progress`, or next to it: a worker that just got a skip has not reported since."""
     states = []
-    for state in told:
+    for state in reported:
         if state.get("clock", progress) == progress:
             return state
         states.append(state)

@@ -1,4 +1,4 @@
-"""What a worker does in the place of collectives: its optimizer's step is a push and a pull."""
+"""Role of a worker: instead of collectives, its optimizer's step is a push and a pull."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Data = dict[str, int] | None
 
 
 class Training:
-    """`skipped(n)` is called when so many steps went on without this worker."""
+    """Training on a worker. `on_skip(n)` is called when n steps were made without this worker."""
 
-    def __init__(self, here: Place, meeting: Discovery, skipped: Callable[[int], None]) -> None:
-        self._here, self._meeting, self._skipped = here, meeting, skipped
+    def __init__(self, here: Place, discovery: Discovery, on_skip: Callable[[int], None]) -> None:
+        self._here, self._discovery, self._on_skip = here, discovery, on_skip
         self._others: dict[str, Any] = {}
 
     @property
@@ -45,18 +45,18 @@ class Training:
         progress: wrap.Progress,
         loss: Loss | None,
     ) -> wrap.Wrapped:
-        """Joins: returns once all servers have answered, with their weights."""
+        """Join the job; return once all servers have sent their weights."""
         self._model, self._optimizer = model, optimizer
-        alone = replace(strategy, sync=Sync(), parallelism=Parallelism())
-        wrap.check(alone, optimizer, loss)
-        # The server that keeps a matrix knows its norm; the rate and the warm-up are this side's.
-        alone = replace(alone, learning_rate=replace(strategy.learning_rate, trust_ratio=None))
+        local = replace(strategy, sync=Sync(), parallelism=Parallelism())
+        wrap.check(local, optimizer, loss)
+        # The server that keeps a matrix knows its norm; the worker applies the rate and the warm-up.
+        local = replace(local, learning_rate=replace(strategy.learning_rate, trust_ratio=None))
         servers = range(self._here.servers)
         lines = [
-            Line(index, self._meeting.addresses, self._meeting.secret, self._meeting.alive)
+            Line(index, self._discovery.addresses, self._discovery.secret, self._discovery.alive)
             for index in (0, *servers)
         ]
-        me = {"worker": self._here.rank, "epoch": list(astuple(self._meeting.epoch))}
+        me = {"worker": self._here.rank, "epoch": list(astuple(self._discovery.epoch))}
         self._worker = Worker(me, named_parameters([model]), optimizer, lines)
         self._state = self._worker.join()
         self._load_buffers()
@@ -65,10 +65,10 @@ class Training:
             return self._step(closure)
 
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
-        return wrap.wrap(model, optimizer, alone, World(0, 1, device), progress, loss)
+        return wrap.wrap(model, optimizer, local, World(0, 1, device), progress, loss)
 
     def restore(self, others: Mapping[str, Any]) -> tuple[int, Data]:
-        """Go on as the process before this one, or as the checkpoint says: steps done, data position."""
+        """Resume from the previous process's state or the checkpoint's. Returns steps done, data position."""
         self._others = dict(others)
         state = self._state
         put_values(self._optimizer, state.get("values"))
@@ -79,13 +79,13 @@ class Training:
             rng.put_back(state["rng"])
         elif self.clock:
             rng.reseed(self.clock, self._here.rank)
-        # The process before this one may have died between an answer to skip and its next word.
-        if untold := self.clock - state.get("clock", self.clock):
-            self._skipped(untold)
+        # The previous process may have died between receiving a skip and its next report.
+        if unreported := self.clock - state.get("clock", self.clock):
+            self._on_skip(unreported)
         return self.clock, state.get("data")
 
     def tell(self, data: Data) -> None:
-        """A step is done: what a successor of this process would go on from."""
+        """Report a finished step, with the state from which a successor of this process would resume."""
         self._worker.tell(
             {
                 "data": data,
@@ -105,7 +105,7 @@ class Training:
             with torch.enable_grad():
                 loss = closure()
         if count := self._worker.step():
-            self._skipped(count)
+            self._on_skip(count)
         return loss
 
     @torch.no_grad()

@@ -1,7 +1,7 @@
-"""What a parameter server answers: weights, and gradients that it applies.
+"""Request handlers of a parameter server: it sends weights, and applies gradients.
 
-A thread for each connection that the door has let in; one condition guards everything. A push is answered
-with the weights after it, once they are valid in memory: what was answered is never lost.
+One thread for each admitted connection; one condition guards everything. The response to a push carries the
+weights after it, once they are valid in memory: no answered update is ever lost.
 """
 
 from __future__ import annotations
@@ -28,39 +28,40 @@ from ropeteam_trainer.strategies.parameterserver.wire import Head
 
 @dataclass
 class _Pushed:
-    """A gradient that waits for its step to be complete."""
+    """Gradient that waits for its step to be complete."""
 
     gradients: list[torch.Tensor | None]
     values: Values
 
 
 class Server:
-    """Serves from its own threads until close(). `ready()` answers workers. `places`: for strangers."""
+    """Server with its own threads until close(). ready() starts answering workers. places: connections that
+    may be unauthenticated at once."""
 
     def __init__(
-        self, share: Share, listener: socket.socket, secret: str, asked: ParameterServer, places: int
+        self, share: Share, listener: socket.socket, secret: str, spec: ParameterServer, places: int
     ) -> None:
         self.share, self.changed = share, threading.Condition()
         self.staleness = Counter[int]()
-        """Steps of others between pull and push: of how many gradients, since this process began."""
+        """Histogram: steps of others between pull and push -> gradients, since this process started."""
         self.is_over = False
-        self._scales = asked.scale_by_staleness
+        self._scales = spec.scale_by_staleness
         self.is_ready = share.generation is not None
         self._pending: dict[int, dict[int, _Pushed]] = {}
-        self._door = Door(listener, secret, places, self._let_in)
+        self._admission = Door(listener, secret, places, self._serve_in_thread)
         self._connections: set[socket.socket] = set()
-        self._idle, self._answering = threading.Condition(), 0
+        self._no_responses, self._pending_responses = threading.Condition(), 0
         self._stepped = threading.Event()
-        self._deeds: dict[str, Callable[[Head, bytearray], tuple[Head, bytes]]] = {
-            "state": self._tell_state,
-            "content": self._give_content,
+        self._handlers: dict[str, Callable[[Head, bytearray], tuple[Head, bytes]]] = {
+            "state": self._send_state,
+            "content": self._send_content,
             "take": self._take_content,
             "end": self._end,
         }
 
     def start(self) -> None:
-        threading.Thread(target=self._rest, daemon=True, name="ropeteam_rest").start()
-        self._door.open()
+        threading.Thread(target=self._prepare_steps, daemon=True, name="ropeteam_rest").start()
+        self._admission.open()
 
     def ready(self) -> None:
         with self.changed:
@@ -68,32 +69,32 @@ class Server:
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Once what is being answered is answered: who lost its answer would ask for ever."""
-        with self._idle:
-            self._idle.wait_for(lambda: not self._answering, timeout=5)
-        self._door.close()
+        """Close after pending responses are sent: a worker without its response would retry for ever."""
+        with self._no_responses:
+            self._no_responses.wait_for(lambda: not self._pending_responses, timeout=5)
+        self._admission.close()
         for end in tuple(self._connections):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
 
-    def also(self, deeds: Mapping[str, Callable[[Head, bytearray], tuple[Head, bytes]]]) -> None:
-        """Answer these requests too: (head, payload) -> (head, payload)."""
-        self._deeds |= deeds
+    def also(self, handlers: Mapping[str, Callable[[Head, bytearray], tuple[Head, bytes]]]) -> None:
+        """Add request handlers: (head, payload) -> (head, payload)."""
+        self._handlers |= handlers
 
     # ---- connections
 
-    def _let_in(self, connection: socket.socket) -> None:
+    def _serve_in_thread(self, connection: socket.socket) -> None:
         self._connections.add(connection)
         try:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-        except RuntimeError as error:  # it will come again
+        except RuntimeError as error:  # the worker will connect again
             say(f"cannot serve another connection: {error}")
             self._connections.discard(connection)
             connection.close()
 
-    def _rest(self) -> None:
-        """Get ready for the next step while workers compute and send."""
+    def _prepare_steps(self) -> None:
+        """Prepare the next step while workers compute and send."""
         while True:
             self._stepped.wait()
             self._stepped.clear()
@@ -102,18 +103,18 @@ class Server:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            room = bytearray()
+            buffer = bytearray()
             while True:
                 head, size = wire.receive(connection)
-                if len(room) != size:
-                    room = bytearray(size)
-                wire.fill(connection, memoryview(room))
-                with self._busy():
-                    self._answer(connection, head, room)
+                if len(buffer) != size:
+                    buffer = bytearray(size)
+                wire.fill(connection, memoryview(buffer))
+                with self._counted():
+                    self._answer(connection, head, buffer)
         except OSError:
-            pass  # it hung up; what it wants it will ask again
+            pass  # the worker closed the connection; it will retry
         except Exception:
-            # A server that cannot apply a gradient is no server: end it, loudly, as any rank that fails.
+            # A server that cannot apply a gradient is useless: exit with a traceback, as any rank that fails.
             traceback.print_exc()
             os._exit(1)
         finally:
@@ -121,20 +122,20 @@ class Server:
             connection.close()
 
     @contextmanager
-    def _busy(self) -> Iterator[None]:
-        with self._idle:
-            self._answering += 1
+    def _counted(self) -> Iterator[None]:
+        with self._no_responses:
+            self._pending_responses += 1
         try:
             yield
         finally:
-            with self._idle:
-                self._answering -= 1
-                self._idle.notify_all()
+            with self._no_responses:
+                self._pending_responses -= 1
+                self._no_responses.notify_all()
 
-    def _answer(self, connection: socket.socket, head: Head, room: bytearray) -> None:
-        """`room` is free again afterwards: a gradient is applied by then."""
-        if head["do"] in self._deeds:
-            answer, payload = self._deeds[head["do"]](head, room)
+    def _answer(self, connection: socket.socket, head: Head, buffer: bytearray) -> None:
+        """Handle one request. `buffer` may be reused afterwards: a gradient is applied by then."""
+        if head["do"] in self._handlers:
+            answer, payload = self._handlers[head["do"]](head, buffer)
             wire.send(connection, answer, [payload] if payload else [])
             return
         if head["do"] not in ("push", "pull"):
@@ -143,7 +144,7 @@ class Server:
             with self.changed:
                 self.changed.wait_for(lambda: self.is_ready)
                 if head["do"] == "push":
-                    self._push(head, room)
+                    self._push(head, buffer)
                 version = self.share.version
                 weights = reading.enter_context(self.share.weights())
             self._stepped.set()
@@ -151,14 +152,14 @@ class Server:
 
     # ---- gradients
 
-    def _push(self, head: Head, room: bytearray) -> None:
-        """Returns once the gradient is applied. Under the condition."""
+    def _push(self, head: Head, buffer: bytearray) -> None:
+        """Apply a gradient; return once it is applied. The caller holds the condition."""
         worker, n, of = int(head["worker"]), int(head["n"]), int(head["of"])
         if self.share.has_applied(worker, n):
-            return  # and the answer was lost
-        views = list(self.share.layout.tensors(room).values())
-        lacking = set(head["lacking"])
-        gradients = [None if index in lacking else view for index, view in enumerate(views)]
+            return  # and the response was lost
+        views = list(self.share.layout.tensors(buffer).values())
+        missing = set(head["lacking"])
+        gradients = [None if index in missing else view for index, view in enumerate(views)]
         pushed = _Pushed(gradients, head["values"])
         if of == 1:
             stale = self.share.version - head["version"]
@@ -175,12 +176,12 @@ class Server:
             self.changed.notify_all()
         self.changed.wait_for(lambda: self.share.has_applied(worker, n))
 
-    # ---- the chief's requests
+    # ---- requests of the chief
 
-    def _tell_state(self, _: Head, __: bytearray) -> tuple[Head, bytes]:
+    def _send_state(self, _: Head, __: bytearray) -> tuple[Head, bytes]:
         return {"generation": self.share.generation}, b""
 
-    def _give_content(self, _: Head, __: bytearray) -> tuple[Head, bytes]:
+    def _send_content(self, _: Head, __: bytearray) -> tuple[Head, bytes]:
         with self.changed:
             return {}, packed(self.share.content())
 
@@ -199,7 +200,7 @@ class Server:
 
 
 def mean(step: Mapping[int, _Pushed]) -> list[torch.Tensor | None]:
-    """Of all gradients, always added in the same order. One that a worker lacks counts as zero."""
+    """Mean of all gradients, always added in the same order. A worker's missing gradient counts as zero."""
     ordered = [step[worker].gradients for worker in sorted(step)]
     means: list[torch.Tensor | None] = []
     for each in zip(*ordered, strict=True):
@@ -221,5 +222,5 @@ def packed(value: Any) -> bytes:
 
 
 def unpacked(payload: bytearray | bytes) -> Any:
-    """Tensors and plain values alone: nothing that could run."""
+    """Unpickle tensors and plain values only: nothing executable."""
     return torch.load(io.BytesIO(payload), weights_only=True)

@@ -1,7 +1,7 @@
 """One server's part of the model, and the script's own optimizer over it.
 
-Every step is made in the half of the memory that is not valid: weights, the optimizer's state and which
-gradients are in it become valid together.
+Every step is made in the half of the memory that is not valid: weights, the optimizer's state and the record
+of applied gradients become valid together.
 A step may be scaled by staleness: Zhang et al., "Staleness-Aware Async-SGD for Distributed Deep Learning",
 IJCAI 2016: divided by the number of steps that others made since the weights of this gradient were pulled.
 """
@@ -29,12 +29,12 @@ Values = list[dict[str, Any]]
 """Hyperparameters of each group of the optimizer, without its parameters."""
 Content = Mapping[str, Mapping[str, Any]]
 """{parameter: {"": its value, key: state of the optimizer}}."""
-_BETWEEN = "\n"
-"""Between the names of a parameter and of a tensor of its state."""
+_SEPARATOR = "\n"
+"""Separator between the names of a parameter and of a tensor of its state."""
 
 
 def shares(named: Mapping[str, nn.Parameter], servers: int) -> list[dict[str, nn.Parameter]]:
-    """Which parameters each server keeps: whole ones, so that every optimizer works on them as it is."""
+    """Parameters of each server. They are not split, so that every optimizer works on them unchanged."""
     owners = shared_out([p.numel() for p in named.values()], servers)
     parts: list[dict[str, nn.Parameter]] = [{} for _ in range(servers)]
     for (name, parameter), owner in zip(named.items(), owners, strict=True):
@@ -43,7 +43,7 @@ def shares(named: Mapping[str, nn.Parameter], servers: int) -> list[dict[str, nn
 
 
 def restricted(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> Optimizer:
-    """The same optimizer for some of its parameters, with a state of its own."""
+    """Copy of the optimizer for some of its parameters, with a state of its own."""
     own = copy.copy(optimizer)
     kept = set(parameters.values())
     own.param_groups = [
@@ -54,7 +54,7 @@ def restricted(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> 
 
 
 def values_of(optimizer: Optimizer) -> Values:
-    """What a message can hold of them: a scheduler changes numbers."""
+    """Hyperparameters that fit into a message: a scheduler changes numbers only."""
     return [
         {key: _plain(value) for key, value in group.items() if key not in NOT_VALUES and _is_number(value)}
         for group in optimizer.param_groups
@@ -62,18 +62,18 @@ def values_of(optimizer: Optimizer) -> Values:
 
 
 def put_values(optimizer: Optimizer, values: Values | None) -> None:
-    """The inverse of values_of(); None changes nothing."""
+    """Set hyperparameters, the inverse of values_of(); None changes nothing."""
     for group, now in zip(optimizer.param_groups, values or (), strict=bool(values)):
         group |= {key: tuple(value) if isinstance(value, list) else value for key, value in now.items()}
 
 
 def content_of(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> Content:
-    """As it lives: copy what you keep."""
+    """Content without copies: the caller copies what it keeps."""
     return {name: {"": p.detach(), **optimizer.state.get(p, {})} for name, p in parameters.items()}
 
 
 class Share:
-    """`parameters` and `optimizer` (over these only) live in `memory` from now on."""
+    """One server's share: `parameters`, and `optimizer` over these only, kept in the file `path`."""
 
     def __init__(
         self, parameters: dict[str, nn.Parameter], optimizer: Optimizer, path: Path | None, workers: int
@@ -90,22 +90,22 @@ class Share:
         if found is not None:
             self._record = json.loads(found.record)
         tensors = {name: p.detach().cpu() for name, p in parameters.items()}
-        self._halves = found or DoubleBuffer(path)
+        self._buffer = found or DoubleBuffer(path)
         if found is None:
-            self._halves.rebuild(tensors, self._packed())
-        self._bind(self._halves.current)
+            self._buffer.rebuild(tensors, self._encoded_record())
+        self._bind(self._buffer.current)
         for name, values in self._record["values"].items():
             self._optimizer.state[parameters[name]] |= values
 
     @property
     def generation(self) -> str | None:
-        """Of which life of the job this is the state; None: of none, only the script's first weights."""
+        """Generation of this state; None: only the script's initial weights."""
         generation: str | None = self._record["generation"]
         return generation
 
     @property
     def version(self) -> int:
-        """Steps made."""
+        """Steps done."""
         version: int = self._record["version"]
         return version
 
@@ -114,8 +114,8 @@ class Share:
         return n <= applied
 
     def weights(self) -> AbstractContextManager[memoryview]:
-        """Their bytes, in the order of `layout`."""
-        return self._halves.reading(len(self._parameters))
+        """Bytes of the weights, in the order of `layout`."""
+        return self._buffer.reading(len(self._parameters))
 
     def step(
         self,
@@ -124,12 +124,12 @@ class Share:
         applied: Mapping[int, int],
         staleness: int = 0,
     ) -> None:
-        """One step of the optimizer. applied: {worker: n} of the gradients that are in it."""
+        """Make one step of the optimizer. applied: {worker: n} of its gradients."""
         put_values(self._optimizer, values)
         if staleness > 1:
             for group in self._optimizer.param_groups:
                 group["lr"] = group["lr"] / staleness
-        self._bind(self._halves.draft())
+        self._bind(self._buffer.draft())
         for parameter, gradient in zip(self._parameters.values(), gradients, strict=True):
             parameter.grad = gradient
         self._optimizer.step()
@@ -141,14 +141,14 @@ class Share:
         self._commit()
 
     def rest(self) -> None:
-        """Nobody waits just now: get the other half ready."""
-        self._halves.catch_up()
+        """Synchronize the other half, while no request waits."""
+        self._buffer.catch_up()
 
     def content(self) -> Content:
         return content_of(self._parameters, self._optimizer)
 
     def take(self, content: Content, generation: str) -> None:
-        """Begin anew from this content: no gradient of this life is in it yet."""
+        """Replace the state by this content, of a new generation without applied gradients."""
         self._optimizer.state.clear()
         for name, p in self._parameters.items():
             p.data = content[name][""].detach().cpu().clone()
@@ -160,29 +160,29 @@ class Share:
         self._rebuild()
 
     def _commit(self) -> None:
-        held = self._tensors()
+        current = self._tensors()
         draft = self._bound
-        in_place = held.keys() == draft.keys() and all(
+        in_place = current.keys() == draft.keys() and all(
             tensor.data_ptr() == draft[name].data_ptr() and tensor.shape == draft[name].shape
-            for name, tensor in held.items()
+            for name, tensor in current.items()
         )
         if in_place:
-            self._halves.commit(self._packed())
+            self._buffer.commit(self._encoded_record())
         else:  # the first step makes state; an optimizer may replace its tensors at every step
             self._rebuild()
 
     def _rebuild(self) -> None:
-        self._halves.rebuild(self._tensors(), self._packed())
-        self._bind(self._halves.current)
+        self._buffer.rebuild(self._tensors(), self._encoded_record())
+        self._bind(self._buffer.current)
 
     def _tensors(self) -> Tensors:
-        """Weights first."""
+        """All tensors of the share, weights first."""
         weights = {name: p.detach() for name, p in self._parameters.items()}
         return weights | {
-            f"{name}{_BETWEEN}{key}": value for name, key, value in self._state() if _is_tensor(value)
+            f"{name}{_SEPARATOR}{key}": value for name, key, value in self._state() if _is_tensor(value)
         }
 
-    def _packed(self) -> bytes:
+    def _encoded_record(self) -> bytes:
         values: dict[str, dict[str, Any]] = {}
         for name, key, value in self._state():
             if not _is_tensor(value):
@@ -196,9 +196,9 @@ class Share:
                 yield name, key, value
 
     def _bind(self, tensors: Tensors) -> None:
-        """Parameters and the optimizer's state are these tensors from now on."""
+        """Make these tensors the parameters and the optimizer's state."""
         for full, tensor in tensors.items():
-            name, _, key = full.partition(_BETWEEN)
+            name, _, key = full.partition(_SEPARATOR)
             p = self._parameters[name]
             if key:
                 self._optimizer.state[p][key] = tensor

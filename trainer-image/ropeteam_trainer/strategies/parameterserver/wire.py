@@ -1,9 +1,9 @@
-"""Messages between workers and parameter servers: a head of JSON, then raw tensors.
+"""Messages between workers and parameter servers: a JSON header, then raw tensors.
 
-    4-byte length of the head | 8-byte length of the payload | head | payload
+    4-byte length of the header | 8-byte length of the payload | header | payload
 
-A connection begins with proof of the job's secret, both ways, by HMAC-SHA256 over the other's nonce: nobody
-else reads weights or adds gradients. What follows is neither encrypted nor signed, as that of gloo and NCCL.
+A connection begins with mutual proof of the job's secret, by HMAC-SHA256 over the peer's nonce: no other
+process reads weights or adds gradients. The messages are neither encrypted nor signed, as in gloo and NCCL.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ _LENGTHS = struct.Struct(">IQ")
 NONCE, _PROOF = 16, 32
 ANSWER = NONCE + _PROOF
 """Bytes of a worker's answer to the nonce of a server: its own nonce, and its proof."""
-_PATIENCE_SECONDS = 10.0
-"""For the greeting; afterwards a side may be silent as long as it likes."""
+_HANDSHAKE_SECONDS = 10.0
+"""Timeout of the handshake; afterwards there is no limit on silence."""
 
 Head = dict[str, Any]
 
 
 class WrongSecret(ConnectionError):
-    """The other side belongs to another job."""
+    """The peer belongs to another job."""
 
 
 def connect(address: str, secret: str) -> socket.socket:
-    """A greeted connection to `host:port`. Raises OSError."""
+    """Connect to `host:port` and authenticate both ways. Raises OSError."""
     host, _, port = address.rpartition(":")
-    connection = socket.create_connection((host, int(port)), timeout=_PATIENCE_SECONDS)
+    connection = socket.create_connection((host, int(port)), timeout=_HANDSHAKE_SECONDS)
     try:
         nonce = secrets.token_bytes(NONCE)
-        theirs = take(connection, NONCE)
-        connection.sendall(nonce + _proof(secret, b"worker", theirs))
+        server_nonce = take(connection, NONCE)
+        connection.sendall(nonce + _proof(secret, b"worker", server_nonce))
         if not hmac.compare_digest(take(connection, _PROOF), _proof(secret, b"server", nonce)):
             raise WrongSecret(f"{address} is not a parameter server of this job")
     except BaseException:
@@ -49,7 +49,7 @@ def connect(address: str, secret: str) -> socket.socket:
 
 
 def counter_proof(secret: str, nonce: bytes, answer: bytes) -> bytes:
-    """What a server says to a worker that has answered its nonce so. Raises ConnectionError."""
+    """A server's proof for a worker's answer to its nonce. Raises ConnectionError."""
     if len(answer) < ANSWER:
         raise ConnectionError("it hung up before it had answered")
     if not hmac.compare_digest(answer[NONCE:], _proof(secret, b"worker", nonce)):
@@ -58,7 +58,7 @@ def counter_proof(secret: str, nonce: bytes, answer: bytes) -> bytes:
 
 
 def send(connection: socket.socket, head: Head, payload: Sequence[memoryview | bytes] = ()) -> None:
-    """The pieces of `payload` one after the other, uncopied."""
+    """Send a message; the buffers of `payload` one after the other, without copies."""
     body = json.dumps(head).encode()
     size = sum(len(piece) for piece in payload)
     connection.sendall(_LENGTHS.pack(len(body), size) + body, socket.MSG_MORE if size else 0)
@@ -69,7 +69,7 @@ def send(connection: socket.socket, head: Head, payload: Sequence[memoryview | b
 
 
 def receive(connection: socket.socket) -> tuple[Head, int]:
-    """The next head, and the bytes of payload that the caller takes next. Raises OSError at the end."""
+    """The next header, and the size of the payload, which the caller reads. Raises OSError at the end."""
     length, size = _LENGTHS.unpack(take(connection, _LENGTHS.size))
     if length > MOST_HEAD:
         raise ConnectionError(f"a head of {length} bytes is over the limit of {MOST_HEAD}")
@@ -78,26 +78,26 @@ def receive(connection: socket.socket) -> tuple[Head, int]:
 
 
 def take(connection: socket.socket, size: int) -> bytearray:
-    room = bytearray(size)
-    fill(connection, memoryview(room))
-    return room
+    buffer = bytearray(size)
+    fill(connection, memoryview(buffer))
+    return buffer
 
 
-def fill(connection: socket.socket, room: memoryview) -> None:
-    """Receive exactly as much as there is room for. Raises OSError."""
-    begin, size = 0, len(room)
+def fill(connection: socket.socket, buffer: memoryview) -> None:
+    """Receive exactly as many bytes as `buffer` holds. Raises OSError."""
+    begin, size = 0, len(buffer)
     while begin < size:
-        count = connection.recv_into(room[begin:])
+        count = connection.recv_into(buffer[begin:])
         if count == 0:
             raise ConnectionError("the other side has hung up")
         begin += count
 
 
 def settle(connection: socket.socket) -> None:
-    """For what follows the greeting."""
+    """Set socket options for the time after the handshake."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # A machine that vanished says nothing: without these a read would wait for ever.
+    # A machine that vanished sends nothing: without these a read would block for ever.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, seconds in ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 5)):
         connection.setsockopt(socket.IPPROTO_TCP, option, seconds)

@@ -1,9 +1,9 @@
-"""What the coordinator knows, as frozen values.
+"""State of the coordinator, as frozen values.
 
-state.py       the whole of it, and the three things that can happen to it
-world.py       one formed world: its plan and how far it came
+state.py       the whole of it, and the events that change it
+world.py       one formed world: its plan and its progress
 slotset.py     sets of slots as whole numbers
-slotfacts.py   what may be true of a slot
+slotfacts.py   facts that may hold of a slot
 slotindex.py   which facts are true of which slots, kept up to date
-lateness.py    whether this coordinator keeps up, and what waits when it does not
+lateness.py    whether this coordinator keeps up, and what is delayed when it does not
 """

@@ -1,11 +1,11 @@
-"""Whether this coordinator keeps up: how long after a moment that we had set ourselves we had our next turn.
+"""Whether this coordinator keeps up: by how much its event loop came later than the time it had set itself.
 
-Order: a turn comes PAUSE_SECONDS too late -> leases are extended by that (step.py) and we are late,
-until CALM_SECONDS have passed without such a turn -> status and metrics say so, and what is for people only
-is made more seldom (metrics_age). Leases, orders and the operator's words never wait.
-Promise: said once and kept up, so it does not flap; what is told only grows while it lasts.
-Limits: why we are late is not known: too many agents, too little of a processor, a machine that was
-suspended. Turns that take less are not noticed.
+Order: a turn of the loop comes PAUSE_SECONDS too late -> leases are extended by that (step.py) and the
+coordinator is late, until CALM_SECONDS have passed without such a turn -> status and metrics show it, and
+metrics are rendered less often (metrics_age). Leases, orders and desired states never wait.
+Promise: it does not flap: once late, it stays so for CALM_SECONDS; the figure only grows while it lasts.
+Limits: the reason is not known: too many agents, too little CPU, a machine that was suspended. Shorter
+delays are not noticed.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ FRESH_SECONDS, STALE_SECONDS = 1.0, 10.0
 
 
 class Lateness(NamedTuple):
-    """Of one coordinator."""
+    """Lateness of one coordinator."""
 
     most: float = 0.0
-    """Seconds by which a turn came late, since it began."""
+    """Largest delay in seconds since the lateness began."""
     at: float = -math.inf
-    """When one last did."""
+    """Time of the last late turn."""
 
     def holds(self, now: float) -> bool:
         return now < self.at + CALM_SECONDS
 
     def after(self, late: float, now: float) -> Lateness:
-        """A turn came late."""
+        """Lateness after a turn that came late."""
         return Lateness(max(late, self.most if self.holds(now) else 0.0), now)
 
     def seconds(self, now: float) -> int:
-        """For people: by up to so many. 0: it keeps up."""
+        """Largest delay, rounded up, for people. 0: it keeps up."""
         return math.ceil(self.most) if self.holds(now) else 0
 
     def metrics_age(self, now: float) -> float:
-        """Whoever asks for metrics gets those that were made before, if they are not older."""
+        """Seconds for which rendered metrics are served again."""
         return STALE_SECONDS if self.holds(now) else FRESH_SECONDS

@@ -1,4 +1,4 @@
-"""What may be true of a slot: the words in which the rules ask about thousands of them at once."""
+"""Facts that may hold of a slot, so that rules query thousands of slots at once."""
 
 from __future__ import annotations
 
@@ -13,59 +13,60 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Facts(Generic[T]):
-    """What is true of a slot (T: bool), or of which slots it is true (T: Slots). Kept by slotindex.py.
+    """Facts of one slot (T: bool), or the set of slots of which each fact holds (T: Slots). Maintained by
+    slotindex.py.
 
-    First of the agent that holds the slot, then of the ranks of its member of the current world, as the agent
-    of that member last told. "Ended well": exited cleanly, or aborted at the end of its script.
+    First the agent that holds the slot, then the ranks of the slot's member of the current world, as the
+    agent of that member last reported. "Ended well": exited cleanly, or aborted at the end of its script.
     """
 
     held: T
-    """The pod that the operator names has registered."""
+    """The pod named by the operator has registered."""
     deleting: T
     departing: T
-    """It was asked to leave by SIGTERM."""
+    """The pod is terminating (SIGTERM)."""
     unproven: T
-    """Its former pod may still write."""
+    """The former pod of the slot may still write."""
     member: T
-    """It is the member of the current world."""
+    """The pod is the member of the current world."""
     planned: T
-    """It tells of a plan."""
+    """The agent reports a plan."""
     troubled: T
-    """It tells of a problem that no restart mends."""
+    """The agent reports a problem that no restart resolves."""
     busy: T
-    """Ranks of whatever world live there."""
+    """Ranks of some world live in the pod."""
     in_line: T
-    """It has been there since this line of worlds began."""
+    """The agent reports a plan of the current server generation."""
     mute: T
-    """Its lease has run out."""
+    """The lease of the agent has expired."""
     told: T
-    """The member's pod still holds the slot, and its agent has spoken."""
+    """The member's pod still holds the slot, and its agent has reported."""
     unheard: T
-    """The lease of the member's agent has run out."""
+    """The lease of the member's agent has expired."""
     here: T
-    """The member's agent tells of this world."""
+    """The member's agent reports this world."""
     completed: T
-    """It has acknowledged COMPLETE."""
+    """The member's agent has acknowledged COMPLETE."""
     started: T
-    """All of its ranks were started."""
+    """All ranks were started."""
     stepped: T
-    """All of its ranks have made a step,"""
+    """All ranks have made a step."""
     stepped_or_ended: T
-    """or ended well."""
+    """Each rank has made a step or ended well."""
     moved: T
     """Some rank has made a step, or is about to."""
     paused: T
-    """Some rank waits."""
+    """Some rank is paused."""
     restless: T
-    """Some rank neither waits nor has exited."""
+    """Some rank is neither paused nor has it exited."""
     drained: T
-    """Some rank has stopped where it was told to."""
+    """Some rank has stopped at the step of the drain."""
     arrived: T
-    """All ranks have, or have exited."""
+    """All ranks have stopped there, or have exited."""
     exited: T
-    """All ranks have."""
+    """All ranks have exited."""
     dead: T
-    """All ranks have, and nothing else of them lives."""
+    """All ranks have exited, and no process of theirs lives."""
     clean: T
     """Some rank exited cleanly."""
     aborted: T

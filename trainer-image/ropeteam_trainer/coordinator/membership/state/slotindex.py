@@ -1,11 +1,11 @@
-"""The roll: what is true of which slots, kept up to date where something was heard, never asked of everybody.
+"""The index of facts (state.roll): which facts hold of which slots, updated for the slots that changed.
 
-Order: a report, a word of the operator or a new world changes some slots -> `refresh` finds out anew what is
-true of these -> the rules look at whole sets (state.roll). Leases run out in between: `call` asks all agents
-only when the first of them may have.
-Promise: the roll is what asking everybody would give (a test does), so no rule may change agents, words or
-the world's plan but through here. Limits: the cost of a change is that of its own slots, and of copying a
-dict of all agents.
+Order: a report, a desired state or a new world changes some slots -> `refresh` computes the facts of these
+anew -> the rules read whole sets (state.roll). Leases expire in between: `call` scans all agents only when
+the first lease may have expired.
+Promise: the index equals one computed from all slots (a test compares them), so no rule may change agents,
+desired slots or the world's plan but through here. Limits: a change costs the work for its own slots, and a
+copy of the dict of all agents.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from ropeteam_trainer.coordinator.membership.state.state import (
 from ropeteam_trainer.coordinator.membership.state.world import World
 
 _ROUNDING = 0.001
-"""Seconds; far above what sums of times lose."""
+"""Seconds; far above the rounding error of sums of times."""
 
-# ---- questions to the roll
+# ---- queries
 
 
 def seated(state: State) -> Slots:
-    """Slots whose agent is here, its lease run out or not. A pod that is being deleted has no place but in
+    """Slots whose agent has registered, its lease expired or not. A pod that is being deleted counts only in
     the world that it still runs or ends."""
     in_world = state.running or state.phase is WorldPhase.STOPPING
     roll = state.roll
@@ -54,52 +54,52 @@ def present(state: State) -> Slots:
 
 
 def departing(state: State) -> Slots:
-    """Their pods are about to go."""
+    """Slots whose pods are terminating."""
     return seated(state) & (state.roll.departing | state.roll.deleting)
 
 
 def done(state: State) -> Slots:
-    """All of their ranks are done. An abort at the end of the script counts if any rank exited cleanly."""
+    """Slots whose ranks are all done. An abort at the end of the script counts if any rank exited cleanly."""
     return state.roll.ended if state.roll.clean else slotset.NONE
 
 
 def all_are(state: State, which: Slots) -> bool:
-    """Every member of the current world is."""
+    """Whether `which` holds every member of the current world."""
     return state.world is not None and which & state.everybody == state.everybody
 
 
 def suspects(state: State) -> Slots:
-    """Of these members something may be wrong."""
-    roll, seen = state.roll, state.world.seen if state.world else slotset.NONE
+    """Members that may be faulty."""
+    roll, confirmed = state.roll, state.world.seen if state.world else slotset.NONE
     undecided = roll.aborted if not roll.clean and all_are(state, roll.exited) else slotset.NONE
-    gone = ~roll.told | roll.unheard | (seen & ~roll.here)
+    gone = ~roll.told | roll.unheard | (confirmed & ~roll.here)
     return (gone | roll.failed | undecided) & state.everybody & ~done(state)
 
 
 def lease_is_enough(state: State, pod: Pod) -> bool:
-    """A report of this pod that says nothing new would change nothing but its lease: it has one, and is not
-    waited for to show that it has applied the withdrawal of its plan."""
+    """Whether an unchanged report of this pod would change nothing but its lease: the lease is valid, and no
+    proof is awaited that the agent has applied the withdrawal of its plan."""
     if pod not in state.agents or slotset.has(state.roll.mute | state.roll.unheard, pod.slot):
         return False
     return state.running or state.world is None or slotset.has(state.world.quiesced, pod.slot)
 
 
-# ---- changes to it
+# ---- changes
 
 
 def know(state: State, agents: Iterable[Agent], now: float) -> State:
-    """These agents have just spoken."""
-    news = {pod_of(agent.report): agent for agent in agents}
+    """The state after reports of these agents."""
+    new_agents = {pod_of(agent.report): agent for agent in agents}
     known = replace(
         state,
-        agents={**state.agents, **news},
+        agents={**state.agents, **new_agents},
         leases_until=min(state.leases_until, now + state.config.timeouts.lost),
     )
-    return refresh(state, known, slotset.of(pod.slot for pod in news), now)
+    return refresh(state, known, slotset.of(pod.slot for pod in new_agents), now)
 
 
 def renew(state: State, heard: dict[Pod, float]) -> State:
-    """The leases of agents that have nothing to tell."""
+    """The state after leases of agents that have nothing to report."""
     agents = dict(state.agents)
     for pod, at in heard.items():
         if pod in agents:
@@ -108,18 +108,18 @@ def renew(state: State, heard: dict[Pod, float]) -> State:
 
 
 def call(state: State, now: float) -> State:
-    """Whose lease has run out? Asked of all only if one may have."""
+    """The state with expired leases noted. Scans all agents only if a lease may have expired."""
     if now < state.leases_until - _ROUNDING:
         return state
     oldest, patience = now - state.config.timeouts.lost, state.config.timeouts.lost
     until = min((each.heard for each in state.agents.values() if each.heard >= oldest), default=math.inf)
     gone = slotset.of(pod.slot for pod, each in state.agents.items() if each.heard < oldest)
-    asked = gone | state.roll.mute | state.roll.unheard
-    return refresh(state, replace(state, leases_until=until + patience), asked, now)
+    rescanned = gone | state.roll.mute | state.roll.unheard
+    return refresh(state, replace(state, leases_until=until + patience), rescanned, now)
 
 
 def differing(before: Facts[Slots], after: Facts[Slots]) -> Slots:
-    """Slots of which something else is true now."""
+    """Slots whose facts differ."""
     found = slotset.NONE
     for one, other in zip(vars(before).values(), vars(after).values(), strict=True):
         found |= one ^ other
@@ -127,89 +127,97 @@ def differing(before: Facts[Slots], after: Facts[Slots]) -> Slots:
 
 
 def enter_world(state: State, world: World, now: float) -> State:
-    """Another plan: everybody is asked anew."""
+    """The state with another world: the facts of all slots are computed anew."""
     return refresh(None, replace(state, world=world, saved={}), state.everybody, now)
 
 
 def refresh(before: State | None, after: State, which: Slots, now: float) -> State:
-    """What is true of these slots in `after`, which differs from `before` in nothing that concerns others."""
+    """`after` with the facts of these slots computed anew. All other slots are as in `before`."""
     which &= after.everybody
     sets = {name: known & ~which for name, known in vars(after.roll).items()}
     saved = dict(after.saved)
     for slot in slotset.each(which):
-        bit, crew = slotset.one(slot), ranks_of_member(after, slot)
-        for name, holds in _facts(after, slot, crew, now).items():
+        bit, member_ranks = slotset.one(slot), ranks_of_member(after, slot)
+        for name, holds in _facts(after, slot, member_ranks, now).items():
             if holds:
                 sets[name] |= bit
         if before and before.saved:
             _count(saved, before, ranks_of_member(before, slot), -1)
-        _count(saved, after, crew, 1)
+        _count(saved, after, member_ranks, 1)
     return replace(after, roll=Facts(**sets), saved={step: n for step, n in saved.items() if n})
 
 
-def _count(saved: dict[int, int], state: State, crew: MemberRanks | None, sign: int) -> None:
-    for step in {shard[0] for shard in shards_of(state, crew)}:
-        ranks = {rank for each, rank in shards_of(state, crew) if each == step}
+def _count(saved: dict[int, int], state: State, member_ranks: MemberRanks | None, sign: int) -> None:
+    for step in {shard[0] for shard in shards_of(state, member_ranks)}:
+        ranks = {rank for each, rank in shards_of(state, member_ranks) if each == step}
         saved[step] = saved.get(step, 0) + sign * len(ranks)
 
 
-def shards_of(state: State, crew: MemberRanks | None) -> list[tuple[int, int]]:
-    """Step and rank of each shard that counts: of a rank that saves, from the agent that owns it."""
-    if crew is None or crew.agent is None or not crew.agent.report.shards:
+def shards_of(state: State, member_ranks: MemberRanks | None) -> list[tuple[int, int]]:
+    """Step and rank of each shard that counts: written by a rank that saves, reported by the rank's agent."""
+    if member_ranks is None or member_ranks.agent is None or not member_ranks.agent.report.shards:
         return []
-    if not crew.known or not saves(state, crew.member.slot):
+    if not member_ranks.known or not saves(state, member_ranks.member.slot):
         return []
     epoch = lead_born(state)
-    return [(s.step, s.rank) for s in crew.agent.report.shards if s.epoch == epoch and s.rank in crew.ranks]
+    return [
+        (s.step, s.rank)
+        for s in member_ranks.agent.report.shards
+        if s.epoch == epoch and s.rank in member_ranks.ranks
+    ]
 
 
 def saves(state: State, slot: int) -> bool:
-    """Its ranks save: all do; with parameter servers the first of these."""
+    """Whether the slot's ranks save: all do; with parameter servers only the first of these."""
     return not state.config.servers or slot == state.config.lead_slot
 
 
-# ---- the truth about one slot
+# ---- facts of one slot
 
 
-def _facts(state: State, slot: int, crew: MemberRanks | None, now: float) -> dict[str, bool]:
-    """By the names of Facts."""
-    word, world = desired_slot(state, slot), state.world
-    held = state.agents.get(Pod(slot, word.incarnation, word.pod_uid)) if word and word.pod_uid else None
+def _facts(state: State, slot: int, member_ranks: MemberRanks | None, now: float) -> dict[str, bool]:
+    """The facts of one slot, by the field names of Facts."""
+    desired, world = desired_slot(state, slot), state.world
+    held = (
+        state.agents.get(Pod(slot, desired.incarnation, desired.pod_uid))
+        if desired and desired.pod_uid
+        else None
+    )
     report = held.report if held else None
-    agent = crew.agent if crew else None
+    agent = member_ranks.agent if member_ranks else None
     plan = report.plan if report else None
     return dict(
         held=held is not None,
-        deleting=word is not None and word.deleting,
+        deleting=desired is not None and desired.deleting,
         departing=report is not None and report.leaving,
-        unproven=word is not None and not word.old_pod_gone,
+        unproven=desired is not None and not desired.old_pod_gone,
         member=bool(report and world and member_pod(world, slot) == pod_of(report)),
         planned=plan is not None,
         troubled=report is not None and report.problem is not None,
         busy=report is not None and not report.stopped,
         in_line=bool(plan and world and plan.line == world.plan.line),
         mute=held is not None and lost(state, held, now),
-        told=bool(crew and agent and holds_slot(state, pod_of(agent.report))),
+        told=bool(member_ranks and agent and holds_slot(state, pod_of(agent.report))),
         unheard=agent is not None and lost(state, agent, now),
         here=bool(world and agent and world.has(agent.report)),
         completed=bool(world and agent and agent.report.completed == world.plan.epoch),
-        **(_of_ranks(crew) if crew and crew.known else _NOTHING_KNOWN),
+        **(_rank_facts(member_ranks) if member_ranks and member_ranks.known else _NO_RANK_FACTS),
     )
 
 
-def _of_ranks(crew: MemberRanks) -> dict[str, bool]:
-    """The second half of Facts."""
-    ranks = crew.reports
+def _rank_facts(member_ranks: MemberRanks) -> dict[str, bool]:
+    """The facts of a member's ranks: the second half of Facts."""
+    ranks = member_ranks.reports
     known = [rank for rank in ranks if rank]
     whole = len(known) == len(ranks)
     phases = {rank.phase for rank in known}
     gone = [rank for rank in known if rank.phase is RankPhase.EXITED]
     well = {rank.rank for rank in gone if is_clean(rank) or is_aborted_at_end(rank)}
-    stopped = crew.agent is not None and crew.agent.report.stopped
+    stopped = member_ranks.agent is not None and member_ranks.agent.report.stopped
     exited = whole and len(gone) == len(ranks)
     dead = exited and stopped
     return {
-        "started": dead or (whole and crew.agent is not None and not stopped),
+        "started": dead or (whole and member_ranks.agent is not None and not stopped),
         "stepped": whole and all(rank.steps_here > 0 for rank in known),
         "stepped_or_ended": whole and all(rank.steps_here > 0 or rank.rank in well for rank in known),
         "moved": any(rank.phase is not RankPhase.STARTING or rank.steps_here for rank in known),
@@ -227,7 +235,7 @@ def _of_ranks(crew: MemberRanks) -> dict[str, bool]:
     }
 
 
-_NOTHING_KNOWN = dict.fromkeys(
+_NO_RANK_FACTS = dict.fromkeys(
     (
         *("started", "stepped", "stepped_or_ended", "moved", "paused", "restless", "drained", "arrived"),
         *("exited", "dead", "clean", "aborted", "ended", "failed", "well"),
@@ -237,12 +245,12 @@ _NOTHING_KNOWN = dict.fromkeys(
 
 
 def is_clean(rank: RankReport) -> bool:
-    """Its script ended well. A script that was asked to end (SIGTERM) and exits 0 has not."""
+    """Whether the rank's script ended well. A script that received SIGTERM and exits 0 has not."""
     return rank.exit is not None and rank.exit.clean and not rank.exit.killed
 
 
 def is_aborted_at_end(rank: RankReport) -> bool:
-    """It died by a signal after its script's end (finished gloo processes sometimes SIGABRT)."""
+    """Whether the rank died by a signal after its script's end (gloo sometimes ends by SIGABRT)."""
     return rank.exit is not None and _aborted(rank.exit)
 
 

@@ -1,6 +1,6 @@
-"""Sets of slots as whole numbers, bit n for slot n: joined, cut and counted 64 slots at a time, and frozen.
+"""Sets of slots as integers, bit n for slot n: union, intersection and count take 64 slots at a time; frozen.
 
-ALL holds every slot there can be; a complement (`~`) does so too, so cut it with `up_to(n)` before you count.
+ALL holds every possible slot; so does a complement (`~`): intersect it with `up_to(n)` before you count.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def has(slots: Slots, slot: int) -> bool:
 
 
 def first(slots: Slots) -> int:
-    """The lowest one. Not of an empty set, nor of a complement."""
+    """The lowest slot. Not for an empty set, nor for a complement."""
     return (slots & -slots).bit_length() - 1
 
 
 def each(slots: Slots) -> Iterator[int]:
-    """In ascending order. Not of a complement."""
+    """The slots in ascending order. Not for a complement."""
     while slots:
         yield first(slots)
         slots &= slots - 1

@@ -1,4 +1,4 @@
-"""One formed world, as the coordinator knows it: its plan and how far it came."""
+"""One formed world, as the coordinator knows it: its plan and its progress."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ropeteam_trainer.coordinator.membership.state.slotset import Slots
 
 @dataclass(frozen=True)
 class Group:
-    """A default process group of torch.distributed: who is known to have formed it."""
+    """A default process group of torch.distributed, and the ranks known to have formed it."""
 
     id: str
     size: int
     who: str
-    """The program."""
+    """Name of the program."""
     slots: Slots
     ranks: Slots
     """The job's ranks that formed it, or whose children did: bit n for rank n."""
     members: Slots
-    """Their ranks in the group."""
+    """Ranks within the group."""
 
 
 @dataclass(frozen=True)
 class World:
-    """One epoch: its plan and how far it came. Outlives its end, until the next plan."""
+    """One world: its plan and its progress. Kept after its end, until the next plan."""
 
     plan: Plan
     since: float
@@ -36,39 +36,40 @@ class World:
     quiesced: Slots = slotset.NONE
     """Slots where no rank of this plan lives nor will start again (known once the plan was withdrawn)."""
     started_at: float | None = None
-    """When all ranks had been started."""
+    """Time at which all ranks had been started."""
     stepped: bool = False
     """All ranks have made a step: this world made progress."""
     trains: bool = False
-    """The same, or as much as can be known of a script that tells of no steps (stage.py)."""
+    """`stepped`, or as much as can be known of a script that reports no steps (stage.py)."""
     step: int = 0
     """Highest step of any rank."""
     restored: CheckpointRef | None = None
     base: int | None = None
-    """The step it went on from, once known."""
+    """The step from which it resumed, once known."""
     leavers: tuple[int, ...] = ()
-    """Slots that were asked to leave (SIGTERM) while it ran."""
+    """Slots whose pods began to terminate (SIGTERM) while it ran."""
     leave_at: float | None = None
-    """When the first of them said so."""
+    """Time at which the first of them was reported."""
     paused_at: float | None = None
-    """When the drain began."""
+    """Time at which the drain began."""
     stop_at: int | None = None
     """The step at which all ranks stop and save."""
     groups: tuple[Group, ...] = ()
     """Default process groups that were formed, largest first."""
     grouped_at: float | None = None
-    """When the first of them was told of."""
+    """Time at which the first group was reported."""
     telling: Slots = slotset.NONE
-    """Slots whose agent would tell of groups: those of earlier releases do not."""
+    """Slots whose agent reports groups: agents of earlier releases do not."""
     step_at: float = 0.0
-    """When `step` grew last."""
+    """Time at which `step` last grew."""
     ended_at: float | None = None
-    """When a rank was first seen to have ended well while others live."""
+    """Time at which a rank was first reported to have ended well while others live."""
     kept: Slots = slotset.NONE
     """Slots whose ranks live on although the world ended; only ever shrinks."""
 
     def has(self, report: AgentReport) -> bool:
-        """This agent's ranks are those of this world, whether or not it has heard that they were kept."""
+        """Whether the ranks of the reporting agent are those of this world. The agent need not have received
+        the plan that keeps them."""
         if report.plan and report.plan.epoch == self.plan.epoch and report.plan.hash == self.plan.hash:
             return True
         now = self.plan.member(report.slot)
