@@ -74,15 +74,18 @@ def test_what_is_written_into_a_class_is_gone_with_the_message() -> None:
 def test_what_the_release_before_knows_keeps_its_name_and_fields() -> None:
     """As it was when all of it was sent as pickles. A dataclass may have more fields, with defaults."""
     known = {
-        "together._Said": "done read proved unsure",
-        "restore.Choice": "manifest ref skipped",
-        "restore.CheckpointNotFound": "",
-        "manifest.Manifest": "step epoch world_size job job_uid files parent format",
-        "world.CheckpointRef": "step epoch digest run",
-        "world.Epoch": "term boot n",
-        "world.ShardFile": "name size sha256",
+        "checkpoint.together._Said": "done read proved unsure",
+        "checkpoint.restore.Choice": "manifest ref skipped",
+        "checkpoint.restore.CheckpointNotFound": "",
+        "checkpoint.manifest.Manifest": "step epoch world_size job job_uid files parent format",
+        "contract.world.CheckpointRef": "step epoch digest run",
+        "contract.world.Epoch": "term boot n",
+        "contract.world.ShardFile": "name size sha256",
     }
-    kinds = {kind.__module__.rpartition(".")[2] + "." + kind.__qualname__: kind for kind in (*CHOSEN, _Said)}
+    kinds = {
+        ".".join(exchange.wire_name(kind)).removeprefix("ropeteam_trainer."): kind
+        for kind in (*CHOSEN, _Said)
+    }
     assert kinds.keys() == known.keys()
     for name, kind in kinds.items():
         fields = getattr(kind, "_fields", None) or tuple(getattr(kind, "__dataclass_fields__", ()))

@@ -17,6 +17,13 @@ from typing import Any
 
 from ropeteam_trainer.contract import codec
 
+_CHECKPOINT = "ropeteam_trainer.checkpoint"
+_WIRE_MODULES = {
+    f"{_CHECKPOINT}.agreement": f"{_CHECKPOINT}.together",
+    f"{_CHECKPOINT}.decisions.manifest": f"{_CHECKPOINT}.manifest",
+    f"{_CHECKPOINT}.decisions.restore": f"{_CHECKPOINT}.restore",
+}
+"""Modules that earlier releases know by another name: a class is sent under the name that they know."""
 _SCALARS = (str, bytes, int, float, bool, type(None))
 
 
@@ -25,7 +32,14 @@ class NotUnderstood(ValueError):
 
 
 def pack(value: Any) -> bytes:
-    return pickle.dumps(value)
+    content = io.BytesIO()
+    _Packer(content).dump(value)
+    return content.getvalue()
+
+
+def wire_name(kind: type) -> tuple[str, str]:
+    """Module and class by which a pickle names `kind`, in every release."""
+    return _WIRE_MODULES.get(kind.__module__, kind.__module__), kind.__qualname__
 
 
 def unpack(content: bytes, kinds: tuple[type, ...] = ()) -> Any:
@@ -60,10 +74,26 @@ class _StandIn:
         return stand_in
 
 
+_PythonPickler: Any = pickle._Pickler
+
+
+class _Packer(_PythonPickler):  # type: ignore[misc]
+    """The pickler in Python: the one in C looks each class up under the name that it writes."""
+
+    def save_global(self, obj: Any, name: str | None = None) -> None:
+        if not isinstance(obj, type) or obj.__module__ not in _WIRE_MODULES:
+            super().save_global(obj, name)
+            return
+        for text in wire_name(obj):
+            self.save(text)
+        self.write(pickle.STACK_GLOBAL)
+        self.memoize(obj)
+
+
 class _Message(pickle.Unpickler):
     def __init__(self, content: bytes, kinds: tuple[type, ...]) -> None:
         super().__init__(io.BytesIO(content))
-        self._kinds = {(kind.__module__, kind.__qualname__): kind for kind in kinds}
+        self._kinds = {wire_name(kind): kind for kind in kinds}
         self._stands_for: dict[type, type] = {}
 
     def find_class(self, module: str, name: str) -> Any:
