@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import venv
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +101,36 @@ def test_lines_of_one_rank_are_shown_as_the_script_printed_them() -> None:
     assert logs.chosen(lines, "none") == []
     with pytest.raises(errors.BadInput, match="'zero' is no rank"):
         logs.ranks("zero")
+
+
+class Scripted:
+    """Client and follower of a job with one pod, whose log has lines with pauses between, and no end."""
+
+    namespace = "default"
+
+    async def pods(self) -> list[Any]:
+        status = {"containerStatuses": [{"name": "trainer", "state": {"running": {}}}]}
+        return [{"metadata": {"name": "job-0-1", "uid": "u"}, "status": status}]
+
+    @asynccontextmanager
+    async def open(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        yield SimpleNamespace(content=self)
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        for number in range(6):
+            await asyncio.sleep(0.03)
+            yield b"[rank 0] line %d\n" % number
+        await asyncio.Event().wait()
+
+
+async def test_the_log_of_an_ended_job_is_shown_while_it_comes_and_what_lacks_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logs, "LAST_SECONDS", 0.1)
+    shown, scripted = list[str](), Scripted()
+    await logs.Logs(scripted, scripted, "0", shown.append).end()  # type: ignore[arg-type]
+    assert shown[:-1] == [f"line {number}" for number in range(6)]
+    assert shown[-1] == "ropeteam: the log of pod job-0-1 has not ended; what it still had is not shown"
 
 
 def apply(folder: Path, home: Path, **spec: Any) -> None:

@@ -23,7 +23,7 @@ from ropeteam.cli.show.report import report
 from ropeteam.cli.show.screen import Screen, screen
 from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, ObjectRef
 
-_FINAL_READ_SECONDS = 2.0
+_FINAL_READ_SECONDS = 10.0
 
 Alongside = Callable[[ApiClient, Follower], Awaitable[None]]
 """Coroutine that runs while the job trains."""

@@ -25,8 +25,8 @@ from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object, Ob
 Show = Callable[[str], None]
 """One or more lines, without the last line's end."""
 _FOLLOWED = {"container": "trainer", "follow": "true"}
-LAST_SECONDS = 5.0
-"""Timeout for the logs of pods to end when their job has."""
+LAST_SECONDS = 10.0
+"""Silence after which the logs of pods of an ended job are waited for no longer."""
 
 
 def ranks(text: str) -> str:
@@ -54,6 +54,8 @@ class Logs:
         self._ranks, self._show, self._keep = ranks, show, keep
         self._streams: dict[str, asyncio.Task[None]] = {}
         """Streams by the pod's UID."""
+        self._received = 0
+        """Bytes of all streams."""
 
     async def follow(self) -> None:
         """Start streams of new pods, until cancelled."""
@@ -70,14 +72,20 @@ class Logs:
         """Finish after the end of the job: the output of its pods until now is shown, too."""
         with suppress(ApiError, aiohttp.ClientError, TimeoutError):
             self._start_streams(await self._follower.pods())
-        if self._streams:
-            await asyncio.wait(self._streams.values(), timeout=LAST_SECONDS)
+        pending = set(self._streams.values())
+        while pending:
+            before = self._received
+            _, pending = await asyncio.wait(pending, timeout=LAST_SECONDS)
+            if pending and self._received == before:
+                names = ", ".join(sorted(each.get_name() for each in pending))
+                self._show(f"ropeteam: the log of pod {names} has not ended; what it still had is not shown")
+                return
 
     def _start_streams(self, pods: list[Object]) -> None:
         for pod in pods:
             uid = pod["metadata"]["uid"]
             if uid not in self._streams and has_begun(pod):
-                self._streams[uid] = asyncio.create_task(self._stream(pod))
+                self._streams[uid] = asyncio.create_task(self._stream(pod), name=pod["metadata"]["name"])
 
     async def _stream(self, pod: Object) -> None:
         name = pod["metadata"]["name"]
@@ -98,6 +106,7 @@ class Logs:
         try:
             async with self._client.open(path, _FOLLOWED, endless=True) as answer:
                 async for chunk in answer.content.iter_any():
+                    self._received += len(chunk)
                     if file:
                         file.write(chunk)
                         file.flush()
