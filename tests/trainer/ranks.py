@@ -33,7 +33,7 @@ from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, FromRank, ToRank, r
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
 SCRIPTS = Path(__file__).parent / "scripts"
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 180
 os.environ["OMP_NUM_THREADS"] = "1"
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["tests.trainer.imported"])
@@ -88,7 +88,8 @@ class FakeAgent:
             return [v for line in self.heard[rank] if (v := getattr(line, name)) not in (None, ())]
 
     def tell(self, message: ToRank) -> None:
-        """To all ranks."""
+        """To all ranks, once all have come."""
+        self.wait(lambda: len(self._connections) == self.world)
         for connection in self._connections.values():
             connection.sendall(codec.encode(message) + b"\n")
 
@@ -113,6 +114,16 @@ class FakeAgent:
         (place / MANIFEST).write_bytes(manifest.to_bytes())
         self.lineage.insert(0, manifest.ref)
         return manifest
+
+    def hear_out(self) -> None:
+        """Return once all is heard that ranks have said which have ended: one connection is heard after the
+        other, and the last is ours."""
+        for rank in range(self.world):
+            with socket.socket(socket.AF_UNIX) as last:
+                last.settimeout(PATIENCE_SECONDS)
+                last.connect(str(self.path / f"socket.{rank}"))
+                last.shutdown(socket.SHUT_WR)
+                assert last.recv(1) == b""
 
     def close(self) -> None:
         for end in (*self._listeners, *self._connections.values()):
@@ -147,12 +158,14 @@ class Crew:
         self.trace = path / "trace"
         self.environment: dict[str, str] = {}
         """Of all ranks, beyond torchrun's and the agent's."""
+        self._agent: FakeAgent | None = None
         self._store: TCPStore | None = None
         self._processes: list[ForkServerProcess] = []
         self._requests: list[tuple[str, tuple[str, ...], dict[str, str], str]] = []
 
     def start(self, script: str, *argv: str, agent: FakeAgent | None = None, **plan: Any) -> Crew:
         """Start all ranks. With an agent, `plan` is what RankPlan says beyond it."""
+        self._agent = agent
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank in range(self.world):
             env = self._environment(rank) | self.environment
@@ -179,11 +192,14 @@ class Crew:
         self._processes[rank] = _started(self._requests[rank])
 
     def wait(self, seconds: float = PATIENCE_SECONDS) -> Ended:
+        """Until all ranks have ended, and their agent has heard what they said."""
         for process in self._processes:
             process.join(seconds)
         codes = [process.exitcode for process in self._processes]
         texts = [(self.path / f"output.{rank}").read_text() for rank in range(self.world)]
         assert None not in codes, f"still running: {codes}\n" + "\n".join(texts)
+        if self._agent is not None:
+            self._agent.hear_out()
         return Ended(codes, texts)
 
     def run(self, script: str, *argv: str, **more: Any) -> Ended:

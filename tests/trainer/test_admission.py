@@ -30,6 +30,11 @@ SECRET = "of this job"
 PLACES = 8
 
 
+@pytest.fixture(autouse=True)
+def _nobody_has_to_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GREETING_SECONDS", 300.0)
+
+
 class Guarded:
     """A door, and who was let in."""
 
@@ -69,8 +74,7 @@ def close(*connections: socket.socket) -> None:
         each.close()
 
 
-def test_silent_strangers_keep_no_worker_out(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GREETING_SECONDS", 300.0)
+def test_silent_strangers_keep_no_worker_out(guarded: Guarded) -> None:
     with strangers(guarded.port, 3 * PLACES):
         assert guarded.door.strangers.taken == PLACES
         with guarded.comes() as worker, guarded.inside.get() as inside:

@@ -97,7 +97,7 @@ def test_a_drain_loses_no_step(tmp_path: Path, agent: FakeAgent) -> None:
             assert agent.said(rank, "shard_step")[-1] == stop_at
             said = [(m.shard_step, m.drained) for m in agent.heard[rank] if m.shard_step or m.drained]
             assert said[-2:] == [(stop_at, None), (None, stop_at)], "the shard is told first"
-            assert agent.beat(rank).phase == "paused"
+        agent.wait(lambda: all(agent.beat(rank).phase == "paused" for rank in range(2)))  # said before it is
         manifest = agent.commit(stop_at)
     after = next_world(tmp_path, agent, 2)
     with Crew(tmp_path, 2).start("train.py", *LONG, agent=after, restore=[manifest.ref]):

@@ -55,7 +55,7 @@ def test_a_slow_rank_gets_less_wherever_it_is_slow(tmp_path: Path, strategy: str
     """And the fast one, which waits for it, is not taken for slow."""
     options = ("--samples", "300", "--epochs", "1")
     crew = Crew(tmp_path, 2)
-    slow = ("--speeds", "1,10", "--place", place, "--strategy", strategy, "--balance")
+    slow = ("--speeds", "1,30", "--place", place, "--strategy", strategy, "--balance")
     ended = crew.run("balance.py", *options, *slow)
     assert ended.codes == [0, 0], ended.output
     taken = sizes(crew.trace, 2)
@@ -68,7 +68,7 @@ def test_a_slow_rank_gets_less_wherever_it_is_slow(tmp_path: Path, strategy: str
 def test_batches_that_were_loaded_ahead_keep_their_parts(tmp_path: Path, loading: tuple[str, str]) -> None:
     options = ("--samples", "303", "--epochs", "2", "--global-batch", "12")
     crew = Crew(tmp_path, 3)
-    ended = crew.run("balance.py", *options, *loading, "--speeds", "1,1,10", "--balance")
+    ended = crew.run("balance.py", *options, *loading, "--speeds", "1,1,30", "--balance")
     assert ended.codes == [0, 0, 0], ended.output
     taken = sizes(crew.trace, 3)
     ahead = batches.most_ahead(**{"workers": 0, "prefetch": 0, loading[0][2:]: int(loading[1])})
@@ -82,7 +82,7 @@ def test_the_manifest_asks_for_balance_and_for_batches_ahead(tmp_path: Path, sha
     options = ("--samples", "300", "--epochs", "1")
     strategy = json.dumps({"sharding": sharding, "batch": {"balance": True, "prefetch": 3}})
     crew = Crew(tmp_path, 2)
-    ended = crew.run("balance.py", *options, "--speeds", "1,10", "--manifest", strategy)
+    ended = crew.run("balance.py", *options, "--speeds", "1,30", "--manifest", strategy)
     assert ended.codes == [0, 0], ended.output
     taken = sizes(crew.trace, 2)
     ahead = batches.most_ahead(workers=0, prefetch=3)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainer.ranks import _server
+from tests.trainer.ranks import PATIENCE_SECONDS, _server
 
 from ropeteam_trainer.strategies.parameterserver import doublebuffer, flat
 from ropeteam_trainer.strategies.parameterserver.doublebuffer import RECORD_BYTES, DoubleBuffer
@@ -27,10 +27,12 @@ def change(halves: DoubleBuffer, n: int) -> None:
     halves.commit(str(n).encode())
 
 
-def count(path: Path) -> None:
-    """Commit the next number, for ever."""
+def count(path: Path, begun: Path) -> None:
+    """Commit the next number, for ever. After the first one `begun` is there."""
     halves = DoubleBuffer.found(path)
     assert halves is not None
+    change(halves, int(halves.record) + 1)
+    begun.touch()
     while True:
         change(halves, int(halves.record) + 1)
 
@@ -40,10 +42,11 @@ def test_a_process_killed_at_any_moment_leaves_a_whole_state(tmp_path: Path) -> 
     DoubleBuffer(path).rebuild(numbered(0), b"0")
     last = 0
     for attempt in range(8):
-        process = _server.Process(target=count, args=(path,))
+        begun = tmp_path / f"begun-{attempt}"  # memory in which another process writes cannot be read
+        process = _server.Process(target=count, args=(path, begun))
         process.start()
-        deadline = time.monotonic() + 30
-        while _record(path) <= last and time.monotonic() < deadline:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not begun.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(random.Random(attempt).random() / 100)
         process.kill()
@@ -55,12 +58,6 @@ def test_a_process_killed_at_any_moment_leaves_a_whole_state(tmp_path: Path) -> 
         for name, tensor in found.current.items():
             assert torch.equal(tensor, numbered(n)[name]), name
         last = n
-
-
-def _record(path: Path) -> int:
-    found = DoubleBuffer.found(path)
-    assert found is not None
-    return int(found.record)
 
 
 @pytest.mark.parametrize("where", [None, "memory"])

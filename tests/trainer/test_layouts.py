@@ -20,7 +20,7 @@ def test_every_layout_goes_on_from_every_other(tmp_path: Path) -> None:
         for crew in crews:
             crew.start("layouts.py", str(tmp_path / "saved"))
         for crew in crews:
-            ended = crew.wait()
+            ended = crew.wait(seconds=600)  # 81 restores of ten processes
             assert ended.codes == [0] * crew.world, "\n".join(ended.output)
             trained |= ended.result["trained"]
             went_on |= ended.result["went_on"]

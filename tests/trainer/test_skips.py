@@ -64,12 +64,16 @@ def test_a_successor_computes_each_step_on_the_batch_of_that_step(dies: bool, tm
     path = tmp_path / "crew"
     if dies:
         asked["dies"] = {str(late): 4}
+        asked["waits"] = dict.fromkeys(("0", "2"), (0, f"computed-{late}"))  # all begin together
+    else:
+        asked["waits"] = dict.fromkeys(("0", "2"), (40, "restarted"))
     with Served(path, workers, 1, asked) as crew:
         if dies:
             crew.agent.wait((path / f"died-{late}").exists)
         else:
             crew.reached(late, 4)
         crew.crew.restart(late)
+        (path / "restarted").touch()
         crew.wait()
         lines = traces.lines(crew.crew.trace, late)
     expected = batches_of(DataPlan(steps * asked["batch"], asked["batch"], 0), late, workers, steps)

@@ -16,11 +16,13 @@ import torch
 from torch import nn
 
 from ropeteam_trainer.contract.strategy import ParameterServer
+from ropeteam_trainer.strategies.parameterserver import admission
 from ropeteam_trainer.strategies.parameterserver.service import Server
 from ropeteam_trainer.strategies.parameterserver.share import Share
 
 
 def main() -> None:
+    admission.GREETING_SECONDS = 300.0
     folder, descriptors, secret, places = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     model = nn.Linear(3, 2)
     parameters = dict(model.named_parameters())

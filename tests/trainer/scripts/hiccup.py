@@ -10,6 +10,7 @@ import fnmatch
 import os
 import runpy
 import sys
+import threading
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +22,7 @@ number, pattern = int(fault.split(":")[0]), fault.split(":")[1]
 left = int(count)
 here = int(os.environ["RANK"])
 real = Folder.open
+lock = threading.Lock()  # several threads verify files
 agreement.PATIENCE_SECONDS = float(patience)
 agreement.FIRST_PAUSE = agreement.LONGEST_PAUSE = 0.05
 
@@ -28,8 +30,11 @@ agreement.FIRST_PAUSE = agreement.LONGEST_PAUSE = 0.05
 def faulty(self: Folder, name: str) -> BinaryIO:
     global left
     reads = "/step-" in self.path
-    if reads and left != 0 and int(rank) in (here, -1) and fnmatch.fnmatch(name, pattern):
-        left -= 1
+    if reads and int(rank) in (here, -1) and fnmatch.fnmatch(name, pattern):
+        with lock:
+            fires, left = left != 0, left - (left != 0)
+        if not fires:
+            return real(self, name)
         print(f"FIRED {here}", flush=True)
         raise OSError(number, os.strerror(number), f"{self.path}/{name}")
     return real(self, name)

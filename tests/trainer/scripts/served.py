@@ -4,10 +4,10 @@
 
 REQUEST: JSON, {strategy, model, optimizer, steps, batch, slow, waits, dies, holds_save}. model: "gpt", the
 tiny one, or "count": every gradient is -1 and the learning rate 1, so weights count the gradients that were
-applied. slow: {rank: seconds of sleep in each step}. waits: {rank: file in FOLDER that it waits for in its
-first step, once it has its gradients and has said so in FOLDER/computed-RANK}. dies: {rank: batches after
-which it kills itself, once, before it reports}. holds_save: the first save makes FOLDER/saving and lasts
-until somebody deletes it.
+applied. slow: {rank: seconds of sleep in each step}. waits: {rank: [steps done, file in FOLDER]}: from there
+on it waits for the file, once it has its gradients; FOLDER/computed-RANK says that it has its first ones.
+dies: {rank: batches after which it kills itself, once, before it reports}. holds_save: the first save makes
+FOLDER/saving and lasts until somebody deletes it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ def main() -> None:
         (loss * job.batch_weight).backward()
         if not gradients:
             gradients = {name: p.grad.clone() for name, p in named_parameters([model]).items()}
-            wait_once(Path(sys.argv[2]), job.rank, request.get("waits", {}))
+            (Path(sys.argv[2]) / f"computed-{job.rank}").touch()
+        first, file = request.get("waits", {}).get(str(job.rank), (0, "."))
+        while job.step >= first and not (Path(sys.argv[2]) / file).exists():
+            time.sleep(0.01)
         time.sleep(request.get("slow", {}).get(str(job.rank), 0))
         optimizer.step()
         if len(losses) == request.get("dies", {}).get(str(job.rank)):
@@ -84,12 +87,6 @@ def main() -> None:
     weights = {name: p.detach() for name, p in named_parameters([model]).items()}
     out = {"losses": losses, "gradients": gradients, "weights": weights, "step": job.step}
     torch.save(out, Path(sys.argv[2]) / f"out-{job.rank}.pt")
-
-
-def wait_once(folder: Path, rank: int, waits: dict[str, str]) -> None:
-    (folder / f"computed-{rank}").touch()
-    while str(rank) in waits and not (folder / waits[str(rank)]).exists():
-        time.sleep(0.01)
 
 
 def die_once(mark: Path) -> None:
