@@ -20,6 +20,7 @@ async def coordinator() -> AsyncIterator[Coordinator]:
     await coordinator.start()
     yield coordinator
     await coordinator.stop()
+    coordinator.give_back()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from ropeteam_trainer.contract.messages import AgentReport, Orders, RankReport
 from ropeteam_trainer.contract.world import Epoch, Member, Plan, ProcessExit
 
 TOKEN = bytes(range(32))
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 180.0
 JOB_UID = "uid-j"
 MARKER = "ROPETEAM_TEST_POD"
 
@@ -63,14 +64,19 @@ class Coordinator:
         self._sealer: wire.Sealer | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._server: asyncio.Server | None = None
+        self._place = socket.socket()
+        """Bound and never listening: the port is nobody else's while the coordinator is away."""
         self._news = asyncio.Condition()
 
     async def start(self, port: int = 0) -> None:
+        if not self.port:
+            self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._place.bind(("127.0.0.1", port))
+            self.port = int(self._place.getsockname()[1])
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: asyncio.StreamReaderProtocol(_Reader(), self._serve), "127.0.0.1", port
+            lambda: asyncio.StreamReaderProtocol(_Reader(), self._serve), "127.0.0.1", self.port
         )
-        self.port = int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
         """As if it had died: connections are cut, nobody listens."""
@@ -78,6 +84,10 @@ class Coordinator:
         self._server.close()
         await self.cut()
         await asyncio.sleep(0)  # connections see their end before the loop closes
+
+    def give_back(self) -> None:
+        """The port. It never comes again."""
+        self._place.close()
 
     async def cut(self) -> None:
         """The connection is lost; the agent may come again."""

@@ -142,13 +142,15 @@ def test_members_of_one_group_tell_the_same_name_and_others_another(site: Site) 
 @pytest.mark.parametrize("how", ["", "init_method='tcp://127.0.0.1:{}', rank=0, world_size=1"])
 def test_a_script_that_says_where_its_processes_meet_hosts_the_store_there(site: Site, how: str) -> None:
     """TORCHELASTIC_USE_AGENT_STORE made it wait for a store that nobody hosts."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    code, _, err = site.run(
-        *("-c", JOIN.format(f"dict({how.format(port)})")),
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"},
-        **{"TORCHELASTIC_USE_AGENT_STORE": "True", config.STORE_ADDRESS: "10.0.0.1:1234"},
-    )
+    with socket.socket() as place:  # bound and never listening: the port is nobody else's
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+        code, _, err = site.run(
+            *("-c", JOIN.format(f"dict({how.format(port)})")),
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"},
+            **{"TORCHELASTIC_USE_AGENT_STORE": "True", config.STORE_ADDRESS: "10.0.0.1:1234"},
+        )
     assert code == 0, err
     assert [said.group.size for said in site.told if said.group] == [1]
 
@@ -283,15 +285,22 @@ def test_torchrun_tells_the_first_that_failed(site: Site) -> None:
     assert [(said.rank, said.signal, said.launcher) for said in site.told] == [(1, 9, True)]
 
 
+SECOND_GOES_FIRST = """
+import os, sys, time
+if os.environ["RANK"] == "0":
+    while not os.path.exists("goes"):
+        time.sleep(0.01)
+    raise RuntimeError("Connection closed by peer")
+open("goes", "w").close()
+"""
+
+
 @pytest.mark.parametrize(("way", "signal", "code"), [(KILL, 9, None), ("sys.exit(3)", None, 3)])
 def test_of_those_that_torchrun_finds_ended_at_once_the_one_that_missed_no_peer_counts(
     site: Site, way: str, signal: int | None, code: int | None
 ) -> None:
     """It looks every three seconds here, and takes rank 0."""
-    (site.folder / "x.py").write_text(
-        "import os, sys\nif os.environ['RANK'] == '0':\n    raise RuntimeError('Connection closed by peer')\n"
-        + way
-    )
+    (site.folder / "x.py").write_text(SECOND_GOES_FIRST + way)
     site.run(
         "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--monitor-interval=3", "x.py"
     )

@@ -17,7 +17,7 @@ from ropeteam_trainer.contract.world import CheckpointRef, Epoch
 AT = Epoch(0, 0, 1)
 THREE, FIVE, NAMED = (CheckpointRef(step, AT, letter * 64) for step, letter in ((3, "3"), (5, "5"), (9, "9")))
 
-pytestmark = pytest.mark.timeout(20)  # they would go on for ever
+pytestmark = pytest.mark.timeout(120)  # they would go on for ever
 
 
 def found(directory: Path, entries: dict[CheckpointRef, Entry], *named: CheckpointRef) -> checkpoints.Claimed:

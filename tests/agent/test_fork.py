@@ -235,7 +235,8 @@ async def test_sigkill_of_the_agent_takes_zygote_store_and_forked_ranks_along(ma
     await zygote_is_warm(pod)
     await a_world(coordinator, 1)
     await pod.printed("] up")
-    assert len(pod.living()) == 4
+    # who forked the rank for the zygote may still live
+    await until(lambda: len(pod.living()) == 4, lambda: str(pod.living()))
     pod.signal(signal.SIGKILL)
     await pod.nothing_lives()
 

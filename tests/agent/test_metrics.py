@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -98,8 +98,8 @@ def test_what_a_parameter_server_has_done_with_gradients():
 # ---- the server
 
 
-async def ask(port: int, raw: bytes) -> tuple[str, str]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def ask(port: int, raw: bytes, address: str = "127.0.0.1") -> tuple[str, str]:
+    reader, writer = await asyncio.open_connection(address, port)
     writer.write(raw)
     answer = ""
     with suppress(ConnectionResetError):  # closed before it read what we said
@@ -113,7 +113,8 @@ GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.fixture
-async def served() -> Any:
+async def served(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(http, "FRESH_SECONDS", 1000.0)
     texts = iter(f"a {number}\n" for number in range(100))
     server = Metrics(lambda: next(texts))
     yield server, await server.listen("127.0.0.1", 0)
@@ -171,15 +172,14 @@ async def test_a_port_that_is_taken_is_replaced_and_none_at_all_is_no_trouble(
 
 
 async def test_a_real_agent_is_scraped_while_its_ranks_come_and_go(pod: Pod, coordinator: Coordinator):
-    with ExitStack() as stack:
-        holder = stack.enter_context(socket.socket())
+    address = "127.0.0.7"  # no other agent's: one that ends would free its port for this one
+    with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with suppress(OSError):  # another test's agent has it
-            holder.bind(("127.0.0.1", AGENT_METRICS_PORT))
-            holder.listen()
-        pod.start("sleep", "1000")
+        holder.bind((address, AGENT_METRICS_PORT))
+        holder.listen()
+        pod.start("sleep", "1000", ROPETEAM_POD_IP=address)
         await pod.printed("metrics are at ")
-    port = int(pod.text().partition("metrics are at http://127.0.0.1:")[2].partition("/")[0])
+    port = int(pod.text().partition(f"metrics are at http://{address}:")[2].partition("/")[0])
 
     def runs(report: AgentReport) -> bool:
         phases = [each.phase for each in report.ranks]
@@ -189,8 +189,8 @@ async def test_a_real_agent_is_scraped_while_its_ranks_come_and_go(pod: Pod, coo
         plan = a_plan(number)
         coordinator.order(plan=plan)
         await coordinator.wait_for(runs)
-        seen = samples((await ask(port, GET))[1])
+        seen = samples((await ask(port, GET, address))[1])
         assert seen["ropeteam_agent_linked", ""] == 1
         await asyncio.sleep(http.FRESH_SECONDS)
-    seen = samples((await ask(port, GET))[1])
+    seen = samples((await ask(port, GET, address))[1])
     assert (seen["Running", "0"], seen["ropeteam_rank_starts_total", "0"]) == (1, 2)

@@ -61,7 +61,8 @@ async def printed(pipe: Pipe, pieces: list[bytes], last: str) -> list[str]:
     return [line.removeprefix("[rank 0] ") for line in pipe.text.splitlines()]
 
 
-async def test_of_a_progress_bar_the_first_and_the_last_of_a_second_are_forwarded(pipe: Pipe):
+async def test_of_a_progress_bar_the_first_and_the_last_of_a_second_are_forwarded(pipe: Pipe, monkeypatch):
+    monkeypatch.setattr(output_module, "BAR_SECONDS", 1000.0)  # all of it comes within one
     bar = [f"\r{percent:3}%|##".encode() for percent in range(0, 101, 10)]
     assert await printed(pipe, [*bar, b"\n", b"done\n"], "done") == ["  0%|##", "100%|##", "done"]
 
@@ -140,6 +141,7 @@ async def test_a_closed_output_stops_nobody(pipe: Pipe):
 
 
 async def test_a_rank_waits_for_a_slow_reader_and_not_for_one_who_is_gone(pipe: Pipe, monkeypatch):
+    monkeypatch.setattr(lines, "PATIENCE_SECONDS", 1000.0)
     ranks = Pipe()
     output = Output(os.dup(ranks.r), "rank 3", Lines(pipe.w))
     say = os.fdopen(os.dup(ranks.w), "w")
@@ -153,7 +155,7 @@ async def test_a_rank_waits_for_a_slow_reader_and_not_for_one_who_is_gone(pipe: 
     await pipe.says("line 2500 ")
     assert "were dropped" not in pipe.text
     monkeypatch.setattr(lines, "PATIENCE_SECONDS", 0.0)
-    await asyncio.wait_for(printing, 60)
+    await asyncio.wait_for(printing, 300)
     say.close()
     output.close()
     assert output.last_lines()[-1].startswith("line 5999 y")

@@ -126,7 +126,9 @@ import os, sys, threading
 sys.path.append({root!r})
 from ropeteam_trainer.agent.script import childhooks
 childhooks.install()
-threading.Thread(target=threading.Event().wait, daemon=True).start()
+other = threading.Thread(target=threading.Event().wait, daemon=True)
+other.start()
+while sys._current_frames()[other.ident].f_code.co_name != "wait": pass
 def main(): os.kill(os.getpid(), {signal})
 main()
 """
@@ -147,7 +149,7 @@ def test_every_python_writes_what_is_read(version, tmp_path):
     root = childhooks.__file__.removesuffix("/ropeteam_trainer/agent/script/childhooks.py")
     (tmp_path / "x.py").write_text(THREADED.format(root=root, signal=childhooks.STACKS_SIGNAL))
     done = subprocess.run([python, str(tmp_path / "x.py")], capture_output=True, text=True)
-    assert stacks.stands(done.stderr.splitlines()) == Standstill("x.py:6 (main)"), done.stderr
+    assert stacks.stands(done.stderr.splitlines()) == Standstill("x.py:8 (main)"), done.stderr
     assert " in wait\n" in done.stderr, "the other thread"
 
 

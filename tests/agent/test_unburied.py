@@ -40,11 +40,12 @@ os.execv(sys.executable, [sys.executable, '-c', code, *sys.argv[1:]])
 """
 STRAY = """
 import os, time
+begun, begins = os.pipe()
 if os.fork() == 0:
     os.setuid(65534)
-    print('pid', os.getpid(), flush=True)
+    os.write(begins, b'.')
     time.sleep(1000)
-time.sleep(1)
+os.read(begun, 1)
 raise SystemExit(5)
 """
 # A process that hangs in the kernel cannot be had in a test, so what the kernel would say is held back.
@@ -60,10 +61,12 @@ sys.exit(main.main())
 """
 DAEMON = """
 import os, time
+begun, begins = os.pipe()
 if os.fork() == 0:
     os.setsid()
+    os.write(begins, b'.')
     time.sleep(1000)
-time.sleep(1)
+os.read(begun, 1)
 raise SystemExit(5)
 """
 
@@ -138,7 +141,7 @@ async def test_a_rank_that_cannot_be_prepared_is_an_exit_and_leaves_nothing(pod,
     exit = exit_of(await coordinator.wait_for(lambda r: r.plan and r.stopped))
     assert exit.code == 127
     assert exit.message.startswith("cannot start: ")
-    assert descriptors(pod.pid) == before
+    await until(lambda: descriptors(pod.pid) == before, lambda: "some are left open")
     coordinator.order(plan=a_plan(2))
     await coordinator.wait_for(lambda r: r.ranks and r.ranks[0].phase is RankPhase.RUNNING)
 

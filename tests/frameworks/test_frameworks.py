@@ -68,7 +68,8 @@ def script(cluster: Cluster, name: str, rank: str) -> int:
 
 
 class Killed:
-    """A job whose rank 1 is killed once it has saved; all ranks go on from there, in their pods."""
+    """A job whose rank 1 is killed once it has saved; all ranks go on from there, in their pods. Its script
+    waits at some step for the file `seen`: it may not be through before it is killed."""
 
     def __init__(
         self, cluster: Cluster, name: str, spec: dict[str, Any], environment: dict[str, str]
@@ -82,9 +83,10 @@ class Killed:
         cluster.wait_condition(name, "Running")
         self.uids = cluster.pod_uids(name)
 
-    def kill(self) -> None:
+    def kill(self, folder: Path) -> None:
         wait_for("a save", lambda: saved(self.cluster, self.pods[0]), 300)
         os.kill(script(self.cluster, self.name, "1"), signal.SIGKILL)
+        (folder / "seen").touch()
 
     def assert_it_goes_on(self) -> None:
         self.cluster.wait_condition(self.name, "Complete", 300)
@@ -115,7 +117,7 @@ def test_a_script_of_another_framework_goes_on_in_its_pods(
     cluster: Cluster, name: str, tmp_path: Path, frameworks: dict[str, str], shape: Any
 ) -> None:
     killed = Killed(cluster, name, shape(tmp_path), frameworks)
-    killed.kill()
+    killed.kill(tmp_path)
     killed.assert_it_goes_on()
 
 
@@ -125,7 +127,7 @@ def test_the_launcher_of_composer_makes_one_world_that_goes_on(
     cluster: Cluster, name: str, tmp_path: Path, composer: dict[str, str]
 ) -> None:
     killed = Killed(cluster, name, plain("composer")(tmp_path), composer)
-    killed.kill()
+    killed.kill(tmp_path)
     killed.assert_it_goes_on()
 
 
@@ -135,7 +137,7 @@ def test_zero_of_deepspeed_goes_on_in_its_pods(
     cluster: Cluster, name: str, tmp_path: Path, deepspeed: dict[str, str], stage: int
 ) -> None:
     killed = Killed(cluster, name, zero(tmp_path, stage), deepspeed)
-    killed.kill()
+    killed.kill(tmp_path)
     killed.assert_it_goes_on()
 
 
@@ -152,8 +154,7 @@ def test_the_trainer_of_transformers_tells_its_progress_and_goes_on(
     wait_for("progress of the first world", progress, 300)
     assert 0 < progress()["step"] <= 30
     wait_for("step 30", lambda: "at step 30" in cluster.logs(killed.pods[1]))
-    killed.kill()
-    (tmp_path / "seen").touch()
+    killed.kill(tmp_path)
     killed.assert_it_goes_on()
     told = progress()
     assert told["step"] == told["totalSteps"] == int(STEPS)
