@@ -77,6 +77,14 @@ def processes(home: Path) -> Iterator[int]:
             yield int(entry.name)
 
 
+def arguments(pid: int) -> bytes:
+    """Empty: it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "home"
@@ -161,8 +169,7 @@ def test_up_keeps_its_operator_alive_and_cleans_up_after_ctrl_c(
     up: subprocess.Popen[str], home: Path
 ) -> None:
     def operators() -> set[int]:
-        pids = processes(home)
-        return {pid for pid in pids if b"ropeteam.controller" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+        return {pid for pid in processes(home) if b"ropeteam.controller" in arguments(pid)}
 
     (first,) = operators()
     os.kill(first, signal.SIGKILL)

@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 from tests.cli import test_commands
-from tests.cli.test_commands import manifest
+from tests.cli.test_commands import manifest, until
 
 from ropeteam.cli.connect import connected
 from ropeteam.cli.manifest import manifests
@@ -69,7 +70,8 @@ def test_bash_completes_names_of_jobs(tmp_path: Path, home: Path) -> None:
 
     asyncio.run(apply())
     for command in ("watch", "logs", "snapshot", "doctor"):
-        assert completed(command, "--home", str(home), "j") == ["job"]
+        named = partial(completed, command, "--home", str(home), "j")
+        assert until("an answer within the seconds that a prompt waits", named) == ["job"]
         assert completed(command, "--home", str(home), "x") == []
         assert completed(command, "--home", str(home), "-n", "other", "") == []
 

@@ -131,7 +131,7 @@ def _load(names: list[str], root: Path, work: Path, tools: Path) -> None:
     daemons.start("containerd", (tools / "containerd", "-c", work / "containerd.toml"))
     blobs = root / "io.containerd.content.v1.content" / "blobs" / "sha256"
     try:
-        until(socket.exists, "containerd listens", 20)
+        until(socket.exists, "containerd listens")
         ctr = (tools / "ctr", "-a", socket, "-n", "k8s.io")
         for name in names:
             # What no image needs may be deleted at any moment: now, not between this look and the import.

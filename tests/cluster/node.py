@@ -13,6 +13,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import yaml
 from tests.cluster import network
 from tests.cluster.daemons import Daemons, until
@@ -57,7 +58,7 @@ class Node:
         init = f"{own} && mount --make-rshared / && trap '' CHLD && exec sleep infinity"
         unshare = ("unshare", "--net", "--pid", "--mount", "--uts", "--fork", "--kill-child", "--mount-proc")
         self._daemons.start(self.name, (*unshare, "sh", "-c", init))
-        until(lambda: self._child() is not None, f"{self.name} boots", 10)
+        until(self._has_booted, f"{self.name} boots")
         network.connect(self.number, self.init, numbers)
         self._inside("hostname", self.name)
         self._inside("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
@@ -74,6 +75,11 @@ class Node:
     @property
     def is_on(self) -> bool:
         return self._child() is not None
+
+    def _has_booted(self) -> bool:
+        """Its init has mounted what it mounts, and sleeps."""
+        child = self._child()
+        return child is not None and psutil.Process(child).name() == "sleep"
 
     @property
     def init(self) -> int:
@@ -109,7 +115,7 @@ class Node:
         command = (*self._enter(), str(tools / service), *arguments[service])
         self._daemons.start(f"{self.name}-{service}", command, environment={"PATH": path})
         if service == "containerd":
-            until(self.socket.exists, f"containerd of {self.name} listens", 20)
+            until(self.socket.exists, f"containerd of {self.name} listens")
 
     def stop(self, service: str) -> None:
         self._daemons.stop(f"{self.name}-{service}", signal.SIGKILL)

@@ -247,7 +247,7 @@ class Site:
         """By the name of its pod, which is its host name, and a word of its command."""
         for pid, environment in environments():
             if environment.get("HOSTNAME", "").startswith(host):
-                arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                arguments = _arguments(pid)
                 if any(each.endswith(word) for each in arguments) and "zygote" not in str(arguments):
                     return pid
         raise AssertionError(f"no {what} process in a pod {host}")
@@ -275,6 +275,14 @@ class Site:
 
     def kill_rank(self, job: str, number: int) -> None:
         os.kill(self.rank(job, number), signal.SIGKILL)
+
+
+def _arguments(pid: int) -> list[str]:
+    """Of a process that may have ended meanwhile: none."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def _names(pid: int) -> tuple[str, bool]:

@@ -65,9 +65,9 @@ def test_prometheus_sees_a_job_while_it_lives(site: Site, name: str, prometheus:
         return len(targets) == len(site.operators()) + sum(map(len, pods)) and not any(targets.values())
 
     wait_for("every target scraped", all_up)
-    os.kill(site.rank(name, 1), 9)
     signals = 'sum(ropeteam_incidents_total{cause="Signal"})'
     before = sum(prometheus.query(signals).values())
+    os.kill(site.rank(name, 1), 9)
     wait_for("the incident counted", lambda: sum(prometheus.query(signals).values()) > before)
     wait_for_data(prometheus)
     site.delete(served)

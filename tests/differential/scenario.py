@@ -122,5 +122,5 @@ def delete(path: str, body: Any = None, **query: Any) -> Call:
 
 
 def watch(path: str, accept: str = JSON, **query: Any) -> Call:
-    """Ends by itself after a second."""
-    return Call("GET", path, query={"timeoutSeconds": "1", "watch": "true", **query}, accept=accept)
+    """Ends by itself after three seconds: a busy server may tell what has happened a second later."""
+    return Call("GET", path, query={"timeoutSeconds": "3", "watch": "true", **query}, accept=accept)

@@ -2,17 +2,18 @@
 
 Neither has a controller, a scheduler or a kubelet: what changes was changed by a request. The real one
 listens on 127.0.0.1 only, speaks to etcd over a socket file, and ends with `real()`.
-Limits: its port is chosen before it listens; somebody else may take it in between.
+Limits: its port is chosen before it listens; somebody else may take it in between who asks for that number.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from ropeteam.local.resources import Catalog
 
 PROGRAMS = ("etcd", "kube-apiserver")
 TOKEN = "differential-test"
-_START_SECONDS, _CALL_SECONDS = 60, 15
+_START_SECONDS, _CALL_SECONDS = 300, 15
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
@@ -109,7 +110,8 @@ async def real(folder: Path) -> AsyncIterator[Server]:
                 await _until(server, "/readyz", folder)
                 made = await server.ask(Call("POST", _CRDS, crd()))
                 assert made.status == 201, made.body
-                await _until(server, f"/apis/ropeteam.dev/v1alpha1/trainingjobs?limit={port}", folder)
+                for known in ("", "/v1alpha1", f"/v1alpha1/trainingjobs?limit={port}"):
+                    await _until(server, f"/apis/ropeteam.dev{known}", folder)
                 yield server
 
 
@@ -145,9 +147,12 @@ def _running(program: Path, folder: Path, *flags: str) -> Iterator[None]:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+    """None of those that the kernel gives to whoever asks for any: the server takes it seconds later."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 29_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 async def _until(server: Server, path: str, folder: Path) -> None:

@@ -210,12 +210,13 @@ class Cluster:
 
     def leftovers(self, job_uid: str) -> list[str]:
         """Command lines of processes that belong to this job."""
-        return [
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        found = [
+            b" ".join(_arguments(pid)).decode()
             for pid, env in environments()
             if env.get("TORCHELASTIC_RUN_ID") == job_uid
             or job_uid in env.get("ROPETEAM_CONFIG", "") + env.get("ROPETEAM_RANK_PLAN", "")
         ]
+        return [line for line in found if line]  # the others have ended since
 
 
 def die_with_parent() -> None:
@@ -227,13 +228,14 @@ def _process(uid: str, variable: str, argument: bytes) -> int:
     """The process with this command line argument whose environment variable speaks of `uid`."""
     for pid, env in environments():
         if uid in env.get(variable, ""):
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            arguments = _arguments(pid)
             if argument in arguments and b"ropeteam.local.node.shim" not in arguments:
                 return pid
     raise AssertionError(f"no process {argument!r} of {uid}")
 
 
 def _arguments(pid: int) -> list[bytes]:
+    """None of a process that has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

@@ -18,7 +18,7 @@ def test_a_cache_and_balance_from_the_manifest(cluster: Cluster, name: str, tmp_
     numpy.save(tmp_path / "shard.npy", numpy.random.default_rng(0).random((SAMPLES, 4), dtype="float32"))
     made = job(
         name,
-        ["python", str(SCRIPTS / "shards.py"), str(tmp_path / "shard.npy"), "5"],
+        ["python", str(SCRIPTS / "shards.py"), str(tmp_path / "shard.npy"), "20"],
         torch=True,
         shardCache="1Gi",
         strategy={"batch": {"balance": True, "prefetch": 2}},

@@ -33,6 +33,8 @@ class Kind(NamedTuple):
     command: tuple[str, ...] = ("python", "{script}")
     begins: bool = True
     """Its ranks start, and their lines are in the logs."""
+    later: dict[str, Any] | None = None
+    """What its spec becomes once they have."""
 
 
 def recovery(**fields: Any) -> dict[str, Any]:
@@ -69,7 +71,8 @@ KINDS = {
     ),
     "import": Kind(SECOND + "import no_such_module", "ScriptInvalid", {}),
     "syntax": Kind("def f(:", "ScriptInvalid", {}, begins=False),
-    "deadline": Kind(SECOND + "second = False\n" + WAITS, "DeadlineExceeded", {"activeDeadlineSeconds": 15}),
+    "deadline": Kind(SECOND + "second = False\n" + WAITS, "DeadlineExceeded", {"activeDeadlineSeconds": 3600},
+                     later={"activeDeadlineSeconds": 1}),
     "late-start": Kind(SECOND + "import ropeteam_trainer\nropeteam_trainer.init()\nsecond = False\n" + WAITS,
                        spec={**recovery(startSeconds=15), "env": []}),
     "shell": Kind("echo rank $RANK begins; cd $1; touch begun-$RANK\n"
@@ -103,6 +106,9 @@ def made(name: str, kind: Kind, folder: Path) -> dict[str, Any]:
 def test_pods_of_a_failed_job_end_and_its_logs_stay(cluster: Cluster, name: str, what: str, tmp_path: Path):
     kind = KINDS[what]
     cluster.create(made(name, kind, tmp_path))
+    if kind.later:
+        wait_for("its ranks", lambda: len(list(tmp_path.glob("begun-*"))) == 2)
+        cluster.patch(name, kind.later)
     condition = cluster.wait_condition(name, "Failed")
     assert condition["reason"] == kind.reason, condition
     wait_for(f"the pods of {name} hold nothing", lambda: not holding(cluster, name))

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 from tests.e2e.conftest import ticking
 from tests.e2e.harness import Cluster, wait_for
-from tests.e2e.story import wait_steps
+from tests.e2e.story import order, wait_steps
 
 
 def kubectl(cluster: Cluster, *arguments: str, stdin: str = "") -> str:
@@ -43,7 +43,7 @@ def follow(cluster: Cluster, log: Path, *arguments: str) -> subprocess.Popen[byt
 
 
 def test_apply_get_wait_describe_and_logs(cluster: Cluster, name: str, tmp_path: Path):
-    manifest = yaml.safe_dump(ticking(name, tmp_path / "steps", "150", recovery={"startSeconds": 20}))
+    manifest = yaml.safe_dump(ticking(name, tmp_path / "steps", recovery={"startSeconds": 20}))
     assert "created" in kubectl(cluster, "apply", "-f", "-", stdin=manifest)
     assert "unchanged" in kubectl(cluster, "apply", "-f", "-", stdin=manifest)
     kubectl(cluster, "wait", "--for=condition=Running", f"tj/{name}", "--timeout=170s")
@@ -51,6 +51,8 @@ def test_apply_get_wait_describe_and_logs(cluster: Cluster, name: str, tmp_path:
     assert table.split()[:3] == ["NAME", "STATE", "READY"]
     assert "2/2" in table
     assert name in kubectl(cluster, "get", "ropeteam")
+    for rank in (0, 1):
+        order(tmp_path / "steps", rank, "end")
     kubectl(cluster, "wait", "--for=condition=Finished", f"tj/{name}", "--timeout=170s")
     kubectl(cluster, "wait", "--for=condition=Complete", f"tj/{name}", "--timeout=10s")
     seen = yaml.safe_load(kubectl(cluster, "get", "tj", name, "-o", "yaml"))
@@ -69,7 +71,7 @@ def test_watch_and_follow_see_it_as_it_happens(cluster: Cluster, name: str, tmp_
     logs = follow(cluster, followed, "logs", "-f", f"{name}-1-1")
     try:
         wait_for("the end in the followed log", lambda: "rank 1 is done" in followed.read_text())
-        assert logs.wait(30) == 0, "the stream ends with the container"
+        assert logs.wait(60) == 0, "the stream ends with the container"
         wait_for(
             "Complete in the watch", lambda: f"{name} " in (t := watched.read_text()) and "Complete" in t
         )

@@ -45,7 +45,9 @@ def test_restarted_at_restarts_all_pods_once(cluster: Cluster, name: str, tmp_pa
 
 
 def test_the_deadline_fails_the_job(cluster: Cluster, name: str, tmp_path: Path):
-    cluster.create(ticking(name, tmp_path, activeDeadlineSeconds=3))
+    cluster.create(ticking(name, tmp_path, activeDeadlineSeconds=3600))
+    wait_steps(tmp_path)
+    cluster.patch(name, {"activeDeadlineSeconds": 3})
     failed = cluster.wait_condition(name, "Failed")
     assert failed["reason"] == "DeadlineExceeded"
     wait_for("the coordinator gone", lambda: not cluster.pods(name, "coordinator"))

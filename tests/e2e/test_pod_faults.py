@@ -15,21 +15,22 @@ from tests.e2e.story import epochs, lines, wait_steps
 
 @pytest.mark.parametrize("grace", [None, 0], ids=["with grace", "without grace"])
 def test_a_deleted_pod_is_replaced_and_free(cluster: Cluster, name: str, tmp_path: Path, grace: int | None):
-    short = {"drainSeconds": 2, "fenceSeconds": 10, "lostSeconds": 2}
+    short = {"drainSeconds": 2, "fenceSeconds": 10}
     cluster.create(ticking(name, tmp_path, recovery=short))
     wait_steps(tmp_path)
     cluster.delete_pod(f"{name}-1-1", grace)
     wait_steps(tmp_path, epoch_number=2)
     names = {pod["metadata"]["name"] for pod in cluster.pods(name)}
     assert {f"{name}-0-1", f"{name}-1-2"} <= names
-    wait_for("settled", lambda: bool(cluster.status(name)["incidents"][-1].get("settled")))
-    status = cluster.status(name)
-    assert status["incidents"][-1]["cause"] == "PodDeleted"
-    assert status["failures"]["charged"] == 0
+    settled = wait_for(
+        "settled", lambda: [i for i in cluster.status(name).get("incidents", [])[-1:] if i.get("settled")]
+    )
+    assert settled[0]["cause"] == "PodDeleted"
+    assert cluster.status(name)["failures"]["charged"] == 0
 
 
 def test_a_killed_agent_costs_its_pod_only(cluster: Cluster, name: str, tmp_path: Path):
-    cluster.create(ticking(name, tmp_path, recovery={"fenceSeconds": 10, "lostSeconds": 2}))
+    cluster.create(ticking(name, tmp_path, recovery={"fenceSeconds": 10}))
     wait_steps(tmp_path)
     (victim,) = [pod for pod in cluster.pods(name) if pod["metadata"]["name"] == f"{name}-1-1"]
     rank = cluster.wait_rank(name, 1)
@@ -84,12 +85,12 @@ def test_a_coordinator_that_hangs_is_started_anew_by_its_kubelet(cluster: Cluste
 def test_a_coordinator_that_does_not_keep_up_is_told_in_status_and_loses_nobody(
     cluster: Cluster, name: str, tmp_path: Path
 ):
-    cluster.create(ticking(name, tmp_path, recovery={"lostSeconds": 2, "startSeconds": 20}))
+    cluster.create(ticking(name, tmp_path, recovery={"lostSeconds": 5, "startSeconds": 20}))
     wait_steps(tmp_path)
     cluster.wait_condition(name, "Running")
     slow = cluster.coordinator_pid(name)
     os.kill(slow, signal.SIGSTOP)
-    time.sleep(4)
+    time.sleep(8)
     os.kill(slow, signal.SIGCONT)
     wait_for("its reason", lambda: cluster.condition(name, "Running").get("reason") == "CoordinatorLate")
     assert cluster.condition(name, "Running")["status"] == "True"

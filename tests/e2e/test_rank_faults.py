@@ -119,7 +119,7 @@ def test_jobs_that_get_new_pods_at_the_same_time_wait_for_no_person(
     names = [f"{name}-{number}" for number in range(8)]
     for each in names:
         cluster.create(job(each, ["python", str(script)], recovery={"maxFailures": 4}))
-    reasons = {cluster.wait_condition(each, "Failed")["reason"] for each in names}
+    reasons = {cluster.wait_condition(each, "Failed", patience=600)["reason"] for each in names}
     assert reasons <= {"FailureBudgetSpent", "RepeatedError"}
     assert max(cluster.status(each)["attempt"] for each in names) > 1, "new pods"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.harness import Cluster, files, wait_for
 from tests.e2e.test_made_anew import made_anew
-from tests.e2e.test_training import tiny, trace, wait_step
+from tests.e2e.test_training import slowly, tiny, trace, wait_step
 
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST
 from ropeteam_trainer.contract import seals
@@ -50,9 +50,11 @@ def test_a_running_job_and_its_checkpoints_outlive_a_change_of_the_key(
 ):
     cluster.create(tiny(name, tmp_path, "60", "0.05", workers=2))
     wait_step(tmp_path, 12)
-    (old,) = secrets_of(cluster, name)
-    change_key(cluster)
-    cluster.delete_pod(f"{name}-1-1")
+    with slowly(tmp_path):
+        (old,) = secrets_of(cluster, name)
+        change_key(cluster)
+        cluster.delete_pod(f"{name}-1-1")
+        wait_step(tmp_path, 1, epoch_number=2)
     wait_step(tmp_path, 20, epoch_number=2)
     assert secrets_of(cluster, name) == {old}
     cluster.wait_condition(name, "Complete")

@@ -63,7 +63,8 @@ def test_a_killed_rank_comes_back_alone(running: Cluster, name: str, tmp_path: P
         order(tmp_path, rank, "exit 0")
     running.wait_condition(name, "Complete")
     assert len(running.status(name)["incidents"]) == 1
-    assert not list(Path("/dev/shm").glob(f"ropeteam-{pods[0]['metadata']['uid']}"))
+    memory = Path(config.memory_folder(pods[0]["metadata"]["uid"]))
+    wait_for("its memory ends with its agent", lambda: not memory.exists())
 
 
 def test_a_deleted_worker_pod_is_replaced_alone(running: Cluster, name: str, tmp_path: Path):
@@ -72,7 +73,7 @@ def test_a_deleted_worker_pod_is_replaced_alone(running: Cluster, name: str, tmp
     wait_again(tmp_path, 1, old)
     after = pids(running, name)
     assert [rank for rank in RANKS if after[rank] != before[rank]] == [1]
-    assert len(running.status(name)["incidents"]) == 1
+    assert len(wait_for("the incident", lambda: running.status(name).get("incidents"))) == 1
 
 
 def test_with_a_servers_pod_all_go_back(running: Cluster, name: str, tmp_path: Path):
@@ -84,7 +85,7 @@ def test_with_a_servers_pod_all_go_back(running: Cluster, name: str, tmp_path: P
     assert len(back) == 1
     after = pids(running, name)
     assert [rank for rank in RANKS if after[rank] == before[rank]] == []
-    assert not Path(memory).exists(), "it ended with its pod"
+    wait_for("it ends with its pod", lambda: not Path(memory).exists())
     assert environment(after[4])[config.MEMORY] != memory
 
 

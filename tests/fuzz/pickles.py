@@ -18,6 +18,7 @@ import resource
 import struct
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, redirect_stderr
 from functools import cache
@@ -175,15 +176,18 @@ def draw(chance: Random) -> bytes:
 
 
 class Audit:
-    """What the interpreter is asked for in a block, but for what a reader needs."""
+    """What the interpreter is asked for in a block by its own thread, but for what a reader needs. Threads of
+    other tests may go on beside it; a thread that the block starts is seen when it is started."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._watching = str(folder), False
+        self._folder, self._watching = str(folder), 0
         self._seen = list[str]()
         sys.addaudithook(self._look)  # which stays for the life of the process
 
     def _look(self, event: str, args: tuple[Any, ...]) -> None:
-        if self._watching and (event not in _PERMITTED or (event == "open" and self._elsewhere(args[0]))):
+        if self._watching != threading.get_ident():
+            return
+        if event not in _PERMITTED or (event == "open" and self._elsewhere(args[0])):
             self._seen.append(f"{event}{args!r}"[:200])
 
     def _elsewhere(self, path: object) -> bool:
@@ -191,11 +195,11 @@ class Audit:
 
     @contextmanager
     def nothing_done(self) -> Iterator[None]:
-        self._watching = True
+        self._watching = threading.get_ident()
         try:
             yield
         finally:
-            self._watching = False
+            self._watching = 0
         assert not self._seen, f"it made the interpreter do {self._seen}"
 
 

@@ -15,7 +15,7 @@ from ropeteam.local.cluster import LocalCluster
 
 Object = dict[str, Any]
 CORE, JOBS = "/api/v1/namespaces/default", "/apis/ropeteam.dev/v1alpha1/namespaces/default/trainingjobs"
-_PATIENCE_SECONDS = 30
+_PATIENCE_SECONDS = 90
 
 
 class Client:

@@ -51,7 +51,7 @@ def kubectl(cluster: LocalCluster) -> Kubectl:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        said, _ = await asyncio.wait_for(child.communicate((text or "").encode()), 60)
+        said, _ = await asyncio.wait_for(child.communicate((text or "").encode()), 180)
         assert (child.returncode != 0) == fails, said.decode()
         return said.decode()
 

@@ -7,7 +7,7 @@ import os
 import shutil
 
 import yaml
-from tests.local.client import CORE, JOBS, Client
+from tests.local.client import CORE, JOBS, Client, until
 from tests.local.conftest import Kubectl
 
 MERGE = "application/merge-patch+json"
@@ -91,8 +91,15 @@ async def test_what_the_local_cluster_does_not_have_says_what_there_is(kubectl: 
 
 async def test_wait_sees_a_condition(api: Client, kubectl: Kubectl):
     await kubectl("apply", "-f", "-", text=JOB)
+    listeners = api.cluster.store.listeners
+    before = len(listeners)
     waits = asyncio.create_task(kubectl("wait", "--for=condition=Complete", "--timeout=170s", "tj/mnist"))
     gone = asyncio.create_task(kubectl("wait", "--for=delete", "--timeout=170s", "tj/mnist"))
+
+    async def both_watch() -> bool:
+        return len(listeners) >= before + 2
+
+    await until(both_watch)
     row = {"type": "Complete", "status": "True", "reason": "Done", "message": "all ranks are done"}
     row["lastTransitionTime"] = "2030-01-01T00:00:00Z"
     change = {"status": {"conditions": [row]}}
@@ -132,7 +139,7 @@ async def test_get_w_prints_each_change(cluster, api: Client, kubectl: Kubectl):
     head, first = await child.stdout.readline(), await child.stdout.readline()
     change = {"status": {"state": "Running"}}
     await api.call("PATCH", f"{JOBS}/mnist/status", change, content=MERGE)
-    second = await asyncio.wait_for(child.stdout.readline(), 30)
+    second = await asyncio.wait_for(child.stdout.readline(), 90)
     child.kill()
     await child.communicate()
     assert [line.split()[:2] for line in (head, first, second)][0::2] == [

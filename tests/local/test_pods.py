@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import sys
 from contextlib import suppress
@@ -146,8 +147,8 @@ async def test_grace_is_sigterm_and_the_object_waits(api: Client):
     await api.run("p", "sh", "-c", "trap 'echo bye; exit 7' TERM; echo up; while :; do sleep 0.05; done")
     await api.logged("p", "up")
     watch = api.watch(f"{CORE}/pods", fieldSelector="metadata.name=p")
+    events = [await anext(watch)]  # it watches, before the pod may be gone
     await api.call("DELETE", f"{CORE}/pods/p")
-    events = []
     async for event in watch:
         events.append(event)
         if event["type"] == "DELETED":
@@ -290,10 +291,11 @@ async def test_the_working_directory_is_the_pods_its_jobs_or_the_clusters(api: C
 
 
 async def test_who_looks_for_a_container_by_its_environment_finds_only_it(api: Client):
-    env = [{"name": "MARK", "value": "unmistakable"}]
+    mark = secrets.token_hex(16)
+    env = [{"name": "MARK", "value": mark}]
     await api.run("p", "sleep", "60", container={"env": env})
     pod = await api.phase("p", "Running")
-    assert processes_with(b"unmistakable") == [pid_of(pod)]
+    assert processes_with(mark.encode()) == [pid_of(pod)]
 
 
 def processes_with(text: bytes) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -160,8 +161,12 @@ def test_pruning_names_what_it_took_and_leaves_free_parts_alone():
         *((14520, "4h2m"), (18000, "5h"), (108000, "30h"), (176400, "2d1h"), (777600, "9d")),
     ],
 )
-def test_ages_read_as_in_kubernetes(seconds: int, text: str):
-    moment = datetime.now(UTC) - timedelta(seconds=seconds + 0.2)
+def test_ages_read_as_in_kubernetes(seconds: int, text: str, monkeypatch: pytest.MonkeyPatch):
+    now = datetime.now(UTC)
+
+    stopped = SimpleNamespace(now=now.astimezone, fromisoformat=datetime.fromisoformat)
+    monkeypatch.setattr(tables, "datetime", stopped)
+    moment = now - timedelta(seconds=seconds + 0.2)
     assert tables.age(moment.isoformat()) == text
     assert tables.age(None) == "<unknown>"
 

@@ -130,7 +130,7 @@ async def test_connections_to_a_dead_pod_end_at_once(api: Client):
     assert await reader.read(100) == b"one x"
     await api.call("DELETE", f"{CORE}/pods/one", {"gracePeriodSeconds": 0})
     with suppress(ConnectionError):  # cut is as good as closed
-        assert await asyncio.wait_for(reader.read(100), 20) == b""
+        assert await asyncio.wait_for(reader.read(100), 60) == b""
     writer.close()
 
 

@@ -3,7 +3,7 @@
     ticker.py FOLDER [STEPS] [SECONDS_PER_STEP]
 
 Appends `{"rank", "step", "pid", "epoch", "t"}` per step to FOLDER/rank-<rank>.jsonl. A file
-FOLDER/do-<rank> holds one command, taken once: raise TEXT | exit N | abort-at-end | ignore-term | orphan.
+FOLDER/do-<rank> holds one command, taken once: raise TEXT | exit N | end | ignore-term | orphan.
 Starts from step 0 each time.
 """
 
@@ -49,6 +49,8 @@ def main() -> None:
                 command = orders.read_text()
                 if not command.startswith("always "):
                     orders.unlink()
+                if command == "end":
+                    break
                 obey(command.removeprefix("always "))
             time.sleep(pause)
     print(f"rank {rank} is done")

@@ -1,7 +1,7 @@
 """A tiny real training on rung 3: DDP on fixed data, epoch after epoch, a few milliseconds a step.
 
-tiny.py [STEPS] [SECONDS_PER_STEP]; a file named by $HANG makes rank 1 hang once, in mid-step. With $OWN_LOOP
-it takes its data by itself, on rung 2.
+tiny.py [STEPS] [SECONDS_PER_STEP]; a file named by $HANG makes rank 1 hang once, in mid-step. While there is
+one named by $SLOW, a step takes half a second. With $OWN_LOOP it takes its data by itself, on rung 2.
 """
 
 import os
@@ -21,6 +21,7 @@ def main() -> None:
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     pause = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
     hang = Path(os.environ.get("HANG", "/nonexistent"))
+    slow = Path(os.environ.get("SLOW", "/nonexistent"))
     job = ropeteam_trainer.init()
     torch.manual_seed(7)
     data = list(torch.randn(90, 16).unbind())
@@ -45,7 +46,7 @@ def main() -> None:
         if job.rank == 1 and hang.exists():
             hang.unlink()
             time.sleep(1000)
-        time.sleep(pause)
+        time.sleep(0.5 if slow.exists() else pause)
         job.report(loss=loss, samples=len(x), total_steps=steps)
     print(f"final loss {loss.item():.6f}")
 
