@@ -33,6 +33,15 @@ BEARER, SIGNED = (auth_for(Keys(b"t" * 32, "u", 1), contract) for contract in (O
 """A coordinator of an earlier release signs nothing, and one of ours may be of who has read the token."""
 
 
+REAL = coordinator._TIMEOUT
+
+
+@pytest.fixture(autouse=True)
+def _time_is_not_what_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a test does not say so: answers of megabytes take seconds on a machine that has much to do."""
+    monkeypatch.setattr(coordinator, "_TIMEOUT", aiohttp.ClientTimeout(total=120))
+
+
 def desired(slots: int = 1) -> Desired:
     return Desired(1, 1, 1, {str(slot): SlotDesired(1) for slot in range(slots)})
 
@@ -201,7 +210,10 @@ async def test_whatever_is_answered_the_reason_is_one_short_sentence(
     ],
     ids=["headers", "promises", "a status line"],
 )
-async def test_a_head_without_end_is_given_up(begin: bytes, more: bytes) -> None:
+async def test_a_head_without_end_is_given_up(
+    begin: bytes, more: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "_TIMEOUT", REAL)
     answer, taken = endless(begin, more)
     with pytest.raises(Unreachable):
         await told(answer)

@@ -36,6 +36,23 @@ class Clock:
         return time.monotonic() + self.ahead
 
 
+class Unhurried(Timing):
+    """A lease that is looked at as often as a short one."""
+
+    @property
+    def retry(self) -> float:
+        return 0.2
+
+    @property
+    def look(self) -> float:
+        return 0.03
+
+
+LONG = Unhurried(600)
+"""No stall of the machine ends such a lease, only a test's clock."""
+SHORT = Timing(1)
+
+
 @pytest_asyncio.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
     async with LocalCluster(tmp_path / "home") as running:
@@ -44,10 +61,14 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LocalCluster]:
 
 @asynccontextmanager
 async def candidate(
-    cluster: LocalCluster, name: str, clock: Clock, wall: Callable[[], datetime] = utc_now
+    cluster: LocalCluster,
+    name: str,
+    clock: Clock,
+    wall: Callable[[], datetime] = utc_now,
+    timing: Timing = LONG,
 ) -> AsyncIterator[Elector]:
     async with ApiClient(partial(access.load, cluster.kubeconfig)) as client:
-        yield Elector(client, LEASE, name, Timing(1), clock, wall)
+        yield Elector(client, LEASE, name, timing, clock, wall)
 
 
 async def holder(cluster: LocalCluster) -> str:
@@ -70,14 +91,22 @@ def test_a_lease_is_taken_when_its_holder_was_silent_for_as_long_as_it_said(reco
     assert may_take(ObservedLease(record, 100.0), "me", 100.0 + waited) is may
 
 
+def is_renewed(leader: Elector, other: Elector, since: float) -> bool:
+    """The leader has begun to renew its lease after `since`, and the other has seen it renewed."""
+    return leader._deadline >= since + LONG.renew and other._observed.since >= since
+
+
 async def test_one_leads_and_the_other_waits_until_it_is_given_back(cluster):
     clock = Clock()
     async with candidate(cluster, "a", clock) as a, candidate(cluster, "b", clock) as b:
         await a.win()
         keeping = asyncio.create_task(a.keep())
         waiting = asyncio.create_task(b.win())
-        await asyncio.sleep(1.5)
+        for _ in range(3):  # longer than a lease lasts
+            clock.ahead += LONG.duration / 2
+            await until(partial(is_renewed, a, b, clock()))
         assert (a.may_write(), b.may_write(), waiting.done()) == (True, False, False)
+        await until(partial(is_renewed, a, a, clock()))  # and nothing that it wrote is on its way
         keeping.cancel()
         await a.release()
         assert not a.may_write()
@@ -98,13 +127,16 @@ async def test_who_stands_by_sees_how_far_the_clock_of_the_leader_is_ahead(clust
         waiting = asyncio.create_task(b.win())
         await until(lambda: b.ahead() != 0.0)
         keeping.cancel()
+        while not waiting.done():  # what the leader wrote last may still be on its way
+            clock.ahead += LONG.duration
+            await asyncio.sleep(0.05)
         await waiting
         assert (round(b.ahead() / 3600), a.ahead()) == (1, 0.0)
 
 
 async def test_a_leader_that_dies_is_followed(cluster):
-    clock = Clock()
-    async with candidate(cluster, "a", clock) as a, candidate(cluster, "b", clock) as b:
+    some = partial(candidate, cluster, clock=Clock(), timing=SHORT)
+    async with some("a") as a, some("b") as b:
         await a.win()
         await b.win()
         assert await holder(cluster) == "b"
@@ -114,8 +146,11 @@ async def test_a_leader_that_was_frozen_may_not_write_before_it_knows(cluster):
     mine, theirs = Clock(), Clock()
     async with candidate(cluster, "a", mine) as a, candidate(cluster, "b", theirs) as b:
         await a.win()
-        await b.win()  # a renews nothing, as if stopped
-        mine.ahead = 1.0
+        winning = asyncio.create_task(b.win())
+        await until(lambda: b._observed.record)
+        theirs.ahead = LONG.duration
+        await winning  # a renews nothing, as if stopped
+        mine.ahead = LONG.renew
         assert not a.may_write()
         load = partial(access.load, cluster.kubeconfig)
         async with ApiClient(load, a.may_write) as client, Coordinators(may_write=a.may_write) as told:
@@ -132,8 +167,10 @@ async def test_a_leader_that_was_frozen_may_not_write_before_it_knows(cluster):
 
 
 async def test_a_leader_without_an_api_server_stops_before_the_lease_ends(tmp_path):
-    clock = Clock()
-    async with LocalCluster(tmp_path / "home") as cluster, candidate(cluster, "a", clock) as a:
+    async with (
+        LocalCluster(tmp_path / "home") as cluster,
+        candidate(cluster, "a", Clock(), timing=SHORT) as a,
+    ):
         await a.win()
         await cluster.__aexit__(None, None, None)
         with pytest.raises(LeadershipLost, match="could not be renewed"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.coordinator.conftest import Served
-from tests.coordinator.film import Film, agent, config
+from tests.coordinator.film import Film, agent
 from tests.coordinator.link import FakeAgent, Link, eventually, get_status, http, put_desired, request
 from tests.coordinator.test_process import DESIRED, start
 
@@ -97,15 +97,14 @@ async def test_while_it_is_late_of_reports_that_came_together_the_newest_is_read
 
 
 async def test_a_coordinator_that_stood_still_says_so_and_nobody_is_lost(start) -> None:
-    settings = codec.encode(config(timeouts=Timeouts(lost=2))).decode()
-    process = await start(ROPETEAM_CONFIG=settings)
+    process = await start()
     ports = await process.listening()
     agents = [FakeAgent(agent(slot), ports[0]) for slot in (0, 1)]
     await put_desired(ports[1], DESIRED)
     await eventually(lambda: all(each.report.plan is not None for each in agents))
     plan = agents[0].report.plan
     process.child.send_signal(signal.SIGSTOP)
-    await asyncio.sleep(4)
+    await asyncio.sleep(Timeouts().lost + 2)
     process.child.send_signal(signal.SIGCONT)
     report = await get_status(ports[1])
     while not report.late_seconds:

@@ -284,18 +284,11 @@ async def test_small_writes_are_not_delayed(served: Served):
 
 async def test_time_alone_moves_it(served: Served):
     """A silent agent is lost without any message coming."""
-    served.coordinator.state = replace(
-        served.coordinator.state,
-        config=replace(
-            served.coordinator.state.config,
-            timeouts=replace(served.coordinator.state.config.timeouts, lost=1),
-        ),
-    )
     agents = [FakeAgent(agent(slot), served.agents) for slot in (0, 1)]
     await put_desired(served.http, DESIRED)
     await eventually(lambda: all(each.report.plan is not None for each in agents))
     await agents[1].stop()
-    await eventually(lambda: served.logged("which fell silent"))
+    await eventually(lambda: served.logged("slot 1, which fell silent"))
     report = await get_status(served.http)
     assert [wish.slot for wish in report.replace] == [1]
     await agents[0].stop()

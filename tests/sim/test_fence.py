@@ -59,7 +59,7 @@ def test_an_island_of_a_coordinator_and_its_agents_is_the_only_world(rung: int, 
     for seed in range(6):
         world = a_world(Setup(seed=seed, workers=workers, rung=rung, total_steps=400))
         old = list(world.kubernetes.pods.values())
-        for kubelet in {pod.kubelet for pod in old if pod.kubelet}:
+        for kubelet in dict.fromkeys(pod.kubelet for pod in old if pod.kubelet):
             kubelet.go_out_of_touch(power_too=False)
         if seed % 2:
             world.network.island(*(pod.uid for pod in old))
@@ -89,7 +89,7 @@ def test_an_island_that_fences_itself_ends_before_its_successor_begins(
         setup = Setup(seed=seed, workers=2, rung=rung, total_steps=900, lost=lost, fence=fence, self_fence=1)
         world = a_world(setup)
         old = list(world.kubernetes.pods.values())
-        for kubelet in {pod.kubelet for pod in old if pod.kubelet}:
+        for kubelet in dict.fromkeys(pod.kubelet for pod in old if pod.kubelet):
             kubelet.go_out_of_touch(power_too=False)
         world.network.island(*(pod.uid for pod in old))
         if seed % 2:
@@ -108,7 +108,7 @@ def test_an_island_that_fences_itself_ends_before_its_successor_begins(
 def test_who_knows_that_the_island_has_ended_says_so_and_the_job_goes_on(rung: int) -> None:
     world = a_world(Setup(seed=1, workers=2, rung=rung, total_steps=400))
     old = list(world.kubernetes.pods.values())
-    for kubelet in {pod.kubelet for pod in old if pod.kubelet}:
+    for kubelet in dict.fromkeys(pod.kubelet for pod in old if pod.kubelet):
         kubelet.go_out_of_touch(power_too=True)
         kubelet.disown()
     world.run(60.0)

@@ -20,7 +20,7 @@ def away(seed: int, workers: int, rung: int, seconds: float) -> World:
     world.run(seconds)
     pods = world.kubernetes.pods.values()
     lost = [pod for pod in pods if pod.role is Role.COORDINATOR or pod.slot == 0]
-    for kubelet in {pod.kubelet for pod in lost if pod.kubelet}:
+    for kubelet in dict.fromkeys(pod.kubelet for pod in lost if pod.kubelet):
         kubelet.go_out_of_touch(power_too=True)
     world.run(1.0)
     world.operator.start()
