@@ -144,14 +144,16 @@ def test_a_problem_is_reported_and_nothing_is_started():
     assert life.report.problem == problem
 
 
-def test_a_missing_checkpoint_is_a_problem_that_no_restart_mends():
+@pytest.mark.parametrize("module", ["checkpoint.decisions.restore", "checkpoint.restore"])
+def test_a_missing_checkpoint_is_a_problem_that_no_restart_mends(module: str):
+    """Whatever release the library in the image is of."""
     life = (
         Life()
         .running()
         .said(
             0,
             error_type="CheckpointNotFound",
-            error_class="ropeteam_trainer.checkpoint.decisions.restore.CheckpointNotFound",
+            error_class=f"ropeteam_trainer.{module}.CheckpointNotFound",
             fingerprint="f",
             message="no step 7",
         )
@@ -169,6 +171,7 @@ def test_a_users_own_exception_of_that_name_is_an_error_like_any_other():
     ("name", "storage"),
     [
         ("ropeteam_trainer.checkpoint.decisions.restore.CheckpointUnavailable", "here"),
+        ("ropeteam_trainer.checkpoint.restore.CheckpointUnavailable", "here"),
         ("ropeteam_trainer.checkpoint.decisions.restore.UnavailableElsewhere", "elsewhere"),
         ("ropeteam_trainer.checkpoint.decisions.restore.UnavailableEverywhere", "everywhere"),
         ("__main__.CheckpointUnavailable", ""),

@@ -40,13 +40,14 @@ from ropeteam_trainer.contract.world import FailReason, ProcessExit
 RETRY_SECONDS = 1.0
 """Pause between two attempts to open a store or to write a manifest."""
 
-_RESTORE = "ropeteam_trainer.checkpoint.decisions.restore."
-_PROBLEMS = {f"{_RESTORE}CheckpointNotFound": FailReason.CHECKPOINT_NOT_FOUND}
+_OURS = "ropeteam_trainer.checkpoint."
+"""Package of the exceptions below. The image's library may be of a release with other modules in it."""
+_PROBLEMS = {"CheckpointNotFound": FailReason.CHECKPOINT_NOT_FOUND}
 """Exceptions of our library that no restart repairs."""
 _STORAGE = {
-    f"{_RESTORE}CheckpointUnavailable": "here",
-    f"{_RESTORE}UnavailableElsewhere": "elsewhere",
-    f"{_RESTORE}UnavailableEverywhere": "everywhere",
+    "CheckpointUnavailable": "here",
+    "UnavailableElsewhere": "elsewhere",
+    "UnavailableEverywhere": "everywhere",
 }
 """Exceptions of our library that are no fault of the script: ProcessExit.storage."""
 _EARLY = "it ended before its script did, and its parameter servers wait for it"
@@ -145,8 +146,8 @@ def _apply_rank_event(
         case _:
             message = event.said
             problem = state.problem
-            if message.error_class in _PROBLEMS:
-                problem = Problem(_PROBLEMS[message.error_class], message.message)
+            if reason := _PROBLEMS.get(_checkpoint_error(message.error_class)):
+                problem = Problem(reason, message.message)
             rung = max(state.rung, message.rung or 0)
             return replace(
                 state, rung=rung, problem=problem, world=_with_message(world, event.rank, message, state.now)
@@ -208,7 +209,7 @@ def _with_cause(state: State, exit: ProcessExit, rank: RankState) -> ProcessExit
     if exit.fingerprint or exit.clean:
         return exit
     if error and not exit.oom and childreports.explains(error, exit, state.now - rank.error_at):
-        storage = _STORAGE.get(error.error_class, "")
+        storage = _STORAGE.get(_checkpoint_error(error.error_class), "")
         return replace(childreports.caused(exit, error, rank.rank, rank.ended), storage=storage)
     exit = replace(exit, fingerprint=exit.how)
     return childreports.of_a_shell(exit) if state.launch.per_pod else exit
@@ -252,3 +253,8 @@ def _with_message(world: World, number: int, message: FromRank, now: float) -> W
         total_steps=message.total_steps if message.total_steps is not None else world.total_steps,
         loss=message.loss if message.loss is not None else world.loss,
     )
+
+
+def _checkpoint_error(error_class: str) -> str:
+    """Class name of an exception of our checkpoint package; empty for any other."""
+    return error_class.rpartition(".")[2] if error_class.startswith(_OURS) else ""
