@@ -1,6 +1,6 @@
 """Protocol between operator, coordinator, agent and rank.
 
-Everything that crosses a process border is defined here and nowhere else:
+What operator, coordinator, agent and rank send each other is defined here:
   config.py       environment and settings handed to pods
   world.py        epochs, plans, checkpoints: the types that messages share
   messages.py     agent -> coordinator (AgentReport) and back (Orders)
