@@ -145,9 +145,9 @@ def _apply_rank_event(
             return replace(state, world=_with_exit(state, world, number, exit, alive=False))
         case _:
             message = event.said
-            problem = state.problem
-            if reason := _PROBLEMS.get(_checkpoint_error(message.error_class)):
-                problem = Problem(reason, message.message)
+            problem, error = state.problem, _checkpoint_error(message.error_class)
+            if error in _PROBLEMS:
+                problem = Problem(_PROBLEMS[error], message.message)
             rung = max(state.rung, message.rung or 0)
             return replace(
                 state, rung=rung, problem=problem, world=_with_message(world, event.rank, message, state.now)
