@@ -9,6 +9,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+import kopf
 import pytest
 from aiohttp import web
 from tests.controller.parsing import Parsed
@@ -95,8 +96,20 @@ async def test_a_large_job_that_changes_is_not_parsed_for_kopf(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("trouble", ["an error in the stream", "credentials that are refused"])
-async def test_the_bell_rings_again_after_what_kills_kopf(trouble: str) -> None:
-    api, bells = ScriptedJobs(), list[Key]()
+async def test_the_bell_rings_again_after_what_kills_kopf(
+    trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, bells, kills = ScriptedJobs(), list[Key](), list[int]()
+    settings = handlers.settings
+
+    def impatient() -> kopf.OperatorSettings:
+        chosen = settings()
+        if chosen.process.ultimate_exiting_timeout:
+            chosen.process.ultimate_exiting_timeout = 0.01
+        return chosen
+
+    monkeypatch.setattr(handlers, "settings", impatient)
+    monkeypatch.setattr(signal, "pthread_kill", lambda _, number: kills.append(number))
     async with serving(api) as address:
 
         async def load() -> Access:
@@ -112,6 +125,7 @@ async def test_the_bell_rings_again_after_what_kills_kopf(trouble: str) -> None:
         await until(lambda: api.watches == 2)
         api.say("MODIFIED", job("a", 9))
         await until(lambda: Key("default", "a") in bells)
+        assert not kills, "kopf gave up, this process has not"
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task

@@ -92,6 +92,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.queueing.idle_timeout = 0.5
     chosen.scanning.disabled = True
     chosen.posting.enabled = False
+    chosen.process.ultimate_exiting_timeout = None  # else SIGKILL, 10 minutes after kopf gave up for once
     return chosen
 
 
