@@ -143,7 +143,7 @@ def unreachable(scene: Scene) -> Scene:
 def held(scene: Scene, number: float) -> tuple[HeldSeen, ...]:
     """What this operator's own clock tells `number` seconds later."""
     before = {(each.slot, each.incarnation): each.seconds for each in scene.held}
-    slots = (slot for slot in scene.status.slots if not slot.old_pod_gone)
+    slots = (slot for slot in scene.status.slots if not slot.previous_pod_fenced)
     return tuple(
         HeldSeen(
             slot=slot.slot,

@@ -49,7 +49,7 @@ def test_texts_are_made_once_and_stay() -> None:
 
 def test_a_job_without_anything_yet_has_short_texts() -> None:
     status = with_columns(JobStatus())
-    assert (status.reason, status.last_fault, status.workers.summary) == ("", "", "0/0")
+    assert (status.reason, status.last_incident, status.workers.summary) == ("", "", "0/0")
     assert status.failures.summary == "0/0"
     assert status.progress is None
 

@@ -137,11 +137,11 @@ def test_columns_show_what_status_holds() -> None:
         "STEP": 40,
         "PROGRESS": "40%",
         "ETA": "2m5s",
-        "FAULTS": "1/10",
+        "FAILURES": "1/10",
         "AGE": "2030-01-01T00:00:00Z",
         "REASON": "RankFailed",
         "CHECKPOINT": 30,
-        "LAST-FAULT": "Signal in slot 1",
+        "LAST-INCIDENT": "Signal in slot 1",
     }
 
 

@@ -18,7 +18,7 @@ from ropeteam.api.status import (
     IncidentStatus,
     JobStatus,
     ProgressStatus,
-    StagesStatus,
+    RecoveryTimesStatus,
 )
 from ropeteam.cli.demo import failed_checks, validation_loss
 from ropeteam.cli.run import Ending
@@ -36,12 +36,17 @@ KILLED = IncidentStatus(
     cause="Signal",
     slot=1,
     rank=1,
-    stages=StagesStatus(first_step=2100),
+    recovery_milliseconds=RecoveryTimesStatus(first_step=2100),
     steps_lost=3,
     message="killed by SIGKILL\nits last lines",
 )
 DELETED = IncidentStatus(
-    id="1.0.2", time=NOW, cause="PodDeleted", slot=2, stages=StagesStatus(first_step=4000), steps_lost=0
+    id="1.0.2",
+    time=NOW,
+    cause="PodDeleted",
+    slot=2,
+    recovery_milliseconds=RecoveryTimesStatus(first_step=4000),
+    steps_lost=0,
 )
 
 
@@ -84,7 +89,10 @@ def test_a_refused_spec_is_told_and_waited_for_no_longer() -> None:
 
 
 def test_each_incident_is_told_when_it_opens_and_when_it_is_over() -> None:
-    news, open_ = News(), KILLED.model_copy(update={"stages": StagesStatus(), "steps_lost": None})
+    news, open_ = (
+        News(),
+        KILLED.model_copy(update={"recovery_milliseconds": RecoveryTimesStatus(), "steps_lost": None}),
+    )
     lines = [
         line for each in (open_, open_, KILLED, KILLED) for line in news.of(a_picture(incidents=(each,)))
     ]
@@ -160,7 +168,7 @@ def test_the_closing_report_lists_cause_seconds_and_steps_lost() -> None:
     saved = CheckpointStatus(step=400, location="/checkpoints/ckpt/step-400/1.0.3")
     job = a_job(
         incidents=(KILLED, DELETED),
-        failures=FailuresStatus(charged=1, allowed=10, free=1),
+        failures=FailuresStatus(charged=1, allowed=10, not_charged=1),
         checkpoint=saved,
         progress=ProgressStatus(step=400, loss="1.4"),
     )
@@ -168,7 +176,7 @@ def test_the_closing_report_lists_cause_seconds_and_steps_lost() -> None:
     assert head == "gpt: Complete after 2m5s, 400 steps, loss 1.4"
     assert killed.split() == ["1.0.1", "Signal", "1", "2.1", "3", "killed", "by", "SIGKILL"]
     assert deleted.split() == ["1.0.2", "PodDeleted", "2", "4.0", "0"]
-    assert budget == "  1 of 10 allowed failures spent, 1 free"
+    assert budget == "  1 of 10 allowed failures charged, 1 incidents not charged"
     assert checkpoint.endswith("/home/claims/default/c/ckpt/step-400/1.0.3")
 
 
@@ -217,6 +225,6 @@ def test_what_a_person_must_act_on_wins_over_the_coordinators_sentence(kind: Con
 
 
 def test_an_incident_that_a_job_has_ended_with_was_not_recovered_from() -> None:
-    open_ = KILLED.model_copy(update={"stages": StagesStatus(), "steps_lost": None})
+    open_ = KILLED.model_copy(update={"recovery_milliseconds": RecoveryTimesStatus(), "steps_lost": None})
     (line,) = News().of(a_picture(incidents=(open_,), finished=True))
     assert line.startswith("incident 1.0.1: Signal in slot 1 (rank 1): not recovered - ")

@@ -65,7 +65,7 @@ def whole(folder: Path, ref: dict[str, Any]) -> bool:
 
 def _whole(folder: Path, ref: dict[str, Any]) -> bool:
     found = [path for path in files(folder) if path.name == "manifest.json"]
-    mine = [path for path in found if {f"step-{ref['step']}", ref["epoch"]} <= set(path.parts)]
+    mine = [path for path in found if {f"step-{ref['step']}", ref["world"]} <= set(path.parts)]
     names = [file["name"] for path in mine for file in json.loads(path.read_text())["files"]]
     return bool(names) and all((mine[0].parent / name).exists() for name in names)
 
@@ -82,10 +82,10 @@ def test_where_checkpoints_are_commits_the_storage_tells_worlds_apart(
     site.apply(tiny(site, name, steps=FOREVER, env=env))
     site.wait(name, "Running")
     wait_for_new_checkpoint(site, name)
-    assert site.status(name)["rung"] == rung
+    assert site.status(name)["featureLevel"] == rung
     ranks, folder = cut_off(site, name, island), site.shared / name
     wait_for("another coordinator", lambda: site.status(name)["coordinator"]["term"] > 1, 180)
-    wait_for("it saves", lambda: lineage(site, name)[0]["epoch"].startswith("2."), 180)
+    wait_for("it saves", lambda: lineage(site, name)[0]["world"].startswith("2."), 180)
     for _ in range(5):  # more than are kept
         wait_for_new_checkpoint(site, name)
         named = lineage(site, name)[:2]  # until status names newer ones in their place
@@ -95,7 +95,7 @@ def test_where_checkpoints_are_commits_the_storage_tells_worlds_apart(
     wait_for("the old ranks are gone", lambda: not any(map(psutil.pid_exists, ranks)), 180)
     known = lineage(site, name)
     wait_for_new_checkpoint(site, name)
-    assert [ref["epoch"] for ref in lineage(site, name)] == [known[0]["epoch"]] * len(known)
+    assert [ref["world"] for ref in lineage(site, name)] == [known[0]["world"]] * len(known)
     assert site.status(name)["attempt"] == 1
     assert site.status(name)["coordinator"]["term"] == 2
 
@@ -113,7 +113,7 @@ def test_a_script_that_saves_by_itself_gets_no_second_world(
     site.apply(site.job(name, [*command, f"/shared/{name}"], recovery={"fenceSeconds": 20}))
     site.wait(name, "Running")
     wait_for("a save", lambda: site.has_just_saved(name), 60)
-    wait_for("its rung in status", lambda: site.status(name).get("rung", 0) == rung, 60)
+    wait_for("its rung in status", lambda: site.status(name).get("featureLevel", 0) == rung, 60)
     ranks = cut_off(site, name, island)
 
     def is_told() -> bool:

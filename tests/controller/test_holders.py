@@ -11,7 +11,9 @@ from ropeteam_trainer.contract.desired import Desired, SlotDesired
 
 SEEN = a_running_job(workers=2)
 STATUS = SEEN.status.model_copy(
-    update={"slots": tuple(slot.model_copy(update={"old_pod_gone": False}) for slot in SEEN.status.slots)}
+    update={
+        "slots": tuple(slot.model_copy(update={"previous_pod_fenced": False}) for slot in SEEN.status.slots)
+    }
 )
 DESIRED = Desired(1, 1, 1, {"0": SlotDesired(1), "1": SlotDesired(2)})
 REPORT = a_report(SEEN)

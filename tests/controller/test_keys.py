@@ -91,7 +91,7 @@ def test_a_pod_tells_by_its_secret_with_which_key_it_was_made() -> None:
 def test_a_jobs_key_is_that_of_the_pods_that_status_names() -> None:
     status = JobStatus(
         coordinator=CoordinatorStatus(pod_uid="c"),
-        slots=(SlotStatus(slot=0, pod_uid="w", old_pod_uid="leaves"),),
+        slots=(SlotStatus(slot=0, pod_uid="w", previous_pod_uid="leaves"),),
     )
 
     def seen(**keys: str) -> str:
@@ -122,7 +122,7 @@ async def test_a_job_keeps_its_key_while_it_has_pods_and_then_gets_a_secret_with
 
             async def named() -> bool:
                 found = await operator.client.get(ObjectRef("TrainingJob", "default", "job"))
-                return bool(found.get("status", {}).get("coordinator", {}).get("podUid"))
+                return bool(found.get("status", {}).get("coordinator", {}).get("podUID"))
 
             await until_async(named)
         old = OperatorKey(bytes.fromhex(file.read_text()))

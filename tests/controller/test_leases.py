@@ -6,16 +6,16 @@ from dataclasses import replace
 
 from tests.builders import a_report, a_running_job
 
-from ropeteam.api.status import CoordinatorStatus, FormerCoordinatorStatus
+from ropeteam.api.status import CoordinatorStatus, PreviousCoordinatorStatus
 from ropeteam.controller.reconcile.leases import Leases
 from ropeteam_trainer.contract.desired import Desired
 
 SEEN = a_running_job(workers=2)
 DESIRED = Desired(1, 1, 1, {})
 REPORT = replace(a_report(SEEN), boot=3, sent=77.5)
-FORMER = (FormerCoordinatorStatus(term=1, lease_seconds=20), FormerCoordinatorStatus(term=0))
+FORMER = (PreviousCoordinatorStatus(term=1, lease_seconds=20), PreviousCoordinatorStatus(term=0))
 STATUS = SEEN.status.model_copy(
-    update={"coordinator": CoordinatorStatus(term=2, lease_seconds=20, former=FORMER)}
+    update={"coordinator": CoordinatorStatus(term=2, lease_seconds=20, previous=FORMER)}
 )
 
 

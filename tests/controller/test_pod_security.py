@@ -68,7 +68,7 @@ async def test_where_nothing_may_run_as_root_a_job_runs_as_a_user(
 ) -> None:
     server = PodSecurity(monkeypatch, still, quota=quota)
     told = await rounds(still)
-    assert (told["user"], condition(told, "Accepted")["reason"]) == (1000, "RunsAsNonRoot")
+    assert (told["runAsUser"], condition(told, "Accepted")["reason"]) == (1000, "RunsAsNonRoot")
     assert {"job-0-1", "job-1-1"} <= set(await names(still.client, "Pod"))
     assert server.asked == [True, False], "once each"
 
@@ -88,5 +88,5 @@ async def test_what_insists_on_root_is_refused_with_the_servers_words(
 
 async def test_where_root_may_run_the_image_decides(still: Operator) -> None:
     told = await rounds(still)
-    assert "user" not in told
+    assert "runAsUser" not in told
     assert condition(told, "Accepted")["reason"] == "Accepted"

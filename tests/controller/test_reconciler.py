@@ -63,7 +63,7 @@ async def test_a_secret_that_somebody_deleted_comes_back_with_the_next_pod(still
 
     async def known() -> bool:
         await still.reconciler(KEY)
-        return all(slot["podUid"] for slot in (await status(still.client))["slots"])
+        return all(slot["podUID"] for slot in (await status(still.client))["slots"])
 
     await until_async(known)
     for kind, prefix in (("Secret", "job-"), ("Pod", "job-0-")):

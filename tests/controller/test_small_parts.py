@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from ropeteam.api.status import IncidentStatus, JobStatus, ProgressStatus, StagesStatus
+from ropeteam.api.status import IncidentStatus, JobStatus, ProgressStatus, RecoveryTimesStatus
 from ropeteam.controller import metrics, probes
 from ropeteam.controller.cache.caches import Caches, Ended
 from ropeteam.controller.cache.informer import Informer, Key, MultiNamespaceInformer, WatchSpec
@@ -91,7 +91,11 @@ def test_anything_else_is_written_at_once() -> None:
 def test_an_incident_is_counted_once_when_it_has_settled() -> None:
     open_ = IncidentStatus(id="1.0.1", time=NOW, cause="Hang", slot=0)
     done = open_.model_copy(
-        update={"settled": True, "steps_lost": 3, "stages": StagesStatus(stopped=100, first_step=2000)}
+        update={
+            "final": True,
+            "steps_lost": 3,
+            "recovery_milliseconds": RecoveryTimesStatus(stopped=100, first_step=2000),
+        }
     )
     before = metrics.REGISTRY.get_sample_value("ropeteam_incidents_total", {"cause": "Hang"}) or 0
     story = [JobStatus(), JobStatus(incidents=(open_,)), *[JobStatus(incidents=(done,))] * 2]
@@ -125,7 +129,7 @@ def test_every_series_is_there_before_its_first_event() -> None:
         assert (
             metrics.REGISTRY.get_sample_value("ropeteam_incidents_total", {"cause": cause.value}) is not None
         )
-    for stage in StagesStatus.model_fields:
+    for stage in RecoveryTimesStatus.model_fields:
         assert (
             metrics.REGISTRY.get_sample_value("ropeteam_recovery_seconds_count", {"stage": stage}) is not None
         )

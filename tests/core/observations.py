@@ -20,8 +20,8 @@ from ropeteam.api.status import (
     IncidentStatus,
     JobStatus,
     ProgressStatus,
+    RecoveryTimesStatus,
     SlotStatus,
-    StagesStatus,
 )
 from ropeteam.core.seen.observation import ContainerSeen, PodSeen, PolicySeen, Refusal, Role, ServiceSeen
 from ropeteam_trainer.contract.desired import (
@@ -141,20 +141,20 @@ incidents = st.builds(
     cause=st.sampled_from([cause.value for cause in Cause]),
     charged=st.booleans(),
     slot=small,
-    stages=st.builds(StagesStatus, planned=st.none() | small),
-    settled=st.booleans(),
+    recovery_milliseconds=st.builds(RecoveryTimesStatus, planned=st.none() | small),
+    final=st.booleans(),
 )
 slots = st.builds(
     SlotStatus,
     slot=small,
     incarnation=st.integers(1, 3),
     pod_uid=uids,
-    replaced_at=times,
-    old_pod_uid=uids,
-    old_pod_gone=st.booleans(),
-    relieves=st.booleans(),
+    replacement_time=times,
+    previous_pod_uid=uids,
+    previous_pod_fenced=st.booleans(),
+    handover_pending=st.booleans(),
     avoid_node=st.sampled_from(["", "node-1"]),
-    faults=st.integers(0, 9),
+    consecutive_failures=st.integers(0, 9),
 )
 conditions = st.builds(
     Condition,
@@ -163,7 +163,7 @@ conditions = st.builds(
     reason=st.just("Because"),
     lastTransitionTime=moments,  # the alias: what is required is drawn by its name in the signature
 )
-refs = st.builds(CheckpointRefStatus, step=small, epoch=texts)
+refs = st.builds(CheckpointRefStatus, step=small, world=texts)
 statuses = st.builds(
     JobStatus,
     state=st.sampled_from(["", "Running", "Suspended", "Complete", "Odd"]),
@@ -174,8 +174,8 @@ statuses = st.builds(
         term=small,
         pod_uid=uids,
         address=st.sampled_from(["", "10.0.0.1"]),
-        since=times,
-        faults=small,
+        start_time=times,
+        consecutive_failures=small,
     ),
     start_time=times,
     completion_time=times,
@@ -186,15 +186,15 @@ statuses = st.builds(
     failures=st.builds(
         FailuresStatus,
         charges=st.lists(st.builds(ChargeStatus, id=texts, time=moments), max_size=3).map(tuple),
-        last_epoch=texts,
+        last_world=texts,
     ),
     incidents=st.lists(incidents, max_size=10, unique_by=lambda each: each.id).map(tuple),
     drained=st.booleans(),
-    drain_since=times,
-    restarted_at=st.sampled_from(["", "2026-11-20T10:00:00+00:00"]),
-    shape=st.sampled_from(["", "another"]),
-    user=st.sampled_from([None, None, 1000]),
-    coordinator_fault_since=times,
+    drain_start_time=times,
+    observed_restarted_at=st.sampled_from(["", "2026-11-20T10:00:00+00:00"]),
+    pod_spec_hash=st.sampled_from(["", "another"]),
+    run_as_user=st.sampled_from([None, None, 1000]),
+    coordinator_unreachable_start_time=times,
 )
 told = st.builds(
     Incident,
@@ -292,8 +292,8 @@ def plausible_scenes(draw: st.DrawFn) -> Scene:
             "conditions": draw(st.sampled_from([(), (_holding(ConditionType.RUNNING),)])),
             "slots": places,
             "coordinator": draw(leaders),
-            "shape": "",
-            "drain_since": draw(st.sampled_from([None, None, None, NOON])),
+            "pod_spec_hash": "",
+            "drain_start_time": draw(st.sampled_from([None, None, None, NOON])),
             "incidents": draw(few_incidents),
         }
     )

@@ -44,7 +44,7 @@ def test_a_gang_without_room_for_all_gives_its_places_back_and_asks_again() -> N
     cluster.scene = cluster.scene.after(set_back)
     cluster.round()
     cluster.pass_time(151)
-    assert cluster.round().status.rests_until is not None
+    assert cluster.round().status.backoff_end_time is not None
     cluster.scene = cluster.scene.after(set_back).but(pods=())
     cluster.round()
     cluster.pass_time(60)

@@ -60,7 +60,7 @@ def test_an_unschedulable_pod_is_explained_by_the_scheduler_and_by_what_the_job_
 def test_a_job_that_asks_for_nothing_still_says_how_much() -> None:
     seen = starting(scheduled_message="0/1 nodes are available.")
     seen = seen.but(spec={"workers": 2, "command": ["true"]})
-    seen = seen.but(status=seen.status.model_copy(update={"shape": ""}))
+    seen = seen.but(status=seen.status.model_copy(update={"pod_spec_hash": ""}))
     assert "This job wants 2 pods." in condition(seen, ConditionType.RUNNING).message
 
 
@@ -137,12 +137,12 @@ def test_a_coordinator_out_of_reach_does_not_stop_a_running_job() -> None:
     seen = a_running_job().after(unreachable)
     running = condition(seen, ConditionType.RUNNING)
     assert (running.status, running.reason) == ("True", "CoordinatorUnreachable")
-    assert decide(seen).status.coordinator_fault_since == seen.now
+    assert decide(seen).status.coordinator_unreachable_start_time == seen.now
     later = seen.after(written, seconds(60))
     assert decide(later).status == later.status, "said once"
     back = later.but(report=a_running_job().report, report_error="")
     assert condition(back, ConditionType.RUNNING).reason == "WorldRunning"
-    assert decide(back).status.coordinator_fault_since is None
+    assert decide(back).status.coordinator_unreachable_start_time is None
 
 
 def test_a_coordinator_of_an_earlier_release_is_named_with_what_to_do() -> None:

@@ -23,7 +23,7 @@ def test_the_event_of_an_incident_is_without_the_scripts_output() -> None:
     ]
     (incident,) = decision.status.incidents
     assert incident.message.splitlines() == ["rank 0 ended by SIGKILL", *OUTPUT]
-    assert decision.status.last_fault == "Signal in slot 0"
+    assert decision.status.last_incident == "Signal in slot 0"
 
 
 def test_every_other_event_is_one_line_too() -> None:

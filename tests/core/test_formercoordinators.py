@@ -21,7 +21,7 @@ from tests.builders import (
 )
 
 from ropeteam.api.conditions import ConditionType
-from ropeteam.api.status import FormerCoordinatorStatus
+from ropeteam.api.status import PreviousCoordinatorStatus
 from ropeteam.core.decide import decide
 from ropeteam.core.seen.formercoordinators import ENDED, MOST
 from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role, UnheardSeen
@@ -34,7 +34,7 @@ NODE = "node-0"
 def an_island(rung: int = 0) -> Scene:
     """Coordinator and slot 1 are gone without a proof; their successors run and wait for one another."""
     seen = a_running_job(workers=2)
-    seen = seen.but(status=seen.status.model_copy(update={"rung": rung}))
+    seen = seen.but(status=seen.status.model_copy(update={"feature_level": rung}))
     seen = seen.after(without_coordinator_pod, vanished(1), written, written)
     fresh = (
         PodSeen(name="mnist-coordinator-2", uid="c2", role=Role.COORDINATOR, term=2, node="node-8"),
@@ -47,16 +47,16 @@ def an_island(rung: int = 0) -> Scene:
 
 
 def former(seen: Scene) -> tuple[int, ...]:
-    return tuple(each.term for each in decide(seen).status.coordinator.former)
+    return tuple(each.term for each in decide(seen).status.coordinator.previous)
 
 
 def gone(seen: Scene) -> bool:
-    return decide(seen).status.slots[1].old_pod_gone
+    return decide(seen).status.slots[1].previous_pod_fenced
 
 
 def test_a_coordinator_without_a_proof_of_its_end_is_remembered_and_status_says_what_is_awaited() -> None:
     seen = an_island()
-    (left,) = seen.status.coordinator.former
+    (left,) = seen.status.coordinator.previous
     assert (left.term, left.node) == (1, NODE)
     assert former(seen) == (1,)
     stalled = decide(seen).status.condition(ConditionType.STALLED)
@@ -75,10 +75,10 @@ def test_those_that_a_restored_status_does_not_know_may_live(newest: int) -> Non
     told = replace(a_report(seen, WorldPhase.RUNNING), newer_term=newest)
     known = decide(seen.but(pods=(*seen.pods, ahead), report=told)).status.coordinator
     assert known.term == newest + 1
-    assert [(each.term, each.node) for each in known.former[-2:]] == [(newest - 1, "node-7"), (newest, "")]
-    assert len(known.former) <= MOST
+    assert [(each.term, each.node) for each in known.previous[-2:]] == [(newest - 1, "node-7"), (newest, "")]
+    assert len(known.previous) <= MOST
     if newest == 3:
-        assert [(each.term, each.node) for each in known.former[:-2]] == [(1, NODE)]
+        assert [(each.term, each.node) for each in known.previous[:-2]] == [(1, NODE)]
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def with_proof(
 ) -> Scene:
     seen = seen.but(dead_nodes=dead_nodes)
     if was_seen_to_end:
-        seen = seen.but(ended_pods=(seen.status.coordinator.former[0].pod_uid,))
+        seen = seen.but(ended_pods=(seen.status.coordinator.previous[0].pod_uid,))
     if annotation:
         seen = seen.but(metadata=seen.metadata.model_copy(update={"annotations": {ENDED: annotation}}))
     if pod is not None:
-        uid = seen.status.coordinator.former[0].pod_uid
+        uid = seen.status.coordinator.previous[0].pod_uid
         old = PodSeen(name="mnist-coordinator-1", uid=uid, role=Role.COORDINATOR, term=1, node=NODE, **pod)
         seen = seen.but(pods=(*seen.pods, old))
     return seen
@@ -132,14 +132,14 @@ def with_proof(
 def test_a_former_pod_that_was_seen_to_end_writes_no_more() -> None:
     seen = an_island()
     assert not gone(seen)
-    assert gone(seen.but(ended_pods=(seen.status.slots[1].old_pod_uid,)))
+    assert gone(seen.but(ended_pods=(seen.status.slots[1].previous_pod_uid,)))
 
 
 def leased(seen: Scene, seconds: int = 20) -> Scene:
     """The former coordinator was made with recovery.selfFence."""
-    (old,) = seen.status.coordinator.former
+    (old,) = seen.status.coordinator.previous
     promised = (old.model_copy(update={"lease_seconds": seconds}),)
-    coordinator = seen.status.coordinator.model_copy(update={"former": promised})
+    coordinator = seen.status.coordinator.model_copy(update={"previous": promised})
     return seen.but(status=seen.status.model_copy(update={"coordinator": coordinator})).after(written)
 
 
@@ -179,7 +179,7 @@ def test_a_coordinator_is_remembered_with_its_promise() -> None:
     assert seen.status.coordinator.lease_seconds == 30
     without = {**recovery, "selfFence": False}
     seen = seen.after(edited(recovery=without), without_coordinator_pod, written)
-    (left,) = seen.status.coordinator.former
+    (left,) = seen.status.coordinator.previous
     assert (left.lease_seconds, seen.status.coordinator.lease_seconds) == (30, 0)
 
 
@@ -215,14 +215,14 @@ def test_a_suspended_job_remembers_it_too() -> None:
     seen = seen.after(edited(suspend=True), written, unreachable, seconds(80), written)
     seen = seen.but(pods=()).after(written)
     assert seen.status.state == "Suspended"
-    assert [each.term for each in seen.status.coordinator.former] == [1]
+    assert [each.term for each in seen.status.coordinator.previous] == [1]
 
 
 def test_of_too_many_the_oldest_two_become_one_that_only_a_person_knows() -> None:
     seen = a_running_job(workers=1)
-    many = tuple(FormerCoordinatorStatus(term=n, pod_uid=f"u{n}", node="n") for n in range(MOST))
-    old = seen.status.coordinator.model_copy(update={"term": MOST, "former": many, "node": NODE})
+    many = tuple(PreviousCoordinatorStatus(term=n, pod_uid=f"u{n}", node="n") for n in range(MOST))
+    old = seen.status.coordinator.model_copy(update={"term": MOST, "previous": many, "node": NODE})
     seen = seen.but(status=seen.status.model_copy(update={"coordinator": old}), pods=(), report=None)
-    left = decide(seen).status.coordinator.former
+    left = decide(seen).status.coordinator.previous
     assert [each.term for each in left] == [*range(1, MOST + 1)]
     assert (left[0].pod_uid, left[0].node) == ("", "")

@@ -62,7 +62,7 @@ def test_a_successor_is_decided_on_at_once_and_made_in_the_next_round() -> None:
     seen = a_running_job().after(deleted(1))
     decision = decide(seen)
     assert decision.why == "slot 1: asked to leave, incarnation 2"
-    assert (slot(seen).incarnation, slot(seen).relieves) == (2, True)
+    assert (slot(seen).incarnation, slot(seen).handover_pending) == (2, True)
     assert decision.status.incidents == (), "nothing is lost yet"
     assert [str(action) for action in decide(seen.after(written)).actions] == [
         "ensure the agent's Secret",
@@ -92,7 +92,11 @@ def test_the_successor_takes_over_when_nothing_can_be_saved_any_more(over: Chang
     seen = handed().after(over)
     decision = decide(seen)
     assert decision.why == "slot 1: its former pod leaves, the new one takes over"
-    assert (slot(seen).incarnation, slot(seen).relieves, slot(seen).replaced_at) == (2, False, seen.now)
+    assert (slot(seen).incarnation, slot(seen).handover_pending, slot(seen).replacement_time) == (
+        2,
+        False,
+        seen.now,
+    )
     assert (told(seen).incarnation, told(seen).pod_uid, told(seen).deleting) == (2, "new", False)
     assert [each.cause for each in decision.status.incidents] == [Cause.POD_DELETED]
     assert not decision.status.incidents[0].charged
@@ -105,10 +109,10 @@ def test_the_incident_says_what_kubernetes_says() -> None:
 
 def test_the_fence_begins_when_the_old_pod_has_given_up_the_slot() -> None:
     seen = handed(grace=3600).after(seconds(FENCE_AND_MARGIN))
-    assert not slot(seen).old_pod_gone, "it trains"
+    assert not slot(seen).previous_pod_fenced, "it trains"
     seen = seen.after(the_old_pod_vanishes, written)
-    assert not slot(seen.after(seconds(FENCE_AND_MARGIN - 1))).old_pod_gone
-    assert slot(seen.after(seconds(FENCE_AND_MARGIN))).old_pod_gone
+    assert not slot(seen.after(seconds(FENCE_AND_MARGIN - 1))).previous_pod_fenced
+    assert slot(seen.after(seconds(FENCE_AND_MARGIN))).previous_pod_fenced
 
 
 @pytest.mark.parametrize("unknown", [unreachable, reporting(phase=WorldPhase.WAITING)])
@@ -116,17 +120,17 @@ def test_while_nobody_knows_whether_the_world_saves_everything_stays(unknown: Ch
     seen = a_running_job().after(deleted(1), unknown)
     assert (slot(seen).incarnation, told(seen).incarnation) == (1, 1)
     seen = handed().after(unknown)
-    assert (slot(seen).relieves, told(seen).incarnation) == (True, 1)
+    assert (slot(seen).handover_pending, told(seen).incarnation) == (True, 1)
 
 
 def test_a_slot_whose_pod_before_the_last_may_still_write_waits() -> None:
     seen = a_running_job().after(deleted(1))
-    slots = [each.model_copy(update={"old_pod_gone": each.slot != 1}) for each in seen.status.slots]
+    slots = [each.model_copy(update={"previous_pod_fenced": each.slot != 1}) for each in seen.status.slots]
     assert slot(seen.but(status=seen.status.model_copy(update={"slots": tuple(slots)}))).incarnation == 1
 
 
 def test_a_successor_that_is_lost_has_one_of_its_own_and_the_old_pod_is_not_held_any_more() -> None:
     seen = handed()
     seen = seen.but(pods=tuple(pod for pod in seen.pods if pod.name != "mnist-1-2"))
-    assert (slot(seen).incarnation, slot(seen).relieves, told(seen).incarnation) == (3, False, 3)
-    assert not slot(seen).old_pod_gone
+    assert (slot(seen).incarnation, slot(seen).handover_pending, told(seen).incarnation) == (3, False, 3)
+    assert not slot(seen).previous_pod_fenced

@@ -52,7 +52,7 @@ def only(status: JobStatus) -> IncidentStatus:
 def test_an_incident_is_provisional_at_first_and_charged_when_it_has_settled() -> None:
     seen = a_running_job().after(telling(an_incident(Cause.SIGNAL)), written)
     incident = only(seen.status)
-    assert (incident.id, incident.cause, incident.charged, incident.settled) == (
+    assert (incident.id, incident.cause, incident.charged, incident.final) == (
         "1.0.1",
         "Signal",
         True,
@@ -60,7 +60,7 @@ def test_an_incident_is_provisional_at_first_and_charged_when_it_has_settled() -
     )
     assert seen.status.failures.charged == 0
     later = seen.after(seconds(10), written).status
-    assert (later.failures.charged, only(later).settled) == (1, True)
+    assert (later.failures.charged, only(later).final) == (1, True)
     assert later.failures.charges[0].id == "1.0.1"
 
 
@@ -78,16 +78,16 @@ def test_a_lost_pod_is_recorded_once_and_counted_once() -> None:
     lost = incidents.of_pod(SlotStatus(slot=1, incarnation=2), Cause.EVICTED, "", "node-1", NOON)
     status = incidents.record(JobStatus(), lost, alone=True)
     assert incidents.record(status, lost, alone=True) == status
-    settled = lost.model_copy(update={"settled": True})
+    settled = lost.model_copy(update={"final": True})
     twice = JobStatus(incidents=(settled, lost))
     for _ in range(3):
         twice = incidents.settle(twice, Recovery(), NOON, NOON, final=frozenset({lost.id}))
-    assert twice.failures.free == 1
+    assert twice.failures.not_charged == 1
 
 
 def test_free_causes_are_counted_apart() -> None:
     seen = a_running_job().after(telling(an_incident(Cause.RETRIED_FREE)), seconds(10), written)
-    assert (seen.status.failures.charged, seen.status.failures.free) == (0, 1)
+    assert (seen.status.failures.charged, seen.status.failures.not_charged) == (0, 1)
 
 
 def test_a_charge_leaves_with_its_window() -> None:
@@ -128,7 +128,7 @@ def test_the_recoverys_time_is_told_even_after_settling() -> None:
     stages = Stages(stopped=40, planned=90, started=200, first_step=450)
     told = an_incident(Cause.HANG, stages=stages, steps_lost=7)
     incident = only(seen.after(telling(told), written).status)
-    assert (incident.stages.first_step, incident.steps_lost) == (450, 7)
+    assert (incident.recovery_milliseconds.first_step, incident.steps_lost) == (450, 7)
     assert incident.cause == "Error", "what has settled stays"
 
 
@@ -171,7 +171,7 @@ def test_a_pod_lost_after_the_next_world_was_planned_is_another_incident() -> No
 
 def test_a_pod_that_was_in_no_world_is_charged_when_the_coordinator_has_had_time_to_tell() -> None:
     seen = a_running_job().after(forming, ended(2), written, seconds(14.9), written)
-    assert not only(seen.status).settled
+    assert not only(seen.status).final
     seen = seen.after(seconds(0.1), written)
     assert (only(seen.status).id, seen.status.failures.charged) == ("pod-2-1", 1)
 
@@ -181,9 +181,9 @@ def test_the_end_of_a_node_is_told_late_and_still_believed() -> None:
     told = telling(an_incident(Cause.AGENT_LOST, slot=2))
     wish = reporting(replace=(a_wish(2),))
     seen = a_running_job().after(forming, silent(2), told, wish, written, seconds(40), written)
-    assert (only(seen.status).cause, only(seen.status).settled) == ("AgentLost", False)
+    assert (only(seen.status).cause, only(seen.status).final) == ("AgentLost", False)
     seen = seen.after(on_a_lost_node(2), written)
-    assert (only(seen.status).cause, only(seen.status).settled) == ("NodeLost", True)
+    assert (only(seen.status).cause, only(seen.status).final) == ("NodeLost", True)
 
 
 def test_our_own_deletion_is_no_evidence() -> None:
@@ -240,7 +240,7 @@ def test_no_restart_of_a_coordinator_refills_the_budget() -> None:
 
 def test_an_incident_that_status_has_already_is_never_listed_twice() -> None:
     seen = a_running_job().after(telling(an_incident(Cause.SIGNAL)), written)
-    forgotten = seen.status.failures.model_copy(update={"last_epoch": ""})
+    forgotten = seen.status.failures.model_copy(update={"last_world": ""})
     seen = seen.but(status=seen.status.model_copy(update={"failures": forgotten})).after(written)
     assert only(seen.status).id == "1.0.1"
     assert decide(seen).status == seen.status

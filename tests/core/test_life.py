@@ -326,7 +326,7 @@ def test_the_deadline_does_not_run_while_suspended() -> None:
 def test_the_end_charges_what_was_still_provisional() -> None:
     seen = a_running_job().after(reporting(incidents=(an_incident(),), failure=a_problem()))
     status = decide(seen).status
-    assert (status.failures.charged, status.incidents[0].settled) == (1, True)
+    assert (status.failures.charged, status.incidents[0].final) == (1, True)
 
 
 def test_a_job_that_breaks_its_budget_fails() -> None:
@@ -343,12 +343,14 @@ def test_a_pod_that_was_replaced_does_not_complete_the_job() -> None:
     """Its world was cut off as a whole, and came to its end after the next one had begun."""
     seen = a_running_job(workers=2)
     slots = tuple(
-        slot.model_copy(update={"incarnation": 2, "pod_uid": f"new-{slot.slot}", "old_pod_uid": slot.pod_uid})
+        slot.model_copy(
+            update={"incarnation": 2, "pod_uid": f"new-{slot.slot}", "previous_pod_uid": slot.pod_uid}
+        )
         for slot in seen.status.slots
     )
     replaced = seen.but(status=seen.status.model_copy(update={"slots": slots}))
     assert decide(replaced.after(ended(0, code=0))).status.state != "Complete"
-    relieved = tuple(slot.model_copy(update={"relieves": True}) for slot in slots)
+    relieved = tuple(slot.model_copy(update={"handover_pending": True}) for slot in slots)
     holding = seen.but(status=seen.status.model_copy(update={"slots": relieved}))
     assert decide(holding.after(ended(0, code=0))).status.state == "Complete", "it still holds its slot"
 

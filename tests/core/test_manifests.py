@@ -299,9 +299,11 @@ def test_defaults_lean_to_restricted_and_what_the_user_says_is_kept() -> None:
 def test_pods_of_an_attempt_that_began_under_an_earlier_release_keep_their_capabilities() -> None:
     """Root without them may write no volume of another user: a job that ran would end at its next fault."""
     status = a_running_job().status
-    assert status.drops_capabilities
+    assert status.capabilities_dropped
     seen = (
-        a_running_job().but(status=with_changes(status, drops_capabilities=False)).after(vanished(0), written)
+        a_running_job()
+        .but(status=with_changes(status, capabilities_dropped=False))
+        .after(vanished(0), written)
     )
     (made,) = (action.manifest for action in decide(seen).actions if isinstance(action, CreatePod))
     assert trainer(made)["securityContext"] == {"allowPrivilegeEscalation": False}

@@ -96,7 +96,7 @@ def test_it_is_the_templates_user_if_that_names_one(template: dict[str, Any], us
 
 def test_a_job_that_is_taken_as_such_a_user_starts_and_says_so() -> None:
     decision = decide(a_job().but(refusal=AS_USER))
-    assert (decision.status.attempt, decision.status.user) == (1, 1000)
+    assert (decision.status.attempt, decision.status.run_as_user) == (1, 1000)
     told = decision.status.condition(ConditionType.ACCEPTED)
     assert told is not None
     assert (told.holds, told.reason) == (True, "RunsAsNonRoot")
@@ -114,7 +114,7 @@ def test_a_job_runs_as_such_a_user_to_its_end() -> None:
 def test_all_pods_of_an_attempt_run_as_one_user_whatever_the_server_says_meanwhile() -> None:
     """Not asked again yet after the operator has restarted, or the namespace's level was lowered."""
     running = a_running_job(2).after(vanished(0))
-    status = running.status.model_copy(update={"user": 1234})
+    status = running.status.model_copy(update={"run_as_user": 1234})
     scene = running.but(refusal=None, status=status).after(written)
     (pod,) = [action.manifest for action in decide(scene).actions if isinstance(action, CreatePod)]
     assert pod["spec"]["containers"][0]["securityContext"]["runAsUser"] == 1234
@@ -137,9 +137,9 @@ def test_the_next_attempt_runs_as_the_server_says_then() -> None:
     assert stopped.status.state == "Suspended"
     assert accepted(stopped).reason == "Accepted"
     resumed = stopped.after(edited(suspend=False))
-    assert decide(resumed).status.user == 1000
+    assert decide(resumed).status.run_as_user == 1000
     assert accepted(resumed.after(saved(decide(resumed)))).reason == "RunsAsNonRoot"
-    assert decide(stopped.but(refusal=None).after(edited(suspend=False))).status.user is None
+    assert decide(stopped.but(refusal=None).after(edited(suspend=False))).status.run_as_user is None
 
 
 def test_what_is_refused_as_a_user_too_is_told_in_the_servers_first_words() -> None:
@@ -149,4 +149,4 @@ def test_what_is_refused_as_a_user_too_is_told_in_the_servers_first_words() -> N
 
 
 def test_a_status_of_an_earlier_release_names_no_user() -> None:
-    assert JobStatus.model_validate({"attempt": 1}).user is None
+    assert JobStatus.model_validate({"attempt": 1}).run_as_user is None

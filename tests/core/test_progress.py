@@ -164,7 +164,7 @@ def test_a_saved_checkpoint_that_cannot_be_read_is_not_told() -> None:
     seen = a_running_job().after(lineage(20, 10), written)
     assert seen.status.checkpoint is not None
     first, second = seen.status.checkpoint.lineage
-    torn = (first.model_copy(update={"epoch": "?"}), second)
+    torn = (first.model_copy(update={"world": "?"}), second)
     checkpoint = seen.status.checkpoint.model_copy(update={"lineage": torn})
     seen = seen.but(status=seen.status.model_copy(update={"checkpoint": checkpoint})).after(
         reporting(lineage=())

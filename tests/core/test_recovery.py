@@ -138,15 +138,17 @@ def test_a_wish_may_ask_to_avoid_the_node() -> None:
 
 
 def test_a_terminated_container_proves_that_the_old_pod_writes_no_more() -> None:
-    assert slot(decide(a_running_job().after(evicted(2))), 2).old_pod_gone
+    assert slot(decide(a_running_job().after(evicted(2))), 2).previous_pod_fenced
 
 
 def test_an_object_that_merely_vanished_is_no_proof() -> None:
     seen = a_running_job().after(vanished(2))
     seen = seen.after(written)
-    assert not seen.status.slots[2].old_pod_gone
-    assert not slot(decide(seen.after(seconds(129))), 2).old_pod_gone
-    assert slot(decide(seen.after(seconds(130))), 2).old_pod_gone, "fenceSeconds and a margin have passed"
+    assert not seen.status.slots[2].previous_pod_fenced
+    assert not slot(decide(seen.after(seconds(129))), 2).previous_pod_fenced
+    assert slot(decide(seen.after(seconds(130))), 2).previous_pod_fenced, (
+        "fenceSeconds and a margin have passed"
+    )
 
 
 @pytest.mark.parametrize(("wall", "own"), [(100_000, 129), (10, 100_000)])
@@ -154,7 +156,7 @@ def test_a_step_of_the_wall_clock_and_another_machines_end_no_fence(wall: float,
     seen = a_running_job().after(vanished(2))
     seen = seen.after(written)
     seen = seen.after(seconds(0)).but(now=seen.now + timedelta(seconds=wall), held=held(seen, own))
-    assert not slot(decide(seen), 2).old_pod_gone
+    assert not slot(decide(seen), 2).previous_pod_fenced
     ticks = decide(seen).look_again_seconds
     assert ticks is not None
 
@@ -162,24 +164,24 @@ def test_a_step_of_the_wall_clock_and_another_machines_end_no_fence(wall: float,
 def test_a_wall_clock_that_is_set_back_holds_no_fence_up() -> None:
     seen = a_running_job().after(vanished(2), written)
     back = seen.but(now=seen.now - timedelta(hours=1))
-    assert not slot(decide(back.but(held=held(seen, 129))), 2).old_pod_gone
-    assert slot(decide(back.but(held=held(seen, 130))), 2).old_pod_gone, "by the operator's own clock"
+    assert not slot(decide(back.but(held=held(seen, 129))), 2).previous_pod_fenced
+    assert slot(decide(back.but(held=held(seen, 130))), 2).previous_pod_fenced, "by the operator's own clock"
 
 
 def test_the_fence_is_counted_from_when_the_coordinator_knows_of_the_new_pod() -> None:
     """Until then it keeps the former one alive, whatever status says."""
     seen = a_running_job().after(vanished(2))
     seen = seen.after(written, seconds(1000)).but(held=())
-    assert not slot(decide(seen), 2).old_pod_gone
+    assert not slot(decide(seen), 2).previous_pod_fenced
     other = HeldSeen(slot=2, incarnation=1, seconds=1000)
-    assert not slot(decide(seen.but(held=(other,))), 2).old_pod_gone, "that is what it knew before"
+    assert not slot(decide(seen.but(held=(other,))), 2).previous_pod_fenced, "that is what it knew before"
 
 
 def test_the_proof_may_come_later() -> None:
     seen = a_running_job().after(on_a_lost_node(2))
     seen = seen.after(written)
-    assert not seen.status.slots[2].old_pod_gone
-    assert slot(decide(seen.after(ended(2))), 2).old_pod_gone
+    assert not seen.status.slots[2].previous_pod_fenced
+    assert slot(decide(seen.after(ended(2))), 2).previous_pod_fenced
 
 
 def test_of_two_old_pods_only_time_tells() -> None:
@@ -195,8 +197,8 @@ def test_of_two_old_pods_only_time_tells() -> None:
         container=ContainerSeen(exit_code=1),
     )
     decision = decide(seen.but(pods=(*seen.pods, second)))
-    assert (slot(decision, 2).incarnation, slot(decision, 2).old_pod_gone) == (3, False)
-    assert slot(decision, 2).old_pod_uid == ""
+    assert (slot(decision, 2).incarnation, slot(decision, 2).previous_pod_fenced) == (3, False)
+    assert slot(decision, 2).previous_pod_uid == ""
 
 
 def test_a_coordinator_that_is_gone_gets_the_next_term() -> None:
@@ -262,7 +264,7 @@ def test_a_coordinator_that_its_kubelet_starts_anew_in_vain_gets_another_pod() -
 
 def test_coordinators_lost_in_a_row_are_made_ever_slower() -> None:
     seen = a_running_job().after(without_coordinator_pod)
-    coordinator = seen.status.coordinator.model_copy(update={"faults": 3})
+    coordinator = seen.status.coordinator.model_copy(update={"consecutive_failures": 3})
     seen = seen.but(status=seen.status.model_copy(update={"coordinator": coordinator}))
     seen = seen.after(written)
     assert names(decide(seen)) == ["point Service mnist to term 2"]
@@ -272,19 +274,19 @@ def test_coordinators_lost_in_a_row_are_made_ever_slower() -> None:
 
 def test_pods_lost_in_a_row_are_made_ever_slower() -> None:
     seen = a_running_job(workers=1)
-    slots = (seen.status.slots[0].model_copy(update={"faults": 2}),)
+    slots = (seen.status.slots[0].model_copy(update={"consecutive_failures": 2}),)
     seen = seen.but(status=seen.status.model_copy(update={"slots": slots})).after(forming, ended(0))
     seen = seen.after(written)
-    assert seen.status.slots[0].faults == 3
+    assert seen.status.slots[0].consecutive_failures == 3
     assert names(decide(seen)) == ["delete Pod mnist-0-1"]
     assert "create Pod mnist-0-2" in names(decide(seen.after(seconds(2))))
 
 
 def test_a_world_that_runs_forgives_a_slot_its_lost_pods() -> None:
     seen = a_running_job(workers=1)
-    slots = (seen.status.slots[0].model_copy(update={"faults": 2}),)
+    slots = (seen.status.slots[0].model_copy(update={"consecutive_failures": 2}),)
     decision = decide(seen.but(status=seen.status.model_copy(update={"slots": slots})))
-    assert slot(decision, 0).faults == 0
+    assert slot(decision, 0).consecutive_failures == 0
 
 
 def test_pods_that_never_train_fail_the_job_after_a_few_tries_at_growing_distance() -> None:
@@ -317,7 +319,7 @@ def test_a_pod_may_end_before_its_trainer_begins(end: dict[str, Any], words: str
     decision = decide(a_running_job(workers=1).after(forming, never))
     assert decision.status.incidents[0].cause == "PodFailed"
     assert words in decision.status.incidents[0].message
-    assert slot(decision, 0).old_pod_gone is ("init" in end)
+    assert slot(decision, 0).previous_pod_fenced is ("init" in end)
 
 
 def test_two_starts_of_the_gang_without_a_step_open_a_new_attempt() -> None:
@@ -334,7 +336,9 @@ def test_a_replacement_is_told_what_the_script_uses_and_a_new_attempt_begins_wit
     env = pod["spec"]["containers"][0]["env"]
     (value,) = [each["value"] for each in env if each["name"] == config.CONFIG]
     assert codec.decode(config.WorkerConfig, value).rung == 2
-    assert decide(seen.after(forming, reporting(replace_all=True))).status.rung == 0, "with another script?"
+    assert decide(seen.after(forming, reporting(replace_all=True))).status.feature_level == 0, (
+        "with another script?"
+    )
 
 
 def test_a_service_with_another_address_means_new_pods_for_all() -> None:

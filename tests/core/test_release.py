@@ -39,17 +39,17 @@ def a_half_placed_job(**recovery: int) -> FakeCluster:
 def test_it_waits_for_the_rest_until_start_seconds() -> None:
     cluster = a_half_placed_job()
     decision = cluster.round()
-    assert decision.status.rests_until is None
+    assert decision.status.backoff_end_time is None
     assert decision.status.condition(ConditionType.STALLED).reason == "Unschedulable"
     cluster.scene = cluster.scene.but(now=NOON + timedelta(seconds=99))
-    assert cluster.round().status.rests_until is None
+    assert cluster.round().status.backoff_end_time is None
 
 
 def test_then_all_its_pods_go_uncharged_and_a_new_attempt_asks_again() -> None:
     cluster = a_half_placed_job()
     cluster.pass_time(151)
     released = cluster.round().status
-    assert released.rests_until is not None
+    assert released.backoff_end_time is not None
     assert (released.state, released.failures.charged, released.incidents) == ("Pending", 0, ())
     running = released.condition(ConditionType.RUNNING)
     assert running is not None
@@ -62,8 +62,8 @@ def test_then_all_its_pods_go_uncharged_and_a_new_attempt_asks_again() -> None:
     assert cluster.round().status.attempt == 1, "it rests"
     cluster.pass_time(60)
     opened = cluster.round().status
-    assert (opened.attempt, opened.rests_until) == (2, None)
-    assert all(slot.old_pod_gone for slot in opened.slots), "nobody has to be waited for"
+    assert (opened.attempt, opened.backoff_end_time) == (2, None)
+    assert all(slot.previous_pod_fenced for slot in opened.slots), "nobody has to be waited for"
     cluster.play(until=lambda seen: seen.status.state == "Running")
 
 
@@ -71,16 +71,16 @@ def test_a_pod_of_before_that_may_still_write_is_not_forgotten() -> None:
     cluster = a_half_placed_job()
     status = cluster.scene.status
     now = cluster.scene.now + timedelta(seconds=140)
-    unfenced = status.slots[0].model_copy(update={"old_pod_gone": False, "replaced_at": now})
+    unfenced = status.slots[0].model_copy(update={"previous_pod_fenced": False, "replacement_time": now})
     slots = (unfenced, *status.slots[1:])
     cluster.scene = cluster.scene.but(status=status.model_copy(update={"slots": slots}))
     cluster.pass_time(151)
-    assert cluster.round().status.rests_until is not None
+    assert cluster.round().status.backoff_end_time is not None
     cluster.scene = cluster.scene.but(pods=())
     cluster.pass_time(100)
     opened = cluster.round().status
     assert opened.attempt == 2
-    assert not opened.slots[0].old_pod_gone
+    assert not opened.slots[0].previous_pod_fenced
 
 
 def test_a_job_without_any_place_just_waits() -> None:
@@ -91,7 +91,7 @@ def test_a_job_without_any_place_just_waits() -> None:
     )
     cluster.scene = cluster.scene.but(pods=tuple(pods))
     cluster.pass_time(1000)
-    assert cluster.round().status.rests_until is None
+    assert cluster.round().status.backoff_end_time is None
 
 
 def test_a_job_that_has_run_keeps_its_places_while_a_replacement_waits() -> None:
@@ -102,7 +102,7 @@ def test_a_job_that_has_run_keeps_its_places_while_a_replacement_waits() -> None
         cluster.kubelets()
         half_placed(cluster)
     cluster.pass_time(1000)
-    assert cluster.round().status.rests_until is None
+    assert cluster.round().status.backoff_end_time is None
 
 
 def test_two_jobs_do_not_give_back_at_the_same_time() -> None:

@@ -25,7 +25,7 @@ def test_it_catches_up_with_the_pods_that_the_coordinator_hears(seen_too: bool, 
     ahead = PodSeen(name="mnist-1-3", uid="w3", role=Role.WORKER, slot=1, incarnation=3)
     decision = decide(seen.but(pods=(*seen.pods, ahead) if seen_too else seen.pods))
     assert [each.incarnation for each in decision.status.slots] == [1, incarnation]
-    assert not decision.status.slots[1].old_pod_gone
+    assert not decision.status.slots[1].previous_pod_fenced
     assert decision.why.endswith(f"later pods than status knows: incarnation {incarnation} of slot 1")
 
 
@@ -37,7 +37,7 @@ def test_it_knows_again_a_pod_that_only_the_coordinator_remembers() -> None:
     gone = tuple(pod for pod in seen.pods if (pod.role, pod.slot) != (Role.WORKER, 1))
     decision = decide(forgotten.but(pods=gone))
     assert [each.incarnation for each in decision.status.slots] == [1, 2]
-    assert not decision.status.slots[1].old_pod_gone
+    assert not decision.status.slots[1].previous_pod_fenced
     assert decide(forgotten).status.slots == seen.status.slots, "it is seen"
 
 

@@ -47,7 +47,7 @@ def test_a_job_that_is_born_suspended_makes_nothing() -> None:
 def test_the_wish_to_drain_is_saved_before_it_is_told() -> None:
     seen = a_running_job().after(edited(suspend=True))
     decision = decide(seen)
-    assert (decision.status.state, decision.status.drain_since) == ("Suspending", seen.now)
+    assert (decision.status.state, decision.status.drain_start_time) == ("Suspending", seen.now)
     assert decision.status.reason == "Suspending", "not why it is not suspended"
     assert decision.actions == ()
     assert decision.desired is not None
@@ -111,7 +111,7 @@ def test_resuming_opens_an_attempt_with_new_names_and_a_new_start_time() -> None
     assert first_start is not None
     assert status.start_time is not None
     assert status.start_time > first_start
-    assert all(slot.old_pod_gone for slot in status.slots), "all ranks had stopped"
+    assert all(slot.previous_pod_fenced for slot in status.slots), "all ranks had stopped"
     assert not status.holds(ConditionType.SUSPENDED)
 
 
@@ -121,9 +121,12 @@ def test_after_a_stop_that_nobody_confirmed_the_fence_counts_from_when_the_next_
     assert seen.status.state == "Suspended"
     early = seen.after(seconds(5), edited(suspend=False), written)
     late = seen.after(seconds(600), edited(suspend=False), written)
-    assert (early.status.slots[0].old_pod_gone, late.status.slots[0].old_pod_gone) == (False, False)
-    assert not decide(late.after(seconds(129))).status.slots[0].old_pod_gone
-    assert decide(late.after(seconds(130))).status.slots[0].old_pod_gone
+    assert (early.status.slots[0].previous_pod_fenced, late.status.slots[0].previous_pod_fenced) == (
+        False,
+        False,
+    )
+    assert not decide(late.after(seconds(129))).status.slots[0].previous_pod_fenced
+    assert decide(late.after(seconds(130))).status.slots[0].previous_pod_fenced
 
 
 def test_a_drain_that_has_begun_is_finished_even_if_the_user_changes_their_mind() -> None:
@@ -144,25 +147,27 @@ def test_restarted_at_drains_and_makes_all_pods_anew_once() -> None:
 def test_that_all_ranks_have_ended_says_nothing_of_a_former_pod_that_may_still_write() -> None:
     """A coordinator that waits for its proof has no world, and is drained at once."""
     seen = a_running_job(workers=2).after(edited(restartedAt="2026-11-20T12:00:00Z"), written)
-    slots = tuple(slot.model_copy(update={"old_pod_gone": slot.slot != 0}) for slot in seen.status.slots)
+    slots = tuple(
+        slot.model_copy(update={"previous_pod_fenced": slot.slot != 0}) for slot in seen.status.slots
+    )
     seen = seen.but(status=seen.status.model_copy(update={"slots": slots})).after(drained, written)
     assert seen.status.attempt == 2
-    assert [slot.old_pod_gone for slot in seen.status.slots] == [False, True]
+    assert [slot.previous_pod_fenced for slot in seen.status.slots] == [False, True]
 
 
 def test_a_former_pod_that_may_still_write_is_waited_for_although_its_slot_is_gone() -> None:
     cluster = suspended(workers=2)
     slots = tuple(
-        slot.model_copy(update={"old_pod_gone": slot.slot != 1}) for slot in cluster.scene.status.slots
+        slot.model_copy(update={"previous_pod_fenced": slot.slot != 1}) for slot in cluster.scene.status.slots
     )
     seen = cluster.scene.but(status=cluster.scene.status.model_copy(update={"slots": slots}))
     seen = seen.after(edited(workers=1, suspend=False), written)
-    assert [(slot.slot, slot.old_pod_gone) for slot in seen.status.slots] == [(0, False)]
+    assert [(slot.slot, slot.previous_pod_fenced) for slot in seen.status.slots] == [(0, False)]
 
 
 def test_restarted_at_asks_nothing_of_a_job_that_was_not_started() -> None:
     seen = a_job(restartedAt="2026-11-20T12:00:00Z").after(written)
-    assert (seen.status.attempt, seen.status.drain_since) == (1, None)
+    assert (seen.status.attempt, seen.status.drain_start_time) == (1, None)
 
 
 def test_a_gang_of_which_nothing_runs_needs_no_drain() -> None:

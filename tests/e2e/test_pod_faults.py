@@ -23,7 +23,7 @@ def test_a_deleted_pod_is_replaced_and_free(cluster: Cluster, name: str, tmp_pat
     names = {pod["metadata"]["name"] for pod in cluster.pods(name)}
     assert {f"{name}-0-1", f"{name}-1-2"} <= names
     settled = wait_for(
-        "settled", lambda: [i for i in cluster.status(name).get("incidents", [])[-1:] if i.get("settled")]
+        "settled", lambda: [i for i in cluster.status(name).get("incidents", [])[-1:] if i.get("final")]
     )
     assert settled[0]["cause"] == "PodDeleted"
     assert cluster.status(name)["failures"]["charged"] == 0

@@ -162,4 +162,4 @@ def test_the_trainer_of_transformers_tells_its_progress_and_goes_on(
     assert float(told["samplesPerSecond"]) > 0
     status = cluster.status(name)
     assert status["incidents"][0]["stepsLost"] == 10, "killed at step 30, saved at step 20"
-    assert status["rung"] == 0, "no more is expected of it than of any script"
+    assert status["featureLevel"] == 0, "no more is expected of it than of any script"

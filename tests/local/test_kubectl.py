@@ -48,7 +48,7 @@ async def test_a_job_from_apply_to_delete(api: Client, kubectl: Kubectl):
     status = {"state": "Running", "workers": {"summary": "1/2"}, "reason": "AllReady"}
     await api.call("PATCH", f"{JOBS}/mnist/status", {"status": status}, content=MERGE)
     head, row = (await kubectl("get", "tj")).splitlines()
-    assert head.split() == ["NAME", "STATE", "READY", "STEP", "PROGRESS", "ETA", "FAULTS", "AGE"]
+    assert head.split() == ["NAME", "STATE", "READY", "STEP", "PROGRESS", "ETA", "FAILURES", "AGE"]
     assert row.split()[:3] == ["mnist", "Running", "1/2"]
     assert "AllReady" in await kubectl("get", "tj", "mnist", "-o", "wide")
     shown = yaml.safe_load(await kubectl("get", "tj", "mnist", "-o", "yaml"))

@@ -57,7 +57,7 @@ class Written(NamedTuple):
 
 def named_by(status: JobStatus) -> set[Place]:
     lineage = status.checkpoint.lineage if status.checkpoint else ()
-    return {Place(Epoch.parse(ref.epoch), ref.step) for ref in lineage}
+    return {Place(Epoch.parse(ref.world), ref.step) for ref in lineage}
 
 
 class ShippedChecks(Checks):

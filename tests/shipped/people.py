@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ropeteam.api.conditions import ConditionType
-from ropeteam.api.status import FormerCoordinatorStatus
+from ropeteam.api.status import PreviousCoordinatorStatus
 
 if TYPE_CHECKING:
     from tests.shipped.site import Site
@@ -21,7 +21,7 @@ def end_hung_strangers(site: Site) -> None:
 
 def vouch(site: Site) -> None:
     """Do what status asks for, once it is true."""
-    former, stalled = site.status.coordinator.former, site.status.condition(ConditionType.STALLED)
+    former, stalled = site.status.coordinator.previous, site.status.condition(ConditionType.STALLED)
     asked = stalled is not None and stalled.reason == "FormerCoordinator"
     if stalled and asked and not any(_lives(site, each) for each in former):
         name, _, term = stalled.message.split()[-2].partition("=")
@@ -30,7 +30,7 @@ def vouch(site: Site) -> None:
         site.kubernetes.edit(job, lambda job: job["metadata"].update(vouched))
 
 
-def _lives(site: Site, former: FormerCoordinatorStatus) -> bool:
+def _lives(site: Site, former: PreviousCoordinatorStatus) -> bool:
     live = site.live_containers(coordinators=True)
     if former.pod_uid:
         return any(pod.uid == former.pod_uid for pod in live)

@@ -144,7 +144,7 @@ def test_a_restored_status_catches_up_with_what_runs(coordinator: bool, rung: in
         site.kubernetes.remove(lost.thing)
         site.run(30.0)
         ago = enumerate(reversed(site.checks.past))
-        size = next(n for n, job in ago if not any(slot.get("podUid") for slot in job["status"]["slots"]))
+        size = next(n for n, job in ago if not any(slot.get("podUID") for slot in job["status"]["slots"]))
         play(site, Move("restore_backup", 0, size))
         assert not any(slot.pod_uid for slot in site.status.slots)
         site.settle()

@@ -321,11 +321,11 @@ class Checks:
             require(charge.id in kept or age >= window, "the budget never grows back", charge.id, age)
         for each in new.incidents:
             age = (now - each.time).total_seconds()
-            free = not each.settled or not each.charged or age >= window or each.id in kept
+            free = not each.final or not each.charged or age >= window or each.id in kept
             require(free, "what is settled as charged is charged", each.id, each.cause)
         causes = {each.id: each.cause for each in new.incidents}
         for each in old.incidents:
-            if each.settled and each.id in causes:
+            if each.final and each.id in causes:
                 require(causes[each.id] == each.cause, "a settled cause is final", each.id, each.cause)
 
     def same(self, what: str, one: Any, other: Any) -> None:
@@ -371,7 +371,7 @@ class Checks:
 
 def _places(status: JobStatus) -> tuple[Place, ...]:
     lineage = status.checkpoint.lineage if status.checkpoint else ()
-    return tuple((ref.step, Epoch.parse(ref.epoch)) for ref in lineage)
+    return tuple((ref.step, Epoch.parse(ref.world)) for ref in lineage)
 
 
 def _growing(old: JobStatus, new: JobStatus) -> list[tuple[int, int, str]]:

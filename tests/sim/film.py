@@ -72,11 +72,11 @@ def _short(value: Any) -> str:
     if isinstance(value, SlotStatus):
         return f"{value.slot}:{value.incarnation}"
     if isinstance(value, IncidentStatus):
-        return f"{value.id} {value.cause}{' settled' if value.settled else ''}"
+        return f"{value.id} {value.cause}{' settled' if value.final else ''}"
     if isinstance(value, CheckpointStatus):
-        return ",".join(f"{ref.step}@{ref.epoch}" for ref in value.lineage)
+        return ",".join(f"{ref.step}@{ref.world}" for ref in value.lineage)
     if isinstance(value, FailuresStatus):
-        return f"{value.charged}/{value.allowed} charged, {value.free} free"
+        return f"{value.charged}/{value.allowed} charged, {value.not_charged} free"
     if isinstance(value, CoordinatorStatus):
         return f"term {value.term}.{value.boot}"
     return repr(value)

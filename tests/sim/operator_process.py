@@ -233,7 +233,7 @@ class Operator:
             return None, "no answer within 3 s"
         if isinstance(answers[0], JobReport):
             self._leases.heard(answers[0], self._world.clock.now)
-        if view.status.coordinator.former:
+        if view.status.coordinator.previous:
             self._holders.forget()
         elif isinstance(answers[0], JobReport):
             self._holders.heard(self._desired, answers[0], self._world.clock.now)

@@ -49,15 +49,15 @@ class Told:
     # ---- what is wrong with what was told, or ""
 
     def lies(self, status: JobStatus) -> str:
-        settled = [each for each in status.incidents if each.settled]
+        settled = [each for each in status.incidents if each.final]
         found = [lie for each in settled for lie in self._of_incident(each)]
         return next(iter(found), "") or self._repeats(settled, status)
 
     def living(self, old: JobStatus, new: JobStatus) -> str:
         """The ranks of a slot's former pods that live when status begins to call these gone. From rung 2 on
         nobody asks; a drained world has stopped, and a pod that is relieved holds its slot."""
-        before = {each.slot: (each.incarnation, each.old_pod_gone) for each in old.slots}
-        now = [each for each in new.slots if each.old_pod_gone and not each.relieves]
+        before = {each.slot: (each.incarnation, each.previous_pod_fenced) for each in old.slots}
+        now = [each for each in new.slots if each.previous_pod_fenced and not each.handover_pending]
         begun = [each for each in now if before.get(each.slot) != (each.incarnation, True)]
         if self._world.script.rung >= 2 or old.drained or new.drained:
             return ""

@@ -257,7 +257,7 @@ class World:
 
     def vouch(self) -> None:
         """A person does what status says, once it is true."""
-        former = self.kubernetes.job.status.coordinator.former
+        former = self.kubernetes.job.status.coordinator.previous
         live = {coordinator.pod.uid for coordinator in self.live_coordinators()}
         stalled = self.kubernetes.job.status.condition(ConditionType.STALLED)
         asked = stalled is not None and stalled.reason == "FormerCoordinator"

@@ -28,7 +28,7 @@ def with_columns(status: JobStatus) -> JobStatus:
     return status.model_copy(
         update={
             "reason": explains.reason if explains else "",
-            "last_fault": f"{newest.cause} in slot {newest.slot}" if newest else "",
+            "last_incident": f"{newest.cause} in slot {newest.slot}" if newest else "",
             "failures": failures.model_copy(update={"summary": f"{failures.charged}/{failures.allowed}"}),
             "workers": workers.model_copy(update={"summary": f"{workers.ready}/{workers.desired}"}),
             "progress": _progress(status.progress) if status.progress else None,

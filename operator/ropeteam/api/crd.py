@@ -18,7 +18,7 @@ from ropeteam.api import editor
 from ropeteam.api.job import GROUP, KIND, PLURAL, VERSION, TrainingJob
 from ropeteam.api.rules.rulebook import CHANGES, RULES
 from ropeteam.api.rules.validate import spec_schema
-from ropeteam.api.schema import Schema, structural
+from ropeteam.api.schema import Schema, opened, structural
 from ropeteam.api.status import JobStatus
 
 MAX_BYTES = 200 * 1024
@@ -28,14 +28,20 @@ _HEADER = "# Made by `make crds` from operator/ropeteam/api. Do not edit.\n"
 COLUMNS = (
     ("STATE", "string", ".status.state", 0, "What the job does, in one word."),
     ("READY", "string", ".status.workers.summary", 0, "Workers that are ready, of those wanted."),
-    ("STEP", "integer", ".status.progress.step", 0, "Last step that all ranks have made."),
+    ("STEP", "integer", ".status.progress.step", 0, "Last step that rank 0 has reported."),
     ("PROGRESS", "string", ".status.progress.summary", 0, "Steps made, of all."),
     ("ETA", "string", ".status.progress.eta", 0, "Time to the end at the current pace."),
-    ("FAULTS", "string", ".status.failures.summary", 0, "Incidents that spend the budget, of those allowed."),
+    (
+        "FAILURES",
+        "string",
+        ".status.failures.summary",
+        0,
+        "Incidents that are charged, of those allowed.",
+    ),
     ("AGE", "date", ".metadata.creationTimestamp", 0, "Time since the job was created."),
     ("REASON", "string", ".status.reason", 1, "Why it is in that state."),
     ("CHECKPOINT", "integer", ".status.checkpoint.step", 1, "Step of the newest durable checkpoint."),
-    ("LAST-FAULT", "string", ".status.lastFault", 1, "The newest incident."),
+    ("LAST-INCIDENT", "string", ".status.lastIncident", 1, "The newest incident."),
 )
 """Name, type, path, priority (1: only with `-o wide`), description. Each path is plain: a dot and a field."""
 
@@ -77,7 +83,7 @@ def job_schema() -> Schema:
             "kind": {"description": "TrainingJob.", "type": "string"},
             "metadata": {"type": "object"},  # a real API server refuses a description here
             "spec": _ruled(spec_schema(), "spec"),
-            "status": structural(JobStatus, defaults=False),
+            "status": opened(structural(JobStatus, defaults=False)),
         },
     }
     return _ruled(schema, "")

@@ -63,6 +63,16 @@ def without_defaults(schema: Any) -> Any:
     return {key: without_defaults(value) for key, value in schema.items() if key != "default"}
 
 
+def opened(schema: Schema) -> Schema:
+    """`schema` whose objects keep unknown fields. The definition is installed before the operator of its
+    release and lives beside the one before: a server that pruned what either writes would lose its memory."""
+    inner = {key: opened(schema[key]) for key in ("items",) if key in schema}
+    if "properties" in schema:
+        inner["properties"] = {name: opened(each) for name, each in schema["properties"].items()}
+        inner[OPEN] = True
+    return {**schema, **inner}
+
+
 def _inline(node: Schema, defs: dict[str, Schema], path: str) -> Schema:
     node = _plain({key: value for key, value in node.items() if key != "$defs"}, defs, path)
     if "default" in node:

@@ -1,4 +1,5 @@
-"""What users read, and the operator's only memory. Written once per decision, with resourceVersion."""
+"""Status of a TrainingJob: for users, and the operator's only memory. Written once per decision, with
+resourceVersion. Stored objects of earlier releases are read, too (model.py)."""
 
 from __future__ import annotations
 
@@ -10,17 +11,17 @@ from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.api.model import StatusModel
 
 
-class FormerCoordinatorStatus(StatusModel):
-    """A coordinator pod that was superseded and may still live."""
+class PreviousCoordinatorStatus(StatusModel):
+    """A coordinator pod of an earlier term that may still run."""
 
     term: int = Field(ge=0)
-    """Its term."""
+    """Number of the coordinator pod."""
     pod_uid: str = Field(default="", max_length=64)
-    """Its pod."""
+    """UID of the pod."""
     node: str = Field(default="", max_length=253)
-    """Where that pod was."""
+    """Node of the pod."""
     lease_seconds: int = Field(default=0, ge=0)
-    """As below, of that pod."""
+    """leaseSeconds of that pod, as below."""
 
 
 class CoordinatorStatus(StatusModel):
@@ -29,72 +30,73 @@ class CoordinatorStatus(StatusModel):
     term: int = Field(default=0, ge=0)
     """Number of the coordinator pod; saved before that pod is created. 0: none was needed yet."""
     boot: int = Field(default=0, ge=0)
-    """Restarts of its container, as it told."""
+    """Restarts of its container, as the coordinator reports them."""
     pod_uid: str = Field(default="", max_length=64)
-    """The pod of this term, once seen; if that pod is gone, a new term begins."""
+    """UID of the pod of this term, once observed. If that pod is gone, a new term begins."""
     address: str = Field(default="", max_length=64)
     """Numeric address of the job's Service, as handed to the workers."""
     node: str = Field(default="", max_length=253)
     """Node of the pod of this term."""
-    former: tuple[FormerCoordinatorStatus, ...] = Field(default=(), max_length=16)
-    """Those of earlier terms that nothing proves to have ended. While there is one, no replaced pod of a
-    script that writes its own checkpoints is taken to have ended by time."""
+    previous: tuple[PreviousCoordinatorStatus, ...] = Field(default=(), max_length=16)
+    """Coordinator pods of earlier terms that nothing proves to have ended. While there is one, no replaced
+    pod of a script that writes its own checkpoints counts as ended because time has passed."""
     lease_seconds: int = Field(default=0, ge=0)
-    """With recovery.selfFence: it answers no agent any more when no operator has heard of it for so long. 0:
-    it makes no such promise."""
-    since: AwareDatetime | None = None
+    """With recovery.selfFence: seconds without contact to an operator after which this coordinator answers no
+    agent any more. 0: no such limit."""
+    start_time: AwareDatetime | None = None
     """When this term was decided on."""
-    faults: int = Field(default=0, ge=0)
-    """For the operator: coordinator pods lost in a row without an answer between; paces the next one."""
+    consecutive_failures: int = Field(default=0, ge=0)
+    """For the operator: coordinator pods lost in a row without a report between; sets the backoff of the next
+    one."""
 
 
 class SlotStatus(StatusModel):
-    """One worker's place."""
+    """One slot: a place in the job that one pod at a time holds."""
 
     slot: int = Field(ge=0)
     """0 .. workers-1, then the parameter servers."""
     incarnation: int = Field(default=1, ge=1)
     """Number of the pod in this slot, from 1; never reset."""
     pod_uid: str = Field(default="", max_length=64)
-    """UID of the pod of this incarnation, once seen; if that pod is gone, the slot gets another
+    """UID of the pod of this incarnation, once observed. If that pod is gone, the slot gets another
     incarnation."""
-    replaced_at: AwareDatetime | None = None
+    replacement_time: AwareDatetime | None = None
     """For the operator: when the current incarnation was decided on (not set for the first)."""
-    old_pod_uid: str = Field(default="", max_length=64)
-    """For the operator: the pod that this incarnation replaces, the old one."""
-    old_pod_gone: bool = True
-    """For the operator: whether the old pod can no longer write, because its container has ended or
-    fenceSeconds and a margin have passed. True also where there never was one."""
-    relieves: bool = False
-    """For the operator: the old pod was asked to leave and still holds the slot; this incarnation takes over
-    when that one has saved."""
+    previous_pod_uid: str = Field(default="", max_length=64)
+    """For the operator: UID of the pod that this incarnation replaces."""
+    previous_pod_fenced: bool = True
+    """For the operator: whether the replaced pod can no longer write, because its container has ended or
+    fenceSeconds and a margin have passed. True also where no pod was replaced."""
+    handover_pending: bool = False
+    """For the operator: the replaced pod is terminating and still holds the slot. This incarnation takes over
+    when it has saved."""
     avoid_node: str = Field(default="", max_length=253)
     """Node that the current incarnation prefers to avoid."""
-    faults: int = Field(default=0, ge=0)
-    """For the operator: pods of this slot lost in a row without a running world between; paces the next
-    one."""
+    consecutive_failures: int = Field(default=0, ge=0)
+    """For the operator: pods of this slot lost in a row without a running world between; sets the backoff of
+    the next one."""
 
 
 class WorkersStatus(StatusModel):
-    """How many workers there are."""
+    """Numbers of pods of workers and parameter servers."""
 
     desired: int = Field(default=0, ge=0)
-    """spec.workers."""
+    """spec.workers, and the parameter servers."""
     ready: int = Field(default=0, ge=0)
-    """Workers whose trainer container runs and whose agent is registered."""
-    lost: int = Field(default=0, ge=0)
-    """Workers being replaced."""
+    """Pods whose trainer container runs and whose agent is registered."""
+    replacing: int = Field(default=0, ge=0)
+    """Pods that are being replaced."""
     summary: str = Field(default="", max_length=32)
     """ready/desired, for the column."""
 
 
 class ProgressStatus(StatusModel):
-    """How far training is. At most 30 s old; `ropeteam watch` is live."""
+    """Progress of training. At most 30 s old; `ropeteam watch` is live."""
 
     step: int = Field(default=0, ge=0)
-    """Last step that all ranks have made."""
+    """Last step that rank 0 has reported."""
     total_steps: int | None = Field(default=None, ge=0)
-    """As the script told; absent if it did not."""
+    """Steps of the whole training, as the script reports them; absent if it does not."""
     percent: int | None = Field(default=None, ge=0, le=100)
     """step of totalSteps."""
     eta_seconds: int | None = Field(default=None, ge=0)
@@ -104,7 +106,7 @@ class ProgressStatus(StatusModel):
     loss: str = Field(default="", max_length=32)
     """Last reported loss, decimal text."""
     time: AwareDatetime | None = None
-    """When this was true."""
+    """When this was measured."""
     summary: str = Field(default="", max_length=32)
     """percent, for the column."""
     eta: str = Field(default="", max_length=32)
@@ -116,8 +118,8 @@ class CheckpointRefStatus(StatusModel):
 
     step: int = Field(ge=0)
     """Step after which the state was saved."""
-    epoch: str = Field(max_length=64)
-    """World that saved it: term.boot.n."""
+    world: str = Field(default="", max_length=64)
+    """World that saved it, term.boot.n."""
     digest: str = Field(default="", max_length=64)
     """sha256 of its manifest."""
 
@@ -132,7 +134,7 @@ class CheckpointStatus(StatusModel):
     location: str = Field(default="", max_length=1024)
     """Folder inside the container."""
     lineage: tuple[CheckpointRefStatus, ...] = Field(default=(), max_length=10)
-    """Committed checkpoints that exist, newest first; a restore follows this, never the order of folders."""
+    """Committed checkpoints that exist, newest first. A restore follows this, never the order of folders."""
 
 
 class ChargeStatus(StatusModel):
@@ -141,7 +143,7 @@ class ChargeStatus(StatusModel):
     id: str = Field(max_length=64)
     """Incident id."""
     time: AwareDatetime
-    """When it was charged, by the job's clock; leaves the window after windowSeconds."""
+    """When it was charged, by the job's clock. It leaves the window after windowSeconds."""
 
 
 class FailuresStatus(StatusModel):
@@ -151,18 +153,18 @@ class FailuresStatus(StatusModel):
     """Incidents within the window that count."""
     allowed: int = Field(default=0, ge=0)
     """spec.recovery.maxFailures."""
-    free: int = Field(default=0, ge=0)
+    not_charged: int = Field(default=0, ge=0)
     """Incidents that do not count: evictions, lost nodes, deleted pods."""
     summary: str = Field(default="", max_length=32)
     """charged/allowed, for the column."""
     charges: tuple[ChargeStatus, ...] = Field(default=(), max_length=1001)
     """For the operator: the incidents behind `charged`."""
-    last_epoch: str = Field(default="", max_length=64)
-    """For the operator: newest world whose end is recorded here; older reports of the coordinator are known
-    already."""
+    last_world: str = Field(default="", max_length=64)
+    """For the operator: newest world whose end is recorded here. Incidents of older worlds have been
+    counted."""
 
 
-class StagesStatus(StatusModel):
+class RecoveryTimesStatus(StatusModel):
     """Milliseconds from the fault to each stage of the recovery."""
 
     stopped: int | None = Field(default=None, ge=0)
@@ -181,51 +183,51 @@ class IncidentStatus(StatusModel):
     id: str = Field(max_length=64)
     """World that it ended (term.boot.n), or pod-<slot>-<incarnation> for a fault outside any world."""
     attempt: int = Field(default=0, ge=0)
-    """Of which start of the whole gang. 0: an earlier release has not kept it."""
+    """status.attempt when it happened. 0: recorded by a release that did not keep it."""
     time: AwareDatetime
-    """When it was seen."""
+    """When it was detected."""
     cause: str = Field(max_length=64)
     """Error, Signal, OutOfMemory, Hang, StartTimeout, PodFailed, PodDeleted, Evicted, NodeLost, AgentLost,
     StorageUnavailable, RetriedFree, Unknown."""
     charged: bool = False
     """Whether it spends the budget."""
     slot: int = Field(ge=0)
-    """Where it began."""
+    """Slot in which it began."""
     rank: int | None = Field(default=None, ge=0)
-    """Which rank, if one rank began it."""
+    """Rank in which it began, if it was one rank."""
     node: str = Field(default="", max_length=253)
     """Node of that slot."""
-    stages: StagesStatus = StagesStatus()
-    """Where the recovery's time went."""
+    recovery_milliseconds: RecoveryTimesStatus = RecoveryTimesStatus()
+    """Milliseconds from the fault to each stage of the recovery."""
     steps_lost: int | None = Field(default=None, ge=0)
     """Steps that had to be repeated."""
     message: str = Field(default="", max_length=4096)
-    """What happened; for an exception, the script's last lines."""
-    settled: bool = False
+    """Description; for an exception, the script's last lines."""
+    final: bool = False
     """Cause and charge are final."""
 
 
 class ClockStatus(StatusModel):
-    """The job's clock: what the failure window and activeDeadlineSeconds go by. It goes on with clocks of the
-    operators that nobody sets."""
+    """The job's clock, by which the failure window and activeDeadlineSeconds are measured. It advances with
+    monotonic clocks of the operators."""
 
     job: AwareDatetime
-    """What it said when this status was written."""
+    """The job's clock when this status was written."""
     wall: AwareDatetime
-    """What the clock of the operator said that wrote it."""
+    """Wall clock of the operator that wrote this status, at that moment."""
 
 
 class JobStatus(StatusModel):
     """The state of the job: for people, and the operator's memory."""
 
     observed_generation: int = Field(default=0, ge=0)
-    """Generation of the spec that this status speaks of."""
+    """Generation of the spec that this status is about."""
     state: str = Field(default="", max_length=32)
     """One word: Pending, Starting, Running, Recovering, Restarting, Suspending, Suspended, Complete,
     Failed, Invalid."""
     reason: str = Field(default="", max_length=1024)
-    """Why it is in that state: the reason of the condition that says so. For the column."""
-    last_fault: str = Field(default="", max_length=128)
+    """Reason of the condition that explains the state, for the column."""
+    last_incident: str = Field(default="", max_length=128)
     """Cause and slot of the newest incident, for the column."""
     conditions: tuple[Condition, ...] = Field(
         default=(),
@@ -242,21 +244,23 @@ class JobStatus(StatusModel):
     completion_time: AwareDatetime | None = None
     """When it ended as Complete or Failed."""
     workers: WorkersStatus = WorkersStatus()
-    """How many workers there are."""
-    user: int | None = Field(default=None, ge=1)
-    """As whom this attempt's container `trainer` runs because Pod Security refuses it as written. Absent: as
-    image and template say."""
-    drops_capabilities: bool = False
-    """For the operator: this attempt's container `trainer` has no capabilities, unless the template speaks of
-    them. False: it began under an earlier release, and pods that are replaced get what the others have."""
+    """Numbers of pods of workers and parameter servers."""
+    run_as_user: int | None = Field(default=None, ge=1)
+    """UID as which this attempt's container `trainer` runs, because Pod Security refuses it as written.
+    Absent: as image and template define."""
+    capabilities_dropped: bool = False
+    """For the operator: whether all capabilities of this attempt's container `trainer` are dropped, unless
+    the template sets them. False: the attempt began under an earlier release; replaced pods equal the
+    others."""
     slots: tuple[SlotStatus, ...] = Field(default=(), max_length=4096)
-    """The workers' places and which pod holds each."""
+    """Slots of workers and parameter servers, and the pod that holds each."""
     launcher: str = Field(default="", max_length=256)
-    """How the command is started, as the agents chose."""
-    rung: int = Field(default=0, ge=0, le=5)
-    """How much of the library the script uses: 0 none, 1 init, 2 restore, 3 batches."""
+    """How the agents start the command."""
+    feature_level: int = Field(default=0, ge=0, le=5)
+    """How much of the library the script uses: 0 none, 1 init(), 2 restore(), 3 batches(), 4 wrap(),
+    5 parameter servers."""
     progress: ProgressStatus | None = None
-    """How far training is."""
+    """Progress of training."""
     checkpoint: CheckpointStatus | None = None
     """The newest durable checkpoint."""
     failures: FailuresStatus = FailuresStatus()
@@ -266,29 +270,32 @@ class JobStatus(StatusModel):
     incidents: tuple[IncidentStatus, ...] = Field(default=(), max_length=10)
     """The last ten, oldest first."""
     drained: bool = False
-    """For the operator, while suspending: the coordinator has said that all ranks have stopped."""
-    drain_since: AwareDatetime | None = None
-    """For the operator: when it asked all ranks to save and stop, because the job is
-    suspended or started anew."""
-    rests_until: AwareDatetime | None = None
-    """The gang found room for a part of its pods only, gave it back, and asks for all of it again then."""
-    shape: str = Field(default="", max_length=64)
-    """For the operator: digest of the fields that shape pods, as of this attempt. A change of one while pods
-    run is refused."""
-    restarted_at: str = Field(default="", max_length=64)
-    """For the operator: the value of spec.restartedAt that has been acted upon."""
+    """For the operator, while suspending: whether all ranks have stopped, as the coordinator reports."""
+    drain_start_time: AwareDatetime | None = None
+    """For the operator: when all ranks were requested to save and stop, because the job is suspended or
+    restarted."""
+    backoff_end_time: AwareDatetime | None = None
+    """When all pods of the gang are created again. Only a part of them could be scheduled, and they were
+    deleted, so that other jobs can use the resources."""
+    pod_spec_hash: str = Field(default="", max_length=64)
+    """For the operator: digest of the spec fields that define pods, as of this attempt. A change of one while
+    pods run is refused."""
+    observed_restarted_at: str = Field(default="", max_length=64)
+    """For the operator: the value of spec.restartedAt for which the gang was restarted."""
     clock: ClockStatus | None = None
     """For the operator: the job's clock, as of this status."""
-    coordinator_fault_since: AwareDatetime | None = None
-    """Since when the coordinator has not answered; only for the reason CoordinatorUnreachable."""
+    coordinator_unreachable_start_time: AwareDatetime | None = None
+    """When the coordinator became unreachable; set only with the reason CoordinatorUnreachable."""
 
     @field_validator("conditions", mode="before")
     @classmethod
-    def _known(cls, told: Any) -> Any:
-        """A newer operator may have written others, as it may have other fields."""
-        if not isinstance(told, list):
-            return told
-        return [each for each in told if not isinstance(each, dict) or each.get("type") in [*ConditionType]]
+    def _known(cls, conditions: Any) -> Any:
+        """Drop conditions of a newer operator, as its other fields are dropped."""
+        if not isinstance(conditions, list):
+            return conditions
+        return [
+            each for each in conditions if not isinstance(each, dict) or each.get("type") in [*ConditionType]
+        ]
 
     def condition(self, kind: ConditionType) -> Condition | None:
         return next((each for each in self.conditions if each.type == kind), None)

@@ -24,7 +24,7 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from ropeteam.api.status import IncidentStatus, JobStatus, StagesStatus
+from ropeteam.api.status import IncidentStatus, JobStatus, RecoveryTimesStatus
 from ropeteam_trainer.contract.world import Cause
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -126,7 +126,7 @@ def _create_series() -> None:
     for cause in Cause:
         INCIDENTS.labels(cause=cause.value)
         STEPS_LOST.labels(cause=cause.value)
-    for stage in StagesStatus.model_fields:
+    for stage in RecoveryTimesStatus.model_fields:
         RECOVERY.labels(stage=stage)
     for kind in ("TrainingJob", "Pod", "Service", "Node"):
         UNREADABLE.labels(kind=kind)
@@ -154,16 +154,16 @@ def count_request(method: str, status: int) -> None:
 
 def count_settled(before: JobStatus, after: JobStatus) -> None:
     """Count the incidents that `after`, which has just been saved, settles."""
-    known = {incident.id for incident in before.incidents if incident.settled}
+    known = {incident.id for incident in before.incidents if incident.final}
     for incident in after.incidents:
-        if incident.settled and incident.id not in known:
+        if incident.final and incident.id not in known:
             _count(incident)
 
 
 def _count(incident: IncidentStatus) -> None:
     INCIDENTS.labels(cause=incident.cause).inc()
     STEPS_LOST.labels(cause=incident.cause).inc(incident.steps_lost or 0)
-    for stage, milliseconds in incident.stages:
+    for stage, milliseconds in incident.recovery_milliseconds:
         if milliseconds is not None:
             RECOVERY.labels(stage=stage).observe(milliseconds / 1000)
 

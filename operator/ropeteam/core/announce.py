@@ -44,8 +44,8 @@ def _attempts(old: JobStatus, new: JobStatus, why: str) -> Iterator[Announcement
 
 
 def _user(old: JobStatus, new: JobStatus) -> Iterator[Announcement]:
-    if new.user is not None and new.user != old.user:
-        fact = accepted(new.user)
+    if new.run_as_user is not None and new.run_as_user != old.run_as_user:
+        fact = accepted(new.run_as_user)
         yield Announcement("Normal", fact.reason, _line(fact.message))
 
 

@@ -37,7 +37,7 @@ def next_question(view: View, status: JobStatus) -> float:
 
 def _poll_seconds(view: View, status: JobStatus) -> float:
     report = view.report
-    if any(slot.relieves for slot in status.slots) or (report is not None and not report.leased):
+    if any(slot.handover_pending for slot in status.slots) or (report is not None and not report.leased):
         return ASK_AT_ONCE_SECONDS
     if report is not None and report.phase is WorldPhase.COMPLETING:
         return ASK_SOON_SECONDS  # it waits for the acknowledgement of the last checkpoint
@@ -65,10 +65,10 @@ def _due_times(view: View, status: JobStatus) -> Iterator[datetime]:
         yield view.at(status.start_time + timedelta(seconds=spec.active_deadline_seconds))
     if (moment := release.due(view, status)) is not None:
         yield moment
-    if status.coordinator_fault_since is not None:
+    if status.coordinator_unreachable_start_time is not None:
         life = longest_life(spec.recovery.fence_seconds)
-        yield status.coordinator_fault_since + timedelta(seconds=life)
-    for each in status.coordinator.former:
+        yield status.coordinator_unreachable_start_time + timedelta(seconds=life)
+    for each in status.coordinator.previous:
         if (left := formercoordinators.lapses_in(view, each)) < math.inf:
             yield view.now + timedelta(seconds=left)
     if (silent := unservedrequests.silent_at(view)) is not None:
@@ -79,9 +79,9 @@ def _due_times(view: View, status: JobStatus) -> Iterator[datetime]:
 
 def _accounting(view: View, status: JobStatus) -> Iterator[datetime]:
     policy = view.spec.recovery
-    gone = {slot.slot: slot.old_pod_gone for slot in status.slots}
+    gone = {slot.slot: slot.previous_pod_fenced for slot in status.slots}
     for each in status.incidents:
-        if not each.settled:
+        if not each.final:
             yield incidents.settles_at(each, policy, gone.get(each.slot, True))
     for charge in status.failures.charges:
         yield view.at(charge.time + timedelta(seconds=policy.window_seconds))
@@ -90,11 +90,11 @@ def _accounting(view: View, status: JobStatus) -> Iterator[datetime]:
 def _pods(view: View, status: JobStatus) -> Iterator[datetime]:
     fence = timedelta(seconds=longest_life(view.spec.recovery.fence_seconds))
     for slot in status.slots:
-        if slot.replaced_at is not None and not slot.old_pod_gone:
-            yield slot.replaced_at + fence
+        if slot.replacement_time is not None and not slot.previous_pod_fenced:
+            yield slot.replacement_time + fence
             yield view.now + fence - timedelta(seconds=view.held(slot))
-    backoffs = [(status.coordinator.since, status.coordinator.faults)]
-    backoffs += [(slot.replaced_at, slot.faults) for slot in status.slots]
+    backoffs = [(status.coordinator.start_time, status.coordinator.consecutive_failures)]
+    backoffs += [(slot.replacement_time, slot.consecutive_failures) for slot in status.slots]
     for since, faults in backoffs:
         retry_at = backoff.ends_at(since, faults)
         if retry_at is not None:

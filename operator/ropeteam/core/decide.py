@@ -103,12 +103,12 @@ def _acceptance(view: View, status: JobStatus) -> tuple[Fact, ...]:
         if refusal.user is not None:
             message += f". To go on as user {refusal.user}, set spec.suspend to true and then to false"
         return conditions.not_accepted("PodRefused", message)
-    return (conditions.accepted(status.user), conditions.NOT_STALLED)
+    return (conditions.accepted(status.run_as_user), conditions.NOT_STALLED)
 
 
 def _runs_as_template_user(view: View, status: JobStatus) -> bool:
     """All pods of an attempt run as one user: they share a checkpoint folder."""
-    return status.attempt > 0 and status.user is None and not view.suspended
+    return status.attempt > 0 and status.run_as_user is None and not view.suspended
 
 
 def _decision(view: View, answer: Answer) -> Decision:

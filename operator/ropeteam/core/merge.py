@@ -23,25 +23,25 @@ from ropeteam_trainer.contract.world import Cause
 def merge_observed(view: View) -> JobStatus:
     report, policy = view.report, view.spec.recovery
     by_uid = {pod.uid: pod for pod in view.all_workers}
-    slots = tuple(_slot(view, slot, by_uid.get(slot.old_pod_uid)) for slot in view.status.slots)
+    slots = tuple(_slot(view, slot, by_uid.get(slot.previous_pod_uid)) for slot in view.status.slots)
     status = with_changes(
         view.status,
         slots=slots,
         coordinator=_coordinator(view),
-        coordinator_fault_since=_silent_since(view),
+        coordinator_unreachable_start_time=_silent_since(view),
     )
     if report is not None:
         status = incidents.merge(status, report.incidents, view.now)
         status = with_changes(
             status,
             launcher=report.launcher[:256] or status.launcher,
-            rung=max(status.rung, min(5, report.rung)),
+            feature_level=max(status.feature_level, min(5, report.rung)),
             progress=progress.project(status.progress, report, view.now),
             checkpoint=progress.checkpoint(view, report),
         )
 
     def evidence(slot: SlotStatus) -> tuple[Cause, str] | None:
-        pod = by_uid.get(slot.old_pod_uid)
+        pod = by_uid.get(slot.previous_pod_uid)
         return strong_evidence(pod) if pod is not None else None
 
     return incidents.settle(incidents.refine(status, evidence), policy, view.now, view.job_time)
@@ -54,15 +54,15 @@ def _coordinator(view: View) -> CoordinatorStatus:
         coordinator,
         pod_uid=coordinator.pod_uid or (pod.uid if pod else ""),
         node=coordinator.node or (pod.node if pod else ""),
-        former=formercoordinators.remaining(view),
+        previous=formercoordinators.remaining(view),
         address=coordinator.address or (service.cluster_ip if service else ""),
         boot=max(0, report.boot) if report else coordinator.boot,
-        faults=0 if report else coordinator.faults,
+        consecutive_failures=0 if report else coordinator.consecutive_failures,
     )
 
 
 def _silent_since(view: View) -> datetime | None:
-    since = view.status.coordinator_fault_since
+    since = view.status.coordinator_unreachable_start_time
     if view.report is not None:
         return None
     pod = view.coordinator
@@ -73,15 +73,15 @@ def _silent_since(view: View) -> datetime | None:
 def _slot(view: View, slot: SlotStatus, old: PodSeen | None) -> SlotStatus:
     pod = view.workers.get(slot.slot)
     life = longest_life(view.spec.recovery.fence_seconds)
-    stepped_back = slot.replaced_at is not None and view.now < slot.replaced_at
-    fenced = (view.passed(slot.replaced_at, life) or stepped_back) and view.held(slot) >= life
-    proven = cannot_write(old) if old is not None else slot.old_pod_uid in view.seen.ended_pods
+    stepped_back = slot.replacement_time is not None and view.now < slot.replacement_time
+    fenced = (view.passed(slot.replacement_time, life) or stepped_back) and view.held(slot) >= life
+    proven = cannot_write(old) if old is not None else slot.previous_pod_uid in view.seen.ended_pods
     trains = view.report is not None and view.report.phase is WorldPhase.RUNNING and view.registered(slot)
     return with_changes(
         slot,
         pod_uid=slot.pod_uid or (pod.uid if pod else _reported_pod_uid(view, slot)),
-        old_pod_gone=slot.old_pod_gone or proven or (fenced and not slot.relieves),
-        faults=0 if trains else slot.faults,
+        previous_pod_fenced=slot.previous_pod_fenced or proven or (fenced and not slot.handover_pending),
+        consecutive_failures=0 if trains else slot.consecutive_failures,
     )
 
 
@@ -102,5 +102,5 @@ def count_workers(view: View, status: JobStatus) -> WorkersStatus:
     running = 0 if finished else sum(pod.container.running and not pod.deleting for pod in pods)
     registered = sum(view.registered(slot) for slot in slots) if view.report else view.status.workers.ready
     desired = len(slots) or view.spec.slots
-    lost = sum(slot.incarnation > 1 and slot.faults > 0 for slot in slots)
-    return WorkersStatus(desired=desired, ready=min(running, registered), lost=lost)
+    lost = sum(slot.incarnation > 1 and slot.consecutive_failures > 0 for slot in slots)
+    return WorkersStatus(desired=desired, ready=min(running, registered), replacing=lost)

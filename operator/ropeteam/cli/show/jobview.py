@@ -108,7 +108,7 @@ def _with_report(view: JobView, report: JobReport, needs_action: bool) -> JobVie
 
 def recovery_seconds(incident: IncidentStatus) -> float | None:
     """Seconds from the fault to the first step of all ranks; None: not recovered yet."""
-    milliseconds = incident.stages.first_step
+    milliseconds = incident.recovery_milliseconds.first_step
     return None if milliseconds is None else milliseconds / 1000
 
 

@@ -37,7 +37,7 @@ def masked(seen: Observation) -> Observation:
     marks = _Marks()
     metadata = seen.metadata.model_copy(update={"annotations": marks.of_all(seen.metadata.annotations)})
     hidden = seen.model_copy(update={"metadata": metadata, "spec": marks.within(seen.spec)})
-    status = seen.status.model_copy(update={"shape": _shape(seen, hidden)})
+    status = seen.status.model_copy(update={"pod_spec_hash": _shape(seen, hidden)})
     return hidden.model_copy(update={"status": status})
 
 
@@ -45,7 +45,7 @@ def _shape(seen: Observation, hidden: Observation) -> str:
     """Digest of the masked spec. With that of the original, the spec would seem changed, and secrets could be
     guessed.
     """
-    saved = seen.status.shape
+    saved = seen.status.pod_spec_hash
     if saved == gang.shape(build_view(seen).spec):
         return gang.shape(build_view(hidden).spec)
     return saved and "***"

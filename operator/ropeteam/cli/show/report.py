@@ -26,7 +26,8 @@ def report(job: Object, home: Path | None) -> Iterator[str]:
     yield from _incidents(status.incidents)
     failures = status.failures
     if status.incidents:
-        yield f"  {failures.charged} of {failures.allowed} allowed failures spent, {failures.free} free"
+        budget = f"{failures.charged} of {failures.allowed} allowed failures charged"
+        yield f"  {budget}, {failures.not_charged} incidents not charged"
     if status.checkpoint:
         yield f"  checkpoint of step {status.checkpoint.step}: {_location(job, status, home)}"
 

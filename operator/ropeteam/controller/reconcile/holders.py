@@ -45,7 +45,7 @@ class Holders:
 
     def of(self, status: JobStatus, now: float) -> tuple[HeldSeen, ...]:
         """The holders of slots whose former pod may still write."""
-        waiting = (str(slot.slot) for slot in status.slots if not slot.old_pod_gone)
+        waiting = (str(slot.slot) for slot in status.slots if not slot.previous_pod_fenced)
         found = ((slot, *self.since[slot]) for slot in waiting if slot in self.since)
         return tuple(
             HeldSeen(slot=int(slot), incarnation=number, seconds=now - at) for slot, number, at in found

@@ -40,7 +40,7 @@ class Leases:
     def of(self, status: JobStatus, now: float) -> tuple[UnheardSeen, ...]:
         """Seconds without a report, of each coordinator with a lease."""
         current = status.coordinator
-        terms = {each.term for each in current.former if each.lease_seconds}
+        terms = {each.term for each in current.previous if each.lease_seconds}
         terms |= {current.term} if current.lease_seconds else set()
         return tuple(
             UnheardSeen(term=term, seconds=now - self.at.get(term, self.began)) for term in sorted(terms)

@@ -144,13 +144,13 @@ class Observer:
         return observed.model_copy(update={"refusal": await self._refusal(cache, observed)})
 
     def _dead_nodes(self, status: JobStatus) -> tuple[str, ...]:
-        names = {each.node for each in status.coordinator.former if each.node}
+        names = {each.node for each in status.coordinator.previous if each.node}
         ended = (name for name in sorted(names) if self.caches.node_has_ended(name, self.deletion_proves_end))
         return tuple(ended)
 
     def _ended_pods(self, status: JobStatus) -> tuple[str, ...]:
-        former = [each.pod_uid for each in status.coordinator.former]
-        former += [slot.old_pod_uid for slot in status.slots]
+        former = [each.pod_uid for each in status.coordinator.previous]
+        former += [slot.previous_pod_uid for slot in status.slots]
         return tuple(uid for uid in former if uid in self.caches.ended)
 
     def _service(self, key: Key, job_uid: str) -> ServiceSeen | None:
@@ -183,7 +183,7 @@ class Observer:
         except Unreachable as error:
             return None, f"{error}{'' if not key_id or self.keys.accepts(key_id) else _LOCKED_OUT}"
         cache.leases.heard(report, self.own_clock())
-        if status.coordinator.former:
+        if status.coordinator.previous:
             cache.holders.forget()
         else:
             cache.holders.heard(cache.desired, report, self.own_clock())

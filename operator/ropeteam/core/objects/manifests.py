@@ -185,7 +185,7 @@ def key_of(status: JobStatus, pods: tuple[PodSeen, ...]) -> str:
     """Id of the operator's key that this job was created with; "": it has no pods. Pods authenticate each
     other by it, so it is the same for all of them, whatever the operator's current one is. Only pods that
     status names are read: others may be anybody's."""
-    slots = (uid for slot in status.slots for uid in (slot.pod_uid, slot.old_pod_uid))
+    slots = (uid for slot in status.slots for uid in (slot.pod_uid, slot.previous_pod_uid))
     keys = {pod.uid: pod.key_id for pod in pods}
     return next((keys[uid] for uid in (status.coordinator.pod_uid, *slots) if keys.get(uid)), "")
 

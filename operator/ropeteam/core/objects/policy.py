@@ -44,7 +44,9 @@ def holds_up(view: View) -> bool:
 
 def _has_started(view: View) -> bool:
     """Whether pods of the gang have been created, be it of an earlier incarnation or attempt."""
-    return any(slot.pod_uid or slot.old_pod_uid or not slot.old_pod_gone for slot in view.status.slots)
+    return any(
+        slot.pod_uid or slot.previous_pod_uid or not slot.previous_pod_fenced for slot in view.status.slots
+    )
 
 
 def refused(refusal: str) -> str:

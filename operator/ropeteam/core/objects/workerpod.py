@@ -46,7 +46,7 @@ def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> di
     container["env"] = [*_user_env(spec, container), *_our_env(seen, spec, slot)]
     if spec.shard_cache and not is_server(spec, slot):
         _add_shard_cache(spec.shard_cache, container, pod_spec)
-    _set_security_defaults(pod_spec, container, seen.status.drops_capabilities)
+    _set_security_defaults(pod_spec, container, seen.status.capabilities_dropped)
     _declare_metrics(pod_spec, container)
     pod_spec["restartPolicy"] = "Never"
     pod_spec["terminationGracePeriodSeconds"] = spec.recovery.drain_seconds + manifests.DRAIN_MARGIN_SECONDS
@@ -55,14 +55,14 @@ def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> di
     metadata = _metadata(seen, template, slot, role)
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
     poddefaults.apply_to_worker(pod, container, seen.defaults.jobs)
-    if seen.status.user is not None:
-        nonroot.apply(pod, container, seen.status.user)
+    if seen.status.run_as_user is not None:
+        nonroot.apply(pod, container, seen.status.run_as_user)
     return pod
 
 
 def sample(seen: Observation, spec: TrainingJobSpec, user: int | None = None) -> dict[str, Any]:
     """Pod for a dry run at the API server, before anything is created. `user`: as in status."""
-    status = with_changes(seen.status, user=user, drops_capabilities=True)
+    status = with_changes(seen.status, run_as_user=user, capabilities_dropped=True)
     return worker_pod(with_changes(seen, status=status), spec, SlotStatus(slot=0))
 
 
@@ -185,7 +185,7 @@ def _worker_config(seen: Observation, spec: TrainingJobSpec) -> contract.WorkerC
         timeouts=manifests.timeouts(spec),
         launcher=contract.Launcher(spec.launcher.value),
         start=contract.Start(spec.recovery.start.value),
-        rung=seen.status.rung,
+        rung=seen.status.feature_level,
         agent_python=spec.agent_python,
         checkpoint=_checkpoint_config(seen.metadata.name, spec.checkpoint),
         resume=contract.Resume(spec.resume.policy.value),
@@ -213,13 +213,13 @@ def checkpoint_directory(job: str, checkpoint: Checkpoint) -> str:
 
 
 def _set_security_defaults(
-    pod_spec: dict[str, Any], container: dict[str, Any], drops_capabilities: bool
+    pod_spec: dict[str, Any], container: dict[str, Any], capabilities_dropped: bool
 ) -> None:
     dict_at(pod_spec, "securityContext").setdefault("seccompProfile", {"type": "RuntimeDefault"})
     own = dict_at(container, "securityContext")
     if own.get("privileged") is not True:  # beside it Kubernetes refuses `false`
         own.setdefault("allowPrivilegeEscalation", False)
-        if drops_capabilities:  # capabilities that the user set are kept
+        if capabilities_dropped:  # capabilities that the user set are kept
             own.setdefault("capabilities", {"drop": ["ALL"]})
     pod_spec.setdefault("enableServiceLinks", False)
     if "serviceAccountName" not in pod_spec:  # a user that names an account wants its token

@@ -111,7 +111,9 @@ def deadline(view: View, status: JobStatus) -> Answer | None:
 def _ended_status(view: View, status: JobStatus) -> JobStatus:
     final = frozenset(each.id for each in status.incidents)
     settled = incidents.settle(status, view.spec.recovery, view.now, view.job_time, final)
-    return with_changes(settled, completion_time=view.now, drain_since=None, coordinator_fault_since=None)
+    return with_changes(
+        settled, completion_time=view.now, drain_start_time=None, coordinator_unreachable_start_time=None
+    )
 
 
 def exit_seconds(status: JobStatus) -> int:

@@ -24,7 +24,7 @@ def desired(view: View, status: JobStatus) -> Desired | None:
         attempt=status.attempt,
         term=status.coordinator.term,
         slots={str(slot.slot): _slot(view, slot) for slot in status.slots},
-        drain=status.drain_since is not None,
+        drain=status.drain_start_time is not None,
         allowance=max(0, status.failures.allowed - status.failures.charged),
         charged_incidents=accounted(status, reported_ids),
         lineage=lineage(status),
@@ -49,6 +49,6 @@ def _slot(view: View, slot: SlotStatus) -> SlotDesired:
     return SlotDesired(
         incarnation=current.incarnation,
         pod_uid="" if unscheduled else current.pod_uid,
-        deleting=deleting or slot.relieves,
-        old_pod_gone=current.old_pod_gone,
+        deleting=deleting or slot.handover_pending,
+        old_pod_gone=current.previous_pod_fenced,
     )

@@ -45,7 +45,7 @@ def shape(spec: TrainingJobSpec) -> str:
 
 def shape_changed(view: View) -> bool:
     """Whether pods made now would differ from those that run."""
-    saved = view.status.shape
+    saved = view.status.pod_spec_hash
     return bool(saved) and not view.suspended and saved != shape(view.spec)
 
 
@@ -55,11 +55,11 @@ def successor(slot: SlotStatus, pod: PodSeen | None, incarnation: int, now: date
     return SlotStatus(
         slot=slot.slot,
         incarnation=incarnation,
-        replaced_at=now,
-        old_pod_uid=slot.pod_uid if slot.old_pod_gone else "",  # of two old pods only time tells
-        old_pod_gone=slot.old_pod_gone and harmless,
+        replacement_time=now,
+        previous_pod_uid=slot.pod_uid if slot.previous_pod_fenced else "",  # of two old pods only time tells
+        previous_pod_fenced=slot.previous_pod_fenced and harmless,
         avoid_node=slot.avoid_node,
-        faults=slot.faults + 1,
+        consecutive_failures=slot.consecutive_failures + 1,
     )
 
 
@@ -70,9 +70,9 @@ def open_attempt(view: View, status: JobStatus, stopped_at: datetime | None = No
     since = stopped_at or view.now
     successors = {slot.slot: _next_slot(view, status, slot, incarnation, since) for slot in status.slots}
     slots = [successors.get(slot.slot, slot) for slot in fresh]
-    if not all(slot.old_pod_gone for number, slot in successors.items() if number >= len(slots)):
+    if not all(slot.previous_pod_fenced for number, slot in successors.items() if number >= len(slots)):
         # There are fewer slots now; a former pod of a removed one that may still write is waited for.
-        slots[0] = with_changes(slots[0], old_pod_gone=False, old_pod_uid="")
+        slots[0] = with_changes(slots[0], previous_pod_fenced=False, previous_pod_uid="")
     coordinator = status.coordinator
     requested = view.spec.restarted_at
     return with_changes(
@@ -81,20 +81,20 @@ def open_attempt(view: View, status: JobStatus, stopped_at: datetime | None = No
         coordinator=CoordinatorStatus(
             term=coordinator.term + 1,
             address=_address(view),
-            former=formercoordinators.retired(view, coordinator),
+            previous=formercoordinators.retired(view, coordinator),
             lease_seconds=view.spec.recovery.lease_seconds,
-            since=view.now,
+            start_time=view.now,
         ),
-        user=view.seen.refusal.user if view.seen.refusal else None,
-        drops_capabilities=True,
+        run_as_user=view.seen.refusal.user if view.seen.refusal else None,
+        capabilities_dropped=True,
         slots=tuple(slots),
         avoided_nodes=(),
-        shape=shape(view.spec),
-        rung=0,  # another script may come with it
+        pod_spec_hash=shape(view.spec),
+        feature_level=0,  # another script may come with it
         drained=False,
-        drain_since=None,
-        rests_until=None,
-        restarted_at=requested.isoformat() if requested else "",
+        drain_start_time=None,
+        backoff_end_time=None,
+        observed_restarted_at=requested.isoformat() if requested else "",
     )
 
 
@@ -103,8 +103,8 @@ def _next_slot(
 ) -> SlotStatus:
     """Slot in the next attempt. The end of all ranks proves nothing about a pod that was replaced before."""
     next_slot = successor(slot, view.workers.get(slot.slot), incarnation, since)
-    gone = next_slot.old_pod_gone or (status.drained and slot.old_pod_gone)
-    return with_changes(next_slot, old_pod_gone=gone, avoid_node="", faults=0)
+    gone = next_slot.previous_pod_fenced or (status.drained and slot.previous_pod_fenced)
+    return with_changes(next_slot, previous_pod_fenced=gone, avoid_node="", consecutive_failures=0)
 
 
 def _address(view: View) -> str:
@@ -126,7 +126,7 @@ def start(view: View, status: JobStatus) -> Answer | None:
 
 def wants_restart(view: View) -> bool:
     requested = view.spec.restarted_at
-    return requested is not None and requested.isoformat() != view.status.restarted_at
+    return requested is not None and requested.isoformat() != view.status.observed_restarted_at
 
 
 def stop(view: View, status: JobStatus) -> Answer | None:
@@ -135,15 +135,15 @@ def stop(view: View, status: JobStatus) -> Answer | None:
         return _suspended(view, status)
     if status.attempt == 0 or view.suspended:
         return None  # nothing runs: a start does what a restart would
-    if not (view.spec.suspend or wants_restart(view) or status.drain_since):
+    if not (view.spec.suspend or wants_restart(view) or status.drain_start_time):
         return None
     state = "Suspending" if view.spec.suspend else "Restarting"
-    if status.drain_since is None:
+    if status.drain_start_time is None:
         why = "suspend is set" if view.spec.suspend else "restartedAt has changed"
         message = f"A checkpoint is taken, then all ranks stop: {why}."
         facts = (NOT_SUSPENDED, Fact(ConditionType.RUNNING, False, state, message))
-        return Answer(f"{why}: drain first", with_changes(status, drain_since=view.now), state, facts)
-    return _draining(view, status, state, status.drain_since)
+        return Answer(f"{why}: drain first", with_changes(status, drain_start_time=view.now), state, facts)
+    return _draining(view, status, state, status.drain_start_time)
 
 
 def _suspended(view: View, status: JobStatus) -> Answer:
@@ -153,8 +153,8 @@ def _suspended(view: View, status: JobStatus) -> Answer:
         Fact(ConditionType.RECOVERING, False, "Suspended"),
     )
     former = formercoordinators.retired(view, status.coordinator)
-    coordinator = with_changes(status.coordinator, pod_uid="", node="", former=former)
-    suspended = with_changes(status, drain_since=None, rests_until=None, coordinator=coordinator)
+    coordinator = with_changes(status.coordinator, pod_uid="", node="", previous=former)
+    suspended = with_changes(status, drain_start_time=None, backoff_end_time=None, coordinator=coordinator)
     pods = (*view.all_workers, *view.all_coordinators)
     return Answer("the job is suspended", suspended, "Suspended", facts, remove(pods))
 

@@ -24,17 +24,21 @@ _PERHAPS_SAVING_PHASES = _SAVING_PHASES | {WorldPhase.DRAINED, WorldPhase.COMPLE
 
 def holder(slot: SlotStatus) -> SlotStatus:
     """The incarnation that holds the slot now."""
-    if not slot.relieves:
+    if not slot.handover_pending:
         return slot
-    updates = {"incarnation": slot.incarnation - 1, "pod_uid": slot.old_pod_uid, "relieves": False}
-    return with_changes(slot, **updates, old_pod_gone=True)
+    updates = {
+        "incarnation": slot.incarnation - 1,
+        "pod_uid": slot.previous_pod_uid,
+        "handover_pending": False,
+    }
+    return with_changes(slot, **updates, previous_pod_fenced=True)
 
 
 def begins(view: View, slot: SlotStatus, pod: PodSeen | None) -> bool:
     """Whether `pod`, which holds the slot, is terminating and its world will save before it ends."""
     will_save = view.report is not None and view.report.phase in _SAVING_PHASES
     terminating = pod is not None and pod.deleting and may_save(view, slot, pod)
-    return will_save and terminating and slot.old_pod_gone and not slot.relieves
+    return will_save and terminating and slot.previous_pod_fenced and not slot.handover_pending
 
 
 def may_save(view: View, slot: SlotStatus, pod: PodSeen) -> bool:
@@ -64,9 +68,9 @@ def take_over(view: View, status: JobStatus) -> Answer | None:
     for index, slot in enumerate(status.slots):
         former = holder(slot)
         pod = pods.get(former.pod_uid)
-        if not slot.relieves or (pod is not None and may_save(view, former, pod)):
+        if not slot.handover_pending or (pod is not None and may_save(view, former, pod)):
             continue
-        slots[index] = with_changes(slot, relieves=False, replaced_at=view.now)
+        slots[index] = with_changes(slot, handover_pending=False, replacement_time=view.now)
         numbers.append(slot.slot)
         incident = incidents.of_pod(former, *cause_of(pod), pod.node if pod else "", view.now)
         status = incidents.record(status, incident, alone=False)

@@ -73,7 +73,7 @@ def trains(view: View) -> bool:
 def is_unknown(view: View) -> bool:
     """The coordinator has not answered for so long that without it every worker has ended its ranks."""
     limit = longest_life(view.spec.recovery.fence_seconds)
-    return view.report is None and view.passed(view.status.coordinator_fault_since, limit)
+    return view.report is None and view.passed(view.status.coordinator_unreachable_start_time, limit)
 
 
 def recovers(view: View, status: JobStatus) -> bool:
@@ -158,7 +158,10 @@ def _running_message(view: View) -> str:
 
 def _unreachable_message(view: View) -> str:
     """Message of what is known, what is not, and what can be done."""
-    since, fence = view.status.coordinator_fault_since or view.now, view.spec.recovery.fence_seconds
+    since, fence = (
+        view.status.coordinator_unreachable_start_time or view.now,
+        view.spec.recovery.fence_seconds,
+    )
     intro = f"The operator has not reached the job's coordinator since {since:%Y-%m-%d %H:%M:%S} UTC."
     if not is_unknown(view):
         return (
@@ -352,7 +355,7 @@ def _unreachable(view: View) -> Reason | None:
         return None
     if is_unknown(view):
         return Reason("CoordinatorUnreachable", _unreachable_message(view), stalled=True)
-    late = view.passed(view.status.coordinator_fault_since, UNREACHED_SECONDS)
+    late = view.passed(view.status.coordinator_unreachable_start_time, UNREACHED_SECONDS)
     message = "The coordinator's pod runs but does not answer the operator yet."
     return Reason("CoordinatorUnreachable", _cut_off_message(view, pod) if late else message, late)
 

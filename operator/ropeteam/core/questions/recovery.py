@@ -30,12 +30,17 @@ def replace_coordinator(view: View, status: JobStatus) -> Answer | None:
     why = _unknown_term(old, newer) or _coordinator_lost(view, old)
     if why is None:
         return None
-    faults = old.faults + 1
+    faults = old.consecutive_failures + 1
     former = formercoordinators.retired(view, status.coordinator, newer)
     term = max(old.term, newer) + 1
     lease = view.spec.recovery.lease_seconds
     new = CoordinatorStatus(
-        term=term, address=old.address, former=former, lease_seconds=lease, since=view.now, faults=faults
+        term=term,
+        address=old.address,
+        previous=former,
+        lease_seconds=lease,
+        start_time=view.now,
+        consecutive_failures=faults,
     )
     return live(view, with_changes(status, coordinator=new), f"{why}: term {new.term}")
 
@@ -134,7 +139,8 @@ def replace_workers(view: View, status: JobStatus) -> Answer | None:
         if evidence is not None:
             pod = _pod(view, slot)
             incident = incidents.of_pod(slot, *evidence, pod.node if pod else "", view.now)
-            alone = slot.faults > 0  # the one before it was lost too, and no world ran since: it was in none
+            # The pod before it was lost too, and no world ran between: this one was in none.
+            alone = slot.consecutive_failures > 0
             if alone:
                 final.add(incident.id)
             status = incidents.record(status, incident, alone)
@@ -177,7 +183,7 @@ def _replacement(
     pod = _pod(view, slot)
     new = gang.successor(slot, pod, slot.incarnation + 1, view.now)
     if evidence is None and request is None:
-        return with_changes(new, relieves=True)
+        return with_changes(new, handover_pending=True)
     node_is_bad = evidence is not None and evidence[0] is Cause.NODE_LOST
     avoid = node_is_bad or (request is not None and request.avoid_node)
     return with_changes(new, avoid_node=pod.node) if avoid and pod is not None else new

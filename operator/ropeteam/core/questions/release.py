@@ -26,25 +26,25 @@ LONGEST_BACKOFF_SECONDS = 60
 
 def release_partial_gang(view: View, status: JobStatus) -> Answer | None:
     """Release the pods, back off, or open a new attempt. None: there is no reason to."""
-    if status.rests_until is not None:
-        return _back_off(view, status, status.rests_until)
+    if status.backoff_end_time is not None:
+        return _back_off(view, status, status.backoff_end_time)
     if not _is_partly_scheduled(view, status) or view.now < released_at(view, status):
         return None
     backoff = timedelta(seconds=_jitter(view, "rest") * _longest_backoff(view))
-    return _waiting(view, with_changes(status, rests_until=view.now + backoff))
+    return _waiting(view, with_changes(status, backoff_end_time=view.now + backoff))
 
 
 def due(view: View, status: JobStatus) -> datetime | None:
     """Moment at which the answer of `release_partial_gang` changes. None: never."""
-    if status.rests_until is not None:
-        return status.rests_until
+    if status.backoff_end_time is not None:
+        return status.backoff_end_time
     return released_at(view, status) if _is_partly_scheduled(view, status) else None
 
 
 def released_at(view: View, status: JobStatus) -> datetime:
     """Moment at which a start that is not complete ends: after startSeconds, and up to half as much again."""
     patience = view.spec.recovery.start_seconds * (0.5 + _jitter(view, "patience"))
-    return (status.coordinator.since or view.now) + timedelta(seconds=patience)
+    return (status.coordinator.start_time or view.now) + timedelta(seconds=patience)
 
 
 def _is_partly_scheduled(view: View, status: JobStatus) -> bool:
@@ -59,9 +59,11 @@ def _back_off(view: View, status: JobStatus, until: datetime) -> Answer:
     pods = (*view.all_workers, *view.all_coordinators)
     if view.now < until or active(pods):
         latest = view.now + timedelta(seconds=_longest_backoff(view))  # the wall clock may have stepped back
-        return _waiting(view, with_changes(status, rests_until=min(until, latest)))
+        return _waiting(view, with_changes(status, backoff_end_time=min(until, latest)))
     # No pod of this attempt trained. A pod on a lost node, or an older one, is fenced by time as always.
-    ended = not any(pod.node_lost for pod in view.all_workers) and all(s.old_pod_gone for s in status.slots)
+    ended = not any(pod.node_lost for pod in view.all_workers) and all(
+        s.previous_pod_fenced for s in status.slots
+    )
     opened = open_attempt(view, with_changes(status, drained=ended))
     why = f"asks for all places again: attempt {opened.attempt} with {len(opened.slots)} workers"
     return Answer(why, opened, "Pending")

@@ -71,7 +71,7 @@ def _service(view: View) -> tuple[Action, ...]:
 
 def _coordinator(view: View) -> tuple[Action, ...]:
     coordinator = view.status.coordinator
-    backs_off = _backs_off(view, coordinator.since, coordinator.faults)
+    backs_off = _backs_off(view, coordinator.start_time, coordinator.consecutive_failures)
     if view.coordinator is not None or coordinator.pod_uid or backs_off:
         return ()
     return (CreatePod(manifests.coordinator_pod(view.seen, view.spec)),)
@@ -98,7 +98,7 @@ def _is_unpolled(view: View) -> bool:
 
 def _is_missing(view: View, slot: SlotStatus) -> bool:
     exists = slot.slot in view.workers or slot.pod_uid
-    return not exists and not _backs_off(view, slot.replaced_at, slot.faults)
+    return not exists and not _backs_off(view, slot.replacement_time, slot.consecutive_failures)
 
 
 def _backs_off(view: View, since: datetime | None, faults: int) -> bool:

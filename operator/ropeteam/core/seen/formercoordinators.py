@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 
-from ropeteam.api.status import CoordinatorStatus, FormerCoordinatorStatus
+from ropeteam.api.status import CoordinatorStatus, PreviousCoordinatorStatus
 from ropeteam.core.seen.classify import has_ended
 from ropeteam.core.seen.view import View
 from ropeteam_trainer.contract.fence import longest_lease
@@ -27,23 +27,24 @@ ENDED = "ropeteam.dev/coordinators-ended"
 MOST = 16
 _SAVES_CHECKPOINTS_LEVEL = 2
 
-Former = tuple[FormerCoordinatorStatus, ...]
+Former = tuple[PreviousCoordinatorStatus, ...]
 
 
 def retired(view: View, old: CoordinatorStatus, newest: int = 0) -> Former:
     """Former coordinators, once `old` is replaced: those that may still live, `old` among them, and those up
     to term `newest` that status lacks."""
-    this = FormerCoordinatorStatus(
+    this = PreviousCoordinatorStatus(
         term=old.term, pod_uid=old.pod_uid, node=old.node, lease_seconds=old.lease_seconds
     )
-    known = old.former
+    known = old.previous
     is_known = any(each.pod_uid == old.pod_uid for each in known)
     if old.pod_uid and old.node and not is_known and not _ended(view, this):
         known = (*known, this)
     known = (*known, *_unknown(view, old.term, newest))
     if len(known) <= MOST:
         return known
-    oldest = FormerCoordinatorStatus(term=known[-MOST].term)  # and those before it: only a person can confirm
+    # And those before it: only a person can confirm.
+    oldest = PreviousCoordinatorStatus(term=known[-MOST].term)
     return (oldest, *known[1 - MOST :])
 
 
@@ -52,22 +53,22 @@ def _unknown(view: View, known: int, newest: int) -> Former:
     pods = {pod.term: pod for pod in view.all_coordinators}
     found = ((term, pods.get(term)) for term in range(max(known, newest - MOST) + 1, newest + 1))
     return tuple(
-        FormerCoordinatorStatus(term=term, pod_uid=pod.uid if pod else "", node=pod.node if pod else "")
+        PreviousCoordinatorStatus(term=term, pod_uid=pod.uid if pod else "", node=pod.node if pod else "")
         for term, pod in found
     )
 
 
 def remaining(view: View) -> Former:
     """Former coordinators that may still live, as far as is known now."""
-    former = view.status.coordinator.former
-    if not former or view.status.rung >= _SAVES_CHECKPOINTS_LEVEL or _all_obey(view):
+    former = view.status.coordinator.previous
+    if not former or view.status.feature_level >= _SAVES_CHECKPOINTS_LEVEL or _all_obey(view):
         return ()
     return tuple(each for each in former if not _ended(view, each))
 
 
 def message(view: View) -> str:
     """Text: the reason for waiting, and the command that ends it. "": nothing is waited for."""
-    former, open_slots = remaining(view), [slot for slot in view.status.slots if not slot.old_pod_gone]
+    former, open_slots = remaining(view), [slot for slot in view.status.slots if not slot.previous_pod_fenced]
     if not former or not open_slots:
         return ""
     some = ", ".join(f"term {each.term} on node {each.node or 'unknown'}" for each in former)
@@ -94,7 +95,7 @@ def needs_a_person(view: View) -> bool:
     return any(not each.lease_seconds for each in remaining(view))
 
 
-def lapses_in(view: View, former: FormerCoordinatorStatus) -> float:
+def lapses_in(view: View, former: PreviousCoordinatorStatus) -> float:
     """Seconds until its lease expires and it answers no agent any more. Infinite, if it has no lease."""
     if not former.lease_seconds:
         return math.inf
@@ -106,12 +107,12 @@ def _all_obey(view: View) -> bool:
     reports = view.report.slots if view.report else {}
     term = view.status.coordinator.term
     return bool(view.status.slots) and all(
-        slot.old_pod_gone and view.registered(slot) and reports[str(slot.slot)].term >= term
+        slot.previous_pod_fenced and view.registered(slot) and reports[str(slot.slot)].term >= term
         for slot in view.status.slots
     )
 
 
-def _ended(view: View, former: FormerCoordinatorStatus) -> bool:
+def _ended(view: View, former: PreviousCoordinatorStatus) -> bool:
     text = view.job.annotations.get(ENDED, "")
     if text.isascii() and text.isdigit() and int(text[:18]) >= former.term:
         return True

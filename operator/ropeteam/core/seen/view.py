@@ -147,12 +147,12 @@ def build_view(seen: Observation) -> View:
 def _without_future_waits(status: JobStatus, now: datetime) -> JobStatus:
     """Status in which no wait begins in the future: a wall clock that has stepped back, or another
     operator's, would prolong the wait by that step."""
-    names = ("drain_since", "coordinator_fault_since")
+    names = ("drain_start_time", "coordinator_unreachable_start_time")
     times = {name: time for name in names if (time := getattr(status, name)) is not None}
-    since = status.coordinator.since
+    since = status.coordinator.start_time
     waits = [*times.values(), *([since] if since else [])]
     if not status.finished and any(time > now for time in waits):
-        coordinator = with_changes(status.coordinator, since=min(since, now) if since else None)
+        coordinator = with_changes(status.coordinator, start_time=min(since, now) if since else None)
         return with_changes(status, coordinator=coordinator, **{n: min(times[n], now) for n in times})
     return status
 

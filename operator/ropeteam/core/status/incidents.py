@@ -19,8 +19,8 @@ from ropeteam.api.status import (
     FailuresStatus,
     IncidentStatus,
     JobStatus,
+    RecoveryTimesStatus,
     SlotStatus,
-    StagesStatus,
 )
 from ropeteam.core.seen.view import clamp_timestamp, with_changes
 from ropeteam_trainer.contract.desired import Incident
@@ -62,8 +62,8 @@ def record(status: JobStatus, found: IncidentStatus, alone: bool) -> JobStatus:
     """Add evidence of a lost pod, once: to the world that ended with it, or (`alone`) as its own incident."""
     if any(each.id == found.id for each in status.incidents):
         return status
-    ends = (each for each in reversed(status.incidents) if not is_of_pod(each) and not each.settled)
-    world = next((each for each in ends if each.stages.planned is None), None)
+    ends = (each for each in reversed(status.incidents) if not is_of_pod(each) and not each.final)
+    world = next((each for each in ends if each.recovery_milliseconds.planned is None), None)
     if alone or world is None:
         return with_changes(
             status, incidents=(*status.incidents, with_changes(found, attempt=status.attempt))
@@ -77,18 +77,18 @@ def record(status: JobStatus, found: IncidentStatus, alone: bool) -> JobStatus:
 def merge(status: JobStatus, reported: tuple[Incident, ...], now: datetime) -> JobStatus:
     """Merge the coordinator's reports: new worlds that ended, and updates of those that are known."""
     known = {each.id: each for each in status.incidents}
-    last = _epoch(status.failures.last_epoch)
+    last = _epoch(status.failures.last_world)
     unknown = (each for each in reported if each.id not in known and _epoch(each.id) > last)
     fresh = sorted(unknown, key=lambda each: _epoch(each.id))
     updates = {each.id: _updated(known[each.id], each, now) for each in reported if each.id in known}
     listed = [updates.get(each.id, each) for each in status.incidents]
     if fresh:
-        evidence = tuple(each for each in listed if is_of_pod(each) and not each.settled)
+        evidence = tuple(each for each in listed if is_of_pod(each) and not each.final)
         listed = [each for each in listed if each not in evidence]
         found = (with_changes(_incident_status(each, now), attempt=status.attempt) for each in fresh)
         listed += [_joined(each, evidence) for each in found]
         last = _epoch(fresh[-1].id)
-    failures = with_changes(status.failures, last_epoch=str(last) if last > NO_EPOCH else "")
+    failures = with_changes(status.failures, last_world=str(last) if last > NO_EPOCH else "")
     return with_changes(status, incidents=tuple(listed), failures=failures)
 
 
@@ -98,7 +98,7 @@ def refine(status: JobStatus, evidence: Callable[[SlotStatus], tuple[Cause, str]
     listed = []
     for each in status.incidents:
         found = None
-        if not each.settled and each.slot in slots and each.cause in _UNCERTAIN:
+        if not each.final and each.slot in slots and each.cause in _UNCERTAIN:
             found = evidence(slots[each.slot])
         listed.append(_with_cause(each, *found) if found else each)
     return with_changes(status, incidents=tuple(listed))
@@ -113,16 +113,16 @@ def settle(
 ) -> JobStatus:
     """Settle and charge incidents that are old enough or in `final`, and drop charges that have left the
     window, which is measured by the job's clock."""
-    gone = {slot.slot: slot.old_pod_gone for slot in status.slots}
+    gone = {slot.slot: slot.previous_pod_fenced for slot in status.slots}
     overflow = len(status.incidents) - KEEP
     listed = [
-        with_changes(each, settled=True)
+        with_changes(each, final=True)
         if each.id in final or index < overflow or now >= settles_at(each, policy, gone.get(each.slot, True))
         else each
         for index, each in enumerate(status.incidents)
     ]
     pairs = zip(status.incidents, listed, strict=True)
-    newly = [after for before, after in pairs if after.settled and not before.settled]
+    newly = [after for before, after in pairs if after.final and not before.final]
     begin = job_time - timedelta(seconds=policy.window_seconds)
     charged = [each for each in newly if each.charged]
     charges = (*status.failures.charges, *(_charge(each, policy, now, job_time) for each in charged))
@@ -130,9 +130,9 @@ def settle(
     failures = FailuresStatus(
         charged=len(charges),
         allowed=policy.max_failures,
-        free=status.failures.free + sum(not each.charged for each in newly),
+        not_charged=status.failures.not_charged + sum(not each.charged for each in newly),
         charges=charges,
-        last_epoch=status.failures.last_epoch,
+        last_world=status.failures.last_world,
     )
     return with_changes(status, incidents=tuple(listed[-KEEP:]), failures=failures)
 
@@ -158,8 +158,8 @@ def accounted(status: JobStatus, reported: tuple[str, ...]) -> tuple[str, ...]:
     """Ids of worlds' incidents that the budget has counted: settled ones, charged or not, in or out of the
     window.
     """
-    open_ids = {each.id for each in status.incidents if not each.settled}
-    last = _epoch(status.failures.last_epoch)
+    open_ids = {each.id for each in status.incidents if not each.final}
+    last = _epoch(status.failures.last_world)
     final = {each.id for each in status.incidents} | {each.id for each in status.failures.charges}
     final |= {each for each in reported if _epoch(each) <= last}
     return tuple(sorted(each for each in final - open_ids if not each.startswith("pod-")))
@@ -196,7 +196,7 @@ def _incident_status(reported: Incident, now: datetime) -> IncidentStatus:
         slot=max(0, reported.slot),
         rank=reported.rank,
         node=reported.node[:253],
-        stages=_stages(reported),
+        recovery_milliseconds=_stages(reported),
         steps_lost=reported.steps_lost,
         message=_message(reported)[:4096],
     )
@@ -206,9 +206,9 @@ def _updated(known: IncidentStatus, reported: Incident, now: datetime) -> Incide
     """Known incident with a later report. The stages always come later; the cause changes only until the
     incident has settled, and never over better evidence.
     """
-    updated = with_changes(known, stages=_stages(reported), steps_lost=reported.steps_lost)
+    updated = with_changes(known, recovery_milliseconds=_stages(reported), steps_lost=reported.steps_lost)
     ours = known.slot == reported.slot and reported.cause in _UNCERTAIN and known.cause in _OF_KUBERNETES
-    if known.settled or ours:
+    if known.final or ours:
         return updated
     fresh = _incident_status(reported, now)
     fields = ("cause", "charged", "slot", "rank", "node", "message")
@@ -221,9 +221,9 @@ def _message(reported: Incident) -> str:
     return "\n".join([reported.message, *lines]) if lines else reported.message
 
 
-def _stages(reported: Incident) -> StagesStatus:
+def _stages(reported: Incident) -> RecoveryTimesStatus:
     stages = reported.stages
-    return StagesStatus(
+    return RecoveryTimesStatus(
         stopped=stages.stopped, planned=stages.planned, started=stages.started, first_step=stages.first_step
     )
 

@@ -93,13 +93,13 @@ def checkpoint(view: View, report: JobReport) -> CheckpointStatus | None:
     if not report.lineage or report.phase is WorldPhase.WAITING:
         return old
     lineage = tuple(
-        CheckpointRefStatus(step=max(0, ref.step), epoch=str(ref.epoch), digest=ref.digest[:64])
+        CheckpointRefStatus(step=max(0, ref.step), world=str(ref.epoch), digest=ref.digest[:64])
         for ref in report.lineage[:10]
     )
     spec = view.spec.checkpoint
     folder = checkpoint_directory(view.job.name, spec) if spec else ""
     run = f"run-{report.lineage[0].run}/" if report.lineage[0].run else ""  # path of an earlier release
-    location = f"{folder}/{run}step-{lineage[0].step}/{lineage[0].epoch}" if spec else ""
+    location = f"{folder}/{run}step-{lineage[0].step}/{lineage[0].world}" if spec else ""
     if old is not None and old.lineage == lineage:
         return old
     return CheckpointStatus(
@@ -116,7 +116,7 @@ def lineage(status: JobStatus) -> tuple[CheckpointRef, ...]:
     found = []
     for ref in refs:
         try:
-            found.append(CheckpointRef(ref.step, Epoch.parse(ref.epoch), ref.digest))
+            found.append(CheckpointRef(ref.step, Epoch.parse(ref.world), ref.digest))
         except ValueError:
             continue
     return tuple(found)
