@@ -218,10 +218,10 @@ def test_columns_keep_their_names_beside_a_bar() -> None:
 @pytest.mark.parametrize("kind", [ConditionType.STALLED, ConditionType.FAILED, ConditionType.DEGRADED])
 def test_what_a_person_must_act_on_wins_over_the_coordinators_sentence(kind: ConditionType) -> None:
     held = Condition(
-        type=kind, status="True", reason="VolumeMissing", message="Create it.", last_transition_time=NOW
+        type=kind, status="True", reason="VolumeClaimNotBound", message="Create it.", last_transition_time=NOW
     )
     seen = job_view("gpt", a_status(conditions=(held,)), a_report(), NOW)
-    assert (seen.reason, seen.why) == ("VolumeMissing", "Create it.")
+    assert (seen.reason, seen.why) == ("VolumeClaimNotBound", "Create it.")
 
 
 def test_an_incident_that_a_job_has_ended_with_was_not_recovered_from() -> None:

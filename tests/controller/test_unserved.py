@@ -33,7 +33,7 @@ async def test_a_queue_and_a_gang_that_nobody_serves_are_named(tmp_path: Path) -
     async with LocalCluster(tmp_path / "home") as cluster, operator_of(cluster) as operator:
         await operator.client.create(wish)
         told = await until_async(lambda: degraded(operator.client))
-        assert told["reason"] == "QueueNotServed"
+        assert told["reason"] == "QueueNameIgnored"
         assert "(queue team-a)" in told["message"]
 
         async def both() -> bool:
@@ -43,4 +43,4 @@ async def test_a_queue_and_a_gang_that_nobody_serves_are_named(tmp_path: Path) -
             )
 
         await until_async(both)
-        assert (await warned(operator.client)).count("QueueNotServed") == 1
+        assert (await warned(operator.client)).count("QueueNameIgnored") == 1

@@ -67,11 +67,15 @@ def test_a_job_that_asks_for_nothing_still_says_how_much() -> None:
 @pytest.mark.parametrize(
     ("role", "fields", "says"),
     [
-        (Role.WORKER, {"container": "ImagePullBackOff"}, "ImagePull: Correct spec.image."),
-        (Role.WORKER, {"init": "ErrImagePull"}, "ImagePull: Correct its image in spec.template."),
-        (Role.COORDINATOR, {"container": "ErrImagePull"}, "ImagePull: Set the operator's image"),
-        (Role.WORKER, {"container": "CreateContainerConfigError"}, "ContainerConfig: Correct what"),
-        (Role.COORDINATOR, {"container": "CrashLoopBackOff"}, "CrashLoop: kubectl logs mnist-coordinator-1"),
+        (Role.WORKER, {"container": "ImagePullBackOff"}, "ImagePullFailed: Correct spec.image."),
+        (Role.WORKER, {"init": "ErrImagePull"}, "ImagePullFailed: Correct its image in spec.template."),
+        (Role.COORDINATOR, {"container": "ErrImagePull"}, "ImagePullFailed: Set the operator's image"),
+        (Role.WORKER, {"container": "CreateContainerConfigError"}, "ContainerConfigError: Correct what"),
+        (
+            Role.COORDINATOR,
+            {"container": "CrashLoopBackOff"},
+            "CrashLoopBackOff: kubectl logs mnist-coordinator-1",
+        ),
     ],
 )
 def test_a_pod_that_cannot_start_says_why(role: Role, fields: dict[str, str], says: str) -> None:
@@ -108,7 +112,7 @@ def test_a_secret_that_the_kubelet_names_as_missing_stalls_the_job() -> None:
     container = ContainerSeen(waiting_reason="ContainerCreating", waiting_message=MISSING)
     seen = starting(node="node-0", container=container, checkpoint=SIGNED)
     stalled = condition(seen, ConditionType.STALLED)
-    assert (stalled.holds, stalled.reason) == (True, "SecretMissing")
+    assert (stalled.holds, stalled.reason) == (True, "SecretNotFound")
     assert stalled.message == f"{MISSING}. Create it, or correct spec.checkpoint.signing.secretName."
 
 
@@ -163,7 +167,7 @@ def test_a_coordinator_of_an_earlier_release_is_named_with_what_to_do() -> None:
 def test_a_coordinator_that_does_not_keep_up_is_told() -> None:
     seen = a_running_job().after(reporting(late_seconds=3))
     running = condition(seen, ConditionType.RUNNING)
-    assert (running.status, running.reason) == ("True", "CoordinatorLate")
+    assert (running.status, running.reason) == ("True", "CoordinatorOverloaded")
     assert "it was late by up to 3 s, and a fault is mended as much later" in running.message
     assert "pod mnist-coordinator-1 " in running.message
     assert decide(seen).status.state == "Running"

@@ -61,7 +61,7 @@ def test_a_coordinator_without_a_proof_of_its_end_is_remembered_and_status_says_
     assert former(seen) == (1,)
     stalled = decide(seen).status.condition(ConditionType.STALLED)
     assert stalled
-    assert (stalled.holds, stalled.reason) == (True, "FormerCoordinator")
+    assert (stalled.holds, stalled.reason) == (True, "PreviousCoordinatorMayRun")
     assert f"term 1 on node {NODE}), and with it a former pod of slot 1" in stalled.message
     assert stalled.message.endswith(f"kubectl annotate trainingjob -n lab mnist {ENDED}=1 --overwrite")
 
@@ -166,7 +166,7 @@ def test_who_waits_for_a_lease_needs_no_person_and_status_says_so() -> None:
     )
     assert stalled
     assert running
-    assert (stalled.holds, running.reason) == (False, "FormerCoordinator")
+    assert (stalled.holds, running.reason) == (False, "PreviousCoordinatorMayRun")
     assert running.message.endswith(
         "The job goes on by itself when no operator has heard of it for 20 s (selfFence), and fenceSeconds "
         "later."
@@ -207,7 +207,7 @@ def test_who_is_heard_by_the_present_coordinator_is_not_with_a_former_one() -> N
 def test_from_rung_2_on_the_storage_decides() -> None:
     seen = an_island(rung=2)
     assert former(seen) == ()
-    assert decide(seen).status.condition(ConditionType.STALLED).reason != "FormerCoordinator"
+    assert decide(seen).status.condition(ConditionType.STALLED).reason != "PreviousCoordinatorMayRun"
 
 
 def test_a_suspended_job_remembers_it_too() -> None:

@@ -20,7 +20,7 @@ def test_a_missing_claim_is_told_with_the_field_that_wants_it() -> None:
         scheduled_message='persistentvolumeclaim "ckpt" not found', checkpoint={"volume": named("ckpt")}
     )
     running = condition(seen, ConditionType.RUNNING)
-    assert running.reason == "VolumeMissing"
+    assert running.reason == "VolumeClaimNotBound"
     assert 'persistentvolumeclaim "ckpt" not found' in running.message
     assert "spec.checkpoint.volume wants it: create the claim ckpt" in running.message
     volumes = [{"name": "scratch", "emptyDir": {}}, {"name": "data", **named("datasets")}]
@@ -51,11 +51,19 @@ def test_a_claim_without_a_volume_is_told_with_all_that_the_job_names() -> None:
         ),
         (
             {"waiting_reason": "ErrImagePull"},
-            "ImagePull",
+            "ImagePullFailed",
             "ErrImagePull. Correct its image in spec.template.",
         ),
-        ({"waiting_reason": "CrashLoopBackOff"}, "CrashLoop", "it ends again and again: see `kubectl logs"),
-        ({"waiting_reason": "CreateContainerError"}, "ContainerConfig", "CreateContainerError. Correct what"),
+        (
+            {"waiting_reason": "CrashLoopBackOff"},
+            "CrashLoopBackOff",
+            "it ends again and again: see `kubectl logs",
+        ),
+        (
+            {"waiting_reason": "CreateContainerError"},
+            "ContainerConfigError",
+            "CreateContainerError. Correct what",
+        ),
     ],
 )
 def test_an_init_container_that_keeps_a_pod_is_named(init: Any, reason: str, says: str) -> None:

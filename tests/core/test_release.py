@@ -53,7 +53,7 @@ def test_then_all_its_pods_go_uncharged_and_a_new_attempt_asks_again() -> None:
     assert (released.state, released.failures.charged, released.incidents) == ("Pending", 0, ())
     running = released.condition(ConditionType.RUNNING)
     assert running is not None
-    assert running.reason == "PlacesReleased"
+    assert running.reason == "GangPartlySchedulable"
     assert WORDS in running.message
     gone = [action for action in cluster.round().actions if isinstance(action, DeletePod)]
     assert len(gone) == 3

@@ -64,7 +64,7 @@ def template(**parts: Any) -> dict[str, Any]:
 def test_a_queue_that_the_job_names_is_said_to_have_no_effect_before_any_pod_is_made() -> None:
     seen = a_job().after(labelled(**{QUEUE: "team-a"}))
     reason, message = told(seen)
-    assert reason == "QueueNotServed"
+    assert reason == "QueueNameIgnored"
     assert message.startswith(f"Label {QUEUE} of this TrainingJob (queue team-a) has no effect")
     assert "Remove the label; or put it into spec.template.metadata.labels" in message
     assert told(a_job()) == ("", "")
@@ -83,7 +83,7 @@ def test_a_suspended_job_says_how_to_go_on_and_that_no_queue_does_it() -> None:
 def test_a_queue_for_pods_is_served_where_kueue_has_taken_them() -> None:
     seen = a_running_job(**template(metadata={"labels": {QUEUE: "team-a"}}))
     reason, message = told(seen)
-    assert reason == "QueueNotServed"
+    assert reason == "QueueNameIgnored"
     assert "Kueue's label kueue.x-k8s.io/managed" in message
     assert "integration `pod` for namespace lab" in message
     assert told(seen.after(pods(queued=True))) == ("", "")
@@ -107,7 +107,7 @@ def test_words_for_another_scheduler_are_named_where_pods_are_for_the_default_on
 ) -> None:
     seen = a_running_job(**template(metadata={part: {key: "a"}}))
     reason, message = told(seen)
-    assert reason == "GangSchedulingNotServed"
+    assert reason == "GangSchedulingIgnored"
     assert message.startswith(f"{key}: read by {reader}, while")
     assert "spec.template.spec.schedulerName" in message
     assert told(seen.after(pods(scheduler="default-scheduler")))[0] == reason
@@ -124,7 +124,7 @@ def test_other_labels_ask_for_nothing() -> None:
 def test_a_group_that_the_api_server_does_not_know_is_named(field: str) -> None:
     seen = a_running_job(**template(spec={field: {"name": "g"}}))
     reason, message = told(seen)
-    assert reason == "GangSchedulingNotServed"
+    assert reason == "GangSchedulingIgnored"
     assert message.startswith(f"spec.template.spec.{field} has no effect")
     assert told(seen.after(pods(grouped=True))) == ("", "")
 
@@ -132,7 +132,7 @@ def test_a_group_that_the_api_server_does_not_know_is_named(field: str) -> None:
 def test_several_are_all_named() -> None:
     seen = a_running_job(**template(metadata={"labels": {"volcano.sh/queue-name": "a"}}))
     reason, message = told(seen.after(labelled(**{QUEUE: "team-a"})))
-    assert reason == "QueueNotServed"
+    assert reason == "QueueNameIgnored"
     assert QUEUE in message
     assert "volcano.sh/queue-name: read by Volcano" in message
 
@@ -163,12 +163,12 @@ def test_gates_are_named_with_who_removes_them(gates: tuple[str, ...], kueue: bo
 def test_a_scheduler_that_never_speaks_is_named_after_thirty_seconds() -> None:
     seen = starting(waiting(scheduler="volcano")).after(written)
     assert decide(seen).look_again_seconds is not None
-    assert condition(seen.after(seconds(29)), ConditionType.RUNNING).reason != "SchedulerNotServed"
+    assert condition(seen.after(seconds(29)), ConditionType.RUNNING).reason != "SchedulerNotResponding"
     late = seen.after(seconds(30))
     stalled = condition(late, ConditionType.STALLED)
-    assert (stalled.holds, stalled.reason) == (True, "SchedulerNotServed")
+    assert (stalled.holds, stalled.reason) == (True, "SchedulerNotResponding")
     assert "no scheduler named volcano seems to run" in stalled.message
-    assert "SchedulerNotServed" in [each.reason for each in decide(late).announcements]
+    assert "SchedulerNotResponding" in [each.reason for each in decide(late).announcements]
 
 
 def test_the_operator_looks_again_when_a_scheduler_has_been_silent_for_so_long() -> None:
@@ -191,4 +191,4 @@ def test_the_operator_looks_again_when_a_scheduler_has_been_silent_for_so_long()
 )
 def test_a_scheduler_that_has_spoken_or_may_just_start_is_not_blamed(spoken: dict[str, Any]) -> None:
     seen = starting(waiting(scheduler="volcano"), pods(**spoken)).after(seconds(30))
-    assert condition(seen, ConditionType.RUNNING).reason != "SchedulerNotServed"
+    assert condition(seen, ConditionType.RUNNING).reason != "SchedulerNotResponding"

@@ -56,7 +56,7 @@ def test_pods_wait_for_the_secret_and_the_job_says_so(cluster: Cluster, name: st
     wish = signing(tmp_path / "volume", f"{name}-keys")
     cluster.create(tiny(name, tmp_path, "10", workers=1, checkpoint=wish))
     told = cluster.wait_condition(name, "Stalled")
-    assert told["reason"] == "SecretMissing"
+    assert told["reason"] == "SecretNotFound"
     assert f'secret "{name}-keys" not found' in told["message"]
 
     secret(cluster, f"{name}-keys", "too short")

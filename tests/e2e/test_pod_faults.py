@@ -92,7 +92,9 @@ def test_a_coordinator_that_does_not_keep_up_is_told_in_status_and_loses_nobody(
     os.kill(slow, signal.SIGSTOP)
     time.sleep(8)
     os.kill(slow, signal.SIGCONT)
-    wait_for("its reason", lambda: cluster.condition(name, "Running").get("reason") == "CoordinatorLate")
+    wait_for(
+        "its reason", lambda: cluster.condition(name, "Running").get("reason") == "CoordinatorOverloaded"
+    )
     assert cluster.condition(name, "Running")["status"] == "True"
     assert cluster.status(name).get("incidents", []) == []
     assert len(epochs(tmp_path)) == 1

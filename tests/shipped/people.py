@@ -22,7 +22,7 @@ def end_hung_strangers(site: Site) -> None:
 def vouch(site: Site) -> None:
     """Do what status asks for, once it is true."""
     former, stalled = site.status.coordinator.previous, site.status.condition(ConditionType.STALLED)
-    asked = stalled is not None and stalled.reason == "FormerCoordinator"
+    asked = stalled is not None and stalled.reason == "PreviousCoordinatorMayRun"
     if stalled and asked and not any(_lives(site, each) for each in former):
         name, _, term = stalled.message.split()[-2].partition("=")
         vouched, job = {"annotations": {name: term}}, site.job

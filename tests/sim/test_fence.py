@@ -73,7 +73,7 @@ def test_an_island_of_a_coordinator_and_its_agents_is_the_only_world(rung: int, 
         status = world.kubernetes.job.status
         stalled = status.condition(ConditionType.STALLED)
         assert stalled
-        assert (stalled.holds, stalled.reason) == (True, "FormerCoordinator"), status
+        assert (stalled.holds, stalled.reason) == (True, "PreviousCoordinatorMayRun"), status
         assert (
             "kubectl annotate trainingjob -n default climb ropeteam.dev/coordinators-ended=1"
             in stalled.message

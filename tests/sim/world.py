@@ -260,7 +260,7 @@ class World:
         former = self.kubernetes.job.status.coordinator.previous
         live = {coordinator.pod.uid for coordinator in self.live_coordinators()}
         stalled = self.kubernetes.job.status.condition(ConditionType.STALLED)
-        asked = stalled is not None and stalled.reason == "FormerCoordinator"
+        asked = stalled is not None and stalled.reason == "PreviousCoordinatorMayRun"
         if asked and not any(each.pod_uid in live for each in former):
             self.kubernetes.annotate(*stalled.message.split()[-2].split("="))
 

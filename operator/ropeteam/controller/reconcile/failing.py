@@ -29,7 +29,7 @@ from ropeteam.core.status.conditions import Fact, with_facts
 
 TOLD_AFTER = 5
 FREED_AFTER_SECONDS = 3600.0
-REASON = "OperatorFails"
+REASON = "ReconcileError"
 _LONGEST_ERROR = 500
 _RETRYABLE = (Conflict, NotFound, Fenced, OSError, TimeoutError, aiohttp.ClientError)
 

@@ -104,7 +104,7 @@ def live_facts(view: View, status: JobStatus) -> tuple[Fact, ...]:
     running = _running_fact(view)
     recovering = recovers(view, status)
     last = status.incidents[-1] if status.incidents else None
-    cause = last.cause if last is not None and recovering else "NoFault"
+    cause = last.cause if last is not None and recovering else "NotRecovering"
     facts = (
         NOT_SUSPENDED,
         running,
@@ -130,7 +130,9 @@ def _trains_fact(view: View) -> Fact:
     if report is not None and report.phase is WorldPhase.COMPLETING:
         return Fact(ConditionType.RUNNING, True, "WorldCompleting", report.why)
     if report is not None and report.late_seconds:
-        return Fact(ConditionType.RUNNING, True, "CoordinatorLate", _late_message(view, report.late_seconds))
+        return Fact(
+            ConditionType.RUNNING, True, "CoordinatorOverloaded", _late_message(view, report.late_seconds)
+        )
     if pod is not None and pod.contract < SIGNED:
         return Fact(ConditionType.RUNNING, True, "CoordinatorOutdated", _unsigned_message(view, pod))
     return Fact(ConditionType.RUNNING, True, "WorldRunning", _running_message(view))
@@ -231,13 +233,13 @@ def _former_coordinator(view: View) -> Reason | None:
     report, message = view.report, formercoordinators.message(view)
     if not message or report is None or report.phase is not WorldPhase.FORMING:
         return None
-    return Reason("FormerCoordinator", message, stalled=formercoordinators.needs_a_person(view))
+    return Reason("PreviousCoordinatorMayRun", message, stalled=formercoordinators.needs_a_person(view))
 
 
 def _unscheduled(view: View, pods: list[PodSeen]) -> Reason | None:
     for reason, found in (
         ("SchedulingGated", unservedrequests.gates(view)),
-        ("SchedulerNotServed", unservedrequests.silent(view)),
+        ("SchedulerNotResponding", unservedrequests.silent(view)),
     ):
         if found:
             return Reason(reason, found, stalled=True)
@@ -248,7 +250,7 @@ def _unscheduled(view: View, pods: list[PodSeen]) -> Reason | None:
     volume = "persistentvolumeclaim" in text.lower()
     fix = _claim_fix(view, text) if volume else _requests(view)
     message = f"{len(waiting)} of {len(pods)} pods wait for a node. The scheduler says: {text} {fix}"
-    return Reason("VolumeMissing" if volume else "Unschedulable", message, stalled=True)
+    return Reason("VolumeClaimNotBound" if volume else "Unschedulable", message, stalled=True)
 
 
 def _claim_fix(view: View, text: str) -> str:
@@ -284,14 +286,14 @@ def _stuck_container(pods: list[PodSeen]) -> Reason | None:
         for container in (pod.init, pod.container):
             reason, prefix = container.waiting_reason, _prefix(container)
             if reason in _IMAGE_REASONS:
-                return Reason("ImagePull", _image_message(pod, container), stalled=True)
+                return Reason("ImagePullFailed", _image_message(pod, container), stalled=True)
             if reason in _CONFIG_REASONS:
                 text = f"{container.waiting_message or reason}. Correct what the pod refers to."
-                return Reason("ContainerConfig", f"Pod {pod.name}: {prefix}{text}", stalled=True)
+                return Reason("ContainerConfigError", f"Pod {pod.name}: {prefix}{text}", stalled=True)
             if reason == "CrashLoopBackOff":
                 command = f"kubectl logs {pod.name}{f' -c {container.name}' if prefix else ''}"
                 message = f"Pod {pod.name}: {prefix}it ends again and again: see `{command}`."
-                return Reason("CrashLoop", message, stalled=True)
+                return Reason("CrashLoopBackOff", message, stalled=True)
     return None
 
 
@@ -323,7 +325,7 @@ def _secret_missing(view: View, pods: list[PodSeen]) -> Reason | None:
     name, waiting = _signing_secret(view, pods)
     message = next((each.waiting_message for each in waiting if f'"{name}"' in each.waiting_message), "")
     fix = "Create it, or correct spec.checkpoint.signing.secretName."
-    return Reason("SecretMissing", f"{message}. {fix}", stalled=True) if message else None
+    return Reason("SecretNotFound", f"{message}. {fix}", stalled=True) if message else None
 
 
 def _secret_mounting(view: View, pods: list[PodSeen]) -> Reason | None:

@@ -79,10 +79,10 @@ def _waiting(view: View, status: JobStatus) -> Answer:
         Fact(
             ConditionType.RUNNING,
             False,
-            "PlacesReleased",
+            "GangPartlySchedulable",
             f"The job {why}. It will ask again. {message}".strip(),
         ),
-        Fact(ConditionType.RECOVERING, False, "NoFault"),
+        Fact(ConditionType.RECOVERING, False, "NotRecovering"),
         Fact(ConditionType.STALLED, True, "Unschedulable", message),
     )
     return Answer(

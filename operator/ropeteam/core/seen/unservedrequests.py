@@ -48,7 +48,7 @@ def _queue_of_job(view: View) -> tuple[str, str] | None:
     queue = view.job.labels.get(QUEUE)
     if queue is None:
         return None
-    return "QueueNotServed", (
+    return "QueueNameIgnored", (
         f"Label {QUEUE} of this TrainingJob (queue {queue}) has no effect: no integration of Kueue for kind "
         "TrainingJob is known to this release, so no queue holds the job back or lets it start. Remove the "
         "label; or put it into spec.template.metadata.labels, where Kueue's integration `pod` queues each "
@@ -60,7 +60,7 @@ def _queue_of_pods(view: View) -> tuple[str, str] | None:
     pods = _live_pods(view)
     if QUEUE not in _template_metadata(view, "labels") or not pods or any(pod.queued for pod in pods):
         return None
-    return "QueueNotServed", (
+    return "QueueNameIgnored", (
         f"Label {QUEUE} in spec.template.metadata.labels has no effect: no pod of this job has Kueue's label "
         f"{MANAGED}, so none of them is queued. Enable Kueue's integration `pod` for namespace "
         f"{view.job.namespace}, or remove the label."
@@ -80,7 +80,7 @@ def _gang(view: View) -> tuple[str, str] | None:
     if not requested or not pods or not all(_is_default(pod) for pod in pods):
         return None
     readers = ", ".join(sorted({_SCHEDULERS[key.partition("/")[0]] for key in requested}))
-    return "GangSchedulingNotServed", (
+    return "GangSchedulingIgnored", (
         f"{', '.join(requested[:4])}: read by {readers}, while the pods of this job are for the scheduler "
         f"{DEFAULT_SCHEDULER}, which as Kubernetes ships it reads none of that: pods get nodes one by one. "
         "Set spec.template.spec.schedulerName to the scheduler that is meant, or remove what is for it."
@@ -92,7 +92,7 @@ def _scheduling_group(view: View) -> tuple[str, str] | None:
     wanted = [name for name in ("schedulingGroup", "workloadRef") if at(view.spec.template, f"spec.{name}")]
     if not wanted or not pods or any(pod.grouped for pod in pods):
         return None
-    return "GangSchedulingNotServed", (
+    return "GangSchedulingIgnored", (
         f"spec.template.spec.{wanted[0]} has no effect: the API server has dropped it from the pods, so this "
         "cluster has no such field (it depends on the release of Kubernetes and the feature gate "
         "GenericWorkload): pods get nodes one by one. Remove it, or enable the gate."
