@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_PICKED = 'namespace=~"$namespace", job=~"$job"'
-_BY_JOB = "by (namespace, job)"
-_BY_RANK = "by (namespace, job, rank)"
+_PICKED = 'namespace=~"$namespace", job_name=~"$job"'
+_BY_JOB = "by (namespace, job_name)"
+_BY_RANK = "by (namespace, job_name, rank)"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def _job(metric: str, function: str = "max") -> str:
 
 
 def _max(metric: str, label: str) -> str:
-    return f"max by (namespace, job, {label}) ({metric}{{{_PICKED}}})"
+    return f"max by (namespace, job_name, {label}) ({metric}{{{_PICKED}}})"
 
 
 def _rate(counter: str, by: str) -> str:
@@ -62,14 +62,14 @@ _TIME = "ropeteam_rank_step_seconds"
 _STEP_SECONDS = f"{_rate(f'{_TIME}_sum', _BY_RANK)} / {_rate(f'{_TIME}_count', _BY_RANK)}"
 _SHARE = f"rate({_TIME}_sum{{{_PICKED}}}[10m]) and {_TIME}_count{{{_PICKED}}} > 0"
 """Of a rank's time; a script that reports no steps has none."""
-_JOB, _RANK = "{{namespace}}/{{job}}", "{{namespace}}/{{job}} rank {{rank}}"
+_JOB, _RANK = "{{namespace}}/{{job_name}}", "{{namespace}}/{{job_name}} rank {{rank}}"
 
 PROGRESS = (
     Panel("Step", "Does it move?", {_JOB: _job("ropeteam_job_step")}),
     Panel(
         "Done",
         "How far, if the script has said where it ends.",
-        {_JOB: f"{_job('ropeteam_job_step')} / {_job('ropeteam_job_target_step')}"},
+        {_JOB: f"{_job('ropeteam_job_step')} / {_job('ropeteam_job_total_steps')}"},
         unit="percentunit",
     ),
     Panel("Loss", "Of rank 0, as the script reports it.", {_JOB: _job("ropeteam_job_loss")}),
@@ -79,8 +79,8 @@ PROGRESS = (
         "Ranks that train, workers that are there, that should be; ranks by the size of their process group.",
         {
             f"{_JOB} ranks": _job("ropeteam_job_world_size"),
-            f"{_JOB} members": _job("ropeteam_job_members"),
-            f"{_JOB} workers": _job("ropeteam_job_workers"),
+            f"{_JOB} members": _job("ropeteam_job_registered_slots"),
+            f"{_JOB} workers": _job("ropeteam_job_slots"),
             f"{_JOB} group of {{{{size}}}}": _max("ropeteam_job_process_group_ranks", "size"),
         },
     ),
@@ -90,7 +90,7 @@ PROGRESS = (
         {f"{_JOB} {{{{phase}}}}": f"{_max('ropeteam_job_phase', 'phase')} == 1"},
     ),
 )
-FAULTS = (
+FAULT_PANELS = (
     Panel(
         "Worlds",
         "Each fault costs one; it begins anew with the coordinator.",
@@ -116,14 +116,14 @@ FAULTS = (
         "Agents",
         "Linked to their coordinator, and asked to leave.",
         {
-            f"{_JOB} linked": _job("ropeteam_agent_linked", "sum"),
-            f"{_JOB} leaving": _job("ropeteam_agent_leaving", "sum"),
+            f"{_JOB} linked": _job("ropeteam_agent_connected", "sum"),
+            f"{_JOB} leaving": _job("ropeteam_agent_terminating", "sum"),
         },
     ),
     Panel(
         "Lateness of the coordinator",
         "0: it keeps up. Else a fault is mended as much later.",
-        {_JOB: _job("ropeteam_job_coordinator_late_seconds")},
+        {_JOB: _job("ropeteam_job_coordinator_lag_seconds")},
         unit="s",
     ),
     Panel(
@@ -164,7 +164,7 @@ RANKS = (
     Panel(
         "Ranks by phase",
         "Where they are in their lives.",
-        {f"{_JOB} {{{{phase}}}}": f"sum by (namespace, job, phase) (ropeteam_rank_phase{{{_PICKED}}})"},
+        {f"{_JOB} {{{{phase}}}}": f"sum by (namespace, job_name, phase) (ropeteam_rank_phase{{{_PICKED}}})"},
     ),
     Panel(
         "Starts of ranks",
@@ -320,9 +320,9 @@ JOBS = Dashboard(
     "Ropeteam / Jobs",
     {
         "namespace": "label_values(ropeteam_job_step, namespace)",
-        "job": 'label_values(ropeteam_job_step{namespace=~"$namespace"}, job)',
+        "job": 'label_values(ropeteam_job_step{namespace=~"$namespace"}, job_name)',
     },
-    {"Progress": PROGRESS, "Faults and checkpoints": FAULTS, "Ranks": RANKS, "Parameter servers": SERVERS},
+    {"Progress": PROGRESS, "Faults and checkpoints": FAULT_PANELS, "Ranks": RANKS, "Parameter servers": SERVERS},
 )
 OPERATOR = Dashboard(
     "operator",

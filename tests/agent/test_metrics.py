@@ -28,7 +28,7 @@ def samples(text: str) -> Samples:
     found: Samples = {}
     for family in text_string_to_metric_families(text):
         for each in family.samples:
-            assert (each.labels["namespace"], each.labels["job"], each.labels["slot"]) == ("n", "j", "0")
+            assert (each.labels["namespace"], each.labels["job_name"], each.labels["slot"]) == ("n", "j", "0")
             found[each.labels.get("phase") or each.name, each.labels.get("rank", "")] = each.value
     return found
 
@@ -39,7 +39,7 @@ def told(life: Life, counts: metrics.Counts) -> Samples:
 
 def test_without_a_world_only_the_agent_is_described():
     assert set(told(Life(), {})) == {
-        ("ropeteam_agent_incarnation", ""), ("ropeteam_agent_linked", ""), ("ropeteam_agent_leaving", ""),
+        ("ropeteam_agent_incarnation", ""), ("ropeteam_agent_connected", ""), ("ropeteam_agent_terminating", ""),
     }  # fmt: skip
     assert metrics.count({}, Life().state) == {}
 
@@ -190,7 +190,7 @@ async def test_a_real_agent_is_scraped_while_its_ranks_come_and_go(pod: Pod, coo
         coordinator.order(plan=plan)
         await coordinator.wait_for(runs)
         seen = samples((await ask(port, GET, address))[1])
-        assert seen["ropeteam_agent_linked", ""] == 1
+        assert seen["ropeteam_agent_connected", ""] == 1
         await asyncio.sleep(http.FRESH_SECONDS)
     seen = samples((await ask(port, GET, address))[1])
     assert (seen["Running", "0"], seen["ropeteam_rank_starts_total", "0"]) == (1, 2)

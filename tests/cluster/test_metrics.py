@@ -72,7 +72,7 @@ def test_prometheus_sees_a_job_while_it_lives(site: Site, name: str, prometheus:
     wait_for_data(prometheus)
     site.delete(served)
 
-    selector = f'{{namespace="default", job="{name}"}}'
+    selector = f'{{namespace="default", job_name="{name}"}}'
     assert prometheus.query(f"ropeteam_job_step{selector}")
     site.delete(name)
     operators = [url for url in prometheus.targets() if ":8080/" in url]

@@ -131,11 +131,11 @@ async def test_health_and_metrics_need_no_signature(served: Served):
     served.coordinator._apply(membership.ReportReceived(report))
     status, text = await http(served.http, request("GET", "/metrics?name=x"))
     assert status == 200
-    labels = '{job="mnist",namespace="default"}'
-    assert f"ropeteam_job_members{labels} 1.0" in text
+    labels = '{job_name="mnist",namespace="default"}'
+    assert f"ropeteam_job_registered_slots{labels} 1.0" in text
     assert f"ropeteam_job_world_size{labels} 0.0" in text
-    assert 'ropeteam_job_phase{job="mnist",namespace="default",phase="Forming"} 1.0' in text
-    assert 'ropeteam_job_recent_incidents{cause="Signal",job="mnist",namespace="default"} 0.0' in text
+    assert 'ropeteam_job_phase{job_name="mnist",namespace="default",phase="Forming"} 1.0' in text
+    assert 'ropeteam_job_recent_incidents{cause="Signal",job_name="mnist",namespace="default"} 0.0' in text
 
 
 def scraped(report: JobReport, **settings: Any) -> dict[str, float]:
@@ -143,7 +143,7 @@ def scraped(report: JobReport, **settings: Any) -> dict[str, float]:
     text, content_type = render(report, replace(config(), **settings))
     assert content_type.startswith("text/plain")
     samples = (each for family in text_string_to_metric_families(text.decode()) for each in family.samples)
-    return {each.name: each.value for each in samples if each.labels.keys() <= {"job", "namespace"}}
+    return {each.name: each.value for each in samples if each.labels.keys() <= {"job_name", "namespace"}}
 
 
 RUNNING = JobReport("u", 1, 0, WorldPhase.RUNNING, "why", rung=2)
@@ -151,13 +151,13 @@ RUNNING = JobReport("u", 1, 0, WorldPhase.RUNNING, "why", rung=2)
 
 def test_progress_is_told_as_far_as_it_is_known():
     told = scraped(replace(RUNNING, progress=Progress(step=7, loss="1.5", total_steps=90)))
-    assert (told["ropeteam_job_step"], told["ropeteam_job_loss"], told["ropeteam_job_target_step"]) == (
+    assert (told["ropeteam_job_step"], told["ropeteam_job_loss"], told["ropeteam_job_total_steps"]) == (
         7,
         1.5,
         90,
     )
     told = scraped(replace(RUNNING, progress=Progress(loss="none yet")))
-    assert not {"ropeteam_job_loss", "ropeteam_job_target_step"} & told.keys()
+    assert not {"ropeteam_job_loss", "ropeteam_job_total_steps"} & told.keys()
 
 
 def test_a_checkpoint_that_is_not_known_has_no_age():
@@ -176,7 +176,7 @@ def test_checkpoints_are_wanted_where_there_is_a_place_and_a_script_that_saves(
     has_place: bool, rung: int, wanted: int
 ):
     told = scraped(replace(RUNNING, rung=rung), checkpoint=has_place)
-    assert told["ropeteam_job_checkpoint_wanted"] == wanted
+    assert told["ropeteam_job_checkpoint_enabled"] == wanted
 
 
 async def test_metrics_tell_a_stranger_nothing_secret(served: Served):

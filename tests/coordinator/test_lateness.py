@@ -116,6 +116,6 @@ async def test_a_coordinator_that_stood_still_says_so_and_nobody_is_lost(start) 
     assert [slot.registered for slot in report.slots.values()] == [True, True]
     assert [each.report.plan for each in agents] == [plan, plan]
     _, text = await http(ports[1], request("GET", "/metrics"))
-    assert "ropeteam_job_coordinator_late_seconds{" in text
+    assert "ropeteam_job_coordinator_lag_seconds{" in text
     for each in agents:
         await each.stop()

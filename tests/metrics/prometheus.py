@@ -70,11 +70,11 @@ def scrape(role: str, discovery: Object, seconds: float = 1.0) -> Object:
                 "regex": str(endpoint.number),
             },
             {"source_labels": [f"{META}namespace"], "target_label": "namespace"},
-            {"source_labels": [f"{META}pod_label_ropeteam_dev_job"], "target_label": "job"},
+            {"source_labels": [f"{META}pod_label_ropeteam_dev_job"], "target_label": "job_name"},
         ],
         "metric_relabel_configs": [
             {"source_labels": ["__name__"], "action": "keep", "regex": endpoint.keep},
-            {"action": "labeldrop", "regex": "exported_(job|namespace)"},
+            {"action": "labeldrop", "regex": "exported_(job|job_name|namespace)"},
         ],
         **discovery,
     }

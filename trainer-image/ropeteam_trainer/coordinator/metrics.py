@@ -24,7 +24,7 @@ _LEVEL_THAT_SAVES = 2
 
 class _Job(Collector):
     def __init__(self, report: JobReport, config: CoordinatorConfig) -> None:
-        self._report, self._labels = report, {"namespace": config.namespace, "job": config.job}
+        self._report, self._labels = report, {"namespace": config.namespace, "job_name": config.job}
         self._workers, self._may_save = config.slots, config.checkpoint
 
     def collect(self) -> Iterable[Metric]:
@@ -33,7 +33,7 @@ class _Job(Collector):
         progress = report.progress
         yield self._gauge("step", "Last step that rank 0 reported.", progress.step)
         if progress.total_steps is not None:
-            yield self._gauge("target_step", "Step at which the script wants to end.", progress.total_steps)
+            yield self._gauge("total_steps", "Step at which the script wants to end.", progress.total_steps)
         yield self._gauge("samples_per_second", "Of the whole job.", progress.samples_per_second)
         if (loss := _number(progress.loss)) is not None:
             yield self._gauge("loss", "Last loss that rank 0 reported.", loss)
@@ -47,10 +47,10 @@ class _Job(Collector):
             [(str(size), ranks) for size, ranks in _ranks_by_size(report).items()],
             "size",
         )
-        yield self._gauge("workers", "Workers and parameter servers that the job should have.", self._workers)
-        yield self._gauge("members", "Those whose agent is registered and whose lease holds.", registered)
+        yield self._gauge("slots", "Workers and parameter servers of the job.", self._workers)
+        yield self._gauge("registered_slots", "Slots whose agent is registered and whose lease holds.", registered)
         yield self._gauge(
-            "coordinator_late_seconds",
+            "coordinator_lag_seconds",
             "By up to how much the coordinator had its turn late, lately; 0: it keeps up.",
             report.late_seconds,
         )
@@ -66,7 +66,7 @@ class _Job(Collector):
     def _checkpoint(self) -> Iterator[Metric]:
         report = self._report
         wanted = self._may_save and report.rung >= _LEVEL_THAT_SAVES
-        yield self._gauge("checkpoint_wanted", "1 if spec.checkpoint is set and the script saves.", wanted)
+        yield self._gauge("checkpoint_enabled", "1 if spec.checkpoint is set and the script saves.", wanted)
         if report.lineage:
             yield self._gauge(
                 "checkpoint_step", "Step of the newest committed checkpoint.", report.lineage[0].step

@@ -71,7 +71,7 @@ Family = tuple[str, str, str, list[Sample]]
 def render(state: State, counts: Counts, unix_minus_monotonic: float) -> str:
     """The text of a scrape."""
     settings, slot = state.config, str(state.identity.slot)
-    common = {"namespace": settings.namespace, "job": settings.job, "slot": slot}
+    common = {"namespace": settings.namespace, "job_name": settings.job, "slot": slot}
     families = (*_agent(state), *_ranks(state, counts, unix_minus_monotonic), *_servers(state))
     return "".join(_family(*family, common) for family in families)
 
@@ -79,8 +79,8 @@ def render(state: State, counts: Counts, unix_minus_monotonic: float) -> str:
 def _agent(state: State) -> Iterator[Family]:
     facts = {
         "ropeteam_agent_incarnation": ("Number of this pod in its slot.", state.identity.incarnation),
-        "ropeteam_agent_linked": ("1 while a coordinator answers.", state.linked),
-        "ropeteam_agent_leaving": ("1 once the pod was asked to leave.", state.leave_by is not None),
+        "ropeteam_agent_connected": ("1 while a coordinator answers.", state.linked),
+        "ropeteam_agent_terminating": ("1 once the pod was asked to leave.", state.leave_by is not None),
     }
     for name, (text, value) in facts.items():
         yield name, "gauge", text, [("", {}, float(value))]
