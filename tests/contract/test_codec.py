@@ -208,3 +208,20 @@ def test_a_reader_forgets_what_a_message_leaves_out_and_refuses_what_decode_refu
         with pytest.raises(codec.DecodeError):
             reader.decode(wrong)
     assert reader.decode(b'{"rank": 1, "phase": "Running"}').step == 0
+
+
+@dataclass(frozen=True)
+class Renamed:
+    feature_level: int = codec.stored_as("rung")
+    is_final: bool = codec.stored_as("settled", False)
+
+
+def test_a_field_is_written_and_read_under_the_name_that_it_is_stored_as():
+    assert codec.encode(Renamed(3, True)) == b'{"rung":3,"settled":true}'
+    assert codec.decode(Renamed, b'{"rung":3}') == Renamed(3)
+    reader = codec.Reader(Renamed)
+    assert reader.decode(b'{"rung":3,"settled":true}') == Renamed(3, True)
+    assert reader.decode(b'{"rung":3}') == Renamed(3)
+    for wrong in (b'{"feature_level":3}', b'{"rung":"x"}'):
+        with pytest.raises(codec.DecodeError, match="rung"):
+            codec.decode(Renamed, wrong)

@@ -2,8 +2,8 @@
 
 A message from the network is decoded into frozen dataclasses or refused with a sentence that names the field.
 Supported: str, int, float, bool, None, str-Enums, dataclasses, `tuple[X, ...]`, `dict[str, X]`, `X | None`.
-Field names stay as they are. Unknown fields are ignored (a newer peer may send more), missing ones take their
-default. The reader of a type is built once: a coordinator reads thousands of messages per second.
+A field is written under its own name, or under that of `stored_as`. Unknown fields are ignored (a newer peer
+may send more), missing ones take their default. The reader of a type is built once: a coordinator reads thousands of messages per second.
 A lone surrogate (Python's stand-in for a byte of a file name that is not UTF-8) comes from the text of some
 script and is no reason to lose a message: `?` replaces it, at both ends. Numbers have 64 bits.
 """
@@ -26,11 +26,23 @@ _Reader = Callable[[Any], Any]
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _write = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _write_unescaped = json.JSONEncoder(ensure_ascii=False).encode
+_JSON_NAME = "json"
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 class DecodeError(ValueError):
     """Bytes that are not the message that they claim to be. The text names the field and the reason."""
+
+
+def stored_as(name: str, default: Any = dataclasses.MISSING) -> Any:
+    """Field of a dataclass that is called `name` in JSON. Peers, manifests and journals of earlier releases
+    know it by that name, so a name in the code can be mended without a new version of the protocol."""
+    return dataclasses.field(default=default, metadata={_JSON_NAME: name})
+
+
+def _json_name(field: dataclasses.Field[Any]) -> str:
+    name: str = field.metadata.get(_JSON_NAME, field.name)
+    return name
 
 
 def encode(message: Any) -> bytes:
@@ -60,11 +72,12 @@ def to_plain(value: Any) -> Any:
 
 @functools.cache
 def _fields(kind: Any) -> Callable[[Any], Any]:
-    """Name and value of each field of a dataclass."""
-    names = tuple(f.name for f in dataclasses.fields(kind))
+    """Name in JSON and value of each field of a dataclass."""
+    fields = dataclasses.fields(kind)
+    names = tuple(map(_json_name, fields))
     if len(names) < 2:
-        return lambda value: [(name, getattr(value, name)) for name in names]
-    values = operator.attrgetter(*names)
+        return lambda value: [(_json_name(f), getattr(value, f.name)) for f in fields]
+    values = operator.attrgetter(*(f.name for f in fields))
     return lambda value: zip(names, values(value), strict=True)
 
 
@@ -89,6 +102,7 @@ class Reader(Generic[T]):
     def __init__(self, cls: type[T]) -> None:
         kind: Any = cls
         self._cls, self._fields = cls, _read_fields(kind)
+        self._attributes = {_json_name(f): f.name for f in dataclasses.fields(kind)}
         self._plain: dict[str, Any] = {}
         self._known: dict[str, Any] = {}
 
@@ -97,11 +111,11 @@ class Reader(Generic[T]):
         plain = _plain(data)
         if not isinstance(plain, dict):
             return from_plain(self._cls, plain)
-        before, known = self._plain, self._known
+        before, known, attributes = self._plain, self._known, self._attributes
         unchanged = {
-            name: known[name]
+            attributes[name]: known[attributes[name]]
             for name, value in plain.items()
-            if name in before and before[name] == value and name in known
+            if name in before and before[name] == value and name in attributes
         }
         try:
             message: T = self._fields(plain, unchanged)
@@ -208,24 +222,25 @@ def _read_dataclass(kind: Any) -> _Reader:
 def _read_fields(kind: Any) -> Callable[[dict[str, Any], dict[str, Any]], Any]:
     """Function that reads the fields of a dataclass. `known`: fields that are read already."""
     hints = typing.get_type_hints(kind)
-    readers = tuple((f.name, _reader(hints[f.name])) for f in dataclasses.fields(kind))
+    readers = tuple((_json_name(f), f.name, _reader(hints[f.name])) for f in dataclasses.fields(kind))
     required = tuple(
-        f.name
+        (_json_name(f), f.name)
         for f in dataclasses.fields(kind)
         if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     )
-    needed = frozenset(required)
+    needed = frozenset(attribute for _, attribute in required)
 
     def read(value: dict[str, Any], known: dict[str, Any]) -> Any:
         name = ""
         try:
-            for name, inner in readers:
-                if name in value and name not in known:
-                    known[name] = inner(value[name])
+            for name, attribute, inner in readers:
+                if name in value and attribute not in known:
+                    known[attribute] = inner(value[name])
         except _Wrong as wrong:
             raise wrong.inside(f".{name}") from None
         if not known.keys() >= needed:
-            raise _Wrong(f"missing {', '.join(name for name in required if name not in known)}")
+            missing = (name for name, attribute in required if attribute not in known)
+            raise _Wrong(f"missing {', '.join(missing)}")
         try:
             return kind(**known)
         except ValueError as error:  # a __post_init__ that refuses

@@ -48,7 +48,7 @@ class _Job(Collector):
             "size",
         )
         yield self._gauge("slots", "Workers and parameter servers of the job.", self._workers)
-        yield self._gauge("registered_slots", "Slots whose agent is registered and whose lease holds.", registered)
+        yield self._gauge("registered_slots", "Slots whose agent is registered and has a lease.", registered)
         yield self._gauge(
             "coordinator_lag_seconds",
             "By up to how much the coordinator had its turn late, lately; 0: it keeps up.",
