@@ -32,7 +32,7 @@ def main() -> int:
     trials = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     lab = Lab(NODES, (images.operator(), images.trainer()))
     site = Site.ready(lab)
-    shutil.copy(ROOT / "benchmarks" / "train_rung2.py", site.shared / "scripts")
+    shutil.copy(ROOT / "benchmarks" / "train_level2.py", site.shared / "scripts")
     samples: dict[str, list[float]] = {name: [] for name in ("pod start", *MEASURES)}
     for number in range(trials):
         for name, measure in (("pod start", pod_start), *MEASURES.items()):
@@ -108,7 +108,7 @@ MEASURES: dict[str, Callable[[Site, str], float]] = {
 
 
 def start(site: Site, name: str) -> Path:
-    command = ["torchrun", "--nproc-per-node", "1", "/shared/scripts/train_rung2.py", f"/shared/{name}"]
+    command = ["torchrun", "--nproc-per-node", "1", "/shared/scripts/train_level2.py", f"/shared/{name}"]
     site.apply(site.job(name, command, checkpoint=site.checkpoints(name)))
     return site.shared / name
 

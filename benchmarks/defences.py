@@ -114,7 +114,7 @@ def killed(cluster: Cluster, folder: Path, how: str) -> tuple[float, float]:
 
 
 def job(folder: Path, how: str) -> dict[str, Any]:
-    script = ROOT / "benchmarks" / "train_rung2.py"
+    script = ROOT / "benchmarks" / "train_level2.py"
     spec = {
         "workers": RANKS,
         "image": "local",

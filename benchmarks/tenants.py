@@ -50,7 +50,7 @@ def main() -> int:
     share = float(sys.argv[2]) if len(sys.argv) > 2 else 1.0
     lab = Lab(NODES, (images.operator(), images.trainer()))
     site = Site.ready(lab)
-    shutil.copy(ROOT / "benchmarks" / "train_rung2.py", site.shared / "scripts")
+    shutil.copy(ROOT / "benchmarks" / "train_level2.py", site.shared / "scripts")
     began = time.monotonic()
     asyncio.run(_beforehand(lab.control.kubeconfig, share))
     print(f"all is there after {time.monotonic() - began:.0f} s", flush=True)

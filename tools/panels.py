@@ -322,7 +322,12 @@ JOBS = Dashboard(
         "namespace": "label_values(ropeteam_job_step, namespace)",
         "job": 'label_values(ropeteam_job_step{namespace=~"$namespace"}, job_name)',
     },
-    {"Progress": PROGRESS, "Faults and checkpoints": FAULT_PANELS, "Ranks": RANKS, "Parameter servers": SERVERS},
+    {
+        "Progress": PROGRESS,
+        "Faults and checkpoints": FAULT_PANELS,
+        "Ranks": RANKS,
+        "Parameter servers": SERVERS,
+    },
 )
 OPERATOR = Dashboard(
     "operator",

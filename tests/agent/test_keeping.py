@@ -26,7 +26,7 @@ def a_life(slot: int = 0) -> Life:
 
 
 def test_ranks_live_on_in_the_next_world():
-    life = a_life().said(0, hello_pid=1, rung=3).beats(0, step=7)
+    life = a_life().said(0, hello_pid=1, feature_level=3).beats(0, step=7)
     plan = a_served_plan(2, born=1)
     life.ordered(plan=plan)
     assert life.did_no(KillRanks)
@@ -92,7 +92,7 @@ def test_ranks_of_another_epoch_end_and_are_missing():
 
 
 def test_kept_ranks_are_told_where_the_servers_are():
-    life = a_life().said(0, hello_pid=1, rung=3)
+    life = a_life().said(0, hello_pid=1, feature_level=3)
     assert life.did_no(SendToRank), "its own plan holds"
     life.ordered(plan=a_served_plan(2, born=1))
     told = life.did_a(SendToRank)
@@ -133,16 +133,16 @@ def test_a_server_that_ends_while_workers_need_it_has_not_ended_well():
 
 
 def test_while_a_server_is_missing_only_who_does_not_wait_for_it_is_called_hung():
-    waits = a_life().said(0, hello_pid=1, rung=3).beats(0, step=7)
+    waits = a_life().said(0, hello_pid=1, feature_level=3).beats(0, step=7)
     for _ in range(30):
         waits.beats(0, step=7, phase="serve").wait(1)
         assert waits.did_no(KillRanks)
-    hangs = a_life().said(0, hello_pid=1, rung=3).beats(0, step=7)
+    hangs = a_life().said(0, hello_pid=1, feature_level=3).beats(0, step=7)
     assert hangs.wait(6).did_a(KillRanks).ranks == (0,)
 
 
 def test_a_first_step_is_waited_for_no_longer_than_ever():
-    life = a_life().said(0, hello_pid=1, rung=3).wait(601)
+    life = a_life().said(0, hello_pid=1, feature_level=3).wait(601)
     assert life.did_a(KillRanks).ranks == (0,)
 
 
@@ -151,7 +151,7 @@ def test_a_first_step_is_waited_for_no_longer_than_ever():
 
 def a_chief() -> Life:
     """Of slot 1; kept from world 1 for world 2."""
-    life = a_life(slot=1).said(1, hello_pid=1, rung=3)
+    life = a_life(slot=1).said(1, hello_pid=1, feature_level=3)
     plan = a_served_plan(2, slot=1)
     kept = replace(plan.members[1], born=epoch(1))
     return life.ordered(plan=replace(plan, members=(plan.members[0], kept)))

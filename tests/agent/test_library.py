@@ -36,7 +36,7 @@ def beat(step, phase="train"):
     write_beat(memoryview(page), Beat(step, step, time.monotonic_ns(), phase, step * 10.0), step)
 
 threading.Thread(target=listen, daemon=True).start()
-say(hello_pid=os.getpid(), rank=0, rung=2)
+say(hello_pid=os.getpid(), rank=0, feature_level=2)
 say(total_steps=1000, loss="1.5")
 """
 STEPS = """
@@ -56,7 +56,7 @@ async def started(pod, coordinator, script):
 
 async def test_progress_is_reported(pod, coordinator):
     report = await started(pod, coordinator, STEPS)
-    assert report.rung == 2
+    assert report.feature_level == 2
     report = await coordinator.wait_for(lambda r: r.progress.samples_per_second > 0)
     assert (report.progress.total_steps, report.progress.loss, report.progress.phase) == (
         1000,

@@ -39,8 +39,10 @@ def told(life: Life, counts: metrics.Counts) -> Samples:
 
 def test_without_a_world_only_the_agent_is_described():
     assert set(told(Life(), {})) == {
-        ("ropeteam_agent_incarnation", ""), ("ropeteam_agent_connected", ""), ("ropeteam_agent_terminating", ""),
-    }  # fmt: skip
+        ("ropeteam_agent_incarnation", ""),
+        ("ropeteam_agent_connected", ""),
+        ("ropeteam_agent_terminating", ""),
+    }
     assert metrics.count({}, Life().state) == {}
 
 

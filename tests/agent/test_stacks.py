@@ -75,7 +75,7 @@ def test_it_is_found_behind_a_progress_bar_and_among_what_else_is_printed():
 
 def a_life() -> Life:
     """Both ranks of this pod have made a step; a step may take 5 s."""
-    return Life().running().said(0, hello_pid=1, rung=1).beats(0, step=3).beats(1, step=3)
+    return Life().running().said(0, hello_pid=1, feature_level=1).beats(0, step=3).beats(1, step=3)
 
 
 def shown(life: Life, rank: int, where: str = "train.py:31 (load)") -> Life:
@@ -104,7 +104,7 @@ def test_a_rank_that_goes_on_stands_nowhere_and_may_be_asked_again():
 
 
 def test_a_first_step_that_does_not_come_is_asked_for_too():
-    life = Life().running().said(0, hello_pid=1, rung=1)
+    life = Life().running().said(0, hello_pid=1, feature_level=1)
     assert life.wait(481).did_a(ShowStacks).ranks == (0, 1)
     shown(life, 1).wait(120).died(0, 1)
     assert [rank.exit.message for rank in life.report.ranks] == [

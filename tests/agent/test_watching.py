@@ -41,10 +41,12 @@ def test_phases_of_a_rank():
     life = Life().sees(LinkUp()).ordered(plan=a_plan())
     assert life.report.ranks[0].phase is RankPhase.STARTING
     life = Life().running()
-    assert life.report.ranks[0].phase is RankPhase.RUNNING, "rung 0: being started is all there is to know"
-    life.said(0, hello_pid=7, rung=2)
+    assert life.report.ranks[0].phase is RankPhase.RUNNING, (
+        "feature level 0: being started is all there is to know"
+    )
+    life.said(0, hello_pid=7, feature_level=2)
     assert life.report.ranks[0].phase is RankPhase.STARTING
-    assert life.report.rung == 2
+    assert life.report.feature_level == 2
     life.beats(0, 4)
     assert life.report.ranks[0].phase is RankPhase.RUNNING
     life.said(0, paused=5)
@@ -65,7 +67,7 @@ def test_progress_is_that_of_the_lowest_rank():
 
 
 def test_only_what_cannot_wait_is_news():
-    life = Life().running().said(0, rung=1).beats(0, 1)
+    life = Life().running().said(0, feature_level=1).beats(0, 1)
     before = news(life.report)
     assert news(life.wait(1).beats(0, 2).said(0, loss="1").report) == before
     assert news(life.said(0, drained=2).report) != before
@@ -74,7 +76,7 @@ def test_only_what_cannot_wait_is_news():
 
 
 def test_a_rank_that_makes_no_step_is_killed_as_hung():
-    life = Life().running().said(0, rung=1).beats(0, 3).wait(5)
+    life = Life().running().said(0, feature_level=1).beats(0, 3).wait(5)
     assert life.did_no(KillRanks)
     assert life.wait(0.1).did_a(KillRanks) == KillRanks(epoch(), (0,))
     assert life.wait(1).did == ()
@@ -84,7 +86,7 @@ def test_a_rank_that_makes_no_step_is_killed_as_hung():
 
 
 def test_a_rank_that_ends_with_0_before_it_is_killed_as_hung_has_ended_by_itself():
-    life = Life().running().said(0, rung=1).beats(0, 3).wait(5.1)
+    life = Life().running().said(0, feature_level=1).beats(0, 3).wait(5.1)
     assert life.did_a(KillRanks)
     exit = life.died(0, exit=ProcessExit(0, None)).report.ranks[0].exit
     assert (exit.hung, exit.clean) == (False, True)
@@ -136,7 +138,9 @@ def test_a_first_step_that_does_not_come():
     exit = life.died(0).report.ranks[0].exit
     assert exit.late_start
     assert exit.message == "no first step within recovery.startSeconds (600 s)"
-    assert Life(timeouts=Timeouts(start=600)).running().wait(5000).did == (), "rung 0 makes no steps we see"
+    assert Life(timeouts=Timeouts(start=600)).running().wait(5000).did == (), (
+        "feature level 0 makes no steps we see"
+    )
 
 
 def test_a_restore_may_take_as_long_as_bytes_are_read():
@@ -158,7 +162,7 @@ def test_a_rank_that_beats_without_a_hello_is_an_unchanged_script_with_a_hang_cl
     life = Life(timeouts=Timeouts(start=10, hang=5)).running().said(0, total_steps=9).wait(11)
     assert life.did_no(KillRanks), "nobody knows how long it prepares"
     life.beats(0, 3).ordered(pause=epoch())
-    assert life.report.rung == 0
+    assert life.report.feature_level == 0
     assert life.report.progress.total_steps == 9
     assert life.did_no(SendToRank), "it would not listen"
     life.ordered(pause=None).wait(5.1)
@@ -166,7 +170,7 @@ def test_a_rank_that_beats_without_a_hello_is_an_unchanged_script_with_a_hang_cl
 
 
 def test_the_library_once_seen_is_expected_again():
-    life = Life().running().said(0, rung=1).ordered(plan=None).died(0, 1).running(2).wait(601)
+    life = Life().running().said(0, feature_level=1).ordered(plan=None).died(0, 1).running(2).wait(601)
     assert life.did_a(KillRanks).ranks == (0, 1)
 
 

@@ -252,22 +252,22 @@ def test_ranks_are_forked_when_asked_for_or_once_the_library_was_seen():
     always.did_a(WarmUp)
     assert always.ordered(plan=a_plan()).did_a(StartRanks).fork
     later = Life(start=Start.AUTO).running()
-    assert later.said(0, hello_pid=1, rung=1).did_no(WarmUp)
+    assert later.said(0, hello_pid=1, feature_level=1).did_no(WarmUp)
     assert later.beats(0, 1).did_no(WarmUp), "rank 1 still starts"
     later.beats(1, 1).did_a(WarmUp)
     assert later.beats(0, 2).beats(1, 2).wait(1).did_no(WarmUp), "once"
     assert later.ordered(plan=a_plan(2)).died(0, 1).did_a(StartRanks).fork
     later.beats(0, 3, 2).beats(1, 3, 2).did_a(WarmUp)
-    never = Life(start=Start.AUTO, launch=Launch(Run.COMMAND, ("sh",))).running().said(0, rung=1)
+    never = Life(start=Start.AUTO, launch=Launch(Run.COMMAND, ("sh",))).running().said(0, feature_level=1)
     assert never.did_no(WarmUp)
 
 
 def test_a_pod_that_replaces_another_forks_its_first_ranks_if_the_library_was_seen():
-    knows = Life(start=Start.AUTO, rung=1).sees(LinkUp())
+    knows = Life(start=Start.AUTO, feature_level=1).sees(LinkUp())
     knows.did_a(WarmUp)
     assert knows.ordered(plan=a_plan()).did_a(StartRanks).fork
-    assert knows.report.rung == 1
-    assert Life(start=Start.EXEC, rung=1).sees(LinkUp()).did_no(WarmUp)
+    assert knows.report.feature_level == 1
+    assert Life(start=Start.EXEC, feature_level=1).sees(LinkUp()).did_no(WarmUp)
 
 
 def test_a_command_that_runs_once_per_pod_stands_for_all_ranks():
@@ -280,6 +280,6 @@ def test_a_command_that_runs_once_per_pod_stands_for_all_ranks():
 def test_news_of_a_former_world_changes_nothing():
     life = Life().running(1).ordered(plan=a_plan(2)).died(0, 1)
     before = life.report
-    assert life.died(0, n=1).said(0, rung=3).beats(0, 5).report == before
+    assert life.died(0, n=1).said(0, feature_level=3).beats(0, 5).report == before
     assert Life().sees(RankExited(epoch(), 0, ProcessExit(0, None))).did == ()
-    assert life.said(9, n=2, rung=0).report == before, "nor of a rank that is not here"
+    assert life.said(9, n=2, feature_level=0).report == before, "nor of a rank that is not here"

@@ -19,7 +19,7 @@ UNCHANGED = ["torchrun", "--nproc-per-node", "1", "/shared/scripts/train_ddp.py"
 
 
 def tiny(site: Site, name: str, steps: int = 400, pause: float = 0.05, **spec: Any) -> dict[str, Any]:
-    """A job on rung 3 that saves every 10 steps."""
+    """A job at feature level 3 that saves every 10 steps."""
     command = ["python", "/shared/scripts/tiny.py", str(steps), str(pause)]
     return site.job(name, command, checkpoint=site.checkpoints(name), **spec)
 

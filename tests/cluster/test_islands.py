@@ -74,15 +74,15 @@ def lineage(site: Site, name: str) -> list[dict[str, Any]]:
     return list(site.status(name)["checkpoint"]["lineage"])
 
 
-@pytest.mark.parametrize("rung", [2, 3])
+@pytest.mark.parametrize("feature_level", [2, 3])
 def test_where_checkpoints_are_commits_the_storage_tells_worlds_apart(
-    site: Site, name: str, island: list[Node], rung: int
+    site: Site, name: str, island: list[Node], feature_level: int
 ) -> None:
-    env = [{"name": "OWN_LOOP", "value": "1"}] if rung == 2 else []
+    env = [{"name": "OWN_LOOP", "value": "1"}] if feature_level == 2 else []
     site.apply(tiny(site, name, steps=FOREVER, env=env))
     site.wait(name, "Running")
     wait_for_new_checkpoint(site, name)
-    assert site.status(name)["featureLevel"] == rung
+    assert site.status(name)["featureLevel"] == feature_level
     ranks, folder = cut_off(site, name, island), site.shared / name
     wait_for("another coordinator", lambda: site.status(name)["coordinator"]["term"] > 1, 180)
     wait_for("it saves", lambda: lineage(site, name)[0]["world"].startswith("2."), 180)
@@ -105,15 +105,17 @@ def starts(site: Site, name: str) -> int:
     return (site.shared / name / "rank-0.jsonl").read_text().count('"start"')
 
 
-@pytest.mark.parametrize("rung", [0, 1])
+@pytest.mark.parametrize("feature_level", [0, 1])
 def test_a_script_that_saves_by_itself_gets_no_second_world(
-    site: Site, name: str, island: list[Node], rung: int
+    site: Site, name: str, island: list[Node], feature_level: int
 ) -> None:
-    command = [UNCHANGED, ["python", "/shared/scripts/own_saves.py"]][rung]
+    command = [UNCHANGED, ["python", "/shared/scripts/own_saves.py"]][feature_level]
     site.apply(site.job(name, [*command, f"/shared/{name}"], recovery={"fenceSeconds": 20}))
     site.wait(name, "Running")
     wait_for("a save", lambda: site.has_just_saved(name), 60)
-    wait_for("its rung in status", lambda: site.status(name).get("featureLevel", 0) == rung, 60)
+    wait_for(
+        "its feature level in status", lambda: site.status(name).get("featureLevel", 0) == feature_level, 60
+    )
     ranks = cut_off(site, name, island)
 
     def is_told() -> bool:

@@ -48,8 +48,8 @@ def agent(slot: int, incarnation: int = 1, **changes: Any) -> AgentReport:
 class Film:
     """One coordinator and the agents of one job."""
 
-    def __init__(self, workers: int = 2, boot: int = 0, rung: int = 1, **settings: Any) -> None:
-        self.now, self.rung = 1000.0, rung
+    def __init__(self, workers: int = 2, boot: int = 0, feature_level: int = 1, **settings: Any) -> None:
+        self.now, self.feature_level = 1000.0, feature_level
         self.config = config(workers, **settings)
         self.state = membership.initial(self.config, boot, self.now)
         self.agents: dict[int, AgentReport] = {}
@@ -111,7 +111,7 @@ class Film:
         if orders is None:
             return
         new, self._seen[slot] = orders != self._seen.get(slot), orders
-        after = obeyed(report, orders, self.rung)
+        after = obeyed(report, orders, self.feature_level)
         if new or after != report:
             self.agents[slot] = after
             self.says(slot)
@@ -194,7 +194,7 @@ class Film:
         return self.report.incidents[-1]
 
 
-def obeyed(report: AgentReport, orders: Orders, rung: int = 1) -> AgentReport:
+def obeyed(report: AgentReport, orders: Orders, feature_level: int = 1) -> AgentReport:
     """What an agent tells once it has carried out its orders. Its ranks start, or are dead, in no time."""
     changes: dict[str, Any] = {"store": None}
     if orders.host_store:
@@ -205,7 +205,7 @@ def obeyed(report: AgentReport, orders: Orders, rung: int = 1) -> AgentReport:
         changes["plan"] = orders.plan
     elif orders.plan and orders.plan != report.plan:
         ranks = tuple(RankReport(rank, RankPhase.STARTING) for rank in orders.plan.ranks(report.slot))
-        changes |= {"plan": orders.plan, "stopped": False, "ranks": ranks, "rung": rung}
+        changes |= {"plan": orders.plan, "stopped": False, "ranks": ranks, "feature_level": feature_level}
     if orders.complete:
         changes["completed"] = orders.complete
     if orders.grant:

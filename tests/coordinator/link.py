@@ -106,8 +106,8 @@ class Link:
 class FakeAgent:
     """An agent without processes: it obeys at once, renews its lease, and reconnects for ever."""
 
-    def __init__(self, report: AgentReport, port: int, rung: int = 1) -> None:
-        self.report, self.port, self._rung = report, port, rung
+    def __init__(self, report: AgentReport, port: int, feature_level: int = 1) -> None:
+        self.report, self.port, self._feature_level = report, port, feature_level
         self.link: Link | None = None
         self.seen: list[Orders] = []
         self._task = asyncio.create_task(self._live())
@@ -142,7 +142,7 @@ class FakeAgent:
             while await link.take():
                 if link.orders and (not self.seen or link.orders != self.seen[-1]):
                     self.seen.append(link.orders)
-                    after = obeyed(self.report, link.orders, self._rung)
+                    after = obeyed(self.report, link.orders, self._feature_level)
                     self.report = replace(after, orders_seen=link.orders.number)
                     self._tell()
         finally:

@@ -24,7 +24,7 @@ def saves_status(film: Film) -> None:
 
 
 def test_what_the_operator_has_saved_is_kept_while_it_is_away():
-    film = Film(rung=2).up()
+    film = Film(feature_level=2).up()
     commit(film, 10, 20, 30)
     saves_status(film)
     commit(film, 40, 50, 60, 70, 80)
@@ -32,7 +32,7 @@ def test_what_the_operator_has_saved_is_kept_while_it_is_away():
 
 
 def test_what_the_operator_was_told_and_may_be_saving_is_kept():
-    film = Film(rung=2).up()
+    film = Film(feature_level=2).up()
     commit(film, 10, 20, 30)
     saves_status(film)
     commit(film, 40)
@@ -42,7 +42,7 @@ def test_what_the_operator_was_told_and_may_be_saving_is_kept():
 
 
 def test_what_is_no_longer_named_may_be_pruned():
-    film = Film(rung=2).up()
+    film = Film(feature_level=2).up()
     commit(film, 10, 20, 30)
     saves_status(film)
     commit(film, 40, 50, 60, 70)
@@ -52,7 +52,7 @@ def test_what_is_no_longer_named_may_be_pruned():
 
 
 def test_one_checkpoint_is_kept_until_the_next_one_is_saved_in_status():
-    film = Film(rung=2, keep=1).up()
+    film = Film(feature_level=2, keep=1).up()
     commit(film, 10)
     saves_status(film)
     commit(film, 20)
@@ -60,7 +60,7 @@ def test_one_checkpoint_is_kept_until_the_next_one_is_saved_in_status():
 
 
 def test_a_restarted_coordinator_prunes_nothing_before_the_operator_has_spoken():
-    film = Film(rung=2).up()
+    film = Film(feature_level=2).up()
     commit(film, 10, 20, 30)
     saves_status(film)
     commit(film, 40, 50, 60, 70)
@@ -74,13 +74,13 @@ def test_a_restarted_coordinator_prunes_nothing_before_the_operator_has_spoken()
 
 
 def test_a_world_that_has_no_lineage_yet_prunes_nothing():
-    film = Film(rung=2).up()
+    film = Film(feature_level=2).up()
     film.desires(lineage=(CheckpointRef(40, film.epoch, "x"),))
     assert kept(film) == []
 
 
 def test_a_coordinator_whose_folder_was_claimed_by_a_newer_world_falls_silent_and_says_so():
-    film = Film(rung=2).up(step=10)
+    film = Film(feature_level=2).up(step=10)
     film.says(0, superseded=Epoch(5, 0, 1))
     assert film.orders(1) is None
     assert film.report.why == "silent: a world of term 5 has claimed the folder of checkpoints"

@@ -194,7 +194,7 @@ def test_completion_does_not_wait_for_agents_that_never_come_back():
 
 
 def test_the_lineage_is_rebuilt_from_the_operator_and_from_the_agents():
-    film = Film(rung=2).up(step=10)
+    film = Film(feature_level=2).up(step=10)
     film.saves(10)
     film.obeys()
     film.reaches(20)
@@ -216,7 +216,7 @@ def test_the_lineage_is_rebuilt_from_the_operator_and_from_the_agents():
 def test_a_manifest_that_is_being_written_is_the_parent_of_the_next():
     """Its disk is slow: step 20 is on its way, and 30 is saved meanwhile. Without its parent a manifest is no
     proof that 30 descends from what status names."""
-    film = Film(rung=2).up(step=20)
+    film = Film(feature_level=2).up(step=20)
     film.saves(20)
     granted = film.told(0).grant
     assert granted is not None
@@ -235,7 +235,7 @@ def test_a_manifest_that_is_being_written_is_the_parent_of_the_next():
 
 
 def test_a_commit_that_the_operator_has_not_heard_of_is_not_lost():
-    film = Film(rung=2).up(step=10)
+    film = Film(feature_level=2).up(step=10)
     film.saves(10)
     film.obeys()
     film.reboots()
@@ -248,7 +248,7 @@ def test_a_commit_that_the_operator_has_not_heard_of_is_not_lost():
 def test_a_checkpoint_of_a_world_that_was_left_behind_stays_behind():
     orphan = CheckpointRef(100, Epoch(1, 0, 1), "orphan")
     kept = CheckpointRef(90, Epoch(1, 0, 1), "kept")
-    film = Film(rung=2).up(step=10)
+    film = Film(feature_level=2).up(step=10)
     film.says(0, restored=kept, committed=orphan, plan=replace(_plan(film), epoch=Epoch(1, 0, 2)))
     film.says(1, plan=film.agents[0].plan)
     film.reboots()
@@ -305,7 +305,7 @@ def test_a_plan_of_a_later_boot_silences_too():
 
 
 def test_a_world_in_mid_drain_is_brought_to_its_end():
-    film = Film(rung=2).up(step=7)
+    film = Film(feature_level=2).up(step=7)
     film.reboots()
     film.ranks(0, RankPhase.DRAINED, 8)
     film.ranks(1, RankPhase.RUNNING, 7)

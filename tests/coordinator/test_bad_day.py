@@ -34,9 +34,9 @@ class Watched(Film):
 class BadDay(RuleBasedStateMachine):
     """Two slots. Agents obey when scheduled; a replaced pod is a ghost whose ranks live on unseen."""
 
-    @initialize(rung=st.integers(0, 2), limited=st.booleans())
-    def begin(self, rung: int, limited: bool) -> None:
-        self.film = Watched(rung=rung)
+    @initialize(feature_level=st.integers(0, 2), limited=st.booleans())
+    def begin(self, feature_level: int, limited: bool) -> None:
+        self.film = Watched(feature_level=feature_level)
         self.film.watch = self.epochs_grow_and_a_plan_has_every_slot
         self.film.wish = replace(self.film.wish, allowance=BUDGET if limited else -1)
         self.limited, self.boot = limited, 0
@@ -192,7 +192,7 @@ class BadDay(RuleBasedStateMachine):
     def _nothing_older_may_live(self, plan: Plan) -> None:
         for report in self.film.agents.values():
             assert report.stopped, f"{report.plan} lives on while {plan.epoch} starts"
-        assert self.film.rung >= 2 or not self.ghosts, "a former pod may still write"
+        assert self.film.feature_level >= 2 or not self.ghosts, "a former pod may still write"
 
     @invariant()
     def one_plan_is_ordered(self) -> None:

@@ -24,7 +24,7 @@ def restart(film: Film) -> None:
 
 
 def test_a_grant_that_was_not_confirmed_is_tried_first():
-    film = Film(rung=2).up(step=10)
+    film = Film(feature_level=2).up(step=10)
     film.saves(10)
     film.obeys()
     film.saves(20)
@@ -67,14 +67,14 @@ def test_a_late_confirmation_counts_while_nobody_has_restored():
 
 
 def test_the_digest_is_needed_to_count_as_written():
-    film = Film(rung=2).up(step=10)
+    film = Film(feature_level=2).up(step=10)
     film.saves(10)
     film.says(0, committed=CheckpointRef(10, film.epoch))
     assert film.lineage == []
 
 
 def test_checkpoints_that_did_not_verify_leave_the_lineage():
-    film = Film(rung=2).up(step=10)
+    film = Film(feature_level=2).up(step=10)
     for step in (10, 20, 30):
         film.reaches(step)
         film.saves(step)
@@ -86,7 +86,7 @@ def test_checkpoints_that_did_not_verify_leave_the_lineage():
 
 def test_what_status_named_is_told_with_its_run():
     """Which status does not name."""
-    film, before = Film(rung=2), Epoch(7, 3, 9)
+    film, before = Film(feature_level=2), Epoch(7, 3, 9)
     film.desires(lineage=(CheckpointRef(20, before, "b"), CheckpointRef(10, before, "a")))
     film.up()
     film.says(0, restored=CheckpointRef(10, before, "a", "run"))
@@ -95,7 +95,7 @@ def test_what_status_named_is_told_with_its_run():
 
 
 def test_an_older_ancestor_than_we_know_becomes_the_lineage():
-    film = Film(rung=2).up(step=10)
+    film = Film(feature_level=2).up(step=10)
     film.saves(10)
     film.obeys()
     restart(film)
@@ -104,7 +104,7 @@ def test_an_older_ancestor_than_we_know_becomes_the_lineage():
 
 
 def test_a_new_job_adopts_what_its_first_world_went_on_from():
-    film = Film(rung=2).up()
+    film = Film(feature_level=2).up()
     foreign = CheckpointRef(100, Epoch(7, 3, 9), "another-job")
     film.says(0, restored=foreign)
     assert film.lineage == [(100, "another-job")]
@@ -118,13 +118,13 @@ def test_a_new_job_adopts_what_its_first_world_went_on_from():
 
 
 def test_only_the_agent_of_rank_0_tells_what_was_restored():
-    film = Film(rung=2).up()
+    film = Film(feature_level=2).up()
     film.says(1, restored=CheckpointRef(100, Epoch(1, 0, 1), "x"))
     assert film.lineage == []
 
 
 def test_a_world_that_began_from_nothing_has_no_past():
-    film = Film(rung=2).up(step=10)
+    film = Film(feature_level=2).up(step=10)
     film.saves(10)
     film.obeys()
     restart(film)
@@ -136,7 +136,7 @@ def test_a_world_that_began_from_nothing_has_no_past():
 def test_after_a_restore_of_etcd_what_was_left_does_not_come_back():
     """Status names 10 and 20; 20 was left long ago, and what is restored descends from 10."""
     left, root = CheckpointRef(20, Epoch(1, 0, 1), "left"), CheckpointRef(10, Epoch(1, 0, 1), "root")
-    film = Film(rung=2)
+    film = Film(feature_level=2)
     film.desires(lineage=(left, root))
     film.up()
     film.says(0, restored=CheckpointRef(40, Epoch(1, 0, 3), "new"), past=(root,))
@@ -144,7 +144,7 @@ def test_after_a_restore_of_etcd_what_was_left_does_not_come_back():
 
 
 def test_only_so_many_are_kept():
-    film = Film(rung=2, keep=2).up()
+    film = Film(feature_level=2, keep=2).up()
     for step in (10, 20, 30):
         film.reaches(step)
         film.saves(step)
@@ -154,7 +154,7 @@ def test_only_so_many_are_kept():
 
 
 def test_the_newest_complete_step_is_granted():
-    film = Film(rung=2).up(step=30)
+    film = Film(feature_level=2).up(step=30)
     film.saves(10)
     film.saves(20, 0)
     film.saves(30, 0)
@@ -169,7 +169,7 @@ def test_the_newest_complete_step_is_granted():
 
 
 def test_shards_of_other_epochs_or_other_ranks_do_not_count():
-    film = Film(rung=2).up(step=10)
+    film = Film(feature_level=2).up(step=10)
     mine = Shard(0, film.epoch, 10, ())
     film.says(0, shards=(mine, replace(mine, rank=1), replace(mine, rank=0, epoch=Epoch(1, 0, 9))))
     assert film.told(0).grant is None
@@ -180,7 +180,7 @@ def test_shards_of_other_epochs_or_other_ranks_do_not_count():
 
 
 def test_a_step_that_is_committed_is_not_granted_again():
-    film = Film(rung=2).up(step=10)
+    film = Film(feature_level=2).up(step=10)
     film.saves(10)
     shards = film.agents[0].shards
     film.obeys()
@@ -190,7 +190,7 @@ def test_a_step_that_is_committed_is_not_granted_again():
 
 
 def test_an_older_grant_of_the_agents_is_known_after_a_boot_but_never_a_committed_one():
-    film = Film(rung=2).up(step=10)
+    film = Film(feature_level=2).up(step=10)
     film.saves(10)
     film.obeys()
     film.says(0, granted=CheckpointRef(10, film.epoch))
@@ -201,7 +201,7 @@ def test_an_older_grant_of_the_agents_is_known_after_a_boot_but_never_a_committe
 
 def _with_unconfirmed_grant() -> Film:
     """Step 10 committed, step 20 granted but not confirmed, and the world restarted."""
-    film = Film(rung=2).up(step=10)
+    film = Film(feature_level=2).up(step=10)
     film.saves(10)
     film.obeys()
     film.saves(20)

@@ -39,7 +39,7 @@ def calls(act: Callable[[], Any]) -> int:
 
 def costs(workers: int) -> dict[str, int]:
     """Of a world's life, what one event of each kind costs, with the orders of its sender."""
-    film, found, slot = Film(workers, rung=2), {}, workers // 2
+    film, found, slot = Film(workers, feature_level=2), {}, workers // 2
     film.agents = {each: agent(each, contract=VERSION) for each in range(workers)}
 
     def note(name: str, event: membership.Event) -> None:

@@ -15,7 +15,7 @@ from ropeteam_trainer.coordinator.membership.orders import Replies
 
 @pytest.mark.parametrize("servers", [0, 1])
 def test_the_bytes_for_an_agent_are_its_orders(servers: int):
-    film, words = Film(3, rung=2, servers=servers), Words()
+    film, words = Film(3, feature_level=2, servers=servers), Words()
     film.agents = {slot: agent(slot, contract=VERSION - slot % 3) for slot in range(film.config.slots)}
 
     def compare() -> None:

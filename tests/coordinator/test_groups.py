@@ -27,7 +27,7 @@ def failure(film: Film) -> FailReason | None:
 
 
 def film(workers: int = 2, **settings: Any) -> Film:
-    return Film(workers, rung=0, **settings).up()
+    return Film(workers, feature_level=0, **settings).up()
 
 
 def test_the_group_that_was_asked_for_is_nothing_to_tell_of():
@@ -182,7 +182,7 @@ def test_ranks_that_go_on_without_one_that_ended_are_told_of():
 
 
 def test_steps_of_the_others_are_going_on():
-    seen = Film(2, rung=1).up(step=3)
+    seen = Film(2, feature_level=1).up(step=3)
     for slot in (0, 1):
         seen.says(slot, groups=(group(2, slot),))
     seen.exits(1, CLEAN)

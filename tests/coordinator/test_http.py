@@ -146,7 +146,7 @@ def scraped(report: JobReport, **settings: Any) -> dict[str, float]:
     return {each.name: each.value for each in samples if each.labels.keys() <= {"job_name", "namespace"}}
 
 
-RUNNING = JobReport("u", 1, 0, WorldPhase.RUNNING, "why", rung=2)
+RUNNING = JobReport("u", 1, 0, WorldPhase.RUNNING, "why", feature_level=2)
 
 
 def test_progress_is_told_as_far_as_it_is_known():
@@ -171,11 +171,13 @@ def test_a_checkpoint_that_is_not_known_has_no_age():
     assert told["ropeteam_job_checkpoint_timestamp_seconds"] == 1_700_000_000.5
 
 
-@pytest.mark.parametrize(("has_place", "rung", "wanted"), [(True, 2, 1), (True, 1, 0), (False, 2, 0)])
+@pytest.mark.parametrize(
+    ("has_place", "feature_level", "wanted"), [(True, 2, 1), (True, 1, 0), (False, 2, 0)]
+)
 def test_checkpoints_are_wanted_where_there_is_a_place_and_a_script_that_saves(
-    has_place: bool, rung: int, wanted: int
+    has_place: bool, feature_level: int, wanted: int
 ):
-    told = scraped(replace(RUNNING, rung=rung), checkpoint=has_place)
+    told = scraped(replace(RUNNING, feature_level=feature_level), checkpoint=has_place)
     assert told["ropeteam_job_checkpoint_enabled"] == wanted
 
 

@@ -31,7 +31,7 @@ def writes(film: Film) -> None:
 
 def waits_for_a_manifest() -> Film:
     """Step 100, the last, is saved and granted; its manifest is being written."""
-    film = Film(rung=3).up(step=100)
+    film = Film(feature_level=3).up(step=100)
     film.saves(100)
     film.says(0, granted=film.told(0).grant.ref)
     ends(film)
@@ -40,7 +40,7 @@ def waits_for_a_manifest() -> Film:
 
 
 def test_the_last_step_is_granted_although_an_earlier_manifest_is_slow():
-    film = Film(rung=3).up(step=50)
+    film = Film(feature_level=3).up(step=50)
     film.saves(50)
     film.says(0, granted=film.told(0).grant.ref)
     film.reaches(100)
@@ -54,7 +54,7 @@ def test_the_last_step_is_granted_although_an_earlier_manifest_is_slow():
 
 
 def test_a_last_shard_that_is_told_together_with_the_end_is_granted():
-    film = Film(rung=3).up(step=100)
+    film = Film(feature_level=3).up(step=100)
     film.saves(100, 0)
     last = replace(film.agents[0].shards[0], rank=1)
     ranks = tuple(replace(rank, phase=RankPhase.EXITED, exit=CLEAN) for rank in film.agents[1].ranks)
@@ -108,6 +108,6 @@ def test_finished_pods_hold_their_gpus_for_so_long_at_most(written: bool):
 
 
 def test_agents_that_have_not_acknowledged_are_waited_for_first():
-    film = Film(rung=3).up(step=7)
+    film = Film(feature_level=3).up(step=7)
     ends(film)
     assert film.report.why == "all ranks are done; waiting for every agent to acknowledge it"

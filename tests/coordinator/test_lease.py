@@ -141,7 +141,7 @@ def heard(film: Film) -> None:
 
 
 def renewed(**settings: int) -> Film:
-    film = Film(lease=20, rung=0, **settings)
+    film = Film(lease=20, feature_level=0, **settings)
     film.desires()
     heard(film)
     return film

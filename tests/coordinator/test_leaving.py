@@ -19,7 +19,7 @@ def drain_to(film: Film, step: int) -> None:
 
 
 def test_a_suspended_job_saves_where_all_ranks_meet_then_stops_and_stays():
-    film = Film(rung=2).up(step=7)
+    film = Film(feature_level=2).up(step=7)
     film.desires(drain=True)
     assert film.phase == "Draining"
     assert film.told(0).pause == film.epoch
@@ -42,7 +42,7 @@ def test_a_suspended_job_saves_where_all_ranks_meet_then_stops_and_stays():
 
 
 def test_a_drained_job_goes_on_when_it_is_asked_to():
-    film = Film(rung=2).up(step=7)
+    film = Film(feature_level=2).up(step=7)
     film.desires(drain=True)
     film.ranks(0, RankPhase.PAUSED, 7)
     drain_to(film, 8)
@@ -57,7 +57,7 @@ def test_a_drained_job_goes_on_when_it_is_asked_to():
 
 
 def test_a_pod_that_is_asked_to_leave_costs_no_step():
-    film = Film(rung=2).up(step=7)
+    film = Film(feature_level=2).up(step=7)
     film.says(1, leaving=True)
     assert film.phase == "Running", "others may be leaving as well"
     assert film.report.why == "world 1.0.1 runs; the pod of slot 1 asked to leave, gathering others"
@@ -81,7 +81,7 @@ def test_a_pod_that_is_asked_to_leave_costs_no_step():
 
 
 def test_pods_that_leave_within_a_second_are_one_incident():
-    film = Film(workers=3, rung=2).up(step=7)
+    film = Film(workers=3, feature_level=2).up(step=7)
     film.says(1, leaving=True)
     film.later(0.5)
     film.says(2, leaving=True)
@@ -98,7 +98,7 @@ def test_pods_that_leave_within_a_second_are_one_incident():
 
 
 def test_a_pod_that_is_being_deleted_drains_like_one_that_was_told_by_a_signal():
-    film = Film(rung=2).up(step=7)
+    film = Film(feature_level=2).up(step=7)
     film.desires_slot(1, deleting=True)
     film.later(1)
     assert film.phase == "Draining"
@@ -110,7 +110,7 @@ def test_a_pod_that_is_being_deleted_drains_like_one_that_was_told_by_a_signal()
 
 
 def test_a_script_that_saves_by_itself_gets_sigterm():
-    film = Film(rung=1).up(step=7)
+    film = Film(feature_level=1).up(step=7)
     film.desires(drain=True)
     assert film.told(0).terminate
     assert "SIGTERM" in film.report.why
@@ -122,7 +122,7 @@ def test_a_script_that_saves_by_itself_gets_sigterm():
 
 
 def test_a_lost_agent_is_a_fault_even_while_ranks_are_asked_to_end():
-    film = Film(rung=1).up(step=7)
+    film = Film(feature_level=1).up(step=7)
     film.desires(drain=True)
     film.falls_silent(1)
     film.later(6)
@@ -133,7 +133,7 @@ def test_a_lost_agent_is_a_fault_even_while_ranks_are_asked_to_end():
 
 @pytest.mark.parametrize("saved", [(), (0,)])
 def test_a_drain_ends_after_drain_seconds_whatever_happens(saved: tuple[int, ...]):
-    film = Film(rung=2).up(step=7)
+    film = Film(feature_level=2).up(step=7)
     film.desires(drain=True)
     if saved:
         film.saves(8, *saved)
@@ -146,7 +146,7 @@ def test_a_drain_ends_after_drain_seconds_whatever_happens(saved: tuple[int, ...
 
 
 def test_a_drain_without_checkpoints_does_not_wait_for_any():
-    film = Film(rung=2).up(step=7)
+    film = Film(feature_level=2).up(step=7)
     film.desires(drain=True)
     film.ranks(0, RankPhase.PAUSED, 7)
     for slot in (0, 1):
@@ -156,14 +156,14 @@ def test_a_drain_without_checkpoints_does_not_wait_for_any():
 
 
 def test_a_drain_of_a_world_without_a_step_ends_it_at_once():
-    film = Film(rung=2).up()
+    film = Film(feature_level=2).up()
     film.desires(drain=True)
     film.obeys()
     assert film.phase == "Drained"
 
 
 def test_ranks_that_were_done_before_the_drain_leave_nothing_to_commit():
-    film = Film(rung=2).up(step=7)
+    film = Film(feature_level=2).up(step=7)
     film.exits(0, CLEAN)
     film.desires(drain=True)
     film.ranks(1, RankPhase.PAUSED, 7)
@@ -174,7 +174,7 @@ def test_ranks_that_were_done_before_the_drain_leave_nothing_to_commit():
 
 
 def test_a_job_that_completes_while_it_drains_is_complete():
-    film = Film(rung=2).up(step=7)
+    film = Film(feature_level=2).up(step=7)
     film.desires(drain=True)
     film.exits(0, CLEAN)
     film.exits(1, CLEAN)
@@ -183,7 +183,7 @@ def test_a_job_that_completes_while_it_drains_is_complete():
 
 
 def test_a_rank_that_fails_while_all_drain_is_a_fault():
-    film = Film(rung=2).up(step=7)
+    film = Film(feature_level=2).up(step=7)
     film.desires(drain=True)
     film.exits(1, SIGKILL)
     assert film.incident.cause is Cause.SIGNAL
@@ -192,7 +192,7 @@ def test_a_rank_that_fails_while_all_drain_is_a_fault():
 
 
 def test_a_rank_that_fails_while_a_pod_leaves_is_a_consequence():
-    film = Film(rung=2).up(step=7)
+    film = Film(feature_level=2).up(step=7)
     film.says(1, leaving=True)
     film.exits(1, SIGKILL)
     assert (film.incident.cause, film.incident.slot) == (Cause.POD_DELETED, 1)
@@ -219,7 +219,7 @@ def test_the_store_is_not_asked_of_a_pod_that_leaves():
 
 
 def test_a_pod_whose_ranks_are_done_may_leave_while_others_go_on():
-    film = Film(rung=2).up(step=7)
+    film = Film(feature_level=2).up(step=7)
     film.exits(1, CLEAN)
     film.says(1, leaving=True)
     assert film.told(1).leave
@@ -246,9 +246,11 @@ def test_drain_while_a_world_forms_and_while_one_is_stopped():
     assert film.epoch == Epoch(1, 0, 1), "no other world was formed"
 
 
-@pytest.mark.parametrize(("rung", "phase"), [(0, "Forming"), (1, "Forming"), (2, "Drained")])
-def test_ranks_that_nobody_tells_of_have_not_ended_where_they_write_by_themselves(rung: int, phase: str):
-    film = Film(rung=rung).up(step=3)
+@pytest.mark.parametrize(("feature_level", "phase"), [(0, "Forming"), (1, "Forming"), (2, "Drained")])
+def test_ranks_that_nobody_tells_of_have_not_ended_where_they_write_by_themselves(
+    feature_level: int, phase: str
+):
+    film = Film(feature_level=feature_level).up(step=3)
     film.falls_silent(1)
     film.later(6)
     film.desires(drain=True)
@@ -260,7 +262,7 @@ def test_ranks_that_nobody_tells_of_have_not_ended_where_they_write_by_themselve
 
 
 def test_who_said_that_its_ranks_have_ended_is_not_waited_for_when_its_pod_is_gone():
-    film = Film(rung=1).up(step=3)
+    film = Film(feature_level=1).up(step=3)
     film.exits(1, SIGKILL)
     film.obeys(1)
     film.desires_slot(1, incarnation=2, pod_uid="pod-1-2", old_pod_gone=False)
@@ -270,7 +272,7 @@ def test_who_said_that_its_ranks_have_ended_is_not_waited_for_when_its_pod_is_go
 
 
 def test_drained_waits_for_ranks_of_whoever_comes_back():
-    film = Film(rung=2).up(step=3)
+    film = Film(feature_level=2).up(step=3)
     film.falls_silent(1)
     film.later(6)
     film.desires(drain=True)
@@ -286,7 +288,7 @@ def test_drained_waits_for_ranks_of_whoever_comes_back():
 
 
 def test_forming_says_that_the_job_is_to_be_drained():
-    film = Film(rung=2).up(step=3)
+    film = Film(feature_level=2).up(step=3)
     film.exits(1, SIGKILL)
     film.falls_silent(0)
     film.later(6)
@@ -304,7 +306,7 @@ def test_a_job_that_fails_while_it_is_drained():
 
 
 def test_a_leave_that_ends_the_wait_in_time_is_committed_once():
-    film = Film(rung=2).up(step=7)
+    film = Film(feature_level=2).up(step=7)
     film.saves(7)
     film.obeys()
     film.says(0, leaving=True)

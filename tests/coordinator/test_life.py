@@ -96,7 +96,7 @@ def test_a_clean_exit_and_a_fault_restart_the_whole_gang():
 
 
 def test_a_checkpoint_is_committed_in_two_steps():
-    film = Film(rung=2).up(step=10)
+    film = Film(feature_level=2).up(step=10)
     film.saves(10, 0)
     assert film.told(0).grant is None, "rank 1 has not written its shard"
     film.saves(10, 1)

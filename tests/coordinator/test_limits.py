@@ -216,7 +216,7 @@ def test_pods_replaced_by_a_new_attempt_are_no_incident():
 
 @pytest.mark.parametrize("how", [raised(), GPU_FULL])
 def test_a_script_that_reports_no_steps_is_believed_after_a_while(how: ProcessExit):
-    film = Film(rung=0).up()
+    film = Film(feature_level=0).up()
     film.later(1.5)
     film.exits(1, SIGKILL)
     film.obeys()
@@ -235,7 +235,7 @@ def test_a_script_that_reports_no_steps_is_believed_after_a_while(how: ProcessEx
 
 
 def test_steps_lost_are_counted_for_every_fault_on_the_way():
-    film = Film(rung=2).up(step=20)
+    film = Film(feature_level=2).up(step=20)
     film.exits(1, SIGKILL)
     film.obeys()
     film.exits(0, SIGKILL)

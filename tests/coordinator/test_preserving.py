@@ -16,9 +16,9 @@ WORKERS, SERVERS = (0, 1, 2), (3, 4)
 EVERYBODY = (*WORKERS, *SERVERS)
 
 
-def film(rung: int = 3) -> Film:
+def film(feature_level: int = 3) -> Film:
     """Three workers and two servers at step 10."""
-    return Film(workers=3, servers=2, rung=rung).up(step=10)
+    return Film(workers=3, servers=2, feature_level=feature_level).up(step=10)
 
 
 def struck(*slots: int, how=SIGKILL) -> Film:
@@ -74,7 +74,7 @@ def test_a_leading_server_that_died_is_granted_nothing():
 
 
 def test_without_servers_all_end():
-    seen = Film(workers=3, rung=3).up(step=10)
+    seen = Film(workers=3, feature_level=3).up(step=10)
     seen.exits(1, SIGKILL)
     assert [seen.told(slot).plan for slot in (0, 1, 2)] == [None] * 3
 
@@ -227,7 +227,7 @@ def test_what_ends_the_whole_world_keeps_nobody(wish: dict[str, int]):
 
 
 def test_a_job_that_has_failed_keeps_nobody():
-    seen = Film(workers=3, servers=2, rung=3, no_progress_limit=1).up(step=10)
+    seen = Film(workers=3, servers=2, feature_level=3, no_progress_limit=1).up(step=10)
     seen.exits(1, raised())
     seen.obeys(1)
     assert seen.phase == "Failed"
@@ -327,7 +327,7 @@ def test_a_chief_that_is_back_saves_under_its_new_epoch():
 
 
 def test_what_the_chief_went_on_from_is_told_by_its_agent_only():
-    seen = Film(workers=3, servers=2, rung=3)
+    seen = Film(workers=3, servers=2, feature_level=3)
     before = CheckpointRef(5, replace(seen.state.next_epoch, n=9), "d")
     seen.wish = replace(seen.wish, lineage=(before,))
     seen.up(step=10)

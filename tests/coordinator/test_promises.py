@@ -47,7 +47,7 @@ REPORTS = st.builds(
     address=st.just("10.0.0.1"),
     job_uid=st.just(JOB_UID),
     term=st.sampled_from([0, 1, 1, 1, 1, 1, 1, 2]),
-    rung=SMALL,
+    feature_level=SMALL,
     plan=st.none() | PLANS,
     stopped=st.booleans(),
     ranks=st.lists(RANKS, max_size=3).map(tuple),

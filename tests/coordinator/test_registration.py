@@ -99,8 +99,8 @@ def test_a_successor_whose_turn_has_not_come_is_told_nothing_and_may_leave():
     assert film.phase == "Running"
 
 
-def test_below_rung_2_a_replacement_waits_for_proof_that_the_old_pod_has_ended():
-    film = Film(rung=1).up(step=3)
+def test_below_feature_level_2_a_replacement_waits_for_proof_that_the_old_pod_has_ended():
+    film = Film(feature_level=1).up(step=3)
     film.desires_slot(1, incarnation=2, pod_uid="pod-1-2", old_pod_gone=False)
     film.agents[1] = agent(1, 2)
     film.says(1)
@@ -110,8 +110,8 @@ def test_below_rung_2_a_replacement_waits_for_proof_that_the_old_pod_has_ended()
     assert film.phase == "Running"
 
 
-def test_from_rung_2_on_a_replacement_starts_at_once():
-    film = Film(rung=2).up(step=3)
+def test_from_feature_level_2_on_a_replacement_starts_at_once():
+    film = Film(feature_level=2).up(step=3)
     film.desires_slot(1, incarnation=2, pod_uid="pod-1-2", old_pod_gone=False)
     film.agents[1] = agent(1, 2)
     film.says(1)

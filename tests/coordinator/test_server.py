@@ -198,7 +198,7 @@ async def test_orders_that_do_not_fit_into_a_frame_end_the_connection(served: Se
 
 async def test_a_grant_of_more_files_than_a_frame_holds_reaches_the_leading_agent(served: Served):
     """From 4,100 ranks on the leading agent was cut off for ever by its first checkpoint."""
-    agents = [FakeAgent(agent(slot, contract=VERSION), served.agents, rung=2) for slot in (0, 1)]
+    agents = [FakeAgent(agent(slot, contract=VERSION), served.agents, feature_level=2) for slot in (0, 1)]
     await put_desired(served.http, DESIRED)
     await eventually(lambda: all(each.report.plan is not None for each in agents))
     plan = agents[0].report.plan

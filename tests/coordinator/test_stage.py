@@ -85,7 +85,7 @@ def test_few_that_are_missed_are_named():
 
 
 def test_of_a_command_per_pod_the_first_rank_of_each_pod_speaks():
-    seen = Film(rung=0, processes=2).up()
+    seen = Film(feature_level=0, processes=2).up()
     for slot in (0, 1):
         seen.says(slot, launcher="PerPod (accelerate launch)")
     first, second = seen.agents[0].ranks
@@ -94,7 +94,7 @@ def test_of_a_command_per_pod_the_first_rank_of_each_pod_speaks():
 
 
 def test_a_script_that_tells_of_no_steps_trains_when_its_group_has_formed():
-    seen = Film(rung=0).up()
+    seen = Film(feature_level=0).up()
     assert ask(seen) is Stage.SCRIPT_STARTING
     seen.later(59)
     assert ask(seen) is Stage.SCRIPT_STARTING
@@ -104,16 +104,16 @@ def test_a_script_that_tells_of_no_steps_trains_when_its_group_has_formed():
     assert ask(seen) is Stage.TRAINING
     assert seen.report.why == "world 1.0.1 runs with 2 ranks; no steps are reported, so a hang is not seen"
     for slot in (0, 1):
-        seen.says(slot, rung=1)
+        seen.says(slot, feature_level=1)
     assert ask(seen) is Stage.TRAINING, "its first step is still to come, but it was said"
     seen.reaches(1)
     assert seen.report.why == "world 1.0.1 runs with 2 ranks"
 
 
 def test_a_script_that_uses_the_library_trains_from_its_first_step():
-    seen = Film(rung=0).up()
+    seen = Film(feature_level=0).up()
     forms(seen, 2)
-    seen.says(0, rung=1)
+    seen.says(0, feature_level=1)
     seen.later(60)
     assert ask(seen) is Stage.FIRST_STEP
     seen.reaches(1)
@@ -121,7 +121,7 @@ def test_a_script_that_uses_the_library_trains_from_its_first_step():
 
 
 def test_ranks_that_wait_for_a_group_train_when_it_is_called_missing():
-    seen = Film(rung=0).up()
+    seen = Film(feature_level=0).up()
     joins(seen, 0)
     seen.later(599)
     assert ask(seen) is Stage.PROCESS_GROUP_FORMING
@@ -131,25 +131,25 @@ def test_ranks_that_wait_for_a_group_train_when_it_is_called_missing():
 
 
 def test_where_nobody_asks_for_a_group_none_is_waited_for():
-    seen = Film(rung=0).up()
+    seen = Film(feature_level=0).up()
     seen.later(61)
     assert ask(seen) is Stage.TRAINING
 
 
 @pytest.mark.parametrize("settings", [{"workers": 1}, {"worlds_per_pod": True}])
 def test_where_no_group_is_waited_for_time_decides(settings):
-    seen = Film(rung=0, **settings).up()
+    seen = Film(feature_level=0, **settings).up()
     seen.later(9)
     assert ask(seen) is Stage.SCRIPT_STARTING
     seen.later(2)
     assert ask(seen) is Stage.TRAINING
-    other = Film(rung=1, **settings).up()
+    other = Film(feature_level=1, **settings).up()
     other.later(11)
     assert ask(other) is Stage.FIRST_STEP
 
 
 def test_agents_of_an_earlier_release_tell_of_no_groups():
-    seen = Film(rung=0).up()
+    seen = Film(feature_level=0).up()
     for slot in (0, 1):
         seen.says(slot, tells_groups=False)
     seen.state = with_world(seen.state, telling=0)
@@ -158,11 +158,11 @@ def test_agents_of_an_earlier_release_tell_of_no_groups():
 
 
 @pytest.mark.parametrize(
-    ("rung", "step", "then"),
+    ("feature_level", "step", "then"),
     [(1, 5, Stage.TRAINING), (1, 0, Stage.SCRIPT_STARTING), (0, 0, Stage.TRAINING)],
 )
-def test_a_coordinator_that_was_restarted_says_what_the_one_before_had_said(rung, step, then):
-    seen = Film(rung=rung).up(step=step)
+def test_a_coordinator_that_was_restarted_says_what_the_one_before_had_said(feature_level, step, then):
+    seen = Film(feature_level=feature_level).up(step=step)
     seen.reboots()
     seen.desires()
     for slot in (0, 1):

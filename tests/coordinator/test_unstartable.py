@@ -28,7 +28,7 @@ def replaced(film: Film, incarnation: int, problem: Problem | None, slot: int = 
 
 @pytest.mark.parametrize("problem", [STALE, DENIED, SLOW, NO_FILE], ids=lambda each: each.message)
 def test_one_bad_node_does_not_end_a_job_that_has_trained(problem: Problem) -> None:
-    film = Film(workers=4, rung=3).up(step=1_000_000)
+    film = Film(workers=4, feature_level=3).up(step=1_000_000)
     film.falls_silent(1)
     film.later(6)
     replaced(film, 2, problem)
@@ -43,7 +43,7 @@ def test_one_bad_node_does_not_end_a_job_that_has_trained(problem: Problem) -> N
 
 def test_a_pod_that_becomes_unfit_in_a_world_that_begins_is_replaced_for_free() -> None:
     """Its folder cannot be claimed, and the other ranks wait for it."""
-    film = Film(rung=2).up(step=3)
+    film = Film(feature_level=2).up(step=3)
     film.exits(1, ProcessExit(1, None, fingerprint="E"))
     film.obeys()
     film.says(0, problem=STALE)
@@ -56,7 +56,7 @@ def test_a_pod_that_becomes_unfit_in_a_world_that_begins_is_replaced_for_free() 
 
 
 def test_a_pod_that_becomes_unfit_ends_no_job_after_a_restart_of_the_coordinator() -> None:
-    film = Film(rung=2).up(step=3)
+    film = Film(feature_level=2).up(step=3)
     film.reboots()
     film.desires()
     film.says(1, problem=DENIED)
@@ -83,7 +83,7 @@ def test_what_may_pass_asks_for_another_pod_at_a_first_start_too(problem: Proble
 
 
 def test_other_pods_are_asked_for_after_pauses_that_double() -> None:
-    film = Film(rung=2).up(step=3)
+    film = Film(feature_level=2).up(step=3)
     replaced(film, 2, STALE)
     for incarnation, pause in enumerate((15, 30, 60, 120, 240, 300, 300), start=3):
         assert [wish.incarnation for wish in film.report.replace] == [incarnation - 1]
@@ -94,7 +94,7 @@ def test_other_pods_are_asked_for_after_pauses_that_double() -> None:
 
 
 def test_from_the_third_unfit_pod_in_a_row_on_the_job_is_stalled_and_says_why() -> None:
-    film = Film(rung=2).up(step=3)
+    film = Film(feature_level=2).up(step=3)
     for incarnation in (2, 3):
         replaced(film, incarnation, STALE)
         assert film.report.stalled is None
@@ -113,7 +113,7 @@ def test_from_the_third_unfit_pod_in_a_row_on_the_job_is_stalled_and_says_why() 
 
 
 def test_while_a_slot_has_no_pod_its_count_goes_on() -> None:
-    film = Film(rung=2).up(step=3)
+    film = Film(feature_level=2).up(step=3)
     for incarnation in (2, 3):
         replaced(film, incarnation, STALE)
     film.desires_slot(1, incarnation=4, pod_uid="")
@@ -126,7 +126,7 @@ def test_while_a_slot_has_no_pod_its_count_goes_on() -> None:
 
 
 def test_a_job_that_ends_is_not_stalled() -> None:
-    film = Film(rung=2).up(step=3)
+    film = Film(feature_level=2).up(step=3)
     for incarnation in (2, 3, 4):
         replaced(film, incarnation, STALE)
     film.says(0, problem=Problem(FailReason.CHECKPOINT_NOT_FOUND, "all are torn"))
@@ -141,7 +141,7 @@ def unreadable(storage: str) -> ProcessExit:
 
 
 def test_a_node_that_cannot_read_checkpoints_is_left_for_another_at_no_charge() -> None:
-    film = Film(rung=2, no_progress_limit=2).up()
+    film = Film(feature_level=2, no_progress_limit=2).up()
     film.exits(0, unreadable("elsewhere"))
     film.exits(1, unreadable("here"))
     film.obeys()
@@ -161,7 +161,7 @@ def test_a_node_that_cannot_read_checkpoints_is_left_for_another_at_no_charge() 
 
 
 def test_a_volume_that_is_away_for_every_pod_never_ends_the_job() -> None:
-    film = Film(rung=2, no_progress_limit=2, exit_codes=(ExitCodeRule((1,), ExitAction.FAIL),)).up()
+    film = Film(feature_level=2, no_progress_limit=2, exit_codes=(ExitCodeRule((1,), ExitAction.FAIL),)).up()
     for slot in range(2):
         film.says(slot, node="")
     for _ in range(12):
@@ -179,7 +179,7 @@ def test_a_volume_that_is_away_for_every_pod_never_ends_the_job() -> None:
 
 
 def test_a_volume_that_hangs_is_told_with_its_since_and_training_goes_on() -> None:
-    film = Film(rung=3).up(step=3)
+    film = Film(feature_level=3).up(step=3)
     film.says(0, disk_owes="the manifest of step 3")
     film.later(90)
     told = film.report.stalled

@@ -222,7 +222,7 @@ reports = st.builds(
         st.builds(SlotReport, small, uids, registered=st.booleans()),
         max_size=3,
     ),
-    rung=st.integers(-1, 9),
+    feature_level=st.integers(-1, 9),
     launcher=words,
     progress=st.builds(
         Progress,

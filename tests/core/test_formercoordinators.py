@@ -1,4 +1,4 @@
-"""A coordinator that may still live keeps its agents alive: below rung 2 its end is proven, not assumed."""
+"""A coordinator that may still live keeps its agents alive: below feature level 2 its end must be proven."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from ropeteam_trainer.contract.fence import longest_lease
 NODE = "node-0"
 
 
-def an_island(rung: int = 0) -> Scene:
+def an_island(feature_level: int = 0) -> Scene:
     """Coordinator and slot 1 are gone without a proof; their successors run and wait for one another."""
     seen = a_running_job(workers=2)
-    seen = seen.but(status=seen.status.model_copy(update={"feature_level": rung}))
+    seen = seen.but(status=seen.status.model_copy(update={"feature_level": feature_level}))
     seen = seen.after(without_coordinator_pod, vanished(1), written, written)
     fresh = (
         PodSeen(name="mnist-coordinator-2", uid="c2", role=Role.COORDINATOR, term=2, node="node-8"),
@@ -42,7 +42,7 @@ def an_island(rung: int = 0) -> Scene:
     )
     up = {"phase": "Running", "container": ContainerSeen(running=True)}
     seen = seen.but(pods=(*seen.pods, *(pod.model_copy(update=up) for pod in fresh))).after(written)
-    told = a_report(seen, WorldPhase.FORMING, why="waiting for proof", rung=rung)
+    told = a_report(seen, WorldPhase.FORMING, why="waiting for proof", feature_level=feature_level)
     return seen.but(report=replace(told, slots={"1": told.slots["1"]})).after(written)
 
 
@@ -204,8 +204,8 @@ def test_who_is_heard_by_the_present_coordinator_is_not_with_a_former_one() -> N
     assert former(seen.but(report=obeying)) == ()
 
 
-def test_from_rung_2_on_the_storage_decides() -> None:
-    seen = an_island(rung=2)
+def test_from_feature_level_2_on_the_storage_decides() -> None:
+    seen = an_island(feature_level=2)
     assert former(seen) == ()
     assert decide(seen).status.condition(ConditionType.STALLED).reason != "PreviousCoordinatorMayRun"
 

@@ -115,7 +115,7 @@ def test_counts_and_words_about_a_start_are_written_every_5_seconds() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [reporting(phase=WorldPhase.RUNNING), evicted(0), reporting(rung=2), unreachable]
+    "change", [reporting(phase=WorldPhase.RUNNING), evicted(0), reporting(feature_level=2), unreachable]
 )
 def test_whatever_else_changes_is_written_at_once(change: Change) -> None:
     seen = starting().after(wrote(0), change)

@@ -331,11 +331,11 @@ def test_two_starts_of_the_gang_without_a_step_open_a_new_attempt() -> None:
 
 
 def test_a_replacement_is_told_what_the_script_uses_and_a_new_attempt_begins_without() -> None:
-    seen = a_running_job(workers=2).after(reporting(rung=2), written, evicted(1), written)
+    seen = a_running_job(workers=2).after(reporting(feature_level=2), written, evicted(1), written)
     (pod,) = [action.manifest for action in decide(seen).actions if isinstance(action, CreatePod)]
     env = pod["spec"]["containers"][0]["env"]
     (value,) = [each["value"] for each in env if each["name"] == config.CONFIG]
-    assert codec.decode(config.WorkerConfig, value).rung == 2
+    assert codec.decode(config.WorkerConfig, value).feature_level == 2
     assert decide(seen.after(forming, reporting(replace_all=True))).status.feature_level == 0, (
         "with another script?"
     )

@@ -21,7 +21,7 @@ SAMPLES, BATCH = 90, 9
 
 
 def tiny(name: str, folder: Path, *arguments: str, workers: int = RANKS, **spec: Any) -> dict[str, Any]:
-    """The tiny training on rung 3, with a checkpoint every 10 steps and a trace per rank."""
+    """The tiny training at feature level 3, with a checkpoint every 10 steps and a trace per rank."""
     (folder / "volume").mkdir(parents=True, exist_ok=True)
     spec.setdefault(
         "checkpoint", {"volume": {"hostPath": {"path": str(folder / "volume")}}, "everySteps": 10}

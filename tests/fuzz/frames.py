@@ -66,7 +66,7 @@ def reports() -> tuple[Any, ...]:
         stopped=False,
         ranks=(RankReport(0, RankPhase.RUNNING, 7, 4),),
         store=StoreOffer(plan.epoch, "10.0.0.1", 29500),
-        rung=2,
+        feature_level=2,
         restored=REF,
         past=(REF,),
     )
@@ -251,7 +251,7 @@ async def _send(port: int, case: bytes, body: bytes) -> None:
 LINES = tuple(
     codec.to_plain(each)
     for each in (
-        FromRank(hello_pid=7, rank=0, rung=2),
+        FromRank(hello_pid=7, rank=0, feature_level=2),
         FromRank(total_steps=90, loss="0.5", restored=REF),
         FromRank(shard_step=10, shard_files=(FILE,)),
         FromRank(paused=3, drained=3, left=True, served=Served(1, 2, 3)),

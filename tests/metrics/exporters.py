@@ -38,7 +38,7 @@ def texts() -> dict[str, str]:
     asked.register(operator.Now(lambda: [("Running", False)], lambda: [1.0], lambda: {"Pod": 1.0}))
     operator.count_request("GET", 200)
     report = JobReport(
-        "u", 1, 0, WorldPhase.RUNNING, "why", rung=2, lineage=(CheckpointRef(1, Epoch(1, 0, 1)),),
+        "u", 1, 0, WorldPhase.RUNNING, "why", feature_level=2, lineage=(CheckpointRef(1, Epoch(1, 0, 1)),),
         checkpoint_unix_ms=1, progress=Progress(loss="1", total_steps=9),
         process_groups=(ProcessGroup(2, 2, (0, 1), "train.py"),),
     )  # fmt: skip

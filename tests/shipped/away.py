@@ -5,8 +5,8 @@
 A point: after how many moves it goes. The faults of those moves end then, so that whatever can train does.
 A job that ends meanwhile waits ten minutes for the operator to know of its last checkpoint, and no longer.
 Lost are every other pod, the coordinator among them in half of the cases, or all. Promised is that no job
-fails, and that at rungs 2 and 3 the world after it repeats one interval of checkpoints at most: steps take
-longer here than a commit.
+fails, and that at feature levels 2 and 3 the world after it repeats one interval of checkpoints at most:
+steps take longer here than a commit.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def calm(seed: int) -> History:
     setup = Setup(
         seed=seed,
         workers=random.choice((1, 2, 2, 3)),
-        rung=random.choice((3, 3, 2, 1)),
+        feature_level=random.choice((3, 3, 2, 1)),
         total_steps=random.choice((300, 700, 700, 700)),
         step_ms=6000,
         lost=lost,
@@ -93,7 +93,11 @@ def play(point: Point, seconds: float = AWAY_SECONDS) -> Away:
         site.checks.last_is_known = newest < point.history.setup.total_steps
         site.settle(seconds)
         repeated = None
-        if newest and point.history.setup.rung >= 2 and (base := site.checks.base_after(formed)) is not None:
+        if (
+            newest
+            and point.history.setup.feature_level >= 2
+            and (base := site.checks.base_after(formed)) is not None
+        ):
             repeated = max(newest - base, 0)
             every = point.history.setup.every
             require(repeated <= every, "at most one interval is repeated", repeated, "of", newest)

@@ -144,9 +144,9 @@ class ShippedChecks(Checks):
             raise
 
     def _older_steps(self, gang: Gang, newer: Gang, step: int) -> None:
-        """At rungs 0 and 1 never; above, an island may live on, and then what it writes must not count."""
+        """Never at feature levels 0 and 1. Above, an island may live; what it writes must not count."""
         text = (gang.plan.epoch, "made step", step, "after", newer.plan.epoch, "had stepped")
-        require(self._site.setup.rung >= 2, "one world advances", *text)
+        require(self._site.setup.feature_level >= 2, "one world advances", *text)
         require(not self.pods(gang.plan) & self.pods(newer.plan), "one world advances", *text)
         self.counts["steps of an island"] += 1
 
@@ -255,7 +255,7 @@ class ShippedChecks(Checks):
         super().final()
         self._neighbour_is_left_alone()
         status, newest = self._site.status, self.newest
-        if not status.holds(ConditionType.COMPLETE) or self._site.setup.rung < 2 or newest is None:
+        if not status.holds(ConditionType.COMPLETE) or self._site.setup.feature_level < 2 or newest is None:
             return
         writer = self._site.pods[newest.plan.members[0].pod_uid]
         was_killed = not writer.process.alive and writer.site not in self.left

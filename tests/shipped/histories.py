@@ -57,7 +57,7 @@ def draw(seed: int) -> History:
         seed=seed,
         workers=workers,
         processes=random.choice((1, 1, 1, 2)),
-        rung=random.choice((3, 3, 2, 1, 0)),
+        feature_level=random.choice((3, 3, 2, 1, 0)),
         total_steps=random.choice((40, 100, 200, 400)) * 700 // step_ms,
         step_ms=step_ms,
         max_failures=random.choice((20, 20, 20, 3, 0)),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def end_hung_strangers(site: Site) -> None:
     """Ranks that are not known to use the library: nobody else sees them hang."""
     for uid, agent in site.checks.agents.items():
-        for rank in site.pods[uid].alive.values() if agent._state.rung == 0 else ():
+        for rank in site.pods[uid].alive.values() if agent._state.feature_level == 0 else ():
             if rank.hung:
                 rank.signalled(9)
 

@@ -61,7 +61,7 @@ class Setup:
     seed: int = 0
     workers: int = 2
     processes: int = 1
-    rung: int = 3
+    feature_level: int = 3
     total_steps: int = 24
     step_ms: int = 700
     max_failures: int = 20
@@ -114,7 +114,7 @@ class Setup:
             "processesPerWorker": self.processes,
             "recovery": recovery,
         }
-        if self.rung >= 2:
+        if self.feature_level >= 2:
             volume = {"nfs": {"server": "nas", "path": "/"}}
             spec["checkpoint"] = {"volume": volume, "everySteps": self.every, "keep": self.keep}
             spec["resume"] = {"policy": "Never" if self.neighbour else "Latest"}
@@ -134,7 +134,7 @@ class Site:
         self.network.resolve = self._resolve
         self.disk = Disk(self.loop, folder)
         data = DataPlan(samples=22, global_batch=4)
-        self.script = Script(setup.rung, setup.total_steps, setup.step_ms / 1000, setup.every, data)
+        self.script = Script(setup.feature_level, setup.total_steps, setup.step_ms / 1000, setup.every, data)
         self.kubernetes = Kubernetes(self.loop)
         self.checks = ShippedChecks(self)
         self.api_away, self.api_slowness, self.lag = False, 1.0, 0.0

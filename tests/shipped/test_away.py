@@ -16,7 +16,7 @@ MINUTES = 5 * 60.0
 
 @pytest.mark.parametrize("which", range(3))
 def test_what_is_lost_while_the_operator_is_away_costs_an_interval_at_most(which: int) -> None:
-    setup = Setup(seed=which, workers=2, rung=3, total_steps=120, step_ms=6000, keep=1)
+    setup = Setup(seed=which, workers=2, feature_level=3, total_steps=120, step_ms=6000, keep=1)
     away = play(Point(History(setup, (Move("long_wait", 15, 15),)), 1, which), MINUTES)
     assert away.state == "Complete"
     assert away.lost == (2, 1, 3)[which]

@@ -27,9 +27,9 @@ def history(moves: str, **setup: int) -> History:
     return History(Setup(**setup), tuple(map(Move.parse, moves.split())))
 
 
-@pytest.mark.parametrize("rung", range(4))
-def test_an_undisturbed_job_completes_in_one_world(rung: int) -> None:
-    played = play_history(history("", seed=rung, rung=rung))
+@pytest.mark.parametrize("feature_level", range(4))
+def test_an_undisturbed_job_completes_in_one_world(feature_level: int) -> None:
+    played = play_history(history("", seed=feature_level, feature_level=feature_level))
     assert played.state == "Complete"
     assert (played.counts["worlds"], played.counts["steps"]) == (1, 24)
 
@@ -48,33 +48,33 @@ def test_a_job_survives(fault: str) -> None:
 
 _LONG = "long_wait(15,15) long_wait(15,15)"
 FAILED_ONCE = {
-    "an island of coordinator and agents below rung 2": (
+    "an island of coordinator and agents below feature level 2": (
         f"long_wait(3,9) island(0,1) {_LONG}",
-        {"rung": 1, "workers": 2, "total_steps": 200, "spread": 1},
+        {"feature_level": 1, "workers": 2, "total_steps": 200, "spread": 1},
     ),
     "an island whose world prunes a folder that is shared": (
         "long_wait(3,9) island(0,1) long_wait(15,15) long_wait(15,15)",
-        {"rung": 3, "workers": 2, "total_steps": 200, "spread": 1},
+        {"feature_level": 3, "workers": 2, "total_steps": 200, "spread": 1},
     ),
     "a coordinator that hangs for good": (
         "long_wait(3,9) hang_coordinator(0,1) long_wait(15,15)",
-        {"rung": 3, "workers": 2, "total_steps": 60},
+        {"feature_level": 3, "workers": 2, "total_steps": 60},
     ),
     "a volume that fails while a world restores": (
         "long_wait(3,9) break_disk(0,3) kill_rank(0,0) long_wait(15,15)",
-        {"rung": 3, "workers": 2, "total_steps": 60, "max_failures": 50},
+        {"feature_level": 3, "workers": 2, "total_steps": 60, "max_failures": 50},
     ),
     "a fence beside a long lostSeconds": (
         f"long_wait(3,9) remove_node(0,1) isolate(3,1) {_LONG}",
-        {"rung": 1, "workers": 1, "total_steps": 90, "lost": 20, "fence": 30, "spread": 1},
+        {"feature_level": 1, "workers": 1, "total_steps": 90, "lost": 20, "fence": 30, "spread": 1},
     ),
     "an agent whose output nobody reads": (
         f"long_wait(3,9) block_stdout(0,15) remove_node(0,1) isolate(3,1) {_LONG}",
-        {"rung": 1, "workers": 1, "total_steps": 80, "spread": 1},
+        {"feature_level": 1, "workers": 1, "total_steps": 80, "spread": 1},
     ),
     "a last checkpoint whose manifest is slow": (
         "slow_disk(0,11) long_wait(15,5)",
-        {"rung": 3, "workers": 1, "total_steps": 24},
+        {"feature_level": 3, "workers": 1, "total_steps": 24},
     ),
 }
 
@@ -84,10 +84,12 @@ def test_what_failed_once(moves: str, setup: dict[str, int]) -> None:
     assert play_history(history(moves, seed=1, **setup)).state == "Complete"
 
 
-@pytest.mark.parametrize("rung", [0, 1])
-def test_an_island_that_fences_itself_ends_and_the_job_goes_on_without_a_person(rung: int) -> None:
-    """Below rung 2, where two worlds would overwrite each other's checkpoints."""
-    setup = Setup(seed=rung, workers=2, rung=rung, total_steps=400, spread=1, self_fence=1)
+@pytest.mark.parametrize("feature_level", [0, 1])
+def test_an_island_that_fences_itself_ends_and_the_job_goes_on_without_a_person(feature_level: int) -> None:
+    """Below feature level 2, where two worlds would overwrite each other's checkpoints."""
+    setup = Setup(
+        seed=feature_level, workers=2, feature_level=feature_level, total_steps=400, spread=1, self_fence=1
+    )
     with world(setup) as site:
         site.run(20.0)
         assert {rank.plan.epoch.term for rank in site.live_ranks()} == {1}
@@ -99,7 +101,7 @@ def test_an_island_that_fences_itself_ends_and_the_job_goes_on_without_a_person(
 
 def test_a_world_that_fenced_itself_while_the_operator_was_away_goes_on_when_it_is_back() -> None:
     moves = "long_wait(3,9) isolate(1,0) long_wait(15,15) heal(0,0) long_wait(0,9)"
-    played = play_history(history(moves, seed=2, rung=0, total_steps=120, self_fence=1))
+    played = play_history(history(moves, seed=2, feature_level=0, total_steps=120, self_fence=1))
     assert played.state == "Complete"
     assert played.counts["worlds"] == 2
 
@@ -115,7 +117,7 @@ def test_another_run_in_the_folder_is_left_alone() -> None:
 
 def test_a_job_whose_status_was_restored_loses_no_lineage() -> None:
     """It names a checkpoint that is pruned since; then all that ran is lost, so that only the disk knows."""
-    setup = Setup(seed=3, workers=2, rung=3, total_steps=120)
+    setup = Setup(seed=3, workers=2, feature_level=3, total_steps=120)
     with world(setup) as site:
         for move in ("long_wait(15,15)", "restore_backup(0,6)"):
             play(site, Move.parse(move))
@@ -133,10 +135,10 @@ def test_a_job_whose_status_was_restored_loses_no_lineage() -> None:
         assert newest - base <= setup.every
 
 
-@pytest.mark.parametrize(("coordinator", "rung"), [(True, 0), (True, 3), (False, 0), (False, 3)])
-def test_a_restored_status_catches_up_with_what_runs(coordinator: bool, rung: int) -> None:
+@pytest.mark.parametrize(("coordinator", "feature_level"), [(True, 0), (True, 3), (False, 0), (False, 3)])
+def test_a_restored_status_catches_up_with_what_runs(coordinator: bool, feature_level: int) -> None:
     """It is from before a pod was seen that is lost since, and whose successor trains."""
-    with world(Setup(seed=6, workers=2, rung=rung, total_steps=200)) as site:
+    with world(Setup(seed=6, workers=2, feature_level=feature_level, total_steps=200)) as site:
         site.run(10.0)
         lost = site.live_containers(coordinators=coordinator)[0]
         assert lost.process
@@ -153,7 +155,7 @@ def test_a_restored_status_catches_up_with_what_runs(coordinator: bool, rung: in
 
 def test_a_running_job_goes_on_in_one_world_through_an_upgrade() -> None:
     """And what comes later is of the new release, beside agents of the one before."""
-    setup = Setup(seed=5, workers=3, rung=3, total_steps=120, former=1, operators=2)
+    setup = Setup(seed=5, workers=3, feature_level=3, total_steps=120, former=1, operators=2)
     with world(setup) as site:
         for move in ("long_wait(3,9)", "upgrade(0,1)", "long_wait(5,15)"):
             play(site, Move.parse(move))
@@ -171,7 +173,7 @@ def test_a_running_job_goes_on_in_one_world_through_an_upgrade() -> None:
 
 def test_a_running_job_goes_on_in_one_world_through_a_rollback() -> None:
     """Its coordinator is newer than the operators then, and takes their bearer after a minute."""
-    with world(Setup(seed=5, workers=3, rung=3, total_steps=400, operators=2)) as site:
+    with world(Setup(seed=5, workers=3, feature_level=3, total_steps=400, operators=2)) as site:
         play(site, Move.parse("long_wait(3,9)"))
         site.former = True
         for process in site.operators:

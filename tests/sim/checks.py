@@ -76,7 +76,7 @@ class Checks:
         require(epoch not in self._gangs, "an epoch forms once", epoch)
         self._gangs[epoch] = gang
         self.counts["worlds"] += 1
-        if gang.restored is None and self._world.script.rung >= 2:
+        if gang.restored is None and self._world.script.feature_level >= 2:
             require(step == 0, "without a restore a world begins at step 0", epoch, step)
         if gang.restored is not None:
             spoilt = self._world.disk.spoilt(gang.restored.step, gang.restored.epoch)
@@ -86,7 +86,7 @@ class Checks:
         highest = self.newest
         if highest is None or gang.plan.epoch > highest.plan.epoch:
             self.newest = gang
-            if self._world.script.rung < 2:
+            if self._world.script.feature_level < 2:
                 self._fenced(gang)
         elif gang is not highest:
             self._older_steps(gang, highest, step)
@@ -109,7 +109,7 @@ class Checks:
         whole.
         """
         text = (gang.plan.epoch, "made step", step, "after", newer.plan.epoch, "had stepped")
-        require(self._world.script.rung >= 2, "one world advances", *text)
+        require(self._world.script.feature_level >= 2, "one world advances", *text)
         require(not self.pods(gang.plan) & self.pods(newer.plan), "one world advances", *text)
 
     def ranks_start(self, agent: Agent, plan: Plan) -> None:
@@ -341,7 +341,7 @@ class Checks:
         script, status = self._world.script, self._world.kubernetes.job.status
         spent = status.failures.charged > self._world.setup.max_failures
         require(not spent or status.finished, "an overdrawn budget ends the job", status.failures)
-        if script.rung < 3 or not status.holds(ConditionType.COMPLETE):
+        if script.feature_level < 3 or not status.holds(ConditionType.COMPLETE):
             return
         over = [epoch for epoch, ends in self._ends.items() if ends and all(ends.values())]
         if self._world.setup.servers:

@@ -50,7 +50,7 @@ _DRAWN = st.builds(
     seed=st.integers(0, 2**16),
     workers=st.integers(1, 3),
     processes=st.integers(1, 2),
-    rung=st.sampled_from((3, 2, 0, 1)),
+    feature_level=st.sampled_from((3, 2, 0, 1)),
     codec=st.sampled_from((False, False, False, False, False, True)),
     max_failures=st.sampled_from((20, 20, 20, 3, 0)),
     total_steps=st.sampled_from((24, 60, 120)),
@@ -63,8 +63,8 @@ _DRAWN = st.builds(
 
 def _legal(drawn: Setup) -> Setup:
     """Servers save; `fence` was drawn as what it has more than `lost`."""
-    rung = 3 if drawn.servers else drawn.rung
-    return replace(drawn, rung=rung, fence=max(FENCE_LEAST, drawn.lost + drawn.fence))
+    feature_level = 3 if drawn.servers else drawn.feature_level
+    return replace(drawn, feature_level=feature_level, fence=max(FENCE_LEAST, drawn.lost + drawn.fence))
 
 
 _SETUPS = _DRAWN.map(_legal)

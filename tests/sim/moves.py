@@ -296,7 +296,7 @@ def trains(world: World) -> bool:
 
 def _leave_in_peace(world: World, move: Move) -> None:
     """All faults end, a world trains, and somebody suspends the job: that costs nothing."""
-    if world.setup.rung < 2 or world.setup.servers or world.over:
+    if world.setup.feature_level < 2 or world.setup.servers or world.over:
         return
     world.script = replace(world.script, bug_at=None)
     world.stop_faults()

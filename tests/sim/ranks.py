@@ -3,7 +3,7 @@
 A Gang is all ranks of one epoch. It makes a step only while every one of them lives, is not stuck, and
 reaches the others. When one dies, the others fail with a reset connection, or hang in the all-reduce until
 somebody kills them. A rank restores (rank 0 chooses), writes its shard, pauses, drains and ends as the
-trainer library does. Scripts below rung 2 keep their own checkpoint, one for all, without asking anybody.
+trainer library does. Scripts below feature level 2 keep their own checkpoint, one for all, without a request.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONSEQUENCE = "torch.distributed.DistBackendError: Connection closed by peer [10
 class Script:
     """What the user wrote."""
 
-    rung: int
+    feature_level: int
     total_steps: int
     step_seconds: float
     every_steps: int
@@ -98,7 +98,7 @@ class Rank:
     # ---- what the agent sees and does
 
     def beat(self) -> Beat | None:
-        if self._world.script.rung < 1 or not self.beaten_at:
+        if self._world.script.feature_level < 1 or not self.beaten_at:
             return None
         phase = "paused" if self.waiting else self.work
         here = self.step - self.base
@@ -115,14 +115,18 @@ class Rank:
             self.report()
 
     def say(self, said: FromRank) -> None:
-        if self.alive and self._world.script.rung >= 1:
+        if self.alive and self._world.script.feature_level >= 1:
             self.parent.heard(self, said)
 
     # ---- its life
 
     def boot(self) -> None:
         """Imports are done; join the others."""
-        self.say(FromRank(hello_pid=1000 + self.number, rank=self.number, rung=self._world.script.rung))
+        self.say(
+            FromRank(
+                hello_pid=1000 + self.number, rank=self.number, feature_level=self._world.script.feature_level
+            )
+        )
         self._world.gang(self).join(self)
 
     def go_on_from(self, step: int) -> None:
@@ -138,7 +142,7 @@ class Rank:
         if self.drained:
             self.waiting = True
             return
-        if told.pause and script.rung >= 1:
+        if told.pause and script.feature_level >= 1:
             if told.stop_at is None:
                 self.waiting = True
                 self.say(FromRank(paused=self.step))
@@ -151,7 +155,7 @@ class Rank:
 
     def _drain(self) -> None:
         self.waiting = self.drained = True
-        if self._world.script.rung >= 2:
+        if self._world.script.feature_level >= 2:
             self.save(lambda: self.say(FromRank(drained=self.step)))
         else:
             self.say(FromRank(drained=self.step))
@@ -182,7 +186,7 @@ class Rank:
         name = message.split(":")[0]
         error_class = f"ropeteam_trainer.checkpoint.decisions.restore.{name}"
         self.say(FromRank(error_type=name, error_class=error_class, fingerprint=fingerprint, message=message))
-        if self.alive and self._world.script.rung >= 1:
+        if self.alive and self._world.script.feature_level >= 1:
             self._world.checks.told.raised(self, message)
         self.die(ProcessExit(code, None))
 
@@ -241,7 +245,7 @@ class Gang:
             return
         script = self._world.script
         step = self._world.own_checkpoint
-        if script.rung >= 2:
+        if script.feature_level >= 2:
             try:
                 step = self._restore(self.ranks[0])
             except CheckpointUnavailable as error:
@@ -320,10 +324,10 @@ class Gang:
             self._end()
             return
         saves = step % script.every_steps == 0 and step > self.ranks[0].base
-        if saves and script.rung < 2:
+        if saves and script.feature_level < 2:
             self._world.own_checkpoint = step
         for rank in list(self.ranks.values()):
-            if saves and script.rung >= 2 and not rank.writing:
+            if saves and script.feature_level >= 2 and not rank.writing:
                 rank.save()
             rank.report()
 

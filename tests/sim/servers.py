@@ -62,7 +62,11 @@ class Served(Rank):
         self._server_pods = [m.pod_uid for m in plan.members if config.is_server(m.slot)]
 
     def boot(self) -> None:
-        self.say(FromRank(hello_pid=1000 + self.number, rank=self.number, rung=self._world.script.rung))
+        self.say(
+            FromRank(
+                hello_pid=1000 + self.number, rank=self.number, feature_level=self._world.script.feature_level
+            )
+        )
         self.when_awake(self.begin)
 
     def begin(self) -> None:

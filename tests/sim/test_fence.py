@@ -24,7 +24,7 @@ def a_world(setup: Setup) -> World:
 def test_a_node_that_is_cut_off_and_removed_never_trains_beside_its_successor(lost: int, fence: int) -> None:
     cut = 0
     for seed in range(4):
-        world = a_world(Setup(seed=seed, workers=1, rung=1, total_steps=900, lost=lost, fence=fence))
+        world = a_world(Setup(seed=seed, workers=1, feature_level=1, total_steps=900, lost=lost, fence=fence))
         (old,) = world.live_agents()
         kubelet = old.pod.kubelet
         if world.live_coordinators()[0].pod.kubelet is kubelet:
@@ -41,7 +41,7 @@ def test_a_node_that_is_cut_off_and_removed_never_trains_beside_its_successor(lo
 
 def test_a_coordinator_that_restarts_without_an_operator_keeps_the_world_alive() -> None:
     """It waits for the operator's word, and that it answers is a sign of life."""
-    world = a_world(Setup(seed=1, rung=1, total_steps=200, fence=15))
+    world = a_world(Setup(seed=1, feature_level=1, total_steps=200, fence=15))
     world.operator.kill()
     play(world, Move("kill_coordinator"))
     before = world.checks.counts["steps"]
@@ -52,12 +52,14 @@ def test_a_coordinator_that_restarts_without_an_operator_keeps_the_world_alive()
     assert world.checks.counts["worlds"] == 1
 
 
-@pytest.mark.parametrize("rung", [0, 1])
+@pytest.mark.parametrize("feature_level", [0, 1])
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_an_island_of_a_coordinator_and_its_agents_is_the_only_world(rung: int, workers: int) -> None:
+def test_an_island_of_a_coordinator_and_its_agents_is_the_only_world(
+    feature_level: int, workers: int
+) -> None:
     """All of its nodes lost the API server and the operator, not each other."""
     for seed in range(6):
-        world = a_world(Setup(seed=seed, workers=workers, rung=rung, total_steps=400))
+        world = a_world(Setup(seed=seed, workers=workers, feature_level=feature_level, total_steps=400))
         old = list(world.kubernetes.pods.values())
         for kubelet in dict.fromkeys(pod.kubelet for pod in old if pod.kubelet):
             kubelet.go_out_of_touch(power_too=False)
@@ -80,13 +82,21 @@ def test_an_island_of_a_coordinator_and_its_agents_is_the_only_world(rung: int, 
         )
 
 
-@pytest.mark.parametrize("rung", [0, 1])
+@pytest.mark.parametrize("feature_level", [0, 1])
 @pytest.mark.parametrize(("lost", "fence"), [(4, 15), (9, 10), (20, 60)])
 def test_an_island_that_fences_itself_ends_before_its_successor_begins(
-    rung: int, lost: int, fence: int
+    feature_level: int, lost: int, fence: int
 ) -> None:
     for seed in range(4):
-        setup = Setup(seed=seed, workers=2, rung=rung, total_steps=900, lost=lost, fence=fence, self_fence=1)
+        setup = Setup(
+            seed=seed,
+            workers=2,
+            feature_level=feature_level,
+            total_steps=900,
+            lost=lost,
+            fence=fence,
+            self_fence=1,
+        )
         world = a_world(setup)
         old = list(world.kubernetes.pods.values())
         for kubelet in dict.fromkeys(pod.kubelet for pod in old if pod.kubelet):
@@ -104,9 +114,9 @@ def test_an_island_that_fences_itself_ends_before_its_successor_begins(
         )
 
 
-@pytest.mark.parametrize("rung", [0, 1])
-def test_who_knows_that_the_island_has_ended_says_so_and_the_job_goes_on(rung: int) -> None:
-    world = a_world(Setup(seed=1, workers=2, rung=rung, total_steps=400))
+@pytest.mark.parametrize("feature_level", [0, 1])
+def test_who_knows_that_the_island_has_ended_says_so_and_the_job_goes_on(feature_level: int) -> None:
+    world = a_world(Setup(seed=1, workers=2, feature_level=feature_level, total_steps=400))
     old = list(world.kubernetes.pods.values())
     for kubelet in dict.fromkeys(pod.kubelet for pod in old if pod.kubelet):
         kubelet.go_out_of_touch(power_too=True)

@@ -9,9 +9,9 @@ from tests.sim.world import Setup, World
 from ropeteam.api.conditions import ConditionType
 
 
-@pytest.mark.parametrize("rung", [1, 3])
-def test_a_coordinator_that_hangs_for_ever_does_not_stop_the_job(rung: int) -> None:
-    world = World(Setup(seed=3, workers=2, rung=rung, total_steps=300))
+@pytest.mark.parametrize("feature_level", [1, 3])
+def test_a_coordinator_that_hangs_for_ever_does_not_stop_the_job(feature_level: int) -> None:
+    world = World(Setup(seed=3, workers=2, feature_level=feature_level, total_steps=300))
     world.run(15.0)
     (hung,) = world.live_coordinators()
     hung.frozen = True

@@ -10,10 +10,10 @@ from ropeteam.api.conditions import ConditionType
 from ropeteam.core.seen.observation import Role
 
 
-def away(seed: int, workers: int, rung: int, seconds: float) -> World:
+def away(seed: int, workers: int, feature_level: int, seconds: float) -> World:
     """A job whose operator dies after 15 s and is back `seconds` later, the coordinator and worker 0 being
     lost by then."""
-    world = World(Setup(seed, workers=workers, rung=rung, total_steps=300, max_failures=5))
+    world = World(Setup(seed, workers=workers, feature_level=feature_level, total_steps=300, max_failures=5))
     world.kubernetes.kubelets += [Kubelet(f"spare-{n}", world.kubernetes) for n in range(workers + 2)]
     world.run(15.0)
     world.operator.kill()
@@ -30,11 +30,11 @@ def away(seed: int, workers: int, rung: int, seconds: float) -> World:
 SCENES = [(0, 2, 3, 20.0), (1, 1, 2, 20.0), (2, 3, 3, 60.0), (3, 1, 3, 2.0)]
 
 
-@pytest.mark.parametrize(("seed", "workers", "rung", "seconds"), SCENES)
+@pytest.mark.parametrize(("seed", "workers", "feature_level", "seconds"), SCENES)
 def test_no_checkpoint_that_status_names_is_pruned_while_the_operator_is_away(
-    seed: int, workers: int, rung: int, seconds: float
+    seed: int, workers: int, feature_level: int, seconds: float
 ) -> None:
-    world = away(seed, workers, rung, seconds)
+    world = away(seed, workers, feature_level, seconds)
     before = world.kubernetes.job.status.checkpoint
     assert before is not None
     on_disk = {(ref.step, str(ref.epoch)) for ref in world.disk.found()}

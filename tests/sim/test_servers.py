@@ -20,7 +20,7 @@ SLOTS = range(WORKERS + SERVERS)
 
 def running(seed: int) -> World:
     """All ranks make steps."""
-    world = World(Setup(seed, rung=3, workers=WORKERS, servers=SERVERS, total_steps=60))
+    world = World(Setup(seed, feature_level=3, workers=WORKERS, servers=SERVERS, total_steps=60))
     world.run(12.0)
     assert len(processes(world)) == len(SLOTS)
     assert world.checks.counts["steps"] > 0
@@ -125,7 +125,7 @@ def test_a_coordinator_that_restarts_while_a_rank_comes_back_spares_the_others(s
 
 
 def test_a_history_with_servers_can_be_replayed() -> None:
-    setup = Setup(seed=3, rung=3, workers=2, servers=1, codec=True)
+    setup = Setup(seed=3, feature_level=3, workers=2, servers=1, codec=True)
     moves = (
         "long_wait(0,9) kill_rank(1,0) wait(0,9) kill_agent(0,2) long_wait(0,9) suspend(0,0) long_wait(0,9)"
     )

@@ -15,12 +15,12 @@ PARTS, STEPS, HISTORIES = 4, 2000, 40
 """A sample. `make sim` plays campaigns, in continuous integration too (.ci/run)."""
 FAILED_ONCE = {
     "a coordinator that boots is told the lineage from before the last status write": (
-        "seed=5428,workers=1,processes=1,rung=2,codec=True,total_steps=24,max_failures=20,"
+        "seed=5428,workers=1,processes=1,feature_level=2,codec=True,total_steps=24,max_failures=20,"
         "window_seconds=3600 "
         "| long_wait(11,9) lagging_cache(14,14) node_down(6,0) kill_coordinator(2,8) wait(11,10)"
     ),
     "a worker that hangs while it waits for parameter servers": (
-        "seed=206,workers=2,processes=1,rung=3,codec=True,total_steps=60,max_failures=20,window_seconds=3600,"
+        "seed=206,workers=2,processes=1,feature_level=3,codec=True,total_steps=60,max_failures=20,window_seconds=3600,"
         "servers=2 | ambush(14,14) freeze_agent(4,11) wait(1,11) hang_rank(2,9)"
     ),
 }
@@ -55,7 +55,8 @@ def test_a_coordinators_restart_disturbs_nobody(seed: int) -> None:
 
 def test_a_history_is_the_same_each_time() -> None:
     history = History.parse(
-        "seed=5,workers=2,processes=1,rung=3,codec=True,total_steps=90,max_failures=3,window_seconds=3600 "
+        "seed=5,workers=2,processes=1,feature_level=3,codec=True,total_steps=90,max_failures=3,"
+        "window_seconds=3600 "
         "| long_wait(0,1) kill_rank(0,0) long_wait(1,1) kill_coordinator(0,0) wait(0,9) delete_pod(1,1)"
     )
     assert History.parse(history.show()) == history
@@ -64,9 +65,9 @@ def test_a_history_is_the_same_each_time() -> None:
     assert first.checks.counts["worlds"] >= 2, "the faults were felt"
 
 
-@pytest.mark.parametrize("rung", range(4))
-def test_an_undisturbed_job_completes_in_one_world(rung: int) -> None:
-    world = play_history(History(Setup(seed=rung, rung=rung, codec=True), ()))
+@pytest.mark.parametrize("feature_level", range(4))
+def test_an_undisturbed_job_completes_in_one_world(feature_level: int) -> None:
+    world = play_history(History(Setup(seed=feature_level, feature_level=feature_level, codec=True), ()))
     assert world.kubernetes.job.status.state == "Complete"
     assert world.checks.counts["worlds"] == 1
     assert not world.kubernetes.job.status.incidents
@@ -83,7 +84,7 @@ def test_an_invalid_spec_is_said_once() -> None:
 @pytest.mark.parametrize("seconds", [6.0, 45.0])
 def test_a_volume_that_is_away_while_a_world_restores_ends_no_job(seconds: float) -> None:
     """45 s: longer than ranks wait, so that worlds end by it, uncharged. Seed 2: no store dies by chance."""
-    world = World(Setup(seed=2, workers=2, rung=3, total_steps=300, max_failures=1))
+    world = World(Setup(seed=2, workers=2, feature_level=3, total_steps=300, max_failures=1))
     world.run(40.0)
     world.disk.away = True
     world.clock.after(seconds, lambda: setattr(world.disk, "away", False))

@@ -54,12 +54,12 @@ class Told:
         return next(iter(found), "") or self._repeats(settled, status)
 
     def living(self, old: JobStatus, new: JobStatus) -> str:
-        """The ranks of a slot's former pods that live when status begins to call these gone. From rung 2 on
-        nobody asks; a drained world has stopped, and a pod that is relieved holds its slot."""
+        """The ranks of a slot's former pods that live when status begins to call these gone. From feature
+        level 2 on nobody asks; a drained world has stopped, and a pod that is relieved holds its slot."""
         before = {each.slot: (each.incarnation, each.previous_pod_fenced) for each in old.slots}
         now = [each for each in new.slots if each.previous_pod_fenced and not each.handover_pending]
         begun = [each for each in now if before.get(each.slot) != (each.incarnation, True)]
-        if self._world.script.rung >= 2 or old.drained or new.drained:
+        if self._world.script.feature_level >= 2 or old.drained or new.drained:
             return ""
         found = (self._world.living(each.slot, each.incarnation) for each in begun)
         return ", ".join(name for names in found for name in names)
@@ -86,7 +86,11 @@ class Told:
     def _repeats(self, settled: list[IncidentStatus], status: JobStatus) -> str:
         """The same exception again and again, without a new step between, ends the job; as long as one
         coordinator sees all of it."""
-        if status.holds(ConditionType.FAILED) or self._world.setup.servers or self._world.script.rung < 1:
+        if (
+            status.holds(ConditionType.FAILED)
+            or self._world.setup.servers
+            or self._world.script.feature_level < 1
+        ):
             return ""
         times, top, last = 0, -1, ("", "")
         for each in settled:

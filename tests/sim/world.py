@@ -45,7 +45,7 @@ class Setup:
     seed: int = 0
     workers: int = 2
     processes: int = 1
-    rung: int = 3
+    feature_level: int = 3
     codec: bool = False
     """Every message, status and observation goes through JSON and must come back the same."""
     total_steps: int = 24
@@ -87,7 +87,7 @@ class Setup:
         if self.servers:
             served = {"type": "ParameterServer", "parameterServer": {"servers": self.servers}}
             spec["strategy"] = {"sync": served}
-        if self.rung >= 2:
+        if self.feature_level >= 2:
             spec["checkpoint"] = {
                 "volume": {"nfs": {"server": "nas", "path": "/"}},
                 "everySteps": 4,
@@ -105,12 +105,12 @@ class World:
         self.network = Network(self.clock, self.random)
         self.disk = Disk(self.random, JOB_NAME, JOB_UID, setup.lead_rank)
         data = DataPlan(samples=22, global_batch=4)  # 6 steps make one data epoch, the last of 2 samples
-        self.script = Script(setup.rung, setup.total_steps, 0.7, 4, data)
+        self.script = Script(setup.feature_level, setup.total_steps, 0.7, 4, data)
         self.checks = Checks(self)
         self.agents: dict[str, Agent] = {}
         self.coordinators: list[Coordinator] = []
         self.own_checkpoint = 0
-        """The step that a script below rung 2 has saved by itself."""
+        """The step that a script below feature level 2 has saved by itself."""
         self.confirmations_lost = False
         self.api_slowness = 1.0
         self.moments: Counter[str] = Counter()
@@ -247,7 +247,7 @@ class World:
             coordinator.thaw()
         for agent in self.live_agents():
             for rank in agent.ranks.values():
-                if rank.hangs and agent.state.rung == 0:
+                if rank.hangs and agent.state.feature_level == 0:
                     rank.signalled(9)  # not known to use the library: nobody sees it hang but a person
         self.confirmations_lost = False
         self.disk.slowness = self.api_slowness = 1.0

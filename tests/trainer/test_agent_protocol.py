@@ -44,9 +44,9 @@ def test_a_rank_says_who_it_is_how_it_goes_and_that_it_reached_the_end(
     assert ended.codes == [0, 0], ended.output
     for rank in range(2):
         first = agent.heard[rank][0]
-        assert (first.rank, first.rung) == (rank, 1)
+        assert (first.rank, first.feature_level) == (rank, 1)
         assert first.hello_pid is not None
-        assert agent.said(rank, "rung") == [1, 2, 3]
+        assert agent.said(rank, "feature_level") == [1, 2, 3]
         assert agent.said(rank, "total_steps") == [1000], (
             "batches() foresees 5, and report() is given another"
         )
@@ -58,10 +58,10 @@ def test_a_rank_says_who_it_is_how_it_goes_and_that_it_reached_the_end(
     assert names == [["__0_0.distcp", "rank-0.pt", "state.pt", ".metadata"], ["__1_0.distcp", "rank-1.pt"]]
 
 
-def test_without_a_checkpoint_folder_a_script_stays_on_rung_1(tmp_path: Path) -> None:
+def test_without_a_checkpoint_folder_a_script_stays_on_feature_level_1(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path, 1, None, Epoch(1, 0, 1))
     assert Crew(tmp_path, 1).run("train.py", agent=agent).codes == [0]
-    assert agent.said(0, "rung") == [1]
+    assert agent.said(0, "feature_level") == [1]
     assert agent.said(0, "shard_step") == []
     agent.close()
 

@@ -304,7 +304,7 @@ class Job:
         """Report to the agent how much of the library is used. Without checkpoints level 1 at most."""
         if self._link is not None and self._plan.checkpoint is not None and level > self._feature_level:
             self._feature_level = level
-            self._link.send(FromRank(rung=level))
+            self._link.send(FromRank(feature_level=level))
 
     def _save(self, *, report: bool = True) -> None:
         assert self._checkpoints is not None

@@ -66,7 +66,7 @@ def without_defaults(schema: Any) -> Any:
 def opened(schema: Schema) -> Schema:
     """`schema` whose objects keep unknown fields. The definition is installed before the operator of its
     release and lives beside the one before: a server that pruned what either writes would lose its memory."""
-    inner = {key: opened(schema[key]) for key in ("items",) if key in schema}
+    inner: Schema = {key: opened(schema[key]) for key in ("items",) if key in schema}
     if "properties" in schema:
         inner["properties"] = {name: opened(each) for name, each in schema["properties"].items()}
         inner[OPEN] = True

@@ -35,7 +35,7 @@ def merge_observed(view: View) -> JobStatus:
         status = with_changes(
             status,
             launcher=report.launcher[:256] or status.launcher,
-            feature_level=max(status.feature_level, min(5, report.rung)),
+            feature_level=max(status.feature_level, min(5, report.feature_level)),
             progress=progress.project(status.progress, report, view.now),
             checkpoint=progress.checkpoint(view, report),
         )

@@ -1,4 +1,4 @@
-"""A training on rung 1: it reports its steps, and saves by itself as benchmarks/train_ddp.py does.
+"""A training at feature level 1: it reports its steps, and saves by itself as benchmarks/train_ddp.py does.
 
 own_saves.py FOLDER
 """

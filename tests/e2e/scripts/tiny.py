@@ -1,7 +1,8 @@
-"""A tiny real training on rung 3: DDP on fixed data, epoch after epoch, a few milliseconds a step.
+"""A tiny real training at feature level 3: DDP on fixed data, epoch after epoch, a few milliseconds a step.
 
 tiny.py [STEPS] [SECONDS_PER_STEP]; a file named by $HANG makes rank 1 hang once, in mid-step. While there is
-one named by $SLOW, a step takes half a second. With $OWN_LOOP it takes its data by itself, on rung 2.
+one named by $SLOW, a step takes half a second. With $OWN_LOOP it takes its data
+by itself, at feature level 2.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A training in small: all rungs, all random generators, uneven batches; told by its options when to fail.
+"""A training in small: all feature levels, all random generators, uneven batches; its options make it fail.
 
 train.py [--samples N] [--epochs N] [--folder DIR --every N] [--workers N] [--shard]
          [--strategy JSON] [--die STEP:RANK] [--error STEP:RANK] [--exit STEP:RANK]

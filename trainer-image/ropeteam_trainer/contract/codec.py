@@ -3,7 +3,8 @@
 A message from the network is decoded into frozen dataclasses or refused with a sentence that names the field.
 Supported: str, int, float, bool, None, str-Enums, dataclasses, `tuple[X, ...]`, `dict[str, X]`, `X | None`.
 A field is written under its own name, or under that of `stored_as`. Unknown fields are ignored (a newer peer
-may send more), missing ones take their default. The reader of a type is built once: a coordinator reads thousands of messages per second.
+may send more), missing ones take their default.
+The reader of a type is built once: a coordinator reads thousands of messages per second.
 A lone surrogate (Python's stand-in for a byte of a file name that is not UTF-8) comes from the text of some
 script and is no reason to lose a message: `?` replaces it, at both ends. Numbers have 64 bits.
 """

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ropeteam_trainer.contract import VERSION, codec, seals
+from ropeteam_trainer.contract.codec import stored_as
 from ropeteam_trainer.contract.strategy import Strategy
 
 CONFIG = "ROPETEAM_CONFIG"
@@ -190,7 +191,7 @@ class WorkerConfig(Shape):
     timeouts: Timeouts = Timeouts()
     launcher: Launcher = Launcher.AUTO
     start: Start = Start.AUTO
-    rung: int = 0
+    feature_level: int = stored_as("rung", 0)
     """Highest feature level that a rank of this attempt has used, as far as is known when the pod is
     created."""
     agent_python: str | None = None

@@ -7,6 +7,7 @@ import enum
 from dataclasses import dataclass, field
 
 from ropeteam_trainer.contract import OLDEST, VERSION
+from ropeteam_trainer.contract.codec import stored_as
 from ropeteam_trainer.contract.messages import Problem, ProcessGroup, Progress
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, ProcessExit
 
@@ -149,7 +150,7 @@ class JobReport:
     epoch: Epoch | None = None
     world_size: int = 0
     slots: dict[str, SlotReport] = field(default_factory=dict)
-    rung: int = 0
+    feature_level: int = stored_as("rung", 0)
     launcher: str = ""
     progress: Progress = Progress()
     lineage: tuple[CheckpointRef, ...] = ()

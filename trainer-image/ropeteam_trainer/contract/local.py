@@ -17,6 +17,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 
+from ropeteam_trainer.contract.codec import stored_as
 from ropeteam_trainer.contract.world import CheckpointRef, ShardFile
 
 _LAYOUT = struct.Struct("<QQQQB7xdQ")
@@ -111,7 +112,7 @@ class FromRank:
 
     hello_pid: int | None = None
     rank: int | None = None
-    rung: int | None = None
+    feature_level: int | None = stored_as("rung", None)
     total_steps: int | None = None
     loss: str | None = None
     restored: CheckpointRef | None = None

@@ -17,6 +17,7 @@ import struct
 from dataclasses import dataclass
 
 from ropeteam_trainer.contract import LEASES
+from ropeteam_trainer.contract.codec import stored_as
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, FailReason, Plan, ProcessExit, ShardFile
 
 LEASE = b""
@@ -156,7 +157,7 @@ class AgentReport:
     node: str = ""
     orders_seen: int = 0
     """`Orders.number` last applied (0: none of this connection)."""
-    rung: int = 0
+    feature_level: int = stored_as("rung", 0)
     """Highest feature level that a local script has used (1 init, 2 restore, 3 batches), over all
     restarts."""
     launcher: str = ""

@@ -65,7 +65,7 @@ class _Job(Collector):
 
     def _checkpoint(self) -> Iterator[Metric]:
         report = self._report
-        wanted = self._may_save and report.rung >= _LEVEL_THAT_SAVES
+        wanted = self._may_save and report.feature_level >= _LEVEL_THAT_SAVES
         yield self._gauge("checkpoint_enabled", "1 if spec.checkpoint is set and the script saves.", wanted)
         if report.lineage:
             yield self._gauge(

@@ -176,5 +176,5 @@ def connect(environ: Mapping[str, str], rank: int | None) -> AgentLink | None:
         return None
     link = AgentLink(connection)
     if rank is not None:
-        link.send(FromRank(hello_pid=os.getpid(), rank=rank, rung=1))
+        link.send(FromRank(hello_pid=os.getpid(), rank=rank, feature_level=1))
     return link

@@ -185,7 +185,7 @@ def _worker_config(seen: Observation, spec: TrainingJobSpec) -> contract.WorkerC
         timeouts=manifests.timeouts(spec),
         launcher=contract.Launcher(spec.launcher.value),
         start=contract.Start(spec.recovery.start.value),
-        rung=seen.status.feature_level,
+        feature_level=seen.status.feature_level,
         agent_python=spec.agent_python,
         checkpoint=_checkpoint_config(seen.metadata.name, spec.checkpoint),
         resume=contract.Resume(spec.resume.policy.value),

@@ -148,9 +148,12 @@ def _apply_rank_event(
             problem, error = state.problem, _checkpoint_error(message.error_class)
             if error in _PROBLEMS:
                 problem = Problem(_PROBLEMS[error], message.message)
-            rung = max(state.rung, message.rung or 0)
+            feature_level = max(state.feature_level, message.feature_level or 0)
             return replace(
-                state, rung=rung, problem=problem, world=_with_message(world, event.rank, message, state.now)
+                state,
+                feature_level=feature_level,
+                problem=problem,
+                world=_with_message(world, event.rank, message, state.now),
             )
 
 
@@ -219,7 +222,7 @@ def _with_message(world: World, number: int, message: FromRank, now: float) -> W
     rank = next((rank for rank in world.ranks if rank.rank == number), None)
     if rank is None:
         return world
-    if message.hello_pid is not None or message.rung is not None:
+    if message.hello_pid is not None or message.feature_level is not None:
         rank = replace(rank, has_library=True)
     if message.joins:
         rank = replace(rank, joins=True)

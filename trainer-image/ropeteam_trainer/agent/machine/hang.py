@@ -63,9 +63,9 @@ def limit_seconds(rank: RankState, timeouts: Timeouts) -> float:
     return max(FLOOR_SECONDS, FACTOR * (step_seconds(rank) or 0.0))
 
 
-def verdict(rank: RankState, timeouts: Timeouts, rung: int, now: float) -> ProcessExit | None:
+def verdict(rank: RankState, timeouts: Timeouts, feature_level: int, now: float) -> ProcessExit | None:
     """The cause that explains the exit of a rank that is now to be killed; None: no hang."""
-    seconds, limit = _stall_and_limit(rank, timeouts, rung, now)
+    seconds, limit = _stall_and_limit(rank, timeouts, feature_level, now)
     if seconds <= limit:
         return None
     location = f", in {rank.stands.where}" if rank.stands and rank.stands.where else ""
@@ -77,11 +77,11 @@ def verdict(rank: RankState, timeouts: Timeouts, rung: int, now: float) -> Proce
     return ProcessExit(None, None, hung=True, fingerprint="hang", message=message)
 
 
-def asked(world: World, timeouts: Timeouts, rung: int, now: float) -> World:
+def asked(world: World, timeouts: Timeouts, feature_level: int, now: float) -> World:
     """The world with the stacks of all its ranks requested, as soon as one of them is near its limit."""
 
     def is_near(rank: RankState) -> bool:
-        seconds, limit = _stall_and_limit(rank, timeouts, rung, now)
+        seconds, limit = _stall_and_limit(rank, timeouts, feature_level, now)
         return not rank.asked and seconds > ASK_AT * limit
 
     if not any(map(is_near, world.ranks)):
@@ -89,7 +89,9 @@ def asked(world: World, timeouts: Timeouts, rung: int, now: float) -> World:
     return replace(world, ranks=tuple(replace(rank, asked=True) for rank in world.ranks))
 
 
-def _stall_and_limit(rank: RankState, timeouts: Timeouts, rung: int, now: float) -> tuple[float, float]:
+def _stall_and_limit(
+    rank: RankState, timeouts: Timeouts, feature_level: int, now: float
+) -> tuple[float, float]:
     """Seconds without a step, and their limit, which is infinite for a rank without hang detection."""
     if rank.exit or rank.killed_for or rank.started_at is None or rank.waits:
         return 0.0, math.inf
@@ -97,7 +99,7 @@ def _stall_and_limit(rank: RankState, timeouts: Timeouts, rung: int, now: float)
     if rank.beat.steps_here == 0:
         # While it restores, it sends heartbeats as long as bytes are read: a large checkpoint takes time.
         read_at = beat_at if rank.beat.phase != "serve" else 0.0
-        uses_library = rank.has_library or rung >= 1
+        uses_library = rank.has_library or feature_level >= 1
         return now - max(rank.started_at, read_at), timeouts.start if uses_library else math.inf
     is_timed = rank.beat.phase in _TIMED_PHASES and not rank.beat.reached_end
     return now - beat_at, limit_seconds(rank, timeouts) if is_timed else math.inf

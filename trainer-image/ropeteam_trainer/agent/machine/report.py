@@ -21,11 +21,11 @@ def report(state: State) -> AgentReport:
         term=state.term,
         node=identity.node,
         orders_seen=state.orders_seen,
-        rung=state.rung,
+        feature_level=state.feature_level,
         launcher=state.launch.text,
         plan=_reported_plan(world.plan, identity.slot) if world else None,
         stopped=state.stopped,
-        ranks=tuple(_rank(rank, state.rung) for rank in world.ranks) if world else (),
+        ranks=tuple(_rank(rank, state.feature_level) for rank in world.ranks) if world else (),
         store=max(state.stores, key=lambda offer: offer.epoch, default=None),
         groups=world.groups if world else (),
         tells_groups=True,
@@ -74,14 +74,14 @@ def _reported_plan(plan: Plan, slot: int) -> Plan:
     return plan.part(slot) if plan.whole else plan
 
 
-def _rank(rank: RankState, rung: int) -> RankReport:
+def _rank(rank: RankState, feature_level: int) -> RankReport:
     step = max(rank.beat.step, rank.paused or 0, rank.drained or 0)
     return RankReport(
-        rank.rank, _phase(rank, rung), step, rank.beat.steps_here, rank.exit, rank.joins, rank.stands
+        rank.rank, _phase(rank, feature_level), step, rank.beat.steps_here, rank.exit, rank.joins, rank.stands
     )
 
 
-def _phase(rank: RankState, rung: int) -> RankPhase:
+def _phase(rank: RankState, feature_level: int) -> RankPhase:
     if rank.exit is not None:
         return RankPhase.EXITED
     if rank.drained is not None:
@@ -91,7 +91,7 @@ def _phase(rank: RankState, rung: int) -> RankPhase:
     if rank.beat.steps_here > 0:
         return RankPhase.RUNNING
     # Without the library no step is ever reported: a rank counts as running once it is started.
-    has_no_library = rank.started_at is not None and not rank.has_library and rung == 0
+    has_no_library = rank.started_at is not None and not rank.has_library and feature_level == 0
     return RankPhase.RUNNING if has_no_library else RankPhase.STARTING
 
 

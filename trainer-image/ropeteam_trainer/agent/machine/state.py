@@ -296,7 +296,7 @@ class State:
     orders: Orders | None = None
     orders_seen: int = 0
     world: World | None = None
-    rung: int = 0
+    feature_level: int = 0
     warmed: Epoch | None = None
     """The last world for which the zygote was made ready to fork ranks."""
     stores: tuple[StoreOffer, ...] = ()
@@ -360,7 +360,9 @@ class State:
 
     @property
     def may_fork(self) -> bool:
-        wanted = self.config.start is Start.FORK or (self.config.start is Start.AUTO and self.rung >= 1)
+        wanted = self.config.start is Start.FORK or (
+            self.config.start is Start.AUTO and self.feature_level >= 1
+        )
         return wanted and self.launch.forkable
 
     @property

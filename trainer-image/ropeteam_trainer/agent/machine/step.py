@@ -56,7 +56,7 @@ _NOT_IN_POD = ProcessExit(None, None, killed=True, message="it does not live in 
 
 
 def initial(config: WorkerConfig, identity: PodIdentity, launch: Launch, now: float) -> State:
-    return State(config, identity, launch, now=now, heard_at=now, rung=config.rung)
+    return State(config, identity, launch, now=now, heard_at=now, feature_level=config.feature_level)
 
 
 def step(state: State, event: Event, now: float) -> Stepped:
@@ -113,7 +113,7 @@ def _detect_hangs(state: State) -> Stepped:
             hung.append(rank.rank)
     if hung:
         return replace(state, world=world), (KillRanks(world.born, tuple(hung)),)
-    requested = hang.asked(world, state.config.timeouts, state.rung, state.now)
+    requested = hang.asked(world, state.config.timeouts, state.feature_level, state.now)
     effects = (ShowStacks(world.born, world.alive),) if requested is not world else ()
     return replace(state, world=requested), effects
 
@@ -127,7 +127,7 @@ def _hang_exit(state: State, rank: RankState, loss: ProcessExit | None) -> Proce
     """The exit of a rank that hangs, or is going to: torch tries for half an hour to reach a store."""
     if loss and rank.started_at is not None and not rank.exit and not rank.killed_for:
         return loss
-    return hang.verdict(rank, state.config.timeouts, state.rung, state.now)
+    return hang.verdict(rank, state.config.timeouts, state.feature_level, state.now)
 
 
 def _terminate(state: State) -> Stepped:
@@ -307,7 +307,7 @@ def _warm_up(state: State) -> Stepped:
     epoch = world.plan.epoch if world else _NO_EPOCH
     if state.warmed == epoch or not state.may_fork or not _may_serve(state):
         return state, ()
-    uses_library = state.rung >= 1  # other scripts never report a step
+    uses_library = state.feature_level >= 1  # other scripts never report a step
     if world and uses_library and not all(rank.beat.steps_here for rank in world.ranks):
         return state, ()
     return replace(state, warmed=epoch), (WarmUp(),)

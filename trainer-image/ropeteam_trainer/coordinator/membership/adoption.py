@@ -49,7 +49,7 @@ def adopt_or_replan(state: State, at: Moment) -> State:
     state = _with_former_world(state, former, at)
     if _all_members_agree(state, agents) and _runs_or_ended_by_itself(state, at.now):
         moved = any(rank.steps_here for agent in agents.values() for rank in agent.report.ranks)
-        quiesced = not any(agent.report.rung for agent in agents.values())
+        quiesced = not any(agent.report.feature_level for agent in agents.values())
         running = with_world(enter(state, WorldPhase.RUNNING, at), stepped=moved, trains=moved or quiesced)
         return _absorb_all(running, agents, at)
     return preserving.stop(_absorb_all(state, agents, at), at)

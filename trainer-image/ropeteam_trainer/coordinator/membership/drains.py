@@ -73,7 +73,7 @@ def parting(state: State, at: Moment) -> tuple[Evidence, ...]:
 
 def terminating(state: State) -> bool:
     """Whether the ranks have been sent SIGTERM: the way they exit is no fault."""
-    return state.phase is WorldPhase.DRAINING and state.rung < SAVES_THROUGH_US
+    return state.phase is WorldPhase.DRAINING and state.feature_level < SAVES_THROUGH_US
 
 
 def unexpected(state: State, signs: tuple[Evidence, ...]) -> tuple[Evidence, ...]:

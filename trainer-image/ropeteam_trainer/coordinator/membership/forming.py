@@ -49,7 +49,7 @@ def _ready(state: State) -> slotset.Slots:
     """Slots that are ready for the next plan."""
     ready = slotindex.present(state) & ~slotindex.departing(state) & ~unfinished(state) & ~state.roll.troubled
     quiesced = state.world.quiesced if state.world else slotset.NONE
-    return ready if state.rung >= SAVES_THROUGH_US else ready & ~(state.roll.unproven & ~quiesced)
+    return ready if state.feature_level >= SAVES_THROUGH_US else ready & ~(state.roll.unproven & ~quiesced)
 
 
 def _slot_obstacle(state: State, slot: int, now: float) -> str:
@@ -82,7 +82,7 @@ def unfinished(state: State) -> slotset.Slots:
 def unaccounted(state: State) -> slotset.Slots:
     """Slots where unreported ranks may live: a pod whose lease expired, a former one without proof of its
     end. If checkpoints are committed through us, files that they still write do not count."""
-    if state.rung >= SAVES_THROUGH_US:
+    if state.feature_level >= SAVES_THROUGH_US:
         return slotset.NONE
     if state.world is None and (state.config.term, state.boot) == (1, 0):
         return state.roll.unproven  # no world was planned yet

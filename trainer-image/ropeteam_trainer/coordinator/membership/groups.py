@@ -170,7 +170,9 @@ def _ended(state: State, world: World, now: float) -> Problem | None:
     if world.ended_at is None or now - max(world.ended_at, world.step_at) < ENDED_SECONDS:
         return None
     rank = _first_ended(state, slotset.ALL)
-    steps = "without a step" if state.rung >= 1 else "(whether they make steps the script does not tell)"
+    steps = (
+        "without a step" if state.feature_level >= 1 else "(whether they make steps the script does not tell)"
+    )
     text = f"rank {rank} has ended with exit code 0, and the others have gone on for"
     text += f" {ENDED_SECONDS / 60:.0f} minutes {steps}. They wait for it, if they share a collective"
     return Problem(FailReason.RANK_ENDED, f"{text}.")

@@ -144,7 +144,7 @@ def progressed(state: State, fault: Fault) -> bool:
     BELIEVED_SECONDS."""
     world = state.world
     assert world is not None
-    if state.rung >= 1 or world.stepped:
+    if state.feature_level >= 1 or world.stepped:
         return world.stepped
     cause = fault.incident.cause
     slow = cause is Cause.UNKNOWN or is_script(cause, fault.incident.exit)
@@ -163,7 +163,7 @@ def _updated_history(state: State, incident: Incident, progress: bool, at: Momen
     identity = fingerprint(incident.cause, incident.exit)
     others = state.world is not None and bool(state.world.plan.kept)  # made the steps, if there are any
     on = incident.step > old.top_step and (progress or not others)
-    again = identity == old.fingerprint and not on and not (progress and state.rung == 0)
+    again = identity == old.fingerprint and not on and not (progress and state.feature_level == 0)
     new = replace(
         old,
         worlds_without_progress=worlds_without_progress,

@@ -27,9 +27,12 @@ def absorb(state: State, received: Iterable[ReportReceived], at: Moment) -> Stat
     ours = []
     for each in received:
         report = each.report
-        rung, launcher = max(state.rung, report.rung), report.launcher or state.launcher
-        if (rung, launcher) != (state.rung, state.launcher):
-            state = replace(state, rung=rung, launcher=launcher)
+        feature_level, launcher = (
+            max(state.feature_level, report.feature_level),
+            report.launcher or state.launcher,
+        )
+        if (feature_level, launcher) != (state.feature_level, state.launcher):
+            state = replace(state, feature_level=feature_level, launcher=launcher)
         state = commits.absorb(state, report, at)
         if state.world and member_pod(state.world, report.slot) == pod_of(report):
             ours.append(each)

@@ -39,7 +39,7 @@ def job_report(state: State, now: float) -> JobReport:
         epoch=world.plan.epoch if world else None,
         world_size=world.plan.world_size if world and live else 0,
         slots=_slots(state, now),
-        rung=state.rung,
+        feature_level=state.feature_level,
         launcher=state.launcher,
         progress=state.progress,
         lineage=state.lineage[:_LINEAGE_SHOWN],
@@ -159,7 +159,7 @@ def _draining(state: State, _: float) -> str:
     reason = f"{_pods_text(world.leavers)} asked to leave" if world.leavers else "the job is to be drained"
     goal = f"step {world.stop_at} to be saved" if world.stop_at is not None else "its ranks to pause"
     if terminating(state):
-        goal = "its ranks to end after SIGTERM (a script below rung 2 saves by itself)"
+        goal = "its ranks to end after SIGTERM (a script below feature level 2 saves by itself)"
     return f"{reason}; world {world.plan.epoch} waits for {goal}"
 
 

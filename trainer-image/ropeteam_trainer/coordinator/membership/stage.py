@@ -41,7 +41,7 @@ def _is_training(state: State, world: World, now: float) -> bool:
 
 
 def tells_steps(state: State) -> bool:
-    return state.rung > 0 or state.config.servers > 0
+    return state.feature_level > 0 or state.config.servers > 0
 
 
 def stage(state: State) -> Stage:
@@ -54,7 +54,7 @@ def stage(state: State) -> Stage:
         return Stage.RANKS_STARTING
     if state.progress.phase == "restore":
         return Stage.RESTORING
-    if groups.formed(state, world) or (state.rung > 0 and not groups.is_judged(state)):
+    if groups.formed(state, world) or (state.feature_level > 0 and not groups.is_judged(state)):
         return Stage.FIRST_STEP
     return Stage.PROCESS_GROUP_FORMING if _is_joining(state) else Stage.SCRIPT_STARTING
 

@@ -159,7 +159,7 @@ class State:
     """Worlds planned by this boot."""
     restarts: int = 0
     """`restart_count` of the next plan."""
-    rung: int = 0
+    feature_level: int = 0
     launcher: str = ""
     lineage: tuple[CheckpointRef, ...] = ()
     acknowledged: tuple[CheckpointRef, ...] = ()

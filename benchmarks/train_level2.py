@@ -1,6 +1,6 @@
 """A DDP script that uses the library for its state: what the cluster benchmarks run.
 
-    train_rung2.py FOLDER
+    train_level2.py FOLDER
 
 Saves through the library, and logs when each rank started and made each step.
 """
