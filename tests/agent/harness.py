@@ -166,7 +166,7 @@ class Coordinator:
         if self.cuts:
             await self.cut()
             return
-        if report.orders_seen == 0:  # else it has not read the newest yet
+        if report.applied_orders == 0:  # else it has not read the newest yet
             self._send()
         elif self._orders and self._writer and not self.silent:
             self._write(Orders(self._orders.term, self._orders.boot, self._number, same=True))

@@ -44,13 +44,13 @@ def test_only_who_writes_manifests_claims():
 
 def test_a_disk_that_hangs_is_told_after_a_minute():
     life = a_life().ordered(plan=a_plan())
-    assert life.wait(DISK_SECONDS - 1).report.disk_owes == ""
-    assert life.wait(1).report.disk_owes == "the claim of world 1.0.1"
+    assert life.wait(DISK_SECONDS - 1).report.pending_disk_request == ""
+    assert life.wait(1).report.pending_disk_request == "the claim of world 1.0.1"
     life.claimed(a_plan()).ordered(grant=Grant(a_ref(10), 4, (), None))
-    assert life.report.disk_owes == ""
+    assert life.report.pending_disk_request == ""
     assert life.did_a(WriteManifest)
-    assert life.wait(DISK_SECONDS).report.disk_owes == "the manifest of step 10"
-    assert life.sees(ManifestWritten(a_ref(10))).report.disk_owes == ""
+    assert life.wait(DISK_SECONDS).report.pending_disk_request == "the manifest of step 10"
+    assert life.sees(ManifestWritten(a_ref(10))).report.pending_disk_request == ""
 
 
 def test_a_claim_that_fails_is_tried_again():
@@ -69,7 +69,7 @@ def test_a_folder_that_cannot_be_claimed_for_long_asks_for_another_pod(fails: bo
     life.wait(0.1)
     problem = life.report.problem
     assert problem is not None
-    assert (problem.reason, problem.passing) == (FailReason.CHECKPOINT_NOT_WRITABLE, True)
+    assert (problem.reason, problem.transient) == (FailReason.CHECKPOINT_NOT_WRITABLE, True)
     assert "/checkpoints could not be claimed for 30 s" in problem.message
 
 

@@ -220,9 +220,9 @@ async def test_named_keys_that_cannot_be_used_are_a_problem_and_nothing_is_writt
     (pod.folder / "x.py").write_text("print('began')")
     pod.start("python3", "x.py")
     coordinator.order(plan=a_plan())
-    report = await coordinator.wait_for(lambda r: r.problem and r.orders_seen)
+    report = await coordinator.wait_for(lambda r: r.problem and r.applied_orders)
     assert report.problem.reason.value == "CheckpointNotWritable"
-    assert not report.problem.passing
+    assert not report.problem.transient
     assert report.problem.message.startswith(
         "checkpoints cannot be signed: the Secret of spec.checkpoint.signing"
     )

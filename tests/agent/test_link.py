@@ -37,7 +37,7 @@ async def test_a_lease_is_kept_without_news(pod, coordinator):
     seen = len(coordinator.history)
     await coordinator.wait_for(lambda _: len(coordinator.history) >= seen + 3)
     assert coordinator.connections == 1
-    assert all(report.orders_seen for report in coordinator.history[-2:])
+    assert all(report.applied_orders for report in coordinator.history[-2:])
 
 
 async def test_orders_with_a_wrong_mac_are_not_obeyed(pod, coordinator, monkeypatch):
@@ -57,7 +57,7 @@ async def test_a_lower_term_is_refused_with_a_reason(pod, coordinator):
     coordinator.order(term=2, plan=None)
     await pod.printed("orders of term 2.0, have seen 3.0")
     coordinator.order(term=3, plan=a_plan())
-    report = await coordinator.wait_for(lambda r: r.orders_seen > 0)
+    report = await coordinator.wait_for(lambda r: r.applied_orders > 0)
     assert report.ranks[0].phase is RankPhase.RUNNING
     assert report.term == 3
 
@@ -82,7 +82,7 @@ async def test_a_coordinator_that_falls_silent_is_asked_and_then_left(make_pod, 
     pod = make_pod(timeouts=Timeouts(lost=1))
     await running(pod, coordinator)
     coordinator.silent = True
-    await coordinator.wait_for(lambda r: r.orders_seen == 0 and coordinator.connections == 1)
+    await coordinator.wait_for(lambda r: r.applied_orders == 0 and coordinator.connections == 1)
     await until(lambda: coordinator.connections > 1, pod.text)
     await pod.printed("no answer for")
 

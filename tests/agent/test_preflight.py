@@ -69,7 +69,7 @@ def test_a_volume_that_stays_away_may_be_the_nodes_fault(
     fault = Faulty(monkeypatch, errno.ESTALE, tries=-1)
     problem = found(tmp_path)
     assert problem is not None
-    assert (problem.reason, problem.passing) == (FailReason.CHECKPOINT_NOT_WRITABLE, True)
+    assert (problem.reason, problem.transient) == (FailReason.CHECKPOINT_NOT_WRITABLE, True)
     assert "Stale file handle" in problem.message
     assert "spec.checkpoint.volume" in problem.message
     assert fault.fired == len(pauses) + 1
@@ -83,7 +83,7 @@ def test_a_folder_that_is_not_ours_is_told_at_once(
     fault = Faulty(monkeypatch, number, tries=-1)
     problem = found(tmp_path)
     assert problem is not None
-    assert not problem.passing
+    assert not problem.transient
     assert f"uid {os.getuid()}" in problem.message
     assert (fault.fired, pauses) == (1, [])
 
@@ -97,7 +97,7 @@ def test_a_link_in_the_volume_is_told_at_once_and_makes_no_folder(
     (tmp_path / "volume/link").symlink_to(tmp_path / "elsewhere")
     problem = found(tmp_path / "volume" / path, volume=str(tmp_path / "volume"))
     assert problem is not None
-    assert (problem.reason, problem.passing) == (FailReason.CHECKPOINT_NOT_WRITABLE, False)
+    assert (problem.reason, problem.transient) == (FailReason.CHECKPOINT_NOT_WRITABLE, False)
     assert "a part of spec.checkpoint.path, link, is a link; " in problem.message
     assert "uid" not in problem.message, "to give the volume to another user would not help"
     assert (pauses, [*(tmp_path / "elsewhere").iterdir()]) == ([], [])
@@ -144,7 +144,7 @@ def test_an_interpreter_that_stays_slow_may_be_the_nodes_fault(
     slow = Slow(monkeypatch, tries=-1, error=OSError(errno.EIO, "Input/output error"))
     problem = found(tmp_path, ROPETEAM_STORE="")
     assert problem is not None
-    assert (problem.reason, problem.passing) == (FailReason.INTERPRETER_WITHOUT_TORCH, True)
+    assert (problem.reason, problem.transient) == (FailReason.INTERPRETER_WITHOUT_TORCH, True)
     assert len(slow.patience) == 2
 
 
@@ -154,7 +154,7 @@ def test_an_interpreter_without_torch_is_told_at_once(tmp_path: Path) -> None:
     bare.chmod(0o755)
     problem = found(tmp_path, python=str(bare), ROPETEAM_STORE="")
     assert problem is not None
-    assert (problem.reason, problem.passing) == (FailReason.INTERPRETER_WITHOUT_TORCH, False)
+    assert (problem.reason, problem.transient) == (FailReason.INTERPRETER_WITHOUT_TORCH, False)
 
 
 def test_an_interpreter_that_is_not_there_is_told_at_once(
@@ -163,5 +163,5 @@ def test_an_interpreter_that_is_not_there_is_told_at_once(
     gone = Slow(monkeypatch, tries=-1, error=FileNotFoundError(errno.ENOENT, "No such file or directory"))
     problem = found(tmp_path, ROPETEAM_STORE="")
     assert problem is not None
-    assert not problem.passing
+    assert not problem.transient
     assert len(gone.patience) == 1

@@ -171,7 +171,7 @@ async def test_terminate_is_a_sigterm_that_a_script_may_use(pod, coordinator):
 async def test_sigterm_of_the_pod_is_told_and_leave_ends_it(pod, coordinator):
     await started(pod, coordinator, SLEEP)
     pod.signal(signal.SIGTERM)
-    await coordinator.wait_for(lambda r: r.leaving)
+    await coordinator.wait_for(lambda r: r.terminating)
     coordinator.order(leave=True)
     assert await pod.exit_code() == 143
     await pod.nothing_lives()

@@ -16,7 +16,7 @@ from ropeteam_trainer.agent.machine.effects import KillRanks, ShowStacks
 from ropeteam_trainer.agent.machine.state import StackShown
 from ropeteam_trainer.agent.processes import proc
 from ropeteam_trainer.agent.script import childhooks
-from ropeteam_trainer.contract.messages import Standstill
+from ropeteam_trainer.contract.messages import Hang
 
 LIB = "/opt/conda/lib/python3.11"
 TORCH = f"{LIB}/site-packages/torch"
@@ -54,7 +54,7 @@ def written(frames: list[tuple[str, int, str]], title: str = "Thread") -> list[s
     ],
 )
 def test_it_is_the_innermost_frame_of_the_users_own_code(frames, where, waits):
-    assert stacks.stands(written(frames)) == Standstill(where, waits)
+    assert stacks.stands(written(frames)) == Hang(where, waits)
 
 
 def test_it_is_the_main_thread():
@@ -79,7 +79,7 @@ def a_life() -> Life:
 
 
 def shown(life: Life, rank: int, where: str = "train.py:31 (load)") -> Life:
-    return life.sees(StackShown(epoch(), rank, Standstill(where)))
+    return life.sees(StackShown(epoch(), rank, Hang(where)))
 
 
 def test_all_ranks_of_the_pod_are_asked_once_before_one_is_killed():
@@ -89,7 +89,7 @@ def test_all_ranks_of_the_pod_are_asked_once_before_one_is_killed():
     assert life.wait(0.2).did_a(ShowStacks) == ShowStacks(epoch(), (0, 1))
     shown(life, 0)
     assert life.wait(0.2).did_no(ShowStacks)
-    assert [rank.stands for rank in life.report.ranks] == [Standstill("train.py:31 (load)"), None]
+    assert [rank.hang for rank in life.report.ranks] == [Hang("train.py:31 (load)"), None]
     assert life.wait(1).did_a(KillRanks).ranks == (0,)
     life.died(0)
     exit = life.report.ranks[0].exit
@@ -98,8 +98,8 @@ def test_all_ranks_of_the_pod_are_asked_once_before_one_is_killed():
 
 def test_a_rank_that_goes_on_stands_nowhere_and_may_be_asked_again():
     life = shown(a_life().wait(4.1), 0).beats(0, step=4)
-    assert life.report.ranks[0].stands is None
-    assert shown(life, 0).report.ranks[0].stands is None, "a late answer"
+    assert life.report.ranks[0].hang is None
+    assert shown(life, 0).report.ranks[0].hang is None, "a late answer"
     assert life.beats(1, step=4).wait(4.1).did_a(ShowStacks).ranks == (0, 1)
 
 
@@ -139,7 +139,7 @@ def test_a_rank_shows_its_stacks_and_goes_on(shim, tmp_path):
     (tmp_path / "x.py").write_text(ASKED)
     done = shim("script", "x.py")
     assert (done.returncode, done.stdout) == (0, "goes on\n")
-    assert stacks.stands(done.stderr.splitlines()) == Standstill("x.py:2 (<module>)")
+    assert stacks.stands(done.stderr.splitlines()) == Hang("x.py:2 (<module>)")
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -149,7 +149,7 @@ def test_every_python_writes_what_is_read(version, tmp_path):
     root = childhooks.__file__.removesuffix("/ropeteam_trainer/agent/script/childhooks.py")
     (tmp_path / "x.py").write_text(THREADED.format(root=root, signal=childhooks.STACKS_SIGNAL))
     done = subprocess.run([python, str(tmp_path / "x.py")], capture_output=True, text=True)
-    assert stacks.stands(done.stderr.splitlines()) == Standstill("x.py:8 (main)"), done.stderr
+    assert stacks.stands(done.stderr.splitlines()) == Hang("x.py:8 (main)"), done.stderr
     assert " in wait\n" in done.stderr, "the other thread"
 
 

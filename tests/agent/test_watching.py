@@ -381,7 +381,7 @@ def test_groups_and_ends_of_what_a_rank_started_are_remembered():
     life = life.said(0, group=GroupFormed(2, 0, "a", "train.py"), child=True)
     (told,) = life.report.groups
     assert (told.id, told.size, told.ranks, told.members) == ("a", 2, (0,), (0,))
-    assert life.report.tells_groups
+    assert life.report.reports_groups
     ended = FromRank(ended=True, rank=5, child=True)
     lost = FromRank(error_type="E", message="E: Connection closed by peer", rank=6, child=True)
     for said in (ended, replace(ended, rank=7), lost):

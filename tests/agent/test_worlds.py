@@ -208,7 +208,7 @@ def test_a_failed_job_kills_what_still_lives_and_ends_its_agents_with_a_code_of_
 
 def test_sigterm_is_told_and_answered_with_leave():
     life = Life().running().sees(Terminated())
-    assert life.report.leaving
+    assert life.report.terminating
     assert life.did_no(KillRanks), "the world goes on until the coordinator has had its checkpoint"
     life.ordered(leave=True)
     life.did_a(KillRanks)

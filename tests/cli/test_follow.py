@@ -82,7 +82,7 @@ async def test_a_look_is_one_signed_request_after_the_first(served: Served) -> N
         for _ in range(3):
             report = await follower.report(JOB)
             assert report is not None
-            assert report.generation_seen == 3
+            assert report.observed_generation == 3
         assert len(api.asked) == 1 + 3
         assert not any("X-Ropeteam-Bearer" in headers for headers in api.asked)
 

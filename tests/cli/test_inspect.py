@@ -20,7 +20,7 @@ from ropeteam.controller.client.apiclient import ApiClient
 from ropeteam.core.decide import decide
 from ropeteam.core.seen.observation import Observation
 from ropeteam.local.cluster import LocalCluster
-from ropeteam_trainer.contract.desired import Stages
+from ropeteam_trainer.contract.desired import RecoveryTimes
 from ropeteam_trainer.contract.world import Cause
 
 
@@ -59,7 +59,7 @@ async def test_a_snapshot_of_no_job_is_refused(tmp_path: Path) -> None:
 
 def test_explain_of_a_job_that_runs_says_how_it_is_and_what_was_last() -> None:
     first, last = an_incident(Cause.HANG), an_incident(Cause.SIGNAL, slot=1, n=2, message="SIGKILL\nstep 6")
-    told = reporting(incidents=(first, replace(last, stages=Stages(first_step=900), steps_lost=3)))
+    told = reporting(incidents=(first, replace(last, recovery_milliseconds=RecoveryTimes(first_step=900), steps_lost=3)))
     seen = a_running_job().after(told, written)
     assert list(inspect.explain(seen.model_dump_json().encode(), "file"))[:5] == [
         "mnist: Running - ready 4/4",

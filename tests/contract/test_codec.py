@@ -192,7 +192,7 @@ def test_a_reader_gives_what_decode_gives_and_keeps_what_is_repeated():
     report = AgentReport(0, 1, "uid", "10.0.0.1", "job", 1, ranks=ranks, node="n")
     reader = codec.Reader(AgentReport)
     first = reader.decode(codec.encode(report))
-    changes: list[dict[str, Any]] = [{"number": 2}, {"ranks": ()}, {"node": "m", "leaving": True}, {}]
+    changes: list[dict[str, Any]] = [{"number": 2}, {"ranks": ()}, {"node": "m", "terminating": True}, {}]
     for change in changes:
         report = replace(report, **change)
         told = reader.decode(codec.encode(report))

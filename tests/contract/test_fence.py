@@ -107,7 +107,7 @@ def test_an_answer_of_a_coordinator_that_does_not_count_reports_counts_from_when
 
 def test_who_was_fenced_asks_for_its_orders_anew_and_a_mere_answer_starts_nothing():
     life = Life(timeouts=Timeouts(fence=20)).running().unanswered(20)
-    assert life.report.orders_seen == 0
+    assert life.report.applied_orders == 0
     life.answered(life.now)
     assert life.state.fenced
     assert not life.ordered().state.fenced

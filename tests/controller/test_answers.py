@@ -271,5 +271,5 @@ async def test_the_largest_job_is_heard() -> None:
     wishes = tuple(
         ReplacementRequest(slot, 10**9, Cause.STORAGE_UNAVAILABLE, message) for slot in range(SLOTS)
     )
-    report = JobReport("u", 1, 0, WorldPhase.FORMING, "waits", slots=seats, replace=wishes)
+    report = JobReport("u", 1, 0, WorldPhase.FORMING, "waits", slots=seats, replacement_requests=wishes)
     assert await told(at_once(response(codec.encode(report))), SLOTS) == report

@@ -28,7 +28,7 @@ def test_what_was_heard_last_is_said_back_to_that_coordinator_only():
     assert leases.said_back(DESIRED) == DESIRED
     leases.heard(REPORT, 6.0)
     said = leases.said_back(DESIRED)
-    assert (said.boot, said.heard) == (3, 77.5)
+    assert (said.acknowledged_boot, said.acknowledged_sent) == (3, 77.5)
     other = replace(DESIRED, term=2)
     assert leases.said_back(other) == other
 

@@ -75,7 +75,7 @@ async def between(
 
         async def tell(generation: int, speaks: RequestAuth = speaks) -> int:
             told = replace(DESIRED, generation=generation)
-            return (await coordinators.tell("127.0.0.1", speaks, told)).generation_seen
+            return (await coordinators.tell("127.0.0.1", speaks, told)).observed_generation
 
         yield it, tell
 

@@ -41,7 +41,7 @@ def config(workers: int = 2, **changes: Any) -> CoordinatorConfig:
 def agent(slot: int, incarnation: int = 1, **changes: Any) -> AgentReport:
     uid, address = f"pod-{slot}-{incarnation}", f"10.0.0.{slot + 1}"
     report = AgentReport(slot, incarnation, uid, address, JOB_UID, term=1, node=f"node-{slot}")
-    report = replace(report, contract=OLDEST, tells_groups=True)  # it is shown whole plans
+    report = replace(report, contract=OLDEST, reports_groups=True)  # it is shown whole plans
     return replace(report, **changes)
 
 

@@ -127,7 +127,7 @@ class FakeAgent:
         while True:
             try:
                 self.link = await Link().connect(self.port)
-                self.report = replace(self.report, orders_seen=0)
+                self.report = replace(self.report, applied_orders=0)
                 self._tell()
                 await self._obey(self.link)
             except (ConnectionError, asyncio.IncompleteReadError):
@@ -143,7 +143,7 @@ class FakeAgent:
                 if link.orders and (not self.seen or link.orders != self.seen[-1]):
                     self.seen.append(link.orders)
                     after = obeyed(self.report, link.orders, self._feature_level)
-                    self.report = replace(after, orders_seen=link.orders.number)
+                    self.report = replace(after, applied_orders=link.orders.number)
                     self._tell()
         finally:
             beat.cancel()

@@ -85,7 +85,7 @@ def test_a_missing_member_is_waited_for_one_lease_then_it_is_a_fault_of_that_wor
     film.later(1)
     assert film.phase == "Stopping"
     assert (film.incident.cause, film.incident.slot) == (Cause.AGENT_LOST, 1)
-    assert [wish.slot for wish in film.report.replace] == [1]
+    assert [wish.slot for wish in film.report.replacement_requests] == [1]
 
 
 def test_a_pod_that_was_replaced_meanwhile_ends_the_old_world():

@@ -54,7 +54,7 @@ class BadDay(RuleBasedStateMachine):
     def a_quiet_while(self) -> None:
         """Who left is replaced, everybody obeys, and backoffs pass."""
         for slot, report in list(self.film.agents.items()):
-            if report.leaving:
+            if report.terminating:
                 self.a_pod_is_replaced(slot, proof=True)
             self.film.says(slot, applied=False)
         self.film.obeys()
@@ -107,7 +107,7 @@ class BadDay(RuleBasedStateMachine):
 
     @rule(slot=SLOTS)
     def a_pod_is_asked_to_leave(self, slot: int) -> None:
-        self.film.says(slot, applied=False, leaving=True)
+        self.film.says(slot, applied=False, terminating=True)
 
     # ---- the operator, time, ourselves
 
@@ -119,7 +119,7 @@ class BadDay(RuleBasedStateMachine):
         gone = slot not in self.ghosts
         new = old.incarnation + 1
         self.film.desires_slot(
-            slot, incarnation=new, pod_uid=f"pod-{slot}-{new}", old_pod_gone=gone, deleting=False
+            slot, incarnation=new, pod_uid=f"pod-{slot}-{new}", previous_pod_fenced=gone, terminating=False
         )
         self.film.agents[slot] = agent(slot, new)
         self.film._seen.pop(slot, None)
@@ -129,7 +129,7 @@ class BadDay(RuleBasedStateMachine):
     def former_pods_have_ended(self) -> None:
         self.ghosts.clear()
         for slot in (0, 1):
-            self.film.desires_slot(slot, old_pod_gone=True)
+            self.film.desires_slot(slot, previous_pod_fenced=True)
 
     @rule(drain=st.booleans())
     def the_operator_changes_its_mind(self, drain: bool) -> None:
@@ -169,7 +169,7 @@ class BadDay(RuleBasedStateMachine):
     @invariant()
     def note_charges(self) -> None:
         """Not a promise: the operator's memory of settled incidents."""
-        settled = (incident for incident in self.film.report.incidents if incident.settled)
+        settled = (incident for incident in self.film.report.incidents if incident.final)
         self.charged |= {incident.id for incident in settled if incident.charged}
 
     @invariant()

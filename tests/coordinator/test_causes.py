@@ -84,7 +84,7 @@ def test_the_root_cause_wins_and_the_first_among_equals(
     assert (film.incident.cause, film.incident.slot, film.incident.rank) == (cause, slot, slot)
     assert len(film.report.incidents) == 1
     film.obeys()
-    assert (film.incident.cause, film.incident.slot, film.incident.settled) == (cause, slot, True)
+    assert (film.incident.cause, film.incident.slot, film.incident.final) == (cause, slot, True)
 
 
 def test_a_lost_agent_outweighs_the_errors_of_its_peers():
@@ -99,7 +99,7 @@ def test_a_lost_agent_outweighs_the_errors_of_its_peers():
     assert (film.incident.slot, film.incident.charged) == (2, False)
     assert film.phase == "Forming", "a lost agent is not waited for"
     assert film.report.why == "waiting for the agent of slot 2, which fell silent"
-    assert [wish.incarnation for wish in film.report.replace] == [1]
+    assert [wish.incarnation for wish in film.report.replacement_requests] == [1]
 
 
 def test_an_agent_that_spoke_after_the_fault_did_not_cause_it():
@@ -131,7 +131,7 @@ def test_a_lost_agent_that_returns_must_end_its_ranks_first():
     film.silent.clear()
     film.says(1)
     assert film.report.why == "waiting for the ranks of slot 1 to end"
-    assert film.report.replace == (), "it is back: no other pod is needed"
+    assert film.report.replacement_requests == (), "it is back: no other pod is needed"
     film.obeys()
     assert film.phase == "Running"
 
@@ -176,7 +176,7 @@ def test_an_exit_code_that_is_final_fails_the_job_at_once():
     assert failure.reason is FailReason.EXIT_CODE
     assert failure.message == "rank 1 exited 42, which spec.recovery.exitCodes calls final"
     film.obeys()
-    assert film.incident.settled
+    assert film.incident.final
     assert film.report.why.startswith("failed: ExitCodeRule: rank 1 exited 42")
 
 
@@ -247,7 +247,7 @@ def test_a_problem_that_no_restart_mends_fails_the_job_at_once():
     film.says(0, problem=Problem(FailReason.COMMAND_NOT_FOUND, "no such file: trian.py"))
     assert film.phase == "Failed"
     assert film.report.failure == film.agents[0].problem
-    assert film.report.replace == ()
+    assert film.report.replacement_requests == ()
 
 
 @pytest.mark.parametrize("boot", [0, 1])
@@ -290,7 +290,7 @@ def test_faults_after_all_are_done_change_nothing():
     film.exits(0, CLEAN)
     film.exits(1, CLEAN)
     film.falls_silent(0)
-    film.says(1, problem=Problem(FailReason.INVALID_SPEC, "too late"), leaving=True)
+    film.says(1, problem=Problem(FailReason.INVALID_SPEC, "too late"), terminating=True)
     film.obeys()
     film.later(7)
     assert film.phase == "Complete"

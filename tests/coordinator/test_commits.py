@@ -139,7 +139,7 @@ def test_after_a_restore_of_etcd_what_was_left_does_not_come_back():
     film = Film(feature_level=2)
     film.desires(lineage=(left, root))
     film.up()
-    film.says(0, restored=CheckpointRef(40, Epoch(1, 0, 3), "new"), past=(root,))
+    film.says(0, restored=CheckpointRef(40, Epoch(1, 0, 3), "new"), ancestors=(root,))
     assert film.lineage == [(40, "new"), (10, "root")]
 
 

@@ -66,8 +66,8 @@ def costs(workers: int) -> dict[str, int]:
     assert plan is not None
     shard = Shard(rank.rank, plan.epoch, 4, (ShardFile("x", 1, "00"),))
     note("shard", told(shards=(shard,)))
-    note("asked to leave", told(leaving=True))
-    film.says(slot, leaving=False)
+    note("asked to leave", told(terminating=True))
+    film.says(slot, terminating=False)
     film.exits(1, SIGKILL)
     assert film.phase == "Stopping"
     film.obeys(*range(2, slot))

@@ -132,7 +132,7 @@ def test_a_command_that_runs_once_per_pod_may_be_all_of_its_pods_ranks():
 
 def test_of_agents_of_an_earlier_release_nothing_is_concluded():
     seen = film()
-    seen.says(1, tells_groups=False)
+    seen.says(1, reports_groups=False)
     seen.state = (
         replace(seen.state, world=replace(seen.state.world, telling=1)) if seen.state.world else seen.state
     )

@@ -33,7 +33,7 @@ def bearers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_desired_is_answered_with_a_report_and_twice_is_once(served: Served):
     first = await put_desired(served.http, DESIRED)
-    assert first.generation_seen == 1
+    assert first.observed_generation == 1
     assert first.phase.value == "Forming"
     again, told = await put_desired(served.http, DESIRED), await get_status(served.http)
     assert first.sent < again.sent < told.sent

@@ -31,26 +31,26 @@ def late_by(film: Film, seconds: float) -> None:
 
 def test_it_is_said_until_a_minute_has_passed_without_a_late_turn() -> None:
     film = Film().up(step=3)
-    assert (film.report.late_seconds, film.report.why) == (0, "world 1.0.1 runs with 2 ranks")
+    assert (film.report.lag_seconds, film.report.why) == (0, "world 1.0.1 runs with 2 ranks")
     late_by(film, 2.5)
-    assert film.report.late_seconds == 3
+    assert film.report.lag_seconds == 3
     assert film.report.why == "world 1.0.1 runs with 2 ranks; this coordinator is late, by up to 3 s"
     film.later(CALM_SECONDS - 3)
     late_by(film, 1.1)
-    assert film.report.late_seconds == 3, "the most since it began"
+    assert film.report.lag_seconds == 3, "the most since it began"
     film.later(CALM_SECONDS - 1)
-    assert film.report.late_seconds == 3
+    assert film.report.lag_seconds == 3
     film.later(1)
-    assert film.report.late_seconds == 0
+    assert film.report.lag_seconds == 0
     late_by(film, 1.1)
-    assert film.report.late_seconds == 2, "what was before is forgotten"
+    assert film.report.lag_seconds == 2, "what was before is forgotten"
 
 
 def test_a_turn_that_is_not_much_too_late_is_no_lateness() -> None:
     film = Film().up(step=3)
     for _ in range(100):
         late_by(film, 1.0)
-    assert film.report.late_seconds == 0
+    assert film.report.lag_seconds == 0
 
 
 def test_while_it_is_late_metrics_may_be_older() -> None:
@@ -107,12 +107,12 @@ async def test_a_coordinator_that_stood_still_says_so_and_nobody_is_lost(start) 
     await asyncio.sleep(Timeouts().lost + 2)
     process.child.send_signal(signal.SIGCONT)
     report = await get_status(ports[1])
-    while not report.late_seconds:
+    while not report.lag_seconds:
         await asyncio.sleep(0.02)
         report = await get_status(ports[1])
     assert "this coordinator is late" in report.why
     report = await put_desired(ports[1], replace(DESIRED, generation=2))
-    assert (report.phase.value, report.incidents, report.replace) == ("Running", (), ())
+    assert (report.phase.value, report.incidents, report.replacement_requests) == ("Running", (), ())
     assert [slot.registered for slot in report.slots.values()] == [True, True]
     assert [each.report.plan for each in agents] == [plan, plan]
     _, text = await http(ports[1], request("GET", "/metrics"))

@@ -137,7 +137,7 @@ def test_it_holds_while_one_of_two_questions_is_answered(lease, luck):
 
 def heard(film: Film) -> None:
     """The operator says back what it has just heard."""
-    film.desires(boot=film.state.boot, heard=film.report.sent)
+    film.desires(acknowledged_boot=film.state.boot, acknowledged_sent=film.report.sent)
 
 
 def renewed(**settings: int) -> Film:
@@ -152,9 +152,9 @@ def test_before_its_first_lease_it_answers_nobody_and_says_so():
     film.desires()
     for slot in (0, 1):
         film.says(slot)
-    assert (film.orders(0), film.report.leased, film.phase) == (None, False, "Waiting")
+    assert (film.orders(0), film.report.lease_valid, film.phase) == (None, False, "Waiting")
     heard(film)
-    assert (film.report.leased, film.phase) == (True, "Forming")
+    assert (film.report.lease_valid, film.phase) == (True, "Forming")
     assert film.told(0).host_store
 
 
@@ -169,17 +169,17 @@ def test_without_its_lease_it_neither_speaks_nor_judges_and_goes_on_from_there_w
     assert film.report.why == "silent: no operator has heard of this coordinator for 20 s (selfFence)"
     heard(film)
     assert (film.phase, film.told(0).plan) == ("Stopping", None)
-    assert film.report.replace == (), "its agents could not have ended their ranks before"
+    assert film.report.replacement_requests == (), "its agents could not have ended their ranks before"
 
 
 def test_an_older_boot_s_word_is_no_renewal():
     film = renewed().up()
     before = film.report
     film.reboots()
-    film.desires(boot=before.boot, heard=before.sent)
-    assert not film.report.leased
+    film.desires(acknowledged_boot=before.boot, acknowledged_sent=before.sent)
+    assert not film.report.lease_valid
     heard(film)
-    assert film.report.leased
+    assert film.report.lease_valid
 
 
 def test_an_agent_that_was_told_nothing_has_not_applied_what_it_was_not_told():
@@ -195,8 +195,8 @@ async def test_a_suspended_machine_s_lease_runs_out_meanwhile():
     asleep = 0.0
     it = Coordinator(config(lease=20), 0, TOKEN, Log(lambda _: None), asleep=lambda: asleep)
     first = it.desire(Desired(1, 1, 1, {}))
-    wish = replace(Desired(1, 1, 1, {}), boot=0, heard=first.sent)
-    assert it.desire(wish).leased
+    wish = replace(Desired(1, 1, 1, {}), acknowledged_boot=0, acknowledged_sent=first.sent)
+    assert it.desire(wish).lease_valid
     asleep = 20.0
-    assert not it.report().leased
+    assert not it.report().lease_valid
     it.stop()

@@ -58,7 +58,7 @@ def test_a_drained_job_goes_on_when_it_is_asked_to():
 
 def test_a_pod_that_is_asked_to_leave_costs_no_step():
     film = Film(feature_level=2).up(step=7)
-    film.says(1, leaving=True)
+    film.says(1, terminating=True)
     assert film.phase == "Running", "others may be leaving as well"
     assert film.report.why == "world 1.0.1 runs; the pod of slot 1 asked to leave, gathering others"
     assert not film.told(1).leave
@@ -82,9 +82,9 @@ def test_a_pod_that_is_asked_to_leave_costs_no_step():
 
 def test_pods_that_leave_within_a_second_are_one_incident():
     film = Film(workers=3, feature_level=2).up(step=7)
-    film.says(1, leaving=True)
+    film.says(1, terminating=True)
     film.later(0.5)
-    film.says(2, leaving=True)
+    film.says(2, terminating=True)
     film.later(0.5)
     assert film.report.why.startswith(
         "the pods of slots 1, 2 asked to leave; world 1.0.1 waits for its ranks"
@@ -99,7 +99,7 @@ def test_pods_that_leave_within_a_second_are_one_incident():
 
 def test_a_pod_that_is_being_deleted_drains_like_one_that_was_told_by_a_signal():
     film = Film(feature_level=2).up(step=7)
-    film.desires_slot(1, deleting=True)
+    film.desires_slot(1, terminating=True)
     film.later(1)
     assert film.phase == "Draining"
     film.ranks(0, RankPhase.PAUSED, 7)
@@ -193,7 +193,7 @@ def test_a_rank_that_fails_while_all_drain_is_a_fault():
 
 def test_a_rank_that_fails_while_a_pod_leaves_is_a_consequence():
     film = Film(feature_level=2).up(step=7)
-    film.says(1, leaving=True)
+    film.says(1, terminating=True)
     film.exits(1, SIGKILL)
     assert (film.incident.cause, film.incident.slot) == (Cause.POD_DELETED, 1)
 
@@ -202,7 +202,7 @@ def test_leaving_while_a_world_forms():
     film = Film()
     film.desires()
     film.says(0)
-    film.says(1, leaving=True)
+    film.says(1, terminating=True)
     assert film.told(1).leave
     film.obeys(0)
     assert film.phase == "Forming"
@@ -213,7 +213,7 @@ def test_leaving_while_a_world_forms():
 def test_the_store_is_not_asked_of_a_pod_that_leaves():
     film = Film()
     film.desires()
-    film.says(0, leaving=True)
+    film.says(0, terminating=True)
     assert film.told(0).host_store is None
     assert film.told(0).leave
 
@@ -221,11 +221,11 @@ def test_the_store_is_not_asked_of_a_pod_that_leaves():
 def test_a_pod_whose_ranks_are_done_may_leave_while_others_go_on():
     film = Film(feature_level=2).up(step=7)
     film.exits(1, CLEAN)
-    film.says(1, leaving=True)
+    film.says(1, terminating=True)
     assert film.told(1).leave
     film.later(2)
     assert film.phase == "Running"
-    film.says(0, leaving=True)
+    film.says(0, terminating=True)
     assert not film.told(0).leave
 
 
@@ -265,7 +265,7 @@ def test_who_said_that_its_ranks_have_ended_is_not_waited_for_when_its_pod_is_go
     film = Film(feature_level=1).up(step=3)
     film.exits(1, SIGKILL)
     film.obeys(1)
-    film.desires_slot(1, incarnation=2, pod_uid="pod-1-2", old_pod_gone=False)
+    film.desires_slot(1, incarnation=2, pod_uid="pod-1-2", previous_pod_fenced=False)
     film.desires(drain=True)
     film.obeys(0)
     assert film.phase == "Drained"
@@ -309,7 +309,7 @@ def test_a_leave_that_ends_the_wait_in_time_is_committed_once():
     film = Film(feature_level=2).up(step=7)
     film.saves(7)
     film.obeys()
-    film.says(0, leaving=True)
+    film.says(0, terminating=True)
     film.later(1)
     film.ranks(1, RankPhase.PAUSED, 7)
     drain_to(film, 8)

@@ -38,7 +38,7 @@ def test_a_killed_rank_costs_one_incident_and_the_gang_restarts_in_place():
     assert film.epoch == Epoch(1, 0, 2)
     incident = film.incident
     assert (incident.id, incident.cause, incident.slot, incident.rank) == ("1.0.1", Cause.SIGNAL, 1, 1)
-    assert (incident.charged, incident.settled, incident.step) == (True, True, 7)
+    assert (incident.charged, incident.final, incident.step) == (True, True, 7)
     plan = film.told(0).plan
     assert plan is not None
     assert plan.restart_count == 1
@@ -63,7 +63,7 @@ def test_the_stages_of_a_recovery_are_told_in_milliseconds():
     film.obeys()
     film.now += 0.25
     film.reaches(6, base=5)
-    stages = film.incident.stages
+    stages = film.incident.recovery_milliseconds
     assert (stages.stopped, stages.planned, stages.started, stages.first_step) == (250, 250, 750, 1000)
     assert film.incident.steps_lost == 2, "it was at step 7 and went on from 5"
 

@@ -155,15 +155,15 @@ def test_being_killed_from_outside_is_never_a_repeated_error():
 def test_two_barren_worlds_that_ended_in_one_pod_ask_for_another_pod():
     film = Film(workers=3).up()
     strike(film, SEGFAULT, slot=2)
-    assert not film.report.replace
+    assert not film.report.replacement_requests
     strike(film, SEGFAULT, slot=2)
-    (wish,) = film.report.replace
+    (wish,) = film.report.replacement_requests
     assert (wish.slot, wish.incarnation, wish.cause, wish.avoid_node) == (2, 1, Cause.SIGNAL, True)
     assert wish.message.startswith(
         "slot 2 ended 2 worlds in a row without a new step; last: rank 2 was ended"
     )
     film.replaces(2)
-    assert film.report.replace == ()
+    assert film.report.replacement_requests == ()
 
 
 @pytest.mark.parametrize("how", [raised(), GPU_FULL])
@@ -171,16 +171,16 @@ def test_the_scripts_own_error_again_is_not_mended_by_another_pod(how: ProcessEx
     film = Film(workers=3).up()
     strike(film, how, slot=2)
     strike(film, how, slot=2)
-    assert not film.report.replace
+    assert not film.report.replacement_requests
     strike(film, raised("another"), slot=2)
-    assert [wish.slot for wish in film.report.replace] == [2], "other errors each time: the pod may be sick"
+    assert [wish.slot for wish in film.report.replacement_requests] == [2], "other errors each time: the pod may be sick"
 
 
 def test_faults_in_different_pods_blame_none_of_them():
     film = Film(workers=3).up()
     strike(film, SEGFAULT, slot=2)
     strike(film, raised(), slot=1)
-    assert film.report.replace == ()
+    assert film.report.replacement_requests == ()
 
 
 def test_two_starts_in_a_row_without_a_step_ask_for_all_pods():
@@ -231,7 +231,7 @@ def test_a_script_that_reports_no_steps_is_believed_after_a_while(how: ProcessEx
     film.exits(1, how)
     film.obeys()
     assert film.phase == "Running"
-    assert film.incident.stages.first_step is None, "nobody saw a step"
+    assert film.incident.recovery_milliseconds.first_step is None, "nobody saw a step"
 
 
 def test_steps_lost_are_counted_for_every_fault_on_the_way():
@@ -250,5 +250,5 @@ def test_a_job_that_has_ended_wishes_for_nothing():
     strike(film, SEGFAULT)
     film.exits(0, CLEAN)
     film.exits(1, CLEAN)
-    assert film.report.replace == ()
+    assert film.report.replacement_requests == ()
     assert not film.report.replace_all

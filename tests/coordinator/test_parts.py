@@ -76,7 +76,7 @@ def test_of_a_member_that_stays_away_the_others_know_who_it_was():
     assert film.phase == "Stopping"
     assert (film.incident.cause, film.incident.slot) == (Cause.AGENT_LOST, 1)
     assert film.incident.message == "the agent of slot 1 fell silent"
-    assert [(wish.slot, wish.incarnation) for wish in film.report.replace] == [(1, 1)]
+    assert [(wish.slot, wish.incarnation) for wish in film.report.replacement_requests] == [(1, 1)]
 
 
 def test_a_pod_that_was_replaced_meanwhile_is_a_fault_of_the_old_world():

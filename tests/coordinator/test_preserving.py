@@ -85,7 +85,7 @@ def test_a_world_of_kept_ranks_runs_once_all_have_made_a_step():
     assert seen.report.stage is Stage.FIRST_STEP
     seen.reaches(12, base=11)
     assert seen.report.stage is Stage.TRAINING
-    assert seen.incident.stages.first_step is not None
+    assert seen.incident.recovery_milliseconds.first_step is not None
 
 
 def test_a_kept_rank_that_has_ended_well_takes_part_as_it_is():
@@ -182,7 +182,7 @@ def test_a_lost_worker_is_replaced_alone():
 
 def test_a_worker_that_is_asked_to_leave_disturbs_nobody():
     seen = film()
-    seen.says(1, leaving=True)
+    seen.says(1, terminating=True)
     seen.later(2)
     seen.obeys()
     assert seen.told(1).leave
@@ -241,7 +241,7 @@ def test_two_failures_of_one_rank_replace_its_pod_and_no_other():
         seen.obeys()
         seen.exits(1, SIGKILL)
         seen.obeys()
-    assert [wish.slot for wish in seen.report.replace] == [1]
+    assert [wish.slot for wish in seen.report.replacement_requests] == [1]
     assert not seen.report.replace_all
 
 
@@ -350,7 +350,7 @@ def saves_as_born(seen: Film, step: int) -> None:
 
 def test_when_a_server_leaves_all_stop_where_the_first_worker_waits():
     seen = film()
-    seen.says(4, leaving=True)
+    seen.says(4, terminating=True)
     seen.later(1.1)
     assert seen.phase == "Draining"
     assert all(seen.told(slot).pause == seen.epoch for slot in EVERYBODY)
@@ -370,7 +370,7 @@ def test_when_a_server_leaves_all_stop_where_the_first_worker_waits():
 
 def test_a_worker_that_waits_for_a_paused_one_is_set_free():
     seen = film()
-    seen.says(4, leaving=True)
+    seen.says(4, terminating=True)
     seen.later(1.1)
     seen.ranks(0, RankPhase.PAUSED, 12)
     seen.ranks(1, RankPhase.RUNNING, 14)

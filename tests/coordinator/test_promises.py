@@ -56,7 +56,7 @@ REPORTS = st.builds(
     committed=st.none() | REFS,
     granted=st.none() | REFS,
     restored=st.none() | REFS,
-    leaving=st.booleans(),
+    terminating=st.booleans(),
     completed=st.none() | EPOCHS,
     problem=st.none() | st.just(Problem(FailReason.INVALID_SPEC, "x")),
 )

@@ -29,7 +29,7 @@ def test_strangers_are_refused_with_a_reason():
 
 def test_a_stranger_that_was_asked_to_leave_may_go():
     film = Film().up(step=3)
-    stranger = agent(0, pod_uid="twin", leaving=True)
+    stranger = agent(0, pod_uid="twin", terminating=True)
     orders = membership.reply(film.state, stranger, film.now)
     assert orders is not None
     assert orders.leave
@@ -93,7 +93,7 @@ def test_a_successor_whose_turn_has_not_come_is_told_nothing_and_may_leave():
     early = agent(1, 2)
     film.event(membership.ReportReceived(early))
     assert membership.reply(film.state, early, film.now) is None
-    orders = membership.reply(film.state, replace(early, leaving=True), film.now)
+    orders = membership.reply(film.state, replace(early, terminating=True), film.now)
     assert orders is not None
     assert (orders.leave, orders.plan, orders.refused) == (True, None, "")
     assert film.phase == "Running"
@@ -101,18 +101,18 @@ def test_a_successor_whose_turn_has_not_come_is_told_nothing_and_may_leave():
 
 def test_below_feature_level_2_a_replacement_waits_for_proof_that_the_old_pod_has_ended():
     film = Film(feature_level=1).up(step=3)
-    film.desires_slot(1, incarnation=2, pod_uid="pod-1-2", old_pod_gone=False)
+    film.desires_slot(1, incarnation=2, pod_uid="pod-1-2", previous_pod_fenced=False)
     film.agents[1] = agent(1, 2)
     film.says(1)
     film.obeys()
     assert film.report.why == "waiting for proof that the former pod of slot 1 has ended"
-    film.desires_slot(1, old_pod_gone=True)
+    film.desires_slot(1, previous_pod_fenced=True)
     assert film.phase == "Running"
 
 
 def test_from_feature_level_2_on_a_replacement_starts_at_once():
     film = Film(feature_level=2).up(step=3)
-    film.desires_slot(1, incarnation=2, pod_uid="pod-1-2", old_pod_gone=False)
+    film.desires_slot(1, incarnation=2, pod_uid="pod-1-2", previous_pod_fenced=False)
     film.agents[1] = agent(1, 2)
     film.says(1)
     film.obeys()
@@ -176,7 +176,7 @@ def test_a_slot_without_any_agent_is_not_wished_away():
     film = Film().up(step=3)
     film.desires_slot(1, incarnation=2, pod_uid="pod-1-2")
     film.obeys(0)
-    assert film.report.replace == ()
+    assert film.report.replacement_requests == ()
 
 
 def test_reports_of_a_replaced_member_change_nothing():

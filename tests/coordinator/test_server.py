@@ -53,8 +53,8 @@ async def test_orders_that_were_not_applied_are_sent_again(served: Served, monke
     link = await Link().connect(served.agents)
     link.send(agent(0))
     await link.until(lambda orders: orders.number == 1)
-    link.send(agent(0, orders_seen=1))
-    link.send(agent(0, orders_seen=0))
+    link.send(agent(0, applied_orders=1))
+    link.send(agent(0, applied_orders=0))
     await link.until(lambda orders: orders.number == 2)
     await link.close()
 
@@ -143,7 +143,7 @@ async def test_another_pod_does_not_displace_the_one_that_holds_the_slot(served:
     orders = await twin.until(lambda orders: bool(orders.refused))
     assert orders.refused == "slot 0 is held by another pod (pod-0-1)"
     assert served.logged("refused")
-    holder.send(agent(0, leaving=True))
+    holder.send(agent(0, terminating=True))
     await holder.until(lambda orders: orders.leave)
     await holder.close()
     await twin.close()
@@ -225,7 +225,7 @@ async def test_a_lease_is_answered_now_and_then_also_before_the_operators_first_
     assert (waiting.answers, waiting.number, waiting.term) == (1, 0, 1)
     await put_desired(served.http, DESIRED)
     await link.until(lambda orders: not orders.same and orders.answers == 1)
-    link.send(agent(0, number=2, orders_seen=1, contract=OLDEST))
+    link.send(agent(0, number=2, applied_orders=1, contract=OLDEST))
     await link.until(lambda orders: orders.same and (orders.answers, orders.number) == (2, 1))
     await link.close()
 
@@ -236,7 +236,7 @@ async def test_an_empty_frame_is_a_lease_that_counts_and_is_answered_in_24_bytes
     link = await Link().connect(served.agents)
     link.send(agent(0, number=1))
     await link.until(lambda orders: orders.answers == 1)
-    link.send(agent(0, number=2, orders_seen=1))
+    link.send(agent(0, number=2, applied_orders=1))
     await link.until(lambda orders: orders.same and orders.answers == 2)
     (known,) = served.coordinator.state.agents.values()
     link.write(link.sealer.seal(LEASE))
@@ -290,7 +290,7 @@ async def test_time_alone_moves_it(served: Served):
     await agents[1].stop()
     await eventually(lambda: served.logged("slot 1, which fell silent"))
     report = await get_status(served.http)
-    assert [wish.slot for wish in report.replace] == [1]
+    assert [wish.slot for wish in report.replacement_requests] == [1]
     await agents[0].stop()
 
 

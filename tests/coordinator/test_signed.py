@@ -36,7 +36,7 @@ async def test_a_conversation_costs_one_request_a_time(served: Served):
     operator = Operator(served.http)
     for count in range(1, 6):
         status, text = await operator.ask(PUT, body(count))
-        assert (status, codec.decode(JobReport, text).generation_seen) == (200, count)
+        assert (status, codec.decode(JobReport, text).observed_generation) == (200, count)
         await operator.ask("GET /status")
     assert operator.requests == 2 * 5
 
@@ -187,6 +187,6 @@ async def test_a_bearer_is_taken_when_no_operator_signs(served: Served, monkeypa
     await Operator(served.http).ask(PUT, body(2))
     assert await show_bearer(served, 3) == 401
     later = 2 * http_module.BEARER_SECONDS
-    assert (await get_status(served.http)).generation_seen == 2
+    assert (await get_status(served.http)).observed_generation == 2
     assert await show_bearer(served, 3) == 200
     assert generation(served) == 3

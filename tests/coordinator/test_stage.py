@@ -151,7 +151,7 @@ def test_where_no_group_is_waited_for_time_decides(settings):
 def test_agents_of_an_earlier_release_tell_of_no_groups():
     seen = Film(feature_level=0).up()
     for slot in (0, 1):
-        seen.says(slot, tells_groups=False)
+        seen.says(slot, reports_groups=False)
     seen.state = with_world(seen.state, telling=0)
     seen.later(11)
     assert ask(seen) is Stage.TRAINING

@@ -49,7 +49,7 @@ async def test_an_agent_that_has_reported_stays_whoever_comes(served: Served):
     await link.until(lambda orders: orders.number == 1)
     crowd = Crowd(served.agents, 150, address="127.0.0.1")
     await crowd.has_come()
-    link.send(agent(0, number=2, orders_seen=1, leaving=True))
+    link.send(agent(0, number=2, applied_orders=1, terminating=True))
     await link.until(lambda orders: orders.leave)
     await crowd.go()
     await link.close()
@@ -73,8 +73,8 @@ async def test_who_has_shown_the_token_stays_however_long_its_report_is(served: 
 async def test_half_requests_keep_neither_the_operator_nor_a_probe_nor_prometheus_out(served: Served):
     crowd = Crowd(served.http, 150, b"GET /metrics HTTP/1.1\r\n")
     await crowd.has_come()
-    assert (await put_desired(served.http, DESIRED)).generation_seen == 1
-    assert (await get_status(served.http)).generation_seen == 1
+    assert (await put_desired(served.http, DESIRED)).observed_generation == 1
+    assert (await get_status(served.http)).observed_generation == 1
     for path in ("/healthz", "/metrics"):
         assert (await http(served.http, request("GET", path)))[0] == 200
     await crowd.go()

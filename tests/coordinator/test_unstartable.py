@@ -10,10 +10,10 @@ from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import Cause, FailReason, ProcessExit
 
 STALE = Problem(
-    FailReason.CHECKPOINT_NOT_WRITABLE, "/data cannot be written: Stale file handle", passing=True
+    FailReason.CHECKPOINT_NOT_WRITABLE, "/data cannot be written: Stale file handle", transient=True
 )
 DENIED = Problem(FailReason.CHECKPOINT_NOT_WRITABLE, "/data cannot be written: Permission denied")
-SLOW = Problem(FailReason.INTERPRETER_WITHOUT_TORCH, "python3 cannot be started: timed out", passing=True)
+SLOW = Problem(FailReason.INTERPRETER_WITHOUT_TORCH, "python3 cannot be started: timed out", transient=True)
 NO_FILE = Problem(FailReason.COMMAND_NOT_FOUND, "train.py is not a file in /work")
 
 
@@ -33,12 +33,12 @@ def test_one_bad_node_does_not_end_a_job_that_has_trained(problem: Problem) -> N
     film.later(6)
     replaced(film, 2, problem)
     assert (film.phase, film.report.failure) == ("Forming", None)
-    (wish,) = film.report.replace
+    (wish,) = film.report.replacement_requests
     assert (wish.slot, wish.incarnation, wish.avoid_node) == (1, 2, True)
     assert problem.message in wish.message
     assert problem.message in film.report.why
     replaced(film, 3, None)
-    assert (film.phase, film.report.replace) == ("Running", ())
+    assert (film.phase, film.report.replacement_requests) == ("Running", ())
 
 
 def test_a_pod_that_becomes_unfit_in_a_world_that_begins_is_replaced_for_free() -> None:
@@ -47,11 +47,11 @@ def test_a_pod_that_becomes_unfit_in_a_world_that_begins_is_replaced_for_free() 
     film.exits(1, ProcessExit(1, None, fingerprint="E"))
     film.obeys()
     film.says(0, problem=STALE)
-    assert [(wish.slot, wish.cause) for wish in film.report.replace] == [(0, Cause.STORAGE_UNAVAILABLE)]
+    assert [(wish.slot, wish.cause) for wish in film.report.replacement_requests] == [(0, Cause.STORAGE_UNAVAILABLE)]
     replaced(film, 2, None, slot=0)
     film.later(61)
     film.obeys()
-    assert (film.phase, film.report.replace, film.report.failure) == ("Running", (), None)
+    assert (film.phase, film.report.replacement_requests, film.report.failure) == ("Running", (), None)
     assert not film.incident.charged
 
 
@@ -62,7 +62,7 @@ def test_a_pod_that_becomes_unfit_ends_no_job_after_a_restart_of_the_coordinator
     film.says(1, problem=DENIED)
     film.later(6)
     assert film.report.failure is None
-    assert film.report.replace[0].cause is Cause.STORAGE_UNAVAILABLE
+    assert film.report.replacement_requests[0].cause is Cause.STORAGE_UNAVAILABLE
 
 
 @pytest.mark.parametrize("problem", [DENIED, NO_FILE], ids=lambda each: each.message)
@@ -78,7 +78,7 @@ def test_what_may_pass_asks_for_another_pod_at_a_first_start_too(problem: Proble
     film = Film()
     film.desires()
     film.says(0, problem=problem)
-    assert [wish.slot for wish in film.report.replace] == [0]
+    assert [wish.slot for wish in film.report.replacement_requests] == [0]
     assert film.report.failure is None
 
 
@@ -86,10 +86,10 @@ def test_other_pods_are_asked_for_after_pauses_that_double() -> None:
     film = Film(feature_level=2).up(step=3)
     replaced(film, 2, STALE)
     for incarnation, pause in enumerate((15, 30, 60, 120, 240, 300, 300), start=3):
-        assert [wish.incarnation for wish in film.report.replace] == [incarnation - 1]
+        assert [wish.incarnation for wish in film.report.replacement_requests] == [incarnation - 1]
         replaced(film, incarnation, STALE)
         film.later(pause - 1)
-        assert film.report.replace == ()
+        assert film.report.replacement_requests == ()
         film.later(2)
 
 
@@ -147,7 +147,7 @@ def test_a_node_that_cannot_read_checkpoints_is_left_for_another_at_no_charge() 
     film.obeys()
     assert (film.incident.cause, film.incident.charged) == (Cause.STORAGE_UNAVAILABLE, False)
     assert (film.incident.slot, film.incident.node) == (1, "node-1")
-    (wish,) = film.report.replace
+    (wish,) = film.report.replacement_requests
     assert (wish.slot, wish.avoid_node) == (1, True)
     stalled = film.report.stalled
     assert stalled is not None
@@ -180,12 +180,12 @@ def test_a_volume_that_is_away_for_every_pod_never_ends_the_job() -> None:
 
 def test_a_volume_that_hangs_is_told_with_its_since_and_training_goes_on() -> None:
     film = Film(feature_level=3).up(step=3)
-    film.says(0, disk_owes="the manifest of step 3")
+    film.says(0, pending_disk_request="the manifest of step 3")
     film.later(90)
     told = film.report.stalled
     assert told
     assert (told.reason, film.phase) == (FailReason.CHECKPOINT_UNAVAILABLE, "Running")
     assert "had not answered slot 0 for a minute at 1970-01-01 00:16:40 UTC" in told.message
     assert "it owes the manifest of step 3" in told.message
-    film.says(0, disk_owes="")
+    film.says(0, pending_disk_request="")
     assert film.report.stalled is None

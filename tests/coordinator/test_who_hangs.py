@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 from tests.coordinator.film import Film
 
-from ropeteam_trainer.contract.messages import RankPhase, Standstill
+from ropeteam_trainer.contract.messages import RankPhase, Hang
 from ropeteam_trainer.contract.world import Cause, ProcessExit
 
 HUNG = ProcessExit(None, 9, hung=True, fingerprint="hang", last_lines=("its stack",))
 DEAD: dict[str, Any] = {"phase": RankPhase.EXITED, "exit": HUNG}
 ZERO = "rank 0 made no progress and was killed"
-LOADS, WAITS = Standstill("train.py:31 (load)"), Standstill("train.py:40 (main)", waits=True)
-NO_STACK = Standstill()
+LOADS, WAITS = Hang("train.py:31 (load)"), Hang("train.py:40 (main)", waits=True)
+NO_STACK = Hang()
 
 
-def standing(film: Film, slot: int, step: int, stands: Standstill | None, **changes: Any) -> None:
+def standing(film: Film, slot: int, step: int, stands: Hang | None, **changes: Any) -> None:
     (rank,) = film.agents[slot].ranks
-    film.says(slot, ranks=(replace(rank, step=step, steps_here=step, stands=stands, **changes),))
+    film.says(slot, ranks=(replace(rank, step=step, steps_here=step, hang=stands, **changes),))
 
 
-def film_of(*told: tuple[int, Standstill | None], **settings: Any) -> Film:
+def film_of(*told: tuple[int, Hang | None], **settings: Any) -> Film:
     """Rank 0 is killed as hung; where the others stand has been told before."""
     film = Film(workers=len(told), **settings).up(step=3)
     for slot, (step, stands) in reversed([*enumerate(told)]):

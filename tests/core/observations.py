@@ -29,7 +29,7 @@ from ropeteam_trainer.contract.desired import (
     JobReport,
     ReplacementRequest,
     SlotReport,
-    Stages,
+    RecoveryTimes,
     WorldPhase,
 )
 from ropeteam_trainer.contract.messages import Problem, Progress
@@ -207,7 +207,7 @@ told = st.builds(
     message=words,
     step=small,
     unix_ms=st.sampled_from([-1, 0, 10**12, 10**30]),
-    stages=st.builds(Stages, planned=st.none() | small),
+    recovery_milliseconds=st.builds(RecoveryTimes, planned=st.none() | small),
     exit=st.none() | st.just(ProcessExit(code=1, signal=None, last_lines=("Traceback", "ValueError: x"))),
 )
 reports = st.builds(
@@ -233,7 +233,7 @@ reports = st.builds(
     ),
     lineage=st.lists(st.builds(CheckpointRef, st.integers(-1, 3), epochs), max_size=12).map(tuple),
     incidents=st.lists(told, max_size=4, unique_by=lambda each: each.id).map(tuple),
-    replace=st.lists(
+    replacement_requests=st.lists(
         st.builds(
             ReplacementRequest, st.integers(-1, 3), small, st.sampled_from(Cause), words, st.booleans()
         ),
@@ -337,7 +337,7 @@ def _told_of(draw: st.DrawFn, places: tuple[SlotStatus, ...]) -> JobReport:
         )
         for slot in wished
     )
-    return replace(draw(reports), job_uid=UID, term=1, slots=hears, replace=wishes)
+    return replace(draw(reports), job_uid=UID, term=1, slots=hears, replacement_requests=wishes)
 
 
 scenes = odd_scenes | plausible_scenes() | plausible_scenes()

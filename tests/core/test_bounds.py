@@ -24,7 +24,7 @@ from tests.core.test_promises import (
 from ropeteam.core.decide import decide
 from ropeteam.core.seen.bounds import HIGHEST_COUNT, LONGEST_TEXT, OutOfBounds, bounded
 from ropeteam_trainer.contract import codec
-from ropeteam_trainer.contract.desired import JobReport, ReplacementRequest, SlotReport, Stages
+from ropeteam_trainer.contract.desired import JobReport, ReplacementRequest, SlotReport, RecoveryTimes
 from ropeteam_trainer.contract.messages import Problem, ProcessGroup, Progress
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, FailReason, ProcessExit
 
@@ -33,7 +33,7 @@ HUGE = 2**63 - 1
 FULL = replace(
     REPORT,
     slots={"0": SlotReport(1, "uid")},
-    replace=(ReplacementRequest(0, 1, Cause.ERROR, "why"),),
+    replacement_requests=(ReplacementRequest(0, 1, Cause.ERROR, "why"),),
     progress=Progress(1, 2, "0.5", 3.0, "train"),
     failure=Problem(FailReason.EXIT_CODE, "it said 42"),
     stalled=Problem(FailReason.CHECKPOINT_UNAVAILABLE, "no answer"),
@@ -43,7 +43,7 @@ FULL = replace(
         replace(
             an_incident(),
             steps_lost=1,
-            stages=Stages(1, 2, 3, 4),
+            recovery_milliseconds=RecoveryTimes(1, 2, 3, 4),
             exit=ProcessExit(1, 9, last_lines=("a", "b")),
         ),
     ),
@@ -63,11 +63,11 @@ def test_texts_are_cut() -> None:
 def test_numbers_that_are_only_shown_are_no_reason_to_refuse_a_report() -> None:
     """`job.report(total_steps=-1)` means in many scripts that they never end."""
     said = replace(
-        with_incident(steps_lost=-5, stages=Stages(first_step=-1)), progress=Progress(3, -1, "", 0.0, "")
+        with_incident(steps_lost=-5, recovery_milliseconds=RecoveryTimes(first_step=-1)), progress=Progress(3, -1, "", 0.0, "")
     )
     taken = bounded(said, slots=1)
     assert (taken.progress.total_steps, taken.incidents[1].steps_lost) == (-1, 0)
-    assert taken.incidents[1].stages.first_step == 0
+    assert taken.incidents[1].recovery_milliseconds.first_step == 0
 
 
 def with_incident(**fields: Any) -> JobReport:
@@ -82,7 +82,7 @@ def with_incident(**fields: Any) -> JobReport:
             "slots has 3 entries, at most 2",
         ),
         (
-            replace(REPORT, replace=(ReplacementRequest(0, 1, Cause.ERROR, ""),) * 3),
+            replace(REPORT, replacement_requests=(ReplacementRequest(0, 1, Cause.ERROR, ""),) * 3),
             "replace has 3 entries, at most 2",
         ),
         (replace(REPORT, incidents=(an_incident(),) * 11), "incidents has 11 entries, at most 10"),

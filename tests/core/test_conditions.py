@@ -165,7 +165,7 @@ def test_a_coordinator_of_an_earlier_release_is_named_with_what_to_do() -> None:
 
 
 def test_a_coordinator_that_does_not_keep_up_is_told() -> None:
-    seen = a_running_job().after(reporting(late_seconds=3))
+    seen = a_running_job().after(reporting(lag_seconds=3))
     running = condition(seen, ConditionType.RUNNING)
     assert (running.status, running.reason) == ("True", "CoordinatorOverloaded")
     assert "it was late by up to 3 s, and a fault is mended as much later" in running.message

@@ -73,7 +73,7 @@ def test_a_successor_is_decided_on_at_once_and_made_in_the_next_round() -> None:
 def test_the_coordinator_hears_of_the_old_pod_only_until_it_has_saved() -> None:
     old = a_running_job().worker(1)
     for seen in (a_running_job().after(deleted(1)), a_running_job().after(deleted(1), written), handed()):
-        assert (told(seen).incarnation, told(seen).pod_uid, told(seen).deleting) == (1, old.uid, True)
+        assert (told(seen).incarnation, told(seen).pod_uid, told(seen).terminating) == (1, old.uid, True)
     assert decide(handed()).look_again_seconds == deadlines.ASK_AT_ONCE_SECONDS
     assert decide(handed()).actions == ()
 
@@ -97,7 +97,7 @@ def test_the_successor_takes_over_when_nothing_can_be_saved_any_more(over: Chang
         False,
         seen.now,
     )
-    assert (told(seen).incarnation, told(seen).pod_uid, told(seen).deleting) == (2, "new", False)
+    assert (told(seen).incarnation, told(seen).pod_uid, told(seen).terminating) == (2, "new", False)
     assert [each.cause for each in decision.status.incidents] == [Cause.POD_DELETED]
     assert not decision.status.incidents[0].charged
 

@@ -28,7 +28,7 @@ from ropeteam.api.job import Recovery
 from ropeteam.api.status import IncidentStatus, JobStatus, SlotStatus
 from ropeteam.core.decide import decide
 from ropeteam.core.status import incidents
-from ropeteam_trainer.contract.desired import Incident, Stages, WorldPhase
+from ropeteam_trainer.contract.desired import Incident, RecoveryTimes, WorldPhase
 from ropeteam_trainer.contract.world import Cause, ProcessExit
 
 forming = reporting(phase=WorldPhase.FORMING)
@@ -125,8 +125,8 @@ def test_a_message_ends_with_the_last_lines_of_the_rank() -> None:
 
 def test_the_recoverys_time_is_told_even_after_settling() -> None:
     seen = a_running_job().after(telling(an_incident()), seconds(10), written)
-    stages = Stages(stopped=40, planned=90, started=200, first_step=450)
-    told = an_incident(Cause.HANG, stages=stages, steps_lost=7)
+    stages = RecoveryTimes(stopped=40, planned=90, started=200, first_step=450)
+    told = an_incident(Cause.HANG, recovery_milliseconds=stages, steps_lost=7)
     incident = only(seen.after(telling(told), written).status)
     assert (incident.recovery_milliseconds.first_step, incident.steps_lost) == (450, 7)
     assert incident.cause == "Error", "what has settled stays"
@@ -164,7 +164,7 @@ def test_other_pods_lost_with_their_world_are_part_of_the_same_incident() -> Non
 
 
 def test_a_pod_lost_after_the_next_world_was_planned_is_another_incident() -> None:
-    recovered = an_incident(stages=Stages(stopped=10, planned=20))
+    recovered = an_incident(recovery_milliseconds=RecoveryTimes(stopped=10, planned=20))
     seen = a_running_job().after(telling(recovered), written, evicted(2), written)
     assert [each.id for each in seen.status.incidents] == ["1.0.1", "pod-2-1"]
 
@@ -179,7 +179,7 @@ def test_a_pod_that_was_in_no_world_is_charged_when_the_coordinator_has_had_time
 def test_the_end_of_a_node_is_told_late_and_still_believed() -> None:
     """Silent at 0 s, node NotReady at 40 s: the incident has waited."""
     told = telling(an_incident(Cause.AGENT_LOST, slot=2))
-    wish = reporting(replace=(a_wish(2),))
+    wish = reporting(replacement_requests=(a_wish(2),))
     seen = a_running_job().after(forming, silent(2), told, wish, written, seconds(40), written)
     assert (only(seen.status).cause, only(seen.status).final) == ("AgentLost", False)
     seen = seen.after(on_a_lost_node(2), written)
@@ -187,7 +187,7 @@ def test_the_end_of_a_node_is_told_late_and_still_believed() -> None:
 
 
 def test_our_own_deletion_is_no_evidence() -> None:
-    told, wish = telling(an_incident(Cause.SIGNAL, slot=2)), reporting(replace=(a_wish(2),))
+    told, wish = telling(an_incident(Cause.SIGNAL, slot=2)), reporting(replacement_requests=(a_wish(2),))
     seen = a_running_job().after(told, wish, forming, written, deleted(2), ended(2, code=143), written)
     assert only(seen.status).cause == "Signal"
 

@@ -116,7 +116,7 @@ def test_a_node_that_died_with_the_coordinator_and_all_workers_is_a_loss_once_ag
 
 
 def test_the_coordinators_wish_replaces_a_silent_pod_once() -> None:
-    seen = a_running_job().after(reporting(replace=(a_wish(3),)), forming, silent(3))
+    seen = a_running_job().after(reporting(replacement_requests=(a_wish(3),)), forming, silent(3))
     decision = decide(seen)
     assert slot(decision, 3).incarnation == 2
     assert decision.status.incidents == (), "the world's incident is the coordinator's to tell"
@@ -127,12 +127,12 @@ def test_a_wish_may_come_again_for_the_successor() -> None:
     seen = a_running_job(workers=1).after(evicted(0), written)
     successor = seen.pods[-1].model_copy(update={"name": "mnist-0-2", "uid": "u2", "incarnation": 2})
     fresh = successor.model_copy(update={"phase": "Running", "container": ContainerSeen(running=True)})
-    seen = seen.but(pods=(*seen.pods, fresh)).after(written, reporting(replace=(a_wish(0, incarnation=2),)))
+    seen = seen.but(pods=(*seen.pods, fresh)).after(written, reporting(replacement_requests=(a_wish(0, incarnation=2),)))
     assert slot(decide(seen), 0).incarnation == 3
 
 
 def test_a_wish_may_ask_to_avoid_the_node() -> None:
-    seen = a_running_job().after(reporting(replace=(a_wish(3, cause=Cause.ERROR, avoid_node=True),)))
+    seen = a_running_job().after(reporting(replacement_requests=(a_wish(3, cause=Cause.ERROR, avoid_node=True),)))
     decision = decide(seen)
     assert (slot(decision, 3).avoid_node, decision.status.avoided_nodes) == ("node-3", ("node-3",))
 

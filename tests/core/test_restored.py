@@ -44,9 +44,9 @@ def test_it_knows_again_a_pod_that_only_the_coordinator_remembers() -> None:
 def test_a_coordinator_that_has_heard_a_later_wish_gets_a_successor() -> None:
     """Which hears the one of now; it itself takes no older one."""
     seen = a_running_job(workers=2)
-    later = seen.after(reporting(generation_seen=seen.metadata.generation + 1))
+    later = seen.after(reporting(observed_generation=seen.metadata.generation + 1))
     assert decide(later).status.coordinator.term == seen.status.coordinator.term + 1
-    same = seen.after(reporting(generation_seen=seen.metadata.generation))
+    same = seen.after(reporting(observed_generation=seen.metadata.generation))
     assert decide(same).status.coordinator.term == seen.status.coordinator.term
 
 

@@ -68,15 +68,15 @@ def reports() -> tuple[Any, ...]:
         store=StoreOffer(plan.epoch, "10.0.0.1", 29500),
         feature_level=2,
         restored=REF,
-        past=(REF,),
+        ancestors=(REF,),
     )
     saved = replace(trains, shards=(Shard(0, plan.epoch, 10, (FILE,)),), granted=REF, committed=REF)
     lost = replace(
         trains,
         stopped=True,
         ranks=(RankReport(0, RankPhase.EXITED, 7, 4, raised()),),
-        problem=Problem(FailReason.CHECKPOINT_NOT_WRITABLE, "no space", passing=True),
-        leaving=True,
+        problem=Problem(FailReason.CHECKPOINT_NOT_WRITABLE, "no space", transient=True),
+        terminating=True,
         superseded=Epoch(2, 0, 1),
         completed=plan.epoch,
     )

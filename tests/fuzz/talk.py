@@ -28,7 +28,7 @@ from ropeteam.controller.client.coordinator import Coordinators, RequestAuth, Un
 from ropeteam.core.decide import decide
 from ropeteam_trainer.agent.http import Metrics
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, signing
-from ropeteam_trainer.contract.desired import Desired, ReplacementRequest, SlotDesired, SlotReport, Stages
+from ropeteam_trainer.contract.desired import Desired, ReplacementRequest, SlotDesired, SlotReport, RecoveryTimes
 from ropeteam_trainer.contract.messages import Problem, Progress
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, FailReason, ProcessExit
 from ropeteam_trainer.coordinator.http import MOST_HEAD, Http
@@ -182,12 +182,12 @@ def reports() -> tuple[Any, ...]:
     full = replace(
         plain,
         slots={"0": SlotReport(1, "uid-3", "node-0", True), "1": SlotReport(1, "uid-4")},
-        replace=(ReplacementRequest(0, 1, Cause.ERROR, "why"),),
+        replacement_requests=(ReplacementRequest(0, 1, Cause.ERROR, "why"),),
         progress=Progress(1, 2, "0.5", 3.0, "train"),
         failure=Problem(FailReason.EXIT_CODE, "it said 42"),
         stalled=Problem(FailReason.CHECKPOINT_UNAVAILABLE, "no answer"),
         incidents=(
-            replace(an_incident(), stages=Stages(1, 2, 3, 4), exit=ProcessExit(1, 9, last_lines=("a",))),
+            replace(an_incident(), recovery_milliseconds=RecoveryTimes(1, 2, 3, 4), exit=ProcessExit(1, 9, last_lines=("a",))),
         ),
     )
     return codec.to_plain(plain), codec.to_plain(full)

@@ -28,7 +28,7 @@ from ropeteam_trainer.agent.machine.state import (
 )
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import FromRank, ToRank
-from ropeteam_trainer.contract.messages import Standstill, StoreOffer
+from ropeteam_trainer.contract.messages import Hang, StoreOffer
 from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
 from ropeteam_trainer.data.decisions.plan import Position
 
@@ -111,7 +111,7 @@ class SimPod:
 
     def show_stacks(self, epoch: Epoch, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self._post(StackShown(epoch, number, Standstill()))
+            self._post(StackShown(epoch, number, Hang()))
 
     def tell(self, epoch: Epoch, number: int, message: ToRank) -> None:
         rank = self.alive.get(number)

@@ -25,7 +25,7 @@ from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.fence import renew_seconds
 from ropeteam_trainer.contract.local import FromRank
-from ropeteam_trainer.contract.messages import AgentReport, Grant, Orders, Standstill, StoreOffer
+from ropeteam_trainer.contract.messages import AgentReport, Grant, Orders, Hang, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
 from ropeteam_trainer.launchers import Launch, Run
 
@@ -167,7 +167,7 @@ class Agent:
                     self._signal(epoch, number, 15)
             case effects.ShowStacks(epoch, ranks):
                 for number in ranks:
-                    self.see(state.StackShown(epoch, number, Standstill()))
+                    self.see(state.StackShown(epoch, number, Hang()))
             case effects.SendToRank(epoch, number, message):
                 if (rank := self.ranks.get(number)) and rank.plan.epoch == epoch:
                     rank.tell(message)
@@ -383,7 +383,7 @@ class Agent:
             self._drop()
             return
         if silent >= self.config.timeouts.lost:
-            told = replace(told, orders_seen=0)  # asks for an answer
+            told = replace(told, applied_orders=0)  # asks for an answer
         self._sent.append(now)
         told = replace(told, number=len(self._sent))
         connection.send(self, codec.encode(told) if self._world.codec else told)

@@ -108,7 +108,7 @@ class Coordinator:
         if line.report is None:
             self._forget_older(connection, report)
         line.report = report
-        applied = report.orders_seen == line.number
+        applied = report.applied_orders == line.number
         if not applied and self._world.clock.now > line.sent_at + RESEND_SECONDS:
             line.sent = None
         self._step(membership.ReportReceived(report, applied))

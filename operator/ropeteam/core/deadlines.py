@@ -37,7 +37,7 @@ def next_question(view: View, status: JobStatus) -> float:
 
 def _poll_seconds(view: View, status: JobStatus) -> float:
     report = view.report
-    if any(slot.handover_pending for slot in status.slots) or (report is not None and not report.leased):
+    if any(slot.handover_pending for slot in status.slots) or (report is not None and not report.lease_valid):
         return ASK_AT_ONCE_SECONDS
     if report is not None and report.phase is WorldPhase.COMPLETING:
         return ASK_SOON_SECONDS  # it waits for the acknowledgement of the last checkpoint

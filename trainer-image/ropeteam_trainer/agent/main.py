@@ -172,7 +172,7 @@ class Agent:
             self._link.drop(f"no answer for {silence:.0f} s")
         if unchanged and silence < lost and not steps_matter(self._state) and self._link.renew():
             return
-        self._link.send(current if silence < lost else replace(current, orders_seen=0))
+        self._link.send(current if silence < lost else replace(current, applied_orders=0))
 
     # ---- effects out
 

@@ -159,7 +159,7 @@ def _checkpoint_problem(settings: WorkerConfig) -> Problem | None:
     reason = f"{folder} cannot be written: {error.strerror or error}"
     if error.errno not in _PERMANENT:
         fix = "See to spec.checkpoint.volume, and to its mount on this node"
-        return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, f"{reason}. {fix}", passing=True)
+        return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, f"{reason}. {fix}", transient=True)
     if error.errno == errno.ELOOP:  # the message of folders.py names what to change
         return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, reason)
     text = f"{reason}. Give spec.checkpoint.volume to the user that the container runs as (uid {os.getuid()})"

@@ -19,8 +19,8 @@ class SlotDesired:
     incarnation: int
     pod_uid: str = ""
     """Empty: the pod does not exist yet."""
-    deleting: bool = False
-    old_pod_gone: bool = True
+    terminating: bool = stored_as("deleting", False)
+    previous_pod_fenced: bool = stored_as("old_pod_gone", True)
     """No former pod of this slot can still write: its container is known to have ended, or fenceSeconds have
     passed. A script below feature level 2 is not started in a replacement before this is true."""
 
@@ -40,8 +40,8 @@ class Desired:
     """Ids that `allowance` already accounts for; the coordinator subtracts its own others."""
     lineage: tuple[CheckpointRef, ...] = ()
     """As saved in status: the operator's acknowledgement. None of these is pruned."""
-    boot: int = -1
-    heard: float = 0.0
+    acknowledged_boot: int = stored_as("boot", -1)
+    acknowledged_sent: float = stored_as("heard", 0.0)
     """`JobReport.boot` and `sent` of the newest report of this term that this operator has received. This
     message was sent after that one, whenever it arrives: CoordinatorConfig.lease is counted from there. -1:
     the operator has none."""
@@ -82,14 +82,14 @@ class SlotReport:
     node: str = ""
     registered: bool = False
     """The lease of its agent is valid."""
-    leaving: bool = False
+    terminating: bool = stored_as("leaving", False)
     silent_seconds: float = 0.0
     term: int = 0
     """Highest term of a coordinator that its agent has seen: it refuses lower ones."""
 
 
 @dataclass(frozen=True)
-class Stages:
+class RecoveryTimes:
     """Recovery stages, in milliseconds since the fault was observed. None: not reached yet."""
 
     stopped: int | None = None
@@ -104,7 +104,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class Incident:
-    """One fault with all its consequences. Cause and charge are provisional until `settled`."""
+    """One fault with all its consequences. Cause and charge are provisional until `final`."""
 
     id: str
     """`<epoch that it ended>`: one world ends once, so one incident per epoch."""
@@ -120,9 +120,9 @@ class Incident:
     """Wall clock time of its observation; for people only."""
     steps_lost: int | None = None
     """Known once the next world has restored."""
-    stages: Stages = Stages()
+    recovery_milliseconds: RecoveryTimes = stored_as("stages", RecoveryTimes())
     exit: ProcessExit | None = None
-    settled: bool = False
+    final: bool = stored_as("settled", False)
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class JobReport:
     checkpoint_unix_ms: int = 0
     incidents: tuple[Incident, ...] = ()
     """The last 10, oldest first."""
-    replace: tuple[ReplacementRequest, ...] = ()
+    replacement_requests: tuple[ReplacementRequest, ...] = stored_as("replace", ())
     replace_all: bool = False
     """Two gang starts in a row without a first step: start a new attempt with new pods."""
     failure: Problem | None = None
@@ -171,13 +171,13 @@ class JobReport:
     newer_term: int = 0
     """A world of this term has claimed the checkpoint folder, or an agent obeys it, so this coordinator is
     silent. Status went back (a backup of etcd), or this coordinator was cut off. 0: there is none."""
-    generation_seen: int = 0
+    observed_generation: int = stored_as("generation_seen", 0)
     sent: float = 0.0
     """Time of sending, by the clock of this boot. Opaque to receivers, which echo it."""
-    leased: bool = True
+    lease_valid: bool = stored_as("leased", True)
     """The coordinator's lease is valid. If not, it is silent towards all agents until its reports are
     acknowledged."""
-    late_seconds: int = 0
+    lag_seconds: int = stored_as("late_seconds", 0)
     """Overload: in the last minute, or without a good minute since, the coordinator's event loop had its turn
     up to so many seconds late. 0: it keeps up."""
     contract: int = VERSION

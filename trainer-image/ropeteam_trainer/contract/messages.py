@@ -40,7 +40,7 @@ class RankPhase(str, enum.Enum):
 
 
 @dataclass(frozen=True)
-class Standstill:
+class Hang:
     """Place in the code where a rank hangs, by its Python stack."""
 
     where: str = ""
@@ -63,7 +63,7 @@ class RankReport:
     exit: ProcessExit | None = None
     joins: bool = False
     """The rank, or a process that it started, has called init_process_group."""
-    stands: Standstill | None = None
+    hang: Hang | None = stored_as("stands", None)
     """Set when the rank has made no step for most of the time that one may take."""
 
 
@@ -109,7 +109,7 @@ class Problem:
 
     reason: FailReason
     message: str
-    passing: bool = False
+    transient: bool = stored_as("passing", False)
     """Possibly transient, or caused by the node: nothing that a user wrote is known to be wrong."""
 
 
@@ -155,7 +155,7 @@ class AgentReport:
     support `Orders.same`."""
     contract: int = LEASES
     node: str = ""
-    orders_seen: int = 0
+    applied_orders: int = stored_as("orders_seen", 0)
     """`Orders.number` last applied (0: none of this connection)."""
     feature_level: int = stored_as("rung", 0)
     """Highest feature level that a local script has used (1 init, 2 restore, 3 batches), over all
@@ -170,7 +170,7 @@ class AgentReport:
     store: StoreOffer | None = None
     groups: tuple[GroupReport, ...] = ()
     """Default process groups that were formed in `plan`, at most 16."""
-    tells_groups: bool = False
+    reports_groups: bool = stored_as("tells_groups", False)
     """This agent reports `groups`. An agent of an earlier release does not."""
     shards: tuple[Shard, ...] = ()
     """Shards of the current epoch that are written but not yet known to be committed."""
@@ -182,16 +182,16 @@ class AgentReport:
     restored: CheckpointRef | None = None
     """Checkpoint that the leading rank of the current plan was restored from; None: from the start, or not
     known yet. The leading rank is rank 0, or the rank of the first parameter server."""
-    past: tuple[CheckpointRef, ...] = ()
+    ancestors: tuple[CheckpointRef, ...] = stored_as("past", ())
     """Checkpoints that `restored` descends from and that could be restored too, newest first."""
     progress: Progress = Progress()
-    leaving: bool = False
+    terminating: bool = stored_as("leaving", False)
     """The pod is terminating: SIGTERM was received."""
     completed: Epoch | None = None
     """`Orders.complete` of this epoch was received. It is only ever sent when all ranks of all agents are
     done."""
     problem: Problem | None = None
-    disk_owes: str = ""
+    pending_disk_request: str = stored_as("disk_owes", "")
     """Request to the checkpoint volume that has been pending for a minute."""
     superseded: Epoch | None = None
     """A world of this epoch has claimed the checkpoint folder after ours: ours may not go on."""

@@ -52,7 +52,7 @@ class _Job(Collector):
         yield self._gauge(
             "coordinator_lag_seconds",
             "By up to how much the coordinator had its turn late, lately; 0: it keeps up.",
-            report.late_seconds,
+            report.lag_seconds,
         )
         yield from self._checkpoint()
         yield self._set(

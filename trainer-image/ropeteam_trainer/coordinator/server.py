@@ -96,12 +96,12 @@ class Coordinator:
         for other in [each for each in others if each is not line and each.pod == line.pod]:
             other.end("the same pod came on a newer connection")
         others[line] = None
-        self._enqueue(line, line.note_seen(report.orders_seen, self.now()))
+        self._enqueue(line, line.note_seen(report.applied_orders, self.now()))
 
     def renewed(self, line: AgentLine, report: AgentReport) -> None:
         """Take a lease: the report has not changed. It may still affect the state."""
         now, pod = self.now(), pod_of(report)
-        applied = line.note_seen(report.orders_seen, now)
+        applied = line.note_seen(report.applied_orders, now)
         if not applied or not slotindex.lease_is_enough(self.state, pod):
             self._enqueue(line, applied)
             return

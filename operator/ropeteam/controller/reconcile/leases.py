@@ -31,7 +31,7 @@ class Leases:
         if self.newest is None or self.newest[0] != desired.term:
             return desired
         _, boot, sent = self.newest
-        return replace(desired, boot=boot, heard=sent)
+        return replace(desired, acknowledged_boot=boot, acknowledged_sent=sent)
 
     def heard(self, report: JobReport, now: float) -> None:
         self.newest = report.term, report.boot, report.sent

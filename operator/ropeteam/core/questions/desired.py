@@ -49,6 +49,6 @@ def _slot(view: View, slot: SlotStatus) -> SlotDesired:
     return SlotDesired(
         incarnation=current.incarnation,
         pod_uid="" if unscheduled else current.pod_uid,
-        deleting=deleting or slot.handover_pending,
-        old_pod_gone=current.previous_pod_fenced,
+        terminating=deleting or slot.handover_pending,
+        previous_pod_fenced=current.previous_pod_fenced,
     )

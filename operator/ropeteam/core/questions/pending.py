@@ -129,9 +129,9 @@ def _trains_fact(view: View) -> Fact:
         return Fact(ConditionType.RUNNING, True, "CoordinatorRestarted", _adoption_message(report.why))
     if report is not None and report.phase is WorldPhase.COMPLETING:
         return Fact(ConditionType.RUNNING, True, "WorldCompleting", report.why)
-    if report is not None and report.late_seconds:
+    if report is not None and report.lag_seconds:
         return Fact(
-            ConditionType.RUNNING, True, "CoordinatorOverloaded", _late_message(view, report.late_seconds)
+            ConditionType.RUNNING, True, "CoordinatorOverloaded", _late_message(view, report.lag_seconds)
         )
     if pod is not None and pod.contract < SIGNED:
         return Fact(ConditionType.RUNNING, True, "CoordinatorOutdated", _unsigned_message(view, pod))

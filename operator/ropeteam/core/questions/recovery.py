@@ -57,7 +57,7 @@ def _newest_term(view: View) -> int:
     """Newest term that status does not know: its pod is observed, an agent obeys its coordinator, or its
     world has claimed the folder of checkpoints."""
     newest = view.report.newer_term if view.report else 0
-    if view.report and view.report.generation_seen > view.job.generation:
+    if view.report and view.report.observed_generation > view.job.generation:
         newest = max(newest, view.status.coordinator.term)  # it has a later desired state, takes no older one
     return max((newest, *(pod.term for pod in view.pods[Bucket.AHEAD] if pod.role is Role.COORDINATOR)))
 
@@ -153,7 +153,7 @@ def replace_workers(view: View, status: JobStatus) -> Answer | None:
 
 
 def _replacement_requests(view: View) -> dict[tuple[int, int], ReplacementRequest]:
-    requests = view.report.replace if view.report else ()
+    requests = view.report.replacement_requests if view.report else ()
     return {(request.slot, request.incarnation): request for request in requests}
 
 

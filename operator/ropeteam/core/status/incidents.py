@@ -140,16 +140,16 @@ def settle(
 def _charge(each: IncidentStatus, policy: Recovery, now: datetime, job_time: datetime) -> ChargeStatus:
     """Charge, with its time by the job's clock. The other may have stepped: never older than settling
     takes."""
-    most = settles_at(each, policy, old_pod_gone=False) - each.time
+    most = settles_at(each, policy, previous_pod_fenced=False) - each.time
     return ChargeStatus(id=each.id, time=job_time - max(timedelta(), min(now - each.time, most)))
 
 
-def settles_at(incident: IncidentStatus, policy: Recovery, old_pod_gone: bool) -> datetime:
+def settles_at(incident: IncidentStatus, policy: Recovery, previous_pod_fenced: bool) -> datetime:
     """Time at which cause and charge become final, unless better evidence comes before."""
     seconds = SETTLE_SECONDS
     if is_of_pod(incident):
         seconds += policy.lost_seconds  # the coordinator may take so long to report the world that it ended
-    elif incident.cause == Cause.AGENT_LOST and not old_pod_gone:
+    elif incident.cause == Cause.AGENT_LOST and not previous_pod_fenced:
         seconds = max(seconds, policy.fence_seconds)  # Kubernetes is slow to report a lost node
     return incident.time + timedelta(seconds=seconds)
 
@@ -222,7 +222,7 @@ def _message(reported: Incident) -> str:
 
 
 def _stages(reported: Incident) -> RecoveryTimesStatus:
-    stages = reported.stages
+    stages = reported.recovery_milliseconds
     return RecoveryTimesStatus(
         stopped=stages.stopped, planned=stages.planned, started=stages.started, first_step=stages.first_step
     )

@@ -64,9 +64,9 @@ def apply_event(state: State, event: Event) -> Stepped:
             leave_by = state.leave_by or state.now + state.config.timeouts.drain + 5
             return replace(state, leave_by=leave_by), ()
         case LinkUp():
-            return replace(state, linked=True, orders_seen=0), ()
+            return replace(state, linked=True, applied_orders=0), ()
         case LinkLost():
-            return replace(state, linked=False, orders_seen=0), ()
+            return replace(state, linked=False, applied_orders=0), ()
         case StoreUp(offer):
             stores = (*state.stores, offer) if offer.epoch in state.asked else state.stores
             return replace(state, stores=stores), ()
@@ -110,7 +110,7 @@ def _apply_orders(state: State, orders: Orders, age: float) -> Stepped:
     completed = orders.complete or state.completed
     if state.superseded and orders.term > state.superseded.term:
         state = replace(state, superseded=None)
-    state = replace(state, orders=orders, orders_seen=orders.number)
+    state = replace(state, orders=orders, applied_orders=orders.number)
     return replace(state, fenced=False, completed=completed), ()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ropeteam_trainer.contract.messages import Standstill
+from ropeteam_trainer.contract.messages import Hang
 
 _THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
 """May follow a progress bar, which ends no line."""
@@ -21,7 +21,7 @@ _WAITS = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/")
 _MAX_TEXT = 200
 
 
-def stands(lines: Iterable[str]) -> Standstill | None:
+def stands(lines: Iterable[str]) -> Hang | None:
     """The frame of the main thread: that which received the signal, or the last listed. None: no stack."""
     threads: list[tuple[str, list[tuple[str, ...]]]] = []
     for line in lines:
@@ -34,8 +34,8 @@ def stands(lines: Iterable[str]) -> Standstill | None:
     return _standstill(frames) if frames else None
 
 
-def _standstill(frames: list[tuple[str, ...]]) -> Standstill:
-    """The Standstill of frames, innermost first as printed. Frames around the script are not the script's."""
+def _standstill(frames: list[tuple[str, ...]]) -> Hang:
+    """The Hang of frames, innermost first as printed. Frames around the script are not the script's."""
     shim = (number for number, (file, *_) in enumerate(frames) if file.endswith(_SHIM))
     inside = frames[: next(shim, len(frames))]
     own = [n for n, (file, *_) in enumerate(inside) if not (_LIBRARY.search(file) or _OURS in file)]
@@ -43,4 +43,4 @@ def _standstill(frames: list[tuple[str, ...]]) -> Standstill:
     text = f"{file.rpartition('/')[2]}:{line} ({function})"[:_MAX_TEXT]
     called = inside[: own[0]] if own else inside
     waits = any(part in file for file, *_ in called for part in _WAITS)
-    return Standstill("".join(each if each.isprintable() else "?" for each in text), waits)
+    return Hang("".join(each if each.isprintable() else "?" for each in text), waits)

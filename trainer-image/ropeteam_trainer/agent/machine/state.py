@@ -17,7 +17,7 @@ from ropeteam_trainer.contract.messages import (
     Orders,
     Problem,
     Shard,
-    Standstill,
+    Hang,
     StoreOffer,
 )
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
@@ -92,7 +92,7 @@ class StackShown:
 
     epoch: Epoch
     rank: int
-    stands: Standstill
+    stands: Hang
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class RankState:
     paces: tuple[ProgressSample, ...] = ()
     asked: bool = False
     """Its stacks were requested, since its last heartbeat."""
-    stands: Standstill | None = None
+    stands: Hang | None = None
     """Its answer."""
     paused: int | None = None
     drained: int | None = None
@@ -294,7 +294,7 @@ class State:
     term: int = 0
     boot: int = 0
     orders: Orders | None = None
-    orders_seen: int = 0
+    applied_orders: int = 0
     world: World | None = None
     feature_level: int = 0
     warmed: Epoch | None = None
@@ -345,7 +345,7 @@ class State:
         return self.world is None or not self.world.alive
 
     @property
-    def disk_owes(self) -> str:
+    def pending_disk_request(self) -> str:
         """The operation that the volume of checkpoints has not finished for long; "": none."""
         if self.now - self.disk_since < DISK_SECONDS:
             return ""

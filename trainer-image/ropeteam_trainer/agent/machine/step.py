@@ -78,7 +78,7 @@ def _fence(state: State) -> Stepped:
     orders end it."""
     if state.awake_or_not - state.heard_at < state.config.timeouts.fence:
         return state, ()
-    return replace(state, fenced=True, orders_seen=0), ()
+    return replace(state, fenced=True, applied_orders=0), ()
 
 
 def _decide_exit(state: State) -> Stepped:
@@ -252,7 +252,7 @@ def _claim_problem(state: State, seconds: float) -> Problem:
         f"{folder} could not be claimed for {seconds:.0f} s (the pod's log says why, or the disk hangs). "
         "See to spec.checkpoint.volume, and to its mount on this node"
     )
-    return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, text, passing=True)
+    return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, text, transient=True)
 
 
 def _runs_plan(world: World | None, plan: Plan | None) -> bool:

@@ -52,7 +52,7 @@ from ropeteam_trainer.agent.script import childhooks
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.local import Beat, FromRank, ToRank
-from ropeteam_trainer.contract.messages import Standstill
+from ropeteam_trainer.contract.messages import Hang
 from ropeteam_trainer.contract.world import Epoch, Plan, ProcessExit
 from ropeteam_trainer.launchers import Launch, Run
 from ropeteam_trainer.system.background import background
@@ -266,7 +266,7 @@ class Ranks:
     async def _show_stacks(self, rank: _Rank) -> None:
         """Print the stacks of one process after the other: they share their output."""
         first, *others = self._processes(rank)
-        self._post(StackShown(rank.epoch, rank.number, await self._dump(rank, first, first) or Standstill()))
+        self._post(StackShown(rank.epoch, rank.number, await self._dump(rank, first, first) or Hang()))
         for pid in others:
             await self._dump(rank, pid, first)
 
@@ -278,7 +278,7 @@ class Ranks:
         first = rank.library_pid if rank.library_pid in own else rank.pid or 0
         return [first, *sorted(own - {first})][:MOST_STACKS]
 
-    async def _dump(self, rank: _Rank, pid: int, first: int) -> Standstill | None:
+    async def _dump(self, rank: _Rank, pid: int, first: int) -> Hang | None:
         """Print the stacks of one process. None: no stack. A process that the signal would kill gets none."""
         if rank.pid is None or not proc.catches(pid, childhooks.STACKS_SIGNAL):
             return None

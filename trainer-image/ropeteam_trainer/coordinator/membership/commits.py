@@ -103,7 +103,7 @@ def _settle_restore(state: State, report: AgentReport) -> State:
     ours = tuple(ref for ref in state.lineage if ref.epoch == lead_born(state) and ref.step > source.step)
     before = tuple(ref for ref in state.lineage if ref.step < source.step)
     if known is None:  # status was stale, and may name an abandoned lineage
-        before = report.past or before
+        before = report.ancestors or before
     newest = replace(known, run=source.run) if known else source  # status has no run
     lineage = (*ours, newest, *before)[: state.config.keep]
     state = replace(with_world(state, restored=source, base=source.step), lineage=lineage)

@@ -130,10 +130,10 @@ def who_stood_first(state: State, sign: Evidence) -> Evidence:
     if sign.cause not in (Cause.HANG, Cause.START_TIMEOUT) or state.config.servers:
         return sign
     standing = [
-        (member_ranks.member.slot, rank, rank.stands)
+        (member_ranks.member.slot, rank, rank.hang)
         for member_ranks in ranks_of_members(state, ALL)
         for rank in member_ranks.known.values()
-        if rank.stands
+        if rank.hang
     ]
     if len(standing) < 2:
         return sign

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ropeteam_trainer.contract.config import ExitAction
-from ropeteam_trainer.contract.desired import Incident, ReplacementRequest, Stages
+from ropeteam_trainer.contract.desired import Incident, ReplacementRequest, RecoveryTimes
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import Cause, Epoch, FailReason
 from ropeteam_trainer.coordinator.membership.evidence import (
@@ -70,7 +70,7 @@ def reclassify(state: State, at: Moment, among: Slots) -> State:
     """Replace the cause while ranks are being stopped, if a report that was on its way has a better one.
     `among`: slots not yet examined."""
     fault = state.fault
-    if fault is None or fault.incident.settled:
+    if fault is None or fault.incident.final:
         return state
     signs = collect(state, at.now, among, fault.weight)
     signs = tuple(sign for sign in signs if _preceded(state, sign, fault))
@@ -127,11 +127,11 @@ def fail_on_exit_code(state: State, at: Moment, among: Slots) -> State:
 def close(state: State, at: Moment) -> State:
     """Close the incident of the world, if any, now that all its ranks are dead."""
     fault = state.fault
-    if fault is None or fault.incident.settled:
+    if fault is None or fault.incident.final:
         return state
     assert state.world is not None
-    stages = replace(fault.incident.stages, stopped=_ms_since(fault, at))
-    incident = replace(fault.incident, settled=True, step=state.world.step, stages=stages)
+    stages = replace(fault.incident.recovery_milliseconds, stopped=_ms_since(fault, at))
+    incident = replace(fault.incident, final=True, step=state.world.step, recovery_milliseconds=stages)
     state = _with_last_fault(state, replace(fault, incident=incident))
     history = _updated_history(state, incident, progressed(state, fault), at)
     state = replace(state, failure_history=history)
@@ -271,11 +271,11 @@ def reach(state: State, stage: str, at: Moment) -> State:
 
 
 def _reached(fault: Fault, stage: str, at: Moment) -> Fault:
-    stages: Stages = fault.incident.stages
+    stages: RecoveryTimes = fault.incident.recovery_milliseconds
     if getattr(stages, stage) is not None:
         return fault
     return replace(
-        fault, incident=replace(fault.incident, stages=replace(stages, **{stage: _ms_since(fault, at)}))
+        fault, incident=replace(fault.incident, recovery_milliseconds=replace(stages, **{stage: _ms_since(fault, at)}))
     )
 
 

@@ -17,12 +17,12 @@ from ropeteam_trainer.coordinator.membership.state.state import State
 
 
 def renew(state: State, desired: Desired, now: float) -> State:
-    if (desired.term, desired.boot) != (state.config.term, state.boot):
+    if (desired.term, desired.acknowledged_boot) != (state.config.term, state.boot):
         return state
     touched = (
         state.touched if holds(state, now) else slotset.ALL
     )  # any report may have come while we were silent
-    return replace(state, renewed=max(state.renewed, min(desired.heard, now)), touched=touched)
+    return replace(state, renewed=max(state.renewed, min(desired.acknowledged_sent, now)), touched=touched)
 
 
 def holds(state: State, now: float) -> bool:

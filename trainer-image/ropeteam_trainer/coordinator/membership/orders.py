@@ -63,14 +63,14 @@ class Replies:
         state = self._state
         reason = refusal(state, report)
         if reason:
-            return Reply(Orders(state.config.term, state.boot, 0, refused=reason, leave=report.leaving))
+            return Reply(Orders(state.config.term, state.boot, 0, refused=reason, leave=report.terminating))
         if self._silent:
             return None
         if holds_slot(state, pod_of(report)):
             found = self._reply_for(report.slot, state.agents.get(pod_of(report)))
             whole = found is None or found.plan is None or report.contract < LEASES
             return found if found is None or whole else Reply(*found[:2], report.slot, self._shown)
-        never_joined = state.desired is not None and report.leaving and report.stopped
+        never_joined = state.desired is not None and report.terminating and report.stopped
         if never_joined and not state.superseded:
             # The job ended before the agent joined a world.
             return Reply(Orders(state.config.term, state.boot, 0, leave=True))
@@ -137,7 +137,7 @@ def _hosts_store(state: State, slot: int, agent: Agent) -> bool:
     """Whether this agent is to hold the store of the next world. Requested while the old world is still being
     stopped, to save time."""
     soon = state.phase in (WorldPhase.STOPPING, WorldPhase.FORMING) and not state.draining
-    return soon and slot == STORE_SLOT and not agent.report.leaving
+    return soon and slot == STORE_SLOT and not agent.report.terminating
 
 
 def _is_grantee(state: State, agent: Agent) -> bool:
@@ -151,7 +151,7 @@ def _is_grantee(state: State, agent: Agent) -> bool:
 
 def _may_leave(state: State, agent: Agent, lives: bool) -> bool:
     """Whether the agent, which is terminating, may exit: none of its ranks is needed any more."""
-    if not agent.report.leaving or not agent.report.stopped:
+    if not agent.report.terminating or not agent.report.stopped:
         return False
     done = slotset.has(slotindex.done(state), agent.report.slot)
     return not lives or (state.phase in (WorldPhase.RUNNING, WorldPhase.DRAINING) and done)

@@ -66,7 +66,7 @@ def _note_members(state: State, received: list[ReportReceived], at: Moment) -> S
         step_at=at.now if highest > world.step else world.step_at,
         ended_at=at.now if world.ended_at is None and state.roll.clean else world.ended_at,
         groups=known,
-        telling=world.telling | slotset.of(report.slot for report in here if report.tells_groups),
+        telling=world.telling | slotset.of(report.slot for report in here if report.reports_groups),
         grouped_at=at.now if known and world.grouped_at is None else world.grouped_at,
         quiesced=world.quiesced | dead,
     )

@@ -45,17 +45,17 @@ def job_report(state: State, now: float) -> JobReport:
         lineage=state.lineage[:_LINEAGE_SHOWN],
         checkpoint_unix_ms=state.checkpoint_unix_ms,
         incidents=tuple(fault.incident for fault in state.faults),
-        replace=_replacements(state, now),
+        replacement_requests=_replacements(state, now),
         replace_all=state.failure_history.replace_all_of is not None and not _is_over(state),
         failure=state.failure if state.phase is WorldPhase.FAILED else None,
         stalled=None if _is_over(state) else unstartable.stalled(state),
         notice=groups.notice(state, now),
         process_groups=groups.shown(state),
         newer_term=state.newer_term,
-        generation_seen=state.desired.generation if state.desired else 0,
+        observed_generation=state.desired.generation if state.desired else 0,
         sent=now,
-        leased=lease.holds(state, now),
-        late_seconds=state.lateness.seconds(now),
+        lease_valid=lease.holds(state, now),
+        lag_seconds=state.lateness.seconds(now),
     )
 
 
@@ -73,7 +73,7 @@ def _slots(state: State, now: float) -> dict[str, SlotReport]:
                 pod_uid=agent.report.pod_uid,
                 node=agent.report.node,
                 registered=not lost(state, agent, now),
-                leaving=leaving(state, slot),
+                terminating=leaving(state, slot),
                 term=agent.report.term,
                 silent_seconds=round(max(0.0, now - agent.heard), 1),
             )

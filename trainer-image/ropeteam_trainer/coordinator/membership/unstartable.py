@@ -43,17 +43,17 @@ def note(state: State, at: Moment) -> State:
             return replace(state, failure=problem)
         else:
             known[slot] = _count_pod(known.get(slot), agent.report, problem, at)
-    return replace(state, unfit=tuple(known[slot] for slot in sorted(known)), disk_owes=_disk_owes(state, at))
+    return replace(state, unfit=tuple(known[slot] for slot in sorted(known)), pending_disk_request=_pending_disk_request(state, at))
 
 
-def _disk_owes(state: State, at: Moment) -> tuple[str, int]:
+def _pending_disk_request(state: State, at: Moment) -> tuple[str, int]:
     agent = agent_of_slot(state, state.config.lead_slot)
-    owes = agent.report.disk_owes if agent else ""
-    return state.disk_owes if owes == state.disk_owes[0] else (owes, at.unix_ms)
+    owes = agent.report.pending_disk_request if agent else ""
+    return state.pending_disk_request if owes == state.pending_disk_request[0] else (owes, at.unix_ms)
 
 
 def _may_be_the_pod(state: State, report: AgentReport, problem: Problem) -> bool:
-    return problem.reason in _POD_CAUSES and (problem.passing or report.incarnation > 1 or _has_run(state))
+    return problem.reason in _POD_CAUSES and (problem.transient or report.incarnation > 1 or _has_run(state))
 
 
 def _has_run(state: State) -> bool:
@@ -96,11 +96,11 @@ def _backoff(pods: int) -> float:
 def stalled(state: State) -> Problem | None:
     """Problem for people, once several pods of a slot were unfit, or a restore gave up after minutes."""
     last = state.faults[-1].incident if state.faults else None
-    if last and last.cause is Cause.STORAGE_UNAVAILABLE and last.settled and last.stages.first_step is None:
+    if last and last.cause is Cause.STORAGE_UNAVAILABLE and last.final and last.recovery_milliseconds.first_step is None:
         where = f"on node {last.node}" if last.node else f"in slot {last.slot}"
         text = f"{where}, {last.message}. The job goes on trying, from time to time in other pods."
         return Problem(FailReason.CHECKPOINT_UNAVAILABLE, text)
-    owes, unix_ms = state.disk_owes
+    owes, unix_ms = state.pending_disk_request
     if owes:
         since = datetime.fromtimestamp(unix_ms / 1000, timezone.utc)  # noqa: UP017 (Python 3.10)
         return Problem(

@@ -188,9 +188,9 @@ def _facts(state: State, slot: int, member_ranks: MemberRanks | None, now: float
     plan = report.plan if report else None
     return dict(
         held=held is not None,
-        deleting=desired is not None and desired.deleting,
-        departing=report is not None and report.leaving,
-        unproven=desired is not None and not desired.old_pod_gone,
+        deleting=desired is not None and desired.terminating,
+        departing=report is not None and report.terminating,
+        unproven=desired is not None and not desired.previous_pod_fenced,
         member=bool(report and world and member_pod(world, slot) == pod_of(report)),
         planned=plan is not None,
         troubled=report is not None and report.problem is not None,

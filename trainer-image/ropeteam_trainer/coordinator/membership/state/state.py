@@ -178,7 +178,7 @@ class State:
     dismissed: bool = False
     """The job has failed, and agents may exit: the operator has saved the failure, or is away for long."""
     unfit: tuple[Unfit, ...] = ()
-    disk_owes: tuple[str, int] = ("", 0)
+    pending_disk_request: tuple[str, int] = ("", 0)
     """Pending request to a volume (AgentReport.disk_owes), and its start by the wall clock."""
     progress: Progress = Progress()
     newer_term: int = 0
@@ -266,7 +266,7 @@ def refusal(state: State, report: AgentReport) -> str:
         return f"incarnation {pod.incarnation} of slot {pod.slot} was replaced by {desired.incarnation}"
     if pod.incarnation == desired.incarnation and desired.pod_uid not in ("", pod.uid):
         return f"slot {pod.slot} is held by another pod ({desired.pod_uid})"
-    if pod.incarnation == desired.incarnation and desired.deleting and not is_member(state, pod):
+    if pod.incarnation == desired.incarnation and desired.terminating and not is_member(state, pod):
         return f"the pod of slot {pod.slot} is being deleted"
     return ""
 
@@ -299,7 +299,7 @@ def present(state: State, slot: int, now: float) -> Agent | None:
 def leaving(state: State, slot: int) -> bool:
     """Whether the slot's pod is terminating: SIGTERM was received, or its deletion was requested."""
     agent, desired = agent_of_slot(state, slot), desired_slot(state, slot)
-    return agent is not None and desired is not None and (agent.report.leaving or desired.deleting)
+    return agent is not None and desired is not None and (agent.report.terminating or desired.terminating)
 
 
 def member_agent(state: State, member: Member) -> Agent | None:
