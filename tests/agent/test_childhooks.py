@@ -330,4 +330,4 @@ def test_who_does_not_reach_the_agent_goes_on(site: Site) -> None:
     where = f"dict(init_method='file://{site.folder}/one', rank=0, world_size=1)"
     code, out, err = site.run("-c", JOIN.format(where) + "print('on')")
     assert (code, out) == (0, "on\n"), err
-    assert "a process group is not told of" in err
+    assert "a process group is not reported" in err

@@ -100,7 +100,7 @@ def test_a_world_that_is_superseded_ends_with_that_reason_and_touches_no_checkpo
     assert life.did_a(KillRanks).ranks == (0, 1)
     life.died(0, 1)
     exits = {(rank.exit.fingerprint, rank.exit.message) for rank in life.report.ranks if rank.exit}
-    why = "superseded by term 2: world 2.0.1 has claimed the folder of checkpoints"
+    why = "superseded by term 2: world 2.0.1 has claimed the checkpoint folder"
     assert exits == {("superseded", why)}
     assert life.report.superseded == Epoch(2, 0, 1)
     life.ordered(grant=Grant(a_ref(10, digest=""), 4, (), None), lineage=(a_ref(5),))

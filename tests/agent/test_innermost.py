@@ -76,7 +76,7 @@ def test_a_rank_that_had_ended_went_first():
 def test_a_shell_says_which_signal_ended_its_command():
     assert (
         childreports.of_a_shell(ProcessExit(137, None)).message
-        == "a process that it started was ended by SIGKILL"
+        == "a process that it started was killed by SIGKILL"
     )
     assert childreports.of_a_shell(FAILED) == FAILED
     assert childreports.of_a_shell(ProcessExit(None, 9)) == ProcessExit(None, 9)

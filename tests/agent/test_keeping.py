@@ -88,7 +88,7 @@ def test_ranks_of_another_epoch_end_and_are_missing():
     assert life.did_no(StartRanks), "what it should keep is not here"
     assert life.report.plan.epoch == epoch(3)
     assert life.report.ranks[0].phase is RankPhase.EXITED
-    assert "does not live in this pod" in life.report.ranks[0].exit.message
+    assert "is no longer in this pod" in life.report.ranks[0].exit.message
 
 
 def test_kept_ranks_are_told_where_the_servers_are():

@@ -177,7 +177,7 @@ async def test_nonsense_from_a_rank_closes_its_connection_only(pod, coordinator,
     )
     report = await started(pod, coordinator, script)
     await pod.printed("rest b''")
-    await pod.printed("not understood")
+    await pod.printed("cannot be decoded")
     seen = rank(report, 0).step
     await coordinator.wait_for(lambda r: rank(r, 0).step > seen)
 

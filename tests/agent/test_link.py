@@ -24,7 +24,7 @@ async def test_a_returning_coordinator_hears_the_whole_truth_and_the_world_goes_
     await running(pod, coordinator)
     ranks, port = set(pod.living()), coordinator.port
     await coordinator.stop()
-    await pod.printed("no coordinator at")
+    await pod.printed("no connection to the coordinator at")
     coordinator.report = None
     await coordinator.start(port)
     report = await coordinator.wait_for(lambda r: r.plan == a_plan())
@@ -55,7 +55,7 @@ async def test_a_lower_term_is_refused_with_a_reason(pod, coordinator):
     coordinator.order(term=3)
     await running(pod, coordinator)
     coordinator.order(term=2, plan=None)
-    await pod.printed("orders of term 2.0, have seen 3.0")
+    await pod.printed("stale orders of term 2.0, after 3.0")
     coordinator.order(term=3, plan=a_plan())
     report = await coordinator.wait_for(lambda r: r.applied_orders > 0)
     assert report.ranks[0].phase is RankPhase.RUNNING
@@ -74,7 +74,7 @@ async def test_a_peer_that_is_no_coordinator_is_left(make_pod, coordinator):
     pod = make_pod()
     (pod.folder / "x.py").write_text("")
     pod.start("python3", "x.py")
-    await pod.printed("the peer is no coordinator")
+    await pod.printed("the peer is not a coordinator")
     server.close()
 
 
@@ -124,6 +124,6 @@ async def test_a_coordinator_of_the_release_before_is_obeyed_unless_it_may_be_a_
     await coordinator.wait_for(lambda r: r.term == 2)
     coordinator.older = True
     await coordinator.cut()
-    await pod.printed("orders of term 2 may be a recording")
+    await pod.printed("orders of term 2 may be a replay")
     coordinator.order(term=3)
     await coordinator.wait_for(lambda r: r.term == 3)

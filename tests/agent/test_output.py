@@ -87,19 +87,19 @@ async def test_what_nobody_reads_is_dropped_by_whole_lines_and_told_when_it_flow
     many("rank 0", 3000, sink)
     sink.add("the agent", [b"one", b"two"])
     assert not sink.flush(0.1)
-    await pipe.says("nobody read this container's output")
+    await pipe.says("this container's output was not read")
     await until(lambda: sink.flush(0) and pipe.read(), lambda: "it does not flow")
     got = pipe.read().splitlines()
     whole = [line for line in got if line.startswith("rank 0 ") and line.endswith(" " + "x" * 1000)]
     dropped = 3000 - len(whole)
     assert got[: len(whole)] == whole
     assert got[len(whole) :] == [
-        f"ropeteam: {dropped} lines of rank 0 were dropped, nobody read this container's output",
-        "ropeteam: 2 lines of the agent were dropped, nobody read this container's output",
+        f"ropeteam: {dropped} lines of rank 0 were dropped: this container's output was not read",
+        "ropeteam: 2 lines of the agent were dropped: this container's output was not read",
     ]
     assert len(whole) * 1000 <= MOST_BYTES + 3000
     many("rank 0", 1, sink)
-    await pipe.says("nobody read this container's output\nrank 0 0 ")
+    await pipe.says("this container's output was not read\nrank 0 0 ")
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ async def test_a_rank_waits_for_a_slow_reader_and_not_for_one_who_is_gone(pipe: 
     say.close()
     output.close()
     assert output.last_lines()[-1].startswith("line 5999 y")
-    await pipe.says("lines of rank 3 were dropped, nobody read this container's output")
+    await pipe.says("lines of rank 3 were dropped: this container's output was not read")
     ranks.close()
 
 
@@ -181,7 +181,7 @@ async def test_an_agent_whose_output_is_full_reports_and_fences(make_pod: Any, c
     exit = exit_of(await coordinator.wait_for(lambda r: r.ranks and r.stopped))
     assert exit.fingerprint == "fenced"
     assert exit.last_lines[-1].startswith("line 3999 ")
-    await pipe.says("lines of rank 0 were dropped, nobody read this container's output")
+    await pipe.says("lines of rank 0 were dropped: this container's output was not read")
 
 
 async def test_an_agent_that_nobody_reads_ends_when_it_is_told_to(pod: Any, coordinator: Any, pipe: Pipe):

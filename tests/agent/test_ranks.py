@@ -191,7 +191,7 @@ async def test_ranks_live_on_while_the_coordinator_is_away_and_die_at_the_fence(
     await pids(pod)
     port = coordinator.port
     await coordinator.stop()
-    await pod.printed("no coordinator at")
+    await pod.printed("no connection to the coordinator at")
     await until(lambda: set(pod.living()) == {pod.pid}, lambda: str(pod.living()))
     assert pod.process.poll() is None
     await coordinator.start(port)
@@ -240,7 +240,7 @@ async def test_a_shell_line_runs_once_per_pod(make_pod, coordinator):
     ("command", "reason", "word"),
     [
         (("no-such-program", "x"), "CommandNotFound", "no-such-program"),
-        (("train.py", "x"), "CommandNotFound", "begin spec.command with what runs it: [torchrun, train.py]"),
+        (("train.py", "x"), "CommandNotFound", "begin spec.command with one: [torchrun, train.py]"),
         (("python3", "no-such-script.py"), "CommandNotFound", "no-such-script.py"),
         (("torchrun", "--nnope", "x.py"), "LauncherRefused", "--nnope"),
     ],

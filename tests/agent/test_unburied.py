@@ -77,7 +77,7 @@ async def test_an_environment_that_the_kernel_holds_back_stops_no_report(pod, co
     coordinator.order(plan=a_plan())
     report = await coordinator.wait_for(lambda r: r.ranks and r.ranks[0].phase is RankPhase.EXITED)
     assert exit_of(report).code == 5
-    assert "the kernel does not tell whose these processes are: [" in exit_of(report).message
+    assert "the kernel does not report the ranks of these processes: [" in exit_of(report).message
     assert await pod.exit_code() == 3
 
 

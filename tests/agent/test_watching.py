@@ -257,7 +257,7 @@ def test_ranks_whose_store_ends_are_killed_and_the_store_is_the_cause():
     assert life.wait(1).did_no(KillRanks), "once"
     exit = life.died(0).report.ranks[0].exit
     assert (exit.signal, exit.killed) == (9, False), "weighed as what nobody ordered"
-    assert exit.message == "the store of world 1.0.1 at s:1 has ended (this pod's log says why)"
+    assert exit.message == "the store of world 1.0.1 at s:1 has ended (see this pod's log)"
 
 
 def test_ranks_that_have_not_started_yet_are_killed_when_they_have():

@@ -102,7 +102,7 @@ def test_orders_of_a_lower_term_change_nothing_and_the_link_is_dropped():
     life.ordered(term=2)
     before = life.report
     life.sees(OrdersReceived(Orders(term=1, boot=5, number=9)))
-    assert life.did == (DropLink("orders of term 1.5, have seen 2.0"),)
+    assert life.did == (DropLink("stale orders of term 1.5, after 2.0"),)
     assert life.report == before
 
 
@@ -119,7 +119,7 @@ def test_without_an_answer_for_fence_seconds_no_rank_lives():
     assert life.did_no(KillRanks)
     assert life.wait(1).did_a(KillRanks) == KillRanks(epoch(), (0, 1))
     life.died(0, 1)
-    assert life.report.ranks[0].exit.message == "no answer of a coordinator for fenceSeconds (120 s)"
+    assert life.report.ranks[0].exit.message == "no answer from a coordinator for fenceSeconds (120 s)"
     assert life.report.ranks[0].exit.killed
     life.sees(LinkUp()).ordered()
     assert life.did_no(StartRanks), "the coordinator hears that its world is dead"

@@ -135,8 +135,8 @@ class Exclusive(ApiModel):
         (Endless, "Endless.texts: no maximum; give it a maxItems"),
         (Wide, "Wide.texts: no maximum; give it a maxProperties"),
         (Float, "Float.number: type number is not allowed"),
-        (Union, "Union.either: a union cannot be said in a structural schema"),
-        (Exclusive, "Exclusive.number: exclusiveMinimum cannot be said in a structural schema"),
+        (Union, "Union.either: a structural schema cannot have a union"),
+        (Exclusive, "Exclusive.number: exclusiveMinimum cannot be expressed in a structural schema"),
     ],
 )
 def test_what_a_server_would_refuse_is_refused_here(model: type[ApiModel], told: str) -> None:

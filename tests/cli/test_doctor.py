@@ -63,10 +63,10 @@ def test_a_local_cluster_and_a_job_of_it_are_examined(tmp_path: Path, home: Path
 
     said = until("the operator is ready, and has looked at the job", lines)
     assert f"ok   cluster: of {home}/kubeconfig: answers, Kubernetes v1.32.0+ropeteam" in said
-    assert "ok   definition: TrainingJob v1alpha1, as this client knows it" in said
+    assert "ok   definition: TrainingJob v1alpha1, the same as in this client" in said
     assert said[-2:] == [
-        "FAIL claim data: is not there, and pods that mount it wait; create the PersistentVolumeClaim",
-        "warn pull secret registry: is not there: images that need it are not pulled; create it in this"
+        "FAIL claim data: does not exist, and pods that mount it wait; create the PersistentVolumeClaim",
+        "warn pull secret registry: does not exist: images that need it are not pulled; create it in the"
         " namespace",
     ]
     assert examined("job", home=home)[0] == 1
@@ -88,14 +88,14 @@ def test_no_cluster_is_one_failure(tmp_path: Path) -> None:
     code, said = examined(home=tmp_path)
     assert code == 1
     assert [line for line in said if line.startswith("FAIL")] == said[-1:]
-    assert said[-1].startswith("FAIL cluster: no cluster is known. Start a local cluster with `ropeteam up`")
+    assert said[-1].startswith("FAIL cluster: no cluster is configured. Start a local cluster with `ropeteam")
 
 
 def test_a_cluster_that_was_killed_is_told_and_is_one_failure(tmp_path: Path, nowhere: str) -> None:
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig(nowhere, "token")))
     code, said = examined(home=tmp_path)
     assert code == 1
-    assert f"does not answer, and was not ended in order: {tmp_path}/kubeconfig are left" in "\n".join(said)
+    assert f"and was not shut down cleanly: {tmp_path}/kubeconfig remain" in "\n".join(said)
     assert [line for line in said if line.startswith("FAIL")] == said[-1:]
     assert said[-1].startswith(f"FAIL cluster: of {tmp_path}/kubeconfig: ")
 
@@ -128,11 +128,11 @@ async def test_what_rbac_forbids_is_not_known_and_no_failure(
     assert [line for line in said if line.startswith("FAIL")] == []
     unknown = [line.partition(": not known: you may not read ")[::2] for line in said if "not known" in line]
     assert unknown == [
-        ("warn definition", "definitions of kinds"),
+        ("warn definition", "CustomResourceDefinitions"),
         ("warn operator", "deployments in all namespaces"),
         ("warn nodes", "nodes"),
         ("warn storage class", "storage classes"),
-        ("warn kinds of others", "which kinds are served"),
+        ("warn third-party kinds", "API groups"),
         ("warn namespace team", "namespace team"),
         ("warn quotas", "quotas in team"),
         ("warn limit ranges", "limit ranges in team"),
@@ -148,7 +148,7 @@ async def test_who_is_not_known_to_a_cluster_is_told_to_log_in(
     async with LocalCluster(tmp_path / "home") as cluster:
         said = await lines_of(cluster)
     assert said[-1] == (
-        f"FAIL cluster: of {cluster.kubeconfig}: refuses us: Unauthorized; log in anew, or name another"
+        f"FAIL cluster: of {cluster.kubeconfig}: access is refused: Unauthorized; log in again, or set"
         " --kubeconfig"
     )
 
@@ -158,5 +158,5 @@ async def test_a_local_cluster_without_an_operator_is_a_failure(tmp_path: Path, 
         none = await lines_of(cluster)
         (cluster.home / "operator.address").write_text(nowhere.removeprefix("http://") + "\n")
         dead = await lines_of(cluster)
-    assert f"FAIL operator: none has begun in {cluster.home}; " in "\n".join(none)
+    assert f"FAIL operator: none has started in {cluster.home}; " in "\n".join(none)
     assert f"FAIL operator: does not answer at {nowhere}/readyz: " in "\n".join(dead)

@@ -59,7 +59,9 @@ async def test_a_snapshot_of_no_job_is_refused(tmp_path: Path) -> None:
 
 def test_explain_of_a_job_that_runs_says_how_it_is_and_what_was_last() -> None:
     first, last = an_incident(Cause.HANG), an_incident(Cause.SIGNAL, slot=1, n=2, message="SIGKILL\nstep 6")
-    told = reporting(incidents=(first, replace(last, recovery_milliseconds=RecoveryTimes(first_step=900), steps_lost=3)))
+    told = reporting(
+        incidents=(first, replace(last, recovery_milliseconds=RecoveryTimes(first_step=900), steps_lost=3))
+    )
     seen = a_running_job().after(told, written)
     assert list(inspect.explain(seen.model_dump_json().encode(), "file"))[:5] == [
         "mnist: Running - ready 4/4",
@@ -79,8 +81,8 @@ def test_explain_says_what_a_person_must_act_on() -> None:
 @pytest.mark.parametrize(
     ("kind", "status", "says"),
     [
-        (ConditionType.ACCEPTED, "False", "  next: correct the manifest by what is said above"),
-        (ConditionType.FAILED, "True", "  next: ropeteam logs mnist -n lab; when that is mended"),
+        (ConditionType.ACCEPTED, "False", "  next: correct the manifest as described above"),
+        (ConditionType.FAILED, "True", "  next: ropeteam logs mnist -n lab; when that is fixed"),
         (ConditionType.COMPLETE, "True", ""),
     ],
 )

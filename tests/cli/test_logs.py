@@ -82,7 +82,7 @@ def test_a_script_runs_in_the_environment_that_is_activated(
     ("words", "workers", "told"),
     [
         (("train.yaml",), None, "train.yaml: no such file. To run a command: ropeteam run -n 2 -- "),
-        (("job.yaml", "x.py"), 2, "job.yaml is a manifest; its command stands in it, so leave out: x.py"),
+        (("job.yaml", "x.py"), 2, "job.yaml is a manifest, which has its own command; leave out: x.py"),
         (("torchrun", "--nproc-per-nodes", "1", "t.py"), 2, "torchrun flag --nproc-per-nodes is not known"),
     ],
 )
@@ -99,7 +99,7 @@ def test_lines_of_one_rank_are_shown_as_the_script_printed_them() -> None:
     assert logs.chosen(lines, "1") == ["one", "[rank 10] said so"]
     assert logs.chosen(lines, "all") == lines[1:]
     assert logs.chosen(lines, "none") == []
-    with pytest.raises(errors.BadInput, match="'zero' is no rank"):
+    with pytest.raises(errors.BadInput, match="'zero' is not a rank"):
         logs.ranks("zero")
 
 
@@ -130,7 +130,7 @@ async def test_the_log_of_an_ended_job_is_shown_while_it_comes_and_what_lacks_is
     shown, scripted = list[str](), Scripted()
     await logs.Logs(scripted, scripted, "0", shown.append).end()  # type: ignore[arg-type]
     assert shown[:-1] == [f"line {number}" for number in range(6)]
-    assert shown[-1] == "ropeteam: the log of pod job-0-1 has not ended; what it still had is not shown"
+    assert shown[-1] == "ropeteam: the log of pod job-0-1 has not ended; the rest is not shown"
 
 
 def apply(folder: Path, home: Path, **spec: Any) -> None:
@@ -164,7 +164,7 @@ def test_logs_of_a_job_that_has_failed(tmp_path: Path, home: Path) -> None:
     assert command(home, "logs", "job", "--rank", "0").output == "rank 0 of 2\n"
     later = command(home, "logs", "job", "--attempt", "7")
     assert later.exit_code == 2
-    assert "job has not made attempt 7; its newest is 1" in later.output
+    assert "job has had no attempt 7; its newest is 1" in later.output
 
 
 @pytest.mark.usefixtures("up")

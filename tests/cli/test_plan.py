@@ -95,9 +95,9 @@ def test_a_script_is_planned_from_its_manifest_alone() -> None:
     assert found["ranks"] == "8 = 4 workers x 2"
     assert found["mesh"] == "pipeline 2 x replicate 2 x shard 2"
     assert found["model"] == "280 parameters, SGD"
-    assert found["memory"] == "1.15 kB on the fullest rank (0)", "72 numbers; whole gradients while adding up"
+    assert found["memory"] == "1.15 kB on the largest rank (0)", "72 numbers; whole gradients while adding up"
     assert found["bubble"] == "20.0 % of a step (OneForwardOneBackward, 4 micro-batches, 2 ranks)"
-    assert found["batch"] == "512 samples a step, in 4 parts of 128, in 4 pieces"
+    assert found["batch"] == "512 samples a step, in 4 parts of 128, in 4 micro-batches"
     assert found["learning rate"] == "0.1 x 4 (Linear) = 0.4, after 10 steps of warm-up"
 
 
@@ -159,7 +159,7 @@ def test_the_examples_are_planned(
     assert found["model"] == model
     assert found["memory"].startswith(memory)
     assert found["traffic"].startswith(traffic)
-    assert found.get("servers", "").startswith("2 pods more; the fullest keeps ") == (strategy is SERVED)
+    assert found.get("servers", "").startswith("2 pods more; the largest holds ") == (strategy is SERVED)
 
 
 def test_a_model_that_would_fill_the_machine_takes_no_memory() -> None:
@@ -229,7 +229,7 @@ def test_a_script_that_cannot_run_here_leaves_what_the_manifest_knows(script: st
     assert found["model"] == "unknown, and so memory and traffic"
     assert found["mesh"] == "pipeline 2 x replicate 2"
     assert found["bubble"].startswith("20.0 %")
-    assert found["batch"] == "64 samples a step, in 2 parts of 32, in 4 pieces"
+    assert found["batch"] == "64 samples a step, in 2 parts of 32, in 4 micro-batches"
 
 
 def test_a_command_that_is_not_here_is_said_so() -> None:
@@ -242,7 +242,7 @@ def test_a_command_that_is_not_here_is_said_so() -> None:
 
 def test_a_script_that_never_comes_to_wrap_is_ended() -> None:
     result = planned("import time\ntime.sleep(3600)\n", "--timeout-seconds", "1")
-    assert "did not come to job.wrap() within 1 s (--timeout-seconds)" in result.output
+    assert "did not reach job.wrap() within 1 s (--timeout-seconds)" in result.output
     assert rows(result)["mesh"] == "replicate 4"
 
 
@@ -265,8 +265,8 @@ open("pids", "w").write(f"{left.pid} {left.stdout.readline().decode()}")
     [
         ({"workers": 3, **ways(tensor=2)}, "use 4 ranks, or numbers whose product is 3"),
         (ways(pipeline=4), "3 layers cannot make 4 stages; use at most 3 ranks"),
-        (ways(tensor=2), "nobody says how to split this model; give it a method"),
-        ({"strategy": {"learningRate": {"trustRatio": "LAMB"}}}, "LAMB goes with AdamW, the script has SGD"),
+        (ways(tensor=2), "this model has no plan for its split; give it a method"),
+        ({"strategy": {"learningRate": {"trustRatio": "LAMB"}}}, "LAMB requires AdamW, the script has SGD"),
         (
             {"processesPerWorker": 1, "command": ["torchrun", "--nproc-per-node", "2", "train.py"]},
             "the job has 1 (spec.processesPerWorker): set that to 2",
@@ -329,7 +329,7 @@ def test_an_optimizer_that_needs_data_is_said_to_be_unknown() -> None:
         SCRIPT + WRAP.replace("SGD(model.parameters(), lr=0.1, momentum=0.9)", "LBFGS(model.parameters())")
     )
     assert "optimizer unknown" in result.output
-    assert "the state of LBFGS: it does not step without data" in result.output
+    assert "the state of LBFGS, which does not step without data" in result.output
 
 
 def test_what_depends_on_the_scripts_batch_is_said_to() -> None:
@@ -340,8 +340,8 @@ def test_what_depends_on_the_scripts_batch_is_said_to() -> None:
     model = Model(10, "Adam", (0.1, 0.01), (0.1, 0.01), (part,))
     text = "\n".join(plan.plan_of(spec, Answer(model=model)))
     assert "10 parameters, Adam in 2 groups" in text
-    assert "as the script says, in 2 parts, in pieces of at most 4" in text
-    assert "not counted     that sharded layers are gathered, and gradients kept whole, for each" in text
+    assert "as in the script, in 2 parts, in micro-batches of at most 4" in text
+    assert "not counted     all-gathers of sharded layers, and unsharded gradients, of each" in text
 
 
 def test_one_rank_alone_sends_nothing() -> None:
@@ -349,7 +349,7 @@ def test_one_rank_alone_sends_nothing() -> None:
     model = Model(1, "SGD", (0.1,), (0.1,), (Part(0, (Tensor((1,), 1, 4, True),), 1, 0),))
     lines = list(plan.plan_of(spec, Answer(model=model)))
     assert "mesh            one rank alone" in lines
-    assert "traffic         nothing: gradients stay where they are" in lines
+    assert "traffic         none: gradients are not sent" in lines
 
 
 def test_words() -> None:

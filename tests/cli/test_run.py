@@ -53,9 +53,9 @@ def test_claims_that_nobody_makes_are_made_and_told_with_their_folders(
     ending, said = run(file, home)
     assert ending.exit_code == 1, said
     assert f"claim words: folder {home}/claims/default/words\n" in said
-    assert f"claim ckpt: folder {home}/claims/default/ckpt (made here; on a real cluster " in said
+    assert f"claim ckpt: folder {home}/claims/default/ckpt (created here; on a real cluster " in said
     assert "spec.checkpoint.volume needs a PersistentVolumeClaim)" in said
-    assert f"hint: /datasets is in pods; on this machine it is {home}/claims/default/words." in said
+    assert f"hint: /datasets exists in pods; on this machine it is {home}/claims/default/words." in said
 
 
 def test_files_are_missed_where_a_mount_of_the_job_is_and_nowhere_else(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_files_are_missed_where_a_mount_of_the_job_is_and_nowhere_else(tmp_path:
 
     (checkpoint,) = hinted("/checkpoints/own.pt")
     assert "on this machine it is /home/claims/default/ckpt." in checkpoint
-    assert "hand /checkpoints/own.pt over as an argument" in checkpoint
+    assert "pass /checkpoints/own.pt as an argument" in checkpoint
     (scratch,) = hinted("/scratch", "/scratch")
     assert "it is a folder of each pod." in scratch
     assert hinted("/datasets2/x", "words.txt", "/etc/nothing") == []
@@ -82,7 +82,7 @@ def test_the_logs_of_the_run_before_are_kept_beside_the_new_ones(
         (logs / "job").mkdir(parents=True, exist_ok=True)
         (logs / "job" / "marked").write_text(number)
         _, said = run(manifest(tmp_path, "pass", workers=1), home)
-        assert f"logs of the run before: {logs}/job.previous" in said
+        assert f"logs of the previous run: {logs}/job.previous" in said
         assert (logs / "job.previous" / "marked").read_text() == number
     assert not (logs / "job" / "marked").exists()
     assert {each.name for each in logs.iterdir()} == {"job", "job.previous"}

@@ -73,12 +73,12 @@ def test_what_is_no_code_is_left_out_and_listed(folder: Path) -> None:
         "data/huge.bin (0.6 MiB)",
         "elsewhere (a link)",
         "id.pem",
-        "pipe (no regular file)",
+        "pipe (not a regular file)",
         "pkg/__pycache__",
         "venv (a virtual environment)",
     }
     first, second = bundle.told(code, "job-code-1", "ml")
-    assert first.startswith("configmap/job-code-1: 5 files, 0.3 KiB, for all who may read ConfigMaps")
+    assert first.startswith("configmap/job-code-1: 5 files, 0.3 KiB, readable by users that may read")
     assert second.startswith("left out: .env, .git, data/huge.bin (0.6 MiB), ")
 
 
@@ -87,7 +87,7 @@ def test_what_is_too_much_is_refused_with_its_largest_files(tmp_path: Path) -> N
         bundle.bundle(tmp_path)
     for name in ("a", "b", "c"):
         (tmp_path / name).write_bytes(bytes(400_000))
-    with pytest.raises(BadInput, match=r"a ConfigMap takes no more.* a \(0.4 MiB\), b .*a git commit"):
+    with pytest.raises(BadInput, match=r"a ConfigMap holds no more.* a \(0.4 MiB\), b .*a git commit"):
         bundle.bundle(tmp_path)
 
 
@@ -148,7 +148,7 @@ def delete(home: Path) -> None:
 def test_a_submitted_job_runs_its_folder_and_takes_it_along(home: Path, folder: Path) -> None:
     done = submit(home, folder, a_job())
     assert done.exit_code == 0, done.output
-    assert "trainingjob/job created; what it prints: ropeteam logs job -f" in done.output
+    assert "trainingjob/job created; its output: ropeteam logs job -f" in done.output
     where = ["--kubeconfig", str(home / "kubeconfig")]
     printed = CliRunner().invoke(cli, ["logs", "job", "-f", *where]).output.splitlines()
     for rank in (0, 1):

@@ -52,7 +52,7 @@ def test_a_good_manifest_is_good(file: Path) -> None:
     file.write_text(GOOD + CLAIM)
     result = ropeteam("validate", str(file))
     assert result.exit_code == 0
-    assert "TrainingJob good is good" in result.output
+    assert "TrainingJob good is valid" in result.output
 
 
 def test_a_command_is_judged_as_the_agent_would(file: Path) -> None:
@@ -167,11 +167,11 @@ def test_help_shows_the_whole_summary_of_each_command() -> None:
         ("-n 2 -- torchrun --standalone train.py", "the job has 2 workers: leave it out"),
         (
             "-n 2 -- torchrun --nnodes 4 train.py",
-            "cannot work:\n  --nnodes 4, but the job has 2 workers: write -n 4",
+            "is invalid:\n  --nnodes 4, but the job has 2 workers: write -n 4",
         ),
         ("job.yaml", "job.yaml: no such file. To run a command: ropeteam run -n 2 -- torchrun train.py"),
         ("nowhere", "nowhere: no such file or program. To run a command: ropeteam run"),
-        ("job.yaml python train.py", "its command stands in it, so leave out: python train.py"),
+        ("job.yaml python train.py", "which has its own command; leave out: python train.py"),
     ],
 )
 def test_a_slip_of_the_command_line_is_answered_with_what_to_write(

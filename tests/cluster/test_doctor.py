@@ -38,7 +38,7 @@ def of_guest(site: Site, file: Path) -> Path:
 
 def test_an_installation_that_is_well_is_told_so(site: Site, tmp_path: Path) -> None:
     wanted = {
-        "ok   definition: TrainingJob v1alpha1, as this client knows it",
+        "ok   definition: TrainingJob v1alpha1, the same as in this client",
         f"ok   leader {SYSTEM}/{RELEASE}: ",
         f"ok   operator {SYSTEM}/{RELEASE}: 2 of 2 ready, image ",
     }

@@ -207,7 +207,7 @@ def test_a_script_with_files_of_its_own_waits_until_the_old_pod_cannot_write(sit
     node = site.lab.node(site.node_of(name, slot))
     node.power_off()
     try:
-        words = f"proof that the former pod of slot {slot} has ended"
+        words = f"proof that the previous pod of slot {slot} has ended"
         wait_for("what is waited for is told", lambda: words in str(site.status(name)["conditions"]), 90)
         assert site.node_of(name, slot) != node.number
         site.wait(name, "Running")

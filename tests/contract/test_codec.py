@@ -104,7 +104,7 @@ def inner(fields: str) -> str:
     [
         ("{", "not JSON: "),
         ("[" * 100_000, "not JSON: "),
-        ('{"name": "a", "ratio": NaN}', "not JSON: NaN is no JSON number"),
+        ('{"name": "a", "ratio": NaN}', "not JSON: NaN is not a JSON number"),
         ("[]", "Outer: expected an object, got []"),
         ("{}", "Outer: missing name"),
         ('{"name": 1}', "Outer.name: expected str, got 1"),

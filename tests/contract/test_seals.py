@@ -92,7 +92,7 @@ def test_a_named_key_is_no_other_key(tmp_path: Path) -> None:
     [
         ("", "entry checkpoint-keys is empty"),
         (" \r\n\n", "entry checkpoint-keys is empty"),
-        (A[:62], "line 1 of its entry checkpoint-keys is no key"),
+        (A[:62], "line 1 of its entry checkpoint-keys is not a key"),
         (A + "f", "line 1 "),
         (f"{A}\n\ncorrect horse battery staple", "line 3 "),
         (f"{A} {B}", "line 1 "),

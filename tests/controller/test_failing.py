@@ -113,7 +113,7 @@ async def test_what_is_too_odd_to_be_observed_keeps_its_pods(
     monkeypatch.setattr(failing, "FREED_AFTER_SECONDS", 0.0)
     monkeypatch.setattr(type(still.reconciler.observer), "observe", raising(ValueError("odd")))
     await fail(still, TOLD_AFTER)
-    assert [line for line in caplog.messages if "cannot free what it holds: odd" in line]
+    assert [line for line in caplog.messages if "cannot delete its idle pods: odd" in line]
 
 
 async def test_failures_for_several_reasons_are_not_one(
@@ -147,5 +147,5 @@ async def test_a_status_that_the_server_refuses_is_told_in_an_event(
     await still.caches.jobs.parts[0].list()  # something to write about
     await fail(still, TOLD_AFTER)
     (told,) = await events(still)
-    assert "status.incidents[0].rank: odd. It goes on as soon as the API server takes" in told
+    assert "status.incidents[0].rank: odd. The operator continues when the API server" in told
     assert (await stalled(still))["status"] == "False"

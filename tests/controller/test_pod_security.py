@@ -81,7 +81,7 @@ async def test_what_insists_on_root_is_refused_with_the_servers_words(
     told = await rounds(still, template={"spec": {"containers": [container]}})
     accepted = condition(told, "Accepted")
     assert (told["state"], accepted["reason"]) == ("Invalid", "PodRefused")
-    assert "runAsNonRoot != true. As a user that is not root it is refused too" in accepted["message"]
+    assert "runAsNonRoot != true. It is refused as a non-root user too" in accepted["message"]
     assert await names(still.client, "Pod") == []
     assert server.asked == [True, True]
 

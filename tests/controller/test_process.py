@@ -172,7 +172,7 @@ async def test_an_operator_that_stands_by_ends_when_asked(cluster: LocalCluster,
         await until_async(lambda: leader(client))
         async with operator(cluster, "--lease", "default/ropeteam") as second:
             assert second.stderr is not None
-            while b"stands by" not in await asyncio.wait_for(second.stderr.readline(), PATIENCE):
+            while b"standby: " not in await asyncio.wait_for(second.stderr.readline(), PATIENCE):
                 pass
             second.terminate()
             assert await asyncio.wait_for(second.wait(), PATIENCE) == 0

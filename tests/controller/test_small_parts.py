@@ -204,7 +204,7 @@ async def test_a_coordinator_is_told_what_should_be_and_says_how_it_is() -> None
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "words"), [(401, b"no", "HTTP 401: no"), (200, b"{}", "not understood: JobReport")]
+    ("status", "body", "words"), [(401, b"no", "HTTP 401: no"), (200, b"{}", "cannot be decoded: JobReport")]
 )
 async def test_an_answer_that_is_no_report_is_no_report(status: int, body: bytes, words: str) -> None:
     async def answer(_: web.Request) -> web.Response:

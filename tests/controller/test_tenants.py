@@ -79,7 +79,7 @@ async def test_a_job_that_is_nested_too_deep_is_refused_and_the_next_one_starts(
         await operator.client.create(job(template=nested(150)))
         await operator.client.create(job("other"))
         await started(operator.client, OTHER)
-        assert "spec: it is nested more than 100 levels deep" in await refusal(operator.client)
+        assert "spec: is nested more than 100 levels deep" in await refusal(operator.client)
         pods = await names(operator.client, "Pod")
         assert [name for name in pods if not name.startswith("other")] == []
 
@@ -88,7 +88,7 @@ async def test_a_job_that_is_too_large_is_refused_and_takes_little_memory(cluste
     async with operator_of(cluster) as operator:
         many: Object = {f"k{number}": [] for number in range(40_000)}
         await operator.client.create(job(template={"metadata": {"x": many}}))
-        assert "spec: it has 4" in await refusal(operator.client)
+        assert "spec: has 4" in await refusal(operator.client)
         (kept,) = operator.caches.jobs.of(Key("default", "job"))
         assert len(kept.text) < 8192
 
@@ -145,7 +145,7 @@ async def test_of_a_job_that_is_too_large_only_the_rest_is_parsed(
             api.say("MODIFIED", large)
         await until(lambda: len(bells) == 5)
         (seen,) = jobs.of(Key("default", "large"))
-        assert (seen.state, seen.fault[:18]) == ("Running", "spec: it has 439 K")
+        assert (seen.state, seen.fault[:18]) == ("Running", "spec: has 439 K")
         jobs.upsert(await client.replace(large, "status", parsing.job_text))
     assert parsed.bytes < 5_000
     assert parsed.walks == 0
@@ -203,7 +203,7 @@ async def test_an_object_that_cannot_be_read_is_passed_over_and_told_once(
     informer.upsert(thing("good", 5, number="z"))
     assert list(informer.values()) == [], "what was known of it is not true any more"
     assert counted() - before == 3
-    told = [line for line in caplog.messages if "passed over Pod default/bad" in line]
+    told = [line for line in caplog.messages if "skipped Pod default/bad" in line]
     assert len(told) == 1
 
 
@@ -295,7 +295,7 @@ def test_whatever_labels_say_pods_and_services_are_read(labels: dict[str, str]) 
 @pytest.mark.parametrize("spec", ["None", 2**63, [{"workers": 2}]])
 def test_a_spec_that_is_no_map_is_a_fault_of_the_job(spec: Any) -> None:
     seen = parsing.job(training_job("a", 1) | {"spec": spec})
-    assert seen.fault.startswith("spec: it is no map of fields")
+    assert seen.fault.startswith("spec: is not a map of fields")
     assert seen.parsed()["spec"] == {}
 
 
@@ -311,6 +311,6 @@ async def test_who_hears_nothing_of_a_kind_is_not_ready(still: Operator) -> None
     assert asked == ""
     assert set(still.silence()) == {"Node", "Pod", "Service", "TrainingJob"}
     still.caches.pods.parts[0]._received_at = loop.time() - 200
-    assert still.blind() == "nothing heard of Pod for 200 s"
+    assert still.blind() == "no data of Pod for 200 s"
     await still.caches.pods.parts[0].list()
     assert still.blind() == ""

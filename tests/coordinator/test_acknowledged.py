@@ -83,6 +83,6 @@ def test_a_coordinator_whose_folder_was_claimed_by_a_newer_world_falls_silent_an
     film = Film(feature_level=2).up(step=10)
     film.says(0, superseded=Epoch(5, 0, 1))
     assert film.orders(1) is None
-    assert film.report.why == "silent: a world of term 5 has claimed the folder of checkpoints"
+    assert film.report.why == "sending no orders: a world of term 5 has claimed the checkpoint folder"
     film.says(0, superseded=None)
     assert film.report.newer_term == 5

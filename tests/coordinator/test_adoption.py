@@ -277,7 +277,7 @@ def test_two_coordinators_the_older_one_falls_silent():
     film = Film().up(step=7)
     film.says(1, term=2)
     assert film.orders(0) is None
-    assert film.report.why == "silent: slot 1 obeys a newer coordinator than 1.0"
+    assert film.report.why == "sending no orders: the agent of slot 1 follows a newer coordinator than 1.0"
     assert film.report.newer_term == 2, "status may be older than the agents: the operator opens one above"
     film.exits(0, SIGKILL)
     assert film.phase == "Running", "it judges nothing any more"
@@ -300,7 +300,7 @@ def test_no_epoch_is_used_twice_where_a_pod_of_the_same_term_and_boot_was_forgot
 def test_a_plan_of_a_later_boot_silences_too():
     film = Film().up(step=7)
     film.says(1, plan=replace(_plan(film), epoch=Epoch(1, 3, 1)))
-    assert film.report.why.startswith("silent:")
+    assert film.report.why.startswith("sending no orders:")
     assert film.report.newer_term == 1
 
 

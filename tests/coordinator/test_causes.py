@@ -46,10 +46,10 @@ def test_how_a_rank_ended_names_the_cause(how: ProcessExit, cause: Cause):
         (raised(), "rank 1 exited 1: ValueError: bad lr (train.py:31)"),
         (ProcessExit(2, None), "rank 1 exited 2"),
         (ProcessExit(2, None, last_lines=("", "no /x", " ")), "rank 1 exited 2; its last line: no /x"),
-        (ProcessExit(None, 9, last_lines=("step 3",)), "rank 1 was ended by SIGKILL"),
-        (ProcessExit(None, 40), "rank 1 was ended by signal 40"),
+        (ProcessExit(None, 9, last_lines=("step 3",)), "rank 1 was killed by SIGKILL"),
+        (ProcessExit(None, 40), "rank 1 was killed by signal 40"),
         (HUNG, "rank 1 made no progress and was killed"),
-        (OOM, "rank 1 was killed for want of memory"),
+        (OOM, "rank 1 ran out of memory and was killed"),
         (GPU_FULL, f"rank 1 exited 1: {GPU_FULL.message}"),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_lost_agent_outweighs_the_errors_of_its_peers():
     assert film.incident.cause is Cause.AGENT_LOST
     assert (film.incident.slot, film.incident.charged) == (2, False)
     assert film.phase == "Forming", "a lost agent is not waited for"
-    assert film.report.why == "waiting for the agent of slot 2, which fell silent"
+    assert film.report.why == "waiting for the agent of slot 2, which stopped reporting"
     assert [wish.incarnation for wish in film.report.replacement_requests] == [1]
 
 
@@ -119,7 +119,7 @@ def test_a_silent_agent_is_a_fault_of_its_own():
     assert film.phase == "Running"
     film.later(1)
     assert film.incident.cause is Cause.AGENT_LOST
-    assert film.incident.message == "the agent of slot 1 fell silent"
+    assert film.incident.message == "the agent of slot 1 stopped reporting"
 
 
 def test_a_lost_agent_that_returns_must_end_its_ranks_first():
@@ -139,7 +139,7 @@ def test_a_lost_agent_that_returns_must_end_its_ranks_first():
 def test_an_agent_that_forgot_its_ranks_ends_the_world():
     film = Film().up(step=3)
     film.says(1, plan=None, ranks=(), stopped=True)
-    assert film.incident.message == "the agent of slot 1 came back without its ranks"
+    assert film.incident.message == "the agent of slot 1 reports again, but without its ranks"
 
 
 def test_a_rank_that_nobody_saw_end():
@@ -174,7 +174,7 @@ def test_an_exit_code_that_is_final_fails_the_job_at_once():
     failure = film.report.failure
     assert failure is not None
     assert failure.reason is FailReason.EXIT_CODE
-    assert failure.message == "rank 1 exited 42, which spec.recovery.exitCodes calls final"
+    assert failure.message == "rank 1 exited 42, which spec.recovery.exitCodes defines as final"
     film.obeys()
     assert film.incident.final
     assert film.report.why.startswith("failed: ExitCodeRule: rank 1 exited 42")

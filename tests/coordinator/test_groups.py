@@ -51,8 +51,8 @@ def test_a_smaller_group_is_told_at_once_and_fails_the_job_after_start_seconds()
     seen.later(3)
     assert failure(seen) is FailReason.SPLIT_WORLD
     assert seen.state.failure is not None
-    assert "no other has formed in startSeconds (600 s)" in seen.state.failure.message
-    assert "spec.worlds: PerPod" in seen.state.failure.message
+    assert "no other has formed within startSeconds (600 s)" in seen.state.failure.message
+    assert "spec.worlds to PerPod" in seen.state.failure.message
     assert seen.orders(0) is not None
     assert seen.told(0).plan is None, "its ranks end"
 
@@ -176,7 +176,7 @@ def test_ranks_that_go_on_without_one_that_ended_are_told_of():
     assert seen.report.notice is not None
     assert told(seen) is FailReason.RANK_ENDED
     assert "rank 1 has ended with exit code 0" in seen.report.notice.message
-    assert "the script does not tell" in seen.report.notice.message
+    assert "the script does not report its steps" in seen.report.notice.message
     seen.exits(0, CLEAN)
     assert told(seen) is None
 

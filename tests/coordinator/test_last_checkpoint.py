@@ -71,7 +71,7 @@ def test_pods_are_released_once_the_last_manifest_is_written_and_saved_in_status
     assert film.report.why == "all ranks are done; waiting for the manifest of step 100 to be written"
     assert not film.told(0).release
     writes(film)
-    sentence = "all ranks are done; waiting for the operator to save that step 100 is committed"
+    sentence = "all ranks are done; waiting for the operator to record that step 100 is committed"
     assert (film.report.why, film.told(0).release) == (sentence, False)
     film.desires()
     assert film.phase == "Completing", "it has spoken, but not of this checkpoint"

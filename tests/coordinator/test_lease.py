@@ -166,7 +166,7 @@ def test_without_its_lease_it_neither_speaks_nor_judges_and_goes_on_from_there_w
     film.exits(1, SIGKILL)
     film.later(100)
     assert (film.orders(0), film.phase) == (None, "Running")
-    assert film.report.why == "silent: no operator has heard of this coordinator for 20 s (selfFence)"
+    assert film.report.why == "sending no orders: no contact with an operator for 20 s (selfFence)"
     heard(film)
     assert (film.phase, film.told(0).plan) == ("Stopping", None)
     assert film.report.replacement_requests == (), "its agents could not have ended their ranks before"

@@ -60,7 +60,7 @@ def test_a_pod_that_is_asked_to_leave_costs_no_step():
     film = Film(feature_level=2).up(step=7)
     film.says(1, terminating=True)
     assert film.phase == "Running", "others may be leaving as well"
-    assert film.report.why == "world 1.0.1 runs; the pod of slot 1 asked to leave, gathering others"
+    assert film.report.why == "world 1.0.1 runs; the pod of slot 1 will terminate, waiting for more"
     assert not film.told(1).leave
     film.later(1)
     assert film.phase == "Draining"
@@ -72,7 +72,7 @@ def test_a_pod_that_is_asked_to_leave_costs_no_step():
     film.obeys(1)
     assert film.told(1).leave
     assert film.phase == "Forming"
-    assert film.report.why == "waiting for another pod in slot 1, because this one is leaving"
+    assert film.report.why == "waiting for another pod in slot 1, because this one is terminating"
     assert (film.incident.cause, film.incident.slot, film.incident.step) == (Cause.POD_DELETED, 1, 8)
     film.replaces(1)
     film.obeys()
@@ -87,13 +87,13 @@ def test_pods_that_leave_within_a_second_are_one_incident():
     film.says(2, terminating=True)
     film.later(0.5)
     assert film.report.why.startswith(
-        "the pods of slots 1, 2 asked to leave; world 1.0.1 waits for its ranks"
+        "the pods of slots 1, 2 will terminate; world 1.0.1 waits for its ranks"
     )
     film.ranks(0, RankPhase.PAUSED, 7)
     drain_to(film, 8)
     film.obeys()
     assert [incident.message for incident in film.report.incidents] == [
-        "the pod of slot 1, 2 was asked to leave"
+        "the pod of slot 1, 2 was terminating"
     ]
 
 

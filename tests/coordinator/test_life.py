@@ -30,7 +30,7 @@ def test_a_killed_rank_costs_one_incident_and_the_gang_restarts_in_place():
     film = Film().up(step=7)
     film.exits(1, SIGKILL)
     assert film.phase == "Stopping"
-    assert film.report.why == "ending the ranks of world 1.0.1, because Signal: rank 1 was ended by SIGKILL"
+    assert film.report.why == "ending the ranks of world 1.0.1, because Signal: rank 1 was killed by SIGKILL"
     assert film.told(0).plan is None
     assert film.told(0).host_store == Epoch(1, 0, 2), "the next store is asked for in the same instant"
     film.obeys(0)

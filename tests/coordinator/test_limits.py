@@ -51,7 +51,7 @@ def test_worlds_without_a_step_are_started_ever_more_slowly(worlds: int, pause: 
     assert film.phase == "Forming"
     assert (
         film.report.why
-        == "waiting for a pause before the next start, because no step of the last world was seen"
+        == "waiting for a backoff before the next start, because no step of the last world was observed"
     )
     film.later(pause - 0.01)
     assert film.phase == "Forming"
@@ -160,7 +160,7 @@ def test_two_barren_worlds_that_ended_in_one_pod_ask_for_another_pod():
     (wish,) = film.report.replacement_requests
     assert (wish.slot, wish.incarnation, wish.cause, wish.avoid_node) == (2, 1, Cause.SIGNAL, True)
     assert wish.message.startswith(
-        "slot 2 ended 2 worlds in a row without a new step; last: rank 2 was ended"
+        "slot 2 ended 2 worlds in a row without a new step; last: rank 2 was killed"
     )
     film.replaces(2)
     assert film.report.replacement_requests == ()
@@ -173,7 +173,9 @@ def test_the_scripts_own_error_again_is_not_mended_by_another_pod(how: ProcessEx
     strike(film, how, slot=2)
     assert not film.report.replacement_requests
     strike(film, raised("another"), slot=2)
-    assert [wish.slot for wish in film.report.replacement_requests] == [2], "other errors each time: the pod may be sick"
+    assert [wish.slot for wish in film.report.replacement_requests] == [2], (
+        "other errors each time: the pod may be sick"
+    )
 
 
 def test_faults_in_different_pods_blame_none_of_them():

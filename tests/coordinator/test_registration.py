@@ -20,7 +20,7 @@ def refused(film: Film, stranger: AgentReport) -> str:
 def test_strangers_are_refused_with_a_reason():
     film = Film().up(step=3)
     assert refused(film, agent(0, job_uid="other")) == "this is the coordinator of job job-uid, not of other"
-    assert refused(film, agent(0, contract=9)) == "contract 9 is unknown; this coordinator speaks 1 to 3"
+    assert refused(film, agent(0, contract=9)) == "contract 9 is unknown; this coordinator supports 1 to 3"
     assert refused(film, agent(5)) == "slot 5 is not part of this job"
     assert refused(film, agent(0, pod_uid="twin")) == "slot 0 is held by another pod (pod-0-1)"
     assert refused(film, agent(0, incarnation=0)) == "incarnation 0 of slot 0 was replaced by 1"
@@ -105,7 +105,7 @@ def test_below_feature_level_2_a_replacement_waits_for_proof_that_the_old_pod_ha
     film.agents[1] = agent(1, 2)
     film.says(1)
     film.obeys()
-    assert film.report.why == "waiting for proof that the former pod of slot 1 has ended"
+    assert film.report.why == "waiting for proof that the previous pod of slot 1 has ended"
     film.desires_slot(1, previous_pod_fenced=True)
     assert film.phase == "Running"
 

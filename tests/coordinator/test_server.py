@@ -129,7 +129,7 @@ async def test_the_newest_connection_of_a_pod_wins(served: Served):
     new.send(agent(0))
     await new.until(lambda _: True)
     assert await old.is_closed()
-    assert served.logged("the same pod came on a newer connection")
+    assert served.logged("the same pod has a newer connection")
     await new.close()
 
 
@@ -168,7 +168,7 @@ async def test_a_connection_that_says_nothing_is_closed(served: Served, monkeypa
     monkeypatch.setattr(server, "FIRST_REPORT_SECONDS", 0.05)
     link = await Link().connect(served.agents)
     assert await link.is_closed()
-    assert served.logged("no report came")
+    assert served.logged("no report was received")
 
 
 async def test_an_agent_that_reads_nothing_is_closed(served: Served, monkeypatch):
@@ -176,7 +176,7 @@ async def test_an_agent_that_reads_nothing_is_closed(served: Served, monkeypatch
     await put_desired(served.http, DESIRED)
     link = await Link().connect(served.agents)
     link.send(agent(0))
-    await eventually(lambda: served.logged("it reads nothing"))
+    await eventually(lambda: served.logged("it does not read"))
     await link.close()
 
 
@@ -253,7 +253,7 @@ async def test_a_lease_before_any_report_is_cut_off(served: Served):
     link = await Link().connect(served.agents)
     link.write(link.sealer.seal(LEASE) + link.sealer.seal(LEASE))
     assert await link.is_closed()
-    assert served.logged("a lease before any report"), "the first one only shows the token"
+    assert served.logged("a lease was received before any report"), "the first one only shows the token"
 
 
 async def test_nobody_is_told_that_nothing_is_new_by_a_superseded_coordinator_or_who_does_not_count(
@@ -288,7 +288,7 @@ async def test_time_alone_moves_it(served: Served):
     await put_desired(served.http, DESIRED)
     await eventually(lambda: all(each.report.plan is not None for each in agents))
     await agents[1].stop()
-    await eventually(lambda: served.logged("slot 1, which fell silent"))
+    await eventually(lambda: served.logged("slot 1, which stopped reporting"))
     report = await get_status(served.http)
     assert [wish.slot for wish in report.replacement_requests] == [1]
     await agents[0].stop()

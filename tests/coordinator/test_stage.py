@@ -55,7 +55,7 @@ def test_each_step_on_the_way_has_a_name():
         Stage.TRAINING,
     ]
     assert sentences == [
-        "world 1.0.1 has started its 3 ranks; their script imports, or prepares",
+        "world 1.0.1 has started its 3 ranks; their script is importing or preparing",
         "the 3 ranks of world 1.0.1 form their process group: ranks 1, 2 not in init_process_group yet",
         "world 1.0.1 works on its first step with 3 ranks",
         "world 1.0.1 restores its checkpoint with 3 ranks",
@@ -102,7 +102,8 @@ def test_a_script_that_tells_of_no_steps_trains_when_its_group_has_formed():
     assert ask(seen) is Stage.FIRST_STEP, "it may be in init() of our library"
     seen.later(2)
     assert ask(seen) is Stage.TRAINING
-    assert seen.report.why == "world 1.0.1 runs with 2 ranks; no steps are reported, so a hang is not seen"
+    why = "world 1.0.1 runs with 2 ranks; no steps are reported, so a hang is not detected"
+    assert seen.report.why == why
     for slot in (0, 1):
         seen.says(slot, feature_level=1)
     assert ask(seen) is Stage.TRAINING, "its first step is still to come, but it was said"

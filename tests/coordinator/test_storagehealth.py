@@ -51,9 +51,9 @@ def test_ranks_that_do_not_end_are_told_and_get_another_pod():
     assert not film.report.replacement_requests
     film.later(1)
     assert film.phase == "Stopping"
-    assert film.report.why.endswith("those of slots 0 have not ended for 60 s: other pods are asked for")
+    assert film.report.why.endswith("those of slots 0 have not ended for 60 s: other pods are requested")
     (wish,) = film.report.replacement_requests
     assert (wish.slot, wish.incarnation) == (0, 1)
-    assert wish.message == "the ranks of slot 0 were to end, and have not for 60 s"
+    assert wish.message == "the ranks of slot 0 were ordered to end, and have not for 60 s"
     film.replaces(0)
     assert film.phase == "Forming"

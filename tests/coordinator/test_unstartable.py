@@ -47,7 +47,9 @@ def test_a_pod_that_becomes_unfit_in_a_world_that_begins_is_replaced_for_free() 
     film.exits(1, ProcessExit(1, None, fingerprint="E"))
     film.obeys()
     film.says(0, problem=STALE)
-    assert [(wish.slot, wish.cause) for wish in film.report.replacement_requests] == [(0, Cause.STORAGE_UNAVAILABLE)]
+    assert [(wish.slot, wish.cause) for wish in film.report.replacement_requests] == [
+        (0, Cause.STORAGE_UNAVAILABLE)
+    ]
     replaced(film, 2, None, slot=0)
     film.later(61)
     film.obeys()
@@ -103,7 +105,7 @@ def test_from_the_third_unfit_pod_in_a_row_on_the_job_is_stalled_and_says_why() 
     assert stalled is not None
     assert stalled.reason is FailReason.CHECKPOINT_NOT_WRITABLE
     assert stalled.message.startswith(
-        "3 pods in a row of slot 1 could start no rank, the last on node node-1: "
+        "3 pods in a row of slot 1 could not start a rank, the last on node node-1: "
     )
     assert STALE.message in stalled.message
     film.agents[1] = agent(1, 4, problem=STALE, node="")
@@ -186,6 +188,6 @@ def test_a_volume_that_hangs_is_told_with_its_since_and_training_goes_on() -> No
     assert told
     assert (told.reason, film.phase) == (FailReason.CHECKPOINT_UNAVAILABLE, "Running")
     assert "had not answered slot 0 for a minute at 1970-01-01 00:16:40 UTC" in told.message
-    assert "it owes the manifest of step 3" in told.message
+    assert "pending: the manifest of step 3" in told.message
     film.says(0, pending_disk_request="")
     assert film.report.stalled is None

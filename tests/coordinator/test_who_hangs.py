@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.coordinator.film import Film
 
-from ropeteam_trainer.contract.messages import RankPhase, Hang
+from ropeteam_trainer.contract.messages import Hang, RankPhase
 from ropeteam_trainer.contract.world import Cause, ProcessExit
 
 HUNG = ProcessExit(None, 9, hung=True, fingerprint="hang", last_lines=("its stack",))
@@ -44,20 +44,20 @@ def test_who_is_behind_or_in_no_collective_held_up_the_others(zero, one, where):
     film = film_of(zero, one)
     told = film.incident
     assert (told.cause, told.slot, told.rank, told.node) == (Cause.HANG, 1, 1, "node-1")
-    assert told.message == f"rank 1 held up the others ({where}): {ZERO}"
+    assert told.message == f"rank 1 blocked the others ({where}): {ZERO}"
     assert told.exit.last_lines == (), "they are of another rank"
 
 
 @pytest.mark.parametrize(
     ("zero", "one", "more"),
     [
-        ((11, LOADS), (12, LOADS), "; it held up the others"),
-        ((12, LOADS), (12, WAITS), "; it held up the others"),
+        ((11, LOADS), (12, LOADS), "; it blocked the others"),
+        ((12, LOADS), (12, WAITS), "; it blocked the others"),
         ((12, LOADS), (11, None), ""),
         (
             (12, WAITS),
             (12, WAITS),
-            "; which was first is not known: 2 ranks stand still after step 12, their stacks are in the logs",
+            "; the first of them is not known: 2 ranks hang after step 12, their stacks are in the logs",
         ),
     ],
 )
@@ -71,7 +71,7 @@ def test_who_was_seen_first_may_be_the_one_or_it_is_not_known(zero, one, more):
 def test_who_held_up_the_others_stays_to_blame_when_it_has_ended():
     film = film_of((12, WAITS), (12, LOADS))
     standing(film, 1, 12, LOADS, **DEAD)
-    assert film.incident.message == f"{ZERO.replace('0', '1')}; it held up the others"
+    assert film.incident.message == f"{ZERO.replace('0', '1')}; it blocked the others"
 
 
 def test_parameter_servers_and_their_workers_do_not_hold_each_other_up():

@@ -27,9 +27,9 @@ from ropeteam.core.seen.observation import ContainerSeen, PodSeen, PolicySeen, R
 from ropeteam_trainer.contract.desired import (
     Incident,
     JobReport,
+    RecoveryTimes,
     ReplacementRequest,
     SlotReport,
-    RecoveryTimes,
     WorldPhase,
 )
 from ropeteam_trainer.contract.messages import Problem, Progress

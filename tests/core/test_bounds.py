@@ -24,7 +24,7 @@ from tests.core.test_promises import (
 from ropeteam.core.decide import decide
 from ropeteam.core.seen.bounds import HIGHEST_COUNT, LONGEST_TEXT, OutOfBounds, bounded
 from ropeteam_trainer.contract import codec
-from ropeteam_trainer.contract.desired import JobReport, ReplacementRequest, SlotReport, RecoveryTimes
+from ropeteam_trainer.contract.desired import JobReport, RecoveryTimes, ReplacementRequest, SlotReport
 from ropeteam_trainer.contract.messages import Problem, ProcessGroup, Progress
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, FailReason, ProcessExit
 
@@ -63,7 +63,8 @@ def test_texts_are_cut() -> None:
 def test_numbers_that_are_only_shown_are_no_reason_to_refuse_a_report() -> None:
     """`job.report(total_steps=-1)` means in many scripts that they never end."""
     said = replace(
-        with_incident(steps_lost=-5, recovery_milliseconds=RecoveryTimes(first_step=-1)), progress=Progress(3, -1, "", 0.0, "")
+        with_incident(steps_lost=-5, recovery_milliseconds=RecoveryTimes(first_step=-1)),
+        progress=Progress(3, -1, "", 0.0, ""),
     )
     taken = bounded(said, slots=1)
     assert (taken.progress.total_steps, taken.incidents[1].steps_lost) == (-1, 0)

@@ -168,7 +168,7 @@ def test_a_coordinator_that_does_not_keep_up_is_told() -> None:
     seen = a_running_job().after(reporting(lag_seconds=3))
     running = condition(seen, ConditionType.RUNNING)
     assert (running.status, running.reason) == ("True", "CoordinatorOverloaded")
-    assert "it was late by up to 3 s, and a fault is mended as much later" in running.message
+    assert "it was late by up to 3 s, and recovery from a fault takes as much longer" in running.message
     assert "pod mnist-coordinator-1 " in running.message
     assert decide(seen).status.state == "Running"
     later = seen.after(written, seconds(60))
@@ -188,7 +188,7 @@ def test_status_never_says_that_training_goes_on_without_knowing_it() -> None:
     seen = seen.but(status=decide(seen).status)
     told = condition(seen, ConditionType.RUNNING).message
     assert "since 2026-11-20 12:00:03 UTC" in told
-    assert "Whether training goes on is not known meanwhile: workers go on for 120 s after" in told
+    assert "Whether training continues is unknown: workers continue for 120 s after" in told
     assert condition(seen.after(seconds(129)), ConditionType.RUNNING).holds
     late = seen.after(seconds(130))
     running, stalled = condition(late, ConditionType.RUNNING), condition(late, ConditionType.STALLED)
@@ -355,7 +355,7 @@ def test_a_scene_is_an_observation_that_can_be_written_to_a_file() -> None:
 
 
 def test_what_the_coordinator_tries_again_and_again_stalls_the_job_also_while_a_world_runs() -> None:
-    told = Problem(FailReason.CHECKPOINT_NOT_WRITABLE, "3 pods in a row of slot 1 could start no rank")
+    told = Problem(FailReason.CHECKPOINT_NOT_WRITABLE, "3 pods in a row of slot 1 could not start a rank")
     seen = a_running_job().after(reporting(stalled=told), written)
     stalled = condition(seen, ConditionType.STALLED)
     assert (stalled.holds, stalled.reason, stalled.message) == (True, told.reason.value, told.message)

@@ -23,7 +23,7 @@ MACHINE = Machine(
 
 def test_a_finding_is_one_line_with_what_why_and_what_to_do() -> None:
     assert str(ok("python", "3.11")) == "ok   python: 3.11"
-    assert str(fail("claim c", "is not\nthere.", "create it")) == "FAIL claim c: is not there; create it"
+    assert str(fail("claim c", "does not\nexist.", "create it")) == "FAIL claim c: does not exist; create it"
 
 
 def test_a_machine_that_has_all_is_ok() -> None:
@@ -39,13 +39,13 @@ def test_a_machine_that_has_all_is_ok() -> None:
 @pytest.mark.parametrize(
     ("seen", "line"),
     [
-        ({"torch": ""}, "ok   torch: not installed: a client alone"),
+        ({"torch": ""}, "ok   torch: not installed: a client only"),
         ({"kubectl": ""}, "warn kubectl: not found on PATH; install it"),
         ({"linux": False}, "warn local cluster: `ropeteam run` and `ropeteam up` need Linux"),
         ({"recorded": True, "answers": True}, "ok   local cluster: runs in /home"),
-        ({"recorded": True}, "/home/kubeconfig are left; `ropeteam up` clears them away"),
-        ({"pods": 2}, "not ended in order: 2 folders in /home/pods are left"),
-        ({"recorded": True, "pods": 2}, "/home/kubeconfig and 2 folders in /home/pods are left"),
+        ({"recorded": True}, "/home/kubeconfig remain; `ropeteam up` removes them"),
+        ({"pods": 2}, "not shut down cleanly: 2 folders in /home/pods remain"),
+        ({"recorded": True, "pods": 2}, "/home/kubeconfig and 2 folders in /home/pods remain"),
     ],
 )
 def test_what_a_machine_lacks_is_told(seen, line: str) -> None:

@@ -62,7 +62,7 @@ def test_a_coordinator_without_a_proof_of_its_end_is_remembered_and_status_says_
     stalled = decide(seen).status.condition(ConditionType.STALLED)
     assert stalled
     assert (stalled.holds, stalled.reason) == (True, "PreviousCoordinatorMayRun")
-    assert f"term 1 on node {NODE}), and with it a former pod of slot 1" in stalled.message
+    assert f"term 1 on node {NODE}), and with it a previous pod of slot 1" in stalled.message
     assert stalled.message.endswith(f"kubectl annotate trainingjob -n lab mnist {ENDED}=1 --overwrite")
 
 
@@ -168,8 +168,8 @@ def test_who_waits_for_a_lease_needs_no_person_and_status_says_so() -> None:
     assert running
     assert (stalled.holds, running.reason) == (False, "PreviousCoordinatorMayRun")
     assert running.message.endswith(
-        "The job goes on by itself when no operator has heard of it for 20 s (selfFence), and fenceSeconds "
-        "later."
+        "The job continues by itself when no operator has had contact with that coordinator for 20 s "
+        "(selfFence), and fenceSeconds later."
     )
 
 

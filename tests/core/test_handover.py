@@ -61,7 +61,7 @@ def the_old_pod_vanishes(scene: Scene) -> Scene:
 def test_a_successor_is_decided_on_at_once_and_made_in_the_next_round() -> None:
     seen = a_running_job().after(deleted(1))
     decision = decide(seen)
-    assert decision.why == "slot 1: asked to leave, incarnation 2"
+    assert decision.why == "slot 1: terminating, incarnation 2"
     assert (slot(seen).incarnation, slot(seen).handover_pending) == (2, True)
     assert decision.status.incidents == (), "nothing is lost yet"
     assert [str(action) for action in decide(seen.after(written)).actions] == [
@@ -91,7 +91,7 @@ def test_the_coordinator_hears_of_the_old_pod_only_until_it_has_saved() -> None:
 def test_the_successor_takes_over_when_nothing_can_be_saved_any_more(over: Change) -> None:
     seen = handed().after(over)
     decision = decide(seen)
-    assert decision.why == "slot 1: its former pod leaves, the new one takes over"
+    assert decision.why == "slot 1: the new pod replaces the terminating one"
     assert (slot(seen).incarnation, slot(seen).handover_pending, slot(seen).replacement_time) == (
         2,
         False,

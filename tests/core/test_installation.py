@@ -82,7 +82,7 @@ def changed(path: str, value: Any) -> Read:
 def test_an_installation_that_is_well_is_ok() -> None:
     assert said() == [
         "ok   cluster: of config: answers, Kubernetes v1.36.0",
-        "ok   definition: TrainingJob v1alpha1, as this client knows it",
+        "ok   definition: TrainingJob v1alpha1, the same as in this client",
         "ok   operator sys/ropeteam: 2 of 2 ready, image ghcr.io/ropeteam/ropeteam:1.2.3",
         "ok   leader sys/ropeteam: ropeteam-1, lease fresh",
         "ok   nodes: 2 of 2 ready, nvidia.com/gpu: 8 on 1 of them",
@@ -96,7 +96,7 @@ def test_an_installation_that_is_well_is_ok() -> None:
 def test_a_version_is_judged() -> None:
     one("ok   cluster: of config: answers, Kubernetes v1.30.0", version="v1.30.0")
     one("FAIL cluster: of config: Kubernetes v1.29.9-eks is too old; upgrade to 1.30", version="v1.29.9-eks")
-    one("warn cluster: of config: answers, and does not say its version", version="")
+    one("warn cluster: of config: answers, but does not report its version", version="")
 
 
 def test_a_definition_that_is_not_there_is_a_failure() -> None:
@@ -110,7 +110,8 @@ def test_a_definition_that_is_not_there_is_a_failure() -> None:
 
 
 def test_a_definition_that_has_drifted_is_told_by_its_fields() -> None:
-    one("warn definition: older than this client: it lacks spec.worlds; ", definition=changed("worlds", None))
+    older = "warn definition: older than this client: it does not have"
+    one(f"{older} spec.worlds; ", definition=changed("worlds", None))
     more = changed("colour", {"type": "object", "properties": {"red": {"type": "string"}}})
     one("warn definition: newer than this client: it has spec.colour; ", definition=more)
     one(
@@ -119,7 +120,7 @@ def test_a_definition_that_has_drifted_is_told_by_its_fields() -> None:
     )
     empty = {"spec": {"versions": [{"name": "v1alpha1"}]}}
     one(
-        "warn definition: older than this client: it lacks apiVersion, kind, metadata and 2 more; ",
+        "warn definition: older than this client: it does not have apiVersion, kind, metadata and 2 more; ",
         definition=Read((empty,)),
     )
 
@@ -164,7 +165,7 @@ def test_an_operator_that_begins_again_and_again_is_told_with_its_reason() -> No
     lines = [line for line in said(pods=Read((pod, {}))) if "restarts" in line]
     assert lines == [
         "warn operator pod p: 7 restarts, the last: OOMKilled; kubectl -n sys logs --previous p",
-        "warn operator pod p: 5 restarts, the last: its reason is not known any more;"
+        "warn operator pod p: 5 restarts, the last: its reason is no longer known;"
         " kubectl -n sys logs --previous p",
     ]
 
@@ -186,7 +187,7 @@ def test_kinds_of_others_are_told() -> None:
     groups = Read(({"name": "monitoring.coreos.com"}, {"name": "kueue.x-k8s.io"}))
     one("ok   monitoring: kinds of the Prometheus Operator are served", groups=groups)
     one("ok   queues: Kueue is served", groups=groups)
-    one("warn kinds of others: not known: you may not read them", groups=FORBIDDEN)
+    one("warn third-party kinds: not known: you may not read them", groups=FORBIDDEN)
 
 
 def test_of_a_local_cluster_its_operator_counts() -> None:

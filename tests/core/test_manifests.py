@@ -300,11 +300,8 @@ def test_pods_of_an_attempt_that_began_under_an_earlier_release_keep_their_capab
     """Root without them may write no volume of another user: a job that ran would end at its next fault."""
     status = a_running_job().status
     assert status.capabilities_dropped
-    seen = (
-        a_running_job()
-        .but(status=with_changes(status, capabilities_dropped=False))
-        .after(vanished(0), written)
-    )
+    before = with_changes(status, capabilities_dropped=False)
+    seen = a_running_job().but(status=before).after(vanished(0), written)
     (made,) = (action.manifest for action in decide(seen).actions if isinstance(action, CreatePod))
     assert trainer(made)["securityContext"] == {"allowPrivilegeEscalation": False}
 

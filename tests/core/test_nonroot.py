@@ -128,7 +128,7 @@ def test_a_job_that_runs_as_written_goes_on_and_says_how_to_go_on_as_a_user() ->
     told = accepted(scene)
     assert (told.holds, told.reason) == (False, "PodRefused")
     assert WORDS in told.message
-    assert "To go on as user 1000, set spec.suspend to true and then to false" in told.message
+    assert "To continue as user 1000, set spec.suspend to true and then to false" in told.message
 
 
 def test_the_next_attempt_runs_as_the_server_says_then() -> None:
@@ -145,7 +145,7 @@ def test_the_next_attempt_runs_as_the_server_says_then() -> None:
 def test_what_is_refused_as_a_user_too_is_told_in_the_servers_first_words() -> None:
     decision = decide(a_job().after(refused(WORDS)))
     assert (decision.status.state, decision.status.attempt) == ("Invalid", 0)
-    assert f"{WORDS}. As a user that is not root it is refused too: change spec.template" in decision.why
+    assert f"{WORDS}. It is refused as a non-root user too: change spec.template" in decision.why
 
 
 def test_a_status_of_an_earlier_release_names_no_user() -> None:

@@ -27,7 +27,7 @@ def test_a_missing_claim_is_told_with_the_field_that_wants_it() -> None:
     spec = {"workers": 2, "command": ["x"], "template": {"spec": {"volumes": volumes}}}
     seen = starting(scheduled_message='persistentvolumeclaim "datasets" not found').but(spec=spec)
     told = condition(seen, ConditionType.STALLED).message
-    assert "spec.template.spec.volumes[1] wants it: create the claim datasets" in told
+    assert "spec.template.spec.volumes[1] requires it: create the claim datasets" in told
 
 
 def test_a_claim_without_a_volume_is_told_with_all_that_the_job_names() -> None:
@@ -47,7 +47,7 @@ def test_a_claim_without_a_volume_is_told_with_all_that_the_job_names() -> None:
         (
             {"running": True},
             "PodsStarting",
-            "it runs, and the trainer starts when it has ended: kubectl logs -n",
+            "running; the trainer starts after it has ended: kubectl logs -n",
         ),
         (
             {"waiting_reason": "ErrImagePull"},

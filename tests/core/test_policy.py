@@ -150,7 +150,7 @@ def test_without_the_right_to_make_one_jobs_go_on() -> None:
     assert [str(each) for each in decide(seen).actions][-1] == "create Pod mnist-1-1"
     assert policy.missing(build_view(seen)) == (), "asked for once"
     assert not decide(seen).status.holds(ConditionType.STALLED)
-    assert "The job goes on without" in policy.refused(RBAC)
+    assert "The job continues without" in policy.refused(RBAC)
 
 
 def test_a_gang_that_runs_gets_one_and_goes_on_if_it_is_refused() -> None:

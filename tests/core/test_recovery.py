@@ -102,7 +102,7 @@ def test_a_node_that_is_not_ready_is_no_loss_while_nobody_knows(unknown: Change)
 def test_a_node_that_died_with_the_coordinator_and_all_workers_is_a_loss_once_agents_had_time_to_report() -> (
     None
 ):
-    waiting = reporting(phase=WorldPhase.WAITING, why="waiting for the agents to tell what they run")
+    waiting = reporting(phase=WorldPhase.WAITING, why="waiting for the agents to report what they run")
     seen = a_running_job(workers=2, recovery={"lostSeconds": 5}).after(
         on_a_lost_node(0), on_a_lost_node(1), waiting
     )
@@ -110,7 +110,7 @@ def test_a_node_that_died_with_the_coordinator_and_all_workers_is_a_loss_once_ag
     assert [each.incarnation for each in early.status.slots] == [1, 1]
     (running,) = [each for each in early.status.conditions if each.type == "Running"]
     assert (running.status, running.reason) == ("True", "CoordinatorRestarted")
-    assert running.message.endswith("Whether training goes on is not known meanwhile.")
+    assert running.message.endswith("Until then it is unknown whether training continues.")
     assert [each.incarnation for each in late.status.slots] == [2, 2]
     assert {each.cause for each in late.status.incidents} == {Cause.NODE_LOST}
 
@@ -127,12 +127,16 @@ def test_a_wish_may_come_again_for_the_successor() -> None:
     seen = a_running_job(workers=1).after(evicted(0), written)
     successor = seen.pods[-1].model_copy(update={"name": "mnist-0-2", "uid": "u2", "incarnation": 2})
     fresh = successor.model_copy(update={"phase": "Running", "container": ContainerSeen(running=True)})
-    seen = seen.but(pods=(*seen.pods, fresh)).after(written, reporting(replacement_requests=(a_wish(0, incarnation=2),)))
+    seen = seen.but(pods=(*seen.pods, fresh)).after(
+        written, reporting(replacement_requests=(a_wish(0, incarnation=2),))
+    )
     assert slot(decide(seen), 0).incarnation == 3
 
 
 def test_a_wish_may_ask_to_avoid_the_node() -> None:
-    seen = a_running_job().after(reporting(replacement_requests=(a_wish(3, cause=Cause.ERROR, avoid_node=True),)))
+    seen = a_running_job().after(
+        reporting(replacement_requests=(a_wish(3, cause=Cause.ERROR, avoid_node=True),))
+    )
     decision = decide(seen)
     assert (slot(decision, 3).avoid_node, decision.status.avoided_nodes) == ("node-3", ("node-3",))
 
@@ -393,4 +397,4 @@ def test_a_term_is_above_all_that_have_claimed_the_checkpoints() -> None:
     """Status may be from before a restore of etcd: then its term was used already."""
     decision = decide(a_running_job().after(reporting(newer_term=5)))
     assert decision.status.coordinator.term == 6
-    assert "a coordinator of term 5 that status does not know" in decision.why
+    assert "a coordinator of term 5, which is not in status" in decision.why

@@ -25,9 +25,9 @@ def named(name: str, **parts: Any) -> Read:
 
 def test_an_empty_namespace_is_ok() -> None:
     assert said() == [
-        "ok   namespace team: is there, Pod Security level not set",
+        "ok   namespace team: exists, Pod Security level not set",
         "ok   quotas: none",
-        "ok   network policies: none of others cuts the ports of jobs",
+        "ok   network policies: no foreign policy blocks the ports of jobs",
     ]
 
 
@@ -36,7 +36,7 @@ def test_an_empty_namespace_is_ok() -> None:
     [
         ("restricted", "ok   namespace team: Pod Security level restricted: jobs run as user 1000"),
         ("baseline", "ok   namespace team: Pod Security level baseline: hostPath and hostNetwork"),
-        ("privileged", "ok   namespace team: is there, Pod Security level privileged"),
+        ("privileged", "ok   namespace team: exists, Pod Security level privileged"),
     ],
 )
 def test_a_level_says_what_is_refused(level: str, line: str) -> None:
@@ -54,7 +54,7 @@ def test_what_may_not_be_read_is_not_known_and_no_failure() -> None:
 
 def test_a_namespace_that_is_not_there_is_a_failure() -> None:
     assert said(itself=Read())[0] == (
-        "FAIL namespace team: is not there; kubectl create namespace team, or name another with -n"
+        "FAIL namespace team: does not exist; kubectl create namespace team, or name another with -n"
     )
 
 
@@ -139,9 +139,9 @@ def test_ingress_is_opened_by_the_policies_that_the_operator_makes() -> None:
     assert cut(deny).startswith("ok ")
     assert cut(deny, guards=False).startswith(
         "warn network policies: pods of jobs cannot reach each other (ingress, all ports), the operator"
-        " (ingress, port 29402) past p0, p1; "
+        " (ingress, port 29402) because of p0, p1; "
     )
-    assert "past p0, p1, unless the operator makes policies for jobs; " in cut(deny, guards=None)
+    assert "because of p0, p1, unless the operator creates policies for jobs; " in cut(deny, guards=None)
     assert cut(policies({}, {"ingress": [{}]}), guards=False).startswith("ok ")
     assert cut(policies({"policyTypes": ["Egress"], "egress": [{}]}), guards=False).startswith("ok ")
 
@@ -173,7 +173,7 @@ def test_a_job_is_told_by_its_state_or_what_is_wrong() -> None:
         "FAIL job mnist: Accepted=False, Why: Because; ropeteam explain mnist -n lab",
         "warn job mnist: Degraded=True, Why: Because; ropeteam explain mnist -n lab",
     ]
-    assert told(a_job(None)) == ["warn job mnist: no operator has looked at it yet; see the operator above"]
+    assert told(a_job(None)) == ["warn job mnist: no operator has reconciled it yet; see the operator above"]
 
 
 def test_a_job_that_is_not_there_or_may_not_be_read() -> None:
@@ -196,7 +196,7 @@ def a_claim(phase: str = "Bound", mode: str = "ReadWriteMany") -> Read:
             "warn claim c: Bound, ReadWriteOnce, and several workers mount it; ",
         ),
         (a_claim("Pending"), 2, "warn claim c: Pending: no volume yet; kubectl describe pvc c"),
-        (Read(), 2, "FAIL claim c: is not there, and pods that mount it wait; create"),
+        (Read(), 2, "FAIL claim c: does not exist, and pods that mount it wait; create"),
         (FORBIDDEN, 2, "warn claim c: not known: you may not read them"),
     ],
 )
@@ -209,10 +209,10 @@ def test_pull_secrets_and_the_service_of_a_job() -> None:
     there = Read(({},))
     secrets = {"a": there, "b": Read(), "c": FORBIDDEN}
     assert told(a_job("Running"), secrets=secrets, service=there)[1:] == [
-        "ok   pull secret a: is there",
-        "warn pull secret b: is not there: images that need it are not pulled; create it in this namespace",
+        "ok   pull secret a: exists",
+        "warn pull secret b: does not exist: images that need it are not pulled; create it in the namespace",
         "warn pull secret c: not known: you may not read them",
-        "ok   service mnist: is there",
+        "ok   service mnist: exists",
     ]
-    assert told(a_job("Running"))[1].startswith("warn service mnist: is not there: agents cannot find")
+    assert told(a_job("Running"))[1].startswith("warn service mnist: does not exist: agents cannot find")
     assert told(a_job("Running"), service=FORBIDDEN)[1].startswith("warn service mnist: not known")

@@ -73,11 +73,11 @@ def test_a_queue_that_the_job_names_is_said_to_have_no_effect_before_any_pod_is_
 def test_a_suspended_job_says_how_to_go_on_and_that_no_queue_does_it() -> None:
     seen = a_job(suspend=True)
     command = """kubectl patch tj mnist -n lab --type merge -p '{"spec":{"suspend":false}}'"""
-    assert condition(seen, ConditionType.SUSPENDED).message.endswith(f"to go on: {command}")
+    assert condition(seen, ConditionType.SUSPENDED).message.endswith(f"to resume: {command}")
     queued = condition(seen.after(labelled(**{QUEUE: "team-a"})), ConditionType.SUSPENDED).message
     assert command in queued
     assert "Queue team-a" in queued
-    assert "is not known to do it" in queued
+    assert "does not resume it" in queued
 
 
 def test_a_queue_for_pods_is_served_where_kueue_has_taken_them() -> None:

@@ -32,8 +32,8 @@ def test_who_hangs_and_where(cluster: Cluster, name: str, start: str, how: str, 
     message = re.sub(r"for \d+ s", "for N s", seen["message"].splitlines()[0])
     stands, waits = f"hangs.py:{line(text)} (load)", f"hangs.py:{line('dist.all_reduce')} (main)"
     assert message in (
-        f"rank 1 {HUNG}, in {stands}; it held up the others",
-        f"rank 1 held up the others (after step 3, in {stands}): rank 0 {HUNG}, in {waits}",
+        f"rank 1 {HUNG}, in {stands}; it blocked the others",
+        f"rank 1 blocked the others (after step 3, in {stands}): rank 0 {HUNG}, in {waits}",
     )
     assert stands in failed["message"]
     zero, one = (cluster.logs(pod["metadata"]["name"]) for pod in sorted_pods(cluster, name))

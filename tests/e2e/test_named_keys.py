@@ -62,5 +62,5 @@ def test_pods_wait_for_the_secret_and_the_job_says_so(cluster: Cluster, name: st
     secret(cluster, f"{name}-keys", "too short")
     told = cluster.wait_condition(name, "Failed")
     assert told["reason"] == "CheckpointNotWritable"
-    assert "line 1 of its entry checkpoint-keys is no key" in told["message"]
+    assert "line 1 of its entry checkpoint-keys is not a key" in told["message"]
     assert not list((tmp_path / "volume").glob("*/run-*"))

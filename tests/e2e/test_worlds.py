@@ -28,7 +28,7 @@ def test_pods_that_train_alone_are_told_of_and_then_the_job_fails(cluster: Clust
     failed = cluster.wait_condition(name, "Failed")
     assert failed["reason"] == "SplitWorld"
     assert "a process group of 1 by worlds.py in slot " in failed["message"]
-    assert "spec.worlds: PerPod" in failed["message"]
+    assert "spec.worlds to PerPod" in failed["message"]
     assert cluster.status(name)["incidents"] == []
 
 
@@ -49,4 +49,4 @@ def test_a_job_without_any_group_says_so_at_its_end(cluster: Cluster, name: str)
     cluster.create(program(name, ["python", "worlds.py", "no_group", "0"]))
     complete = cluster.wait_condition(name, "Complete")
     assert complete["reason"] == "NoProcessGroup"
-    assert "none of them has told of a process group" in complete["message"]
+    assert "none of them has reported a process group" in complete["message"]

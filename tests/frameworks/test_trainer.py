@@ -45,7 +45,7 @@ def test_an_error_in_it_is_one_line_and_training_goes_on(train):
         f"import os; page = os.environ['{config.RANK_PAGE}']; os.environ['{config.RANK_PAGE}'] = '/nowhere'"
     )
     done, beat = train(lose, f"os.environ['{config.RANK_PAGE}'] = page")
-    assert done.stderr.count("ropeteam: progress is told no more: FileNotFoundError") == 1
+    assert done.stderr.count("ropeteam: progress reports end: FileNotFoundError") == 1
     assert beat.steps_here == 0
 
 

@@ -109,7 +109,7 @@ async def _yaml() -> AsyncIterator[Attempt]:
             file.write_bytes(case)
             code, output = _validated(file, screen)
             assert code in (0, 2)
-            assert output.startswith("error: ") or "is good" in output
+            assert output.startswith("error: ") or "is valid" in output
             if code == 0:
                 _made(manifests.read(file).job)
             return ["good" if code == 0 else "refused"]

@@ -28,7 +28,13 @@ from ropeteam.controller.client.coordinator import Coordinators, RequestAuth, Un
 from ropeteam.core.decide import decide
 from ropeteam_trainer.agent.http import Metrics
 from ropeteam_trainer.contract import OLDEST, VERSION, codec, signing
-from ropeteam_trainer.contract.desired import Desired, ReplacementRequest, SlotDesired, SlotReport, RecoveryTimes
+from ropeteam_trainer.contract.desired import (
+    Desired,
+    RecoveryTimes,
+    ReplacementRequest,
+    SlotDesired,
+    SlotReport,
+)
 from ropeteam_trainer.contract.messages import Problem, Progress
 from ropeteam_trainer.contract.world import Cause, CheckpointRef, Epoch, FailReason, ProcessExit
 from ropeteam_trainer.coordinator.http import MOST_HEAD, Http
@@ -187,7 +193,11 @@ def reports() -> tuple[Any, ...]:
         failure=Problem(FailReason.EXIT_CODE, "it said 42"),
         stalled=Problem(FailReason.CHECKPOINT_UNAVAILABLE, "no answer"),
         incidents=(
-            replace(an_incident(), recovery_milliseconds=RecoveryTimes(1, 2, 3, 4), exit=ProcessExit(1, 9, last_lines=("a",))),
+            replace(
+                an_incident(),
+                recovery_milliseconds=RecoveryTimes(1, 2, 3, 4),
+                exit=ProcessExit(1, 9, last_lines=("a",)),
+            ),
         ),
     )
     return codec.to_plain(plain), codec.to_plain(full)

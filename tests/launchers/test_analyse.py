@@ -119,7 +119,7 @@ def test_a_script_is_told_its_local_rank_as_its_launcher_would():
 
 def test_the_launcher_field_decides():
     as_asked = Launch(
-        Run.COMMAND, ("python", "x.py"), per_pod=True, program="python", text="PerPod (as asked)"
+        Run.COMMAND, ("python", "x.py"), per_pod=True, program="python", text="PerPod (as specified)"
     )
     assert understood("python x.py", launcher=Launcher.PER_POD) == as_asked
     for line in ("sh -c ./run.sh", "accelerate launch --num_processes 1 x.py", "srun python x.py"):
@@ -133,12 +133,12 @@ def test_the_launcher_field_decides():
 @pytest.mark.parametrize(
     ("line", "job", "words"),
     [
-        ("torchrun --frobnicate x.py", ONE, "torchrun flag --frobnicate is not known here (torch 2."),
+        ("torchrun --frobnicate x.py", ONE, "torchrun flag --frobnicate is not known (torch 2."),
         ("torchrun --nnodes", ONE, "--nnodes: expected one argument"),
-        ("torchrun --rdzv x.py", ONE, "torchrun flag --rdzv is not known here"),
+        ("torchrun --rdzv x.py", ONE, "torchrun flag --rdzv is not known"),
         ("torchrun --standalone", ONE, "required: script"),
         ("torchrun --help", ONE, "-h/--help shows help and trains nothing"),
-        ("torchrun --standalone x.py", TWO, "a world of its own, the job has 2 workers: leave it out"),
+        ("torchrun --standalone x.py", TWO, "a separate world, but the job has 2 workers: leave it out"),
         ("torchrun --nnodes=1 x.py", TWO, "--nnodes 1, but the job has 2 workers: set spec.workers to 1 or"),
         (
             "torchrun --nnodes=3:4 x.py",
@@ -154,18 +154,18 @@ def test_the_launcher_field_decides():
         ),
         ("torchrun -m --no-python x", ONE, "--module and --no-python exclude each other"),
         ("python -m torch.distributed.launch --no-python x", ONE, "--no-python needs --use-env"),
-        ("deepspeed --num_gpus 4 x.py", Job(1, 2), "--num-gpus 4 asks for 4 processes"),
-        ("deepspeed --num_accelerators 1 x.py", Job(1, 2), "--num-gpus 1 asks for 1 process per worker"),
+        ("deepspeed --num_gpus 4 x.py", Job(1, 2), "--num-gpus 4 requests 4 processes"),
+        ("deepspeed --num_accelerators 1 x.py", Job(1, 2), "--num-gpus 1 requests 1 process per worker"),
         ("deepspeed --num_nodes 3 x.py", TWO, "--num-nodes 3, but the job has 2 workers"),
         ("deepspeed --include worker-1:0 x.py", TWO, "--include names other ranks"),
         ("deepspeed --include localhost:0,1 x.py", ONE, "--include names other ranks"),
-        ("deepspeed -e localhost:0 x.py", ONE, "--exclude is not known here: set spec.gpusPerWorker"),
-        ("deepspeed --autotuning run x.py", ONE, "--autotuning starts many trainings"),
+        ("deepspeed -e localhost:0 x.py", ONE, "--exclude is not supported: set spec.gpusPerWorker"),
+        ("deepspeed --autotuning run x.py", ONE, "--autotuning starts many training runs"),
         ("deepspeed --module --no_python x", ONE, "--module and --no_python exclude each other"),
         ("mpirun -n 2 python x.py", TWO, "mpirun starts processes in other pods"),
         ("env A=1 srun python x.py", TWO, "srun starts processes in other pods"),
-        ("tune run --nnodes 1:4 full --config c", TWO, "--nnodes 1:4 is a range: say 2"),
-        ("torchrun --virtual-local-rank x.py", Job(1, 2), "--virtual-local-rank is not done here"),
+        ("tune run --nnodes 1:4 full --config c", TWO, "--nnodes 1:4 is a range: write 2"),
+        ("torchrun --virtual-local-rank x.py", Job(1, 2), "--virtual-local-rank is not supported"),
     ],
 )
 def test_what_contradicts_the_job_is_refused_by_name(line, job, words):
@@ -257,7 +257,7 @@ def test_launchers_of_a_pod_that_is_a_world_of_its_own_join_no_other():
             TWO,
             "--num-processes 3 counts all ranks, and is no multiple",
         ),
-        ("accelerate launch --num_processes 8 x.py", TWO, "asks for 4 processes per worker, the job has 1"),
+        ("accelerate launch --num_processes 8 x.py", TWO, "requests 4 processes per worker, the job has 1"),
         ("accelerate launch --num_machines 4 x.py", TWO, "--num-machines 4, but the job has 2 workers"),
         (
             "accelerate launch --machine_rank 0 x.py",
@@ -275,8 +275,8 @@ def test_launchers_of_a_pod_that_is_a_world_of_its_own_join_no_other():
             "--mpirun-hostfile starts processes in other pods",
         ),
         ("accelerate launch --deepspeed_multinode_launcher pdsh x.py", TWO, "set it to standard"),
-        ("fabric run --devices 0,1 x.py", TWO, "--devices 0,1 asks for 2 processes"),
-        ("fabric run --devices 3 x.py", TWO, "--devices 3 asks for 3 processes"),
+        ("fabric run --devices 0,1 x.py", TWO, "--devices 0,1 requests 2 processes"),
+        ("fabric run --devices 3 x.py", TWO, "--devices 3 requests 3 processes"),
         ("fabric run x.py --main-port 1", TWO, "--main-port is set in each pod by Ropeteam"),
         ("composer --world_size 4 x.py", TWO, "--world_size 4, but the job has 2 ranks"),
         ("tune run --nnodes 3 full --config c", TWO, "--nnodes 3, but the job has 2 workers"),

@@ -25,7 +25,7 @@ from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.fence import renew_seconds
 from ropeteam_trainer.contract.local import FromRank
-from ropeteam_trainer.contract.messages import AgentReport, Grant, Orders, Hang, StoreOffer
+from ropeteam_trainer.contract.messages import AgentReport, Grant, Hang, Orders, StoreOffer
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit
 from ropeteam_trainer.launchers import Launch, Run
 

@@ -67,7 +67,7 @@ def again(
 
 def goes_on_from(step: int, ended: Ended) -> bool:
     assert ended.codes == [0] * len(ended.codes), ended.output
-    return f"goes on from step {step} " in ended.output[0]
+    return f"resumes from step {step} " in ended.output[0]
 
 
 def test_a_file_that_only_rank_1_verifies_makes_all_ranks_go_on_from_the_parent(saved: FakeAgent) -> None:
@@ -109,7 +109,7 @@ def test_what_status_names_is_never_passed_over_for_its_contents(saved: FakeAgen
     saved.lineage[0] = garbled(saved, "rank-1.pt")
     ended = again(saved)
     assert ended.codes == [1, 1]
-    assert "goes on from step 3" not in ended.output[0]
+    assert "resumes from step 3" not in ended.output[0]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_hiccup_of_the_volume_is_waited_out(pattern: str, rank: int, number: i
     assert goes_on_from(6, ended)
     fired = [output.count(FIRED) for output in ended.output]
     assert fired == [3 if rank in (n, -1) else 0 for n in range(2)]
-    assert "tries again in" in "".join(ended.output)
+    assert "trying again in" in "".join(ended.output)
 
 
 def test_a_volume_that_is_mounted_late_is_waited_for(saved: FakeAgent) -> None:
@@ -162,7 +162,7 @@ def test_one_that_stays_away_is_told_as_such_and_by_whom(
     for expected, output in zip(classes, ended.output, strict=True):
         assert f"ropeteam_trainer.checkpoint.decisions.restore.{expected}: " in output
         assert "Stale file handle" in output
-        assert "See to the volume of" in output
+        assert "Check the volume of" in output
     assert "".join(ended.output).count(FIRED) > 1
 
 

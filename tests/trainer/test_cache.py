@@ -202,7 +202,7 @@ def test_a_file_that_is_open_is_not_removed(tmp_path: Path, start: Start) -> Non
     assert holder.ask("close") == "closed"
     assert other.ask("open", path := source(tmp_path, 4)) == content(path)
     assert len(set(kept(tmp_path)) - set(names)) == 1
-    assert other.end().count("has no room for a shard of 10000 bytes. It is read from where it is.") == 1
+    assert other.end().count("has no space for a shard of 10000 bytes. It is read from its source.") == 1
 
 
 def test_a_full_disk_costs_a_message_and_nothing_else(tmp_path: Path, start: Start) -> None:

@@ -98,7 +98,7 @@ def test_an_error_of_the_storage_proves_nothing(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_no_torch_saved_is_told_with_the_name_of_its_file() -> None:
-    with pytest.raises(Malformed, match=r"rank-0\.pt is nothing that torch\.save writes"):
+    with pytest.raises(Malformed, match=r"rank-0\.pt is not a file of torch\.save"):
         contents.load(RANK, b"PK")
-    with pytest.raises(Malformed, match=r"state\.pt lacks a part of what ranks share"):
+    with pytest.raises(Malformed, match=r"state\.pt has the state that ranks share incomplete"):
         contents.check_state(STATE, {"data": None, "others": {}, "models": {}})

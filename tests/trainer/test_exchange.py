@@ -53,7 +53,7 @@ def test_fields_have_the_types_that_they_should_have() -> None:
 def test_a_gadget_is_not_run(tmp_path: Path) -> None:
     gadget = Gadget(tmp_path / "step-3" / "1.0.1")
     for content in (pickle.dumps(gadget, 0), pickle.dumps(gadget), pickle.dumps(("a", [gadget]))):
-        with pytest.raises(NotUnderstood, match="system, which ranks do not tell each other"):
+        with pytest.raises(NotUnderstood, match="system, which ranks do not send to each other"):
             exchange.unpack(content)
     for name in ("eval", "SystemExit", "open", "getattr", "__import__"):
         with pytest.raises(NotUnderstood, match=f"it names builtins.{name}"):
@@ -105,4 +105,4 @@ def test_a_gadget_from_a_peer_is_not_run(tmp_path: Path, hostile: int) -> None:
     ended = Crew(tmp_path, 2).run("telling.py", str(hostile), str(made))
     assert ended.codes == [0, 0], "\n".join(ended.output)
     assert [made.with_suffix(f".{rank}").exists() for rank in range(2)] == [hostile == 0, hostile == 1]
-    assert f"what rank {hostile} tells is not understood" in ended.output[1 - hostile]
+    assert f"the message of rank {hostile} cannot be decoded" in ended.output[1 - hostile]

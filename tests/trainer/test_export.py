@@ -54,7 +54,7 @@ def test_an_older_one_is_taken_by_its_folder(tmp_path: Path) -> None:
 def test_what_is_no_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(NoCheckpoint, match="holds no checkpoint: name one"):
         export(tmp_path)
-    with pytest.raises(NoCheckpoint, match="no checkpoint that can be used: "):
+    with pytest.raises(NoCheckpoint, match="not a usable checkpoint: "):
         export(tmp_path / "step-1" / "0.0.1")
 
 

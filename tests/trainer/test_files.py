@@ -105,7 +105,7 @@ def half(path: Path) -> None:
         (MANIFEST, Path.unlink, r"no manifest, so it was never committed"),
         (MANIFEST, flip, r"manifest was altered"),
         (MANIFEST, half, r"manifest was altered"),
-        (MANIFEST, replace_by_folder, r"manifest cannot be read: .*is no regular file"),
+        (MANIFEST, replace_by_folder, r"manifest cannot be read: .*is not a regular file"),
     ],
 )
 def test_every_damage_is_found_and_named(
@@ -156,7 +156,7 @@ def test_a_full_disk_costs_a_message_and_no_training(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     message = capfd.readouterr().err
     assert "the checkpoint of step 7 was not written: rank 0: [Errno 27] File too large" in message
-    assert "Training goes on" in message
+    assert "Training continues" in message
     assert not [*(tmp_path / "step-7" / "1.0.1").iterdir()], "a full disk needs the room"
     assert write(tmp_path, 8)[8], "the next one is tried"
 

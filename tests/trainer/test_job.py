@@ -132,7 +132,7 @@ def test_an_agent_that_is_not_there_costs_a_message(
 ) -> None:
     lonely = alone(environ={config.RANK_SOCKET: str(tmp_path / "nobody")})
     lonely.report(loss=1.0)
-    assert "no connection to the agent" in capfd.readouterr().err
+    assert "cannot reach the agent" in capfd.readouterr().err
 
 
 def test_the_link_sends_the_last_loss_when_it_closes(tmp_path: Path) -> None:

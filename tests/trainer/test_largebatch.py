@@ -85,7 +85,7 @@ def test_lamb_scales_the_step_of_adam_to_the_norm_of_the_matrix() -> None:
 
 @pytest.mark.parametrize(("ratio", "optimizer"), [("LARS", torch.optim.AdamW), ("LAMB", torch.optim.SGD)])
 def test_a_trust_ratio_for_another_optimizer_is_refused(ratio: str, optimizer: Any) -> None:
-    with pytest.raises(StrategyError, match=f"{ratio} goes with"):
+    with pytest.raises(StrategyError, match=f"{ratio} requires"):
         wrapped(optimizer, rate={"trust_ratio": ratio}, lr=0.1)
 
 

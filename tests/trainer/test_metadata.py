@@ -107,7 +107,7 @@ def test_blocks_that_are_not_the_whole_are_none() -> None:
         ((6, 2), (*GRID[:-1], ((0, 0), (2, 1)))),
         ((3, 3), (*BRICKS[:-1], ((2, 2), (1, 1)))),
     ):
-        with pytest.raises(contents.Malformed, match="the blocks of a are not the whole of it"):
+        with pytest.raises(contents.Malformed, match="the blocks of a do not cover it exactly once"):
             metadata.parse(saved_in(shape, *blocks))
 
 

@@ -297,4 +297,4 @@ def test_another_jobs_worker_is_turned_away(tmp_path: Path) -> None:
         crew.plan["secret"] = "of another job"
         crew.crew.restart(0, plan=replace(crew.agent.plan(**crew.plan)))
         output = crew.path / "output.1"
-        crew.agent.wait(lambda: output.exists() and "does not know this job's" in output.read_text())
+        crew.agent.wait(lambda: output.exists() and "does not have this job's" in output.read_text())

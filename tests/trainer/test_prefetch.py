@@ -167,4 +167,4 @@ def test_ranks_that_were_given_different_data_are_told_so(tmp_path: Path) -> Non
     ended = Crew(tmp_path, 2).run("balance.py", "--samples-of-rank-1", "36")
     assert ended.codes == [1, 1]
     for output in ended.output:
-        assert "samples = 37 on rank 0 and 36 on rank 1. Give every rank the whole data set" in output
+        assert "samples = 37 on rank 0 and 36 on rank 1. Pass the whole data set on all ranks" in output

@@ -90,7 +90,7 @@ def test_only_a_granted_checkpoint_and_it_was_never_written_means_a_start_from_n
 
 
 def test_a_committed_checkpoint_is_never_silently_replaced_by_nothing() -> None:
-    with pytest.raises(CheckpointNotFound, match=r"step-50.*step-10.*policy Latest goes on"):
+    with pytest.raises(CheckpointNotFound, match=r"step-50.*step-10.*policy Latest resumes"):
         choose(plan(CHAIN[4].ref), (), Disk(bad=set(STEPS)).look)
 
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_judged_is_not_passed_over_for_an_older_one() -> None:
     def look(ref: CheckpointRef) -> Look:
         return Look(None, "stale", unsure=True) if ref.step == 40 else Disk(bad={50}).look(ref)
 
-    with pytest.raises(CheckpointUnavailable, match=r"step-40/1\.0\.1 cannot be judged: stale"):
+    with pytest.raises(CheckpointUnavailable, match=r"step-40/1\.0\.1 cannot be validated: stale"):
         choose(plan(CHAIN[4].ref, CHAIN[3].ref, CHAIN[2].ref), (), look)
 
 

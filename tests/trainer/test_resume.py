@@ -83,7 +83,7 @@ def test_another_number_of_ranks_begins_without_it_and_says_so(
     last = Crew(tmp_path, 3).run("train.py", *saved)
     assert last.codes == [0, 0, 0], last.output
     assert last.result["first"] == 3
-    sentence = f"ropeteam: {said} of 2 ranks cannot be used by 3: begins without it"
+    sentence = f"ropeteam: {said} of 2 ranks cannot be used by 3: starts without it"
     assert [text.count(sentence) for text in last.output] == [1, 0, 0]
 
 

@@ -112,7 +112,7 @@ def test_a_new_job_goes_on_from_the_signed_one_and_says_why_not_from_the_newer_o
     choice = choose(tmp_path)
     assert choice.ref == good
     assert "checkpoint run-former/step-1000/1.0.1 is not used: not signed" in choice.skipped[0]
-    assert "spec.resume.trust Any would take it" in choice.skipped[0]
+    assert "spec.resume.trust Any would accept it" in choice.skipped[0]
 
 
 def test_a_signed_manifest_that_was_altered_is_not_used(tmp_path: Path):
@@ -136,7 +136,7 @@ def test_an_older_one_in_the_folder_of_another_run_is_not_used(tmp_path: Path):
     (tmp_path / RUNS / "999999999.planted").touch()
     choice = choose(tmp_path)
     assert choice.ref == newest
-    assert "its manifest belongs to run 'former'" in choice.skipped[0]
+    assert "its manifest belongs to the job with UID 'former'" in choice.skipped[0]
 
 
 def test_what_status_names_by_its_hash_may_lie_in_the_folder_of_another_run(tmp_path: Path):

@@ -181,15 +181,15 @@ def test_a_model_that_has_changed_is_named_with_what_to_do(tmp_path: Path) -> No
     model = net()
     save(tmp_path, model=model, optimizer=trained(model, torch.optim.AdamW(model.parameters())))
     deeper = nn.Sequential(*net(), nn.Linear(3, 3))
-    with pytest.raises(KeyError, match=r"does not fit: it lacks model.2.bias, model.2.weight\. .*begin anew"):
+    with pytest.raises(KeyError, match=r"does not fit: it does not have model.2.bias, model.*start again"):
         restore(tmp_path, model=deeper)
-    with pytest.raises(KeyError, match=r"nothing here takes its model\.1\.bias, model\.1\.weight"):
+    with pytest.raises(KeyError, match=r"nothing here uses its model\.1\.bias, model\.1\.weight"):
         restore(tmp_path, model=net()[:1])
     wider = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 3))
     with pytest.raises(KeyError, match=r"model.0.bias is \[4\] there and \[5\] here"):
         restore(tmp_path, model=wider)
     frozen = net()
-    with pytest.raises(KeyError, match=r"nothing here takes its optimizer: 1\.bias, optimizer: 1\.weight"):
+    with pytest.raises(KeyError, match=r"nothing here uses its optimizer: 1\.bias, optimizer: 1\.weight"):
         restore(tmp_path, model=frozen, optimizer=torch.optim.AdamW(frozen[0].parameters()))
     restore(tmp_path, model=net())  # without its optimizer, to evaluate
 
@@ -303,7 +303,7 @@ class _Attribute:
 
 
 def test_an_attribute_of_anything_but_the_one_enum_is_refused() -> None:
-    with pytest.raises(ValueError, match="it asks for an attribute, which no checkpoint needs"):
+    with pytest.raises(ValueError, match="it requests an attribute, which no checkpoint needs"):
         metadata.parse(pickle.dumps(Metadata({}, _Attribute(), {})))
 
 

@@ -71,7 +71,7 @@ def served(**fields: Any) -> dict[str, Any]:
         (
             4,
             {"sync": {"type": "Ring"}, "parallelism": {"shard": 2}},
-            "sync: Ring keeps whole copies in step; use AllReduce with parallelism.shard 2, or leave",
+            "sync: Ring synchronizes whole copies; use AllReduce with parallelism.shard 2, or leave",
         ),
         (
             4,
@@ -83,7 +83,7 @@ def served(**fields: Any) -> dict[str, Any]:
             {"sync": {"type": "Ring"}, "sharding": "Gradients", "parallelism": {"tensor": 2, "pipeline": 2}},
             "AllReduce with sharding Gradients and parallelism.tensor 2 and parallelism.pipeline 2, or leave",
         ),
-        (4, {"sync": {"type": "Replicate"}, "sharding": "Parameters"}, "sync: Replicate keeps whole copies"),
+        (4, {"sync": {"type": "Replicate"}, "sharding": "Parameters"}, "sync: Replicate synchronizes whole"),
         (
             4,
             {"gradient_compression": {"type": "TopK"}, "parallelism": {"tensor": 2}},
@@ -92,9 +92,9 @@ def served(**fields: Any) -> dict[str, Any]:
         (
             4,
             {"sharding": "OptimizerState", "parallelism": {"shard": 2}},
-            "sharding: OptimizerState goes with shard alone",
+            "sharding: OptimizerState works with shard alone",
         ),
-        (4, {"sharding": "Parameters", "parallelism": {"replicate": 4}}, "nothing to share with shard 1"),
+        (4, {"sharding": "Parameters", "parallelism": {"replicate": 4}}, "nothing to split with shard 1"),
         (
             2,
             {"parallelism": {"pipeline": 2}, "pipelining": {"schedule": "Interleaved", "stages_per_rank": 1}},
@@ -105,14 +105,14 @@ def served(**fields: Any) -> dict[str, Any]:
             {"parallelism": {"pipeline": 2}, "pipelining": {"stages_per_rank": 2}},
             "Interleaved and ZeroBubble need stagesPerRank above 1",
         ),
-        (2, served(mode="Asynchronous", backup_workers=1), "backupWorkers goes with mode Synchronous"),
+        (2, served(mode="Asynchronous", backup_workers=1), "backupWorkers works with mode Synchronous"),
         (2, served(backup_workers=2), "backupWorkers 2 leaves none of 2 workers; lower it"),
         (2, served(scale_by_staleness=True), "in mode Synchronous no gradient is stale"),
         (2, {**served(), "precision": "Float16"}, "use BFloat16"),
         (
             4,
             {**served(), "sharding": "Parameters"},
-            "ParameterServer keeps whole copies in step; use AllReduce with sharding Parameters, or leave",
+            "ParameterServer synchronizes whole copies; use AllReduce with sharding Parameters, or leave",
         ),
         (2, {"learning_rate": {"scaling": "Linear"}}, "scaling needs baseBatch"),
         (
@@ -128,7 +128,7 @@ def served(**fields: Any) -> dict[str, Any]:
         (
             4,
             {"batch": {"balance": True}, "parallelism": {"tensor": 2}},
-            "balance goes with replicate and shard; leave it out with tensor or pipeline",
+            "balance works with replicate and shard; leave it out with tensor or pipeline",
         ),
         (
             2,
@@ -140,16 +140,16 @@ def served(**fields: Any) -> dict[str, Any]:
             {"parallelism": {"pipeline": 2, "shard": 2}, "pipelining": {"schedule": "ZeroBubble"}},
             "ZeroBubble leaves the last stage without gradients where shard is above 1; use Interleaved",
         ),
-        (2, {"offload": "Parameters"}, "offload: goes with sharding Gradients or Parameters over two ranks"),
+        (2, {"offload": "Parameters"}, "offload: works with sharding Gradients or Parameters over two ranks"),
         (
             1,
             {"sharding": "Parameters", "offload": "Parameters"},
-            "offload: goes with sharding Gradients or Parameters over two ranks or more",
+            "offload: works with sharding Gradients or Parameters over two ranks or more",
         ),
         (
             4,
             {"sync": {"type": "Local", "local": {"groups_of": 2}}},
-            "sync.local: groupsOf and allEverySteps go together",
+            "sync.local: groupsOf and allEverySteps belong together",
         ),
         (
             4,

@@ -40,7 +40,7 @@ def _never_raises(event: Event) -> Event:
             event(self, args, state, **more)
         except Exception as error:
             self.broken = True
-            print(f"ropeteam: progress is told no more: {error!r}. Training goes on.", file=sys.stderr)
+            print(f"ropeteam: progress reports end: {error!r}. Training continues.", file=sys.stderr)
 
     return guarded
 

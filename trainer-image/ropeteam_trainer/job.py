@@ -148,7 +148,7 @@ class Job:
         After backward(). Correct under every strategy; torch's is not (loss scales, pipelines).
         """
         if self._wrapped is None:
-            raise StrategyError("clip_grad_norm() is for a model that went through wrap()")
+            raise StrategyError("clip_grad_norm() needs a model from wrap()")
         return self._wrapped.clip_grad_norm(max_norm)
 
     def report(self, *, loss: Any = None, samples: int | None = None, total_steps: int | None = None) -> None:
@@ -282,7 +282,7 @@ class Job:
             return self._model
         if self._training or self._wrapped.layout.tensor * self._wrapped.layout.pipeline > 1:
             raise StrategyError(
-                "batches(balance=True) goes with replicate and shard, not with tensor, pipeline or "
+                "batches(balance=True) works with replicate and shard, not with tensor, pipeline or "
                 "parameter servers"
             )
         return self._wrapped.parts[0]

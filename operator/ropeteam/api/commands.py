@@ -55,8 +55,8 @@ def notes(spec: TrainingJobSpec) -> Iterator[str]:
         return
     if spec.launcher.value == config.Launcher.AUTO.value and not found.joining:
         yield (
-            "spec.command: starts once per pod, as it is, and makes the ranks of its pod by itself;"
-            " set spec.launcher to PerRank to start it once per rank, or to PerPod if that is meant"
+            "spec.command: starts once per pod, as it is, and starts the ranks of its pod by itself;"
+            " set spec.launcher to PerRank to start it once per rank, or to PerPod if that is intended"
         )
     if found.text.startswith("PerPod (accelerate") and spec.processes > 1 and not spec.gpus_per_worker:
         yield (

@@ -22,20 +22,20 @@ class ConditionType(StrEnum):
 
 
 class Condition(StatusModel):
-    """One fact about a job. `last_transition_time` moves only when the fact flips, not for a new message."""
+    """One condition of a job. lastTransitionTime changes with status only, not with the message."""
 
     type: ConditionType
-    """Which fact."""
+    """Type of the condition."""
     status: str = Field(max_length=7, pattern="^(True|False|Unknown)$")
-    """Whether it holds: True, False or Unknown."""
+    """Status of the condition: True, False or Unknown."""
     reason: str = Field(min_length=1, max_length=1024, pattern="^[A-Za-z]([A-Za-z0-9]*)$")
-    """Why, as one CamelCase word for programs."""
+    """Reason for the status, one CamelCase word for programs."""
     message: str = Field(default="", max_length=32768)
-    """What, where, and the next step, for people."""
+    """Details for people: what, where, and the next step."""
     last_transition_time: AwareDatetime
-    """When the fact last flipped."""
+    """Last time that the status changed."""
     observed_generation: int = Field(default=0, ge=0)
-    """The generation of the spec it speaks of."""
+    """Generation of the spec that the condition is about."""
 
     @property
     def holds(self) -> bool:

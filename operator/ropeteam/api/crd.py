@@ -26,20 +26,20 @@ FILE = Path("crds") / f"{GROUP}_{PLURAL}.yaml"
 _HEADER = "# Made by `make crds` from operator/ropeteam/api. Do not edit.\n"
 
 COLUMNS = (
-    ("STATE", "string", ".status.state", 0, "What the job does, in one word."),
-    ("READY", "string", ".status.workers.summary", 0, "Workers that are ready, of those wanted."),
+    ("STATE", "string", ".status.state", 0, "State of the job, one word."),
+    ("READY", "string", ".status.workers.summary", 0, "Ready pods, of those desired."),
     ("STEP", "integer", ".status.progress.step", 0, "Last step that rank 0 has reported."),
-    ("PROGRESS", "string", ".status.progress.summary", 0, "Steps made, of all."),
+    ("PROGRESS", "string", ".status.progress.summary", 0, "Part of all steps that is done."),
     ("ETA", "string", ".status.progress.eta", 0, "Time to the end at the current pace."),
     (
         "FAILURES",
         "string",
         ".status.failures.summary",
         0,
-        "Incidents that are charged, of those allowed.",
+        "Charged incidents, of those allowed.",
     ),
     ("AGE", "date", ".metadata.creationTimestamp", 0, "Time since the job was created."),
-    ("REASON", "string", ".status.reason", 1, "Why it is in that state."),
+    ("REASON", "string", ".status.reason", 1, "Reason for the state."),
     ("CHECKPOINT", "integer", ".status.checkpoint.step", 1, "Step of the newest durable checkpoint."),
     ("LAST-INCIDENT", "string", ".status.lastIncident", 1, "The newest incident."),
 )
@@ -126,7 +126,7 @@ def main(arguments: list[str], root: Path) -> int:
     drifted = [file for file, text in texts.items() if not (file.exists() and file.read_text() == text)]
     for file in texts:
         differs = "differs from the models; run `make crds`"
-        print(f"{file} {differs if file in drifted else 'is what the models say'}")
+        print(f"{file} {differs if file in drifted else 'is what the models define'}")
     return 1 if drifted else 0
 
 

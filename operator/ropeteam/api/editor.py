@@ -20,14 +20,14 @@ FILE = Path("docs") / "trainingjob.schema.json"
 
 _WORDS = {"type": "object", "additionalProperties": {"type": "string"}}
 _METADATA = {
-    "description": "As of any object of Kubernetes.",
+    "description": "Standard object metadata of Kubernetes.",
     "type": "object",
     "required": ["name"],
     "properties": {
-        "name": {"description": "Of the job.", "type": "string", "maxLength": MAX_NAME, "pattern": NAME},
-        "namespace": {"description": "Where it runs.", "type": "string"},
-        "labels": {"description": "To select it by.", **_WORDS},
-        "annotations": {"description": "For people and tools.", **_WORDS},
+        "name": {"description": "Name of the job.", "type": "string", "maxLength": MAX_NAME, "pattern": NAME},
+        "namespace": {"description": "Namespace of the job.", "type": "string"},
+        "labels": {"description": "Labels, to select the job by.", **_WORDS},
+        "annotations": {"description": "Annotations, for people and tools.", **_WORDS},
     },
 }
 
@@ -40,11 +40,11 @@ def editor_schema() -> Schema:
         "type": "object",
         "required": ["apiVersion", "kind", "metadata", "spec"],
         "properties": {
-            "apiVersion": {"description": "Group and version.", "const": API_VERSION},
-            "kind": {"description": "What it is.", "const": KIND},
+            "apiVersion": {"description": "API group and version.", "const": API_VERSION},
+            "kind": {"description": "Kind of the object.", "const": KIND},
             "metadata": _METADATA,
             "spec": _closed(spec_schema()),
-            "status": {"description": "What the operator says of the job.", "type": "object"},
+            "status": {"description": "Status of the job, as the operator reports it.", "type": "object"},
         },
         "additionalProperties": False,
     }

@@ -42,12 +42,12 @@ def _quantities(description: str) -> Schema:
 
 
 ENV_VAR = _open(
-    "One variable, as in a pod.",
-    {"name": _text("Its name.", 128, minLength=1), "value": _text("Its value.")},
+    "One environment variable, as in a pod.",
+    {"name": _text("Name of the variable.", 128, minLength=1), "value": _text("Value of the variable.")},
     required=["name"],
 )
 ENV = {
-    "description": "Environment, as in a pod.",
+    "description": "Environment variables, as in a pod.",
     "type": "array",
     "maxItems": 128,
     "items": ENV_VAR,
@@ -57,18 +57,18 @@ ENV = {
 RESOURCES = _open(
     "Resources of a container, as in a pod.",
     {
-        "limits": _quantities("What it may use at most."),
-        "requests": _quantities("What it is promised."),
+        "limits": _quantities("Maximum amounts of resources."),
+        "requests": _quantities("Minimum amounts of resources."),
     },
 )
 _MOST_VOLUMES = 128
 VOLUME_MOUNTS = {
-    "description": "Where the container sees the pod's volumes, as in a pod.",
+    "description": "Volumes of the pod to mount into the container, as in a pod.",
     "type": "array",
     "maxItems": _MOST_VOLUMES,
     "items": _open(
-        "One mount, as in a pod.",
-        {"name": _text("The volume's.", 63), "mountPath": _text("Where.", 4096)},
+        "One volume mount, as in a pod.",
+        {"name": _text("Name of the volume.", 63), "mountPath": _text("Path in the container.", 4096)},
         required=["name", "mountPath"],
     ),
 }
@@ -76,15 +76,15 @@ VOLUMES = {
     "description": "Volumes of the pod.",
     "type": "array",
     "maxItems": _MOST_VOLUMES,
-    "items": _open("One volume, as in a pod.", {"name": _text("Its name.", 63)}, required=["name"]),
+    "items": _open("One volume, as in a pod.", {"name": _text("Name of the volume.", 63)}, required=["name"]),
 }
 CONTAINER = _open(
     "A container, as in a pod.",
     {
-        "name": _text("The one that trains is named `trainer`.", 63, minLength=1),
-        "image": _text("Its image.", 1024),
-        "command": _texts("What it runs."),
-        "args": _texts("Arguments after the command."),
+        "name": _text("Name of the container; the one that trains is named `trainer`.", 63, minLength=1),
+        "image": _text("Image of the container.", 1024),
+        "command": _texts("Command of the container."),
+        "args": _texts("Arguments of the command."),
         "workingDir": _text("Working directory of the command.", 1024),
         "env": ENV,
         "resources": RESOURCES,
@@ -105,10 +105,10 @@ POD_TEMPLATE = _open(
     {
         "metadata": _open("Labels and annotations of the pods."),
         "spec": _open(
-            "The pod, as in Kubernetes.",
+            "Specification of the pods, as in Kubernetes.",
             {
                 "containers": CONTAINERS,
-                "restartPolicy": _text("Never, or left out.", 16),
+                "restartPolicy": _text("Must be Never, or omitted.", 16),
                 "volumes": VOLUMES,
             },
         ),
@@ -117,8 +117,8 @@ POD_TEMPLATE = _open(
 VOLUME = _open(
     "A volume source, as in a pod.",
     {
-        "name": _text("Not used here.", _MAX_NAME),
-        "emptyDir": _open("A folder that lives as long as one pod."),
+        "name": _text("Must be omitted: the operator names the volume.", _MAX_NAME),
+        "emptyDir": _open("Empty folder that exists as long as its pod."),
     },
     minProperties=1,
 )

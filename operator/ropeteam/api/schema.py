@@ -98,7 +98,7 @@ def _plain(node: Schema, defs: dict[str, Schema], path: str) -> Schema:
     if "anyOf" in node:
         kinds = [kind for kind in node["anyOf"] if kind.get("type") != "null"]
         if len(kinds) != 1:
-            raise TypeError(f"{path}: a union cannot be said in a structural schema; use separate fields")
+            raise TypeError(f"{path}: a structural schema cannot have a union; use separate fields")
         rest = {key: value for key, value in node.items() if key not in ("anyOf", "default")}
         node = {**kinds[0], **rest}
     if "$ref" in node:
@@ -124,7 +124,7 @@ def _refuse_silence(properties: dict[str, Schema], path: str) -> None:
 def _refuse_vague(node: Schema, path: str) -> None:
     unknown = set(node) - _SAID
     if unknown:
-        raise TypeError(f"{path}: {', '.join(sorted(unknown))} cannot be said in a structural schema")
+        raise TypeError(f"{path}: {', '.join(sorted(unknown))} cannot be expressed in a structural schema")
     if INT_OR_STRING in node:
         return
     kind = node.get("type")
@@ -156,7 +156,7 @@ def faults(schema: Schema, value: Any, path: str) -> Iterator[str]:
         yield f"{path}: is null; leave it out or give it {_wanted(schema)}"
     elif INT_OR_STRING in schema:
         if type(value) not in (int, str):
-            yield f"{path}: {_show(value)} is no quantity; use a whole number or text such as 500m or 8Gi"
+            yield f"{path}: {_show(value)} is not a quantity; use a whole number or text such as 500m or 8Gi"
     elif type(value) is not _TYPES[schema["type"]]:
         yield f"{path}: {_show(value)} is {_kind(value)}; use {_wanted(schema)}"
     elif schema["type"] != "boolean":
@@ -175,7 +175,7 @@ def _of_text(schema: Schema, value: str, path: str) -> Iterator[str]:
     if "pattern" in schema and not matches(schema["pattern"], value):
         yield f"{path}: {_quoted(value)} has the wrong form; it must match {schema['pattern']}{_help(schema)}"
     if schema.get("format") == "date-time" and not _is_time(value):
-        yield f"{path}: {_quoted(value)} is no time; use a form such as 2030-01-31T12:00:00Z"
+        yield f"{path}: {_quoted(value)} is not a time; use a form such as 2030-01-31T12:00:00Z"
     yield from _size(len(value), schema, path, ("minLength", "maxLength", "characters"))
 
 
@@ -232,7 +232,7 @@ def _twice(keys: list[Any], path: str) -> Iterator[str]:
     for index, key in enumerate(keys):
         if isinstance(key, str):
             if key in seen:
-                yield f"{path}[{index}]: {_quoted(key)} is there twice; keep one of the two"
+                yield f"{path}[{index}]: {_quoted(key)} is listed twice; keep one of the two"
             seen.add(key)
 
 

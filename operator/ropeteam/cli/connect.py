@@ -20,7 +20,7 @@ def kubeconfig_of(given: Path | None, home: Path) -> Path:
     for file in [given] if given else [*named, home / "kubeconfig", Path.home() / ".kube" / "config"]:
         if file.exists():
             return file
-    problem = f"{given}: no such file" if given else "no cluster is known"
+    problem = f"{given}: no such file" if given else "no cluster is configured"
     raise BadInput(f"{problem}. Start a local cluster with `ropeteam up`, or name a file with --kubeconfig")
 
 

@@ -106,12 +106,12 @@ def failed_checks(ending: Ending) -> Iterator[str]:
     signals = [each for each in seen.incidents if each.cause == "Signal" and each.rank == KILLED_RANK]
     deletions = [each for each in seen.incidents if each.cause == "PodDeleted" and each.slot == DELETED_SLOT]
     if len(signals) != 1:
-        yield f"{len(signals)} incidents tell of the killed rank {KILLED_RANK}, expected 1"
+        yield f"{len(signals)} incidents report the killed rank {KILLED_RANK}, expected 1"
     if len(deletions) != 1:
-        yield f"{len(deletions)} incidents tell of the deleted pod of slot {DELETED_SLOT}, expected 1"
+        yield f"{len(deletions)} incidents report the deleted pod of slot {DELETED_SLOT}, expected 1"
     for each in (*signals, *deletions):
         if recovery_seconds(each) is None or each.steps_lost is None:
-            yield f"incident {each.id} ({each.cause}) does not say how long it took and what it cost"
+            yield f"incident {each.id} ({each.cause}) has no recovery time or number of steps lost"
     loss = validation_loss(ending.first_slot_log)
     if loss is None or loss > GOOD_ENOUGH:
         yield f"the validation loss is {loss}, expected at most {GOOD_ENOUGH}"

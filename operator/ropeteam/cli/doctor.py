@@ -55,10 +55,10 @@ async def findings(
     except click.ClickException as error:
         yield fail("cluster", error.message)
     except ApiError as error:
-        yield fail("cluster", f"of {file}: refuses us: {error}", "log in anew, or name another --kubeconfig")
+        yield fail("cluster", f"of {file}: access is refused: {error}", "log in again, or set --kubeconfig")
     except _ERRORS as error:  # a ValueError: the peer is no API server
         why = str(error) or type(error).__name__
-        yield fail("cluster", f"of {file}: {why}", "check its address, or name another with --kubeconfig")
+        yield fail("cluster", f"of {file}: {why}", "check its address, or set another --kubeconfig")
 
 
 async def of_server(
@@ -116,7 +116,7 @@ async def _kubectl() -> str:
     try:
         return f"{json.loads(output)['clientVersion']['gitVersion']}, {program}"
     except (ValueError, LookupError, TypeError):
-        return f"{program}, which does not say its version"
+        return f"{program}, which does not report its version"
 
 
 async def _answers(kubeconfig: Path) -> bool:
@@ -195,8 +195,8 @@ async def _cluster(requests: _Requests, kubeconfig: Path, namespace: str) -> Clu
         "release": metadata.version("ropeteam"),
         "version": version,
         "now": now,
-        "definition": await requests.fetch(definition, "definitions of kinds"),
-        "groups": await requests.fetch("/apis", "which kinds are served"),
+        "definition": await requests.fetch(definition, "CustomResourceDefinitions"),
+        "groups": await requests.fetch("/apis", "API groups"),
     }
     if local:
         return Cluster(**known, local=True, operator=await _local_operator(kubeconfig.parent))
@@ -215,7 +215,7 @@ async def _local_operator(home: Path) -> str:
     """Problem of the local operator; empty: none."""
     file = home / "operator.address"
     if not file.exists():
-        return f"none has begun in {home}"
+        return f"none has started in {home}"
     url = f"http://{file.read_text().strip()}/readyz"
     try:
         async with aiohttp.ClientSession(timeout=_TIMEOUT) as session, session.get(url) as answer:

@@ -79,7 +79,7 @@ class LocalStack:
         """Last line of a log, to report why a process did not start."""
         file = self.home / f"{name}.log"
         lines = file.read_text(errors="replace").split("\n") if file.exists() else []
-        return next((line for line in reversed(lines) if line.strip()), "it said nothing")
+        return next((line for line in reversed(lines) if line.strip()), "no output")
 
     async def _restart_operator(self, operator: asyncio.subprocess.Process, say: Say) -> None:
         _send_go(operator)
@@ -90,7 +90,7 @@ class LocalStack:
             backoff = (
                 _MIN_BACKOFF if loop.time() - started_at > _MAX_BACKOFF else min(backoff * 2, _MAX_BACKOFF)
             )
-            say(f"the operator ended ({_exit_text(code)}: {self.log_tail('operator')}); starting it again")
+            say(f"the operator ended ({_exit_text(code)}: {self.log_tail('operator')}); restarting it")
             await asyncio.sleep(backoff)
             operator = self._operator = await self._spawn_operator()
 

@@ -17,9 +17,11 @@ _HOME = click.option(
 _KUBECONFIG = click.option(
     "--kubeconfig",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Which cluster.  [default: $KUBECONFIG, the local cluster, or ~/.kube/config]",
+    help="Kubeconfig of the cluster.  [default: $KUBECONFIG, the local cluster, or ~/.kube/config]",
 )
-_NAMESPACE = click.option("-n", "--namespace", default="default", show_default=True, help="Of the job.")
+_NAMESPACE = click.option(
+    "-n", "--namespace", default="default", show_default=True, help="Namespace of the job."
+)
 
 
 def _jobs(context: click.Context, _: click.Parameter, prefix: str) -> list[str]:
@@ -50,22 +52,25 @@ class _Run(click.Command):
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ropeteam")
 def cli() -> None:
-    """Train PyTorch models on a team of workers that goes on from where it was when one of them slips."""
+    """Train PyTorch models on a team of workers, and resume where training was when one of them fails."""
 
 
 @cli.command(cls=_Run)
 @click.argument("words", nargs=-1, required=True, metavar="MANIFEST | [-n N] -- COMMAND...")
 @click.option(
-    "-n", "--workers", type=click.IntRange(min=1), help="Pods; of a manifest, instead of its own number."
+    "-n", "--workers", type=click.IntRange(min=1), help="Number of workers, instead of spec.workers."
 )
-@click.option("--logs", "ranks", default="0", show_default=True, metavar="RANK|all|none", help="To print.")
+@click.option(
+    "--logs", "ranks", default="0", show_default=True, metavar="RANK|all|none", help="Ranks to print."
+)
 @_HOME
-@click.option("--keep", is_flag=True, help="Leave the cluster up when the job has ended, until Ctrl-C.")
+@click.option("--keep", is_flag=True, help="Keep the cluster up after the job has ended, until Ctrl-C.")
 def run(words: tuple[str, ...], workers: int | None, ranks: str, home: Path, keep: bool) -> None:
-    """Run a job on this machine, and show how it goes until it ends.
+    """Run a job on this machine, and show its progress until it ends.
 
-    A job is a manifest, or a command: ropeteam run -n 2 -- torchrun train.py. Rank 0's output is printed;
-    that of all ranks stays in the state folder, and so do checkpoints. Exit status 0: the job is Complete.
+    A job is a manifest, or a command: ropeteam run -n 2 -- torchrun train.py. The output of rank 0 is
+    printed; the output of all ranks and the checkpoints stay in the state folder. Exit status 0: the job is
+    Complete.
     """
     from ropeteam.cli import errors
     from ropeteam.cli.localstack import LocalStack
@@ -91,10 +96,10 @@ def run(words: tuple[str, ...], workers: int | None, ranks: str, home: Path, kee
 @_KUBECONFIG
 @_HOME
 def submit(folder: Path, manifest: Path, kubeconfig: Path | None, home: Path) -> None:
-    """Bring a job and the FOLDER of its code into a cluster.
+    """Create a job in a cluster, with the FOLDER of its code.
 
-    The folder becomes a ConfigMap of this job, up to 1 MB, and is where its command starts. What is hidden,
-    large, a link or a key is left out, and listed.
+    The folder becomes a ConfigMap of this job, up to 1 MB, and the working directory of its command. Hidden
+    files, large files, links and keys are left out, and listed.
     """
     from ropeteam.cli import errors
     from ropeteam.cli.connect import connected, kubeconfig_of
@@ -110,11 +115,9 @@ def submit(folder: Path, manifest: Path, kubeconfig: Path | None, home: Path) ->
 
 @cli.command("logs")
 @_JOB
-@click.option("--rank", "ranks", default="all", show_default=True, metavar="RANK|all", help="Whose.")
-@click.option(
-    "--attempt", type=click.IntRange(min=1), help="Of which start of all pods.  [default: the newest]"
-)
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended; wait for its pods.")
+@click.option("--rank", "ranks", default="all", show_default=True, metavar="RANK|all", help="Ranks to print.")
+@click.option("--attempt", type=click.IntRange(min=1), help="Number of the attempt.  [default: the newest]")
+@click.option("-f", "--follow", is_flag=True, help="Continue until the job has ended; wait for its pods.")
 @_NAMESPACE
 @_KUBECONFIG
 @_HOME
@@ -127,9 +130,9 @@ def show_logs(
     kubeconfig: Path | None,
     home: Path,
 ) -> None:
-    """Print what the ranks of JOB print.
+    """Print the output of the ranks of JOB.
 
-    Of pods that are gone: what the job's status keeps of their last words.
+    For deleted pods: their last lines, as far as the job's status contains them.
     """
     from ropeteam.cli import errors
     from ropeteam.cli.connect import connected, kubeconfig_of
@@ -165,8 +168,8 @@ def up(home: Path) -> None:
         async with LocalStack(home) as local:
             await local.begin(click.echo)
             click.echo(f"export KUBECONFIG={local.kubeconfig}")
-            click.echo("In another terminal, with that: kubectl apply -f job.yaml; ropeteam watch JOB")
-            click.echo("Ctrl-C ends the cluster and everything in it.")
+            click.echo("In another terminal, after that line: kubectl apply -f job.yaml; ropeteam watch JOB")
+            click.echo("Ctrl-C stops the cluster and everything in it.")
             with suppress(asyncio.CancelledError):
                 await local.cluster_ended()
                 raise errors.Trouble(f"the local cluster ended: {local.log_tail('cluster')}")
@@ -180,7 +183,7 @@ def up(home: Path) -> None:
 @_KUBECONFIG
 @_HOME
 def watch(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None:
-    """Show how JOB goes, live, until it has ended. Exit status 0: Complete."""
+    """Show the progress of JOB, live, until it has ended. Exit status 0: Complete."""
     from rich.console import Console
 
     from ropeteam.cli import errors
@@ -213,10 +216,10 @@ def watch(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None
 @_KUBECONFIG
 @_HOME
 def snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None:
-    """Print what the operator knows about JOB, as JSON for `explain`.
+    """Print the operator's observation of JOB, as JSON for `explain`.
 
-    Values of the environment, words after --token and its like, and foreign annotations are masked. What the
-    script said when it failed is not.
+    Values of the environment, arguments after --token and similar flags, and foreign annotations are masked.
+    The last lines of a failed script are not.
     """
     click.echo(_snapshot(job, namespace, kubeconfig, home))
 
@@ -239,9 +242,9 @@ def _snapshot(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> 
 @_KUBECONFIG
 @_HOME
 def explain(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> None:
-    """Say how a job is, and what the operator would do.
+    """Explain the state of a job, and what the operator would do.
 
-    Touches nothing. Of a job in a cluster, or of a snapshot: a file, or `-`.
+    Changes nothing. Reads a job in a cluster, or a snapshot: a file, or `-`.
     """
     from ropeteam.cli.show import inspect
 
@@ -260,10 +263,10 @@ def explain(job: str, namespace: str, kubeconfig: Path | None, home: Path) -> No
 @_KUBECONFIG
 @_HOME
 def doctor(job: str | None, namespace: str, kubeconfig: Path | None, home: Path) -> None:
-    """Look for what is missing: here, on a cluster, for JOB.
+    """Check this machine, a cluster and JOB for problems.
 
-    Changes nothing. Each line says ok, warn or FAIL, what, why, and what to do; what you may not read is not
-    known. Exit status 1: there is a FAIL.
+    Changes nothing. Each line has ok, warn or FAIL, an object, its state, and what to do. Objects that you
+    may not read are not known. Exit status 1: there is a FAIL.
     """
     from ropeteam.cli import errors
     from ropeteam.cli.doctor import findings
@@ -281,7 +284,7 @@ def doctor(job: str | None, namespace: str, kubeconfig: Path | None, home: Path)
 @cli.command()
 @click.argument("manifest", type=_MANIFEST)
 def validate(manifest: Path) -> None:
-    """Say what is wrong with a manifest, field by field. Exit status 2: it cannot work."""
+    """Validate a manifest, field by field. Exit status 2: it is invalid."""
     from ropeteam.api import commands
     from ropeteam.api.job import TrainingJobSpec
     from ropeteam.cli import errors
@@ -293,26 +296,28 @@ def validate(manifest: Path) -> None:
             f"{manifest}: spec.image is missing, and a cluster refuses pods without one (`ropeteam run` on "
             "this machine does not need it): set it to an image with Python 3.10 and your packages"
         )
-    click.echo(f"{manifest}: TrainingJob {read.name} is good")
+    click.echo(f"{manifest}: TrainingJob {read.name} is valid")
     for note in commands.notes(TrainingJobSpec.model_validate(read.job["spec"])):
         click.echo(f"  {note}")
 
 
 @cli.command(cls=_Run)
 @click.argument("words", nargs=-1, required=True, metavar="MANIFEST... | [-n N] -- COMMAND...")
-@click.option("-n", "--workers", type=click.IntRange(min=1), help="Instead of spec.workers.")
+@click.option(
+    "-n", "--workers", type=click.IntRange(min=1), help="Number of workers, instead of spec.workers."
+)
 @click.option(
     "--timeout-seconds",
     type=click.IntRange(min=1),
     default=120,
     show_default=True,
-    help="For the script to come to job.wrap().",
+    help="Time for the script to reach job.wrap().",
 )
 def plan(words: tuple[str, ...], workers: int | None, timeout_seconds: int) -> None:
-    """Say what a job would cost, or several side by side.
+    """Predict the cost of a job, or of several side by side.
 
-    Ranks, memory, messages, batch; nothing of time. Runs the script on this machine up to job.wrap(), as one
-    rank that talks to nobody and with a model that takes no memory. Exit status 2: the job cannot work.
+    Ranks, memory, messages and batch, but not time. Runs the script on this machine up to job.wrap(), as one
+    rank without communication and with a model that takes no memory. Exit status 2: the job is invalid.
     """
     from ropeteam.cli.manifest import manifests
     from ropeteam.cli.planning import planned
@@ -326,8 +331,8 @@ def plan(words: tuple[str, ...], workers: int | None, timeout_seconds: int) -> N
 def export(checkpoint: Path, file: Path) -> None:
     """Write a CHECKPOINT as one FILE of plain PyTorch.
 
-    Of a folder of checkpoints, the newest. torch.load(FILE) gives the step, and the state of each object
-    under the name that restore() knew it by.
+    In a folder of several checkpoints, the newest. torch.load(FILE) returns the step, and the state of each
+    object under its name in restore().
     """
     import subprocess
     import sys

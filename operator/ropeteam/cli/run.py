@@ -76,7 +76,7 @@ async def train(
                 shown.say(line)
             shown.say(f"  logs of all ranks: {folder}")
             if keep:
-                shown.say(f"export KUBECONFIG={local.kubeconfig}\nthe cluster stays until Ctrl-C")
+                shown.say(f"export KUBECONFIG={local.kubeconfig}\nthe cluster runs until Ctrl-C")
                 await local.cluster_ended()
             return ending
 
@@ -90,7 +90,7 @@ async def _start(local: LocalStack, say: Say, manifest: manifests.Manifest) -> N
         with suppress(ApiError, aiohttp.ClientError, OSError, TimeoutError):
             async with asyncio.timeout(_FINAL_READ_SECONDS), connected(local.kubeconfig) as client:
                 existing = await client.get(ObjectRef.of(manifest.job))
-                state = (existing.get("status") or {}).get("state") or "there"
+                state = (existing.get("status") or {}).get("state") or "present"
                 raise Trouble(
                     f"{error}\n  a job {manifest.name} is {state} in it: ropeteam watch {manifest.name} "
                     f"-n {manifest.namespace} --home {local.home}"
@@ -114,7 +114,7 @@ def _create_log_folder(folder: Path, say: Say) -> Path:
         previous = folder.with_name(f"{folder.name}.previous")  # no job has a dot in its name
         shutil.rmtree(previous, ignore_errors=True)
         folder.rename(previous)
-        say(f"logs of the run before: {previous}")
+        say(f"logs of the previous run: {previous}")
     folder.mkdir(parents=True)
     return folder
 

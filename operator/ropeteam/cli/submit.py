@@ -33,7 +33,7 @@ async def submit(client: ApiClient, read: Manifest, folder: Path, say: Callable[
     for line in bundle.told(code, stored["metadata"]["name"], read.namespace):
         say(line)
     where = "" if read.namespace == "default" else f" -n {read.namespace}"
-    say(f"trainingjob/{read.name} created; what it prints: ropeteam logs {read.name} -f{where}")
+    say(f"trainingjob/{read.name} created; its output: ropeteam logs {read.name} -f{where}")
 
 
 async def _check_absent(client: ApiClient, job: Object) -> None:
@@ -45,5 +45,5 @@ async def _check_absent(client: ApiClient, job: Object) -> None:
     meta = job["metadata"]
     raise BadInput(
         f"TrainingJob {meta['name']} exists already in namespace {meta['namespace']}. Give this one another "
-        f"metadata.name, or delete that: kubectl delete tj -n {meta['namespace']} {meta['name']}"
+        f"metadata.name, or delete the existing one: kubectl delete tj -n {meta['namespace']} {meta['name']}"
     )

@@ -109,7 +109,7 @@ class Operator:
     def blind(self) -> str:
         """The kinds whose caches have been out of date for too long, as a sentence; "": none."""
         stale = {kind: seconds for kind, seconds in self.silence().items() if seconds > _STALE_CACHE_SECONDS}
-        return "; ".join(f"nothing heard of {kind} for {seconds:.0f} s" for kind, seconds in stale.items())
+        return "; ".join(f"no data of {kind} for {seconds:.0f} s" for kind, seconds in stale.items())
 
 
 @asynccontextmanager
@@ -221,10 +221,10 @@ async def _require_crd(client: ApiClient, namespaces: tuple[str, ...]) -> None:
                 await client.request("GET", ObjectRef(KIND, *namespaces[:1]).path, params={"limit": "1"})
                 return
             except (aiohttp.ClientConnectionError, TimeoutError) as error:
-                log.warning("the API server is not reached, trying again: %s", error)
+                log.warning("the API server cannot be reached, trying again: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
     except NotFound:
         raise CrdMissing(
-            f"this cluster does not know {PLURAL} in version {VERSION}. "
+            f"this cluster does not serve {PLURAL} in version {VERSION}. "
             "Install the definition: ropeteam crd | kubectl apply -f -"
         ) from None

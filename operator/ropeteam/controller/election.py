@@ -111,10 +111,10 @@ class Elector:
         while not await self._acquire_or_renew():
             holder = str(self._observed.record.get("holderIdentity") or "")
             if holder != logged:
-                log.info("stands by: %s leads", holder or "nobody yet")
+                log.info("standby: the leader is %s", holder or "not known yet")
                 logged = holder
             await self._pause(self._timing.look)
-        log.info("leads as %s", self.me)
+        log.info("leading as %s", self.me)
 
     async def keep(self) -> None:
         """Renew until that fails for too long. Raises LeadershipLost; never returns."""

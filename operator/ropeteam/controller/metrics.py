@@ -58,43 +58,43 @@ def _queue_seconds(name: str, text: str) -> Histogram:
 
 
 QUEUE_ADDS = _queue_counter(
-    "workqueue_adds_total", "Keys added; a key that was queued already is not counted."
+    "workqueue_adds_total", "Keys added; keys that were queued already are not counted."
 )
-QUEUE_RETRIES = _queue_counter("workqueue_retries_total", "Keys added again after a failed round.")
+QUEUE_RETRIES = _queue_counter("workqueue_retries_total", "Keys added again after a failed reconcile.")
 QUEUE_DEPTH = Gauge("workqueue_depth", "Keys that are due.", list(_QUEUE), registry=REGISTRY).labels(**_QUEUE)
-QUEUE_WAIT = _queue_seconds("workqueue_queue_duration_seconds", "From add to get.")
-QUEUE_WORK = _queue_seconds("workqueue_work_duration_seconds", "From get to done.")
+QUEUE_WAIT = _queue_seconds("workqueue_queue_duration_seconds", "Seconds that a key waits in the queue.")
+QUEUE_WORK = _queue_seconds("workqueue_work_duration_seconds", "Seconds that processing a key takes.")
 RECONCILES = Counter(
     "controller_runtime_reconcile_total",
-    "Rounds, by what follows.",
+    "Reconciles, by result.",
     ["controller", "result"],
     registry=REGISTRY,
 )
 RECONCILE_ERRORS = Counter(
-    "controller_runtime_reconcile_errors_total", "Rounds that failed.", list(_CONTROLLER), registry=REGISTRY
+    "controller_runtime_reconcile_errors_total", "Failed reconciles.", list(_CONTROLLER), registry=REGISTRY
 ).labels(**_CONTROLLER)
 RECONCILE_SECONDS = Histogram(
     "controller_runtime_reconcile_time_seconds",
-    "Time of a round, failed ones too.",
+    "Duration of a reconcile, including failed ones.",
     list(_CONTROLLER),
     buckets=_FAST,
     registry=REGISTRY,
 ).labels(**_CONTROLLER)
 WORKERS = Gauge(
     "controller_runtime_max_concurrent_reconciles",
-    "Rounds that may run at the same time.",
+    "Maximum number of concurrent reconciles.",
     list(_CONTROLLER),
     registry=REGISTRY,
 ).labels(**_CONTROLLER)
 REQUESTS = Counter(
     "rest_client_requests_total",
-    "Answers of the API server, by method and status; a watch counts once.",
+    "Responses of the API server, by method and status; a watch counts once.",
     ["code", "method"],
     registry=REGISTRY,
 )
 INCIDENTS = Counter(
     "ropeteam_incidents_total",
-    "Incidents, by cause. Counted once, when the cause has settled and is saved.",
+    "Incidents, by cause. Counted once, when the cause is final and saved.",
     ["cause"],
     registry=REGISTRY,
 )
@@ -107,17 +107,17 @@ RECOVERY = Histogram(
 )
 STEPS_LOST = Counter(
     "ropeteam_steps_lost_total",
-    "Steps that had to be repeated, by cause. Counted with the incident.",
+    "Steps that were repeated, by cause. Counted with the incident.",
     ["cause"],
     registry=REGISTRY,
 )
 UNREADABLE = Counter(
     "ropeteam_unreadable_objects_total",
-    "Objects that were passed over because what they say cannot be read; each time one is met.",
+    "Objects that were skipped because their content cannot be read; counted on each occurrence.",
     ["kind"],
     registry=REGISTRY,
 )
-LEADER = Gauge("ropeteam_leader", "1 while this operator acts; 0: it stands by.", registry=REGISTRY)
+LEADER = Gauge("ropeteam_leader", "1: this operator is the leader; 0: it is on standby.", registry=REGISTRY)
 BUILD = Gauge("ropeteam_build_info", "1, with the version of the operator.", ["version"], registry=REGISTRY)
 
 
@@ -189,12 +189,10 @@ class Now(Collector):
             family.add_metric([state], counts[state])
         yield family
         stalled = sum(is_stalled for _, is_stalled in jobs)
-        yield GaugeMetricFamily(
-            "ropeteam_jobs_stalled", "TrainingJobs whose condition Stalled holds.", stalled
-        )
+        yield GaugeMetricFamily("ropeteam_jobs_stalled", "TrainingJobs with condition Stalled=True.", stalled)
         age = GaugeMetricFamily(
             "ropeteam_cache_age_seconds",
-            "Since the last list, or the last word of a watch: what happened since may not be known.",
+            "Seconds since the last list, or the last message of a watch: later changes may be unknown.",
             labels=["kind"],
         )
         for kind, seconds in self._cache_ages().items():
@@ -202,11 +200,13 @@ class Now(Collector):
         yield age
         running_seconds = list(self._running_seconds())
         running = "controller_runtime_active_workers"
-        yield _gauge(running, "Rounds that run.", _CONTROLLER, len(running_seconds))
+        yield _gauge(running, "Running reconciles.", _CONTROLLER, len(running_seconds))
         unfinished = "workqueue_unfinished_work_seconds"
-        yield _gauge(unfinished, "Sum over rounds that run, since each began.", _QUEUE, sum(running_seconds))
+        yield _gauge(unfinished, "Seconds of all running reconciles.", _QUEUE, sum(running_seconds))
         longest = "workqueue_longest_running_processor_seconds"
-        yield _gauge(longest, "The longest of them.", _QUEUE, max(running_seconds, default=0.0))
+        yield _gauge(
+            longest, "Seconds of the longest running reconcile.", _QUEUE, max(running_seconds, default=0.0)
+        )
 
 
 def _gauge(name: str, text: str, labels: dict[str, str], value: float) -> GaugeMetricFamily:

@@ -44,7 +44,7 @@ class Output(logging.Handler):
             self._dropped += 1
             return
         if self._dropped:
-            line = f"{self._dropped} lines of this log were dropped, nobody read them\n{line}"
+            line = f"{self._dropped} lines of this log were dropped: its reader does not keep up\n{line}"
             self._dropped = 0
         self._taken += 1
         self._lines.put(f"{line}\n".encode(errors="backslashreplace"))

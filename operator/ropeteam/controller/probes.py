@@ -75,7 +75,7 @@ async def served(
     def health() -> web.Response:
         seconds = longest_round()
         hung = seconds > _HUNG_SECONDS
-        return web.Response(status=503 if hung else 200, text=f"longest round: {seconds:.1f} s\n")
+        return web.Response(status=503 if hung else 200, text=f"longest reconcile: {seconds:.1f} s\n")
 
     def ready() -> web.Response:
         why = unready()

@@ -131,22 +131,22 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         value = environ.get("ROPETEAM_" + name.upper().replace("-", "_"), default)
         parser.add_argument(f"--{name}", default=value, help=f"{text} (default: {default or 'none'})")
 
-    setting("kubeconfig", "", "how to reach the API server; without it: as a pod of the cluster")
+    setting("kubeconfig", "", "kubeconfig of the API server; without it: in-cluster config")
     setting("home", str(default_home(environ)), "state folder")
-    setting("key-file", "", "operator key; without it: <home>/operator.key, made at the first start")
-    setting("previous-key-file", "", "keys of before, one a line; without it: <home>/operator.key.previous")
-    setting("namespace", "", "look after these namespaces only (a,b,c), with rights in no others")
+    setting("key-file", "", "operator key; without it: <home>/operator.key, created at the first start")
+    setting("previous-key-file", "", "previous keys, one a line; without it: <home>/operator.key.previous")
+    setting("namespace", "", "reconcile jobs of these namespaces only (a,b,c), with permissions in no others")
     setting("image", IMAGE, "image of coordinators")
     setting("image-pull-policy", "", "imagePullPolicy of that image")
     setting("job-defaults", "", "JSON file with defaults for the pods of all jobs")
-    setting("job-policy", "", "JSON file with who may reach jobs; without it they get no NetworkPolicy")
-    setting("lease", "", "act only while holding this Lease, as namespace/name; without it: always act")
-    setting("lease-seconds", "15", "another operator takes over after this silence of the one that acts")
-    setting("workers", "32", "jobs handled at the same time")
+    setting("job-policy", "", "JSON file with the peers that may reach jobs; without it: no NetworkPolicy")
+    setting("lease", "", "reconcile only while holding this Lease, namespace/name; without it: always")
+    setting("lease-seconds", "15", "another operator takes over when the lease was not renewed for so long")
+    setting("workers", "32", "maximum number of concurrent reconciles")
     setting("probe-address", "127.0.0.1:0", "where to serve /healthz, /readyz and /metrics")
     setting("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     setting("deleted-nodes", "unknown", "`ended`: nothing runs on a node whose object is deleted")
-    parser.add_argument("--wait", action="store_true", help="begin when a line comes on stdin")
+    parser.add_argument("--wait", action="store_true", help="start when a line arrives on stdin")
     return parser
 
 
@@ -155,13 +155,13 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     parser = _parser(environ)
     given = parser.parse_args(arguments)
     if given.deleted_nodes not in ("unknown", "ended"):
-        parser.error(f"--deleted-nodes {given.deleted_nodes}: unknown or ended is needed")
+        parser.error(f"--deleted-nodes {given.deleted_nodes}: must be unknown or ended")
     for name in ("workers", "lease-seconds"):
         value = getattr(given, name.replace("-", "_"))
         if not value.isdigit() or int(value) < 1:
-            parser.error(f"--{name} {value}: a positive number is needed")
+            parser.error(f"--{name} {value}: must be a positive number")
     if given.lease and given.lease.count("/") != 1:
-        parser.error(f"--lease {given.lease}: namespace/name is needed")
+        parser.error(f"--lease {given.lease}: must be namespace/name")
     return Settings(
         kubeconfig=Path(given.kubeconfig) if given.kubeconfig else None,
         home=Path(given.home),

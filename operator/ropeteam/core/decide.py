@@ -36,7 +36,7 @@ def decide(seen: Observation) -> Decision:
     """The decision about one observation. Never raises."""
     view = build_view(seen)
     if seen.metadata.deletion_timestamp is not None:
-        return Decision(seen.status, (), "the job is being deleted; all that is its own goes with it")
+        return Decision(seen.status, (), "the job is being deleted, and its objects with it")
     cleanup = completion.clean_up(view)
     if cleanup is not None:
         return _decision(view, cleanup)
@@ -63,7 +63,7 @@ def refused(view: View, status: JobStatus) -> Answer | None:
         return None
     message = f"The API server refuses the worker pod: {refusal.message}"
     if refusal.by_pod_security:
-        message += ". As a user that is not root it is refused too: change spec.template"
+        message += ". It is refused as a non-root user too: change spec.template"
     return Answer(message, status, "Invalid", conditions.not_accepted("PodRefused", message))
 
 
@@ -93,15 +93,15 @@ def _acceptance(view: View, status: JobStatus) -> tuple[Fact, ...]:
     """Facts on whether the running pods are those of the present spec."""
     if gang.shape_changed(view):
         message = (
-            "Fields that shape the pods were changed while pods run. Those pods keep what they were made "
-            "with, and none is made anew. Put the fields back, or set spec.suspend to true first."
+            "Fields that define the pods were changed while pods run. These pods keep the previous values, "
+            "and no pod is recreated. Revert the fields, or set spec.suspend to true first."
         )
         return conditions.not_accepted("ImmutableField", message)
     refusal = view.seen.refusal
     if refusal is not None and (refusal.user is None or _runs_as_template_user(view, status)):
         message = f"The API server refuses a new worker pod: {refusal.message}"
         if refusal.user is not None:
-            message += f". To go on as user {refusal.user}, set spec.suspend to true and then to false"
+            message += f". To continue as user {refusal.user}, set spec.suspend to true and then to false"
         return conditions.not_accepted("PodRefused", message)
     return (conditions.accepted(status.run_as_user), conditions.NOT_STALLED)
 

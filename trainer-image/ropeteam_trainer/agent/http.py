@@ -66,9 +66,9 @@ class Metrics:
         method, _, rest = head.partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if path != b"/metrics":
-            return _answer("404 Not Found", b"there is /metrics\n")
+            return _answer("404 Not Found", b"the only path is /metrics\n")
         if method != b"GET":
-            return _answer("405 Method Not Allowed", b"/metrics takes GET\n")
+            return _answer("405 Method Not Allowed", b"/metrics accepts GET\n")
         now = asyncio.get_running_loop().time()
         if now - self._made_at >= FRESH_SECONDS:
             self._text, self._made_at = self._render().encode(), now

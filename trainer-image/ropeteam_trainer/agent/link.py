@@ -65,7 +65,7 @@ class Link:
             except (OSError, EOFError, codec.DecodeError) as error:
                 text = f"{type(error).__name__}: {error}"
                 if text != last_error:
-                    log(f"no coordinator at {self._host}:{self._port}: {text}")
+                    log(f"no connection to the coordinator at {self._host}:{self._port}: {text}")
                 last_error = text
             await asyncio.sleep(self._delay * self._chance.uniform(0.5, 1.0))
             self._delay = min(self._delay * 2, _LONGEST_DELAY)
@@ -120,7 +120,7 @@ class Link:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._lost * 1000))
             greeting = await within(self._lost, reader.readexactly(len(wire.HELLO) + wire.NONCE_SIZE))
             if not greeting.startswith(wire.HELLO):
-                raise wire.WireError("the peer is no coordinator")
+                raise wire.WireError("the peer is not a coordinator")
             await self._exchange(reader, writer, greeting[len(wire.HELLO) :])
         finally:
             writer.transport.abort()
@@ -163,4 +163,4 @@ class Link:
         if takes_nonce:
             self._term = max(self._term, term)
         elif term <= self._term:
-            raise wire.WireError(f"orders of term {term} may be a recording: it takes no nonce of ours")
+            raise wire.WireError(f"orders of term {term} may be a replay: the peer accepts no nonce")

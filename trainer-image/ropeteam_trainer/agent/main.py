@@ -226,7 +226,7 @@ class Agent:
                 checkpoints.claim, self._settings, identity.pod_uid, plan, identity.keys
             )
         except OSError as error:
-            log(f"the folder of checkpoints cannot be claimed for world {plan.epoch}, trying again: {error}")
+            log(f"the checkpoint folder cannot be claimed for world {plan.epoch}, trying again: {error}")
             self.post(ClaimFailed(plan.epoch))
         except Superseded as found:
             self._report_superseded(found)
@@ -259,7 +259,7 @@ class Agent:
                 self._report_superseded(found)
 
     def _report_superseded(self, found: Superseded) -> None:
-        log(f"no rank may live here any more: {found}")
+        log(f"no rank may run here any longer: {found}")
         self.post(RunSuperseded(found.by))
 
     async def _on_disk(self, work: Callable[..., T], *arguments: object) -> T:

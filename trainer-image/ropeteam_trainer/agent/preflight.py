@@ -47,7 +47,7 @@ _PERMANENT = {
 """Errors that the next attempt would give, too."""
 
 _ROOT_WITHOUT_CAPABILITIES = (
-    ": without capabilities root may write no files of others. To let it, set securityContext: "
+    ": without capabilities root cannot write files of other users. To allow it, set securityContext: "
     "{capabilities: {drop: []}} for the container trainer in spec.template"
 )
 
@@ -123,7 +123,7 @@ def _command_problem(launch: Launch, environ: Mapping[str, str]) -> Problem | No
     if shutil.which(program, path=environ.get("PATH")) is None:
         fix = "correct spec.command or spec.image"
         if program.endswith(".py"):
-            fix = f"a script is no program, begin spec.command with what runs it: [torchrun, {program}]"
+            fix = f"a script is not a program; begin spec.command with one: [torchrun, {program}]"
         text = f"{program} is not in the image: {fix} (PATH is {environ.get('PATH')})"
         return Problem(FailReason.COMMAND_NOT_FOUND, text)
     folder = Path.cwd() / launch.cwd
@@ -158,11 +158,11 @@ def _checkpoint_problem(settings: WorkerConfig) -> Problem | None:
         return None
     reason = f"{folder} cannot be written: {error.strerror or error}"
     if error.errno not in _PERMANENT:
-        fix = "See to spec.checkpoint.volume, and to its mount on this node"
+        fix = "Check spec.checkpoint.volume, and its mount on this node"
         return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, f"{reason}. {fix}", transient=True)
     if error.errno == errno.ELOOP:  # the message of folders.py names what to change
         return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, reason)
-    text = f"{reason}. Give spec.checkpoint.volume to the user that the container runs as (uid {os.getuid()})"
+    text = f"{reason}. Make spec.checkpoint.volume writable for the user of the container (uid {os.getuid()})"
     if os.getuid() == 0 and error.errno == errno.EACCES:
         text += _ROOT_WITHOUT_CAPABILITIES
     return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, text)

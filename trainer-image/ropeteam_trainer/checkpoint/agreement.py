@@ -172,7 +172,7 @@ class Together:
                 f"{text} for {PATIENCE_SECONDS:.0f} s. {_fix(self._directory)}"
             )
         if self._world.rank == 0:
-            _log(f"{text}: tries again in {self._pause:.0f} s")
+            _log(f"{text}: trying again in {self._pause:.0f} s")
         self._beat()
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
@@ -197,14 +197,14 @@ def patiently(action: Callable[[], T], directory: Location, beat: Callable[[], N
             if time.monotonic() - began >= PATIENCE_SECONDS:
                 text = f"{error} for {PATIENCE_SECONDS:.0f} s. {_fix(directory)}"
                 raise CheckpointUnavailable(text) from error
-            _log(f"{error}: tries again in {pause:.0f} s")
+            _log(f"{error}: trying again in {pause:.0f} s")
         beat()
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def _fix(directory: Location) -> str:
-    return f"See to the volume of {directory} and to its mount; to do without a checkpoint, delete its folder"
+    return f"Check the volume of {directory} and its mount; to skip a checkpoint, delete its folder"
 
 
 def _log(sentence: str) -> None:

@@ -38,7 +38,7 @@ def export(folder: Path) -> dict[str, Any]:
     look = reader.look(directory, ref)
     manifest = look.manifest
     if manifest is None or look.ref is None:
-        raise NoCheckpoint(f"{folder} is no checkpoint that can be used: {look.fault}")
+        raise NoCheckpoint(f"{folder} is not a usable checkpoint: {look.fault}")
     for file in manifest.files:
         found = reader.check(directory, ref, file, lambda _: None)
         if found.fault:

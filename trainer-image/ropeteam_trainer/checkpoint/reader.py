@@ -119,10 +119,10 @@ def look(directory: Location, ref: CheckpointRef, keys: Keys = ()) -> Look:
     if (manifest.step, manifest.epoch) != (ref.step, ref.epoch):
         return Look(None, f"its manifest belongs to step {manifest.step} of world {manifest.epoch}")
     if ref.run and not ref.digest and manifest.job_uid != ref.run:  # with a known hash it may be a copy
-        return Look(None, f"its manifest belongs to run {ascii(manifest.job_uid)[:80]}")
+        return Look(None, f"its manifest belongs to the job with UID {ascii(manifest.job_uid)[:80]}")
     names = {file.name for file in manifest.files}
     if foreign := [name for name in names if not is_plain(name)]:
-        return Look(None, f"its manifest was altered: {ascii(foreign[0])[:80]} is no name of a file of ours")
+        return Look(None, f"its manifest was altered: {ascii(foreign[0])[:80]} is not a checkpoint file")
     signed = seals.holds(MANIFEST, text, keys)
     if METADATA not in names:
         return Look(manifest, "it has the format of an earlier Ropeteam, without .metadata", signed=signed)
@@ -268,7 +268,7 @@ def load_metadata(
         for chunk in tensor.chunks:
             file = known.get(chunk.file)
             if file is None or not 0 <= chunk.begin <= chunk.begin + chunk.length <= file.size:
-                raise Malformed(f"{METADATA} points out of the files of the checkpoint")
+                raise Malformed(f"{METADATA} points outside of the files of the checkpoint")
     return saved
 
 

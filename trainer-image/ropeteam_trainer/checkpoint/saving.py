@@ -129,7 +129,7 @@ class Checkpoints:
         self._load_own(ref, choice.manifest, beat)
         self._lineage, self.newest = [ref], ref.step
         if self._world.rank == 0:
-            _log(f"goes on from step {ref.step} (checkpoint {folder(ref)})")
+            _log(f"resumes from step {ref.step} (checkpoint {folder(ref)})")
             if self._link is not None:
                 self._link.send(FromRank(restored=ref))
         return Restored(ref.step, state["data"])
@@ -169,7 +169,7 @@ class Checkpoints:
                 thing.load_state_dict(mine["own"][name])
         elif found and self._world.rank == 0:
             _log(
-                f"{', '.join(found)} of {ranks} ranks cannot be used by {self._world.size}: begins without it"
+                f"{', '.join(found)} of {ranks} ranks cannot be used by {self._world.size}: starts without it"
             )
 
     def _check_fit(self, ref: CheckpointRef, shared: Shared, others: dict[str, Any], saved: Saved) -> None:

@@ -87,8 +87,8 @@ class ShardWriter:
             files = dcp.save(self._directory, place, content, self._group)
         except Exception as error:
             print(
-                f"ropeteam: the checkpoint of step {step} was not written: {error}. Training goes on; "
-                "the next one is tried at its time.",
+                f"ropeteam: the checkpoint of step {step} was not written: {error}. Training continues; "
+                "the next one is tried when it is due.",
                 file=sys.stderr,
                 flush=True,
             )

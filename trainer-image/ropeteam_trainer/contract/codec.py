@@ -127,7 +127,7 @@ class Reader(Generic[T]):
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 _JSON = json.JSONDecoder(parse_constant=_refuse)

@@ -59,5 +59,5 @@ def with_files(orders: Orders, received: FilesOf | None) -> Orders:
         return orders
     files = received.files if received and received.ref == grant.ref else ()
     if len(files) != grant.files_before:
-        raise codec.DecodeError(f"{len(files)} of {grant.files_before} files of step {grant.ref.step} came")
+        raise codec.DecodeError(f"got {len(files)} of {grant.files_before} files of step {grant.ref.step}")
     return replace(orders, grant=replace(grant, files=files, files_before=0))

@@ -69,7 +69,7 @@ def read_named(file: str) -> Keys:
     if not given:
         raise ValueError(f"{_SECRET}: its entry {FILE} is empty; it needs {_FORM}")
     if wrong := next((number for number, line in given if not _NAMED.fullmatch(line)), 0):
-        raise ValueError(f"{_SECRET}: line {wrong} of its entry {FILE} is no key; it needs {_FORM}")
+        raise ValueError(f"{_SECRET}: line {wrong} of its entry {FILE} is not a key; it needs {_FORM}")
     return tuple(folder_key(bytes.fromhex(line.decode()), _EVERY_FOLDER) for _, line in given)
 
 

@@ -121,7 +121,7 @@ async def serve(coordinator: Coordinator, ports: Ports, trouble: Callable[[], st
     coordinator.stop()
     log.say("stopped")
     if faults:
-        raise RuntimeError("a fault of ours has ended this boot") from faults[0]
+        raise RuntimeError("an internal error has ended this boot") from faults[0]
 
 
 if __name__ == "__main__":

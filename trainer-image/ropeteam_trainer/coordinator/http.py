@@ -176,7 +176,7 @@ class Http:
             term = self._coordinator.state.config.term
             raise Refused(401, f"not signed for this job's term {term}, or the challenge is not the last one")
         if now < self._signed_at + BEARER_SECONDS:
-            raise Refused(401, f"a bearer is taken when nothing was signed for {BEARER_SECONDS:.0f} seconds")
+            raise Refused(401, f"a bearer is accepted if nothing was signed for {BEARER_SECONDS:.0f} seconds")
         return False
 
     def _has_bearer(self, request: Request) -> bool:
@@ -189,9 +189,9 @@ class Http:
 def _check_route(request: Request) -> None:
     method = _ROUTES.get(request.path)
     if method is None:
-        raise Refused(404, f"no such path; there are {', '.join(_ROUTES)}")
+        raise Refused(404, f"no such path; the paths are {', '.join(_ROUTES)}")
     if request.method != method:
-        raise Refused(405, f"{request.path} takes {method}")
+        raise Refused(405, f"{request.path} accepts {method}")
 
 
 def _report_answer(report: JobReport) -> Answer:
@@ -205,7 +205,7 @@ def parse_desired(body: bytes, config: CoordinatorConfig) -> Desired:
     except codec.DecodeError as error:
         raise Refused(400, str(error)) from None
     if not OLDEST <= desired.contract <= VERSION:
-        raise Refused(400, f"contract {desired.contract} is unknown; this coordinator speaks {VERSION}")
+        raise Refused(400, f"contract {desired.contract} is unknown; this coordinator supports {VERSION}")
     if desired.term != config.term:
         raise Refused(409, f"this is the coordinator of term {config.term}, not of {desired.term}")
     known = {str(slot) for slot in range(config.slots)}
@@ -222,7 +222,7 @@ async def read_head(reader: asyncio.StreamReader) -> Request:
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
-        raise Refused(431, f"request line and headers are over {MOST_HEAD} bytes") from None
+        raise Refused(431, f"request line and headers have more than {MOST_HEAD} bytes") from None
     except asyncio.IncompleteReadError:
         raise Refused(400, "the request ended before its headers did") from None
     return _parse_head(head)
@@ -234,7 +234,7 @@ async def read_body(reader: asyncio.StreamReader, request: Request) -> bytes:
     try:
         return await reader.readexactly(size)
     except asyncio.IncompleteReadError as error:
-        raise Refused(400, f"Content-Length says {size}, but only {len(error.partial)} bytes came") from None
+        raise Refused(400, f"Content-Length is {size}, but only {len(error.partial)} were received") from None
 
 
 def _parse_head(head: bytes) -> Request:
@@ -261,10 +261,10 @@ async def _discard(reader: asyncio.StreamReader) -> None:
 
 def _body_size(request: Request) -> int:
     if "transfer-encoding" in request.headers or "content-length" not in request.headers:
-        raise Refused(411, "Content-Length is needed; chunks are not taken")
+        raise Refused(411, "Content-Length is required; chunks are not accepted")
     text = request.headers["content-length"]
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise Refused(400, "Content-Length is not a number")
     if int(text) > MOST_BODY:
-        raise Refused(413, f"the body is over {MOST_BODY} bytes")
+        raise Refused(413, f"the body has more than {MOST_BODY} bytes")
     return int(text)

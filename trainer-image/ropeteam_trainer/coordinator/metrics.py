@@ -33,14 +33,14 @@ class _Job(Collector):
         progress = report.progress
         yield self._gauge("step", "Last step that rank 0 reported.", progress.step)
         if progress.total_steps is not None:
-            yield self._gauge("total_steps", "Step at which the script wants to end.", progress.total_steps)
-        yield self._gauge("samples_per_second", "Of the whole job.", progress.samples_per_second)
+            yield self._gauge("total_steps", "Steps of the whole training.", progress.total_steps)
+        yield self._gauge("samples_per_second", "Samples/s of the whole job.", progress.samples_per_second)
         if (loss := _number(progress.loss)) is not None:
             yield self._gauge("loss", "Last loss that rank 0 reported.", loss)
         yield self._gauge(
             "worlds", "Worlds formed by this boot of the coordinator.", report.epoch.n if report.epoch else 0
         )
-        yield self._gauge("world_size", "Ranks of the world that runs; 0: none.", report.world_size)
+        yield self._gauge("world_size", "Ranks of the running world; 0: none.", report.world_size)
         yield self._set(
             "process_group_ranks",
             "Ranks known to have formed default process groups of this size in the current world.",
@@ -51,16 +51,16 @@ class _Job(Collector):
         yield self._gauge("registered_slots", "Slots whose agent is registered and has a lease.", registered)
         yield self._gauge(
             "coordinator_lag_seconds",
-            "By up to how much the coordinator had its turn late, lately; 0: it keeps up.",
+            "Maximum recent lag of the coordinator's event loop; 0: it keeps up.",
             report.lag_seconds,
         )
         yield from self._checkpoint()
         yield self._set(
-            "phase", "1 for the phase of the world.", [(p.value, p is report.phase) for p in WorldPhase]
+            "phase", "1 for the current phase.", [(p.value, p is report.phase) for p in WorldPhase]
         )
         causes = Counter(incident.cause for incident in report.incidents)
         yield self._set(
-            "recent_incidents", "Among the last 10, by cause.", [(c.value, causes[c]) for c in Cause], "cause"
+            "recent_incidents", "Of the last 10, by cause.", [(c.value, causes[c]) for c in Cause], "cause"
         )
 
     def _checkpoint(self) -> Iterator[Metric]:
@@ -74,7 +74,7 @@ class _Job(Collector):
         if report.checkpoint_unix_ms:  # unknown after a restart
             committed = report.checkpoint_unix_ms / 1000
             yield self._gauge(
-                "checkpoint_timestamp_seconds", "When it was committed, if by this boot.", committed
+                "checkpoint_timestamp_seconds", "Unix time of that commit, if by this boot.", committed
             )
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:

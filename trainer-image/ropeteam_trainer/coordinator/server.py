@@ -94,7 +94,7 @@ class Coordinator:
         """Take a report; the first one on a connection displaces older connections of that pod."""
         others = self._by_slot.setdefault(report.slot, {})
         for other in [each for each in others if each is not line and each.pod == line.pod]:
-            other.end("the same pod came on a newer connection")
+            other.end("the same pod has a newer connection")
         others[line] = None
         self._enqueue(line, line.note_seen(report.applied_orders, self.now()))
 
@@ -214,7 +214,7 @@ class AgentLine(asyncio.BufferedProtocol):
         greeting = wire.greeting(self._coordinator.chance.randbytes(wire.NONCE_SIZE))
         self._nonce = greeting[len(wire.HELLO) :]
         loop = asyncio.get_running_loop()
-        self._first_report_timer = loop.call_later(FIRST_REPORT_SECONDS, self.end, "no report came")
+        self._first_report_timer = loop.call_later(FIRST_REPORT_SECONDS, self.end, "no report was received")
         self._coordinator.opened(self)
         self._coordinator.strangers.take(self._address, self._make_room)
         self._transport.write(greeting)
@@ -253,7 +253,7 @@ class AgentLine(asyncio.BufferedProtocol):
             self._coordinator.strangers.take(self._address, self._make_room)
 
     def _make_room(self) -> None:
-        self.end("it has not shown the token, and others need its place")
+        self.end("it has not authenticated, and others need its place")
 
     def _note_genuine_frame(self) -> bool:
         """Note a genuine frame: the agent has the token. False: this frame was the first."""
@@ -272,7 +272,7 @@ class AgentLine(asyncio.BufferedProtocol):
 
     def _take_lease(self) -> None:
         if self.report is None:
-            raise wire.WireError("a lease before any report")
+            raise wire.WireError("a lease was received before any report")
         self._report_number += 1
         self._coordinator.renewed(self, self.report)
 
@@ -328,7 +328,7 @@ class AgentLine(asyncio.BufferedProtocol):
             return
         self._transport.write(frame)
         if self._transport.get_write_buffer_size() > MOST_UNSENT + 2 * self._granted_bytes:
-            self.end("it reads nothing")
+            self.end("it does not read")
 
     def end(self, reason: str) -> None:
         if self._is_closed:

@@ -40,8 +40,8 @@ def must_agree(world: World, plan: DataPlan, epochs: int) -> None:
         for what, other, first in zip(_AGREED, numbers, theirs[0], strict=True):
             if other != first:
                 raise ValueError(
-                    f"batches() must be given the same on all ranks, but {what} = {first} on rank 0 and "
-                    f"{other} on rank {rank}. Give every rank the whole data set: batches() shares it out."
+                    f"batches() must get the same arguments on all ranks, but {what} = {first} on rank 0 "
+                    f"and {other} on rank {rank}. Pass the whole data set on all ranks: batches() splits it."
                 )
 
 

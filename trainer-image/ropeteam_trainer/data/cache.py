@@ -68,7 +68,7 @@ class ShardCache:
         except _CannotCache as why:
             if not self._complained:
                 self._complained = True
-                print(f"ropeteam: {why}. It is read from where it is.", file=sys.stderr, flush=True)
+                print(f"ropeteam: {why}. It is read from its source.", file=sys.stderr, flush=True)
             return path.open("rb")
 
     @contextmanager
@@ -136,7 +136,7 @@ class ShardCache:
                 if free < size and path.suffix == _SHARD and _remove_unless_held(path):
                     free += files[path].st_size
             if free < size:
-                raise _CannotCache(f"the cache {self._directory} has no room for a shard of {size} bytes")
+                raise _CannotCache(f"the cache {self._directory} has no space for a shard of {size} bytes")
             part.truncate(size)
 
     def _files(self) -> dict[Path, os.stat_result]:

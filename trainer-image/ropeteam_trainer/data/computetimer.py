@@ -46,7 +46,7 @@ class ComputeTimer:
         sharded = _sharded_layers(model)
         if model is None or not (sharded or isinstance(model, DistributedDataParallel)):
             raise ValueError(
-                "batches(balance=True) measures how long each rank works and has to know the model for it: "
+                "batches(balance=True) measures how long each rank computes, and needs the model for it: "
                 "call job.restore(model=...) before, with the model in DistributedDataParallel or "
                 f"fully_shard. It was given {'none' if model is None else type(model).__name__}."
             )

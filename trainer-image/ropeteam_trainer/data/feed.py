@@ -145,6 +145,6 @@ def _begin(saved: dict[str, int] | None, plan: DataPlan, current: Position) -> P
         if saved[what] != now:
             raise ValueError(
                 f"the checkpoint was made with {what} = {saved[what]}, but batches() now has {now}: samples "
-                "could not be used exactly once. Use the same data, or resume.policy Never to begin anew."
+                "could not be used exactly once. Use the same data, or resume.policy Never to start again."
             )
     return max(current, Position(saved["epoch"], saved["offset"]))

@@ -30,7 +30,7 @@ def analyse(command: Words, launcher: Field, job: Job) -> Launch | Problem:
     """Launch of `command`, which is not empty, in each pod of `job`; or the Problem that prevents it."""
     name = name_of(command[0])
     if launcher is Field.PER_POD:
-        return Launch(Run.COMMAND, command, per_pod=True, program=command[0], text="PerPod (as asked)")
+        return Launch(Run.COMMAND, command, per_pod=True, program=command[0], text="PerPod (as specified)")
     try:
         inner = unwrapped(command)
         found = _launch_of_known(inner, job, launcher)
@@ -43,7 +43,7 @@ def analyse(command: Words, launcher: Field, job: Job) -> Launch | Problem:
     if inner.is_uv_script and launcher is Field.AUTO:
         return Launch(Run.COMMAND, command, program=command[0], text="PerRank (uv run)")
     if launcher is Field.PER_RANK:
-        return Launch(Run.COMMAND, command, program=command[0], text="PerRank (as asked)")
+        return Launch(Run.COMMAND, command, program=command[0], text="PerRank (as specified)")
     return Launch(Run.COMMAND, command, per_pod=True, program=command[0], text=f"PerPod ({name})")
 
 
@@ -115,8 +115,8 @@ def _launch_of_known(inner: Inner, job: Job, field: Field) -> Launch | None:
     """Launch of a known command. None: unknown, or started unchanged. Raises Refused."""
     if inner.name in OF_OTHER_HOSTS and field is Field.AUTO:
         raise Refused(
-            f"{inner.name} starts processes in other pods, which no pod may: write the command that it starts"
-            " (launcher: PerRank starts any command once per rank), or torchrun and the script"
+            f"{inner.name} starts processes in other pods, which is not allowed: write the command that it"
+            " starts (launcher: PerRank starts any command once per rank), or torchrun and the script"
         )
     found = _known_command(inner)
     if found is None:

@@ -64,7 +64,7 @@ def parse(launcher: str, options: Options, args: Sequence[str]) -> Parsed:
     program, arguments = given.pop(_PROGRAM), given.pop(_ARGUMENTS, [])
     if unknown and not options.interspersed:
         raise Refused(
-            f"{launcher} flag {unknown[0]} is not known here ({options.version}): leave it out,"
+            f"{launcher} flag {unknown[0]} is not known ({options.version}): leave it out,"
             " or set spec.launcher to PerPod to start the command as it is"
         )
     texts = {name: value if isinstance(value, str) else "" for name, value in given.items()}

@@ -51,7 +51,7 @@ class Launcher:
         if count is not None and count != job.processes:
             flag = f"--{self.count} {parsed.given[self.count]}"
             raise Refused(
-                f"{flag} asks for {_count(count, 'process')} per worker, the job has {job.processes}"
+                f"{flag} requests {_count(count, 'process')} per worker, the job has {job.processes}"
                 f" ({job.field}): set that to {count} or leave the flag out"
             )
         self._agree_on_nodes(parsed, job)
@@ -69,7 +69,7 @@ class Launcher:
                 return
             raise Refused(f"--{self.nodes} {nodes} is not a number")
         if self.join and high and low != high:
-            raise Refused(f"--{self.nodes} {nodes} is a range: say {job.workers}, or leave the flag out")
+            raise Refused(f"--{self.nodes} {nodes} is a range: write {job.workers}, or leave the flag out")
         if not int(low) <= job.workers <= int(high or low):
             raise Refused(
                 f"--{self.nodes} {nodes}, but the job has {_count(job.workers, 'worker')}:"
@@ -90,11 +90,11 @@ def _count(number: int, what: str) -> str:
 def _check_torchrun(parsed: Parsed, job: Job) -> None:
     if "standalone" in parsed.given and job.workers > 1:
         raise Refused(
-            f"--standalone makes of each worker a world of its own, the job has {job.workers} workers:"
+            f"--standalone makes each worker a separate world, but the job has {job.workers} workers:"
             " leave it out"
         )
     if "virtual-local-rank" in parsed.given and job.processes > 1:
-        raise Refused("--virtual-local-rank is not done here: each rank finds its LOCAL_RANK; leave it out")
+        raise Refused("--virtual-local-rank is not supported: each rank has its LOCAL_RANK; leave it out")
     if {"module", "no-python"} <= parsed.given.keys() and "run-path" not in parsed.given:
         raise Refused("--module and --no-python exclude each other: leave one out")
 
@@ -122,12 +122,10 @@ TORCH_LAUNCH = replace(
 def _check_deepspeed(parsed: Parsed, job: Job) -> None:
     if "autotuning" in parsed.given:
         raise Refused(
-            "--autotuning starts many trainings, one after the other: run it outside of the job, once"
+            "--autotuning starts many training runs, one after the other: run it outside of the job, once"
         )
     if "exclude" in parsed.given:
-        raise Refused(
-            "--exclude is not known here: set spec.gpusPerWorker or spec.processesPerWorker instead"
-        )
+        raise Refused("--exclude is not supported: set spec.gpusPerWorker or spec.processesPerWorker instead")
     if {"module", "no-python"} <= parsed.given.keys():
         raise Refused("--module and --no_python exclude each other: leave one out")
     host, _, slots = parsed.given.get("include", "localhost").partition(":")
@@ -161,7 +159,7 @@ def _accelerate_counts(launcher: Launcher, parsed: Parsed, workers: int) -> int 
 
 def _check_accelerate(parsed: Parsed, job: Job) -> None:
     if "mpirun-hostfile" in parsed.given:
-        raise Refused("--mpirun-hostfile starts processes in other pods, which no pod may: leave it out")
+        raise Refused("--mpirun-hostfile starts processes in other pods, which is not allowed: leave it out")
     if "cpu" in parsed.given and job.processes > 1:
         raise Refused(
             f"--cpu starts one process per pod, the job has {job.processes} per worker: set"

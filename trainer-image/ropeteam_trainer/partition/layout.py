@@ -145,7 +145,7 @@ def _parallelism_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str
     return [
         (
             not averages and (splits_model or shards),
-            f"sync: {strategy.sync.type.value} keeps whole copies in step; use AllReduce with "
+            f"sync: {strategy.sync.type.value} synchronizes whole copies; use AllReduce with "
             f"{_splitting(strategy, grid)}, or leave that out",
         ),
         (
@@ -155,11 +155,11 @@ def _parallelism_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str
         ),
         (
             zero_1 and (splits_model or grid.replicate > 1),
-            "sharding: OptimizerState goes with shard alone; use Gradients or Parameters in a hybrid",
+            "sharding: OptimizerState works with shard alone; use Gradients or Parameters in a hybrid",
         ),
         (
             strategy.sharding is not None and grid.shard == 1 and grid.world > 1,
-            "sharding: there is nothing to share with shard 1; raise parallelism.shard or leave sharding out",
+            "sharding: there is nothing to split with shard 1; raise parallelism.shard or leave sharding out",
         ),
         (
             grid.pipeline > 1 and pipelining.several != (pipelining.per_rank > 1),
@@ -172,7 +172,7 @@ def _parallelism_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str
         ),
         (
             strategy.offload is not Offload.NONE and (not shards or zero_1),
-            "offload: goes with sharding Gradients or Parameters over two ranks or more",
+            "offload: works with sharding Gradients or Parameters over two ranks or more",
         ),
     ]
 
@@ -191,7 +191,7 @@ def _local_rules(local: Local, grid: Layout) -> list[tuple[bool, str]]:
     return [
         (
             (groups is None) != (all_every is None),
-            "sync.local: groupsOf and allEverySteps go together; give both or none",
+            "sync.local: groupsOf and allEverySteps belong together; set both or none",
         ),
         (
             all_every is not None and all_every % local.every_steps > 0,
@@ -214,7 +214,7 @@ def _server_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
     return [
         (
             asked.backup_workers > 0 and not synchronous,
-            f"sync.parameterServer: backupWorkers goes with mode Synchronous; {asked.mode.value} waits for "
+            f"sync.parameterServer: backupWorkers works with mode Synchronous; {asked.mode.value} waits for "
             "no slow worker",
         ),
         (
@@ -224,12 +224,12 @@ def _server_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
         ),
         (
             asked.scale_by_staleness and synchronous,
-            "sync.parameterServer: scaleByStaleness goes with Asynchronous and BoundedStaleness; in mode "
+            "sync.parameterServer: scaleByStaleness works with Asynchronous and BoundedStaleness; in mode "
             "Synchronous no gradient is stale",
         ),
         (
             strategy.precision is Precision.FLOAT16,
-            "precision: Float16 scales its loss per rank, which parameter servers do not know; use BFloat16",
+            "precision: Float16 scales its loss per rank, which parameter servers cannot do; use BFloat16",
         ),
     ]
 
@@ -252,7 +252,7 @@ def _batch_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
         ),
         (
             batch.balance and grid.tensor * grid.pipeline > 1,
-            "batch: balance goes with replicate and shard; leave it out with tensor or pipeline above 1",
+            "batch: balance works with replicate and shard; leave it out with tensor or pipeline above 1",
         ),
         (
             batch.balance and strategy.servers > 0,

@@ -22,7 +22,7 @@ def main(launcher: str, job: Job, command: tuple[str, ...]) -> None:
     if isinstance(launch, Problem):
         answers.write(Answer(refused=(f"command: {launch.message}",)))
     elif launch.run is Run.COMMAND:
-        answers.write(Answer(without_wrap=f"is started by `{command[0]}`, which is not looked into"))
+        answers.write(Answer(without_wrap=f"is started by `{command[0]}`, which is not analysed"))
     else:
         python = launch.python or sys.executable
         root = write_shims(Path(os.environ[PLAN_FILE]).parent).root

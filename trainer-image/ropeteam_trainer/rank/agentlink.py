@@ -172,7 +172,7 @@ def connect(environ: Mapping[str, str], rank: int | None) -> AgentLink | None:
         connection.connect(path)
     except OSError as error:
         connection.close()
-        print(f"ropeteam: no connection to the agent at {path}: {error}. Training goes on.", file=sys.stderr)
+        print(f"ropeteam: cannot reach the agent at {path}: {error}. Training continues.", file=sys.stderr)
         return None
     link = AgentLink(connection)
     if rank is not None:

@@ -99,7 +99,7 @@ class _Message(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         kind = self._kinds.get((module, name)) or _builtin_error(module, name)
         if kind is None:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which ranks do not tell each other")
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which ranks do not send to each other")
         stand_in = type(name, (_StandIn,), {})
         self._stands_for[stand_in] = kind
         return stand_in

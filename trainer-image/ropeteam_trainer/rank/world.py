@@ -156,4 +156,4 @@ def _unpacked(rank: int, content: bytes, kinds: tuple[type, ...]) -> Any:
     try:
         return exchange.unpack(content, kinds)
     except exchange.NotUnderstood as error:
-        raise exchange.NotUnderstood(f"what rank {rank} tells is not understood: {error}") from None
+        raise exchange.NotUnderstood(f"the message of rank {rank} cannot be decoded: {error}") from None

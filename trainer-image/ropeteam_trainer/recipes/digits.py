@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--global-batch", type=int, default=64)
     parser.add_argument("--optimizer", choices=["AdamW", "SGD"], default="AdamW", help="SGD has momentum 0.9")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
-    parser.add_argument("--seed", type=int, default=0, help="of first weights and of the order of pictures")
+    parser.add_argument("--seed", type=int, default=0, help="of initial weights and of the order of images")
     options = parser.parse_args()
     training, (pixels, digits) = pictures()
 

@@ -156,6 +156,7 @@ def _first(output: Any, rows: int, of: int) -> Any:
     if isinstance(output, torch.Tensor) and output.ndim and len(output) % of == 0:
         return output[: len(output) // of * rows]
     raise TypeError(
-        f"strategy.parallelism.pipeline: a batch that is not cut into equal pieces needs a last layer that "
-        f"returns one tensor, samples first; this is {type(output).__name__}, of pieces of {of} samples"
+        f"strategy.parallelism.pipeline: a batch that is not split into equal micro-batches needs a last "
+        f"layer that returns one tensor, samples first; this is {type(output).__name__}, for micro-batches "
+        f"of {of} samples"
     )

@@ -31,7 +31,7 @@ def apply(model: nn.Module, mesh: DeviceMesh, settings: TensorParallel, make: Pl
     plan_maker: Any = make or getattr(model, "tensor_plan", None)
     if plan_maker is None:
         raise StrategyError(
-            "strategy.parallelism.tensor: nobody says how to split this model; give it a method "
+            "strategy.parallelism.tensor: this model has no plan for its split; give it a method "
             "tensor_plan(settings), or wrap(..., tensor_plan=f), that returns {layer name: ColwiseParallel()}"
         )
     plan: Plan = plan_maker(TensorSplit(settings.sequence, settings.loss, mesh.size()))

@@ -165,7 +165,7 @@ def check(strategy: Strategy, optimizer: Optimizer, loss: Loss | None) -> None:
     if needed is not None and not isinstance(optimizer, needed):
         assert rate.trust_ratio is not None
         raise StrategyError(
-            f"strategy.learningRate.trustRatio: {rate.trust_ratio.value} goes with "
+            f"strategy.learningRate.trustRatio: {rate.trust_ratio.value} requires "
             f"{'SGD' if rate.trust_ratio is TrustRatio.LARS else 'AdamW'}, the script has "
             f"{type(optimizer).__name__}"
         )

@@ -28,8 +28,8 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _DEEPEST = 16
 """Deepest nesting of folders that remove_tree() deletes."""
 _LINK = (
-    "a part of spec.checkpoint.path, {}, is a link; links in the volume are not followed, for they may lead "
-    "out of it. Name the folder itself, or put it in the place of the link"
+    "a part of spec.checkpoint.path, {}, is a link; links in the volume are not followed, for they may point "
+    "out of it. Name the folder itself, or replace the link by it"
 )
 
 
@@ -130,7 +130,7 @@ class Folder:
         """Size of a regular file in bytes."""
         with self._checked(name):
             status = self._stat(name)
-            _require(stat.S_ISREG(status.st_mode), "is no regular file")
+            _require(stat.S_ISREG(status.st_mode), "is not a regular file")
             return status.st_size
 
     def open(self, name: str) -> BinaryIO:
@@ -140,7 +140,7 @@ class Folder:
             file = os.fdopen(os.open(name, _READ, dir_fd=self._descriptor), "rb")
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 file.close()
-                raise NotOurs(errno.EINVAL, "is no regular file")
+                raise NotOurs(errno.EINVAL, "is not a regular file")
             os.set_blocking(file.fileno(), True)  # some file systems (FUSE, HSM) would answer EAGAIN
         return file
 
@@ -245,7 +245,7 @@ class Folder:
     def _checked(self, name: str, plain: bool = True) -> Iterator[None]:
         """Refuse a name that is not plain; put the whole path into errors."""
         try:
-            _require(not plain or is_plain(name), "is no plain name")
+            _require(not plain or is_plain(name), "is not a plain name")
             yield
         except OSError as error:
             error.filename = f"{self.path}/{name}"

@@ -74,7 +74,7 @@ class Lines:
 
     def _put_dropped_counts(self) -> None:
         for source, count in self._dropped.items():
-            text = f"ropeteam: {count} lines of {source} were dropped, nobody read this container's output\n"
+            text = f"ropeteam: {count} lines of {source} were dropped: this container's output was not read\n"
             self._put(text.encode())
         self._dropped.clear()
 

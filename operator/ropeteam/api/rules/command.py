@@ -24,7 +24,7 @@ def given_twice(field: str, value: Any, other: Any) -> Rule:
         path="spec",
         cel=f"!has(self.{field}) || !{trainer_says(f'has(c.{field}) && c.{field} != self.{field}')}",
         holds=lambda spec: field not in spec or trainer(spec).get(field, spec[field]) == spec[field],
-        message=f"spec.{field}: spec.template gives container trainer another value; keep one of the two",
+        message=f"spec.{field}: spec.template sets another value for container trainer; keep one of the two",
         good=spec_with(**{field: value}, template=template_with(**{field: value})),
         bad=spec_with(**{field: value}, template=template_with(**{field: other})),
     )
@@ -46,9 +46,9 @@ COMMAND_RULES: tuple[Rule, ...] = (
         cel=f"{_cel_gives('command')} || !{_cel_gives('args')}",
         holds=lambda spec: _gives(spec, "command") or not _gives(spec, "args"),
         message=(
-            "spec.command: is missing beside args, and the API does not know the image's entrypoint; write "
-            "it here: `crane config IMAGE`, or `docker inspect --format '{{json .Config.Entrypoint}}' IMAGE`"
-            ", shows it"
+            "spec.command: is missing beside args, and the API does not know the image's entrypoint; set it "
+            "here: `crane config IMAGE`, or `docker inspect --format '{{json .Config.Entrypoint}}' IMAGE`, "
+            "shows it"
         ),
         good=spec_with(args=["--lr", "0.1"]),
         bad={"workers": 2, "args": ["--lr", "0.1"]},

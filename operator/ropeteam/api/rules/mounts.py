@@ -60,7 +60,7 @@ MOUNT_RULES = (
         holds=lambda spec: not _mounts_at(OURS, spec),
         message=(
             "spec.template: container trainer mounts a volume at /ropeteam or /ropeteam-token, "
-            "where ours are; use another mountPath"
+            "which Ropeteam uses; use another mountPath"
         ),
         good=spec_with(template=_with_data("data", "/ropeteam-data")),
         bad=spec_with(template=_with_data("data", "/ropeteam")),
@@ -70,8 +70,8 @@ MOUNT_RULES = (
         cel=f"!has(self.checkpoint) || !{_cel_mounts_at(CHECKPOINTS)}",
         holds=lambda spec: "checkpoint" not in spec or not _mounts_at(CHECKPOINTS, spec),
         message=(
-            "spec.template: container trainer mounts a volume at /checkpoints, where that of "
-            "spec.checkpoint is; use another mountPath, or remove spec.checkpoint"
+            "spec.template: container trainer mounts a volume at /checkpoints, the mountPath of "
+            "spec.checkpoint.volume; use another mountPath, or remove spec.checkpoint"
         ),
         good=spec_with(template=_with_data("data", "/checkpoints")),
         bad=spec_with(template=_with_data("data", "/checkpoints"), checkpoint={"volume": _CLAIM}),
@@ -82,7 +82,7 @@ MOUNT_RULES = (
         holds=lambda spec: at(spec, "checkpoint.signing") is None or not _mounts_at(SIGNING, spec),
         message=(
             "spec.template: container trainer mounts a volume at /ropeteam-signing, where the Secret of "
-            "spec.checkpoint.signing is; use another mountPath"
+            "spec.checkpoint.signing is mounted; use another mountPath"
         ),
         good=spec_with(template=_with_data("data", "/signing"), checkpoint=_SIGNED),
         bad=spec_with(template=_with_data("data", "/ropeteam-signing"), checkpoint=_SIGNED),

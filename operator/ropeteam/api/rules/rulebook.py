@@ -56,8 +56,8 @@ _RESERVED = (
     f"(e.name.startsWith('ROPETEAM_') && !(e.name in {list(config.USER_ENV)})))"
 )
 _RESERVED_MESSAGE = (
-    "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and their like, and ROPETEAM_*, are set for each rank; "
-    "remove them"
+    "RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and similar variables, and ROPETEAM_*, are set by Ropeteam "
+    "for each rank; remove them"
 )
 
 
@@ -134,7 +134,7 @@ RULES: tuple[Rule, ...] = (
         path="spec",
         cel=f"!has(self.resources) || !{trainer_says('has(c.resources)')}",
         holds=lambda spec: "resources" not in spec or "resources" not in trainer(spec),
-        message="spec.resources: spec.template gives container trainer resources too; keep one of the two",
+        message="spec.resources: spec.template sets resources of container trainer too; keep one of the two",
         good=spec_with(resources={"limits": {"cpu": 1}}, template=template_with(image="train:1")),
         bad=spec_with(
             resources={"limits": {"cpu": 1}}, template=template_with(resources={"limits": {"cpu": 1}})
@@ -147,7 +147,7 @@ RULES: tuple[Rule, ...] = (
             f"!{trainer_says('has(c.env) && c.env.exists(t, self.env.exists(e, e.name == t.name))')}"
         ),
         holds=_env_is_given_once,
-        message="spec.env: spec.template gives container trainer a variable of the same name; keep one",
+        message="spec.env: spec.template sets a variable of the same name in container trainer; keep one",
         good=spec_with(
             env=[{"name": "A", "value": "1"}], template=template_with(env=[{"name": "B", "value": "2"}])
         ),
@@ -227,7 +227,7 @@ RULES: tuple[Rule, ...] = (
         ),
         holds=lambda spec: _ranks(spec) <= MAX_RANKS,
         message=(
-            f"spec.workers: times processesPerWorker, and parameter servers, are above {MAX_RANKS} ranks; "
+            f"spec.workers: times processesPerWorker, plus parameter servers, are above {MAX_RANKS} ranks; "
             "lower one of them"
         ),
         good=spec_with(workers=1024, gpusPerWorker=8),
@@ -237,7 +237,7 @@ RULES: tuple[Rule, ...] = (
         path="spec",
         cel=f"self.workers + {_CEL_SERVERS} <= {MAX_SLOTS}",
         holds=lambda spec: spec["workers"] + _servers(spec) <= MAX_SLOTS,
-        message=f"spec.workers: with servers above {MAX_SLOTS} pods, all that status holds; lower either",
+        message=f"spec.workers: with servers above {MAX_SLOTS} pods, the limit of status; lower either",
         good=spec_with(workers=3072, strategy=_served(servers=1024)),
         bad=spec_with(workers=3073, strategy=_served(servers=1024)),
     ),
@@ -254,8 +254,8 @@ RULES: tuple[Rule, ...] = (
         cel="self.worlds != 'PerPod' || !has(self.checkpoint)",
         holds=lambda spec: spec.get("worlds") != "PerPod" or not spec.get("checkpoint"),
         message=(
-            "spec.checkpoint: is of one world, and with worlds PerPod each pod is one; leave it out, and let "
-            "the script save where it wants"
+            "spec.checkpoint: is for one world, and with worlds PerPod each pod is a world; remove it, and "
+            "save checkpoints in the script"
         ),
         good=spec_with(worlds="PerPod"),
         bad=spec_with(worlds="PerPod", checkpoint={"volume": {"nfs": {}}}),
@@ -298,7 +298,7 @@ RULES: tuple[Rule, ...] = (
         path="spec.resume",
         cel="self.policy == 'Step' || !has(self.step)",
         holds=lambda resume: resume["policy"] == "Step" or "step" not in resume,
-        message="spec.resume.step: means nothing without policy Step; set resume.policy to Step or remove it",
+        message="spec.resume.step: has no effect without policy Step; set resume.policy to Step or remove it",
         good=spec_with(resume={"policy": "Never"}),
         bad=spec_with(resume={"policy": "Latest", "step": 100}),
     ),
@@ -325,7 +325,7 @@ RULES: tuple[Rule, ...] = (
         path="spec.checkpoint",
         cel="!has(self.volume.name)",
         holds=lambda checkpoint: "name" not in checkpoint["volume"],
-        message="spec.checkpoint.volume.name: is not used, the volume is named for you; remove it",
+        message="spec.checkpoint.volume.name: is not used, the operator names the volume; remove it",
         good=spec_with(checkpoint={"volume": _VOLUME}),
         bad=spec_with(checkpoint={"volume": {"name": "checkpoints", **_VOLUME}}),
     ),

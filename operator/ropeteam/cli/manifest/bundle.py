@@ -24,7 +24,7 @@ MOST_BYTES = 1_000_000
 LARGE_BYTES = 512 << 10
 _NOT_CODE = frozenset({"__pycache__", "node_modules"})
 _NOT_CODE_SUFFIXES = (".pyc", ".pem", ".key")
-_ALTERNATIVES = "For more: a git commit, a volume, or the image (docs/guides/code.md)."
+_ALTERNATIVES = "For more, use a git commit, a volume, or the image (docs/guides/code.md)."
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _walk(folder: Path) -> Iterator[tuple[Path, str | None]]:
         elif is_folder:
             yield from _walk(path)
         elif not path.is_file():
-            yield path, " (no regular file)"
+            yield path, " (not a regular file)"
         else:
             size = path.stat().st_size
             yield path, f" ({_size(size)})" if size > LARGE_BYTES else None
@@ -82,7 +82,7 @@ def _too_large(folder: Path, files: dict[str, bytes]) -> str:
     largest = sorted(files, key=lambda name: -len(files[name]))[:3]
     some = ", ".join(f"{name} ({_size(len(files[name]))})" for name in largest)
     return (
-        f"{folder} has more than {_size(MOST_BYTES)} of files, and a ConfigMap takes no more. The largest so "
+        f"{folder} has more than {_size(MOST_BYTES)} of files, and a ConfigMap holds no more. The largest so "
         f"far: {some}. {_ALTERNATIVES}"
     )
 
@@ -150,7 +150,7 @@ def _at(value: Any, *names: str) -> Any:
 def told(code: Bundle, name: str, namespace: str) -> Iterator[str]:
     """Lines about the bundle, for a person."""
     some = "file" if len(code.files) == 1 else "files"
-    readers = f"for all who may read ConfigMaps in namespace {namespace}"
+    readers = f"readable by users that may read ConfigMaps in namespace {namespace}"
     yield f"configmap/{name}: {len(code.files)} {some}, {_size(code.bytes)}, {readers}"
     if code.left_out:
         yield f"left out: {', '.join(code.left_out)}"

@@ -39,7 +39,7 @@ def told(manifest: Manifest, home: Path) -> Iterator[str]:
     """Lines: the folder of each claim. manifest: as it was written."""
     existing = {each["metadata"]["name"] for each in _own_claims(manifest)}
     for name, field in _claim_fields(manifest).items():
-        created = "" if name in existing else f" (made here; on a real cluster {field} needs a {_CLAIM})"
+        created = "" if name in existing else f" (created here; on a real cluster {field} needs a {_CLAIM})"
         yield f"claim {name}: folder {_folder(home, manifest.namespace, name)}{created}"
 
 
@@ -50,9 +50,9 @@ def hints(job: Object, errors: Iterable[str], home: Path) -> Iterator[str]:
         mount = next((each for each in paths if path == each or path.startswith(f"{each}/")), None)
         if mount is not None:
             yield (
-                f"hint: {mount} is in pods; on this machine it is {paths[mount]}. A path is put right where "
-                f"the command, its arguments, env or workingDir name it, but not inside a script: hand "
-                f"{path} over as an argument or in a variable of spec.env"
+                f"hint: {mount} exists in pods; on this machine it is {paths[mount]}. Paths are translated "
+                f"in the command, its arguments, env and workingDir, but not inside a script: pass {path} as "
+                f"an argument or in a variable of spec.env"
             )
 
 

@@ -81,7 +81,7 @@ def several(arguments: tuple[str, ...], workers: int | None) -> list[Manifest]:
 def _of_file(arguments: tuple[str, ...], workers: int | None) -> Manifest:
     file, *command = arguments
     if command:
-        raise BadInput(f"{file} is a manifest; its command stands in it, so leave out: {shlex.join(command)}")
+        raise BadInput(f"{file} is a manifest, which has its own command; leave out: {shlex.join(command)}")
     if not Path(file).is_file():
         raise BadInput(f"{file}: no such file. {_USAGE}")
     return read(Path(file), workers)
@@ -94,7 +94,7 @@ def _of_command(command: tuple[str, ...], workers: int) -> Manifest:
         messages = (
             each.removeprefix("spec.command: ").replace("set spec.workers to", "write -n") for each in errors
         )
-        raise BadInput("\n  ".join(["this command cannot work:", *messages]))
+        raise BadInput("\n  ".join(["this command is invalid:", *messages]))
     return Manifest(_with_names(job, Path("the command")), ())
 
 
@@ -118,7 +118,7 @@ def read(file: Path, workers: int | None = None) -> Manifest:
         jobs[0]["spec"]["workers"] = workers
     errors = list(problems(jobs[0]))
     if errors:
-        raise BadInput("\n  ".join([f"{file} cannot work:", *errors]))
+        raise BadInput("\n  ".join([f"{file} is invalid:", *errors]))
     return Manifest(jobs[0], tuple(document for document in documents if document is not jobs[0]))
 
 
@@ -173,7 +173,7 @@ def _load(file: Path) -> list[Any]:
         with file.open("rb") as stream:
             data = stream.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
-            raise BadInput(f"{file} has more than {MOST_BYTES} bytes, which no server takes; make it smaller")
+            raise BadInput(f"{file} has more than {MOST_BYTES} bytes, the limit of a server; make it smaller")
         return [each for each in manifestyaml.documents(data.decode()) if each is not None]
     except manifestyaml.Refused as error:
         raise BadInput(f"{file}: {error}") from None
@@ -184,7 +184,7 @@ def _load(file: Path) -> list[Any]:
 def _with_names(document: Any, file: Path) -> Object:
     """The document with its namespace written down. Raises BadInput if it is no Kubernetes object."""
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
-        raise BadInput(f"{file}: a document without `kind` is no Kubernetes object")
+        raise BadInput(f"{file}: a document without `kind` is not a Kubernetes object")
     meta = document.get("metadata")
     if not isinstance(meta, dict) or not isinstance(meta.get("name"), str):
         raise BadInput(f"{file}: {document['kind']} without metadata.name")
@@ -196,9 +196,9 @@ def _with_names(document: Any, file: Path) -> Object:
     for field in ("labels", "annotations"):
         entries = meta[field] = meta.get(field) or {}
         if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
-            raise BadInput(f"{file}: metadata.{field} is no map of texts; put its values in quotes")
+            raise BadInput(f"{file}: metadata.{field} is not a map of text values; put them in quotes")
     if not isinstance(meta.get("namespace", ""), str):
-        raise BadInput(f"{file}: metadata.namespace is no text; put it in quotes")
+        raise BadInput(f"{file}: metadata.namespace is not text; put it in quotes")
     if document["kind"] not in CLUSTER_WIDE:
         meta.setdefault("namespace", "default")
     return document

@@ -59,7 +59,7 @@ class _Loader(yaml.SafeLoader):
             nodes, levels = self._known[node]
             self._count, self._deepest = self._count + nodes, self._depth + levels
         else:
-            raise _refusal(event, f"*{event.anchor} stands inside of what it means; write it out")
+            raise _refusal(event, f"*{event.anchor} is an alias inside its own anchor; write it out")
         self._check_limits(event)
         self._depth, self._deepest = self._depth - 1, max(deepest, self._deepest)
         return node
@@ -68,28 +68,28 @@ class _Loader(yaml.SafeLoader):
         try:
             return super().scan_flow_scalar_non_spaces(double, start_mark)
         except (ValueError, OverflowError):  # of chr()
-            raise Refused(f"line {start_mark.line + 1}: \\U and digits that mean no character") from None
+            raise Refused(f"line {start_mark.line + 1}: \\U and digits that are not a character") from None
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             value = super().construct_object(node, deep)
         except (ValueError, LookupError):  # of a value that does not fit its tag
-            raise _refusal(node, f"a value is not what its tag {node.tag} says; leave the tag out") from None
+            raise _refusal(node, f"a value does not fit its tag {node.tag}; leave the tag out") from None
         if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             raise _refusal(node, f"{node.value} has more than 64 bits; put text in quotes")
         return value
 
     def _check_limits(self, event: yaml.Event) -> None:
         if self._deepest > DEEPEST:
-            raise _refusal(event, f"more than {DEEPEST} levels, one inside the other; write it flatter")
+            raise _refusal(event, f"more than {DEEPEST} nested levels; use fewer")
         if self._count > MOST_NODES:
-            raise _refusal(event, f"more than {MOST_NODES} values, aliases written out; make it smaller")
+            raise _refusal(event, f"more than {MOST_NODES} values with aliases expanded; make it smaller")
 
 
 def _validate(node: yaml.Node) -> None:
     kind = node.tag.removeprefix(_TAG)
     if kind not in _TYPES:
-        raise _refusal(node, f"type {node.tag} means nothing to Kubernetes; leave the tag out")
+        raise _refusal(node, f"type {node.tag} does not exist in Kubernetes; leave the tag out")
     if isinstance(node, yaml.ScalarNode):
         _validate_scalar(node, kind)
     elif isinstance(node, yaml.MappingNode):
@@ -98,7 +98,7 @@ def _validate(node: yaml.Node) -> None:
 
 def _validate_scalar(node: yaml.ScalarNode, kind: str) -> None:
     if any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in node.value):
-        raise _refusal(node, "a text with a character that no command or file name can hold; remove it")
+        raise _refusal(node, "text with a character that commands and file names cannot contain; remove it")
     if kind not in ("int", "float"):
         return
     if len(node.value) > LONGEST_NUMBER:
@@ -108,7 +108,7 @@ def _validate_scalar(node: yaml.ScalarNode, kind: str) -> None:
     except ValueError:  # .inf, .nan
         finite = False
     if not finite:
-        raise _refusal(node, f"{node.value} is no number that JSON knows; put text in quotes")
+        raise _refusal(node, f"{node.value} is not a number of JSON; put text in quotes")
 
 
 def _validate_keys(node: yaml.MappingNode) -> None:
@@ -116,9 +116,9 @@ def _validate_keys(node: yaml.MappingNode) -> None:
     for key, _ in node.value:
         if key.tag not in (f"{_TAG}str", f"{_TAG}merge"):
             what = key.value if isinstance(key, yaml.ScalarNode) else "a list or a map"
-            raise _refusal(key, f"a key is {what}, which is no text; put it in quotes")
+            raise _refusal(key, f"a key is {what}, which is not text; put it in quotes")
         if key.value in seen:
-            raise _refusal(key, f"key {key.value!r} is there twice; keep one of the two")
+            raise _refusal(key, f"key {key.value!r} is listed twice; keep one of the two")
         seen.add(key.value)
 
 

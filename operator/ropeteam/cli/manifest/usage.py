@@ -12,7 +12,7 @@ def of_script(arguments: Sequence[str], workers: int | None) -> str:
     """Message for `train.py --lr 1`: a script that is no program."""
     script = shlex.join(arguments)
     return (
-        f"{arguments[0]} is a script, not a manifest or a program. Write what runs it:\n"
+        f"{arguments[0]} is a script, not a manifest or a program. Write the program that runs it:\n"
         f"  ropeteam run -n {workers or 1} -- python {script}\n"
         f"  ropeteam run -n {workers or 2} -- torchrun {script}"
     )
@@ -33,7 +33,7 @@ def of_dashes(arguments: Sequence[str], takes_value: Mapping[str, bool], verb: s
     if theirs[0].endswith(".py"):
         theirs = ["python", *theirs]
     return (
-        f"whose is {ambiguous}, ropeteam's or the command's? Write -- before the command:\n"
+        f"{ambiguous} may belong to ropeteam or to the command. Write -- before the command:\n"
         f"  ropeteam {verb} {shlex.join([*ours, '--', *theirs])}"
     )
 

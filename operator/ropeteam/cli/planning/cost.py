@@ -15,7 +15,7 @@ from ropeteam_trainer.partition.layout import Layout, layout
 
 _WIDTH = 16
 _WRAP = "model, optimizer = job.wrap(model, optimizer)"
-_ADVICE = f"to see it planned, and to split it by spec.strategy, call {_WRAP}"
+_ADVICE = f"to get a prediction, and to split it by spec.strategy, call {_WRAP}"
 
 
 TIME = "Memory and bytes are predicted, time is not: ropeteam run measures it."
@@ -71,7 +71,7 @@ def side_by_side(plans: Sequence[Sequence[Row]]) -> Iterator[tuple[str, ...]]:
 
 
 def _refusal(sentences: tuple[str, ...]) -> BadInput:
-    return BadInput("\n  ".join(["this job cannot work:", *(f"spec.{each}" for each in sentences)]))
+    return BadInput("\n  ".join(["this job is invalid:", *(f"spec.{each}" for each in sentences)]))
 
 
 def _without_wrap(spec: TrainingJobSpec, outcome: str) -> list[tuple[str, str]]:
@@ -79,7 +79,7 @@ def _without_wrap(spec: TrainingJobSpec, outcome: str) -> list[tuple[str, str]]:
     what = f"the script {outcome} without job.wrap()"
     if spec.strategy is not None:
         raise BadInput(f"spec.strategy is given, but {what}: call {_WRAP} before restore() and the loop")
-    return [("the rest", f"unknown: {what}, so how it splits the work is its own affair"), ("", _ADVICE)]
+    return [("the rest", f"unknown: {what}, so how it splits the work is not known"), ("", _ADVICE)]
 
 
 # ---- rows
@@ -92,7 +92,7 @@ def _measured(
     yield "model", f"{model.parameters:,} parameters, {model.optimizer}{groups}"
     held = {part.rank: cost.memory(part, strategy, grid, micro_batches) for part in model.parts}
     rank, most = max(held.items(), key=lambda item: item[1].total)
-    where = "each rank" if len(model.parts) == 1 else f"the fullest rank ({rank})"
+    where = "each rank" if len(model.parts) == 1 else f"the largest rank ({rank})"
     state = "unknown" if most.optimizer is None else amount(most.optimizer)
     yield "memory", f"{amount(most.total)} on {where}"
     kinds = {"parameters": amount(most.parameters), "gradients": amount(most.gradients), "optimizer": state}
@@ -105,7 +105,7 @@ def _measured(
 def _servers(fullest: cost.Memory, count: int) -> str:
     stored = amount(fullest.parameters + (fullest.optimizer or 0))
     return (
-        f"{_count(count, 'pod')} more; the fullest keeps {stored} of parameters and optimizer, twice, in "
+        f"{_count(count, 'pod')} more; the largest holds {stored} of parameters and optimizer, twice, in "
         f"/dev/shm, and receives {amount(fullest.gradients)} from each worker and step"
     )
 
@@ -113,7 +113,7 @@ def _servers(fullest: cost.Memory, count: int) -> str:
 def _traffic(of_parts: list[cost.Traffic]) -> str:
     most = max(of_parts, key=lambda each: each.sent)
     if not most.sent:
-        return "nothing: gradients stay where they are"
+        return "none: gradients are not sent"
     calls, messages = _count(most.collectives, "collective"), _count(most.messages, "message")
     return f"{amount(most.sent)} sent by each rank and step, in {calls} ({messages})"
 
@@ -129,12 +129,12 @@ def _bubble(strategy: Strategy, grid: Layout, micro_batches: int | None) -> str:
 def _batch(strategy: Strategy, grid: Layout, micro_batches: int | None) -> str:
     samples, micro = strategy.batch.global_samples, strategy.batch.micro_samples
     if micro_batches is None:
-        split_text = f", in pieces of at most {micro}"
+        split_text = f", in micro-batches of at most {micro}"
     else:
-        split_text = f", in {_count(micro_batches, 'piece')}" if micro_batches > 1 else ""
+        split_text = f", in {micro_batches} micro-batches" if micro_batches > 1 else ""
     shards = _count(grid.dp_size, "part")
     if samples is None:
-        return f"as the script says, in {shards}{split_text} (spec.strategy.batch.globalSamples would set it)"
+        return f"as in the script, in {shards}{split_text} (spec.strategy.batch.globalSamples would set it)"
     later = " at first, then by speed" if strategy.batch.balance else ""
     return f"{samples} samples a step, in {shards} of {math.ceil(samples / grid.dp_size)}{later}{split_text}"
 
@@ -152,16 +152,16 @@ def _rate(strategy: Strategy, model: Model | None) -> str:
 
 def _notes(model: Model, strategy: Strategy, grid: Layout, micro_batches: int | None) -> Iterator[str]:
     split = " and ".join(way for way in ("tensor", "pipeline") if getattr(grid, way) > 1)
-    yield "activations" + (f", and what {split} parallelism sends of them" if split else "")
+    yield "activations" + (f", and those that {split} parallelism sends" if split else "")
     copies = (
         not strategy.servers and strategy.sync.type is not SyncType.LOCAL and grid.pipeline * grid.tensor == 1
     )
     if grid.dp_size > 1 and copies and (grid.shard == 1 or strategy.sharding is Sharding.OPTIMIZER_STATE):
-        yield f"DDP's buckets: gradients once more, {amount(_gradients(model.parts[0]))}"
+        yield f"DDP's buckets: a second copy of gradients, {amount(_gradients(model.parts[0]))}"
     if micro_batches is None:
-        yield "that sharded layers are gathered, and gradients kept whole, for each micro-batch"
+        yield "all-gathers of sharded layers, and unsharded gradients, of each micro-batch"
     if any(part.optimizer is None for part in model.parts):
-        yield f"the state of {model.optimizer}: it does not step without data"
+        yield f"the state of {model.optimizer}, which does not step without data"
 
 
 def _gradients(part: Part) -> int:

@@ -45,7 +45,7 @@ def rehearse(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> Ans
         if answer.exists():
             return codec.decode(Answer, answer.read_bytes())
         if code is None:
-            return f"the script did not come to job.wrap() within {timeout_seconds:g} s (--timeout-seconds)"
+            return f"the script did not reach job.wrap() within {timeout_seconds:g} s (--timeout-seconds)"
         if code == 0:
             return Answer(without_wrap="ends")
         return f"the script failed before job.wrap(): {_last_line(output_file)}"
@@ -111,4 +111,4 @@ def _kill_descendants() -> Iterator[None]:
 
 def _last_line(file: Path) -> str:
     lines = file.read_text(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("[rank0]: ") if lines else "it said nothing"
+    return lines[-1].removeprefix("[rank0]: ") if lines else "no output"

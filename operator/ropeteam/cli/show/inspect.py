@@ -65,19 +65,19 @@ def explain(text: bytes, source: str) -> Iterator[str]:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise BadInput(
-            f"{source} is no snapshot ({where}: {first['msg']}); make one: ropeteam snapshot JOB"
+            f"{source} is not a snapshot ({where}: {first['msg']}); create one: ropeteam snapshot JOB"
         ) from None
     decision = decide(seen)
     yield from _summary(seen, decision.status)
     yield f"  decision: {decision.why}"
     if decision.status != seen.status:
         yield f"  would save state {decision.status.state}"
-    yield from (f"  would announce {each.reason}: {each.message}" for each in decision.announcements)
+    yield from (f"  would create event {each.reason}: {each.message}" for each in decision.announcements)
     yield from (f"  would {action}" for action in decision.actions)
     if decision.status == seen.status and not decision.actions:
         yield "  would change nothing"
     if decision.look_again_seconds is not None:
-        yield f"  would look again within {decision.look_again_seconds:.1f} s"
+        yield f"  would reconcile again within {decision.look_again_seconds:.1f} s"
 
 
 def _summary(seen: Observation, next_status: JobStatus) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _summary(seen: Observation, next_status: JobStatus) -> Iterator[str]:
     yield from (f"  last {line}" for line in News().of(view)[-1:])
     where = "" if seen.metadata.namespace == "default" else f" -n {seen.metadata.namespace}"
     if view.refused:
-        yield "  next: correct the manifest by what is said above, and kubectl apply it again"
+        yield "  next: correct the manifest as described above, and kubectl apply it again"
     elif view.finished and not view.complete:
-        again = "when that is mended, kubectl delete the job and apply it again"
+        again = "when that is fixed, kubectl delete the job and apply it again"
         yield f"  next: ropeteam logs {view.name}{where}; {again}"

@@ -32,7 +32,7 @@ LAST_SECONDS = 10.0
 def ranks(text: str) -> str:
     """A rank's number, `all` or `none`. Raises BadInput."""
     if text not in ("all", "none") and not text.isdecimal():
-        raise BadInput(f"{text!r} is no rank: write its number, or all")
+        raise BadInput(f"{text!r} is not a rank: use its number, or all")
     return text
 
 
@@ -78,7 +78,7 @@ class Logs:
             _, pending = await asyncio.wait(pending, timeout=LAST_SECONDS)
             if pending and self._received == before:
                 names = ", ".join(sorted(each.get_name() for each in pending))
-                self._show(f"ropeteam: the log of pod {names} has not ended; what it still had is not shown")
+                self._show(f"ropeteam: the log of pod {names} has not ended; the rest is not shown")
                 return
 
     def _start_streams(self, pods: list[Object]) -> None:
@@ -96,7 +96,7 @@ class Logs:
         except ApiError:
             return  # the pod is gone
         except (aiohttp.ClientError, OSError) as error:
-            self._show(f"ropeteam: the log of pod {name} broke off: {error or type(error).__name__}")
+            self._show(f"ropeteam: the log of pod {name} was interrupted: {error or type(error).__name__}")
 
     async def _read(self, name: str) -> AsyncIterator[list[str]]:
         """Fetch lines of a pod, in batches; all of its output goes into its file."""
@@ -146,7 +146,7 @@ async def printed(follower: Follower, ranks: str, attempt: int | None, show: Sho
     status = JobStatus.model_validate(job.get("status") or {})
     wanted = status.attempt if attempt is None else attempt
     if wanted > status.attempt:
-        raise BadInput(f"{follower.name} has not made attempt {wanted}; its newest is {status.attempt}")
+        raise BadInput(f"{follower.name} has had no attempt {wanted}; its newest is {status.attempt}")
     found = [pod for pod in _by_slot(await follower.pods()) if _attempt(pod, status.attempt) == wanted]
     for pod in found:
         text = await follower.log(pod["metadata"]["name"])
@@ -181,9 +181,9 @@ def _recorded_incidents(job: Object, status: JobStatus, attempt: int) -> Iterato
     """Incidents that status keeps of an attempt. Raises BadInput if there are none."""
     policy = (job.get("spec") or {}).get("cleanPodPolicy", "Running")
     kept = [each for each in status.incidents if each.attempt == attempt]
-    gone = f"the pods of attempt {attempt} are gone, and their logs with them (cleanPodPolicy is {policy})"
+    gone = f"the pods of attempt {attempt} are deleted, and their logs with them (cleanPodPolicy is {policy})"
     if not kept:
         raise BadInput(gone if attempt else f"{job['metadata']['name']} has not started yet")
-    yield f"{gone}; status.incidents keeps:"
+    yield f"{gone}; status.incidents contains:"
     for each in kept:
         yield from (f"  {line}" for line in f"{each.id}: {each.cause}: {each.message}".splitlines())

@@ -146,7 +146,7 @@ class Informer(Generic[T]):
                 if unreadable or (isinstance(error, ApiError) and error.status == 410):
                     self._version = None
                 level = logging.WARNING if unreadable else logging.DEBUG
-                log.log(level, "watch of %s broke: %s: %s", self.kind, type(error).__name__, error)
+                log.log(level, "watch of %s failed: %s: %s", self.kind, type(error).__name__, error)
             lasted = loop.time() - began > _HEALTHY_SECONDS
             backoff = _MIN_BACKOFF if lasted else min(max(_MIN_BACKOFF, backoff * 2), _MAX_BACKOFF)
             await asyncio.sleep(backoff * self._client.chance.uniform(0.5, 1.5))
@@ -249,7 +249,7 @@ class Informer(Generic[T]):
         if meta["uid"] not in self._unreadable:
             self._unreadable.add(meta["uid"])
             name = Key(meta.get("namespace", ""), meta["name"])
-            log.warning("passed over %s %s: %s: %s", self.kind, name, type(error).__name__, error)
+            log.warning("skipped %s %s: %s: %s", self.kind, name, type(error).__name__, error)
 
     def _put(self, entry: Entry[T]) -> None:
         old = self._entries.get(entry.uid)

@@ -136,13 +136,13 @@ def _spec_error(spec: object) -> str:
     size = spec if isinstance(spec, int) and spec < _MOST_BYTES else _size(spec)
     if size is not None and size > _LARGEST_SPEC:
         return (
-            f"spec: it has {size >> 10} KiB, and at most {_LARGEST_SPEC >> 10} are taken; "
-            "large data belongs into a ConfigMap, a volume or the image"
+            f"spec: has {size >> 10} KiB, and at most {_LARGEST_SPEC >> 10} are accepted; "
+            "put large data into a ConfigMap, a volume or the image"
         )
     if not isinstance(spec, dict):
-        return "spec: it is no map of fields; write at least workers and command"
+        return "spec: is not a map of fields; set at least workers and command"
     if size is None or boundedjson.is_deeper(spec, _DEEPEST_SPEC):
-        return f"spec: it is nested more than {_DEEPEST_SPEC} levels deep; look for what repeats in it"
+        return f"spec: is nested more than {_DEEPEST_SPEC} levels deep; look for repeated parts"
     return ""
 
 

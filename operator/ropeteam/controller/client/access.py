@@ -54,7 +54,7 @@ async def load(kubeconfig: Path | None) -> Access:
     try:
         return Access(cluster["server"].rstrip("/"), _tls(cluster, user, folder), _token_of(user, folder))
     except (OSError, LookupError, ValueError) as error:
-        raise AccessError(f"the kubeconfig {kubeconfig} does not work: {error}") from None
+        raise AccessError(f"the kubeconfig {kubeconfig} is not usable: {error}") from None
 
 
 def _current(kubeconfig: Path) -> tuple[dict[str, Any], dict[str, Any], Path]:
@@ -117,8 +117,8 @@ async def _through_kubernetes_client(kubeconfig: Path | None) -> Access:
                 config_file=os.fspath(kubeconfig), client_configuration=known
             )
     except config.ConfigException as error:
-        where = kubeconfig or "no --kubeconfig was given and this is no pod of a cluster"
-        raise AccessError(f"no way to the API server ({where}): {error}") from None
+        where = kubeconfig or "no --kubeconfig was given, and this is not a pod of a cluster"
+        raise AccessError(f"no access to the API server ({where}): {error}") from None
 
     async def token() -> str:
         value = await known.get_api_key_with_prefix("BearerToken") or ""

@@ -274,7 +274,7 @@ class ApiClient:
         all_headers = {**(headers or {}), **await self._access.headers(), "Content-Type": content_type}
         data = None if body is None else orjson.dumps(body)
         if method != "GET" and not self._may_write():
-            raise Fenced(f"{method} {path}: this operator does not lead any more")
+            raise Fenced(f"{method} {path}: this operator is no longer the leader")
         async with self._session.request(
             method, self._access.server + path, data=data, params=params, headers=all_headers, timeout=limits
         ) as answer:

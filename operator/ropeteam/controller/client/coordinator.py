@@ -116,12 +116,12 @@ class Coordinators:
         try:
             report = codec.decode(JobReport, await self._put(address, auth, desired))
             if report.term != desired.term:  # a genuine one would have answered 409
-                raise Unreachable(f"its report is of term {report.term}, and term {desired.term} was asked")
+                raise Unreachable(f"its report is of term {report.term}, requested was {desired.term}")
             return bounds.bounded(report, len(desired.slots))
         except TimeoutError:
             why = f"no answer within {_TIMEOUT.total:.0f} s"
         except codec.DecodeError as error:
-            why = f"its report is not understood: {error}"
+            why = f"its report cannot be decoded: {error}"
         except bounds.OutOfBounds as error:
             why = f"its report is out of bounds: {error}"
         except (Unreachable, aiohttp.ClientError, OSError, ValueError) as error:
@@ -144,17 +144,17 @@ class Coordinators:
     async def _send(self, address: str, auth: RequestAuth, body: bytes, most: int) -> tuple[int, bytes]:
         """Send one request. Returns status and body of an authenticated answer."""
         if not self._may_write():
-            raise Fenced(f"{address}: this operator does not lead any more")
+            raise Fenced(f"{address}: this operator is no longer the leader")
         proof, url = auth.headers(_DESIRED, body, self._chance), f"http://{address}:{self._port}/desired"
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", **proof}
         async with self._session.put(url, data=body, headers=headers, allow_redirects=False) as answer:
             encoding = answer.headers.get("Content-Encoding", "")
             if encoding:
-                raise Unreachable(f"its answer is compressed ({encoding}), which it was asked not to do")
+                raise Unreachable(f"its answer is compressed ({encoding}), which was not requested")
             status, signature = answer.status, answer.headers.get(signing.HEADER, "")
             content = await _read(answer.content, most if status == 200 else _REFUSAL_BYTES)
         if status == 200 and len(content) > most:
-            raise Unreachable(f"its answer is over {most} bytes")
+            raise Unreachable(f"its answer has more than {most} bytes")
         if not auth.believes(proof, status, signature, content):
             raise Unreachable(f"its answer is not signed with this job's token: {_quoted(status, content)}")
         return status, content

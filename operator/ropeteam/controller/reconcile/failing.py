@@ -75,21 +75,22 @@ async def tell(caches: Caches, key: Key, error: Exception, now: datetime) -> Non
             if (job := await caches.job(key)) is not None:
                 await step(caches, job.parsed(), message, now)
         except Exception as broken:
-            log.warning("%s: cannot tell the job that rounds fail: %s", key, broken)
+            log.warning("%s: cannot report on the job that reconciles fail: %s", key, broken)
 
 
 def _message(key: Key, error: Exception) -> str:
     detail = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR].encode(errors="replace").decode()
     intro = (
-        f"{TOLD_AFTER} rounds of the operator for this job failed in a row, and it decides nothing about it "
-        f"meanwhile: what trains goes on, and pods that certainly do not are deleted after an hour. {detail}."
+        f"{TOLD_AFTER} reconciles of this job failed in a row, and the operator takes no decision about it "
+        "until one succeeds. Pods that train continue; pods that certainly do not are deleted after an hour. "
+        f"{detail}."
     )
     where = f"-n {key.namespace} {key.name}"
     if isinstance(error, ApiError):
-        return f"{intro} It goes on as soon as the API server takes what it refuses now."
+        return f"{intro} The operator continues when the API server accepts the request that it refuses now."
     return (
-        f"{intro} That is probably a bug: report it with the operator's log and what "
-        f"`ropeteam snapshot {where}` prints. To free the pods now (checkpoints stay): "
+        f"{intro} This is probably a bug: report it with the operator's log and the output of "
+        f"`ropeteam snapshot {where}`. To free the pods now (checkpoints stay): "
         f"kubectl delete trainingjob {where}"
     )
 

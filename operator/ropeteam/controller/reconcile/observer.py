@@ -36,7 +36,7 @@ from ropeteam_trainer.system.clocks import boot_seconds
 _LONGEST_REFUSAL = 4096
 """Characters. The API server repeats the refused object, up to a whole spec, and the text is cached."""
 _LOCKED_OUT = (
-    " (the job was made with an operator key that is not accepted any more: give that to the operator as a "
+    " (the job was created with an operator key that is no longer accepted: give the operator that key as a "
     "previous key)"
 )
 

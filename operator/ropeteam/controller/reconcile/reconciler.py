@@ -128,7 +128,7 @@ class Reconciler:
                 await announce(self.client, observed.metadata, announcement, observed.now)
                 await self._act(observed, pods, self.observer.job_caches.of(key, observed.metadata.uid))
         except Exception as broken:
-            log.warning("%s: cannot free what it holds: %s", key, broken)
+            log.warning("%s: cannot delete its idle pods: %s", key, broken)
 
     async def _act(self, observed: Observation, actions: tuple[Action, ...], cache: JobCache) -> None:
         """Carry out all actions, even if some fail; failures become events. Raises the first error."""

@@ -92,7 +92,7 @@ def name_of(thing: Object) -> str:
 
 def of_machine(seen: Machine) -> Iterator[Finding]:
     yield ok("python", f"{seen.python}, with ropeteam {seen.ropeteam}")
-    yield ok("torch", seen.torch or "not installed: a client alone, which is enough for jobs on a cluster")
+    yield ok("torch", seen.torch or "not installed: a client only, which is enough for jobs on a cluster")
     if seen.kubectl:
         yield ok("kubectl", seen.kubectl)
     else:
@@ -112,7 +112,7 @@ def _local_cluster(seen: Machine) -> Finding:
         left += [f"{seen.pods} folders in {seen.home}/pods"] if seen.pods else []
         return warn(
             what,
-            f"does not answer, and was not ended in order: {' and '.join(left)} are left",
-            "`ropeteam up` clears them away; without it commands that name no --kubeconfig look there",
+            f"does not answer, and was not shut down cleanly: {' and '.join(left)} remain",
+            "`ropeteam up` removes them; until then commands without --kubeconfig connect there",
         )
     return ok(what, f"none runs in {seen.home}; `ropeteam up` starts one; {limits}")

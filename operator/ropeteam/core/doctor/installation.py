@@ -64,7 +64,7 @@ def of_cluster(seen: Cluster) -> Iterator[Finding]:
 def _version(seen: Cluster) -> Finding:
     found = re.match(r"v(\d+)\.(\d+)", seen.version)
     if found is None:
-        return warn("cluster", f"of {seen.where}: answers, and does not say its version")
+        return warn("cluster", f"of {seen.where}: answers, but does not report its version")
     if (int(found[1]), int(found[2])) < OLDEST:
         return fail(
             "cluster",
@@ -82,21 +82,21 @@ def _definition(seen: Cluster) -> Finding:
             return not_known(what, read)
     if read.unknown or not read.items:
         todo = "install the chart, or `ropeteam crd | kubectl apply -f -`"
-        return fail(what, "the cluster does not know the kind TrainingJob", todo)
+        return fail(what, "the cluster does not serve the kind TrainingJob", todo)
     versions = {each["name"]: each for each in at(read.items[0], "spec.versions") or ()}
     if VERSION not in versions:
         return fail(what, f"no version {VERSION}, but {', '.join(versions)}", "use the release of the chart")
     theirs, ours = at(versions[VERSION], "schema.openAPIV3Schema") or {}, job_schema()
     missing, unknown = _fields(ours) - _fields(theirs), _fields(theirs) - _fields(ours)
     if missing:
-        todo = "upgrade it (`ropeteam crd | kubectl apply -f -`): what it does not know is dropped in silence"
-        return warn(what, f"older than this client: it lacks {_some_paths(missing)}", todo)
+        todo = "upgrade it (`ropeteam crd | kubectl apply -f -`): unknown fields are dropped silently"
+        return warn(what, f"older than this client: it does not have {_some_paths(missing)}", todo)
     if unknown:
-        todo = "upgrade this client: it does not show or check those"
+        todo = "upgrade this client: it neither shows nor checks these fields"
         return warn(what, f"newer than this client: it has {_some_paths(unknown)}", todo)
     if _rules(theirs) != _rules(ours):
-        return warn(what, "same fields, other rules than this client's", "upgrade what is older of the two")
-    return ok(what, f"TrainingJob {VERSION}, as this client knows it")
+        return warn(what, "same fields, but other rules than this client's", "upgrade the older of the two")
+    return ok(what, f"TrainingJob {VERSION}, the same as in this client")
 
 
 def name_of_group(group: Object) -> str:
@@ -131,7 +131,7 @@ def _some_paths(paths: frozenset[str]) -> str:
 
 def _local_operator(seen: Cluster) -> Finding:
     if seen.operator:
-        return fail("operator", seen.operator, "end `ropeteam up` and start it again; see operator.log there")
+        return fail("operator", seen.operator, "stop `ropeteam up`, start it again; see operator.log there")
     return ok("operator", "of the local cluster, ready")
 
 
@@ -141,7 +141,7 @@ def _operators(seen: Cluster) -> Iterator[Finding]:
         yield not_known("operator", seen.deployments)
     elif not found:
         yield fail(
-            "operator", "no Deployment of it is found: jobs are accepted and wait", "docs/install.md, Install"
+            "operator", "no Deployment of it found: jobs are accepted, but wait", "docs/install.md, Install"
         )
     for each in found:
         yield _operator(each, seen.release)
@@ -160,10 +160,10 @@ def _operator(thing: Object, release: str) -> Finding:
         look = f"kubectl -n {at(thing, 'metadata.namespace')} describe pods"
         return fail(what, f"0 of {wanted} ready, image {image}", look)
     if version.lstrip("v") != release:
-        todo = "use the same release of both: each may write what the other does not know"
+        todo = "use the same release of both: each may write fields that the other does not know"
         return warn(what, f"its release is {version}, this client's {release}", todo)
     if ready < wanted:
-        return warn(what, f"{ready} of {wanted} ready, image {image}", "one is enough, until it is lost")
+        return warn(what, f"{ready} of {wanted} ready, image {image}", "one is enough until it is lost")
     return ok(what, f"{ready} of {wanted} ready, image {image}")
 
 
@@ -184,9 +184,9 @@ def _lease(deployment: Object, seen: Cluster) -> Finding:
     if not lease and seen.leases.unknown:
         return not_known(what, seen.leases)
     holder, renewed = at(lease, "spec.holderIdentity"), at(lease, "spec.renewTime")
-    todo = "read the log of the operators: without a leader nothing is done about any job"
+    todo = "read the log of the operators: without a leader no job is reconciled"
     if not holder or not renewed:
-        return fail(what, "no operator leads", todo)
+        return fail(what, "no operator is the leader", todo)
     pod = str(holder).rpartition("_")[0] or holder
     age = (seen.now - datetime.fromisoformat(str(renewed))).total_seconds()
     if age > _STALE_SECONDS:
@@ -199,7 +199,7 @@ def _pods(read: Read) -> Iterator[Finding]:
         for state in at(pod, "status.containerStatuses") or ():
             count = state.get("restartCount", 0)
             if count >= _RESTARTS:
-                last = at(state, "lastState.terminated.reason") or "its reason is not known any more"
+                last = at(state, "lastState.terminated.reason") or "its reason is no longer known"
                 namespace = at(pod, "metadata.namespace")
                 todo = f"kubectl -n {namespace} logs --previous {name_of(pod)}"
                 yield warn(f"operator pod {name_of(pod)}", f"{count} restarts, the last: {last}", todo)
@@ -233,14 +233,14 @@ def _classes(read: Read) -> Finding:
         name_of(each) for each in read.items if (at(each, "metadata.annotations") or {}).get(mark) == "true"
     ]
     if names:
-        return ok(what, f"{', '.join(names)} is the default; several workers need ReadWriteMany of it")
+        return ok(what, f"{', '.join(names)} is the default; several workers need ReadWriteMany from it")
     others = f"there are {', '.join(map(name_of, read.items))}" if read.items else "there is none"
-    return warn(what, f"no default; {others}", "claims for checkpoints have to name a storageClassName")
+    return warn(what, f"no default; {others}", "claims for checkpoints must set storageClassName")
 
 
 def _kinds(read: Read) -> Iterator[Finding]:
     if read.unknown:
-        yield not_known("kinds of others", read)
+        yield not_known("third-party kinds", read)
         return
     served = {name_of_group(group) for group in read.items}
     if MONITORING in served:
@@ -248,7 +248,7 @@ def _kinds(read: Read) -> Iterator[Finding]:
             "monitoring", "kinds of the Prometheus Operator are served: metrics.serviceMonitor may be on"
         )
     else:
-        off = "metrics.serviceMonitor, .podMonitor and .rules of the chart have to stay off"
+        off = "metrics.serviceMonitor, .podMonitor and .rules of the chart must stay off"
         yield ok("monitoring", f"kinds of the Prometheus Operator are not served: {off}")
     if KUEUE in served:
         yield ok("queues", "Kueue is served; its label works in spec.template.metadata.labels only")

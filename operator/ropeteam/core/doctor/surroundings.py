@@ -62,13 +62,13 @@ def _security(seen: Namespace) -> Finding:
     if read.unknown:
         return not_known(what, read)
     if not read.items:
-        return fail(what, "is not there", f"kubectl create namespace {seen.name}, or name another with -n")
+        return fail(what, "does not exist", f"kubectl create namespace {seen.name}, or name another with -n")
     level = (at(read.items[0], "metadata.labels") or {}).get(_LEVEL, "")
     if level == "restricted":
         return ok(what, "Pod Security level restricted: jobs run as user 1000, images that need root fail")
     if level == "baseline":
         return ok(what, "Pod Security level baseline: hostPath and hostNetwork in a template are refused")
-    return ok(what, f"is there, Pod Security level {level or 'not set'}")
+    return ok(what, f"exists, Pod Security level {level or 'not set'}")
 
 
 def _quotas(read: Read) -> Iterator[Finding]:
@@ -84,9 +84,9 @@ def _quotas(read: Read) -> Iterator[Finding]:
         ]
         what = f"quota {name_of(quota)}"
         if full:
-            yield warn(what, f"used up: {', '.join(full)}", "raise it, or end what uses it: pods are refused")
+            yield warn(what, f"used up: {', '.join(full)}", "raise it, or free some of it: pods are refused")
         else:
-            yield ok(what, f"room is left for {', '.join(sorted(hard)) or 'everything'}")
+            yield ok(what, f"capacity is left for {', '.join(sorted(hard)) or 'everything'}")
     if not read.items:
         yield ok("quotas", "none")
 
@@ -100,7 +100,7 @@ def _limits(read: Read) -> Iterator[Finding]:
         ]
         defaults = [f"{name} {value}" for row in given for name, value in sorted((row or {}).items())]
         if defaults:
-            todo = "give jobs resources of their own (spec.resources), or ranks are killed at that limit"
+            todo = "set spec.resources of jobs, otherwise ranks are killed at that limit"
             yield warn(
                 f"limit range {name_of(each)}", f"containers without limits get {', '.join(defaults)}", todo
             )
@@ -116,13 +116,13 @@ def _network(seen: Namespace) -> Iterator[Finding]:
     if seen.guards_jobs is not True:
         blocked += _blocked_ingress(foreign)
     if not blocked:
-        yield ok(what, "none of others cuts the ports of jobs")
+        yield ok(what, "no foreign policy blocks the ports of jobs")
         return
     policies = ", ".join(sorted(map(name_of, foreign)))
     if seen.guards_jobs is None:
-        policies += ", unless the operator makes policies for jobs"
-    todo = "allow that in a policy beside it (docs/install.md, Ports)"
-    yield warn(what, f"pods of jobs cannot reach {', '.join(blocked)} past {policies}", todo)
+        policies += ", unless the operator creates policies for jobs"
+    todo = "allow it in an additional policy (docs/install.md, Ports)"
+    yield warn(what, f"pods of jobs cannot reach {', '.join(blocked)} because of {policies}", todo)
 
 
 def _is_foreign(policy: Object) -> bool:
@@ -197,7 +197,7 @@ def of_job(seen: Job) -> Iterator[Finding]:
         yield not_known(what, read)
         return
     if not read.items:
-        yield fail(what, f"there is no TrainingJob {seen.name} in namespace {seen.namespace}", "see -n")
+        yield fail(what, f"there is no TrainingJob {seen.name} in namespace {seen.namespace}", "check -n")
         return
     job = read.items[0]
     where = "" if seen.namespace == "default" else f" -n {seen.namespace}"
@@ -213,7 +213,7 @@ def of_job(seen: Job) -> Iterator[Finding]:
 def _conditions(what: str, job: Object, explain: str) -> Iterator[Finding]:
     state = at(job, "status.state")
     if state is None:
-        yield warn(what, "no operator has looked at it yet", "see the operator above")
+        yield warn(what, "no operator has reconciled it yet", "see the operator above")
     fatal = {
         ("Accepted", "False"),
         (ConditionType.FAILED.value, "True"),
@@ -238,7 +238,7 @@ def _claim(name: str, read: Read, job: Object) -> Finding:
     if read.unknown:
         return not_known(what, read)
     if not read.items:
-        return fail(what, "is not there, and pods that mount it wait", "create the PersistentVolumeClaim")
+        return fail(what, "does not exist, and pods that mount it wait", "create the PersistentVolumeClaim")
     claim = read.items[0]
     phase, modes = at(claim, "status.phase"), at(claim, "spec.accessModes") or ()
     several = (at(job, "spec.workers") or 1) > 1
@@ -255,8 +255,8 @@ def _secret(name: str, read: Read) -> Finding:
     if read.unknown:
         return not_known(what, read)
     if not read.items:
-        return warn(what, "is not there: images that need it are not pulled", "create it in this namespace")
-    return ok(what, "is there")
+        return warn(what, "does not exist: images that need it are not pulled", "create it in the namespace")
+    return ok(what, "exists")
 
 
 def _service(seen: Job) -> Finding:
@@ -264,5 +264,5 @@ def _service(seen: Job) -> Finding:
     if seen.service.unknown:
         return not_known(what, seen.service)
     if not seen.service.items:
-        return warn(what, "is not there: agents cannot find their coordinator", "the operator makes it")
-    return ok(what, "is there")
+        return warn(what, "does not exist: agents cannot find their coordinator", "the operator creates it")
+    return ok(what, "exists")

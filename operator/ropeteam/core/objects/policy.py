@@ -53,12 +53,13 @@ def refused(refusal: str) -> str:
     """Message to the owner of a job about the API server's `refusal`: the consequence, and what to do."""
     if _NO_RIGHT in refusal:
         return (
-            f"{refusal}. The job goes on without: whoever reaches its pods can speak to its ranks. Give the "
-            "operator that right, as its chart does, or set the chart's value networkPolicy.jobs to false"
+            f"{refusal}. The job continues without it: any client that reaches its pods can connect to its "
+            "ranks. Grant the operator that permission, as its chart does, or set the chart's value "
+            "networkPolicy.jobs to false"
         )
     return (
-        f"{refusal}. No gang is started without: whoever reaches its pods could speak to its ranks. Let the "
-        "namespace have it (its quota, the admission policy that is named), or set the value "
+        f"{refusal}. No gang is started without it: any client that reaches its pods could connect to its "
+        "ranks. Allow it in the namespace (its quota, the admission policy that is named), or set the value "
         "networkPolicy.jobs of Ropeteam's chart to false"
     )
 

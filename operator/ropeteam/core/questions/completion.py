@@ -40,7 +40,7 @@ def complete(view: View, status: JobStatus) -> Answer | None:
     reported = view.report is not None and view.report.phase is WorldPhase.COMPLETE
     if released is None and not reported:
         return None
-    why = f"pod {released.name} was released" if released else "the coordinator says that all ranks are done"
+    why = f"pod {released.name} was released" if released else "the coordinator reports all ranks as done"
     step = f" at step {status.progress.step}" if status.progress else ""
     facts = ended(True, SUCCEEDED, f"All ranks have finished{step}.")
     if notice := degraded.without_group(view):
@@ -60,7 +60,7 @@ def failed(view: View, status: JobStatus) -> Answer | None:
 def _fail(view: View, status: JobStatus, reason: str, message: str) -> Answer:
     why = f"failed: {reason}: {message}"
     if view.spec.clean_pod_policy is CleanPodPolicy.ALL:
-        message += " Its pods are deleted with their logs, as spec.cleanPodPolicy says (All)."
+        message += " Its pods are deleted with their logs, as spec.cleanPodPolicy defines (All)."
     return Answer(why, _ended_status(view, status), "Failed", ended(False, reason, message))
 
 
@@ -70,7 +70,7 @@ def _failed_unreported(view: View, status: JobStatus) -> Answer | None:
     polled = view.seen.report is not None or view.seen.report_error or desired(view, status) is None
     if polled or not any(pod.container.exit_code == EXIT_FAILED for pod in view.workers.values()):
         return None
-    return Answer("a worker was told that the job has failed; asking why", view.status, status.state)
+    return Answer("a worker exited because the job failed; requesting the reason", view.status, status.state)
 
 
 def _failure(view: View, status: JobStatus) -> tuple[str, str] | None:
@@ -81,7 +81,7 @@ def _failure(view: View, status: JobStatus) -> tuple[str, str] | None:
     if charged > allowed:
         last = next((one_line(each.message) for each in reversed(status.incidents) if each.charged), "")
         window = f"within {view.spec.recovery.window_seconds} seconds"
-        fix = "Mend the cause, or raise spec.recovery.maxFailures."
+        fix = "Fix the cause, or raise spec.recovery.maxFailures."
         message = f"{charged} incidents {window}, and {allowed} are allowed. The last: {last} {fix}"
         return FailReason.BUDGET_SPENT.value, message
     limit = view.spec.recovery.no_progress_limit
@@ -135,9 +135,9 @@ def clean_up(view: View) -> Answer | None:
         return _cleanup(view, "the workers are about to exit by themselves", ())
     workers = _pods_to_delete(view)
     if workers:
-        return _cleanup(view, "the job has ended: pods go", _deletions(workers))
+        return _cleanup(view, "the job has ended: deleting pods", _deletions(workers))
     if active(view.all_workers) and (failed or not keeps_pods):
-        return _cleanup(view, "the workers go, then the coordinator", ())
+        return _cleanup(view, "deleting the workers, then the coordinator", ())
     service = view.seen.service
     more: tuple[Action, ...] = (DeleteService(service.name, service.uid),) if service else ()
     return _cleanup(view, "the job has ended", (*_deletions(view.all_coordinators), *more))

@@ -167,7 +167,7 @@ def _draining(view: View, status: JobStatus, state: str, since: datetime) -> Ans
     limit = view.spec.recovery.drain_seconds + DRAIN_MARGIN_SECONDS
     if not (drained or none_runs or view.passed(since, limit)):
         return Answer(
-            "waits for the coordinator to say that all ranks have saved and stopped",
+            "waiting for the coordinator to report that all ranks have saved and stopped",
             status,
             state,
             again=view.seconds_until(since, limit),
@@ -181,11 +181,11 @@ def _draining(view: View, status: JobStatus, state: str, since: datetime) -> Ans
 def _remove_all(view: View, status: JobStatus, state: str) -> Answer:
     """Delete workers first; the coordinator last, because terminating workers wait for its order to exit."""
     if active(view.all_workers):
-        why = "the workers go, then the coordinator"
+        why = "deleting the workers, then the coordinator"
         return Answer(why, status, state, actions=remove(view.all_workers))
     if active(view.all_coordinators):
         pods = (*view.all_workers, *view.all_coordinators)
-        return Answer("no worker is left: the coordinator goes", status, state, actions=remove(pods))
+        return Answer("no worker is left: deleting the coordinator", status, state, actions=remove(pods))
     return _suspended(view, status)
 
 

@@ -79,5 +79,5 @@ def take_over(view: View, status: JobStatus) -> Answer | None:
     status = incidents.settle(
         with_changes(status, slots=tuple(slots)), view.spec.recovery, view.now, view.job_time
     )
-    why = "; ".join(f"slot {number}: its former pod leaves, the new one takes over" for number in numbers)
+    why = "; ".join(f"slot {number}: the new pod replaces the terminating one" for number in numbers)
     return live(view, status, why)

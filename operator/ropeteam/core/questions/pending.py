@@ -150,12 +150,12 @@ def _waits_fact(view: View) -> Fact:
         return Fact(ConditionType.RUNNING, False, obstacle.word, obstacle.message)
     if report is not None:
         return Fact(ConditionType.RUNNING, False, "WorldForming", report.why)
-    return Fact(ConditionType.RUNNING, False, "PodsStarting", "Pods are being made and started.")
+    return Fact(ConditionType.RUNNING, False, "PodsStarting", "Pods are being created and started.")
 
 
 def _running_message(view: View) -> str:
     odd = view.report is not None and view.report.notice is not None
-    return "All workers run; the condition Degraded says what is odd." if odd else _ALL_TRAIN
+    return "All workers run, but see the condition Degraded." if odd else _ALL_TRAIN
 
 
 def _unreachable_message(view: View) -> str:
@@ -167,14 +167,14 @@ def _unreachable_message(view: View) -> str:
     intro = f"The operator has not reached the job's coordinator since {since:%Y-%m-%d %H:%M:%S} UTC."
     if not is_unknown(view):
         return (
-            f"{intro} Whether training goes on is not known meanwhile: workers go on for {fence} s after "
-            "their coordinator's last answer."
+            f"{intro} Whether training continues is unknown: workers continue for {fence} s after their "
+            "coordinator's last answer."
         )
     name = names.coordinator(view.job.name, view.status.coordinator.term)
     return (
-        f"{intro} If it answers nobody, every worker has ended its ranks by now, and the kubelet starts it "
-        "anew; if the operator alone is cut off from it (network policy?), training may go on. To give it "
-        f"another pod: kubectl delete pod -n {view.job.namespace} {name}"
+        f"{intro} If it does not answer the workers either, each has ended its ranks by now, and the kubelet "
+        "restarts the coordinator. If only the operator cannot reach it (network policy?), training may "
+        f"continue. To replace its pod: kubectl delete pod -n {view.job.namespace} {name}"
     )
 
 
@@ -182,22 +182,22 @@ def _late_message(view: View, seconds: int) -> str:
     pod, node = names.coordinator(view.job.name, view.status.coordinator.term), view.status.coordinator.node
     return (
         f"{_running_message(view)} Their coordinator does not keep up: it was late by up to {seconds} s, "
-        "and a fault is mended as much later. No worker is taken for lost because of that. If it lasts, node "
-        f"{node} gives pod {pod} too little of a processor."
+        "and recovery from a fault takes as much longer. No worker counts as lost because of that. If this "
+        f"persists, pod {pod} gets too little CPU time on node {node}."
     )
 
 
 def _unsigned_message(view: View, pod: PodSeen) -> str:
     return (
         f"{_running_message(view)} Their coordinator is of an earlier release (contract {pod.contract}, "
-        f"this one has {VERSION}): what it and the operator tell each other is not signed, so who sees that "
-        "traffic can repeat or invent it. The job goes on so. To give it a coordinator of this release, "
-        f"which takes over the running world: kubectl delete pod -n {view.job.namespace} {pod.name}"
+        f"this one has {VERSION}). Messages between it and the operator are not signed: anyone with access "
+        "to that traffic can replay or forge them. The job continues. To give it a coordinator of this "
+        f"release, which adopts the running world: kubectl delete pod -n {view.job.namespace} {pod.name}"
     )
 
 
 def _adoption_message(why: str) -> str:
-    return f"The coordinator has started anew and is {why}. Whether training goes on is not known meanwhile."
+    return f"The coordinator has restarted and is {why}. Until then it is unknown whether training continues."
 
 
 def _reported_obstacle(view: View) -> Reason | None:
@@ -225,7 +225,9 @@ def _policy_refused(view: View) -> Reason | None:
     refusal = view.seen.policy.refusal
     if not refusal or not policy.holds_up(view):
         return None
-    return Reason("NetworkPolicyRefused", f"The job's NetworkPolicy cannot be made: {refusal}.", stalled=True)
+    return Reason(
+        "NetworkPolicyRefused", f"The job's NetworkPolicy cannot be created: {refusal}.", stalled=True
+    )
 
 
 def _former_coordinator(view: View) -> Reason | None:
@@ -249,7 +251,7 @@ def _unscheduled(view: View, pods: list[PodSeen]) -> Reason | None:
     text = waiting[0].scheduled_message
     volume = "persistentvolumeclaim" in text.lower()
     fix = _claim_fix(view, text) if volume else _requests(view)
-    message = f"{len(waiting)} of {len(pods)} pods wait for a node. The scheduler says: {text} {fix}"
+    message = f"{len(waiting)} of {len(pods)} pods wait for a node. The scheduler reports: {text} {fix}"
     return Reason("VolumeClaimNotBound" if volume else "Unschedulable", message, stalled=True)
 
 
@@ -258,9 +260,9 @@ def _claim_fix(view: View, text: str) -> str:
     requested = claims(view.spec)
     missing = next((name for name in requested if f'"{name}"' in text), None)
     if missing is not None:
-        return f"{requested[missing]} wants it: create the claim {missing}, or correct its name there."
+        return f"{requested[missing]} requires it: create the claim {missing}, or correct its name there."
     named = "; ".join(f"{name} ({field})" for name, field in requested.items())
-    look = f"see why: kubectl describe pvc -n {view.job.namespace}"
+    look = f"for the reason: kubectl describe pvc -n {view.job.namespace}"
     return f"The job's claims: {named or 'none'}; {look}"
 
 
@@ -276,9 +278,9 @@ def _requests(view: View) -> str:
     per_worker = ", ".join(f"{amount} {name}" for name, amount in sorted(requested.items()))
     slots = len(view.status.slots)
     if not per_worker:
-        return f"This job wants {slots} pods."
+        return f"This job requests {slots} pods."
     servers = f", and {spec.servers} parameter servers" if spec.servers else ""
-    return f"This job wants {slots - spec.servers} x ({per_worker}){servers}."
+    return f"This job requests {slots - spec.servers} x ({per_worker}){servers}."
 
 
 def _stuck_container(pods: list[PodSeen]) -> Reason | None:
@@ -292,7 +294,7 @@ def _stuck_container(pods: list[PodSeen]) -> Reason | None:
                 return Reason("ContainerConfigError", f"Pod {pod.name}: {prefix}{text}", stalled=True)
             if reason == "CrashLoopBackOff":
                 command = f"kubectl logs {pod.name}{f' -c {container.name}' if prefix else ''}"
-                message = f"Pod {pod.name}: {prefix}it ends again and again: see `{command}`."
+                message = f"Pod {pod.name}: {prefix}exits again and again: see `{command}`."
                 return Reason("CrashLoopBackOff", message, stalled=True)
     return None
 
@@ -307,7 +309,7 @@ def _initializing(view: View, pods: list[PodSeen]) -> Reason | None:
     if pod is None:
         return None
     message = (
-        f"Pod {pod.name}: {_prefix(pod.init)}it runs, and the trainer starts when it has ended: "
+        f"Pod {pod.name}: {_prefix(pod.init)}running; the trainer starts after it has ended: "
         f"kubectl logs -n {view.job.namespace} {pod.name} -c {pod.init.name}"
     )
     return Reason("PodsStarting", message)
@@ -334,8 +336,8 @@ def _secret_mounting(view: View, pods: list[PodSeen]) -> Reason | None:
     if not waiting:
         return None
     message = (
-        f"Pods are being made and started. They mount Secret {name} (spec.checkpoint.signing.secretName), "
-        f"and wait as long as it is missing: kubectl get secret -n {view.job.namespace} {name}"
+        f"Pods are being created and started. They mount Secret {name} (spec.checkpoint.signing.secretName), "
+        f"and wait until it exists: kubectl get secret -n {view.job.namespace} {name}"
     )
     return Reason("PodsStarting", message)
 
@@ -366,7 +368,7 @@ def _cut_off_message(view: View, pod: PodSeen) -> str:
     namespace, service = view.job.namespace, names.service(view.job.name)
     return (
         f"The operator has not reached the job's coordinator for {UNREACHED_SECONDS} s, and no world can "
-        f"form meanwhile: Service {service}, port {COORDINATOR_HTTP_PORT}: {view.seen.report_error}. Check "
-        f"that no NetworkPolicy of namespace {namespace} keeps the operator from it; what the coordinator "
-        f"says: kubectl logs -n {namespace} {pod.name}"
+        f"form until it does: Service {service}, port {COORDINATOR_HTTP_PORT}: {view.seen.report_error}. "
+        f"Check that no NetworkPolicy of namespace {namespace} blocks the operator. For the coordinator's "
+        f"log: kubectl logs -n {namespace} {pod.name}"
     )

@@ -50,7 +50,7 @@ def _unknown_term(old: CoordinatorStatus, newer: int) -> str | None:
     restore of etcd."""
     if newer < old.term:
         return None
-    return f"there is or was a coordinator of term {newer} that status does not know"
+    return f"there is or was a coordinator of term {newer}, which is not in status"
 
 
 def _newest_term(view: View) -> int:
@@ -93,7 +93,7 @@ def replace_address(view: View, status: JobStatus) -> Answer | None:
     service, address = view.seen.service, view.status.coordinator.address
     if service is None or not address or service.cluster_ip in ("", address):
         return None
-    why = f"the Service's address has changed from {address} to {service.cluster_ip}: all pods are made anew"
+    why = f"the Service's address has changed from {address} to {service.cluster_ip}: all pods are recreated"
     return live(view, gang.open_attempt(view, status), why)
 
 
@@ -102,7 +102,7 @@ def replace_all(view: View, status: JobStatus) -> Answer | None:
     if view.report is None or not view.report.replace_all:
         return None
     opened = gang.open_attempt(view, status)
-    why = f"no step was seen of two starts of the gang: attempt {opened.attempt} with new pods"
+    why = f"no step was observed in two starts of the gang: attempt {opened.attempt} with new pods"
     return live(view, opened, why)
 
 
@@ -120,7 +120,7 @@ def caught_up(view: View, status: JobStatus) -> Answer | None:
             numbers.append(f"{incarnation} of slot {slot.slot}")
     if not numbers:
         return None
-    why = f"the coordinator hears later pods than status knows: incarnation {', '.join(numbers)}"
+    why = f"the coordinator reports later pods than status: incarnation {', '.join(numbers)}"
     return live(view, with_changes(status, slots=tuple(slots)), why)
 
 
@@ -134,7 +134,7 @@ def replace_workers(view: View, status: JobStatus) -> Answer | None:
         if cause is None and not handover.begins(view, slot, _pod(view, slot)):
             continue
         slots[index] = _replacement(view, slot, request, evidence)
-        text = cause.value if cause else "asked to leave"
+        text = cause.value if cause else "terminating"
         reasons.append(f"slot {slot.slot}: {text}, incarnation {slots[index].incarnation}")
         if evidence is not None:
             pod = _pod(view, slot)

@@ -65,12 +65,12 @@ def _back_off(view: View, status: JobStatus, until: datetime) -> Answer:
         s.previous_pod_fenced for s in status.slots
     )
     opened = open_attempt(view, with_changes(status, drained=ended))
-    why = f"asks for all places again: attempt {opened.attempt} with {len(opened.slots)} workers"
+    why = f"creating all pods again: attempt {opened.attempt} with {len(opened.slots)} workers"
     return Answer(why, opened, "Pending")
 
 
 def _waiting(view: View, status: JobStatus) -> Answer:
-    why = "gave its places back: not all of its pods found one"
+    why = "deleted its pods, because not all of them could be scheduled"
     saved = status.condition(ConditionType.STALLED)
     obstacle = obstacles(view)
     message = saved.message if saved is not None and saved.holds else obstacle.message if obstacle else ""
@@ -80,13 +80,13 @@ def _waiting(view: View, status: JobStatus) -> Answer:
             ConditionType.RUNNING,
             False,
             "GangPartlySchedulable",
-            f"The job {why}. It will ask again. {message}".strip(),
+            f"The job {why}. They will be created again. {message}".strip(),
         ),
         Fact(ConditionType.RECOVERING, False, "NotRecovering"),
         Fact(ConditionType.STALLED, True, "Unschedulable", message),
     )
     return Answer(
-        f"{why}; asks again later",
+        f"{why}; they are created again later",
         status,
         "Pending",
         facts,

@@ -38,11 +38,11 @@ def ensure_children(view: View, status: JobStatus) -> Answer:
     creations = (*_secrets(view, bool(pods)), *policy.missing(view), *_service(view), *pods)
     actions = (*creations, *_superseded(view))
     if creations:
-        why = "makes what is missing"
+        why = "creating missing objects"
     elif actions:
-        why = "deletes what was superseded"
+        why = "deleting superseded objects"
     else:
-        why = (view.report.why if view.report else "") or "waits for its pods"
+        why = (view.report.why if view.report else "") or "waiting for its pods"
     return live(view, status, why, actions)
 
 

@@ -73,17 +73,17 @@ def message(view: View) -> str:
         return ""
     some = ", ".join(f"term {each.term} on node {each.node or 'unknown'}" for each in former)
     head = (
-        f"A former coordinator may still live ({some}), and with it a former pod of slot "
-        f"{open_slots[0].slot} that writes checkpoints of its own."
+        f"A previous coordinator may still run ({some}), and with it a previous pod of slot "
+        f"{open_slots[0].slot} that writes its own checkpoints."
     )
     if not needs_a_person(view):
         longest = max(each.lease_seconds for each in former)
         return (
-            f"{head} The job goes on by itself when no operator has heard of it for {longest} s (selfFence), "
-            "and fenceSeconds later."
+            f"{head} The job continues by itself when no operator has had contact with that coordinator for "
+            f"{longest} s (selfFence), and fenceSeconds later."
         )
     return (
-        f"{head} The job waits until the kubelet says that it has ended. If you know that it has: taint that "
+        f"{head} The job waits until the kubelet reports its end. If you know that it has ended: taint that "
         "node with node.kubernetes.io/out-of-service, or "
         f"kubectl annotate trainingjob -n {view.job.namespace} {view.job.name} {ENDED}={former[-1].term} "
         "--overwrite"

@@ -49,10 +49,9 @@ def _queue_of_job(view: View) -> tuple[str, str] | None:
     if queue is None:
         return None
     return "QueueNameIgnored", (
-        f"Label {QUEUE} of this TrainingJob (queue {queue}) has no effect: no integration of Kueue for kind "
-        "TrainingJob is known to this release, so no queue holds the job back or lets it start. Remove the "
-        "label; or put it into spec.template.metadata.labels, where Kueue's integration `pod` queues each "
-        "pod by itself."
+        f"Label {QUEUE} of this TrainingJob (queue {queue}) has no effect: this release knows no integration "
+        "of Kueue for kind TrainingJob, so no queue holds or admits the job. Remove the label; or put it "
+        "into spec.template.metadata.labels, where Kueue's integration `pod` queues each pod by itself."
     )
 
 
@@ -81,9 +80,9 @@ def _gang(view: View) -> tuple[str, str] | None:
         return None
     readers = ", ".join(sorted({_SCHEDULERS[key.partition("/")[0]] for key in requested}))
     return "GangSchedulingIgnored", (
-        f"{', '.join(requested[:4])}: read by {readers}, while the pods of this job are for the scheduler "
-        f"{DEFAULT_SCHEDULER}, which as Kubernetes ships it reads none of that: pods get nodes one by one. "
-        "Set spec.template.spec.schedulerName to the scheduler that is meant, or remove what is for it."
+        f"{', '.join(requested[:4])}: read by {readers}, but the pods of this job use the scheduler "
+        f"{DEFAULT_SCHEDULER}, which does not read these as shipped: pods are scheduled one by one. Set "
+        "spec.template.spec.schedulerName to the intended scheduler, or remove these labels and annotations."
     )
 
 
@@ -95,7 +94,7 @@ def _scheduling_group(view: View) -> tuple[str, str] | None:
     return "GangSchedulingIgnored", (
         f"spec.template.spec.{wanted[0]} has no effect: the API server has dropped it from the pods, so this "
         "cluster has no such field (it depends on the release of Kubernetes and the feature gate "
-        "GenericWorkload): pods get nodes one by one. Remove it, or enable the gate."
+        "GenericWorkload): pods are scheduled one by one. Remove it, or enable the gate."
     )
 
 
@@ -121,16 +120,16 @@ def gates(view: View) -> str:
     names = sorted({gate for pod in gated for gate in pod.gates})
     others = [name for name in names if not name.startswith(f"{KUEUE}/")]
     text = (
-        f"{len(gated)} of {len(pods)} workers have scheduling gates ({', '.join(names)}): no scheduler looks "
-        "at a pod before all of them are removed."
+        f"{len(gated)} of {len(pods)} workers have scheduling gates ({', '.join(names)}): no pod is "
+        "scheduled before all of its gates are removed."
     )
     if len(others) < len(names):
         look = f"kubectl get workloads -n {view.job.namespace}"
         text += f" Kueue removes its own when a queue admits the pod (see {look})."
     if others:
         text += (
-            f" Ropeteam removes none: who has set {', '.join(others)} (spec.template.spec.schedulingGates, "
-            "or an admission webhook) has to, from these pods and from each that replaces one."
+            f" Ropeteam removes none: the owner of {', '.join(others)} (spec.template.spec.schedulingGates, "
+            "or an admission webhook) must remove them, from these pods and from each replacement."
         )
     return text
 
@@ -152,8 +151,8 @@ def silent(view: View) -> str:
         return ""
     names = sorted({pod.scheduler for pod in _live_pods(view) if not _is_default(pod)})
     return (
-        f"No pod of this job has got a node, or a word why not, for {SILENT_SECONDS} s: no scheduler named "
-        f"{', '.join(names)} seems to run. See to it, or suspend the job and correct "
+        f"No pod of this job has got a node, or a scheduler's message, for {SILENT_SECONDS} s: no scheduler "
+        f"named {', '.join(names)} seems to run. Check it, or suspend the job and correct "
         "spec.template.spec.schedulerName."
     )
 
@@ -161,10 +160,10 @@ def silent(view: View) -> str:
 def resumption(view: View) -> str:
     """Message: how a suspension is lifted."""
     text = (
-        f"No pod runs. Set spec.suspend to false to go on: kubectl patch tj {view.job.name} "
+        f"No pod runs. Set spec.suspend to false to resume: kubectl patch tj {view.job.name} "
         f'-n {view.job.namespace} --type merge -p \'{{"spec":{{"suspend":false}}}}\''
     )
     queue = view.job.labels.get(QUEUE)
     if queue is None:
         return text
-    return f"{text} (Queue {queue}, of the label {QUEUE}, is not known to do it: see the condition Degraded.)"
+    return f"{text} (Queue {queue}, of the label {QUEUE}, does not resume it: see the condition Degraded.)"

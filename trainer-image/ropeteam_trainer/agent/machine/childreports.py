@@ -110,4 +110,4 @@ def of_a_shell(exit: ProcessExit) -> ProcessExit:
         name = signal.Signals((exit.code or 0) - 128).name
     except ValueError:
         return exit
-    return replace(exit, message=f"a process that it started was ended by {name}")
+    return replace(exit, message=f"a process that it started was killed by {name}")

@@ -51,7 +51,7 @@ _STORAGE = {
 }
 """Exceptions of our library that are no fault of the script: ProcessExit.storage."""
 _EARLY = "it ended before its script did, and its parameter servers wait for it"
-_EARLY_SERVER = "it ended while workers need it: only these end a parameter server, when all have left"
+_EARLY_SERVER = "it ended while workers need it: a parameter server ends only when all workers have left"
 
 Stepped = tuple[State, tuple[Effect, ...]]
 
@@ -101,7 +101,7 @@ def _apply_orders(state: State, orders: Orders, age: float) -> Stepped:
     """
     if (orders.term, orders.boot) < (state.term, state.boot):
         # Not a sign of life of *our* coordinator: the fence clock goes on from where it was.
-        why = f"orders of term {orders.term}.{orders.boot}, have seen {state.term}.{state.boot}"
+        why = f"stale orders of term {orders.term}.{orders.boot}, after {state.term}.{state.boot}"
         return replace(state, linked=False), (DropLink(why),)
     heard_at = max(state.heard_at, state.awake_or_not - age)
     state = replace(state, term=orders.term, boot=orders.boot, linked=True, heard_at=heard_at)

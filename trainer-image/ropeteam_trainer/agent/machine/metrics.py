@@ -78,9 +78,9 @@ def render(state: State, counts: Counts, unix_minus_monotonic: float) -> str:
 
 def _agent(state: State) -> Iterator[Family]:
     facts = {
-        "ropeteam_agent_incarnation": ("Number of this pod in its slot.", state.identity.incarnation),
+        "ropeteam_agent_incarnation": ("Incarnation of this pod in its slot.", state.identity.incarnation),
         "ropeteam_agent_connected": ("1 while a coordinator answers.", state.linked),
-        "ropeteam_agent_terminating": ("1 once the pod was asked to leave.", state.leave_by is not None),
+        "ropeteam_agent_terminating": ("1 once the pod is terminating.", state.leave_by is not None),
     }
     for name, (text, value) in facts.items():
         yield name, "gauge", text, [("", {}, float(value))]
@@ -101,7 +101,7 @@ def _ranks(state: State, counts: Counts, unix_minus_monotonic: float) -> Iterato
         [("", {"rank": rank}, float(reported.step)) for rank, (reported, _) in ranks.items()],
     )
     yield (
-        *("ropeteam_rank_last_step_timestamp_seconds", "gauge", "When it did, in this world."),
+        *("ropeteam_rank_last_step_timestamp_seconds", "gauge", "Unix time of that step, in this world."),
         [
             ("", {"rank": rank}, past.last.at + unix_minus_monotonic)
             for rank, (_, past) in ranks.items()
@@ -109,11 +109,11 @@ def _ranks(state: State, counts: Counts, unix_minus_monotonic: float) -> Iterato
         ],
     )
     yield (
-        *("ropeteam_rank_starts_total", "counter", "Starts of the rank by this agent; the first one counts."),
+        *("ropeteam_rank_starts_total", "counter", "Starts of the rank by this agent, including the first."),
         [("", {"rank": rank}, float(past.starts)) for rank, (_, past) in ranks.items()],
     )
     yield (
-        *("ropeteam_rank_step_seconds", "summary", "Time from step to step."),
+        *("ropeteam_rank_step_seconds", "summary", "Seconds between steps."),
         [
             (suffix, {"rank": rank}, float(value))
             for rank, (_, past) in ranks.items()
@@ -130,7 +130,7 @@ def _servers(state: State) -> Iterator[Family]:
     if not reported:
         return
     yield (
-        *("ropeteam_rank_gradient_staleness", "summary", "Steps of others between pull and push."),
+        *("ropeteam_rank_gradient_staleness", "summary", "Steps of other workers between pull and push."),
         [
             (suffix, {"rank": rank}, float(value))
             for rank, served in reported.items()
@@ -138,7 +138,7 @@ def _servers(state: State) -> Iterator[Family]:
         ],
     )
     yield (
-        *("ropeteam_rank_gradients_dropped_total", "counter", "Gradients that steps went on without."),
+        *("ropeteam_rank_gradients_dropped_total", "counter", "Gradients that were dropped from steps."),
         [
             ("", {"rank": rank}, float(served.dropped))
             for rank, served in reported.items()

@@ -14,10 +14,10 @@ from ropeteam_trainer.contract.local import Beat, FromRank, Served, ToRank
 from ropeteam_trainer.contract.messages import (
     Grant,
     GroupReport,
+    Hang,
     Orders,
     Problem,
     Shard,
-    Hang,
     StoreOffer,
 )
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan, ProcessExit

@@ -52,7 +52,7 @@ than startSeconds, after which the other ranks of that world are killed, which i
 _NO_EPOCH = Epoch(0, 0, 0)
 _MAX_LOST_STORES = 8
 """A plan that names one of them was made before its loss was reported: moments ago."""
-_NOT_IN_POD = ProcessExit(None, None, killed=True, message="it does not live in this pod any more")
+_NOT_IN_POD = ProcessExit(None, None, killed=True, message="its process is no longer in this pod")
 
 
 def initial(config: WorkerConfig, identity: PodIdentity, launch: Launch, now: float) -> State:
@@ -190,10 +190,10 @@ def _exit_unkillable(state: State) -> Stepped:
 def _kill_all_reason(state: State) -> ProcessExit | None:
     if state.superseded:
         by = state.superseded
-        message = f"superseded by term {by.term}: world {by} has claimed the folder of checkpoints"
+        message = f"superseded by term {by.term}: world {by} has claimed the checkpoint folder"
         return ProcessExit(None, None, fingerprint="superseded", message=message)
     if state.fenced:
-        message = f"no answer of a coordinator for fenceSeconds ({state.config.timeouts.fence} s)"
+        message = f"no answer from a coordinator for fenceSeconds ({state.config.timeouts.fence} s)"
         return ProcessExit(None, None, fingerprint="fenced", message=message)
     return None
 
@@ -236,7 +236,7 @@ def _store_loss(state: State, plan: Plan) -> ProcessExit | None:
     offer = StoreOffer(plan.epoch, plan.store_host, plan.store_port)
     if offer not in state.lost_stores or state.config.servers or state.launch.per_pod:
         return None
-    text = f"the store of world {plan.epoch} at {offer.host}:{offer.port} has ended (this pod's log says why)"
+    text = f"the store of world {plan.epoch} at {offer.host}:{offer.port} has ended (see this pod's log)"
     return ProcessExit(None, signal.SIGKILL, message=text)
 
 
@@ -249,8 +249,8 @@ def _claim_problem(state: State, seconds: float) -> Problem:
     assert state.config.checkpoint is not None
     folder = state.config.checkpoint.directory
     text = (
-        f"{folder} could not be claimed for {seconds:.0f} s (the pod's log says why, or the disk hangs). "
-        "See to spec.checkpoint.volume, and to its mount on this node"
+        f"{folder} could not be claimed for {seconds:.0f} s (see the pod's log; without an error the disk "
+        "hangs). Check spec.checkpoint.volume, and its mount on this node"
     )
     return Problem(FailReason.CHECKPOINT_NOT_WRITABLE, text, transient=True)
 

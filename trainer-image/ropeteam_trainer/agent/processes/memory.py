@@ -22,7 +22,7 @@ def make(pod_uid: str, scratch: Path) -> Path:
         folder.mkdir(mode=0o700)
     except OSError as error:
         folder = scratch / "memory"
-        log(f"parameter servers keep their state in {folder}, on disk, because of: {error}")
+        log(f"parameter servers keep their state in {folder}, on disk, because: {error}")
         folder.mkdir(mode=0o700)
     return folder
 

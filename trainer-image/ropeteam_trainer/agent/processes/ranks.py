@@ -131,7 +131,7 @@ class Ranks:
 
     async def start(self, plan: Plan, fork: bool) -> None:
         """Start all ranks of `plan` in this pod. A RankExited of each follows, also if it cannot start."""
-        assert not self._ranks, "the machine starts a world only when the former one is gone"
+        assert not self._ranks, "the machine starts a world only when the previous one is gone"
         numbers = plan.ranks(self._how.slot)
         if self._how.launch.per_pod:
             numbers = numbers[:1]
@@ -383,7 +383,7 @@ class Ranks:
 
     async def _page_paths(self, pids: set[int], dead: _Rank) -> dict[int, str]:
         """Path of the page that each process was started with. Blocks while one hangs in the kernel."""
-        dead.left = f"the kernel does not tell whose these processes are: {sorted(pids)}"
+        dead.left = f"the kernel does not report the ranks of these processes: {sorted(pids)}"
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
             self._proc_lane, lambda: {pid: proc.variable(pid, config.RANK_PAGE) for pid in pids}

@@ -105,7 +105,7 @@ class RankSocket:
         try:
             message = codec.decode(FromRank, line)
         except codec.DecodeError as error:
-            log(f"{self.path.name}: not understood, connection closed: {error}")
+            log(f"{self.path.name}: message cannot be decoded, connection closed: {error}")
             return False
         if message.wants_secret:
             with contextlib.suppress(OSError):  # the process has exited
@@ -128,7 +128,7 @@ class RankSocket:
         except BlockingIOError:
             self._loop.add_writer(library, self._send, library)
         except OSError as error:  # end of file is read, too, and closes the connection
-            log(f"{self.path.name}: cannot tell {self._newest!r}: {error}")
+            log(f"{self.path.name}: cannot send {self._newest!r}: {error}")
 
     def _drop(self, connection: socket.socket) -> None:
         self._loop.remove_reader(connection)

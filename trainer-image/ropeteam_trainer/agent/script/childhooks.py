@@ -85,7 +85,7 @@ def _attempt(hook: Hook, module: ModuleType) -> None:
     try:
         hook(module)
     except Exception as error:
-        print(f"ropeteam: no hook in {module.__name__}: {error!r}. The script goes on.", file=sys.stderr)
+        print(f"ropeteam: no hook in {module.__name__}: {error!r}. The script continues.", file=sys.stderr)
 
 
 # ---- stacks
@@ -124,7 +124,7 @@ def _report_groups(c10d: Any) -> None:
             sent = {"id": _id_of(c10d), "size": c10d.get_world_size(), "rank": c10d.get_rank(), "who": _who()}
             tell({"group": sent})
         except Exception as error:
-            print(f"ropeteam: a process group is not told of: {error!r}", file=sys.stderr)
+            print(f"ropeteam: a process group is not reported: {error!r}", file=sys.stderr)
         return result
 
     c10d.init_process_group = init_process_group
@@ -354,7 +354,7 @@ def _report_as_child(error: BaseException) -> None:
     try:
         tell({**_rank_field(), **error_of(error), "child": True})
     except Exception as broken:
-        print(f"ropeteam: {type(error).__name__} is not told to the agent: {broken!r}", file=sys.stderr)
+        print(f"ropeteam: {type(error).__name__} is not reported to the agent: {broken!r}", file=sys.stderr)
 
 
 def _report_end() -> None:

@@ -49,7 +49,7 @@ def _warn_of_data_parallel(data_parallel: Any) -> None:
 
 _DATA_PARALLEL = (
     "ropeteam: torch.nn.DataParallel splits a batch over the GPUs of one process only. Ranks exchange "
-    "nothing through it: each trains a model of its own. Use torch.nn.parallel.DistributedDataParallel, or "
+    "nothing through it: each trains its own model. Use torch.nn.parallel.DistributedDataParallel, or "
     "job.wrap(model, optimizer), with one process per GPU (spec.processesPerWorker)."
 )
 _HOOKS: dict[str, Hook] = {

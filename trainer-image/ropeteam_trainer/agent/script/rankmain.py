@@ -187,7 +187,7 @@ def _report(error: BaseException, root: str) -> None:
     try:
         childhooks.tell(childhooks.error_of(error, (root,)))
     except OSError as broken:
-        print(f"cannot tell the agent about {type(error).__name__}: {broken}", file=sys.stderr)
+        print(f"cannot report {type(error).__name__} to the agent: {broken}", file=sys.stderr)
 
 
 def _user_frames(trace: types.TracebackType | None) -> types.TracebackType | None:

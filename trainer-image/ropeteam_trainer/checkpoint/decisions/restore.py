@@ -54,8 +54,8 @@ class Choice:
 _STEPS_NAMED = 10
 _UNSIGNED = (
     "not signed with a key of this namespace, volume and path, nor of a Secret that spec.checkpoint.signing "
-    "names (it is of an earlier release, of another operator or Secret, or was put there by somebody); "
-    "spec.resume.trust Any would take it"
+    "names (it is of an earlier release, of another operator or Secret, or of another writer of the volume); "
+    "spec.resume.trust Any would accept it"
 )
 
 
@@ -118,7 +118,7 @@ def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[Check
     for ref in queue:  # grows at its end while parents are found
         seen = look(ref)
         if seen.unsure:
-            raise CheckpointUnavailable(f"checkpoint {folder(ref)} cannot be judged: {seen.fault}")
+            raise CheckpointUnavailable(f"checkpoint {folder(ref)} cannot be validated: {seen.fault}")
         vouched = ref.digest or seen.signed or not plan.signs or plan.trust is Trust.ANY
         fault = seen.fault or _foreign(plan, seen.manifest) or ("" if vouched else _UNSIGNED)
         if seen.manifest is not None and not fault:
@@ -131,17 +131,17 @@ def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[Check
             queue.append(parent)
     if unsigned:
         raise CheckpointNotFound(
-            f"checkpoint {unsigned[0]} is not signed for this job. Make the job anew with "
+            f"checkpoint {unsigned[0]} is not signed for this job. Recreate the job with "
             "spec.checkpoint.signing (the Secret it was signed with), spec.resume.trust Any (if you trust "
-            "all who write there) or spec.resume.policy Never (to begin at step 0). "
-            f"{len(unsigned)} passed over: {_UNSIGNED}"
+            "all writers of the volume) or spec.resume.policy Never (to begin at step 0). "
+            f"{len(unsigned)} skipped: {_UNSIGNED}"
         )
     malformed = any(RIGHT_HASH in sentence for sentence in skipped)
     if must_exist or malformed:  # a start at step 0 would not go on from the last good one
         raise CheckpointNotFound(
-            f"no checkpoint can be used. {'. '.join(skipped)}. Bring the files back, or make the job anew: "
-            "spec.resume.policy Latest goes on from the newest whole checkpoint that is left in its folder, "
-            f"Never begins at step 0.{' To do without a malformed one delete its folder.' * malformed}"
+            f"no checkpoint can be used. {'. '.join(skipped)}. Restore the files, or recreate the job: "
+            "spec.resume.policy Latest resumes from the newest complete checkpoint left in its folder, "
+            f"Never begins at step 0.{' To skip a malformed one, delete its folder.' * malformed}"
         )
     return Choice(None, None, tuple(skipped))
 
@@ -155,7 +155,7 @@ def _foreign(plan: RankPlan, manifest: Manifest | None) -> str:
         return ""
     return (
         f"it is of job {ascii(manifest.job)[:80]}, and this is {plan.job}; spec.resume {{policy: Step, step: "
-        f"{manifest.step}}} would take it"
+        f"{manifest.step}}} would accept it"
     )
 
 
@@ -195,4 +195,4 @@ def _no_such_step(plan: RankPlan, saved: Sequence[int]) -> str:
     steps = sorted(set(saved), reverse=True)
     more = f" and {len(steps) - _STEPS_NAMED} earlier ones" if len(steps) > _STEPS_NAMED else ""
     there = f"those of steps {', '.join(map(str, steps[:_STEPS_NAMED]))}{more}" if steps else "none"
-    return f"cannot resume from step {wanted}: the checkpoints in {directory} are {there}. {fix} to go on."
+    return f"cannot resume from step {wanted}: the checkpoints in {directory} are {there}. {fix} to continue."

@@ -48,7 +48,7 @@ _RUNS_THINGS = re.compile(
 """Names that no state contains. They are not called in any case, with or without this list."""
 
 
-_DO_WITHOUT = "To do without this checkpoint delete its folder"
+_DO_WITHOUT = "To skip this checkpoint, delete its folder"
 _OF_THE_BYTES = re.compile(r"PytorchStreamReader failed|record size|Trying to resize storage")
 """Beginnings of torch's RuntimeErrors about an archive, in memory, that lacks records that it lists."""
 
@@ -64,7 +64,7 @@ def load(name: str, content: bytes) -> Any:
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True, mmap=False)
     except MemoryError:
-        raise MemoryError(f"{name} wants more memory than the pod has. {_DO_WITHOUT}") from None
+        raise MemoryError(f"{name} needs more memory than the pod has. {_DO_WITHOUT}") from None
     except (RuntimeError, *_PICKLE_ERRORS) as error:
         text = f"torch refuses {name}: {_last_line(error)}"
         if _is_proof(error, content):
@@ -81,10 +81,10 @@ def _check_archive(name: str, content: bytes) -> None:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, *_PICKLE_ERRORS):
-        raise Malformed(f"{name} is nothing that torch.save writes") from None
+        raise Malformed(f"{name} is not a file of torch.save") from None
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise ValueError(
-            f"{name} is packed, which torch.save does not do: it could fill the memory. {_DO_WITHOUT}"
+            f"{name} is compressed, which torch.save does not do: it could fill the memory. {_DO_WITHOUT}"
         )
     names = {entry.filename for entry in entries}
     top = min(names, default="").partition("/")[0]
@@ -96,7 +96,7 @@ def _check_archive(name: str, content: bytes) -> None:
         and sum(entry.file_size for entry in entries) <= len(content)
     )
     if not whole:
-        raise Malformed(f"{name} is an archive, but none that torch.save writes")
+        raise Malformed(f"{name} is an archive, but not one of torch.save")
 
 
 def _is_proof(error: Exception, content: bytes) -> bool:
@@ -137,7 +137,7 @@ def block(name: str, content: bytes, sizes: tuple[int, ...], dtype: torch.dtype)
         or tuple(found.shape) != sizes
         or found.dtype != dtype
     ):
-        raise Malformed(f"{name} holds something else than the tensors that .metadata tells of")
+        raise Malformed(f"{name} holds something else than the tensors that .metadata lists")
     return found
 
 
@@ -151,7 +151,7 @@ def check_state(name: str, tree: Any) -> None:
         and _is_map(tree.get("optimizers"), _is_part)
     )
     if not whole:
-        raise Malformed(f"{name} lacks a part of what ranks share, or has it in another form")
+        raise Malformed(f"{name} has the state that ranks share incomplete, or in another form")
 
 
 def check_named(name: str, tree: Any, tensors: Collection[str]) -> None:
@@ -161,7 +161,7 @@ def check_named(name: str, tree: Any, tensors: Collection[str]) -> None:
         for parameter, keys in part["tensors"].items():
             for key in keys:
                 if state_name(optimizer, parameter, key) not in tensors:
-                    raise Malformed(f"{name} tells of tensors of {optimizer} that .metadata lacks")
+                    raise Malformed(f"{name} lists tensors of {optimizer} that .metadata does not have")
 
 
 def check_own(name: str, tree: Any) -> None:
@@ -177,7 +177,7 @@ def check_own(name: str, tree: Any) -> None:
         and _is_map(tree.get("own", {}))
     )
     if not whole:
-        raise Malformed(f"{name} holds no random generators of a rank")
+        raise Malformed(f"{name} holds no states of random generators")
 
 
 def _is_of_python(found: Any) -> bool:

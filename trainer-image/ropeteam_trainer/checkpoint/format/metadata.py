@@ -62,7 +62,7 @@ def parse(content: bytes, judged: bool = False) -> Saved:
         _require_disjoint(saved)
         return saved
     except (_Unknown, MemoryError) as error:  # neither is proof
-        why = error if isinstance(error, _Unknown) else "it wants more memory than there is"
+        why = error if isinstance(error, _Unknown) else "it needs more memory than there is"
         raise ValueError(f"the .metadata of the checkpoint cannot be read: {why}") from None
     except Exception as error:  # a pickle can go wrong in any way
         raise Malformed(f"the .metadata of the checkpoint cannot be read: {str(error)[:200]}") from None
@@ -72,7 +72,7 @@ def _place(index: Any) -> tuple[str, tuple[int, ...]]:
     """Key of a block. Checked before it is hashed: many blocks can share an object that takes long to
     hash."""
     if not isinstance(index.fqn, str):
-        raise TypeError("a block is of no tensor")
+        raise TypeError("a block belongs to no tensor")
     return index.fqn, _numbers(index.offset)
 
 
@@ -91,7 +91,7 @@ def _tensor(name: str, about: Any, stored: Mapping[tuple[str, Any], Any]) -> Sav
             raise ValueError(f"a block of {name} is outside of it")
         chunks.append(Chunk(offsets, sizes, dtype, info.relative_path, begin, length))
     if not _cover(shape, chunks):
-        raise ValueError(f"the blocks of {name} are not the whole of it, each part once")
+        raise ValueError(f"the blocks of {name} do not cover it exactly once")
     return SavedTensor(shape, dtype, tuple(chunks))
 
 
@@ -129,7 +129,7 @@ def _numbers(found: Any, count: int | None = None) -> tuple[int, ...]:
     if not isinstance(found, tuple) or len(found) > _MOST_DIMENSIONS or count not in (None, len(found)):
         raise TypeError("a block or a tensor has no shape")
     if any(type(number) is not int or not 0 <= number <= _LARGEST for number in found):
-        raise TypeError("a number of a block or a tensor is none")
+        raise TypeError("a number of a block or a tensor is invalid")
     return found
 
 
@@ -171,7 +171,7 @@ def _stand_ins() -> dict[tuple[str, str], Callable[..., Any]]:
         """Stand-in for getattr, by which some versions of Python (3.11.9) write a member of an enum; refused
         for all others."""
         if kind is not number:
-            raise pickle.UnpicklingError("it asks for an attribute, which no checkpoint needs")
+            raise pickle.UnpicklingError("it requests an attribute, which no checkpoint needs")
         return 0
 
     def layout(_name: str) -> None:

@@ -44,15 +44,15 @@ def misfit(missing: Collection[str], surplus: Collection[str], shapes: Collectio
     """Difference between a checkpoint and the objects that it is loaded into; empty if they fit."""
     faults = []
     if missing:
-        faults.append(f"it lacks {shortened(missing)}")
+        faults.append(f"it does not have {shortened(missing)}")
     if surplus:
-        faults.append(f"nothing here takes its {shortened(surplus)}")
+        faults.append(f"nothing here uses its {shortened(surplus)}")
     faults += sorted(shapes)[:_SHOWN]
     if not faults:
         return ""
     return (
-        f"{'; '.join(faults)}. The model or what the optimizer trains has changed since. Give restore() what "
-        "was saved, or begin anew with spec.resume.policy Never."
+        f"{'; '.join(faults)}. The model or the trained parameters have changed since. Pass to restore() "
+        "what was saved, or start again with spec.resume.policy Never."
     )
 
 

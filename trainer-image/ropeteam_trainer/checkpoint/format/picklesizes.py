@@ -44,7 +44,7 @@ def check_sizes(content: bytes) -> None:
         if name in _PUTS:
             place = len(memo) if argument is None else argument
             if place > len(content):
-                raise ValueError("it numbers more things than it can have")
+                raise ValueError("it numbers more objects than it can have")
             memo[place] = stack[-1]
         elif name in _GETS:
             stack.append(memo[argument])
@@ -56,10 +56,10 @@ def check_sizes(content: bytes) -> None:
             marked, takes, leaves = _EFFECTS[name]
             begin = (marks.pop() if marked else len(stack)) - takes
             if begin < (marks[-1] if marks else 0):
-                raise ValueError("it takes what is not there")
+                raise ValueError("it takes objects that do not exist")
             taken = stack[begin:]
             del stack[begin:]
             whole = 1 + sum(taken) if name in _HASHABLE else max(taken, default=1)
             if whole > MOST_IN_TUPLE:
-                raise ValueError("it has tuples in tuples, of more things than a checkpoint needs")
+                raise ValueError("it has nested tuples, of more objects than a checkpoint needs")
             stack += [whole] * leaves

@@ -77,8 +77,8 @@ def check_names(name: str, optimizer: Optimizer, names: Names) -> None:
             if parameter not in names:
                 raise ValueError(
                     f"{name!r} trains a parameter of shape {tuple(parameter.shape)} (group {number}) that is "
-                    "in no module given to restore(). Give all modules: model=[network, loss]. An optimizer "
-                    "is made after fully_shard() and other wrappers that replace parameters."
+                    "in no module given to restore(). Pass all modules: model=[network, loss]. Create an "
+                    "optimizer after fully_shard() and other wrappers that replace parameters."
                 )
 
 
@@ -121,7 +121,7 @@ def _put_values(name: str, optimizer: Optimizer, names: Names, groups: Sequence[
             if any(_plain(values[key]) != _plain(choices[0][key]) for values in choices):
                 raise ValueError(
                     f"a group of {name!r} joins parameters that were saved with different {key!r}: "
-                    "group them as they were when the checkpoint was made"
+                    "group them as they were when the checkpoint was saved"
                 )
             _put_value(group, key, choices[0][key])
 

@@ -32,8 +32,8 @@ def put_back(state: State) -> None:
         _put_back_on_cpu(state)
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"random generators cannot be put back ({error}): were they saved under another Python, NumPy or "
-            "torch? Go on in that image, or delete the checkpoint's folder to do without it"
+            f"random generators cannot be restored ({error}): were they saved under another Python, NumPy or "
+            "torch? Resume in that image, or delete the checkpoint's folder to skip it"
         ) from None
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

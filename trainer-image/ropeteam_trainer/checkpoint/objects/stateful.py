@@ -159,7 +159,7 @@ class Kept:
                     full = f"{name}.{plain}"
                     if full in state.tensors or plain in extra:
                         raise ValueError(
-                            f"{name!r} has two tensors called {plain}: give the parts of a model with the "
+                            f"{name!r} has two tensors called {plain}: pass the parts of a model with the "
                             "names that they have in the whole"
                         )
                     if not isinstance(value, torch.Tensor):
@@ -177,7 +177,7 @@ class Kept:
                 for _, plain, parameter in module.parameters():
                     names_of.setdefault(parameter, names.parameter_name(name, plain))
         if len(set(names_of.values())) < len(names_of):
-            raise ValueError("two parameters have the same name: give restore() its modules by other names")
+            raise ValueError("two parameters have the same name: pass restore() its modules by other names")
         return names_of
 
 

@@ -149,7 +149,7 @@ def last_word(state: State, now: float) -> str:
         return f"the manifest of step {state.pending.step} to be written"
     newest = state.lineage[0] if state.lineage else None
     if newest and not any(_is_same(newest, ref) for ref in state.acknowledged):
-        return f"the operator to save that step {newest.step} is committed"
+        return f"the operator to record that step {newest.step} is committed"
     return ""
 
 

@@ -88,7 +88,7 @@ def left(state: State) -> Evidence | None:
     if world is None or world.leave_at is None:
         return None
     slots = ", ".join(str(slot) for slot in world.leavers)
-    return Evidence(LEFT, Cause.POD_DELETED, world.leavers[0], f"the pod of slot {slots} was asked to leave")
+    return Evidence(LEFT, Cause.POD_DELETED, world.leavers[0], f"the pod of slot {slots} was terminating")
 
 
 def fix_stop(state: State, at: Moment) -> State:

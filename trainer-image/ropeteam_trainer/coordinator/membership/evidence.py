@@ -82,11 +82,11 @@ def _loss_text(state: State, member_ranks: MemberRanks, now: float) -> str:
     slot = member_ranks.member.slot
     assert state.world is not None
     if not holds_slot(state, Pod(slot, member_ranks.member.incarnation, member_ranks.member.pod_uid)):
-        return f"slot {slot} was given to another pod"
+        return f"slot {slot} was assigned to another pod"
     if member_ranks.agent is None or lost(state, member_ranks.agent, now):
-        return f"the agent of slot {slot} fell silent"
+        return f"the agent of slot {slot} stopped reporting"
     if has(state.world.seen, slot) and not state.world.has(member_ranks.agent.report):
-        return f"the agent of slot {slot} came back without its ranks"
+        return f"the agent of slot {slot} reports again, but without its ranks"
     return ""
 
 
@@ -97,7 +97,9 @@ def _evidence_of_rank(
         return None
     slot, exit = member_ranks.member.slot, rank.exit
     if exit is None:
-        return Evidence(OURS, Cause.UNKNOWN, slot, f"rank {rank.rank} is gone, nobody saw how", rank.rank)
+        return Evidence(
+            OURS, Cause.UNKNOWN, slot, f"rank {rank.rank} is gone, its exit was not observed", rank.rank
+        )
     if slotindex.is_aborted_at_end(rank) and not slotindex.all_are(state, state.roll.exited):
         return None  # a sibling's end decides
     weight, cause = _weight_and_cause(state, exit)
@@ -141,13 +143,13 @@ def who_stood_first(state: State, sign: Evidence) -> Evidence:
     behind = [each for each in standing if each[1].step == lowest]
     first = [each for each in behind if not each[2].waits] or behind
     if len(first) == len(standing):
-        where = f"{len(first)} ranks stand still {_step_text(first[0][1])}, their stacks are in the logs"
-        return replace(sign, message=f"{sign.message}; which was first is not known: {where}")
+        where = f"{len(first)} ranks hang {_step_text(first[0][1])}, their stacks are in the logs"
+        return replace(sign, message=f"{sign.message}; the first of them is not known: {where}")
     if any(rank.rank == sign.rank for _, rank, _ in first):
-        return replace(sign, message=f"{sign.message}; it held up the others")
+        return replace(sign, message=f"{sign.message}; it blocked the others")
     slot, rank, stands = first[0]
     here = f", in {stands.where}" if stands.where else ""
-    message = f"rank {rank.rank} held up the others ({_step_text(rank)}{here}): {sign.message}"
+    message = f"rank {rank.rank} blocked the others ({_step_text(rank)}{here}): {sign.message}"
     exit = sign.exit and replace(sign.exit, last_lines=())  # of the other rank
     return replace(sign, slot=slot, rank=rank.rank, message=message, exit=exit)
 
@@ -200,12 +202,12 @@ def _is_consequence(exit: ProcessExit) -> bool:
 def describe(rank: int, exit: ProcessExit, cause: Cause) -> str:
     """One line on an exit, for people."""
     ending = {
-        Cause.OUT_OF_MEMORY: "was killed for want of memory" if exit.oom else f"exited {exit.code}",
+        Cause.OUT_OF_MEMORY: "ran out of memory and was killed" if exit.oom else f"exited {exit.code}",
         Cause.HANG: "made no progress and was killed",
         Cause.START_TIMEOUT: "made no first step in time and was killed",
         Cause.STORAGE_UNAVAILABLE: "could not read its checkpoint",
         Cause.AGENT_LOST: "was killed by its agent, which had no coordinator for too long",
-    }.get(cause, f"was ended by {exit.how}" if exit.signal is not None else f"exited {exit.code}")
+    }.get(cause, f"was killed by {exit.how}" if exit.signal is not None else f"exited {exit.code}")
     if exit.message:
         return f"rank {rank} {ending}: {exit.message}"
     last_line = _last_line(exit) if exit.code else ""

@@ -39,7 +39,7 @@ def obstacle(state: State, now: float) -> str:
     if not_ready:
         return _slot_obstacle(state, slotset.first(not_ready), now)
     if now < state.failure_history.not_before:
-        return "a pause before the next start, because no step of the last world was seen"
+        return "a backoff before the next start, because no step of the last world was observed"
     if offered_store(state) is None:
         return f"the store of world {state.next_epoch} in slot {STORE_SLOT}"
     return ""
@@ -59,15 +59,15 @@ def _slot_obstacle(state: State, slot: int, now: float) -> str:
     if agent is None:
         return f"the agent of slot {slot} to register"
     if lost(state, agent, now):
-        return f"the agent of slot {slot}, which fell silent"
+        return f"the agent of slot {slot}, which stopped reporting"
     if leaving(state, slot):
-        return f"another pod in slot {slot}, because this one is leaving"
+        return f"another pod in slot {slot}, because this one is terminating"
     if slotset.has(unfinished(state), slot):
         return f"the ranks of slot {slot} to end"
     if agent.report.problem:
         return unstartable.lack(state, slot)
     # A report of its agent would be proof too: the ranks are dead, and it obeys no orders for a world now.
-    return f"proof that the former pod of slot {slot} has ended"
+    return f"proof that the previous pod of slot {slot} has ended"
 
 
 def unfinished(state: State) -> slotset.Slots:

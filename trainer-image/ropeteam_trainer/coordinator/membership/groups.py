@@ -26,8 +26,8 @@ _MOST_RANKS = 1 << 20
 ENDED_SECONDS = 300.0
 """Time without a step after a rank has ended, before a notice."""
 _REMEDY = (
-    "Write the script, or torchrun without --standalone and --nnodes, as spec.command; or, if each pod is to "
-    "train alone, set spec.worlds: PerPod"
+    "Set spec.command to the script, or to torchrun without --standalone and --nnodes; or, if each pod is to "
+    "train alone, set spec.worlds to PerPod"
 )
 
 
@@ -109,7 +109,7 @@ def split(state: State, now: float) -> Problem | None:
     ended = _first_ended(state, grouped)
     if ended is None and not _is_late(state, world.grouped_at, now):
         return None
-    end = f"no other has formed in startSeconds ({state.config.timeouts.start} s)"
+    end = f"no other has formed within startSeconds ({state.config.timeouts.start} s)"
     if ended is not None:
         end = f"rank {ended} has ended with exit code 0"
     return Problem(FailReason.SPLIT_WORLD, f"{_formed_text(world)}, and {end}. {_REMEDY}.")
@@ -118,7 +118,7 @@ def split(state: State, now: float) -> Problem | None:
 def _formed_text(world: World) -> str:
     some = "; ".join(_group_text(group) for group in world.groups[:3])
     more = f" and {len(world.groups) - 3} more" if len(world.groups) > 3 else ""
-    return f"the job has {world.plan.world_size} ranks, but what has formed is {some}{more}"
+    return f"the job has {world.plan.world_size} ranks, but has formed {some}{more}"
 
 
 def _group_text(group: Group) -> str:
@@ -148,8 +148,8 @@ def notice(state: State, now: float) -> Problem | None:
         return None
     if is_judged(state) and not formed(state, world):
         if world.groups:
-            text = f"{_formed_text(world)}. Unless one of all ranks forms in startSeconds "
-            text += f"({state.config.timeouts.start} s), or if a rank ends before, the job fails. {_REMEDY}."
+            text = f"{_formed_text(world)}. The job fails if no group of all ranks forms within startSeconds "
+            text += f"({state.config.timeouts.start} s), or if a rank ends before. {_REMEDY}."
             return Problem(FailReason.SMALLER_PROCESS_GROUP, text)
         is_over = state.phase in (WorldPhase.COMPLETING, WorldPhase.COMPLETE)
         if slotindex.all_are(state, world.telling) and (is_over or _is_late(state, world.started_at, now)):
@@ -159,7 +159,7 @@ def notice(state: State, now: float) -> Problem | None:
 
 
 _NONE_FORMED = (
-    "the job has {} ranks, and none of them has told of a process group (torch.distributed): either {}each "
+    "the job has {} ranks, and none of them has reported a process group (torch.distributed): either {}each "
     "trains by itself, or they are started in a way that hides it (python -S or -I, env -i, no Python)"
 )
 _WAITING = "they wait for each other (in torchrun --standalone without --nnodes=1, say), or "
@@ -170,10 +170,8 @@ def _ended(state: State, world: World, now: float) -> Problem | None:
     if world.ended_at is None or now - max(world.ended_at, world.step_at) < ENDED_SECONDS:
         return None
     rank = _first_ended(state, slotset.ALL)
-    steps = (
-        "without a step" if state.feature_level >= 1 else "(whether they make steps the script does not tell)"
-    )
-    text = f"rank {rank} has ended with exit code 0, and the others have gone on for"
+    steps = "without a step" if state.feature_level >= 1 else "(the script does not report its steps)"
+    text = f"rank {rank} has ended with exit code 0, and the others have continued for"
     text += f" {ENDED_SECONDS / 60:.0f} minutes {steps}. They wait for it, if they share a collective"
     return Problem(FailReason.RANK_ENDED, f"{text}.")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ropeteam_trainer.contract.config import ExitAction
-from ropeteam_trainer.contract.desired import Incident, ReplacementRequest, RecoveryTimes
+from ropeteam_trainer.contract.desired import Incident, RecoveryTimes, ReplacementRequest
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import Cause, Epoch, FailReason
 from ropeteam_trainer.coordinator.membership.evidence import (
@@ -120,7 +120,7 @@ def fail_on_exit_code(state: State, at: Moment, among: Slots) -> State:
     sign = next(signs, None)
     if sign is None or sign.exit is None:
         return state
-    message = f"rank {sign.rank} exited {sign.exit.code}, which spec.recovery.exitCodes calls final"
+    message = f"rank {sign.rank} exited {sign.exit.code}, which spec.recovery.exitCodes defines as final"
     return replace(state, failure=Problem(FailReason.EXIT_CODE, message))
 
 
@@ -220,7 +220,7 @@ def _script_failure(state: State, fault: Fault) -> Problem | None:
         return None
     if "shared object" in incident.message:
         return None  # of a driver, perhaps, that is missing on this node
-    text = f"{incident.message}. Correct the script, the image or spec.strategy: no restart mends this"
+    text = f"{incident.message}. Correct the script, the image or spec.strategy: a restart does not fix this"
     return Problem(FailReason.SCRIPT_INVALID, f"{text}.")
 
 
@@ -233,13 +233,13 @@ def _terminal_failure(state: State, incident: Incident) -> Problem | None:
     ):
         return Problem(
             FailReason.REPEATED_ERROR,
-            f"the same fault {history.identical_failures} times without a new step between: "
+            f"the same fault {history.identical_failures} times without a new step in between: "
             f"{incident.message}",
         )
     if incident.charged and 0 <= allowance < len(history.unaccounted):
         return Problem(
             FailReason.BUDGET_SPENT,
-            f"no failures are left to spend (spec.recovery.maxFailures); last: {incident.message}",
+            f"the failure budget is spent (spec.recovery.maxFailures); last: {incident.message}",
         )
     return None
 
@@ -275,7 +275,10 @@ def _reached(fault: Fault, stage: str, at: Moment) -> Fault:
     if getattr(stages, stage) is not None:
         return fault
     return replace(
-        fault, incident=replace(fault.incident, recovery_milliseconds=replace(stages, **{stage: _ms_since(fault, at)}))
+        fault,
+        incident=replace(
+            fault.incident, recovery_milliseconds=replace(stages, **{stage: _ms_since(fault, at)})
+        ),
     )
 
 

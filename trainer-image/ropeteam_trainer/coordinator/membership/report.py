@@ -100,7 +100,7 @@ def _stuck_ranks(state: State, now: float) -> dict[int, ReplacementRequest]:
         return {}
     found = {}
     for slot in slotset.each(unfinished(state)):
-        message = f"the ranks of slot {slot} were to end, and have not for {UNENDING_SECONDS:.0f} s"
+        message = f"the ranks of slot {slot} were ordered to end, and have not for {UNENDING_SECONDS:.0f} s"
         agent = agent_of_slot(state, slot)
         assert agent is not None
         found[slot] = ReplacementRequest(slot, agent.report.incarnation, Cause.AGENT_LOST, message)
@@ -116,7 +116,7 @@ def _silent_agent(state: State, slot: int, now: float) -> tuple[ReplacementReque
         incarnation, gone = member.incarnation, True  # it never registered with us after a restart
     else:
         return ()
-    message = f"the agent of slot {slot} has been silent for more than {state.config.timeouts.lost} s"
+    message = f"the agent of slot {slot} has not reported for more than {state.config.timeouts.lost} s"
     return (ReplacementRequest(slot, incarnation, Cause.AGENT_LOST, message),) if gone else ()
 
 
@@ -129,11 +129,11 @@ def why(state: State, now: float) -> str:
 
 def _why(state: State, now: float) -> str:
     if state.superseded:
-        return f"silent: {state.superseded}"
+        return f"sending no orders: {state.superseded}"
     if state.desired is None:
         return "waiting for the operator's first request"
     if not lease.holds(state, now):
-        return f"silent: no operator has heard of this coordinator for {state.config.lease} s (selfFence)"
+        return f"sending no orders: no contact with an operator for {state.config.lease} s (selfFence)"
     sentence = _SENTENCES[state.phase]
     return sentence if isinstance(sentence, str) else sentence(state, now)
 
@@ -149,14 +149,14 @@ def _running(state: State, _: float) -> str:
     world = state.world
     assert world is not None
     if world.leave_at is not None:
-        return f"world {world.plan.epoch} runs; {_pods_text(world.leavers)} asked to leave, gathering others"
+        return f"world {world.plan.epoch} runs; {_pods_text(world.leavers)} will terminate, waiting for more"
     return stage.sentence(state)
 
 
 def _draining(state: State, _: float) -> str:
     world = state.world
     assert world is not None
-    reason = f"{_pods_text(world.leavers)} asked to leave" if world.leavers else "the job is to be drained"
+    reason = f"{_pods_text(world.leavers)} will terminate" if world.leavers else "the job is to be drained"
     goal = f"step {world.stop_at} to be saved" if world.stop_at is not None else "its ranks to pause"
     if terminating(state):
         goal = "its ranks to end after SIGTERM (a script below feature level 2 saves by itself)"
@@ -174,13 +174,13 @@ def _stopping(state: State, now: float) -> str:
 def _stuck_text(state: State, now: float) -> str:
     slots = sorted(_stuck_ranks(state, now))
     some = ", ".join(map(str, slots[:5])) + (" and more" if len(slots) > 5 else "")
-    late = f"those of slots {some} have not ended for {UNENDING_SECONDS:.0f} s: other pods are asked for"
+    late = f"those of slots {some} have not ended for {UNENDING_SECONDS:.0f} s: other pods are requested"
     return f"; {late}" if slots else ""
 
 
 def _kept_text(state: State) -> str:
     kept = state.world.kept.bit_count() if state.world else 0
-    return f"; the ranks of {kept} {'slot' if kept == 1 else 'slots'} go on" if kept else ""
+    return f"; the ranks of {kept} {'slot' if kept == 1 else 'slots'} continue" if kept else ""
 
 
 def _completing(state: State, now: float) -> str:
@@ -202,13 +202,13 @@ def _pods_text(slots: tuple[int, ...]) -> str:
 
 
 _SENTENCES: dict[WorldPhase, Callable[[State, float], str] | str] = {
-    WorldPhase.WAITING: "waiting for the agents to tell what they run, so that a world can be adopted",
+    WorldPhase.WAITING: "waiting for the agents to report what they run, so that a world can be adopted",
     WorldPhase.FORMING: _forming,
     WorldPhase.RUNNING: _running,
     WorldPhase.DRAINING: _draining,
     WorldPhase.STOPPING: _stopping,
-    WorldPhase.DRAINED: "drained: all ranks have ended, as asked",
+    WorldPhase.DRAINED: "drained: all ranks have ended, as requested",
     WorldPhase.COMPLETING: _completing,
-    WorldPhase.COMPLETE: "complete: all ranks are done and every agent knows it",
+    WorldPhase.COMPLETE: "complete: all ranks are done, and every agent has acknowledged it",
     WorldPhase.FAILED: _failed,
 }

@@ -76,7 +76,7 @@ def sentence(state: State) -> str:
         case Stage.RANKS_STARTING:
             return f"the {ranks} ranks of world {epoch} are being started"
         case Stage.SCRIPT_STARTING:
-            return f"world {epoch} has started its {ranks} ranks; their script imports, or prepares"
+            return f"world {epoch} has started its {ranks} ranks; their script is importing or preparing"
         case Stage.PROCESS_GROUP_FORMING:
             return f"the {ranks} ranks of world {epoch} form their process group: {_missing_text(state)}"
         case Stage.RESTORING:
@@ -84,7 +84,7 @@ def sentence(state: State) -> str:
         case Stage.FIRST_STEP:
             return f"world {epoch} works on its first step with {ranks} ranks"
         case _:
-            silent = "" if world.stepped else "; no steps are reported, so a hang is not seen"
+            silent = "" if world.stepped else "; no steps are reported, so a hang is not detected"
             return f"world {epoch} runs with {ranks} ranks{silent}"
 
 

@@ -168,12 +168,12 @@ def _newer_coordinator(state: State, report: AgentReport, claimed: int) -> str:
     """Why a newer coordinator exists, or "". An agent that has seen it refuses our orders: there must not be
     two coordinators. A world may not go on either if a world of term `claimed` has claimed its folder."""
     if claimed:
-        return f"a world of term {claimed} has claimed the folder of checkpoints"
+        return f"a world of term {claimed} has claimed the checkpoint folder"
     term, boot = state.config.term, state.boot
     seen = (report.plan.epoch.term, report.plan.epoch.boot) if report.plan else (term, boot)
     if report.term <= term and seen <= (term, boot):
         return ""
-    return f"slot {report.slot} obeys a newer coordinator than {term}.{boot}"
+    return f"the agent of slot {report.slot} follows a newer coordinator than {term}.{boot}"
 
 
 def _take_desired(state: State, desired: Desired, at: Moment) -> State:

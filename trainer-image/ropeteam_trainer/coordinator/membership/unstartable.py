@@ -43,7 +43,11 @@ def note(state: State, at: Moment) -> State:
             return replace(state, failure=problem)
         else:
             known[slot] = _count_pod(known.get(slot), agent.report, problem, at)
-    return replace(state, unfit=tuple(known[slot] for slot in sorted(known)), pending_disk_request=_pending_disk_request(state, at))
+    return replace(
+        state,
+        unfit=tuple(known[slot] for slot in sorted(known)),
+        pending_disk_request=_pending_disk_request(state, at),
+    )
 
 
 def _pending_disk_request(state: State, at: Moment) -> tuple[str, int]:
@@ -96,18 +100,24 @@ def _backoff(pods: int) -> float:
 def stalled(state: State) -> Problem | None:
     """Problem for people, once several pods of a slot were unfit, or a restore gave up after minutes."""
     last = state.faults[-1].incident if state.faults else None
-    if last and last.cause is Cause.STORAGE_UNAVAILABLE and last.final and last.recovery_milliseconds.first_step is None:
+    if (
+        last
+        and last.cause is Cause.STORAGE_UNAVAILABLE
+        and last.final
+        and last.recovery_milliseconds.first_step is None
+    ):
         where = f"on node {last.node}" if last.node else f"in slot {last.slot}"
-        text = f"{where}, {last.message}. The job goes on trying, from time to time in other pods."
+        text = f"{where}, {last.message}. The job keeps trying, from time to time in other pods."
         return Problem(FailReason.CHECKPOINT_UNAVAILABLE, text)
     owes, unix_ms = state.pending_disk_request
     if owes:
         since = datetime.fromtimestamp(unix_ms / 1000, timezone.utc)  # noqa: UP017 (Python 3.10)
         return Problem(
             FailReason.CHECKPOINT_UNAVAILABLE,
-            f"the volume of checkpoints had not answered slot {state.config.lead_slot} for a minute at "
-            f"{since:%Y-%m-%d %H:%M:%S} UTC, nor has it since: it owes {owes}. No checkpoint is committed, "
-            "and no world begins, meanwhile. A server that hangs makes no error: look at it and its mount.",
+            f"the checkpoint volume had not answered slot {state.config.lead_slot} for a minute at "
+            f"{since:%Y-%m-%d %H:%M:%S} UTC, and has not since; pending: {owes}. Until it does, no "
+            "checkpoint is committed, and no world starts. A server that hangs reports no error: check it "
+            "and its mount.",
         )
     worst = max(state.unfit, key=lambda each: each.pods, default=None)
     if worst is None or worst.pods < TOLD_AFTER:
@@ -115,7 +125,7 @@ def stalled(state: State) -> Problem | None:
     where = f"the last on node {worst.node}" if worst.node else "each in another pod"
     return Problem(
         worst.problem.reason,
-        f"{worst.pods} pods in a row of slot {worst.slot} could start no rank, {where}: "
-        f"{worst.problem.message}. The job goes on trying, with another pod every {PAUSE_MOST / 60:.0f} "
-        "minutes at the latest.",
+        f"{worst.pods} pods in a row of slot {worst.slot} could not start a rank, {where}: "
+        f"{worst.problem.message}. The job keeps trying, with another pod at least every "
+        f"{PAUSE_MOST / 60:.0f} minutes.",
     )

@@ -140,7 +140,7 @@ class Chief:
                     return {"push": n, "of": of}, b""
                 case Skip(to):
                     return {"skip": to}, b""
-        raise ConnectionError("this worker has asked again on another connection")
+        raise ConnectionError("this worker has repeated its request on another connection")
 
     def _done(self, head: Head, payload: bytearray) -> tuple[Head, bytes]:
         worker, clock = self._sender(head), int(head["clock"])

@@ -139,7 +139,7 @@ class Server:
             wire.send(connection, answer, [payload] if payload else [])
             return
         if head["do"] not in ("push", "pull"):
-            raise ConnectionError(f"this server does not know how to {head['do']!r}")
+            raise ConnectionError(f"this server does not support {head['do']!r}")
         with ExitStack() as reading:
             with self.changed:
                 self.changed.wait_for(lambda: self.is_ready)

@@ -51,9 +51,9 @@ def connect(address: str, secret: str) -> socket.socket:
 def counter_proof(secret: str, nonce: bytes, answer: bytes) -> bytes:
     """A server's proof for a worker's answer to its nonce. Raises ConnectionError."""
     if len(answer) < ANSWER:
-        raise ConnectionError("it hung up before it had answered")
+        raise ConnectionError("it closed the connection before it had answered")
     if not hmac.compare_digest(answer[NONCE:], _proof(secret, b"worker", nonce)):
-        raise WrongSecret("refused a connection that does not know this job's secret")
+        raise WrongSecret("refused a connection that does not have this job's secret")
     return _proof(secret, b"server", answer[:NONCE])
 
 
@@ -89,7 +89,7 @@ def fill(connection: socket.socket, buffer: memoryview) -> None:
     while begin < size:
         count = connection.recv_into(buffer[begin:])
         if count == 0:
-            raise ConnectionError("the other side has hung up")
+            raise ConnectionError("the peer has closed the connection")
         begin += count
 
 

@@ -257,7 +257,7 @@ def refusal(state: State, report: AgentReport) -> str:
     if report.job_uid != config.job_uid:
         return f"this is the coordinator of job {config.job_uid}, not of {report.job_uid}"
     if not OLDEST <= report.contract <= VERSION:
-        return f"contract {report.contract} is unknown; this coordinator speaks {OLDEST} to {VERSION}"
+        return f"contract {report.contract} is unknown; this coordinator supports {OLDEST} to {VERSION}"
     if not 0 <= report.slot < config.slots or (state.desired and desired is None):
         return f"slot {report.slot} is not part of this job"
     if desired is None:
