@@ -23,7 +23,7 @@ $(VENV)/bin/ropeteam:
 	tools/install $(VENV)
 
 demo: $(VENV)/bin/ropeteam  ## train a real model on three local workers that lose a rank and a pod
-	$(PYTHON) -m ropeteam.cli.demo
+	$(PYTHON) examples/demo.py
 
 test: $(VENV)/bin/ropeteam  ## run all tests; the pure rooms must be covered to the last branch
 	tools/test

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples.demo import failed_checks, validation_loss
 from rich.console import Console
 
 from ropeteam.api.conditions import Condition, ConditionType
@@ -20,7 +21,6 @@ from ropeteam.api.status import (
     ProgressStatus,
     RecoveryTimesStatus,
 )
-from ropeteam.cli.demo import failed_checks, validation_loss
 from ropeteam.cli.run import Ending
 from ropeteam.cli.show.jobview import Eta, JobView, incident_line, job_view
 from ropeteam.cli.show.report import report

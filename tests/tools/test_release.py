@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,16 @@ def test_the_sums_are_what_sha256sum_reads(tmp_path: Path) -> None:
     assert subprocess.run(words, cwd=folder, capture_output=True).returncode == 0
     (folder / f"ropeteam-{VERSION}.tgz").write_bytes(b"another")
     assert subprocess.run(words, cwd=folder, capture_output=True).returncode != 0
+
+
+def test_the_wheel_has_the_two_packages_and_nothing_of_tests_or_examples(tmp_path: Path) -> None:
+    release = Release(VERSION, BASE, EPOCH, tmp_path)
+    release.wheel()
+    with zipfile.ZipFile(tmp_path / f"ropeteam-{VERSION}-py3-none-any.whl") as wheel:
+        names = wheel.namelist()
+    folders = {"ropeteam", "ropeteam_trainer", f"ropeteam-{VERSION}.dist-info"}
+    assert {name.split("/")[0] for name in names} == folders
+    assert [name for name in names if "demo" in name] == []
 
 
 def test_the_chart_is_its_folder_and_tells_nothing_of_this_machine(tmp_path: Path) -> None:

@@ -10,5 +10,4 @@ manifest/     manifests and folders, read and brought into a cluster
 connect.py    the cluster that a command connects to
 complete.py   completion of job names in a shell
 errors.py     errors: one sentence with the next step
-demo.py       `make demo`
 """

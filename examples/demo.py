@@ -1,6 +1,6 @@
 """`make demo`: a real model trains on three local workers, loses a rank and a pod, and completes.
 
-    python -m ropeteam.cli.demo
+    python examples/demo.py
 
 After the first checkpoint one rank's process is killed (SIGKILL); later one pod is deleted through the API.
 Exit status 0 only if both faults happened, both were recovered from, the job is Complete, and the model has
@@ -31,7 +31,7 @@ from ropeteam.cli.show.jobview import JobView, recovery_seconds
 from ropeteam.controller.client.apiclient import AlreadyGone, ApiClient, ObjectRef
 from ropeteam.controller.settings import default_home
 
-MANIFEST = Path(__file__).parents[3] / "examples" / "char-gpt.yaml"
+MANIFEST = Path(__file__).with_name("char-gpt.yaml")
 KILLED_RANK, DELETED_SLOT = 1, 2
 STEPS_BETWEEN = 100
 """Steps from the start to the first fault, and from its recovery to the second."""
