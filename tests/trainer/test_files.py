@@ -236,6 +236,19 @@ def test_without_an_agent_only_this_runs_are_pruned(tmp_path: Path) -> None:
     assert left == ["run-u/step-2", "step-1"]
 
 
+def test_without_an_agent_only_this_worlds_save_of_a_step_is_pruned(tmp_path: Path) -> None:
+    """Runs without an operator share a folder: the world before this one may have saved the same steps."""
+    config = CheckpointConfig(str(tmp_path), keep=1)
+    other = commit(tmp_path, 1)
+    checkpoints = Checkpoints(RankPlan("0.0.2", (), False, config, Resume.NEVER, None, "j", ""), ALONE, None)
+    for step in (1, 2):
+        checkpoints.save(step, None)
+    checkpoints.close()
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("step-*/*")}
+    assert left == {folder(other), "step-2/0.0.2"}
+    assert not seen(tmp_path, other).fault
+
+
 def test_a_file_is_waited_for_while_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with Folder.at(tmp_path) as folder, folder.open("file") as file:

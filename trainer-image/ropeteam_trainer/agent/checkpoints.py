@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from ropeteam_trainer.checkpoint.decisions import journal, manifest
 from ropeteam_trainer.checkpoint.decisions.journal import Claim, Held, Operation, Place, Steps, place_of
 from ropeteam_trainer.checkpoint.decisions.manifest import Manifest
+from ropeteam_trainer.checkpoint.deletion import delete
 from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.config import WorkerConfig
 from ropeteam_trainer.contract.messages import Grant
@@ -119,7 +120,7 @@ class Disk:
             case journal.Folders():
                 return tuple(_places(run))
             case journal.Delete(place, apart=False):
-                return _delete(run, place)
+                return delete(run, place.step, place.epoch)  # the next prune retries what is left
             case journal.Delete(place):
                 return self._delete_own(directory, place)
             case journal.WriteManifest(grant):
@@ -150,7 +151,7 @@ class Disk:
             with directory.down(path) as folder:
                 ours = self._is_own(folder)
             if ours:
-                _delete(directory, place)
+                delete(directory, place.step, place.epoch)
 
     def _is_own(self, folder: Folder) -> bool:
         """Whether this job wrote the checkpoint. Raises OSError, ValueError if it has no manifest."""
@@ -181,17 +182,6 @@ def _rename(entries: Folder, name: str, to: str) -> bool:
         return False
     entries.sync()
     return True
-
-
-def _delete(run: Folder, place: Place) -> None:
-    """Delete a checkpoint as far as possible; the next prune retries the rest."""
-    step, epoch = f"step-{place.step}", str(place.epoch)
-    with suppress(OSError), run.folder(step) as folder:
-        with suppress(FileNotFoundError, NotOurs, IsADirectoryError), folder.folder(epoch) as inner:
-            inner.remove(manifest.MANIFEST)  # without it a half-deleted folder is no checkpoint any more
-        folder.remove_tree(epoch)
-        with suppress(OSError):  # another epoch has saved the same step
-            run.remove_folder(step)
 
 
 def _places(run: Folder) -> Iterator[Place]:

@@ -9,8 +9,9 @@
     dcp.py         one save of all ranks, in the format of torch.distributed.checkpoint
     files.py       files that are hashed while they are written
     reader.py      find, verify, load
+    deletion.py    deletion of one checkpoint
     agreement.py   agreement of all ranks on the checkpoint to restore
     export.py      a checkpoint as one file of plain PyTorch
 
-The agent uses decisions/ only: nothing is imported here.
+The agent uses decisions/ and deletion.py only: nothing is imported here.
 """

@@ -30,6 +30,7 @@ from ropeteam_trainer.checkpoint.decisions.manifest import (
     rank_file,
     run_folder,
 )
+from ropeteam_trainer.checkpoint.deletion import delete
 from ropeteam_trainer.checkpoint.format import contents
 from ropeteam_trainer.checkpoint.format.metadata import Saved
 from ropeteam_trainer.checkpoint.format.names import misfit
@@ -213,7 +214,7 @@ class Checkpoints:
             self._lineage.insert(0, manifest.ref)
             for old in self._lineage[self.config.keep :]:
                 if old.run == self._plan.job_uid:  # not of another run
-                    run.remove_tree(f"step-{old.step}")
+                    delete(run, old.step, old.epoch)
         del self._lineage[self.config.keep :]
 
 
