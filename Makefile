@@ -11,7 +11,7 @@ AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator a
 	checkpoint/decisions system __init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sim sim-shipped fuzz seeded crds chart lock launchers prometheus cluster cluster-down e2e e2e-core gpu release images fmt bench clean
+.PHONY: help install demo test check sim sim-shipped fuzz seeded crds chart docs lock launchers prometheus cluster cluster-down e2e e2e-core gpu release images fmt bench clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -43,13 +43,18 @@ fuzz: $(VENV)/bin/ropeteam  ## throw generated input at every reader: make fuzz 
 seeded: $(VENV)/bin/ropeteam  ## apply each seeded bug in turn; the tests must catch every one
 	$(PYTHON) tools/seeded.py
 
-crds: $(VENV)/bin/ropeteam  ## write crds/ and the schema for editors, from operator/ropeteam/api
+crds: $(VENV)/bin/ropeteam  ## write crds/, the schema for editors and docs/reference/, from operator/ropeteam
 	$(PYTHON) -m ropeteam.api.crd
 	$(PYTHON) -m tools.values
+	$(PYTHON) -m tools.reference
 
 chart: $(VENV)/bin/ropeteam  ## write the chart's values, their schema, the CRD and the dashboards in it, from tools/
 	$(PYTHON) -m tools.values
 	$(PYTHON) -m tools.dashboards
+
+docs: $(VENV)/bin/ropeteam  ## build the site of docs/ in dist/site; a dead link fails
+	$(PYTHON) -m sphinx -W --keep-going -q -d dist/.doctrees docs dist/site
+	@echo "open dist/site/index.html"
 
 lock: $(VENV)/bin/ropeteam  ## write uv.lock from pyproject.toml, and its parts for the images in requirements/
 	uv lock
@@ -108,6 +113,7 @@ check-house:
 	$(PYTHON) tools/house.py
 check-crds:
 	$(PYTHON) -m ropeteam.api.crd --check
+	$(PYTHON) -m tools.reference --check
 check-chart:
 	$(PYTHON) -m tools.values --check
 	$(PYTHON) -m tools.dashboards --check
