@@ -1,4 +1,4 @@
-"""Words to tell a job's story with: `a_running_job(workers=4).after(evicted(slot=2))`.
+"""Observations of a job, built step by step: `a_running_job(workers=4).after(evicted(slot=2))`.
 
 A Scene is an Observation that can be changed step by step. `a_running_job` is not painted by hand: it is what
 `decide` itself makes of a new job in a small in-memory Kubernetes (`tests/core/fake_cluster.py`).
@@ -58,7 +58,7 @@ def a_job(workers: int = 4, **spec: Any) -> Scene:
 
 
 def a_running_job(workers: int = 4, **spec: Any) -> Scene:
-    """Started, all pods running, the coordinator says so, nothing left to do."""
+    """Started, all pods running, the coordinator reports it, nothing left to do."""
     from tests.core.fake_cluster import FakeCluster
 
     cluster = FakeCluster(a_job(workers, **spec))
@@ -72,13 +72,13 @@ def _pods(scene: Scene, change: Callable[[PodSeen], PodSeen | None], slot: int) 
     return scene.but(pods=tuple(pod for pod in pods if pod is not None))
 
 
-def vanished(slot: int) -> Change:
+def force_deleted(slot: int) -> Change:
     """The pod object is gone: deleted without grace."""
     return lambda scene: _pods(scene, lambda _: None, slot)
 
 
 def deleted(slot: int, grace: float = 70) -> Change:
-    """Somebody asked the pod to leave; its container still runs."""
+    """The pod is terminating; its container still runs."""
     return lambda scene: _pods(
         scene,
         lambda pod: pod.model_copy(
@@ -88,9 +88,9 @@ def deleted(slot: int, grace: float = 70) -> Change:
     )
 
 
-def ended(slot: int, code: int = 1, words: str = "Error", **fields: Any) -> Change:
+def ended(slot: int, code: int = 1, exit_reason: str = "Error", **fields: Any) -> Change:
     """The trainer container has terminated. `words`: the kubelet's reason; `fields`: of the pod."""
-    container = ContainerSeen(exit_code=code, exit_reason=words)
+    container = ContainerSeen(exit_code=code, exit_reason=exit_reason)
     phase = "Succeeded" if code == 0 else "Failed"
     fields = {"phase": phase, "container": container, **fields}
     return lambda scene: _pods(scene, lambda pod: pod.model_copy(update=fields), slot)
@@ -101,7 +101,7 @@ def evicted(slot: int) -> Change:
 
 
 def on_a_lost_node(slot: int) -> Change:
-    """Its node is NotReady, and the coordinator hears its agent no more."""
+    """The node is NotReady, and the coordinator receives no more reports of the agent."""
 
     def change(scene: Scene) -> Scene:
         scene = _pods(scene, lambda pod: pod.model_copy(update={"node_lost": True}), slot)
@@ -111,7 +111,7 @@ def on_a_lost_node(slot: int) -> Change:
 
 
 def silent(slot: int) -> Change:
-    """The coordinator hears this agent no more."""
+    """The coordinator receives no more reports of this agent."""
 
     def change(scene: Scene) -> Scene:
         report = scene.report
@@ -127,7 +127,7 @@ def without_coordinator_pod(scene: Scene) -> Scene:
 
 
 def reporting(**fields: Any) -> Change:
-    """The coordinator's report says something else."""
+    """The coordinator's report differs in these fields."""
 
     def change(scene: Scene) -> Scene:
         assert scene.report is not None
@@ -141,7 +141,7 @@ def unreachable(scene: Scene) -> Scene:
 
 
 def held(scene: Scene, number: float) -> tuple[HeldSeen, ...]:
-    """What this operator's own clock tells `number` seconds later."""
+    """Times by this operator's own clock, `number` seconds later."""
     before = {(each.slot, each.incarnation): each.seconds for each in scene.held}
     slots = (slot for slot in scene.status.slots if not slot.previous_pod_fenced)
     return tuple(
@@ -191,7 +191,7 @@ def refused(message: str) -> Change:
 def an_incident(
     cause: Cause = Cause.ERROR, slot: int = 0, n: int = 1, term: int = 1, **fields: Any
 ) -> Incident:
-    """As the coordinator tells it."""
+    """As the coordinator reports it."""
     shown: dict[str, Any] = {
         "message": "ValueError: bad lr (train.py:31)",
         "step": 7,
@@ -203,7 +203,7 @@ def an_incident(
     return Incident(id=id, cause=cause, charged=cause.charged, slot=slot, **{**shown, **fields})
 
 
-def a_wish(
+def a_request(
     slot: int, incarnation: int = 1, cause: Cause = Cause.AGENT_LOST, avoid_node: bool = False
 ) -> ReplacementRequest:
     return ReplacementRequest(slot, incarnation, cause, "silent for 5 seconds", avoid_node)
@@ -216,7 +216,7 @@ def a_problem(
 
 
 def a_report(scene: Observation, phase: WorldPhase = WorldPhase.RUNNING, **fields: Any) -> JobReport:
-    """From a coordinator of the current term that hears every worker pod that runs."""
+    """From a coordinator of the current term at which every worker pod that runs is registered."""
     term = scene.status.coordinator.term
     slots = {
         str(pod.slot): SlotReport(pod.incarnation, pod.uid, pod.node, registered=True, term=term)

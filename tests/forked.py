@@ -20,7 +20,7 @@ _server.set_forkserver_preload(["tests.trainer.imported", "ropeteam_trainer.plan
 
 
 def prepare() -> None:
-    """Start that process, so that whoever kills what has been started since does not kill it."""
+    """Start that process before the tests do: a test that kills its own children does not kill it."""
     multiprocessing.forkserver.ensure_running()
 
 

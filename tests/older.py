@@ -16,8 +16,8 @@ COMMIT = "c436723d9933a1cb6185f2d31c387330e3ec63f9"
 
 def is_known() -> bool:
     """A clone may be shallow."""
-    words = ("git", "-C", str(ROOT), "cat-file", "-e", f"{COMMIT}^{{commit}}")
-    return subprocess.run(words, capture_output=True).returncode == 0
+    command = ("git", "-C", str(ROOT), "cat-file", "-e", f"{COMMIT}^{{commit}}")
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 needed = pytest.mark.skipif(
@@ -26,9 +26,9 @@ needed = pytest.mark.skipif(
 
 
 def unpack(folder: Path) -> Path:
-    """Its tree, in `folder`."""
-    words = ("git", "-C", str(ROOT), "archive", COMMIT)
-    archive = subprocess.run(words, check=True, capture_output=True).stdout
+    """The tree of that release, in `folder`."""
+    command = ("git", "-C", str(ROOT), "archive", COMMIT)
+    archive = subprocess.run(command, check=True, capture_output=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python < 3.11.4 has none
         tar.extractall(folder)

@@ -22,7 +22,7 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def to_json(dashboard: Dashboard) -> dict[str, Any]:
-    """What Grafana imports."""
+    """The dashboard in the form that Grafana imports."""
     return {
         "uid": f"ropeteam-{dashboard.name}",
         "title": dashboard.title,
@@ -48,8 +48,8 @@ def _variable(name: str, query: str) -> dict[str, Any]:
         "allValue": ".+",
         "current": {"text": "All", "value": "$__all"},
     }
-    asked = {"query": {"query": query, "refId": name}, "refresh": 2, "sort": 1}
-    return {"name": name, "type": "query", "datasource": SOURCE, **asked, **choice}
+    query_settings = {"query": {"query": query, "refId": name}, "refresh": 2, "sort": 1}
+    return {"name": name, "type": "query", "datasource": SOURCE, **query_settings, **choice}
 
 
 def _placed(rows: dict[str, tuple[Panel, ...]]) -> list[dict[str, Any]]:

@@ -3,10 +3,10 @@
     python tools/fuzz.py                       all of them, one part in a hundred of each
     python tools/fuzz.py --percent 100         all of them, whole: hours
     python tools/fuzz.py pods yaml --seed 7 --limit 500 --minutes 10
-    python tools/fuzz.py pods --replay BASE64  one case, as a find tells it
+    python tools/fuzz.py pods --replay BASE64  one case, as a find prints it
 Each campaign (tests/fuzz/) has a process of its own, and two run at a time. Found is, beside what a
-campaign finds itself, a process that ends or that says nothing for HANGS_SECONDS; and memory that grows after
-the first tenth. Exit status 1: something was found. Seed, number of the case and its bytes are told.
+campaign finds itself, a process that ends or makes no progress for HANGS_SECONDS; and memory that grows after
+the first tenth. Exit status 1: something was found. Seed, number of the case and its bytes are printed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _spawning = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True)
-class Wish:
+class Settings:
     seed: int
     percent: float
     limit: int | None
@@ -60,24 +60,24 @@ def main() -> int:
     parser.add_argument("--limit", type=int, help="objects, frames, requests ... of each campaign, instead")
     parser.add_argument("--minutes", type=float, default=1e6, help="of each campaign, at most")
     parser.add_argument("--replay", metavar="BASE64", help="one case of one campaign")
-    asked = parser.parse_args()
-    names = asked.campaigns or NAMES
+    arguments = parser.parse_args()
+    names = arguments.campaigns or NAMES
     if unknown := [name for name in names if name not in NAMES]:
         parser.error(f"no campaign {unknown[0]}; there are {', '.join(NAMES)}")
-    if asked.replay:
-        print(f"{names[0]}: {', '.join(replay(named(names[0]), base64.b64decode(asked.replay)))}")
+    if arguments.replay:
+        print(f"{names[0]}: {', '.join(replay(named(names[0]), base64.b64decode(arguments.replay)))}")
         return 0
-    wish = Wish(asked.seed, asked.percent, asked.limit, asked.minutes * 60)
+    settings = Settings(arguments.seed, arguments.percent, arguments.limit, arguments.minutes * 60)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        held = [told(each, wish) for each in pool.map(partial(run, wish=wish), names)]
+        held = [is_clean(each, settings) for each in pool.map(partial(run, settings=settings), names)]
     return 0 if all(held) else 1
 
 
-def run(name: str, wish: Wish) -> Ended:
+def run(name: str, settings: Settings) -> Ended:
     """In a process of its own."""
     ours, theirs = _spawning.Pipe(duplex=False)
     number = _spawning.Value("q", 0)
-    process = _spawning.Process(target=_child, args=(name, wish, number, theirs), daemon=True)
+    process = _spawning.Process(target=_child, args=(name, settings, number, theirs), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -86,7 +86,7 @@ def run(name: str, wish: Wish) -> Ended:
             if number.value != last:
                 last, since = number.value, time.monotonic()
             elif time.monotonic() > since + HANGS_SECONDS:
-                return Ended(name, found=f"nothing was heard for {HANGS_SECONDS:.0f} s", number=last)
+                return Ended(name, found=f"no progress for {HANGS_SECONDS:.0f} s", number=last)
         return Ended(name, *ours.recv())
     except EOFError:
         process.join()
@@ -95,28 +95,32 @@ def run(name: str, wish: Wish) -> Ended:
         process.kill()
 
 
-def _child(name: str, wish: Wish, number: Any, pipe: Any) -> None:
+def _child(name: str, settings: Settings, number: Any, pipe: Any) -> None:
     campaign = named(name)
-    limit = wish.limit or max(1, int(campaign.whole * wish.percent / 100))
+    limit = settings.limit or max(1, int(campaign.whole * settings.percent / 100))
     try:
-        pipe.send((play(campaign, wish.seed, limit, wish.seconds, partial(setattr, number, "value")), "", 0))
+        pipe.send(
+            (play(campaign, settings.seed, limit, settings.seconds, partial(setattr, number, "value")), "", 0)
+        )
     except Found as found:
         cause = "".join(traceback.format_exception(found.__cause__)[-8:]) if found.__cause__ else ""
         pipe.send((None, f"{cause}{found}", found.number))
 
 
-def told(ended: Ended, wish: Wish) -> bool:
-    """Print it. False: something was found."""
+def is_clean(ended: Ended, settings: Settings) -> bool:
+    """Print how a campaign ended. False: something was found."""
     name, played = ended.name, ended.played
     if played is None:
-        case = base64.b64encode(case_of(named(name), wish.seed, ended.number)).decode()
-        print(f"{ended.found}\n{name}: FOUND by seed {wish.seed} in case {ended.number}. Again:")
+        case = base64.b64encode(case_of(named(name), settings.seed, ended.number)).decode()
+        print(f"{ended.found}\n{name}: FOUND by seed {settings.seed} in case {ended.number}. Again:")
         print(f"  python tools/fuzz.py {name} --replay {case}", flush=True)
         return False
     ways = ", ".join(f"{count} {way}" for way, count in played.ended.most_common())
     memory = f"{played.early_mib:.0f} -> {played.late_mib:.0f} MiB{'' if played.is_flat else ': NOT FLAT'}"
     sizes = f"{played.parts} {named(name).part} in {played.cases} cases"
-    print(f"{name}: {sizes}, seed {wish.seed}, {played.seconds:.0f} s: {ways}; memory {memory}", flush=True)
+    print(
+        f"{name}: {sizes}, seed {settings.seed}, {played.seconds:.0f} s: {ways}; memory {memory}", flush=True
+    )
     return played.is_flat
 
 

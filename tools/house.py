@@ -1,13 +1,13 @@
-"""Hold the house numbers: sizes that keep every piece readable in one look.
+"""Hold the house numbers: sizes that keep every piece readable in one look; and the language (dialect.py).
 
-    python tools/house.py           say each piece that is over a limit; exit status 1 if there is one
-    python tools/house.py --pure    print the files of the pure rooms, for the tools that hold them to more
+    python tools/house.py           print each piece that is over a limit; exit status 1 if there is one
+    python tools/house.py --pure    print the files of the pure packages, for the tools that hold them to more
 
-Limits: file 400 lines, function 50 (90 of 100 functions: 30), test function 40, parameters 5 in pure rooms
+Limits: file 400 lines, function 50 (90 of 100 functions: 30), test function 40, parameters 5 in pure packages
 and 7 elsewhere (self and cls not counted), a docstring on every module. A package that is shipped has 16
 modules and packages at most, and the docstring of its `__init__` names each. In the trainer only
 background.py makes tasks: a loop holds them weakly, and an exception that nobody awaits is lost. The pure
-rooms and the exceptions, each with its reason, stand in pyproject.toml under [tool.house]. Ruff holds the
+packages and the exceptions, each with its reason, are in pyproject.toml under [tool.house]. Ruff holds the
 line length.
 Limits of this tool: it counts lines as they are written, docstrings and comments too.
 """
@@ -22,10 +22,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools import dialect
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("operator", "trainer-image", "tests", "tools", "benchmarks", "examples")
 SHIPPED = ("operator", "trainer-image")
-MAX_ROOMS = 16
+MAX_MODULES = 16
 MAX_FILE, MAX_FUNCTION, MAX_TEST, P90_FUNCTION = 400, 50, 40, 30
 MAX_PARAMETERS_PURE, MAX_PARAMETERS = 5, 7
 MAKES_TASKS = "trainer-image/ropeteam_trainer/system/background.py"
@@ -62,15 +66,15 @@ def main(arguments: list[str]) -> int:
         for breach in of_package(index)
     ]
     empty = [pattern for pattern in settings["pure"] if not any(ROOT.glob(pattern))]
-    breaches += [Breach(pattern, "a pure room without a file") for pattern in empty]
+    breaches += [Breach(pattern, "a pure package without a file") for pattern in empty]
     breaches += tail([lines for size in sizes for lines in size.function_lines])
-    problems = judge(breaches, settings["exceptions"])
+    problems = problems_of(breaches, settings["exceptions"]) + dialect.problems(settings["dialect"])
     print("\n".join(problems) or f"house numbers hold in {len(sizes)} files")
     return 1 if problems else 0
 
 
-def judge(breaches: list[Breach], exceptions: dict[str, str]) -> list[str]:
-    """What is over a limit and no listed exception, and exceptions that nothing needs any more."""
+def problems_of(breaches: list[Breach], exceptions: dict[str, str]) -> list[str]:
+    """Pieces over a limit that no exception lists, and exceptions that nothing needs any more."""
     names = {breach.name for breach in breaches}
     stale = [
         f"{name}: no longer over a limit; remove its exception" for name in exceptions if name not in names
@@ -90,24 +94,24 @@ def measure(path: Path, pure: bool) -> Sizes:
         breaches.append(Breach(name, f"{lines} lines, the limit is {MAX_FILE}"))
     functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
     for function in functions:
-        breaches += [Breach(f"{name}:{function.name}", words) for words in too_big(function, pure)]
+        breaches += [Breach(f"{name}:{function.name}", excess) for excess in too_big(function, pure)]
     if name.startswith("trainer-image/") and name != MAKES_TASKS:
-        breaches += [Breach(name, words) for words in stray_tasks(tree)]
+        breaches += [Breach(name, text) for text in stray_tasks(tree)]
     is_test = name.startswith("tests/")
     return Sizes(breaches, [] if is_test else [length(function) for function in functions])
 
 
 def of_package(index: Path) -> Iterator[Breach]:
-    """How many rooms a package has, and whether its index names them."""
+    """How many modules and packages a package has, and whether its index names them."""
     name = str(index.parent.relative_to(ROOT))
     listed = ast.get_docstring(ast.parse(index.read_text())) or ""
     modules = {path.name for path in index.parent.glob("*.py")} - {"__init__.py", "__main__.py"}
-    rooms = modules | {f"{path.parent.name}/" for path in index.parent.glob("*/__init__.py")}
-    if len(rooms) > MAX_ROOMS:
-        yield Breach(name, f"{len(rooms)} modules and packages, the limit is {MAX_ROOMS}")
-    for room in sorted(rooms):
-        if not re.search(rf"(?<![\w/]){re.escape(room)}", listed):
-            yield Breach(f"{name}/{room}", "is not named in the docstring of its package")
+    modules_and_packages = modules | {f"{path.parent.name}/" for path in index.parent.glob("*/__init__.py")}
+    if len(modules_and_packages) > MAX_MODULES:
+        yield Breach(name, f"{len(modules_and_packages)} modules and packages, the limit is {MAX_MODULES}")
+    for each in sorted(modules_and_packages):
+        if not re.search(rf"(?<![\w/]){re.escape(each)}", listed):
+            yield Breach(f"{name}/{each}", "is not named in the docstring of its package")
 
 
 def stray_tasks(tree: ast.AST) -> Iterator[str]:

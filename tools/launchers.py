@@ -1,6 +1,6 @@
 """Record the options of launchers from their own parsers, in ropeteam_trainer/launchers/options.py.
 
-    python -m tools.launchers [PYTHON...]            each has some of them; what none has stays as it is
+    python -m tools.launchers [PYTHON...]            each has some; those that none has stay as they are
     python -m tools.launchers --check [PYTHON...]    exit status 1 if what they have differs from the file
     PYTHON tools/launchers.py --read                 what this one has, as JSON; needs nothing of ours
 Without a PYTHON: this one, which has what uv.lock holds. Limit: of an option it is recorded whether it takes
@@ -54,7 +54,9 @@ Row = dict[str, Any]
 def main(arguments: list[str]) -> int:
     is_check = arguments[:1] == ["--check"]
     found = {
-        name: row for python in arguments[is_check:] or [sys.executable] for name, row in ask(python).items()
+        name: row
+        for python in arguments[is_check:] or [sys.executable]
+        for name, row in options_of(python).items()
     }
     rows = recorded()
     stale = [name for name, row in found.items() if rows.get(name) != row]
@@ -66,7 +68,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def ask(python: str) -> dict[str, Row]:
+def options_of(python: str) -> dict[str, Row]:
     done = subprocess.run([python, __file__, "--read"], stdout=subprocess.PIPE, check=True)
     answer: dict[str, Row] = json.loads(done.stdout.splitlines()[-1])
     return answer
@@ -128,8 +130,8 @@ def uv() -> Row:
     program = shutil.which("uv", path=str(Path(sys.executable).parent))
     if program is None:
         raise ImportError("uv")
-    said = subprocess.run([program, "run", "--help"], capture_output=True, text=True, check=True).stdout
-    found = re.findall(r"^ +(?:(-\w), )?(--[\w-]+)(\.\.\.)?( <\w+>)?", said, re.MULTILINE)
+    help_text = subprocess.run([program, "run", "--help"], capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"^ +(?:(-\w), )?(--[\w-]+)(\.\.\.)?( <\w+>)?", help_text, re.MULTILINE)
     flags = [
         ([each for each in (short, long) if each], None if value else 0) for short, long, _, value in found
     ]

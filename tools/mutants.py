@@ -32,13 +32,13 @@ ROOT = Path(__file__).resolve().parent.parent
 _TRAINER = "trainer-image/ropeteam_trainer"
 MODULES = (
     "operator/ropeteam/core",
-    *(f"{_TRAINER}/{room}" for room in ("agent", "coordinator", "checkpoint")),
+    *(f"{_TRAINER}/{package}" for package in ("agent", "coordinator", "checkpoint")),
 )
 _BUILD_TOOLS = (f"{_TRAINER}/agent/pack.py",)
 COMMIT = "c436723d9933a1cb6185f2d31c387330e3ec63f9"
 SEED, DRAWN, MOST = 12, 24, 9
 EQUIVALENT: dict[int, str] = {}
-"""Numbers of the shuffled list that change nothing that anybody could see, and why. The next one steps in."""
+"""Numbers of the shuffled list that change no behaviour, and why. The next one steps in."""
 
 _BOUNDARY = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
 _NEGATED = {
@@ -73,7 +73,7 @@ class Mutant(NamedTuple):
     kind: str
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -83,18 +83,18 @@ def main(words: list[str]) -> int:
     parser.add_argument(
         "--redraw", type=int, action="append", default=[], metavar="N", help="without number N"
     )
-    asked = parser.parse_args(words)
-    if asked.count:
-        for kind, count in sorted(Counter(mutant.kind for mutant in mutants(asked.tree)).items()):
+    arguments = parser.parse_args(argv)
+    if arguments.count:
+        for kind, count in sorted(Counter(mutant.kind for mutant in mutants(arguments.tree)).items()):
             print(f"{count:6} {kind}")
         return 0
-    for number, mutant in draw(asked.tree, frozenset({*EQUIVALENT, *asked.redraw})):
-        text = patch(asked.tree, mutant)
+    for number, mutant in draw(arguments.tree, frozenset({*EQUIVALENT, *arguments.redraw})):
+        text = patch(arguments.tree, mutant)
         print(f"{number}: {mutant.kind}\n{text}")
-        if asked.write:
-            asked.write.mkdir(parents=True, exist_ok=True)
+        if arguments.write:
+            arguments.write.mkdir(parents=True, exist_ok=True)
             name = f"{number:02}-{Path(mutant.path).stem}-{mutant.kind.replace(' ', '-')}.patch"
-            (asked.write / name).write_text(f"drawn {number}: {mutant.kind} in {mutant.path}\n\n{text}")
+            (arguments.write / name).write_text(f"drawn {number}: {mutant.kind} in {mutant.path}\n\n{text}")
     return 0
 
 
@@ -115,7 +115,7 @@ def is_another_program(tree: Path, mutant: Mutant) -> bool:
 
 
 def mutants(tree: Path) -> list[Mutant]:
-    paths = sorted(path for room in MODULES for path in (tree / room).rglob("*.py"))
+    paths = sorted(path for folder in MODULES for path in (tree / folder).rglob("*.py"))
     texts = {path.relative_to(tree).as_posix(): path.read_text() for path in paths}
     return [each for path, text in texts.items() if path not in _BUILD_TOOLS for each in of_text(path, text)]
 
@@ -200,9 +200,9 @@ class _Finder:
             assert found is not None
             yield self._mutant(begin, found.end(), "", "dropped not")
 
-    def asked(self, node: ast.If | ast.IfExp) -> Iterator[Mutant]:
-        for word in ("True", "False"):
-            yield self._mutant(*self._place(node.test), word, "fixed condition")
+    def conditional(self, node: ast.If | ast.IfExp) -> Iterator[Mutant]:
+        for literal in ("True", "False"):
+            yield self._mutant(*self._place(node.test), literal, "fixed condition")
 
     def filtered(self, node: ast.comprehension) -> Iterator[Mutant]:
         for condition in node.ifs:
@@ -302,8 +302,8 @@ _KINDS: dict[type[ast.AST], Callable[[_Finder, Any], Iterator[Mutant]]] = {
     ast.Compare: _Finder.compared,
     ast.BoolOp: _Finder.joined,
     ast.UnaryOp: _Finder.denied,
-    ast.If: _Finder.asked,
-    ast.IfExp: _Finder.asked,
+    ast.If: _Finder.conditional,
+    ast.IfExp: _Finder.conditional,
     ast.comprehension: _Finder.filtered,
     ast.Constant: _Finder.counted,
     ast.BinOp: _Finder.added,

@@ -1,6 +1,6 @@
-"""What the Grafana dashboards show: a panel is a title, a unit and its queries. dashboards.py writes them.
+"""Panels of the Grafana dashboards: a title, a unit and queries each. dashboards.py writes them.
 
-Every panel says why one would look at it. Limit: counters that have not grown show 0, not nothing.
+Every panel describes why one would look at it. Limit: counters that have not grown show 0, not nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ PROGRESS = (
     Panel("Step", "Does it move?", {_JOB: _job("ropeteam_job_step")}),
     Panel(
         "Done",
-        "How far, if the script has said where it ends.",
+        "How far, if the script has reported its total steps.",
         {_JOB: f"{_job('ropeteam_job_step')} / {_job('ropeteam_job_total_steps')}"},
         unit="percentunit",
     ),
@@ -93,7 +93,7 @@ PROGRESS = (
 FAULT_PANELS = (
     Panel(
         "Worlds",
-        "Each fault costs one; it begins anew with the coordinator.",
+        "Each fault costs one; a new coordinator counts from 1 again.",
         {_JOB: _job("ropeteam_job_worlds")},
     ),
     Panel(
@@ -114,15 +114,15 @@ FAULT_PANELS = (
     ),
     Panel(
         "Agents",
-        "Linked to their coordinator, and asked to leave.",
+        "Connected to their coordinator, and terminating.",
         {
-            f"{_JOB} linked": _job("ropeteam_agent_connected", "sum"),
-            f"{_JOB} leaving": _job("ropeteam_agent_terminating", "sum"),
+            f"{_JOB} connected": _job("ropeteam_agent_connected", "sum"),
+            f"{_JOB} terminating": _job("ropeteam_agent_terminating", "sum"),
         },
     ),
     Panel(
-        "Lateness of the coordinator",
-        "0: it keeps up. Else a fault is mended as much later.",
+        "Lag of the coordinator",
+        "0: it keeps up. Otherwise recovery begins as much later.",
         {_JOB: _job("ropeteam_job_coordinator_lag_seconds")},
         unit="s",
     ),
@@ -157,13 +157,13 @@ RANKS = (
     ),
     Panel(
         "Since the last step",
-        "How long each rank has been silent.",
+        "How long each rank has reported no step.",
         {_RANK: f"time() - {_max('ropeteam_rank_last_step_timestamp_seconds', 'rank')}"},
         unit="s",
     ),
     Panel(
         "Ranks by phase",
-        "Where they are in their lives.",
+        "From start to exit.",
         {f"{_JOB} {{{{phase}}}}": f"sum by (namespace, job_name, phase) (ropeteam_rank_phase{{{_PICKED}}})"},
     ),
     Panel(
@@ -187,7 +187,7 @@ SERVERS = (
     ),
     Panel(
         "Gradients dropped",
-        "Steps went on without them, because of backup workers.",
+        "Steps completed without them, because of backup workers.",
         {_JOB: _job("ropeteam_rank_gradients_dropped_total")},
     ),
 )
@@ -202,7 +202,7 @@ STATES = (
     Panel("Stalled jobs", "They wait for a person.", {"stalled": "max(ropeteam_jobs_stalled)"}, kind="stat"),
     Panel(
         "Jobs by state",
-        "Operators that stand by count the same jobs.",
+        "Standby operators count the same jobs.",
         {"{{state}}": "max by (state) (ropeteam_jobs)"},
     ),
     Panel(

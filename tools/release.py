@@ -1,15 +1,15 @@
-"""All that a release consists of, made from this commit into dist/: `make release VERSION=x.y.z`.
+"""The parts of a release, made from this commit into dist/: `make release VERSION=x.y.z`.
 
     wheel     the Python package
     chart     the Helm chart, .tgz
-    sboms     for each image what is in it, CycloneDX, from uv.lock
+    sboms     the contents of each image, CycloneDX, from uv.lock
     images    operator and trainer as OCI archives, for this machine's architecture, and the digest of each
               (buildah, root)
     sums      SHA256SUMS over all of it: what is signed
 In this order, into an empty dist/; `make release STEPS="wheel chart"` makes these only. Promise: the same
 commit, base image and SOURCE_DATE_EPOCH (default: the commit's time) give the same bytes, so anybody can
-check a release by making it. Limits: an SBOM names the base image by its digest, and does not say what is in
-that; nothing is signed.
+check a release by making it. Limits: an SBOM names the base image by its digest, and does not list the
+contents of that; nothing is signed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Object = dict[str, Any]
 
 
 class CannotRelease(Exception):
-    """What is missing or does not fit, and what to do."""
+    """A part is missing or does not fit; the message has the way out."""
 
 
 @dataclass(frozen=True)
@@ -110,36 +110,36 @@ def check(version: str, base: str, steps: Collection[str]) -> None:
 
 
 def check_version(version: str) -> None:
-    """Every place that says which version this is says the same. Raises CannotRelease."""
+    """Every place that names this version names the same. Raises CannotRelease."""
     about = yaml.safe_load((CHART / "Chart.yaml").read_text())
     project = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    said = {
+    versions = {
         "pyproject.toml": project and project[1],
         "version in Chart.yaml": about["version"],
         "appVersion in Chart.yaml": about["appVersion"],
     }
-    if wrong := [f"{place} says {word}" for place, word in said.items() if word != version]:
+    if wrong := [f"{place} has {found}" for place, found in versions.items() if found != version]:
         raise CannotRelease(f"VERSION is {version or 'missing'}, but {', '.join(wrong)}: make them one")
 
 
 def sbom(image: Image, release: Release) -> Object:
     """The packages of uv.lock that this image gets, with their hashes, and its base."""
-    extras = [word for extra in image.extras for word in ("--extra", extra)]
+    extra_flags = [argument for extra in image.extras for argument in ("--extra", extra)]
     preview = ("--format", "cyclonedx1.5", "--preview-features", "sbom-export")
-    told: Object = json.loads(_run("uv", "export", "--quiet", "--frozen", *preview, *extras))
-    packages = [each for each in told["components"] if _is_installed(each)]
-    references = {each["bom-ref"] for each in packages} | {told["metadata"]["component"]["bom-ref"]}
+    document: Object = json.loads(_run("uv", "export", "--quiet", "--frozen", *preview, *extra_flags))
+    packages = [each for each in document["components"] if _is_installed(each)]
+    references = {each["bom-ref"] for each in packages} | {document["metadata"]["component"]["bom-ref"]}
     name, _, digest = release.base.partition("@")
-    told["components"] = [{"type": "container", "name": name, "version": digest}, *packages]
-    told["dependencies"] = [
+    document["components"] = [{"type": "container", "name": name, "version": digest}, *packages]
+    document["dependencies"] = [
         each | {"dependsOn": [one for one in each.get("dependsOn", ()) if one in references]}
-        for each in told["dependencies"]
+        for each in document["dependencies"]
         if each["ref"] in references
     ]
-    told["metadata"]["timestamp"] = datetime.fromtimestamp(release.epoch, UTC).isoformat()
-    # Drawn anew each time otherwise: the same content has the same name.
-    told["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(told["components"])).urn
-    return told
+    document["metadata"]["timestamp"] = datetime.fromtimestamp(release.epoch, UTC).isoformat()
+    # Random otherwise: the same content has the same name.
+    document["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(document["components"])).urn
+    return document
 
 
 def _is_installed(component: Object) -> bool:
@@ -151,7 +151,7 @@ def _is_installed(component: Object) -> bool:
 
 
 def build(image: Image, release: Release, archive: Path) -> None:
-    """One image as an OCI archive. In ROPETEAM_BUILDAH more words for the build, for example a mounted
+    """One image as an OCI archive. ROPETEAM_BUILDAH has more arguments for the build, for example a mounted
     certificate. Raises CannotRelease.
     """
     name = f"ghcr.io/ropeteam/{image.name}:{release.version}"
@@ -188,17 +188,17 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _run(*words: str, **environment: str) -> str:
-    """Its output; our own environment's programs first. Raises CannotRelease."""
+def _run(*command: str, **environment: str) -> str:
+    """Output of the command; our own environment's programs first. Raises CannotRelease."""
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     try:
         done = subprocess.run(
-            words, cwd=ROOT, env=os.environ | path | environment, text=True, capture_output=True
+            command, cwd=ROOT, env=os.environ | path | environment, text=True, capture_output=True
         )
     except FileNotFoundError:
-        raise CannotRelease(f"{words[0]} is missing: make install") from None
+        raise CannotRelease(f"{command[0]} is missing: make install") from None
     if done.returncode:
-        raise CannotRelease(f"{' '.join(words[:2])} failed:\n{done.stderr[-3000:]}")
+        raise CannotRelease(f"{' '.join(command[:2])} failed:\n{done.stderr[-3000:]}")
     return done.stdout
 
 
@@ -211,11 +211,11 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--version", required=True)
     parser.add_argument("--base", default="")
     parser.add_argument("steps", nargs="*", metavar="STEP")
-    asked = parser.parse_args(arguments)
-    steps = asked.steps or STEPS
-    check(asked.version, asked.base, steps)
-    release = Release(asked.version, asked.base, _epoch())
-    if not asked.steps:
+    options = parser.parse_args(arguments)
+    steps = options.steps or STEPS
+    check(options.version, options.base, steps)
+    release = Release(options.version, options.base, _epoch())
+    if not options.steps:
         shutil.rmtree(release.dist, ignore_errors=True)
     release.dist.mkdir(exist_ok=True)
     for step in [each for each in STEPS if each in steps]:

@@ -1,12 +1,12 @@
 """Do the tests see a bug? Each patch of tests/seeded/ goes into a copy of the tree; then the simulators look.
 
-    python tools/seeded.py [word ...]      all, or those with these words in their names
-    python tools/seeded.py drawn/          those that chance has chosen (tools/mutants.py)
+    python tools/seeded.py [PART ...]      all, or those with these parts in their names
+    python tools/seeded.py drawn/          those drawn at random (tools/mutants.py)
 
 The first row has no bug and must find none. Both simulators look at once, and the first find ends both. A bug
-that neither sees in its time is given to the tests of the room that it is in; a test that hangs has seen
-nothing until its own time limit fails it. The first line of a patch says what it breaks. Exit status 1: a bug
-escaped, or a patch no longer applies: then make the same wrong line in the code as it is now.
+that neither sees in its time is given to the tests of the package that it is in; a test that hangs has seen
+nothing until its own time limit fails it. The first line of a patch describes what it breaks. Exit status 1:
+a bug escaped, or a patch no longer applies: then make the same wrong line in the code as it is now.
 """
 
 from __future__ import annotations
@@ -37,53 +37,53 @@ TESTS = {
     "ropeteam_trainer/contract": ("page", "contract", "core"),
     "ropeteam_trainer": ("crash", "trainer"),
 }
-"""By the room that a patch breaks; the first room that its text names. In each comes first what imports the
-broken module, then what waits for nobody and speaks most of the broken function; before all, what bears the
-module's name."""
+"""By the package that a patch breaks; the first package that its text names. Tests run in this order: those
+with the module's name, those that import the broken module, those that wait for nothing and mention the
+broken function most."""
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
-NOT_ASKED = ("cluster", "e2e", "test_pack")
-"""Not asked: what takes a cluster, or finds that our packages are elsewhere than usual."""
+NEVER_RUN = ("cluster", "e2e", "test_pack")
+"""Tests that take a cluster, or find that our packages are elsewhere than usual."""
 SECONDS = 60
 """Of a processor for each simulator, whatever else the machine does; of the clock for tests, which mostly
 wait."""
 
 
-class Verdict(NamedTuple):
+class Result(NamedTuple):
     caught: bool
     by: str
     seconds: float
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     found = sorted(PATCHES.rglob("*.patch"))
-    patches = [path for path in found if all(word in str(path.relative_to(PATCHES)) for word in words)]
+    patches = [path for path in found if all(argument in str(path.relative_to(PATCHES)) for argument in argv)]
     with tempfile.TemporaryDirectory() as folder:
         clean = simulate(copy_tree(Path(folder) / "clean"))
     show("(none)", clean)
-    verdicts = [judge(patch) for patch in patches]
-    simulated = sum(verdict.caught and verdict.by.startswith(tuple(SIMULATORS)) for verdict in verdicts)
-    caught = sum(verdict.caught for verdict in verdicts)
-    print(f"of {len(verdicts)} bugs the simulators alone caught {simulated}, all tests {caught}")
-    good = caught == len(verdicts) and not clean.caught
-    print("all caught" if good else "NOT GOOD: a bug escaped, or the tree as it is has one")
-    return 0 if good else 1
+    results = [result_of(patch) for patch in patches]
+    simulated = sum(result.caught and result.by.startswith(tuple(SIMULATORS)) for result in results)
+    caught = sum(result.caught for result in results)
+    print(f"of {len(results)} bugs the simulators alone caught {simulated}, all tests {caught}")
+    all_caught = caught == len(results) and not clean.caught
+    print("all caught" if all_caught else "NOT GOOD: a bug escaped, or the tree as it is has one")
+    return 0 if all_caught else 1
 
 
-def judge(patch: Path) -> Verdict:
+def result_of(patch: Path) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         tree = copy_tree(Path(folder) / "tree")
         applied = subprocess.run(
             ["git", "apply", "-C0", str(patch)], cwd=tree, capture_output=True, text=True
         )
-        verdict = Verdict(False, f"does not apply: {applied.stderr.strip()}", 0.0)
+        result = Result(False, f"does not apply: {applied.stderr.strip()}", 0.0)
         if applied.returncode == 0:
-            verdict = simulate(tree)
-            if not verdict.caught:
-                verdict = run_tests(tree, patch.read_text())
-                if verdict.caught and fails_anyway(copy_tree(Path(folder) / "clean"), verdict):
-                    verdict = Verdict(False, f"without the bug as well: {verdict.by}", verdict.seconds)
-    show(f"{patch.stem}: {patch.read_text().splitlines()[0]}", verdict)
-    return verdict
+            result = simulate(tree)
+            if not result.caught:
+                result = run_tests(tree, patch.read_text())
+                if result.caught and fails_anyway(copy_tree(Path(folder) / "clean"), result):
+                    result = Result(False, f"without the bug as well: {result.by}", result.seconds)
+    show(f"{patch.stem}: {patch.read_text().splitlines()[0]}", result)
+    return result
 
 
 def copy_tree(target: Path) -> Path:
@@ -97,69 +97,69 @@ def copy_tree(target: Path) -> Path:
     return target
 
 
-def simulate(tree: Path) -> Verdict:
+def simulate(tree: Path) -> Result:
     """By the simulator that is first, or by none."""
     return first_find(tree, {name: [sys.executable, *command] for name, command in SIMULATORS.items()})
 
 
-def run_tests(tree: Path, patch: str) -> Verdict:
+def run_tests(tree: Path, patch: str) -> Result:
     tests = [str(path.relative_to(tree)) for path in tests_of(tree, patch)]
     return first_find(tree, {"tests": [*PYTEST, *tests]}, SECONDS)
 
 
-def fails_anyway(clean: Path, verdict: Verdict) -> bool:
-    found = re.search(r"(FAILED|ERROR) (.+?)( - |$)", verdict.by)  # what is in its brackets may have spaces
+def fails_anyway(clean: Path, result: Result) -> bool:
+    found = re.search(r"(FAILED|ERROR) (.+?)( - |$)", result.by)  # what is in its brackets may have spaces
     return found is not None and first_find(clean, {"test": [*PYTEST, found[2]]}, SECONDS).caught
 
 
 def tests_of(tree: Path, patch: str) -> list[Path]:
     found = re.search(r"^--- a/(.*/(\w+)/(\w+)\.py)$", patch, re.MULTILINE)
     assert found is not None, "a patch of one module begins with its name"
-    path, room, module = found.groups()
-    imports = re.compile(rf"^(from|import) .*\b{room}(\.| import ){module}\b", re.MULTILINE)
-    words = re.compile("|".join(broken_function((tree / path).read_text(), patch)))
-    rooms = next(TESTS[room] for room in TESTS if room in patch)
+    path, package, module = found.groups()
+    imports = re.compile(rf"^(from|import) .*\b{package}(\.| import ){module}\b", re.MULTILINE)
+    name_parts = re.compile("|".join(broken_function((tree / path).read_text(), patch)))
+    packages = next(TESTS[package] for package in TESTS if package in patch)
 
-    def telling(test: Path) -> tuple[bool, int, bool, bool, int]:
-        text, room = test.read_text(), test.parent.name
-        place = rooms.index(room) if room in rooms else len(rooms)
+    def rank_of(test: Path) -> tuple[bool, int, bool, bool, int]:
+        text, package = test.read_text(), test.parent.name
+        place = packages.index(package) if package in packages else len(packages)
         waits = "async def test" in text
-        mentions = len(words.findall(text))
+        mentions = len(name_parts.findall(text))
         return test.stem != f"test_{module}", place, not imports.search(text), waits, -mentions
 
     every = (tree / "tests").rglob("test_*.py")
-    mine = [test for test in every if test.parent.name in rooms or imports.search(test.read_text())]
+    mine = [test for test in every if test.parent.name in packages or imports.search(test.read_text())]
     return sorted(
-        (test for test in mine if test.stem not in NOT_ASKED and test.parent.name not in NOT_ASKED),
-        key=telling,
+        (test for test in mine if test.stem not in NEVER_RUN and test.parent.name not in NEVER_RUN),
+        key=rank_of,
     )
 
 
 def broken_function(text: str, patch: str) -> list[str]:
-    """The words of its name. The place may have moved since: it only tells what to ask first."""
+    """The parts of its name. The line may have moved since: it only orders the tests."""
     line = re.search(r"^@@ .*\+(\d+)", patch, re.MULTILINE)
     above = text.splitlines()[: int(line[1]) + 1 if line else 0]
     names = [found[1] for each in above if (found := re.match(r"\s*(?:async )?def (\w+)", each))]
-    return [word for word in names[-1].split("_") if word] if names else ["^$"]
+    return [part for part in names[-1].split("_") if part] if names else ["^$"]
 
 
-def first_find(tree: Path, commands: dict[str, list[str]], most: float = float("inf")) -> Verdict:
-    """All at once; whoever finds something first ends the others."""
+def first_find(tree: Path, commands: dict[str, list[str]], most: float = float("inf")) -> Result:
+    """All at once; the first that finds something ends the others."""
     began, spent = time.monotonic(), processor_seconds()
     running = {name: start(tree, command, name) for name, command in commands.items()}
     try:
         while running and time.monotonic() < began + most:
             time.sleep(0.1)
             for name in [name for name, process in running.items() if process.poll() is not None]:
-                if word := find(tree, name, running.pop(name).returncode):
+                if found := find(tree, name, running.pop(name).returncode):
                     waited = time.monotonic() - began
                     seconds = waited if most <= SECONDS else processor_seconds() - spent
-                    return Verdict(True, f"{name}: {word}", seconds)
+                    return Result(True, f"{name}: {found}", seconds)
     finally:
         for process in running.values():
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return Verdict(False, f"{' and '.join(commands)}: nothing", SECONDS)
+    return Result(False, f"{' and '.join(commands)}: nothing", SECONDS)
 
 
 def processor_seconds() -> float:
@@ -169,7 +169,7 @@ def processor_seconds() -> float:
 
 
 def start(tree: Path, command: list[str], name: str) -> subprocess.Popen[bytes]:
-    paths = os.pathsep.join(str(tree / room) for room in ("operator", "trainer-image"))
+    paths = os.pathsep.join(str(tree / folder) for folder in ("operator", "trainer-image"))
     with output(tree, name).open("wb") as file:
         return subprocess.Popen(
             command,
@@ -192,13 +192,13 @@ def find(tree: Path, name: str, status: int) -> str:
     lines = output(tree, name).read_text(errors="replace").strip().splitlines() or ["?"]
     if status not in (0, 1, 2, -signal.SIGXCPU):
         raise RuntimeError(f"{name} ended with {status}: {lines[-20:]}")
-    told = [line for line in lines if line.startswith(("Broken", "FAILED", "ERROR"))] or lines
-    return told[-1] if status > 0 else ""
+    finds = [line for line in lines if line.startswith(("Broken", "FAILED", "ERROR"))] or lines
+    return finds[-1] if status > 0 else ""
 
 
-def show(title: str, verdict: Verdict) -> None:
-    word = "caught" if verdict.caught else "-"
-    print(f"{word:<7}{verdict.seconds:5.1f} s  {title}\n{'':16}{verdict.by[:150]}", flush=True)
+def show(title: str, result: Result) -> None:
+    outcome = "caught" if result.caught else "-"
+    print(f"{outcome:<7}{result.seconds:5.1f} s  {title}\n{'':16}{result.by[:150]}", flush=True)
 
 
 if __name__ == "__main__":

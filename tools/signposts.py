@@ -1,10 +1,10 @@
 """Names of files in comments, docstrings and docs lead somewhere, and so do imports in programs kept as text.
 
-    python tools/signposts.py      say each that leads nowhere; exit status 1 if there is one
+    python tools/signposts.py      print each that leads nowhere; exit status 1 if there is one
 
 Checked is what ends in `.py`, alone (`view.py`) or with folders (`seen/view.py`): the last parts of a path
-in the repository. Fenced code in Markdown is not: tests run it. What others' files are called stands in
-OF_OTHERS. Imports of our packages (`from ropeteam_trainer.agent import main`) are looked up wherever they
+in the repository. Fenced code in Markdown is not: tests run it. Names of others' files are in OF_OTHERS.
+Imports of our packages (`from ropeteam_trainer.agent import main`) are looked up wherever they
 stand, in string literals too, where no type checker sees them. Limits: decision records and CHANGELOG.md say
 what was; names of functions are not looked up.
 """
@@ -76,7 +76,7 @@ def imports(text: str) -> Iterator[tuple[str, str]]:
 
 
 class Packages:
-    """What can be imported of our packages: modules, and whatever a module binds at any place."""
+    """Importable names of our packages: modules, and every name that a module binds at any place."""
 
     def __init__(self, paths: set[str]) -> None:
         self._files = {

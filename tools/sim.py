@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--histories", type=int, default=100, help="per campaign; about 20 rule steps each")
     parser.add_argument("--no-shrink", action="store_true", help="stop at the first broken promise as it is")
     parser.add_argument("--shipped", action="store_true", help="the shipped code; a seed is one history")
-    parser.add_argument("--go-on", action="store_true", help="tell of every broken promise")
+    parser.add_argument("--go-on", action="store_true", help="report every broken promise")
     parser.add_argument("--away", action="store_true", help="the shipped code while the operator is away")
     parser.add_argument("--replay", metavar="HISTORY", help="play this one history and print its film strip")
     arguments = parser.parse_args()
@@ -119,9 +119,9 @@ def campaigns(seeds: range, histories: int, shrink: bool, go_on: bool) -> int:
         finally:
             total += campaign.counts
             seconds = time.process_time() - began
-            pace = total["rule steps"] / max(seconds, 1e-9)
+            rate = total["rule steps"] / max(seconds, 1e-9)
             counts = ", ".join(f"{count} {name}" for name, count in sorted(total.items()))
-            print(f"seed {number}: {seconds:.0f} s, {pace:.0f} rule steps/s; {counts}", flush=True)
+            print(f"seed {number}: {seconds:.0f} s, {rate:.0f} rule steps/s; {counts}", flush=True)
     return 1 if broken else 0
 
 

@@ -2,7 +2,7 @@
 
     python tools/torn.py                                the campaign: 10^9 looks of a twin in C, 10^7 of ours
     python tools/torn.py --twin 10000000 --ours 100000  1 % of it, as in the tests
-Exit status 1: a beat was read that nobody wrote.
+Exit status 1: a heartbeat was read that no writer wrote.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ TWIN = ROOT / "tests" / "page" / "twin.c"
 
 
 class Found(NamedTuple):
-    beats: int
-    """Looks that gave a beat."""
+    heartbeats: int
+    """Looks that gave a heartbeat."""
     torn: int
     """Copies (twin) or looks (ours) that gave none."""
     wrong: int
-    """Beats that nobody wrote."""
+    """Heartbeats that no writer wrote."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--twin", type=int, default=10**9, help="looks of the twin")
     parser.add_argument("--ours", type=int, default=10**7, help="looks of the shipped reader")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         program = build(folder)
-        found = {"ours": ours(folder, asked.ours)}
+        found = {"ours": ours(folder, arguments.ours)}
         if program is None:
             print("no C compiler (cc): the twin did NOT run")
         else:
-            found["twin"] = twin(program, asked.twin)
+            found["twin"] = twin(program, arguments.twin)
     for who, counts in found.items():
         print(who, counts)
     return int(any(counts.wrong for counts in found.values()))
@@ -73,19 +73,19 @@ def ours(folder: Path, looks: int) -> Found:
     writer = os.fork()
     if writer == 0:
         write_for_ever(page.path)
-    beats = torn = wrong = 0
+    heartbeats = torn = wrong = 0
     try:
         while page.read() is None:
             pass
         for _ in range(looks):
-            beat = page.read()
-            beats, torn = beats + (beat is not None), torn + (beat is None)
-            wrong += beat is not None and not is_whole(beat)
+            heartbeat = page.read()
+            heartbeats, torn = heartbeats + (heartbeat is not None), torn + (heartbeat is None)
+            wrong += heartbeat is not None and not is_whole(heartbeat)
     finally:
         os.kill(writer, signal.SIGKILL)
         os.waitpid(writer, 0)
         page.close()
-    return Found(beats, torn, wrong)
+    return Found(heartbeats, torn, wrong)
 
 
 def write_for_ever(path: Path) -> None:
@@ -100,10 +100,14 @@ def write_for_ever(path: Path) -> None:
         heart.beat()
 
 
-def is_whole(beat: Beat) -> bool:
+def is_whole(heartbeat: Beat) -> bool:
     """All fields follow from the step; the clock cannot."""
-    fields = (beat.steps_here, beat.samples, beat.phase)
-    return beat.monotonic_ns > 0 and fields == (beat.step ^ 0x5555, beat.step * 8.0, phase(beat.step))
+    fields = (heartbeat.steps_here, heartbeat.samples, heartbeat.phase)
+    return heartbeat.monotonic_ns > 0 and fields == (
+        heartbeat.step ^ 0x5555,
+        heartbeat.step * 8.0,
+        phase(heartbeat.step),
+    )
 
 
 def phase(step: int) -> str:

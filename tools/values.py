@@ -38,9 +38,9 @@ class Image(Values):
     """Our image: the operator and the coordinators of jobs. Worker pods run the image of their users."""
 
     registry: str = "ghcr.io"
-    """Where it comes from; a mirror in an air-gapped cluster."""
+    """Registry of the image; a mirror in an air-gapped cluster."""
     repository: str = "ropeteam/ropeteam"
-    """Its name there."""
+    """Name in that registry."""
     tag: str = ""
     """Empty: the chart's appVersion."""
     digest: str = Field(default="", pattern="^(sha256:[0-9a-f]{64})?$")
@@ -52,13 +52,13 @@ class Image(Values):
 
 
 class OperatorKey(Values):
-    """What the tokens of all jobs are derived from. Another key locks out every running job, unless the one
-    of before is kept beside it (docs/install.md)."""
+    """The key that tokens of all jobs are derived from. Another key locks out every running job, unless the
+    previous one is listed beside it (docs/install.md)."""
 
     existing_secret: str = Name
     """A Secret with the entry `key`, at least 64 hexadecimal digits (openssl rand -hex 48), and `previous` if
-    that was changed: the keys of before, one a line. Empty: the chart makes one and keeps it. Name one if you
-    render the chart without a cluster (GitOps): each render would make another."""
+    that was changed: the keys before it, one a line. Empty: the chart makes one and preserves it. Name one if
+    you render the chart without a cluster (GitOps): each render would make another."""
 
 
 class Crds(Values):
@@ -76,19 +76,19 @@ class Enabled(Values):
 
 
 class NetworkPolicy(Values):
-    """Whom the operator may talk to, and who may talk to it and to the pods of jobs."""
+    """Traffic allowed to and from the operator, and to the pods of jobs."""
 
     enabled: bool = True
     """Make them."""
     jobs: bool = True
-    """One for each job, too, made by the operator: its pods are reached by each other on every port, by the
-    operator, and by Prometheus. Policies of your own add to it, for example for a port of your script."""
+    """One for each job, too, made by the operator: the job's pods are reached by each other on every port, by
+    the operator, and by Prometheus. Policies of your own add to it, for example for a port of your script."""
     api_server_ports: list[int] = [443, 6443]
     """Ports behind which the API server answers."""
     metrics_from: list[dict[str, Any]] = []
-    """Who may reach the operator's port 8080 and ports 29402 and 29403 of jobs, as `from` of a NetworkPolicy;
-    for example your Prometheus. Empty: everyone. The kubelets' probes need nothing here: a node always
-    reaches its own pods."""
+    """Peers that may reach the operator's port 8080 and ports 29402 and 29403 of jobs, as `from` of a
+    NetworkPolicy; for example your Prometheus. Empty: everyone. The kubelets' probes need no entry: a node
+    always reaches its own pods."""
 
 
 class Off(Values):
@@ -97,8 +97,8 @@ class Off(Values):
 
 
 class Metrics(Values):
-    """What Prometheus and Grafana need. The first three are kinds of the Prometheus Operator, which must be
-    there."""
+    """Monitors, rules and dashboards for Prometheus and Grafana. The first three are kinds of the Prometheus
+    Operator, which must be installed."""
 
     labels: dict[str, str] = {}
     """Of the monitors and rules, so that your Prometheus selects them; often release: <name of its
@@ -129,16 +129,16 @@ class Rbac(Values):
 
 
 class Nodes(Values):
-    """What is known of nodes."""
+    """Assumptions about nodes."""
 
     deletion_proves_end: bool = False
     """A Node object is deleted only when its machine runs nothing any more, as cloud controllers do. Then a
     coordinator that was on it counts as ended; else a person, or the taint node.kubernetes.io/out-of-service,
-    has to say so, for jobs whose scripts write their own checkpoints."""
+    has to confirm it, for jobs whose scripts write their own checkpoints."""
 
 
 class ServiceAccount(Values):
-    """Whom the operator is to the API server."""
+    """The operator's account at the API server."""
 
     create: bool = True
     """Make it."""
@@ -153,13 +153,13 @@ class ChartValues(Values):
 
     image: Image = Image()
     replicas: int = Field(default=2, ge=1, le=5)
-    """Operators. One acts, the others stand by and take over within leaseSeconds."""
+    """Operators. One is the leader, the others are standby and take over within leaseSeconds."""
     namespaces: list[str] = []
     """Look after these namespaces only, with rights in these only. Empty: all. Without cluster-wide rights
     lost nodes are not seen; they are noticed by the silence of their agents."""
     operator_key: OperatorKey = OperatorKey()
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """How much the operator says."""
+    """How much the operator logs."""
     workers: int = Field(default=32, ge=1, le=1000)
     """Jobs handled at the same time."""
     lease_seconds: int = Field(default=15, ge=3, le=300)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tests.builders import Change, Scene, a_running_job, edited, seconds, unreachable, vanished, written
+from tests.builders import Change, Scene, a_running_job, edited, force_deleted, seconds, unreachable, written
 from tests.core.test_release import a_half_placed_job
 
 from ropeteam.core.decide import decide
@@ -21,12 +21,12 @@ def made_by(*changes: Change) -> list[str]:
 
 
 def test_a_lost_pod_is_made_again() -> None:
-    assert made_by(vanished(0), written) == ["mnist-0-2"]
-    assert made_by(vanished(0), written, set_back, written) == ["mnist-0-2"]
+    assert made_by(force_deleted(0), written) == ["mnist-0-2"]
+    assert made_by(force_deleted(0), written, set_back, written) == ["mnist-0-2"]
 
 
 def test_what_begins_to_wait_anew_is_saved_before_anything_is_done() -> None:
-    seen = a_running_job(workers=2).after(vanished(0), written, set_back)
+    seen = a_running_job(workers=2).after(force_deleted(0), written, set_back)
     decision = decide(seen)
     assert decision.status != seen.status
     assert (decision.actions, decision.look_again_seconds) == ((), 0)

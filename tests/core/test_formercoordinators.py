@@ -13,9 +13,9 @@ from tests.builders import (
     a_report,
     a_running_job,
     edited,
+    force_deleted,
     seconds,
     unreachable,
-    vanished,
     without_coordinator_pod,
     written,
 )
@@ -35,7 +35,7 @@ def an_island(feature_level: int = 0) -> Scene:
     """Coordinator and slot 1 are gone without a proof; their successors run and wait for one another."""
     seen = a_running_job(workers=2)
     seen = seen.but(status=seen.status.model_copy(update={"feature_level": feature_level}))
-    seen = seen.after(without_coordinator_pod, vanished(1), written, written)
+    seen = seen.after(without_coordinator_pod, force_deleted(1), written, written)
     fresh = (
         PodSeen(name="mnist-coordinator-2", uid="c2", role=Role.COORDINATOR, term=2, node="node-8"),
         PodSeen(name="mnist-1-2", uid="w2", role=Role.WORKER, slot=1, incarnation=2, node="node-8"),

@@ -10,17 +10,17 @@ from tests.builders import (
     NOON,
     Change,
     Scene,
+    a_request,
     a_running_job,
-    a_wish,
     an_incident,
     deleted,
     ended,
     evicted,
+    force_deleted,
     on_a_lost_node,
     reporting,
     seconds,
     silent,
-    vanished,
     written,
 )
 
@@ -139,7 +139,7 @@ def test_a_better_cause_replaces_the_first_one_until_it_settles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "cause"), [(evicted(2), "Evicted"), (vanished(2), "PodDeleted"), (ended(2), "PodFailed")]
+    ("loss", "cause"), [(evicted(2), "Evicted"), (force_deleted(2), "PodDeleted"), (ended(2), "PodFailed")]
 )
 def test_what_kubernetes_saw_explains_a_lost_agent(loss: Change, cause: str) -> None:
     """Whichever of the two is heard first."""
@@ -179,7 +179,7 @@ def test_a_pod_that_was_in_no_world_is_charged_when_the_coordinator_has_had_time
 def test_the_end_of_a_node_is_told_late_and_still_believed() -> None:
     """Silent at 0 s, node NotReady at 40 s: the incident has waited."""
     told = telling(an_incident(Cause.AGENT_LOST, slot=2))
-    wish = reporting(replacement_requests=(a_wish(2),))
+    wish = reporting(replacement_requests=(a_request(2),))
     seen = a_running_job().after(forming, silent(2), told, wish, written, seconds(40), written)
     assert (only(seen.status).cause, only(seen.status).final) == ("AgentLost", False)
     seen = seen.after(on_a_lost_node(2), written)
@@ -187,7 +187,10 @@ def test_the_end_of_a_node_is_told_late_and_still_believed() -> None:
 
 
 def test_our_own_deletion_is_no_evidence() -> None:
-    told, wish = telling(an_incident(Cause.SIGNAL, slot=2)), reporting(replacement_requests=(a_wish(2),))
+    told, wish = (
+        telling(an_incident(Cause.SIGNAL, slot=2)),
+        reporting(replacement_requests=(a_request(2),)),
+    )
     seen = a_running_job().after(told, wish, forming, written, deleted(2), ended(2, code=143), written)
     assert only(seen.status).cause == "Signal"
 

@@ -15,13 +15,13 @@ from tests.builders import (
     an_incident,
     edited,
     ended,
+    force_deleted,
     refused,
     reporting,
     saved,
     seconds,
     silent,
     unreachable,
-    vanished,
     written,
 )
 from tests.core.fake_cluster import FakeCluster
@@ -107,7 +107,7 @@ def test_the_coordinator_is_asked_often_only_while_it_knows_what_comes_next() ->
 def test_a_job_that_is_being_deleted_takes_no_more_decisions() -> None:
     seen = a_running_job()
     leaving = seen.metadata.model_copy(update={"deletion_timestamp": NOON})
-    decision = decide(seen.but(metadata=leaving).after(vanished(0)))
+    decision = decide(seen.but(metadata=leaving).after(force_deleted(0)))
     assert (decision.status, decision.actions, decision.desired) == (seen.status, (), None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.builders import UID, a_job, a_running_job, on_a_lost_node, vanished, written
+from tests.builders import UID, a_job, a_running_job, force_deleted, on_a_lost_node, written
 
 from ropeteam.api.defaults import NO_PROXIES
 from ropeteam.api.job import TrainingJobSpec
@@ -29,7 +29,7 @@ from ropeteam_trainer.contract import codec, config
 
 def pod(workers: int = 2, **spec: Any) -> dict[str, Any]:
     """The pod that replaces slot 0's."""
-    seen = a_running_job(workers, **spec).after(vanished(0), written)
+    seen = a_running_job(workers, **spec).after(force_deleted(0), written)
     made = [action.manifest for action in decide(seen).actions if isinstance(action, CreatePod)]
     assert len(made) == 1
     return made[0]
@@ -301,7 +301,7 @@ def test_pods_of_an_attempt_that_began_under_an_earlier_release_keep_their_capab
     status = a_running_job().status
     assert status.capabilities_dropped
     before = with_changes(status, capabilities_dropped=False)
-    seen = a_running_job().but(status=before).after(vanished(0), written)
+    seen = a_running_job().but(status=before).after(force_deleted(0), written)
     (made,) = (action.manifest for action in decide(seen).actions if isinstance(action, CreatePod))
     assert trainer(made)["securityContext"] == {"allowPrivilegeEscalation": False}
 

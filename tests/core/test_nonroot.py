@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.builders import Scene, a_job, a_running_job, edited, refused, saved, vanished, written
+from tests.builders import Scene, a_job, a_running_job, edited, force_deleted, refused, saved, written
 from tests.core.fake_cluster import FakeCluster
 
 from ropeteam.api.conditions import Condition, ConditionType
@@ -113,7 +113,7 @@ def test_a_job_runs_as_such_a_user_to_its_end() -> None:
 
 def test_all_pods_of_an_attempt_run_as_one_user_whatever_the_server_says_meanwhile() -> None:
     """Not asked again yet after the operator has restarted, or the namespace's level was lowered."""
-    running = a_running_job(2).after(vanished(0))
+    running = a_running_job(2).after(force_deleted(0))
     status = running.status.model_copy(update={"run_as_user": 1234})
     scene = running.but(refusal=None, status=status).after(written)
     (pod,) = [action.manifest for action in decide(scene).actions if isinstance(action, CreatePod)]
@@ -122,7 +122,7 @@ def test_all_pods_of_an_attempt_run_as_one_user_whatever_the_server_says_meanwhi
 
 
 def test_a_job_that_runs_as_written_goes_on_and_says_how_to_go_on_as_a_user() -> None:
-    scene = a_running_job(2).but(refusal=AS_USER).after(vanished(0), written)
+    scene = a_running_job(2).but(refusal=AS_USER).after(force_deleted(0), written)
     (pod,) = [action.manifest for action in decide(scene).actions if isinstance(action, CreatePod)]
     assert "runAsUser" not in pod["spec"]["containers"][0]["securityContext"]
     told = accepted(scene)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.builders import a_running_job, vanished, written
+from tests.builders import a_running_job, force_deleted, written
 
 from ropeteam.api.defaults import NO_PROXIES, Defaults, JobDefaults
 from ropeteam.core.decide import decide
@@ -17,7 +17,7 @@ GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedul
 
 def worker(jobs: JobDefaults, **spec: Any) -> dict[str, Any]:
     defaults = Defaults(image_pull_policy="Never", jobs=jobs)
-    seen = a_running_job(2, **spec).after(vanished(0), written).but(defaults=defaults)
+    seen = a_running_job(2, **spec).after(force_deleted(0), written).but(defaults=defaults)
     (made,) = [action.manifest for action in decide(seen).actions if isinstance(action, CreatePod)]
     return made
 

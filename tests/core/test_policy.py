@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.builders import UID, Scene, a_job, a_running_job, vanished, written
+from tests.builders import UID, Scene, a_job, a_running_job, force_deleted, written
 from tests.core.fake_cluster import FakeCluster
 
 from ropeteam.api.conditions import ConditionType
@@ -136,7 +136,7 @@ def test_a_gang_whose_policy_is_refused_is_not_started_and_says_what_to_do() -> 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_job_that_ran_gets_its_lost_pods_back_whatever_a_quota_says(workers: int) -> None:
     """One worker, or all of them at once: none of its pods is known any more."""
-    lost = [vanished(slot) for slot in range(workers)]
+    lost = [force_deleted(slot) for slot in range(workers)]
     seen = guarded(a_running_job(workers)).but(policy=PolicySeen(refusal=policy.refused(QUOTA)))
     decision = decide(seen.after(*lost, written))
     assert [str(each) for each in decision.actions if isinstance(each, CreatePod)] == [
@@ -159,7 +159,7 @@ def test_a_gang_that_runs_gets_one_and_goes_on_if_it_is_refused() -> None:
     assert [type(action) for action in decide(seen).actions] == [CreatePolicy]
     refused = seen.but(policy=PolicySeen(refusal=policy.refused(QUOTA)))
     assert (decide(refused).actions, decide(refused).status) == ((), seen.status)
-    lost = decide(refused.after(vanished(1), written))
+    lost = decide(refused.after(force_deleted(1), written))
     assert [str(each) for each in lost.actions if isinstance(each, CreatePod)] == ["create Pod mnist-1-2"]
 
 

@@ -13,8 +13,8 @@ from tests.builders import (
     edited,
     ended,
     evicted,
+    force_deleted,
     on_a_lost_node,
-    vanished,
 )
 from tests.core.fake_cluster import FakeCluster
 
@@ -26,7 +26,7 @@ WORKERS = 2
 places = st.integers(0, WORKERS - 1)
 mishaps: st.SearchStrategy[Change] = st.builds(
     lambda kind, slot: kind(slot),
-    st.sampled_from([vanished, deleted, ended, evicted, on_a_lost_node]),
+    st.sampled_from([force_deleted, deleted, ended, evicted, on_a_lost_node]),
     places,
 )
 

@@ -10,18 +10,18 @@ from tests.builders import (
     Change,
     Scene,
     a_job,
+    a_request,
     a_running_job,
-    a_wish,
     deleted,
     ended,
     evicted,
+    force_deleted,
     held,
     on_a_lost_node,
     reporting,
     seconds,
     silent,
     unreachable,
-    vanished,
     without_coordinator_pod,
     written,
 )
@@ -68,9 +68,9 @@ def test_the_successor_is_made_and_the_old_pod_deleted_in_the_next_round() -> No
 @pytest.mark.parametrize(
     ("loss", "cause"),
     [
-        (vanished(1), Cause.POD_DELETED),
+        (force_deleted(1), Cause.POD_DELETED),
         (deleted(1, grace=-6), Cause.POD_DELETED),
-        (ended(1, code=137, words="OOMKilled"), Cause.OUT_OF_MEMORY),
+        (ended(1, code=137, exit_reason="OOMKilled"), Cause.OUT_OF_MEMORY),
         (ended(1, code=143), Cause.POD_FAILED),
         (ended(1, code=137, reason="NodeLost"), Cause.NODE_LOST),
         (on_a_lost_node(1), Cause.NODE_LOST),
@@ -116,7 +116,7 @@ def test_a_node_that_died_with_the_coordinator_and_all_workers_is_a_loss_once_ag
 
 
 def test_the_coordinators_wish_replaces_a_silent_pod_once() -> None:
-    seen = a_running_job().after(reporting(replacement_requests=(a_wish(3),)), forming, silent(3))
+    seen = a_running_job().after(reporting(replacement_requests=(a_request(3),)), forming, silent(3))
     decision = decide(seen)
     assert slot(decision, 3).incarnation == 2
     assert decision.status.incidents == (), "the world's incident is the coordinator's to tell"
@@ -128,14 +128,14 @@ def test_a_wish_may_come_again_for_the_successor() -> None:
     successor = seen.pods[-1].model_copy(update={"name": "mnist-0-2", "uid": "u2", "incarnation": 2})
     fresh = successor.model_copy(update={"phase": "Running", "container": ContainerSeen(running=True)})
     seen = seen.but(pods=(*seen.pods, fresh)).after(
-        written, reporting(replacement_requests=(a_wish(0, incarnation=2),))
+        written, reporting(replacement_requests=(a_request(0, incarnation=2),))
     )
     assert slot(decide(seen), 0).incarnation == 3
 
 
 def test_a_wish_may_ask_to_avoid_the_node() -> None:
     seen = a_running_job().after(
-        reporting(replacement_requests=(a_wish(3, cause=Cause.ERROR, avoid_node=True),))
+        reporting(replacement_requests=(a_request(3, cause=Cause.ERROR, avoid_node=True),))
     )
     decision = decide(seen)
     assert (slot(decision, 3).avoid_node, decision.status.avoided_nodes) == ("node-3", ("node-3",))
@@ -146,7 +146,7 @@ def test_a_terminated_container_proves_that_the_old_pod_writes_no_more() -> None
 
 
 def test_an_object_that_merely_vanished_is_no_proof() -> None:
-    seen = a_running_job().after(vanished(2))
+    seen = a_running_job().after(force_deleted(2))
     seen = seen.after(written)
     assert not seen.status.slots[2].previous_pod_fenced
     assert not slot(decide(seen.after(seconds(129))), 2).previous_pod_fenced
@@ -157,7 +157,7 @@ def test_an_object_that_merely_vanished_is_no_proof() -> None:
 
 @pytest.mark.parametrize(("wall", "own"), [(100_000, 129), (10, 100_000)])
 def test_a_step_of_the_wall_clock_and_another_machines_end_no_fence(wall: float, own: float) -> None:
-    seen = a_running_job().after(vanished(2))
+    seen = a_running_job().after(force_deleted(2))
     seen = seen.after(written)
     seen = seen.after(seconds(0)).but(now=seen.now + timedelta(seconds=wall), held=held(seen, own))
     assert not slot(decide(seen), 2).previous_pod_fenced
@@ -166,7 +166,7 @@ def test_a_step_of_the_wall_clock_and_another_machines_end_no_fence(wall: float,
 
 
 def test_a_wall_clock_that_is_set_back_holds_no_fence_up() -> None:
-    seen = a_running_job().after(vanished(2), written)
+    seen = a_running_job().after(force_deleted(2), written)
     back = seen.but(now=seen.now - timedelta(hours=1))
     assert not slot(decide(back.but(held=held(seen, 129))), 2).previous_pod_fenced
     assert slot(decide(back.but(held=held(seen, 130))), 2).previous_pod_fenced, "by the operator's own clock"
@@ -174,7 +174,7 @@ def test_a_wall_clock_that_is_set_back_holds_no_fence_up() -> None:
 
 def test_the_fence_is_counted_from_when_the_coordinator_knows_of_the_new_pod() -> None:
     """Until then it keeps the former one alive, whatever status says."""
-    seen = a_running_job().after(vanished(2))
+    seen = a_running_job().after(force_deleted(2))
     seen = seen.after(written, seconds(1000)).but(held=())
     assert not slot(decide(seen), 2).previous_pod_fenced
     other = HeldSeen(slot=2, incarnation=1, seconds=1000)
@@ -189,7 +189,7 @@ def test_the_proof_may_come_later() -> None:
 
 
 def test_of_two_old_pods_only_time_tells() -> None:
-    seen = a_running_job().after(vanished(2), written)
+    seen = a_running_job().after(force_deleted(2), written)
     second = PodSeen(
         name="mnist-2-2",
         uid="uid-new",
@@ -217,7 +217,7 @@ def test_a_coordinator_that_is_gone_gets_the_next_term() -> None:
 
 def test_workers_are_made_only_when_their_coordinator_is_known_by_uid() -> None:
     """Else one that vanished unseen would be made again under the same term, beside its world."""
-    seen = a_running_job(workers=1).after(without_coordinator_pod, vanished(0), written)
+    seen = a_running_job(workers=1).after(without_coordinator_pod, force_deleted(0), written)
     assert names(decide(seen)) == ["point Service mnist to term 2", "create Pod mnist-coordinator-2"]
 
 
@@ -362,7 +362,7 @@ def test_an_old_coordinator_goes_when_no_old_worker_needs_its_leave() -> None:
     assert [action.name for action in decide(seen).actions if isinstance(action, DeletePod)] == ["mnist-0-1"]
     left = tuple(pod.model_copy(update={"deleting": pod.role is Role.WORKER}) for pod in seen.pods)
     assert not [action for action in decide(seen.but(pods=left)).actions if isinstance(action, DeletePod)]
-    gone = seen.but(pods=left).after(vanished(0))
+    gone = seen.but(pods=left).after(force_deleted(0))
     assert "delete Pod mnist-coordinator-1" in names(decide(gone))
 
 
@@ -386,7 +386,7 @@ def test_a_pod_that_is_not_seen_yet_is_made_again_under_the_same_name() -> None:
     seen = a_running_job(workers=1)
     unseen = seen.status.slots[0].model_copy(update={"pod_uid": ""})
     status = seen.status.model_copy(update={"slots": (unseen,)})
-    seen = seen.but(status=status, report=None).after(vanished(0))
+    seen = seen.but(status=status, report=None).after(force_deleted(0))
     assert decide(seen.after(written)).actions == (), "the coordinator, which was not asked yet, may know it"
     _, action = decide(seen.but(report_error="refused").after(written)).actions
     assert isinstance(action, CreatePod)

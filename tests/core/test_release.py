@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from tests.builders import NOON, Scene, a_job, a_running_job, vanished
+from tests.builders import NOON, Scene, a_job, a_running_job, force_deleted
 from tests.core.fake_cluster import FakeCluster
 
 from ropeteam.api.conditions import ConditionType
@@ -95,7 +95,7 @@ def test_a_job_without_any_place_just_waits() -> None:
 
 
 def test_a_job_that_has_run_keeps_its_places_while_a_replacement_waits() -> None:
-    seen: Scene = a_running_job(workers=2, recovery={"startSeconds": 100}).after(vanished(1))
+    seen: Scene = a_running_job(workers=2, recovery={"startSeconds": 100}).after(force_deleted(1))
     cluster = FakeCluster(seen)
     for _ in range(4):
         cluster.round()

@@ -22,7 +22,7 @@ def blocks(page: str, kind: str = "bash") -> list[str]:
 
 
 @pytest.mark.timeout(1800)
-def test_getting_started_works_word_by_word(tmp_path: Path):
+def test_getting_started_works_as_written(tmp_path: Path):
     found = blocks("docs/getting-started.md")
     assert len(found) >= 6
     kubectl = os.environ.get("KUBECTL")
@@ -46,8 +46,8 @@ def test_getting_started_works_word_by_word(tmp_path: Path):
         start_new_session=True,
     )
     try:
-        said, _ = shell.communicate(timeout=1700)
-        assert shell.returncode == 0, said[-6000:]
+        output, _ = shell.communicate(timeout=1700)
+        assert shell.returncode == 0, output[-6000:]
     except subprocess.TimeoutExpired as error:
         os.killpg(shell.pid, signal.SIGTERM)  # the cluster too
         raise AssertionError(shell.communicate()[0][-6000:]) from error

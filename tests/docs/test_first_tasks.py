@@ -39,7 +39,7 @@ def in_a_terminal(script: str, env: dict[str, str]) -> tuple[int, str]:
         if not part:
             break
         shown += part
-    status = shell.wait()  # before the terminal is closed: that sends SIGHUP to whoever still has it
+    status = shell.wait()  # before the terminal is closed: that sends SIGHUP to processes that still have it
     os.close(ours)
     return status, _CONTROL.sub("", shown.decode(errors="replace"))
 

@@ -81,9 +81,9 @@ def test_as_many_ranks_run_the_same_command() -> None:
 @pytest.mark.parametrize("kind", sorted(pairs()))
 def test_every_field_that_the_peer_uses_has_a_row(kind: str) -> None:
     section = (ROOT / PAGE).read_text().partition(f"\n## A {kind}\n")[2].partition("\n## ")[0]
-    told = set(re.findall(r"\w+", " ".join(row for row in section.splitlines() if row.startswith("|"))))
+    named = set(re.findall(r"\w+", " ".join(row for row in section.splitlines() if row.startswith("|"))))
     within = {"spec", "replicatedJobs", "containers"}
-    assert set(fields(pairs()[kind][0]["spec"])) - within - told == set()
+    assert set(fields(pairs()[kind][0]["spec"])) - within - named == set()
 
 
 def test_every_field_of_ours_that_the_tables_name_exists() -> None:

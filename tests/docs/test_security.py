@@ -43,11 +43,11 @@ def test_what_is_called_closed_has_a_test() -> None:
     assert [row for row in rows if "`tests/" not in row] == []
 
 
-def test_every_attack_stands_there_once() -> None:
-    """Two rows about one attack soon say two things of it."""
+def test_every_attack_has_one_row() -> None:
+    """Two rows about one attack soon contradict each other."""
     attacks = PAGE.partition("\n## Attacks")[2].partition("\n## ")[0]
-    told = Counter(line.split("|")[1] for line in attacks.splitlines() if line.startswith("| "))
-    assert {attack for attack, rows in told.items() if rows > 1} == {" attack "}
+    rows_by_attack = Counter(line.split("|")[1] for line in attacks.splitlines() if line.startswith("| "))
+    assert {attack for attack, rows in rows_by_attack.items() if rows > 1} == {" attack "}
 
 
 def test_every_port_is_in_its_table() -> None:

@@ -79,18 +79,18 @@ def test_the_figures_are_those_of_the_results(page: Path):
 
 @EACH
 def test_figures_speak_to_readers(page: Path):
-    """The names of rows stand in a comment, for the tool."""
+    """Names of rows are in a comment, for the tool."""
     seen = re.sub(r"<!--.*?-->|\]\([^)]*\)", "", page.read_text().partition("**Figure:**")[2])
     assert re.findall(r"\w+\.[\w*]+\.[\w*]+", seen) == []
 
 
 @EACH
-def test_a_page_says_what_it_must_in_few_lines(page: Path):
+def test_a_page_has_every_heading_in_few_lines(page: Path):
     text = page.read_text()
     missing = [
-        word
-        for word in ("Use it", "Not", "Cost.", "Limits.", "Sources.", "Figure:")
-        if not re.search(rf"\*\*{re.escape(word)}\*\*", text.replace("**Use** ", "**Use it** "))
+        heading
+        for heading in ("Use it", "Not", "Cost.", "Limits.", "Sources.", "Figure:")
+        if not re.search(rf"\*\*{re.escape(heading)}\*\*", text.replace("**Use** ", "**Use it** "))
     ]
     assert missing == []
     picture = text.split("```")[1]

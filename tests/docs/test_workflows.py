@@ -1,5 +1,5 @@
-"""What a public forge reads: its workflows do what `.ci/run` does, and run nobody else's code; its forms ask
-for what exists; the contributors' page runs tests that exist.
+"""Files that a public forge reads: workflows do what `.ci/run` does, and run nobody else's code; forms name
+commands that exist; the contributors' page runs tests that exist.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ def test_it_runs_the_stages_of_our_own_script_in_their_order() -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda path: path.stem)
 def test_an_issue_form_is_one_that_github_shows(form: Path) -> None:
-    asked = yaml.safe_load(form.read_text())
-    assert set(asked) == {"name", "description", "body"}
-    for part in asked["body"]:
+    parsed = yaml.safe_load(form.read_text())
+    assert set(parsed) == {"name", "description", "body"}
+    for part in parsed["body"]:
         needs = "value" if part["type"] == "markdown" else "label"
         assert part["attributes"][needs], part
         assert part["type"] in ("markdown", "textarea", "input")
-    ids = [part["id"] for part in asked["body"] if part["type"] != "markdown"]
+    ids = [part["id"] for part in parsed["body"] if part["type"] != "markdown"]
     assert len(ids) == len(set(ids)) >= 1
 
 
-def test_issue_forms_ask_for_commands_that_we_have() -> None:
+def test_issue_forms_name_commands_that_we_have() -> None:
     named = {name for form in FORMS for name in re.findall(r"`ropeteam ([a-z]+)", form.read_text())}
     assert {"snapshot", "logs"} <= named <= set(cli.commands)
 
 
 def test_the_contributors_page_runs_tests_that_there_are() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
-    [told] = re.findall(r"^\.venv/bin/python (-m pytest .*)$", page, re.MULTILINE)
-    command = [sys.executable, *told.split(), "--collect-only"]
+    [arguments] = re.findall(r"^\.venv/bin/python (-m pytest .*)$", page, re.MULTILINE)
+    command = [sys.executable, *arguments.split(), "--collect-only"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout  # 5: no such test
 

@@ -13,7 +13,7 @@ def measured(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch, pure: b
     monkeypatch.setattr(house, "ROOT", tmp_path)
     file = tmp_path / "room.py"
     file.write_text(text)
-    return [f"{name}: {words}" for name, words in house.measure(file, pure).breaches]
+    return [f"{name}: {text}" for name, text in house.measure(file, pure).breaches]
 
 
 def function(name: str, lines: int, parameters: str = "") -> str:
@@ -21,7 +21,7 @@ def function(name: str, lines: int, parameters: str = "") -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("", ["room.py: no module docstring"]),
         ('"""A."""\n' + "x = 1\n" * 399, []),
@@ -40,12 +40,12 @@ def function(name: str, lines: int, parameters: str = "") -> str:
     ],
 )
 def test_a_file_is_measured(
-    tmp_path: Path, text: str, told: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, text: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert measured(tmp_path, text, monkeypatch) == told
+    assert measured(tmp_path, text, monkeypatch) == expected
 
 
-def test_pure_rooms_have_fewer_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pure_packages_have_fewer_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = '"""A."""\n' + function("f", 2, "a, b, c, d, e, f")
     assert measured(tmp_path, text, monkeypatch, pure=True) == ["room.py:f: 6 parameters, the limit is 5"]
 
@@ -69,18 +69,20 @@ def test_a_package_is_small_and_its_index_names_what_is_in_it(
 
 def test_only_one_place_makes_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(house, "ROOT", tmp_path)
-    for name, told in [("trainer-image/x.py", 2), (house.MAKES_TASKS, 0), ("tests/x.py", 0)]:
+    for name, expected in [("trainer-image/x.py", 2), (house.MAKES_TASKS, 0), ("tests/x.py", 0)]:
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text('"""A."""\nasyncio.create_task(work())\nloop.create_task(work())\n')
         found = house.measure(file, False).breaches
-        assert [breach.name for breach in found] == [name] * told
+        assert [breach.name for breach in found] == [name] * expected
 
 
 def test_an_exception_counts_until_nothing_needs_it() -> None:
     breaches = [Breach("a.py", "401 lines"), Breach("b.py:f", "51 lines")]
-    assert house.judge(breaches, {"b.py:f": "a table"}) == ["a.py: 401 lines"]
-    assert house.judge([], {"b.py:f": "a table"}) == ["b.py:f: no longer over a limit; remove its exception"]
+    assert house.problems_of(breaches, {"b.py:f": "a table"}) == ["a.py: 401 lines"]
+    assert house.problems_of([], {"b.py:f": "a table"}) == [
+        "b.py:f: no longer over a limit; remove its exception"
+    ]
 
 
 def test_nine_of_ten_functions_must_be_short() -> None:
@@ -88,6 +90,6 @@ def test_nine_of_ten_functions_must_be_short() -> None:
     assert house.tail([31] * 2 + [5] * 8) == [Breach("p90", "of function length is 31, the limit is 30")]
 
 
-def test_the_pure_rooms_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_files_of_pure_packages_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert house.main(["--pure"]) == 0
     assert "operator/ropeteam/core/decision.py" in capsys.readouterr().out.splitlines()

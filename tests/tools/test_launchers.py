@@ -9,7 +9,7 @@ from tools import launchers
 
 
 def test_the_recorded_options_are_those_of_torch_and_uv():
-    found = launchers.ask(sys.executable)
+    found = launchers.options_of(sys.executable)
     assert {"torchrun", "uv"} <= found.keys()
     recorded = launchers.recorded()
     for name, row in found.items():
@@ -20,7 +20,9 @@ def test_the_file_is_as_the_tool_writes_it():
     assert launchers.FILE.read_text() == launchers.text(launchers.recorded())
 
 
-def test_what_differs_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_an_option_that_differs_is_reported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     row = launchers.recorded()["uv"]
     monkeypatch.setattr(launchers, "ask", lambda _: {"uv": row | {"version": "uv 99"}})
     assert launchers.main(["--check"]) == 1

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def changed(line: str, header: str = "def f(a: int, b: int, c: int) -> int:") -> set[str]:
-    """What becomes of one line of a function."""
+    """The mutants of one line of a function."""
     text = f"{header}\n    {line}\n"
     return {
         mutants.edited(text, each).splitlines()[-1].strip() for each in mutants.of_text("core/x.py", text)
@@ -62,7 +62,7 @@ def test_what_is_found_in_a_line(line: str, found: set[str]) -> None:
         ("def f():", set()),
     ],
 )
-def test_a_returned_value_becomes_one_that_says_nothing(header: str, neutral: set[str]) -> None:
+def test_a_returned_value_becomes_an_empty_one(header: str, neutral: set[str]) -> None:
     assert changed("return a", header) == neutral
 
 
@@ -84,10 +84,10 @@ def test_the_same_tree_gives_the_same_draw_of_other_programs_that_apply(
     assert first not in dict(mutants.draw(tmp_path, frozenset({first})))
 
 
-def test_as_many_are_kept_as_are_drawn() -> None:
-    kept = sorted((ROOT / "tests" / "seeded" / "drawn").glob("*.patch"))
-    numbers = {int(path.name[:2]) for path in kept}
-    assert len(kept) == mutants.DRAWN
+def test_the_repository_has_as_many_as_are_drawn() -> None:
+    patches = sorted((ROOT / "tests" / "seeded" / "drawn").glob("*.patch"))
+    numbers = {int(path.name[:2]) for path in patches}
+    assert len(patches) == mutants.DRAWN
     assert not numbers & set(mutants.EQUIVALENT)
 
 

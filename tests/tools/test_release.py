@@ -1,4 +1,4 @@
-"""What `make release` refuses, and that what it makes is the same each time. Images: see tests/cluster."""
+"""Refusals of `make release`, and that it makes the same bytes each time. Images: see tests/cluster."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def test_two_releases_of_one_commit_are_the_same_bytes(tmp_path: Path) -> None:
     assert sums[0] == sums[1]
     assert len(sums[0].splitlines()) == len(WITHOUT_IMAGES[:-1]) + 1, "one SBOM for each image"
     later = made(tmp_path / "3", epoch=1_800_000_000)
-    assert (later.dist / "SHA256SUMS").read_text() != sums[0], "times are those that are asked for"
+    assert (later.dist / "SHA256SUMS").read_text() != sums[0], "times are those that were requested"
 
 
 def test_the_sums_are_what_sha256sum_reads(tmp_path: Path) -> None:
     folder = made(tmp_path / "dist").dist
-    words = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
-    assert subprocess.run(words, cwd=folder, capture_output=True).returncode == 0
+    command = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
+    assert subprocess.run(command, cwd=folder, capture_output=True).returncode == 0
     (folder / f"ropeteam-{VERSION}.tgz").write_bytes(b"another")
-    assert subprocess.run(words, cwd=folder, capture_output=True).returncode != 0
+    assert subprocess.run(command, cwd=folder, capture_output=True).returncode != 0
 
 
 def test_the_wheel_has_the_two_packages_and_nothing_of_tests_or_examples(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_the_wheel_has_the_two_packages_and_nothing_of_tests_or_examples(tmp_pat
     assert [name for name in names if "demo" in name] == []
 
 
-def test_the_chart_is_its_folder_and_tells_nothing_of_this_machine(tmp_path: Path) -> None:
+def test_the_chart_is_its_folder_and_holds_nothing_of_this_machine(tmp_path: Path) -> None:
     file = made(tmp_path / "dist").dist / f"ropeteam-{VERSION}.tgz"
     assert int.from_bytes(file.read_bytes()[4:8], "little") == EPOCH
     with tarfile.open(file) as tar:
@@ -68,8 +68,8 @@ def test_the_chart_is_its_folder_and_tells_nothing_of_this_machine(tmp_path: Pat
 
 @pytest.mark.parametrize("image", [OPERATOR, TRAINER], ids=lambda image: image.name)
 def test_an_sbom_names_what_the_image_installs_and_its_base(image: release.Image) -> None:
-    told = sbom(image, Release(VERSION, BASE, 0))
-    base, *packages = told["components"]
+    document = sbom(image, Release(VERSION, BASE, 0))
+    base, *packages = document["components"]
     assert f"{base['name']}@{base['version']}" == BASE
     given = (ROOT / "requirements" / f"{image.extras[0]}.txt").read_text()
     names = [each["name"] for each in packages]
@@ -77,14 +77,14 @@ def test_an_sbom_names_what_the_image_installs_and_its_base(image: release.Image
     assert set(names) <= set(re.findall(r"^([\w.-]+)==", given, re.MULTILINE))
     for each in packages:
         assert f"{each['name']}=={each['version']}" in given
-        told_hashes = [one["content"] for one in each["externalReferences"] for one in one["hashes"]]
-        assert any(f"sha256:{one}" in given for one in told_hashes)
+        hashes = [one["content"] for one in each["externalReferences"] for one in one["hashes"]]
+        assert any(f"sha256:{one}" in given for one in hashes)
     references = {each["bom-ref"] for each in packages}
-    assert {one for each in told["dependencies"] for one in each["dependsOn"]} <= references
+    assert {one for each in document["dependencies"] for one in each["dependsOn"]} <= references
 
 
 @pytest.mark.parametrize(
-    ("version", "base", "steps", "word"),
+    ("version", "base", "steps", "part"),
     [
         ("", BASE, ("wheel",), "VERSION is missing"),
         ("9.9.9", BASE, ("wheel",), "pyproject.toml says"),
@@ -94,8 +94,10 @@ def test_an_sbom_names_what_the_image_installs_and_its_base(image: release.Image
         (VERSION, BASE, ("wheel", "charts"), "charts"),
     ],
 )
-def test_what_cannot_be_released_is_said(version: str, base: str, steps: tuple[str, ...], word: str) -> None:
-    with pytest.raises(CannotRelease, match=re.escape(word)):
+def test_a_release_that_cannot_be_made_is_refused(
+    version: str, base: str, steps: tuple[str, ...], part: str
+) -> None:
+    with pytest.raises(CannotRelease, match=re.escape(part)):
         check(version, base, steps)
 
 

@@ -19,7 +19,7 @@ def test_fenced_code_of_a_page_is_not_read():
     assert list(signposts.signs(page, is_markdown=True)) == ["crd.py", "core/decide.py"]
 
 
-def test_what_leads_nowhere_is_said(capsys, monkeypatch, tmp_path):
+def test_a_sign_that_leads_nowhere_is_reported(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(signposts, "ROOT", tmp_path)
     monkeypatch.setattr(signposts, "tracked", lambda: ["a.py", "b.md"])
     (tmp_path / "a.py").write_text("# a.py, train.py, c.py\n")
@@ -30,9 +30,9 @@ def test_what_leads_nowhere_is_said(capsys, monkeypatch, tmp_path):
 
 def test_imports_are_looked_up_in_text_too(monkeypatch, tmp_path):
     monkeypatch.setattr(signposts, "ROOT", tmp_path)
-    room = tmp_path / "operator" / "ropeteam" / "core"
-    room.mkdir(parents=True)
-    (room / "view.py").write_text("from x import y as z\nLIMIT = 3\ndef look(): pass\n")
+    folder = tmp_path / "operator" / "ropeteam" / "core"
+    folder.mkdir(parents=True)
+    (folder / "view.py").write_text("from x import y as z\nLIMIT = 3\ndef look(): pass\n")
     packages = signposts.Packages({"operator/ropeteam/core/view.py"})
     text = "CODE = 'from {} import LIMIT, look, gone, z; look()'".format("ropeteam.core.view")
     found = list(signposts.imports(text))

@@ -1,4 +1,4 @@
-"""Words that a user meets mean one thing: an epoch is one of the data, what ranks form is a world; our images
+"""Terms that a user reads mean one thing: an epoch is one pass over the data, ranks form a world; our images
 are those of one registry."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = [*(ROOT / "operator").rglob("*.py"), *(ROOT / "trainer-image").rglob("*.py")]
 
 
-def test_no_sentence_calls_a_world_an_epoch() -> None:
+def test_no_sentence_confuses_a_world_with_a_pass_over_the_data() -> None:
     sentence = re.compile(r'"[^"\n]*\bepoch (?:\{|")')
     assert len(SOURCES) > 100
     assert {str(path): found for path in SOURCES if (found := sentence.findall(path.read_text()))} == {}
@@ -35,16 +35,16 @@ def test_our_images_are_named_with_their_registry_and_a_tag() -> None:
 @pytest.mark.parametrize(
     "field", ["handoverPending", "previousPodFenced", "previousPodUID", "podSpecHash", "lastWorld", "clock"]
 )
-def test_what_describe_shows_for_the_operator_alone_is_explained_so(field: str) -> None:
-    """The words are those of `kubectl explain`."""
+def test_fields_for_the_operator_alone_are_explained_so(field: str) -> None:
+    """The text is that of `kubectl explain`."""
     definition = (ROOT / "crds" / "ropeteam.dev_trainingjobs.yaml").read_text()
-    [told] = re.findall(rf"^ +{field}:\n +description: '?([^:\n]+):", definition, re.MULTILINE)
-    assert told == "For the operator"
+    [reader] = re.findall(rf"^ +{field}:\n +description: '?([^:\n]+):", definition, re.MULTILINE)
+    assert reader == "For the operator"
 
 
-def _former_names() -> Iterator[str]:
-    """Names that the table in CHANGELOG gives up. Of fields that are words of English, or of spec as well,
-    only the definition can tell, and the models are made from it."""
+def _names_before() -> Iterator[str]:
+    """Names that the table in CHANGELOG gives up. Fields that are words of English, or of spec as well, can
+    only be found in the definition, and the models make that."""
     rows = re.findall(
         r"^  \| (\w+) \| `(\S+)` \| `\S+` \|$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
     )
@@ -54,11 +54,11 @@ def _former_names() -> Iterator[str]:
             yield field
 
 
-def test_no_former_name_is_left_where_users_meet_it() -> None:
+def test_no_name_of_before_is_left_where_users_read_it() -> None:
     folders = [ROOT / "docs", ROOT / "examples", ROOT / "helm", ROOT / "crds"]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     texts = [*files, *SOURCES, ROOT / "README.md", ROOT / "tools/panels.py"]
-    names = [*_former_names()]
+    names = [*_names_before()]
     assert len(names) > 30
     pattern = re.compile(rf"\b(?:{'|'.join(names)})\b")
     found = {path.relative_to(ROOT).as_posix(): pattern.findall(path.read_text()) for path in texts}
