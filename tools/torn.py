@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ropeteam_trainer.agent.processes.page import Page
 from ropeteam_trainer.contract.local import PHASES, Beat
-from ropeteam_trainer.rank.agentlink import Heartbeat
+from ropeteam_trainer.rank.agentlink import HeartbeatWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 TWIN = ROOT / "tests" / "page" / "twin.c"
@@ -89,7 +89,7 @@ def ours(folder: Path, looks: int) -> Found:
 
 
 def write_for_ever(path: Path) -> None:
-    heart = Heartbeat(str(path))
+    heart = HeartbeatWriter(str(path))
     while True:
         heart.step += 1
         heart.steps_here, heart.samples, heart.phase = (
@@ -97,7 +97,7 @@ def write_for_ever(path: Path) -> None:
             heart.step * 8.0,
             phase(heart.step),
         )
-        heart.beat()
+        heart.write()
 
 
 def is_whole(heartbeat: Beat) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ropeteam_trainer.checkpoint.decisions import journal
-from ropeteam_trainer.checkpoint.decisions.journal import Claim, Held, Operation, Place, Superseded
+from ropeteam_trainer.checkpoint.decisions.journal import CheckpointKey, Claim, Held, Operation, Superseded
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.world import CheckpointRef
 
@@ -25,7 +25,7 @@ from ropeteam_trainer.contract.world import CheckpointRef
 class Begins:
     """Of a test: the claim has succeeded, and from now on this counts."""
 
-    counts: frozenset[Place]
+    counts: frozenset[CheckpointKey]
 
 
 Life = Callable[[], Iterator[Any]]
@@ -36,16 +36,16 @@ _CHANGES = (journal.Create, journal.Write, journal.Rename, journal.Remove)
 class State:
     names: frozenset[tuple[str, str]]
     """The journal: name and text."""
-    folders: frozenset[Place]
+    folders: frozenset[CheckpointKey]
     answers: tuple[tuple[Any, ...], ...]
     """By world."""
     listings: tuple[frozenset[str], ...]
     """What the journal has looked like, oldest first; none that nobody can see any more."""
     seen: tuple[int, ...]
     """By world: how old its next listing can be."""
-    deleted: frozenset[tuple[int, Place]] = frozenset()
+    deleted: frozenset[tuple[int, CheckpointKey]] = frozenset()
     """By which world."""
-    counts: tuple[frozenset[Place] | None, ...] = ()
+    counts: tuple[frozenset[CheckpointKey] | None, ...] = ()
     """By world: what it counts, once it has begun."""
 
 
@@ -149,7 +149,7 @@ def _carry_out(state: State, operation: Operation | Begins, world: int) -> tuple
             state = replace(state, deleted=state.deleted | {(world, place)}, folders=state.folders - {place})
         case journal.WriteManifest(grant):
             answer = replace(grant.ref, digest=f"digest-{grant.ref.step}-{grant.ref.epoch}")
-            state = replace(state, folders=state.folders | {journal.place_of(grant.ref)})
+            state = replace(state, folders=state.folders | {journal.key_of(grant.ref)})
     return replace(state, names=frozenset(texts.items())), answer
 
 
@@ -159,8 +159,8 @@ def a_start(worlds: int, *refs: CheckpointRef, claims: tuple[Claim, ...] = ()) -
     for claim in claims:
         names |= {claim.name: "", claim.adopts: ""}
     for ref in refs:
-        names[f"{journal.place_of(ref)}.commit"] = codec.encode(journal.Entry(ref, None)).decode()
-    folders = frozenset(map(journal.place_of, refs))
+        names[f"{journal.key_of(ref)}.commit"] = codec.encode(journal.Entry(ref, None)).decode()
+    folders = frozenset(map(journal.key_of, refs))
     return State(
         names=frozenset(names.items()),
         folders=folders,
@@ -171,5 +171,5 @@ def a_start(worlds: int, *refs: CheckpointRef, claims: tuple[Claim, ...] = ()) -
     )
 
 
-def held(claim: Claim, *adopts: Place) -> Held:
+def held(claim: Claim, *adopts: CheckpointKey) -> Held:
     return Held(claim, frozenset(adopts))

@@ -12,7 +12,14 @@ from ropeteam_trainer.agent import checkpoints
 from ropeteam_trainer.agent.checkpoints import Claimed, claim, prune, write_manifest
 from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.checkpoint.decisions import journal
-from ropeteam_trainer.checkpoint.decisions.journal import Claim, Entry, Held, Place, Superseded, place_of
+from ropeteam_trainer.checkpoint.decisions.journal import (
+    CheckpointKey,
+    Claim,
+    Entry,
+    Held,
+    Superseded,
+    key_of,
+)
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, Manifest, folder, ref_text
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, WorkerConfig
@@ -96,7 +103,7 @@ def test_of_the_directory_itself_only_what_the_journal_tells_is_pruned(tmp_path)
     entries = tmp_path / "run-uid/journal"
     (entries / "step-6.1.0.1.commit").write_bytes(codec.encode(Entry(run_ref(6), None)))  # gone by hand
     (entries / "step-7.1.0.1.commit").write_bytes(b"torn")
-    assert prune(settings, held, (refs[2], refs[1])) == (place_of(refs[0]),)
+    assert prune(settings, held, (refs[2], refs[1])) == (key_of(refs[0]),)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-20", "step-30", "step-5"]
     assert prune(settings, held, (refs[2], refs[1])) == ()
     assert {path.name for path in entries.glob("*.pruned")} == {"step-10.1.0.1.pruned"}
@@ -163,8 +170,8 @@ def test_files_that_somebody_put_there_stop_no_pruning(tmp_path):
     (run / "step-5" / "1.0.7").write_text("not a folder")
     (run / "step-5" / ".nfs0001").write_text("deleted while it was open")
     (run / "step-4").write_text("not a folder either")
-    held = Held(Claim(a_plan(1).epoch, "pod-1"), frozenset(map(place_of, line)))
-    assert prune(settings_in(tmp_path), held, (line[0],)) == (place_of(line[1]),)
+    held = Held(Claim(a_plan(1).epoch, "pod-1"), frozenset(map(key_of, line)))
+    assert prune(settings_in(tmp_path), held, (line[0],)) == (key_of(line[1]),)
     assert prune(settings_in(tmp_path), held, (line[0],)) == ()
 
 
@@ -173,7 +180,7 @@ def test_pruning_keeps_the_lineage_and_what_is_newer(tmp_path):
     second = committed(tmp_path, 20, 30, n=2, parent=first[0])
     saved(tmp_path, (15, 1), (7, 2))
     (tmp_path / "notes").mkdir()
-    held = Held(Claim(a_plan(2).epoch, "pod-2"), frozenset(map(place_of, first)))
+    held = Held(Claim(a_plan(2).epoch, "pod-2"), frozenset(map(key_of, first)))
     deleted = prune(settings_in(tmp_path), held, (second[1], first[0]))
     assert sorted(map(str, deleted)) == ["step-15.1.0.1", "step-5.1.0.1", "step-7.1.0.2"]
     assert left(tmp_path) == ["step-10/1.0.1", "step-20/1.0.2", "step-30/1.0.2"]
@@ -249,7 +256,7 @@ def test_a_world_that_was_superseded_neither_claims_nor_commits_nor_prunes(tmp_p
         with pytest.raises(Superseded, match="superseded by term 2"):
             attempt()
     assert left(tmp_path) == ["step-10/1.0.1", "step-20/1.0.1", "step-30/1.0.1"]
-    assert prune(settings_in(tmp_path), new.held, (line[0],))[0] == Place(Epoch(1, 0, 1), 10)
+    assert prune(settings_in(tmp_path), new.held, (line[0],))[0] == CheckpointKey(Epoch(1, 0, 1), 10)
 
 
 def test_an_epoch_that_a_coordinator_counted_twice_is_claimed_once(tmp_path):
@@ -282,7 +289,7 @@ def test_an_entry_that_cannot_be_read_or_names_another_digest_proves_nothing(tmp
 
 
 def test_so_many_pruned_checkpoints_are_remembered(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal, "MOST_PRUNED", 2)
+    monkeypatch.setattr(journal, "MAX_PRUNED", 2)
     line = committed(tmp_path, 10, 20, 30, 40, 50)
     held = claimed(tmp_path).held
     for _ in range(2):

@@ -9,7 +9,7 @@ import pytest
 from tests.agent.life import a_plan
 
 from ropeteam_trainer.agent import checkpoints
-from ropeteam_trainer.checkpoint.decisions.journal import Entry, place_of
+from ropeteam_trainer.checkpoint.decisions.journal import Entry, key_of
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, Timeouts, WorkerConfig
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch
@@ -28,7 +28,7 @@ def found(directory: Path, entries: dict[CheckpointRef, Entry], *named: Checkpoi
     journal = directory / "run-u" / "journal"
     journal.mkdir(parents=True)
     for place, entry in entries.items():
-        (journal / f"{place_of(place)}.commit").write_bytes(codec.encode(entry))
+        (journal / f"{key_of(place)}.commit").write_bytes(codec.encode(entry))
     return checkpoints.claim(config, "pod", a_plan(restore=named))
 
 

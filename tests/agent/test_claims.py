@@ -8,13 +8,13 @@ from typing import Any
 from tests.agent.model import Begins, Model, State, a_start, held
 
 from ropeteam_trainer.checkpoint.decisions import journal
-from ropeteam_trainer.checkpoint.decisions.journal import Claim, Place, place_of
+from ropeteam_trainer.checkpoint.decisions.journal import CheckpointKey, Claim, key_of
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch
 
 ISLAND, NEW, NEWEST = Claim(Epoch(1, 0, 1), "a"), Claim(Epoch(2, 0, 1), "b"), Claim(Epoch(3, 0, 1), "c")
 WORLDS = (ISLAND, NEW, NEWEST)
-OLD = Place(ISLAND.epoch, 10)
+OLD = CheckpointKey(ISLAND.epoch, 10)
 
 
 def ref(step: int, world: Claim = ISLAND) -> CheckpointRef:
@@ -86,9 +86,7 @@ def test_the_model_finds_a_world_that_lists_before_it_claims() -> None:
         yield journal.Create(NEW.name)
         places = sorted(name.removesuffix(".commit") for name in names if name.endswith(".commit"))
         yield journal.Write(NEW.adopts, "\n".join(places))
-        yield Begins(
-            frozenset(place for place in (place_of(ref(10)), place_of(ref(20))) if str(place) in places)
-        )
+        yield Begins(frozenset(place for place in (key_of(ref(10)), key_of(ref(20))) if str(place) in places))
 
     start = a_start(2, ref(20), ref(10), claims=(ISLAND,))
     model = Model((lambda: trains(ISLAND, 30), hasty), start, check=faults).explore()

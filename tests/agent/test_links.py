@@ -49,7 +49,7 @@ def test_pruning_deletes_nothing_that_a_link_leads_to(link: str, tmp_path: Path,
     path.unlink(missing_ok=True)
     path.symlink_to(elsewhere)
     held = claimed(tmp_path, 2).held
-    assert prune(settings_in(tmp_path), held, (line[0],)) == (journal.place_of(line[1]),)
+    assert prune(settings_in(tmp_path), held, (line[0],)) == (journal.key_of(line[1]),)
     assert content(elsewhere) == before
     assert not (tmp_path / "run-uid" / "step-10").exists()
 

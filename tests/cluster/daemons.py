@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-PATIENCE_SECONDS = 10.0
+RETRY_SECONDS = 10.0
 
 
 class Daemons:
@@ -89,7 +89,7 @@ class Daemons:
 
 def _wait(family: list[psutil.Process]) -> list[psutil.Process]:
     """Those that still live after a while. Zombies are dead: nobody knows when their parent will look."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + RETRY_SECONDS
     while (alive := [each for each in family if _lives(each)]) and time.monotonic() < deadline:
         time.sleep(0.02)
     return alive

@@ -85,11 +85,11 @@ def alone(directory: Path) -> Story:
     truth: dict[int, Files] = {}
     with recorded(directory) as recording:
         checkpoints = Checkpoints(plan(directory, known=False), ALONE, None)
-        checkpoints.keep({"model": torch.nn.Linear(2, 2)})
+        checkpoints.register({"model": torch.nn.Linear(2, 2)})
         for step in STEPS:
             checkpoints.save(step, None)
             (found,) = (each for each in reader.find(directory) if each.step == step)
-            written = reader.look(directory, found).manifest
+            written = reader.inspect(directory, found).manifest
             assert written is not None
             commit(recording, directory, truth, written.ref)
     return Story(recording.operations, recording.before, truth)

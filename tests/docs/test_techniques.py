@@ -63,7 +63,7 @@ def test_a_pipeline_takes_every_batch_of_the_recipe(name: str, tmp_path: Path):
 @EACH
 def test_the_plan_is_that_of_the_manifest(page: Path, monkeypatch: pytest.MonkeyPatch):
     prepare()
-    monkeypatch.setattr(subprocess, "Popen", Forked)  # of the rehearsal
+    monkeypatch.setattr(subprocess, "Popen", Forked)  # of the dry run
     text = page.read_text()
     assert techniques.has_plan(text)
     assert techniques.planned(text) == text, "run `python -m tools.techniques`"

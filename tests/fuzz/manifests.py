@@ -30,7 +30,7 @@ from ropeteam.cli.main import cli
 from ropeteam.cli.manifest import manifests
 from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.checkpoint.decisions import journal
-from ropeteam_trainer.checkpoint.decisions.journal import Entry, Held, List, Place, Read
+from ropeteam_trainer.checkpoint.decisions.journal import CheckpointKey, Entry, Held, List, Read
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, Manifest
 from ropeteam_trainer.checkpoint.decisions.restore import choose
 from ropeteam_trainer.contract import codec
@@ -178,7 +178,7 @@ async def _checkpoints() -> AsyncIterator[Attempt]:
             (place / MANIFEST).write_bytes(case)
             looks = list[str]()
             with nothing_else_opened:
-                choice = choose(plan, reader.find(directory), lambda ref: reader.look(directory, ref))
+                choice = choose(plan, reader.find(directory), lambda ref: reader.inspect(directory, ref))
                 if choice.manifest and choice.ref:
                     files = choice.manifest.files[:50]
                     looks = [
@@ -191,7 +191,7 @@ async def _checkpoints() -> AsyncIterator[Attempt]:
         yield attempt
 
 
-PLACES = tuple(Place(Epoch(1, 0, n), 10 * n) for n in range(1, 7))
+PLACES = tuple(CheckpointKey(Epoch(1, 0, n), 10 * n) for n in range(1, 7))
 
 
 def draw_journal(chance: Random) -> bytes:
@@ -218,7 +218,7 @@ async def _journals() -> AsyncIterator[Attempt]:
     async def attempt(case: bytes) -> list[str]:
         words = [word.decode() for word in case.split(_BETWEEN)]
         texts = dict(zip(words[::2], words[1::2], strict=False))
-        for walk in (journal.line(held, refs[:2]), journal.line(held, ()), journal.pasts(refs)):
+        for walk in (journal.lineage(held, refs[:2]), journal.lineage(held, ()), journal.ancestors(refs)):
             count, answer = 0, cast(Any, None)
             try:
                 while True:

@@ -7,20 +7,20 @@ import pytest
 from ropeteam_trainer.contract.config import Launcher
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import FailReason
-from ropeteam_trainer.launchers import Job, Launch, MeetingPlace, Run, analyse, processes_of
+from ropeteam_trainer.launchers import JobSize, Launch, Rendezvous, Run, analyse, processes_of
 
-ONE = Job(workers=1, processes=1)
-TWO = Job(workers=2, processes=1)
-PLACE = MeetingPlace(1, "10.0.0.1", 29500)
+ONE = JobSize(workers=1, processes=1)
+TWO = JobSize(workers=2, processes=1)
+PLACE = Rendezvous(1, "10.0.0.1", 29500)
 
 
-def understood(line: str, job: Job = ONE, launcher: Launcher = Launcher.AUTO) -> Launch:
+def understood(line: str, job: JobSize = ONE, launcher: Launcher = Launcher.AUTO) -> Launch:
     launch = analyse(tuple(line.split()), launcher, job)
     assert isinstance(launch, Launch), launch
     return launch
 
 
-def refused(line: str, job: Job = ONE) -> str:
+def refused(line: str, job: JobSize = ONE) -> str:
     problem = analyse(tuple(line.split()), Launcher.AUTO, job)
     assert isinstance(problem, Problem), problem
     assert problem.reason is FailReason.LAUNCHER_REFUSED
@@ -149,13 +149,13 @@ def test_the_launcher_field_decides():
         ("torchrun --nproc-per-node many x.py", ONE, "--nproc-per-node many is not a number"),
         (
             "torchrun --nproc-per-node 4 x.py",
-            Job(1, 2),
+            JobSize(1, 2),
             "the job has 2 (spec.processesPerWorker, or else spec.gpusPerWorker): set that to 4",
         ),
         ("torchrun -m --no-python x", ONE, "--module and --no-python exclude each other"),
         ("python -m torch.distributed.launch --no-python x", ONE, "--no-python needs --use-env"),
-        ("deepspeed --num_gpus 4 x.py", Job(1, 2), "--num-gpus 4 requests 4 processes"),
-        ("deepspeed --num_accelerators 1 x.py", Job(1, 2), "--num-gpus 1 requests 1 process per worker"),
+        ("deepspeed --num_gpus 4 x.py", JobSize(1, 2), "--num-gpus 4 requests 4 processes"),
+        ("deepspeed --num_accelerators 1 x.py", JobSize(1, 2), "--num-gpus 1 requests 1 process per worker"),
         ("deepspeed --num_nodes 3 x.py", TWO, "--num-nodes 3, but the job has 2 workers"),
         ("deepspeed --include worker-1:0 x.py", TWO, "--include names other ranks"),
         ("deepspeed --include localhost:0,1 x.py", ONE, "--include names other ranks"),
@@ -165,7 +165,7 @@ def test_the_launcher_field_decides():
         ("mpirun -n 2 python x.py", TWO, "mpirun starts processes in other pods"),
         ("env A=1 srun python x.py", TWO, "srun starts processes in other pods"),
         ("tune run --nnodes 1:4 full --config c", TWO, "--nnodes 1:4 is a range: write 2"),
-        ("torchrun --virtual-local-rank x.py", Job(1, 2), "--virtual-local-rank is not supported"),
+        ("torchrun --virtual-local-rank x.py", JobSize(1, 2), "--virtual-local-rank is not supported"),
     ],
 )
 def test_what_contradicts_the_job_is_refused_by_name(line, job, words):
@@ -185,7 +185,7 @@ def test_a_range_of_nodes_may_hold_the_workers():
     [
         (
             "accelerate launch x.py a",
-            Job(2, 8),
+            JobSize(2, 8),
             "accelerate launch --num_machines 2 --num_processes 16 --machine_rank 1"
             " --main_process_ip 10.0.0.1 --main_process_port 29500 x.py a",
         ),
@@ -204,13 +204,13 @@ def test_a_range_of_nodes_may_hold_the_workers():
         ),
         (
             "fabric run --accelerator cpu x.py --devices 2 --lr 1",
-            Job(2, 2),
+            JobSize(2, 2),
             "fabric run --devices 2 --num-nodes 2 --node-rank 1 --main-address 10.0.0.1 --main-port 29500"
             " --accelerator cpu x.py --devices 2 --lr 1",
         ),
         (
             "composer -n 2 x.py",
-            Job(1, 2),
+            JobSize(1, 2),
             "composer --nproc 2 --world_size 2 --node_rank 1 --master_addr 10.0.0.1 --master_port 29500"
             " -n 2 x.py",
         ),
@@ -242,11 +242,11 @@ def test_launchers_of_a_pod_join_one_world(line, job, words):
 
 
 def test_launchers_of_a_pod_that_is_a_world_of_its_own_join_no_other():
-    alone = understood("composer x.py", Job(2, 1, worlds_per_pod=True))
+    alone = understood("composer x.py", JobSize(2, 1, worlds_per_pod=True))
     assert alone.joined(PLACE) == ("composer", "x.py")
-    pair = understood("composer x.py", Job(2, 2, worlds_per_pod=True))
+    pair = understood("composer x.py", JobSize(2, 2, worlds_per_pod=True))
     words = "--nproc 2 --world_size 2 --node_rank 0 --master_addr 10.0.0.2 --master_port 20001"
-    assert pair.joined(MeetingPlace(0, "10.0.0.2", 20001)) == ("composer", *words.split(), "x.py")
+    assert pair.joined(Rendezvous(0, "10.0.0.2", 20001)) == ("composer", *words.split(), "x.py")
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_launchers_of_a_pod_that_is_a_world_of_its_own_join_no_other():
         ),
         (
             "accelerate launch --cpu x.py",
-            Job(1, 2),
+            JobSize(1, 2),
             "--cpu starts one process per pod, the job has 2 per worker",
         ),
         (

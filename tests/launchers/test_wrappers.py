@@ -9,12 +9,12 @@ import sys
 import pytest
 
 from ropeteam_trainer.contract.config import Launcher
-from ropeteam_trainer.launchers import Job, Launch, Run, analyse
+from ropeteam_trainer.launchers import JobSize, Launch, Run, analyse
 from ropeteam_trainer.launchers.shell import simple
 
 
 def understood(*words: str) -> Launch:
-    launch = analyse(words, Launcher.AUTO, Job(2, 1))
+    launch = analyse(words, Launcher.AUTO, JobSize(2, 1))
     assert isinstance(launch, Launch), launch
     return launch
 

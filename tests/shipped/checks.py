@@ -22,7 +22,7 @@ from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
 from ropeteam.core.status.progress import DETAILS_SECONDS
 from ropeteam_trainer.agent.main import Agent
-from ropeteam_trainer.checkpoint.decisions.journal import Place, place_of
+from ropeteam_trainer.checkpoint.decisions.journal import CheckpointKey, key_of
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, Plan
 from ropeteam_trainer.coordinator.membership.commits import LAST_WORD_SECONDS
@@ -55,9 +55,9 @@ class Written(NamedTuple):
     """By the job's clock."""
 
 
-def named_by(status: JobStatus) -> set[Place]:
+def named_by(status: JobStatus) -> set[CheckpointKey]:
     lineage = status.checkpoint.lineage if status.checkpoint else ()
-    return {Place(Epoch.parse(ref.world), ref.step) for ref in lineage}
+    return {CheckpointKey(Epoch.parse(ref.world), ref.step) for ref in lineage}
 
 
 class ShippedChecks(Checks):
@@ -65,7 +65,7 @@ class ShippedChecks(Checks):
         super().__init__(cast(Any, site))
         self._site = site
         self.agents: dict[str, Agent] = {}
-        self.came_back: set[Place] = set()
+        self.came_back: set[CheckpointKey] = set()
         """Checkpoints that status had named no more, and names again: they may be gone."""
         self.past: list[Object] = []
         """The job before each write of an operator that had written before."""
@@ -194,12 +194,12 @@ class ShippedChecks(Checks):
 
     def wrote(self, process: Process, grant: Grant) -> None:
         pod = next(pod for pod in self._site.pods.values() if pod.process is process)
-        self._site.film.tell(process.name, f"writes the manifest of {place_of(grant.ref)}")
+        self._site.film.tell(process.name, f"writes the manifest of {key_of(grant.ref)}")
         self._is_ours(grant.ref)
         self._is_ours(grant.parent)
         self.manifest_written(cast(Any, pod), grant)
 
-    def pruned(self, places: tuple[Place, ...]) -> None:
+    def pruned(self, places: tuple[CheckpointKey, ...]) -> None:
         """Nothing that status names, unless a backup has brought that back."""
         named = named_by(self._site.status) - self.came_back
         self.counts["folders pruned"] += len(places)

@@ -23,7 +23,7 @@ from tests.shipped.loop import OWNER, Loop, Process
 from ropeteam_trainer.agent import checkpoints
 from ropeteam_trainer.checkpoint.decisions.journal import Superseded
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, Manifest, folder
-from ropeteam_trainer.checkpoint.decisions.restore import Look
+from ropeteam_trainer.checkpoint.decisions.restore import Inspection
 from ropeteam_trainer.contract import codec, seals
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.data.decisions.plan import Position
@@ -121,7 +121,7 @@ class Disk:
         digest = hashlib.sha256(content).hexdigest()
         return tuple(ShardFile(name, len(content), digest) for name in names)
 
-    def look(self, ref: CheckpointRef) -> Look:
+    def look(self, ref: CheckpointRef) -> Inspection:
         """As checkpoint/reader.py finds it, which imports torch; on the node `reader`."""
         ref = replace(ref, run=ref.run or self.run)
         place = self.root / folder(ref)
@@ -129,17 +129,17 @@ class Disk:
             self.check(self.reader)
             text = (place / MANIFEST).read_bytes()
         except FileNotFoundError:
-            return Look(None, "it has no manifest, so it was never committed")
+            return Inspection(None, "it has no manifest, so it was never committed")
         except OSError as error:
-            return Look(None, f"its manifest cannot be read: {error}", unsure=True)
+            return Inspection(None, f"its manifest cannot be read: {error}", unsure=True)
         if ref.digest and hashlib.sha256(text).hexdigest() != ref.digest:
-            return Look(None, "its manifest was altered")
+            return Inspection(None, "its manifest was altered")
         manifest = codec.decode(Manifest, text)
         for file in manifest.files:
             path = place / file.name
             if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != file.sha256:
-                return Look(manifest, f"{file.name} is missing or altered")
-        return Look(manifest, ref=manifest.ref_as(text), signed=seals.holds(MANIFEST, text, KEYS))
+                return Inspection(manifest, f"{file.name} is missing or altered")
+        return Inspection(manifest, ref=manifest.ref_as(text), signed=seals.holds(MANIFEST, text, KEYS))
 
     def found(self) -> tuple[CheckpointRef, ...]:
         """Of all runs, as the reader lists them."""

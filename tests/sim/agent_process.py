@@ -283,8 +283,8 @@ class Agent:
         except Superseded as found:
             self.see(state.RunSuperseded(found.by))
             return
-        restore = disk.carry_out(journal.line(held, plan.restore))
-        pasts = disk.carry_out(journal.pasts(restore))
+        restore = disk.carry_out(journal.lineage(held, plan.restore))
+        pasts = disk.carry_out(journal.ancestors(restore))
         self.see(state.RunClaimed(plan.epoch, held, restore, pasts))
 
     def _write_manifest(self, held: Held, grant: Grant) -> None:

@@ -12,9 +12,9 @@ from random import Random
 from typing import Any, TypeVar
 
 from ropeteam_trainer.checkpoint.decisions import journal
-from ropeteam_trainer.checkpoint.decisions.journal import Place, Steps
+from ropeteam_trainer.checkpoint.decisions.journal import CheckpointKey, Steps
 from ropeteam_trainer.checkpoint.decisions.manifest import Manifest, folder
-from ropeteam_trainer.checkpoint.decisions.restore import Look
+from ropeteam_trainer.checkpoint.decisions.restore import Inspection
 from ropeteam_trainer.contract.messages import Grant
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.data.decisions.plan import Position
@@ -77,21 +77,21 @@ class Disk:
             place.manifest = manifest
         return place.manifest.ref
 
-    def look(self, ref: CheckpointRef) -> Look:
+    def look(self, ref: CheckpointRef) -> Inspection:
         """As the reader of real files would find it."""
         if self.away:
             self.missed += 1
-            return Look(None, "its manifest cannot be read: [Errno 116] Stale file handle", unsure=True)
+            return Inspection(None, "its manifest cannot be read: [Errno 116] Stale file handle", unsure=True)
         ref = replace(ref, run=ref.run or self._job_uid)
         place = self.folders.get(folder(ref))
         if place is None or place.manifest is None:
-            return Look(None, "there is no manifest")
+            return Inspection(None, "there is no manifest")
         if ref.digest and place.manifest.ref.digest != ref.digest:
-            return Look(None, "the manifest is another one")
+            return Inspection(None, "the manifest is another one")
         missing = [file.name for file in place.manifest.files if file.name not in place.files]
         if place.damaged or missing:
-            return Look(place.manifest, f"files are damaged or missing: {missing}")
-        return Look(place.manifest, ref=place.manifest.ref)
+            return Inspection(place.manifest, f"files are damaged or missing: {missing}")
+        return Inspection(place.manifest, ref=place.manifest.ref)
 
     def position(self, ref: CheckpointRef) -> Position:
         return self.folders[folder(ref)].files["state.pt"]
@@ -129,7 +129,7 @@ class Disk:
             case journal.Remove(name):
                 del self.journal[name]
             case journal.Folders():
-                return tuple(Place(each.epoch, each.step) for each in self.folders.values())
+                return tuple(CheckpointKey(each.epoch, each.step) for each in self.folders.values())
             case journal.Delete(place):
                 del self.folders[folder(CheckpointRef(place.step, place.epoch, run=self._job_uid))]
             case journal.WriteManifest(grant):

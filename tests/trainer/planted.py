@@ -42,7 +42,7 @@ def checkpoints(directory: Path, model: torch.nn.Module | None = None) -> tuple[
     """Of one rank, without an operator."""
     kept = Checkpoints(a_plan(directory), World(0, 1, torch.device("cpu")), None)
     model = model or torch.nn.Linear(3, 2)
-    kept.keep({"model": model})
+    kept.register({"model": model})
     return kept, model
 
 

@@ -33,7 +33,7 @@ from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, FromRank, ToRank, r
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 
 SCRIPTS = Path(__file__).parent / "scripts"
-PATIENCE_SECONDS = 180
+RETRY_SECONDS = 180
 os.environ["OMP_NUM_THREADS"] = "1"
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["tests.trainer.imported"])
@@ -95,7 +95,7 @@ class FakeAgent:
 
     def wait(self, condition: Callable[[], Any]) -> Any:
         """The first true value of `condition`, looked at whenever a rank says something, and now and then."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + RETRY_SECONDS
         with self._changed:
             while not (value := condition()):
                 assert time.monotonic() < deadline, f"heard until now: {self.heard}"
@@ -120,7 +120,7 @@ class FakeAgent:
         other, and the last is ours."""
         for rank in range(self.world):
             with socket.socket(socket.AF_UNIX) as last:
-                last.settimeout(PATIENCE_SECONDS)
+                last.settimeout(RETRY_SECONDS)
                 last.connect(str(self.path / f"socket.{rank}"))
                 last.shutdown(socket.SHUT_WR)
                 assert last.recv(1) == b""
@@ -191,7 +191,7 @@ class Crew:
             self._requests[rank][2][config.RANK_PLAN] = codec.encode(plan).decode()
         self._processes[rank] = _started(self._requests[rank])
 
-    def wait(self, seconds: float = PATIENCE_SECONDS) -> Ended:
+    def wait(self, seconds: float = RETRY_SECONDS) -> Ended:
         """Until all ranks have ended, and their agent has heard what they said."""
         for process in self._processes:
             process.join(seconds)

@@ -18,7 +18,7 @@ from tests.trainer.ranks import Crew, Ended, FakeAgent
 
 from ropeteam_trainer.checkpoint import agreement, reader
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST, METADATA, Manifest, folder
-from ropeteam_trainer.checkpoint.decisions.restore import CheckpointUnavailable, Look, shares
+from ropeteam_trainer.checkpoint.decisions.restore import CheckpointUnavailable, Inspection, shares
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
@@ -177,7 +177,7 @@ def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(
 ) -> None:
     ref = CheckpointRef(6, Epoch(1, 0, 1), "ab")
     assert reader.find(tmp_path / "none") == ()
-    assert reader.look(tmp_path / "none", ref).unsure, "its volume is not there"
+    assert reader.inspect(tmp_path / "none", ref).unsure, "its volume is not there"
     asked: list[str] = []
 
     def stale(folder: Folder) -> list[str]:
@@ -187,7 +187,7 @@ def test_a_directory_that_cannot_be_listed_is_not_an_empty_one(
     monkeypatch.setattr(Folder, "names", stale)
     with pytest.raises(OSError, match="Stale"):
         reader.find(tmp_path)
-    assert reader.look(tmp_path, replace(ref, run="uid")).unsure
+    assert reader.inspect(tmp_path, replace(ref, run="uid")).unsure
     assert asked == [str(tmp_path)] * 2
 
 
@@ -210,16 +210,16 @@ def test_a_folder_that_may_not_be_entered_hides_no_other(
     monkeypatch.setattr(Folder, "folder", denied)
     assert reader.find(tmp_path) == (replace(ours.ref, digest=""),)
     assert reader.locate(tmp_path, replace(ours.ref, run="")) == ours.ref
-    assert reader.look(tmp_path, replace(theirs, digest="ab")).unsure, "nor is it called bad"
+    assert reader.inspect(tmp_path, replace(theirs, digest="ab")).unsure, "nor is it called bad"
 
 
 def test_what_is_not_ours_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(agreement, "RETRY_SECONDS", 0.0)
     ref, file = CheckpointRef(3, Epoch(1, 0, 1)), ShardFile(METADATA, 3, "00")
     (tmp_path / folder(ref)).mkdir(parents=True)
     (tmp_path / folder(ref) / METADATA).write_bytes(b"more")
     with pytest.raises(NotOurs, match="larger than 3 bytes"):
-        agreement.patiently(lambda: reader.load_metadata(tmp_path, ref, (file,)), tmp_path, lambda: None)
+        agreement.with_retries(lambda: reader.load_metadata(tmp_path, ref, (file,)), tmp_path, lambda: None)
 
 
 def test_a_file_that_is_gone_is_proof_only_beside_its_manifest(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_a_file_that_is_gone_is_proof_only_beside_its_manifest(tmp_path: Path) -
     (tmp_path / folder(ref)).mkdir(parents=True)
     assert reader.check(tmp_path, ref, file, print).unsure
     (tmp_path / folder(ref) / MANIFEST).touch()
-    assert reader.check(tmp_path, ref, file, print) == Look(None, "state.pt is missing")
+    assert reader.check(tmp_path, ref, file, print) == Inspection(None, "state.pt is missing")
 
 
 names = st.integers(0, 9).flatmap(
@@ -263,11 +263,11 @@ def test_trouble_that_had_passed_does_not_shorten_the_patience_with_the_next(
     (tmp_path / folder(ref)).mkdir(parents=True)
     (tmp_path / folder(ref) / "shard").write_bytes(b"x")
     plan = RankPlan("1.0.2", (), False, CheckpointConfig(str(tmp_path)), Resume.LATEST, None, "j", "u")
-    restore = agreement.Together(plan, World(0, 1, torch.device("cpu")), tmp_path, lambda: None)
+    restore = agreement.Agreement(plan, World(0, 1, torch.device("cpu")), tmp_path, lambda: None)
     restore._wait("EIO")
     assert restore._verify(manifest, ref) == ""
-    clock.now += agreement.PATIENCE_SECONDS + 1
+    clock.now += agreement.RETRY_SECONDS + 1
     restore._wait("EIO")
-    clock.now += agreement.PATIENCE_SECONDS + 1
+    clock.now += agreement.RETRY_SECONDS + 1
     with pytest.raises(CheckpointUnavailable):
         restore._wait("EIO")

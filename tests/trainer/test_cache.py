@@ -238,8 +238,8 @@ def test_a_source_that_changes_while_it_is_copied_is_not_cached(
     path = source(tmp_path, 1)
 
     class Meanwhile(ShardCache):
-        def _make_room(self, size: int, part: BinaryIO) -> None:
-            super()._make_room(size, part)
+        def _free_space(self, size: int, part: BinaryIO) -> None:
+            super()._free_space(size, part)
             path.write_bytes(b"longer" * SIZE)
 
     cache = Meanwhile(tmp_path / "cache", 100 * SIZE)

@@ -15,14 +15,14 @@ import torch
 from tests.trainer.planted import RANK, STATE, Gadget, OfAScript, checkpoints
 
 from ropeteam_trainer.checkpoint import reader
-from ropeteam_trainer.checkpoint.decisions.restore import Look
+from ropeteam_trainer.checkpoint.decisions.restore import Inspection
 from ropeteam_trainer.checkpoint.format import contents
 from ropeteam_trainer.checkpoint.format.contents import Malformed
 from ropeteam_trainer.system.folders import Folder
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["tests.trainer.planted"])
-PATIENCE_SECONDS = 120
+RETRY_SECONDS = 120
 
 
 def saved(thing: Any) -> bytes:
@@ -68,7 +68,7 @@ def test_want_of_memory_proves_nothing(tmp_path: Path) -> None:
     answer = tmp_path / "answer"
     process = _forks.Process(target=too_little, args=(saved(torch.zeros(16 << 20)), answer))
     process.start()
-    process.join(PATIENCE_SECONDS)
+    process.join(RETRY_SECONDS)
     process.kill()
     told = answer.read_text()
     assert told.split()[0] in ("RuntimeError", "MemoryError"), told
@@ -84,16 +84,18 @@ def test_an_error_of_the_storage_proves_nothing(tmp_path: Path, monkeypatch: pyt
     kept.save(3, None)
     kept.close()
     (ref,) = reader.find(tmp_path)
-    seen = reader.look(tmp_path, ref)
+    seen = reader.inspect(tmp_path, ref)
     assert seen.manifest is not None
     files = seen.manifest.files
-    assert [reader.judge(tmp_path, ref, files, file, lambda _: None) for file in files] == [Look(None)] * 4
+    assert [reader.validate(tmp_path, ref, files, file, lambda _: None) for file in files] == [
+        Inspection(None)
+    ] * 4
 
     def broken(_: Folder, name: str) -> BinaryIO:
         raise OSError(errno.EIO, "Input/output error", name)
 
     monkeypatch.setattr(Folder, "open", broken)
-    looks = [reader.judge(tmp_path, ref, files, file, lambda _: None) for file in files]
+    looks = [reader.validate(tmp_path, ref, files, file, lambda _: None) for file in files]
     assert all(look.unsure and "Input/output error" in look.fault for look in looks)
 
 

@@ -129,7 +129,7 @@ def needs(action: Action, last: int) -> list[Action]:
 )  # fmt: skip
 def test_a_batch_is_computed_in_pieces(fields: dict[str, Any], world: int, pieces: int | None) -> None:
     chosen = strategy(**fields)
-    assert cost.pieces_of(chosen, layout(chosen, world)) == pieces
+    assert cost.micro_batch_count(chosen, layout(chosen, world)) == pieces
 
 
 @pytest.mark.parametrize("schedule", Schedule)

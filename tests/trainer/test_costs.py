@@ -84,7 +84,7 @@ def test_ranks_hold_and_send_what_was_planned(world: int, tmp_path: Path) -> Non
         assert {rank: held[rank] for rank in expected} == expected, name
         assert max(each.total for each in held) == max(each.total for each in expected.values()), name
         for part in model.parts:
-            told = cost.traffic(part, strategy, grid, cost.pieces_of(strategy, grid) or 1)
+            told = cost.traffic(part, strategy, grid, cost.micro_batch_count(strategy, grid) or 1)
             agree(told, counted_in(real[name][part.rank]["calls"], COUNTED, strategy), (name, part.rank))
 
 

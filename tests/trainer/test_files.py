@@ -208,7 +208,7 @@ def test_a_path_with_a_link_in_it_is_not_saved_into(
 def test_a_path_with_a_link_in_it_is_not_restored_from_and_proves_nothing(
     tmp_path: Path, link: str, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agreement, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(agreement, "RETRY_SECONDS", 0.0)
     plan = replace(behind_a_link(tmp_path, link), lineage_known=known)
     with pytest.raises(CheckpointUnavailable, match=f"checkpoint.path, {Path(link).name}, is a link"):
         Checkpoints(plan, ALONE, None).restore(lambda: None)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainer.ranks import PATIENCE_SECONDS, _server
+from tests.trainer.ranks import RETRY_SECONDS, _server
 
 from ropeteam_trainer.strategies.parameterserver import doublebuffer, flat
 from ropeteam_trainer.strategies.parameterserver.doublebuffer import RECORD_BYTES, DoubleBuffer
@@ -45,7 +45,7 @@ def test_a_process_killed_at_any_moment_leaves_a_whole_state(tmp_path: Path) -> 
         begun = tmp_path / f"begun-{attempt}"  # memory in which another process writes cannot be read
         process = _server.Process(target=count, args=(path, begun))
         process.start()
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + RETRY_SECONDS
         while not begun.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(random.Random(attempt).random() / 100)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from ropeteam_trainer.contract.local import PAGE_SIZE, Beat, read_beat, write_beat
-from ropeteam_trainer.rank.agentlink import Heartbeat
+from ropeteam_trainer.rank.agentlink import HeartbeatWriter
 
 
 def test_no_beat_takes_back_that_the_script_has_ended(tmp_path: Path) -> None:
     """A worker leaves its parameter servers afterwards, which is a phase: it would be taken for hung."""
     path = tmp_path / "page"
     path.write_bytes(bytes(PAGE_SIZE))
-    heart = Heartbeat(str(path))
+    heart = HeartbeatWriter(str(path))
     heart.phase = "train"
-    heart.beat()
+    heart.write()
     with path.open("r+b") as page:
         ended = bytearray(PAGE_SIZE)
         write_beat(memoryview(ended), Beat(phase="train", reached_end=True), 2)

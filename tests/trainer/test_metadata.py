@@ -111,12 +111,12 @@ def test_blocks_that_are_not_the_whole_are_none() -> None:
             metadata.parse(saved_in(shape, *blocks))
 
 
-def test_what_was_judged_is_not_searched_again_for_what_could_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validated_metadata_is_not_validated_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes longer than to read it, and a restart waits for it."""
     content = pickle.dumps(Metadata({}, None, {}))
     searched: list[bytes] = []
     monkeypatch.setattr(metadata, "check_sizes", searched.append)
-    assert metadata.parse(content, judged=True) == {}
+    assert metadata.parse(content, validated=True) == {}
     assert searched == []
     assert metadata.parse(content) == {}
     assert searched == [content]

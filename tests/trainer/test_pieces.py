@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from ropeteam_trainer.checkpoint.cadence import Cadence, steps_until_check
 from ropeteam_trainer.checkpoint.decisions.manifest import MANIFEST
 from ropeteam_trainer.checkpoint.objects import rng
-from ropeteam_trainer.checkpoint.saving import next_epoch
+from ropeteam_trainer.checkpoint.saving import next_world_id
 from ropeteam_trainer.contract.config import CheckpointConfig
 from ropeteam_trainer.contract.world import Epoch
 from ropeteam_trainer.data import batches
@@ -73,10 +73,10 @@ def test_seconds_are_rank_0s() -> None:
 
 
 def test_epochs_without_an_operator_are_of_term_0(tmp_path: Path) -> None:
-    assert next_epoch(tmp_path) == Epoch(0, 0, 1)
+    assert next_world_id(tmp_path) == Epoch(0, 0, 1)
     (tmp_path / "step-4" / "0.0.7").mkdir(parents=True)
     (tmp_path / "step-4" / "0.0.7" / MANIFEST).write_text("{}")
-    assert next_epoch(tmp_path) == Epoch(0, 0, 8)
+    assert next_world_id(tmp_path) == Epoch(0, 0, 8)
 
 
 def test_nothing_configured_means_never() -> None:

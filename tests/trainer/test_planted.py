@@ -25,7 +25,7 @@ from ropeteam_trainer.checkpoint import agreement
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["tests.trainer.planted"])
-PATIENCE_SECONDS = 120
+RETRY_SECONDS = 120
 """For a process that hangs."""
 
 
@@ -44,7 +44,7 @@ def restore(directory: str, answer: str) -> None:
     """In a process of its own."""
     resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
     resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
-    agreement.PATIENCE_SECONDS = 0.0  # what is planted must not look as if the volume was away
+    agreement.RETRY_SECONDS = 0.0  # what is planted must not look as if the volume was away
     kept, model = checkpoints(Path(directory))
     restored = kept.restore(lambda: None)
     weight = model.weight.unique().tolist()  # type: ignore[operator]
@@ -54,7 +54,7 @@ def restore(directory: str, answer: str) -> None:
 def run(directory: Path, answer: Path) -> int | None:
     process = _forks.Process(target=restore, args=(str(directory), str(answer)))
     process.start()
-    process.join(PATIENCE_SECONDS)
+    process.join(RETRY_SECONDS)
     process.kill()
     process.join()
     return process.exitcode

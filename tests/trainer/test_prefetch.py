@@ -19,7 +19,7 @@ from torch import nn
 
 from ropeteam_trainer.data.prefetch import prefetched
 
-PATIENCE_SECONDS = 60
+RETRY_SECONDS = 60
 
 
 def threads() -> list[threading.Thread]:
@@ -47,7 +47,7 @@ class Watched:
 
     def wait_for(self, asked: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.asked) >= asked, PATIENCE_SECONDS)
+            assert self._changed.wait_for(lambda: len(self.asked) >= asked, RETRY_SECONDS)
 
 
 @given(items=st.lists(st.integers(), max_size=20), count=st.integers(1, 5), taken=st.integers(0, 25))
@@ -73,7 +73,7 @@ def test_so_many_are_ready_and_one_is_being_made() -> None:
     ahead = prefetched(source(), 3)
     assert next(ahead) == 0
     for _ in range(5):
-        assert released.acquire(timeout=PATIENCE_SECONDS)
+        assert released.acquire(timeout=RETRY_SECONDS)
     assert not released.acquire(timeout=0.2), "the sixth waits for room"
     assert made == [0, 1, 2, 3, 4]
     ahead.close()

@@ -14,7 +14,7 @@ from ropeteam_trainer.checkpoint.decisions.restore import (
     RIGHT_HASH,
     CheckpointNotFound,
     CheckpointUnavailable,
-    Look,
+    Inspection,
     candidates,
     choose,
     shares,
@@ -53,12 +53,12 @@ class Disk:
     def __init__(self, bad: set[int], unreadable: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         self.bad, self.unreadable, self.looked = bad, unreadable, []  # type: ignore[var-annotated]
 
-    def look(self, ref: CheckpointRef) -> Look:
+    def look(self, ref: CheckpointRef) -> Inspection:
         self.looked.append(ref.step)
         if ref.step in self.unreadable:
-            return Look(None, "it has no manifest")
+            return Inspection(None, "it has no manifest")
         found = next(m for m in CHAIN if folder(m.ref) == folder(ref))
-        return Look(found, "state.pt was altered" if ref.step in self.bad else "")
+        return Inspection(found, "state.pt was altered" if ref.step in self.bad else "")
 
 
 def test_the_first_candidate_that_verifies_wins() -> None:
@@ -102,8 +102,8 @@ def test_nor_is_one_that_only_the_journal_tells_of() -> None:
 
 
 def test_what_cannot_be_judged_is_not_passed_over_for_an_older_one() -> None:
-    def look(ref: CheckpointRef) -> Look:
-        return Look(None, "stale", unsure=True) if ref.step == 40 else Disk(bad={50}).look(ref)
+    def look(ref: CheckpointRef) -> Inspection:
+        return Inspection(None, "stale", unsure=True) if ref.step == 40 else Disk(bad={50}).look(ref)
 
     with pytest.raises(CheckpointUnavailable, match=r"step-40/1\.0\.1 cannot be validated: stale"):
         choose(plan(CHAIN[4].ref, CHAIN[3].ref, CHAIN[2].ref), (), look)
@@ -116,11 +116,11 @@ def test_latest_takes_the_newest_in_the_folder_and_skips_what_is_torn() -> None:
 
 
 def test_a_malformed_checkpoint_is_passed_over_for_another_but_not_for_nothing() -> None:
-    looks = {50: Look(CHAIN[4], f"state.pt {RIGHT_HASH}: it is a list"), 40: Look(CHAIN[3])}
+    looks = {50: Inspection(CHAIN[4], f"state.pt {RIGHT_HASH}: it is a list"), 40: Inspection(CHAIN[3])}
     newest = CheckpointRef(50, Epoch(1, 0, 1))
     older = CheckpointRef(40, Epoch(1, 0, 1))
 
-    def look(ref: CheckpointRef) -> Look:
+    def look(ref: CheckpointRef) -> Inspection:
         return replace(looks[ref.step], manifest=replace(manifest(ref.step)))
 
     assert choose(plan(known=False), (newest, older), look).manifest == manifest(40)
@@ -128,8 +128,8 @@ def test_a_malformed_checkpoint_is_passed_over_for_another_but_not_for_nothing()
         choose(plan(known=False), (newest,), look)
 
 
-def of_job(name: str, step: int) -> Look:
-    return Look(replace(manifest(step), job=name), ref=CheckpointRef(step, Epoch(1, 0, 1)))
+def of_job(name: str, step: int) -> Inspection:
+    return Inspection(replace(manifest(step), job=name), ref=CheckpointRef(step, Epoch(1, 0, 1)))
 
 
 def test_latest_takes_no_checkpoint_of_another_job_and_says_how_to_get_it() -> None:

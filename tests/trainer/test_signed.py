@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from ropeteam_trainer.agent import checkpoints
 from ropeteam_trainer.agent.checkpoints import Claimed
-from ropeteam_trainer.checkpoint.agreement import Together
+from ropeteam_trainer.checkpoint.agreement import Agreement
 from ropeteam_trainer.checkpoint.decisions import journal
-from ropeteam_trainer.checkpoint.decisions.journal import Entry, place_of
+from ropeteam_trainer.checkpoint.decisions.journal import Entry, key_of
 from ropeteam_trainer.checkpoint.decisions.manifest import (
     JOURNAL,
     MANIFEST,
@@ -95,7 +95,7 @@ def choose(directory: Path, *restore: CheckpointRef, keys: Keys = OURS, **words:
         "1.0.2", texts, bool(texts), config, Resume.LATEST, None, "job", "new", keys=str(file) if keys else ""
     )
     plan = replace(plan, **words)
-    return Together(plan, World(0, 1, torch.device("cpu")), directory, lambda: None).choose()
+    return Agreement(plan, World(0, 1, torch.device("cpu")), directory, lambda: None).choose()
 
 
 def claimed(directory: Path, *named: CheckpointRef, keys: Keys = OURS) -> Claimed:
@@ -279,7 +279,7 @@ def test_a_secret_that_is_spoilt_while_a_job_runs_ends_none_that_status_vouches_
 
 def write_entry(directory: Path, entry: Entry, keys: Keys = ()) -> None:
     text = entry.text(seals.of_run(keys, "former"))
-    (directory / f"run-former/journal/{place_of(entry.ref)}.commit").write_text(text)
+    (directory / f"run-former/journal/{key_of(entry.ref)}.commit").write_text(text)
 
 
 def test_the_next_world_goes_on_from_what_descends_by_signed_entries(tmp_path: Path):
@@ -307,15 +307,15 @@ def test_an_entry_that_somebody_rewrote_tells_of_no_past(tmp_path: Path):
 @pytest.mark.parametrize("left", [0, 40, -1])
 def test_an_entry_that_was_cut_is_none(tmp_path: Path, left: int):
     newest, named, _ = saved(tmp_path, 5, 10, 20)
-    path = tmp_path / "run-former/journal" / f"{place_of(newest)}.commit"
+    path = tmp_path / "run-former/journal" / f"{key_of(newest)}.commit"
     path.write_bytes(path.read_bytes()[:left])
     assert claimed(tmp_path, named).restore == (named,)
 
 
 def test_a_copied_entry_makes_no_other_place_committed(tmp_path: Path):
     newest, named = saved(tmp_path, 10, 20)
-    path = tmp_path / "run-former/journal" / f"{place_of(newest)}.commit"
-    shutil.copy(path, path.with_name(f"{place_of(forged(tmp_path, 1000))}.commit"))
+    path = tmp_path / "run-former/journal" / f"{key_of(newest)}.commit"
+    shutil.copy(path, path.with_name(f"{key_of(forged(tmp_path, 1000))}.commit"))
     assert claimed(tmp_path, named).restore == (newest, named)
 
 
@@ -330,7 +330,7 @@ def test_an_entry_that_is_its_own_parent_leads_nowhere(tmp_path: Path):
 def test_an_entry_of_another_run_is_none_of_ours(tmp_path: Path):
     saved(tmp_path, 10)
     (other,) = saved(tmp_path, 500, run="other")
-    name = f"{place_of(other)}.commit"
+    name = f"{key_of(other)}.commit"
     shutil.copy(tmp_path / "run-other/journal" / name, tmp_path / "run-former/journal" / name)
     found = claimed(tmp_path).restore
     assert [(ref.step, bool(ref.digest)) for ref in found] == [(500, False), (10, True)]
@@ -349,7 +349,7 @@ def test_entries_are_read_by_who_knows_of_no_signatures(tmp_path: Path):
     """An agent of an earlier release, after a rollback."""
     newest, named = saved(tmp_path, 10, 20)
     assert claimed(tmp_path, named, keys=()).restore == (newest, named)
-    text = (tmp_path / "run-former/journal" / f"{place_of(newest)}.commit").read_text()
+    text = (tmp_path / "run-former/journal" / f"{key_of(newest)}.commit").read_text()
     assert codec.decode(Entry, text) == Entry(newest, named)
     assert journal.Entry.read(text, ()) == Entry(newest, named)
 

@@ -16,7 +16,7 @@ from tests.trainer import traces
 from tests.trainer.test_parameterserver import Served, request, served
 
 from ropeteam_trainer.data.decisions.plan import DataPlan, Position
-from ropeteam_trainer.data.feed import Feed, Wish
+from ropeteam_trainer.data.feed import BatchRequest, Feed
 from ropeteam_trainer.rank.world import World
 
 SAMPLES, BATCH, EPOCHS = 50, 4, 3
@@ -34,7 +34,7 @@ def batches_of(plan: DataPlan, rank: int, ways: int, count: int) -> list[tuple[i
 def begun(saved: dict[str, int] | None) -> tuple[Feed, Iterator[torch.Tensor]]:
     feed = Feed(World(0, 1, torch.device("cpu")))
     feed.restore(saved)
-    wish = Wish(torch.arange(SAMPLES), PLAN, EPOCHS)
+    wish = BatchRequest(torch.arange(SAMPLES), PLAN, EPOCHS)
     return feed, feed.batches(wish, 1, 2, nullcontext)
 
 

@@ -33,7 +33,7 @@ from ropeteam_trainer.checkpoint.decisions.restore import CheckpointNotFound
 from ropeteam_trainer.checkpoint.format import metadata, names
 from ropeteam_trainer.checkpoint.objects import optimizers
 from ropeteam_trainer.checkpoint.objects.pieces import overlap
-from ropeteam_trainer.checkpoint.objects.stateful import Kept
+from ropeteam_trainer.checkpoint.objects.stateful import SavedObjects
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.job import Job
@@ -209,17 +209,17 @@ def test_parts_of_a_model_are_one_model(tmp_path: Path) -> None:
 
 def test_what_could_not_be_loaded_again_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match=r"'model' has two tensors called weight.*names that they have in"):
-        Kept({"model": [nn.Linear(1, 1), nn.Linear(1, 1)]})
+        SavedObjects({"model": [nn.Linear(1, 1), nn.Linear(1, 1)]})
     stray = nn.Parameter(torch.zeros(7))
     with pytest.raises(
         ValueError, match=r"'optimizer' trains a parameter of shape \(7,\) \(group 0\) that is"
     ):
-        Kept({"model": net(), "optimizer": torch.optim.SGD([stray], 0.1)})
+        SavedObjects({"model": net(), "optimizer": torch.optim.SGD([stray], 0.1)})
     fsdp_1 = type("FullyShardedDataParallel", (nn.Linear,), {})
     with pytest.raises(TypeError, match="use fully_shard"):
-        Kept({"model": nn.Sequential(fsdp_1(1, 1))})
+        SavedObjects({"model": nn.Sequential(fsdp_1(1, 1))})
     with pytest.raises(ValueError, match="two parameters have the same name"):
-        Kept({"model": nn.ModuleDict({"critic": nn.Linear(1, 1)}), "critic": nn.Linear(1, 1)})
+        SavedObjects({"model": nn.ModuleDict({"critic": nn.Linear(1, 1)}), "critic": nn.Linear(1, 1)})
 
 
 class Remembers(nn.Linear):
@@ -247,8 +247,8 @@ def test_a_checkpoint_of_the_former_format_is_not_used(tmp_path: Path) -> None:
     manifest = codec.decode(Manifest, (place / MANIFEST).read_bytes())
     old = replace(manifest, files=tuple(f for f in manifest.files if f.name in ("state.pt", "rank-0.pt")))
     (place / MANIFEST).write_bytes(old.to_bytes())
-    assert "format of an earlier Ropeteam" in reader.look(tmp_path, old.ref).fault
-    assert reader.look(tmp_path, old.ref).manifest == old, "its parent may be used"
+    assert "format of an earlier Ropeteam" in reader.inspect(tmp_path, old.ref).fault
+    assert reader.inspect(tmp_path, old.ref).manifest == old, "its parent may be used"
     plan = RankPlan("0.0.2", (), False, CheckpointConfig(str(tmp_path)), Resume.STEP, 1, "", "")
     with pytest.raises(CheckpointNotFound, match="earlier Ropeteam"):
         Job(ALONE, plan, {}).restore(model=net())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy, StrategyError
-from ropeteam_trainer.partition.layout import Layout, Place, layout
+from ropeteam_trainer.partition.layout import GridCoordinate, Layout, layout
 
 
 def strategy(**fields: Any) -> Strategy:
@@ -44,18 +44,21 @@ def test_sharding_without_numbers_shards_over_all_ranks() -> None:
 
 @given(st.builds(Layout, *[st.integers(1, 4)] * 4))
 def test_every_rank_has_one_place_and_ranks_of_one_copy_share_their_data(made: Layout) -> None:
-    places = [made.place(rank) for rank in range(made.world)]
+    places = [made.coordinate(rank) for rank in range(made.world)]
     assert len(set(places)) == made.world
     assert {made.dp_rank(rank) for rank in range(made.world)} == set(range(made.dp_size))
     by_copy: dict[tuple[int, int], set[int]] = {}
-    for rank, place in enumerate(places):
-        by_copy.setdefault((place.replicate, place.shard), set()).add(made.dp_rank(rank))
+    for rank, coordinate in enumerate(places):
+        by_copy.setdefault((coordinate.replicate, coordinate.shard), set()).add(made.dp_rank(rank))
     assert all(len(found) == 1 for found in by_copy.values())
 
 
 def test_ranks_that_split_a_layer_are_neighbours() -> None:
     made = layout(strategy(parallelism={"tensor": 2, "pipeline": 2}), 8)
-    assert [made.place(rank) for rank in (0, 1)] == [Place(0, 0, 0, 0), Place(0, 0, 0, 1)]
+    assert [made.coordinate(rank) for rank in (0, 1)] == [
+        GridCoordinate(0, 0, 0, 0),
+        GridCoordinate(0, 0, 0, 1),
+    ]
 
 
 def served(**fields: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ropeteam_trainer.checkpoint.saving import Checkpoints
-from ropeteam_trainer.rank.agentlink import Heartbeat
+from ropeteam_trainer.rank.agentlink import HeartbeatWriter
 from ropeteam_trainer.rank.world import World
 
 END_SECONDS = 60.0
@@ -27,7 +27,11 @@ END_SECONDS = 60.0
 
 class End:
     def __init__(
-        self, world: World, heart: Heartbeat, checkpoints: Checkpoints | None, save: Callable[[bool], None]
+        self,
+        world: World,
+        heart: HeartbeatWriter,
+        checkpoints: Checkpoints | None,
+        save: Callable[[bool], None],
     ) -> None:
         """save(report): called by all ranks together; report: whether the agent is notified now."""
         self._world, self._heart, self._checkpoints, self._save = world, heart, checkpoints, save
@@ -55,14 +59,14 @@ class End:
         self._finished = True
         if self._checkpoints is not None and self._heart.script_has_ended and not self.failed:
             self._save_once(self._checkpoints, report=True)
-            self._checkpoints.tell()
+            self._checkpoints.report()
 
     def _save_once(self, checkpoints: Checkpoints, *, report: bool) -> None:
         """Save if a step is not saved yet, and all ranks arrive here after the same step."""
         step = self._heart.step
         if step > max(0, checkpoints.newest) and step != self._attempted_step:
             self._attempted_step = step
-            if self._world.meets(f"end/{step}", END_SECONDS):
+            if self._world.barrier(f"end/{step}", END_SECONDS):
                 self._save(report)
 
 

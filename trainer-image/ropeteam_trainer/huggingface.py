@@ -61,7 +61,7 @@ class ReportProgress(TrainerCallback):
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         heart, _link = _agent()
         heart.phase = "train"
-        heart.beat()
+        heart.write()
 
     @_never_raises
     def on_step_end(self, args: TrainingArguments, state: TrainerState, **_: Any) -> None:
@@ -69,7 +69,7 @@ class ReportProgress(TrainerCallback):
         heart.step, heart.steps_here = state.global_step, heart.steps_here + 1
         heart.samples += args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         heart.phase = ""
-        heart.beat()
+        heart.write()
 
     @_never_raises
     def on_log(self, *_: Any, logs: dict[str, float] | None = None, **__: Any) -> None:
@@ -79,12 +79,12 @@ class ReportProgress(TrainerCallback):
 
 
 @functools.cache
-def _agent() -> tuple[agentlink.Heartbeat, agentlink.AgentLink | None]:
+def _agent() -> tuple[agentlink.HeartbeatWriter, agentlink.AgentLink | None]:
     """This process's channels to its agent."""
     link = agentlink.connect(os.environ, rank=None)
     if link is not None:
         atexit.register(link.close)  # sends the last loss
-    return agentlink.Heartbeat(os.environ.get(config.RANK_PAGE)), link
+    return agentlink.HeartbeatWriter(os.environ.get(config.RANK_PAGE)), link
 
 
 def _script_reports() -> bool:

@@ -10,7 +10,7 @@
         job.report(loss=loss)
 
 All ranks make the same calls in the same order. Order inside report(): count the step, save a checkpoint if
-due, then obey a pause. Guarantees: no network call and no device synchronisation in the training thread;
+due, then apply a pause. Guarantees: no network call and no device synchronisation in the training thread;
 without the operator all of it does nothing, or applies the arguments of init(). Limit: one data set per job.
 """
 
@@ -33,7 +33,7 @@ from ropeteam_trainer.contract.local import PHASES, FromRank
 from ropeteam_trainer.contract.strategy import Batch, Strategy, StrategyError, TensorSplit
 from ropeteam_trainer.data import batches as loading
 from ropeteam_trainer.data.decisions.plan import DataPlan
-from ropeteam_trainer.data.feed import Feed, Wish
+from ropeteam_trainer.data.feed import BatchRequest, Feed
 from ropeteam_trainer.finalize import End
 from ropeteam_trainer.rank import agentlink
 from ropeteam_trainer.rank.trace import Trace
@@ -62,7 +62,7 @@ class Job:
         """Data-parallel rank and world size: ranks that split one model work on the same part of a batch."""
         self._world, self._plan = world, plan
         self._link = agentlink.connect(environ, here.rank)
-        self._heart = agentlink.Heartbeat(environ.get(config.RANK_PAGE))
+        self._heart = agentlink.HeartbeatWriter(environ.get(config.RANK_PAGE))
         trace = environ.get(config.TRACE)
         self._trace = Trace(trace, here.rank, plan.epoch) if trace else None
         self._checkpoints = Checkpoints(plan, world, self._link) if plan.checkpoint and here.saves else None
@@ -179,10 +179,10 @@ class Job:
             self._training.tell(self._feed.state())
         if self._checkpoints is not None:
             self._save_due |= self._checkpoints.due(self.step)
-            if self._save_due and (self._wrapped is None or self._wrapped.together()):
+            if self._save_due and (self._wrapped is None or self._wrapped.in_sync()):
                 self._save()
         if self._link is not None and self._link.paused:
-            self._obey_pause(self._link)
+            self._apply_pause(self._link)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -225,16 +225,16 @@ class Job:
             optional, own = self._wrapped.extra, self._wrapped.own
             if model is self._wrapped.model:
                 objects["model"] = self._wrapped.parts
-        given = {name: thing for name, thing in objects.items() if thing is not None}
-        self._checkpoints.keep(given, optional, own)
+        given = {name: obj for name, obj in objects.items() if obj is not None}
+        self._checkpoints.register(given, optional, own)
         with self.phase("restore"):
-            found = self._checkpoints.restore(self._heart.beat)
+            found = self._checkpoints.restore(self._heart.write)
         return self._resume_at(found.step, found.data) if found is not None else 0
 
     def _resume_at(self, step: int, data: dict[str, int] | None) -> int:
         self.step = self._heart.step = step
         self._feed.restore(data)
-        self._heart.beat()
+        self._heart.write()
         return step
 
     def batches(
@@ -270,7 +270,7 @@ class Job:
         loading.most_ahead(workers, prefetch)
         plan = DataPlan(len(dataset), spec.global_samples or global_batch, seed)
         model = self._balanced_model() if balance else None
-        requested = Wish(dataset, plan, epochs, workers, prefetch, balance, model, collate)
+        requested = BatchRequest(dataset, plan, epochs, workers, prefetch, balance, model, collate)
         self._expected = self.step + self._feed.left(requested)
         return self._feed.batches(requested, self.dp_rank, self.dp_size, self._loading)
 
@@ -298,7 +298,7 @@ class Job:
         self._heart.step, self._heart.steps_here = self.step, self._heart.steps_here + 1
         self._heart.samples += self._feed.total if samples is None else samples * self.dp_size
         self._heart.phase = "train"
-        self._heart.beat()
+        self._heart.write()
 
     def _report_feature_level(self, level: int) -> None:
         """Report to the agent how much of the library is used. Without checkpoints level 1 at most."""
@@ -310,9 +310,9 @@ class Job:
         assert self._checkpoints is not None
         self._save_due = False
         with self.phase("checkpoint"):
-            self._checkpoints.save(self.step, self._feed.state(), tell=report)
+            self._checkpoints.save(self.step, self._feed.state(), report=report)
 
-    def _obey_pause(self, link: agentlink.AgentLink) -> None:
+    def _apply_pause(self, link: agentlink.AgentLink) -> None:
         """Wait for the step to stop at; train up to it; save, and stay."""
         stop_at = link.stop_at
         if stop_at is None:
@@ -322,7 +322,7 @@ class Job:
         if stop_at is not None and self.step >= stop_at:
             if self._checkpoints is not None:
                 if self._wrapped is not None:
-                    self._wrapped.meet()
+                    self._wrapped.synchronize()
                 self._save()
                 self._checkpoints.wait()
             link.send(FromRank(drained=self.step))
@@ -331,7 +331,7 @@ class Job:
 
     def _save_last_step(self, report: bool) -> None:
         if self._wrapped is not None:
-            self._wrapped.meet()
+            self._wrapped.synchronize()
         self._save(report=report)
 
     def _at_exit(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ropeteam_trainer.checkpoint.saving import next_epoch
+from ropeteam_trainer.checkpoint.saving import next_world_id
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import CheckpointConfig, RankPlan, Resume
 from ropeteam_trainer.contract.strategy import Strategy
@@ -45,9 +45,9 @@ def init(
     """
     global _job
     if _job is None and config.PLAN in os.environ:
-        from ropeteam_trainer.planning import rehearsal
+        from ropeteam_trainer.planning import dryrun
 
-        _job = rehearsal.begin()
+        _job = dryrun.begin()
     if _job is None:
         checkpoint = CheckpointConfig(str(checkpoint_dir), checkpoint_every_steps) if checkpoint_dir else None
         world, plan, here = join(device, timeout_seconds, checkpoint, strategy)
@@ -93,9 +93,9 @@ def _read_agent_plan() -> RankPlan | None:
 def _plan_without_agent(
     world: World, checkpoint: CheckpointConfig | None, strategy: Strategy | None
 ) -> RankPlan:
-    epoch = Epoch(0, 0, 0)
+    number = Epoch(0, 0, 0)
     if checkpoint is not None:
         path = Path(checkpoint.directory).absolute()
         checkpoint = replace(checkpoint, directory=str(path))
-        epoch = world.from_rank_0(lambda: next_epoch(path), Epoch)
-    return RankPlan(str(epoch), (), False, checkpoint, Resume.LATEST, None, "", "", strategy)
+        number = world.from_rank_0(lambda: next_world_id(path), Epoch)
+    return RankPlan(str(number), (), False, checkpoint, Resume.LATEST, None, "", "", strategy)

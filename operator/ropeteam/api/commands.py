@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ropeteam.api.rule import trainer
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.messages import Problem
-from ropeteam_trainer.launchers import Job, Launch, analyse, processes_of
+from ropeteam_trainer.launchers import JobSize, Launch, analyse, processes_of
 
 if TYPE_CHECKING:
     from ropeteam.api.job import TrainingJobSpec
@@ -72,5 +72,5 @@ def _analysed(spec: TrainingJobSpec) -> Launch | Problem | None:
         return None
     gpus = spec.gpus_per_worker and not spec.processes_per_worker
     field = "spec.gpusPerWorker" if gpus else "spec.processesPerWorker"
-    job = Job(spec.workers, spec.processes, spec.worlds.value == "PerPod", field)
+    job = JobSize(spec.workers, spec.processes, spec.worlds.value == "PerPod", field)
     return analyse(command, config.Launcher(spec.launcher.value), job)

@@ -31,12 +31,12 @@ options = parser.parse_args()
 
 
 class Watched(ShardCache):
-    def _make_room(self, size: int, part: BinaryIO) -> None:
+    def _free_space(self, size: int, part: BinaryIO) -> None:
         if options.log:
             with open(options.log, "a") as log:
                 log.write(f"{os.getpid()}\n")
             time.sleep(0.2)  # that others come, too
-        super()._make_room(size, part)
+        super()._free_space(size, part)
         if options.stop_after is not None:
             part.write(b"x" * min(options.stop_after, size))
             part.flush()

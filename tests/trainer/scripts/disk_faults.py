@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from ropeteam_trainer.checkpoint import reader
 from ropeteam_trainer.checkpoint.decisions.manifest import METADATA, folder
 from ropeteam_trainer.checkpoint.objects.pieces import piece_of
-from ropeteam_trainer.checkpoint.objects.stateful import Kept
+from ropeteam_trainer.checkpoint.objects.stateful import SavedObjects
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch, ShardFile
 from ropeteam_trainer.rank.world import World
@@ -51,7 +51,7 @@ def save(step: int) -> None:
     """Train as soon as save() is back: what is saved must be the state before."""
     before = [parameter.detach().clone() for parameter in model.parameters()]
     small = {f"rank-{world.rank}.pt": {"rng": 1}} | ({"state.pt": {"step": step}} if world.rank == 0 else {})
-    writer.start(step, Kept({"model": model}).state(with_others=True), small)
+    writer.start(step, SavedObjects({"model": model}).state(with_others=True), small)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(float(step))

@@ -23,7 +23,7 @@ left = int(count)
 here = int(os.environ["RANK"])
 real = Folder.open
 lock = threading.Lock()  # several threads verify files
-agreement.PATIENCE_SECONDS = float(patience)
+agreement.RETRY_SECONDS = float(patience)
 agreement.FIRST_PAUSE = agreement.LONGEST_PAUSE = 0.05
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ropeteam_trainer.checkpoint.decisions import journal, manifest
-from ropeteam_trainer.checkpoint.decisions.journal import Claim, Held, Operation, Place, Steps, place_of
+from ropeteam_trainer.checkpoint.decisions.journal import CheckpointKey, Claim, Held, Operation, Steps, key_of
 from ropeteam_trainer.checkpoint.decisions.manifest import Manifest
 from ropeteam_trainer.checkpoint.deletion import delete
 from ropeteam_trainer.contract import codec, seals
@@ -42,8 +42,8 @@ def claim(settings: WorkerConfig, pod_uid: str, plan: Plan, keys: Keys = ()) -> 
     disk.enter()
     held = disk.carry_out(journal.claim(Claim(plan.epoch, pod_uid)))
     entries = seals.of_run(keys, settings.job_uid)
-    restore = disk.carry_out(journal.line(held, plan.restore, entries))
-    return Claimed(held, restore, disk.carry_out(journal.pasts(restore, entries)))
+    restore = disk.carry_out(journal.lineage(held, plan.restore, entries))
+    return Claimed(held, restore, disk.carry_out(journal.ancestors(restore, entries)))
 
 
 def write_manifest(settings: WorkerConfig, held: Held, grant: Grant, keys: Keys = ()) -> CheckpointRef:
@@ -52,7 +52,7 @@ def write_manifest(settings: WorkerConfig, held: Held, grant: Grant, keys: Keys 
     return Disk(settings, keys).carry_out(journal.commit(held, grant, entries))
 
 
-def prune(settings: WorkerConfig, held: Held, keep: tuple[CheckpointRef, ...]) -> tuple[Place, ...]:
+def prune(settings: WorkerConfig, held: Held, keep: tuple[CheckpointRef, ...]) -> tuple[CheckpointKey, ...]:
     """Delete checkpoints of this run older than the newest of `keep` and not in it; returns those deleted."""
     return Disk(settings).carry_out(journal.prune(held, keep))
 
@@ -111,7 +111,7 @@ class Disk:
                 return entries.write(name, text.encode())
             case journal.Read(name):
                 with suppress(FileNotFoundError, NotOurs):
-                    return entries.read(name, manifest.MOST_BYTES).decode(errors="replace")
+                    return entries.read(name, manifest.MAX_BYTES).decode(errors="replace")
                 return ""
             case journal.Rename(name, to):
                 return _rename(entries, name, to)
@@ -139,14 +139,14 @@ class Disk:
     def _contains(self, directory: Folder, grant: Grant) -> bool:
         """Whether all files of the grant lie in the directory, and are of no other run: epochs repeat
         there."""
-        with suppress(OSError, ValueError), directory.down(manifest.place(grant.ref)) as folder:
+        with suppress(OSError, ValueError), directory.down(manifest.path_in_run(grant.ref)) as folder:
             whole = all(folder.size(file.name) == file.size for file in grant.files)
             return whole and (not folder.has(manifest.MANIFEST) or self._is_own(folder))
         return False
 
-    def _delete_own(self, directory: Folder, place: Place) -> None:
+    def _delete_own(self, directory: Folder, place: CheckpointKey) -> None:
         """Delete a checkpoint, unless another run has saved the same step there since."""
-        path = manifest.place(CheckpointRef(place.step, place.epoch))
+        path = manifest.path_in_run(CheckpointRef(place.step, place.epoch))
         with suppress(OSError, ValueError):
             with directory.down(path) as folder:
                 ours = self._is_own(folder)
@@ -155,7 +155,7 @@ class Disk:
 
     def _is_own(self, folder: Folder) -> bool:
         """Whether this job wrote the checkpoint. Raises OSError, ValueError if it has no manifest."""
-        text = folder.read(manifest.MANIFEST, manifest.MOST_BYTES)
+        text = folder.read(manifest.MANIFEST, manifest.MAX_BYTES)
         return codec.decode(Manifest, text).job_uid == self._settings.job_uid
 
     def _write_manifest(self, parent: Folder, grant: Grant) -> CheckpointRef:
@@ -170,7 +170,7 @@ class Disk:
             parent=grant.parent,
         )
         text = content.to_bytes(self._keys)
-        with parent.down(manifest.place(grant.ref)) as folder:
+        with parent.down(manifest.path_in_run(grant.ref)) as folder:
             folder.write(manifest.MANIFEST, text)
         return content.ref_as(text)
 
@@ -184,7 +184,7 @@ def _rename(entries: Folder, name: str, to: str) -> bool:
     return True
 
 
-def _places(run: Folder) -> Iterator[Place]:
+def _places(run: Folder) -> Iterator[CheckpointKey]:
     """Checkpoint folders only: other entries, links too, are never pruned; nor are folders that cannot be
     read."""
     for step in run.names():
@@ -193,4 +193,4 @@ def _places(run: Folder) -> Iterator[Place]:
                 for epoch in folder.names():
                     ref = manifest.ref_at("", step, epoch)
                     if ref is not None and folder.is_folder(epoch):
-                        yield place_of(ref)
+                        yield key_of(ref)

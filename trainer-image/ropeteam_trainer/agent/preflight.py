@@ -23,7 +23,7 @@ from ropeteam_trainer.contract import seals
 from ropeteam_trainer.contract.config import STORE, PodIdentity, WorkerConfig
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import FailReason
-from ropeteam_trainer.launchers import Job, Launch, Run, analyse
+from ropeteam_trainer.launchers import JobSize, Launch, Run, analyse
 from ropeteam_trainer.system.folders import Folder, Location, location
 
 _FIND_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
@@ -59,7 +59,7 @@ def plan_launch(
     python = settings.agent_python or "python3"
     if not command:
         return Launch(), python, Problem(FailReason.COMMAND_NOT_FOUND, "the container has no command")
-    job = Job(settings.workers, settings.processes, settings.worlds_per_pod)
+    job = JobSize(settings.workers, settings.processes, settings.worlds_per_pod)
     launch = analyse(command, settings.launcher, job)
     if isinstance(launch, Problem):
         return Launch(), python, launch

@@ -4,7 +4,7 @@
     all ranks   verify its files, each its part (restore.shares), on several threads; where status does not
                 name it, so that any process may have written its manifest, they also parse the files
     any rank    finds a file that is proved bad -> all fall back together, to the next choice
-                cannot decide                   -> all wait and try again, for PATIENCE_SECONDS
+                cannot decide                   -> all wait and try again, for RETRY_SECONDS
 
 Promise: no time limit is too short for a large checkpoint: ranks synchronize every two seconds, and
 heartbeats are sent as long as bytes are read on any rank. A file that could not be read is never called bad.
@@ -30,7 +30,7 @@ from ropeteam_trainer.checkpoint.decisions.restore import (
     CheckpointNotFound,
     CheckpointUnavailable,
     Choice,
-    Look,
+    Inspection,
     UnavailableElsewhere,
     UnavailableEverywhere,
     choose,
@@ -43,10 +43,10 @@ from ropeteam_trainer.rank.world import World
 from ropeteam_trainer.system.folders import Location, NotOurs
 
 T = TypeVar("T")
-PATIENCE_SECONDS = 300.0
+RETRY_SECONDS = 300.0
 """Time for which a volume may be unavailable before another node is tried."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
-MEET_SECONDS = 2.0
+SYNCHRONIZE_SECONDS = 2.0
 THREADS = 4
 CHOSEN = (Choice, Manifest, CheckpointRef, Epoch, ShardFile, CheckpointNotFound)
 """Classes of which rank 0's choice consists."""
@@ -62,11 +62,13 @@ class _Said(NamedTuple):
     unsure: str
 
 
-class Together:
-    """Choice and verification on all ranks. `beat` is called when any rank has made progress."""
+class Agreement:
+    """Choice and verification on all ranks. `heartbeat` is called when any rank has made progress."""
 
-    def __init__(self, plan: RankPlan, world: World, directory: Location, beat: Callable[[], None]) -> None:
-        self._plan, self._world, self._directory, self._beat = plan, world, directory, beat
+    def __init__(
+        self, plan: RankPlan, world: World, directory: Location, heartbeat: Callable[[], None]
+    ) -> None:
+        self._plan, self._world, self._directory, self._heartbeat = plan, world, directory, heartbeat
         self._vouched = plan.lineage_known and any(parse_ref(text).digest for text in plan.restore)
         """Status names a hash, and each manifest names its parent's: the job has saved these checkpoints."""
         self._keys = self._named_keys() + seals.read(plan.keys)
@@ -86,11 +88,11 @@ class Together:
             raise CheckpointUnavailable(str(error)) from None
 
     def choose(self) -> Choice:
-        """The same choice on all ranks. Raises CheckpointNotFound, or CheckpointUnavailable, on all ranks."""
+        """Choice, the same on all ranks. Raises CheckpointNotFound or CheckpointUnavailable, on all ranks."""
         while True:
-            choice, trouble = self._world.from_rank_0(self._chosen, *CHOSEN)
+            choice, error = self._world.from_rank_0(self._chosen, *CHOSEN)
             if choice is None:
-                self._wait(trouble if self._world.rank == 0 else self._own_trouble())
+                self._wait(error if self._world.rank == 0 else self._own_error())
             elif choice.manifest is None or choice.ref is None:
                 return choice
             elif fault := self._verify(choice.manifest, choice.ref):
@@ -102,20 +104,20 @@ class Together:
         """Choice of this rank alone, and the problem that prevents one."""
         try:
             found = () if self._plan.lineage_known else reader.find(self._directory)
-            return choose(self._plan, found, self._look), ""
+            return choose(self._plan, found, self._inspect), ""
         except CheckpointUnavailable as error:
             return None, str(error)
         except OSError as error:
             return None, f"{self._directory} cannot be listed: {error}"
 
-    def _own_trouble(self) -> str:
+    def _own_error(self) -> str:
         try:
             return self._chosen()[1]
         except ValueError:
             return ""  # this rank can read
 
-    def _look(self, ref: CheckpointRef) -> Look:
-        seen = reader.look(self._directory, ref, self._keys)
+    def _inspect(self, ref: CheckpointRef) -> Inspection:
+        seen = reader.inspect(self._directory, ref, self._keys)
         bad = self._bad.get(folder(seen.ref or ref))
         return replace(seen, fault=bad, ref=None) if bad and not seen.fault else seen
 
@@ -123,9 +125,9 @@ class Together:
         """Fault that proves this checkpoint bad; "": it is whole."""
         self._waited_from, self._pause = None, FIRST_PAUSE  # the problem that prevented the choice is over
         left = shares(manifest, self._world.size)[self._world.rank]
-        look = partial(self._look_into, manifest, ref)
+        inspect = partial(self._inspect_file, manifest, ref)
         while True:
-            with _Reading(look, left) as reading:
+            with _Reading(inspect, left) as reading:
                 states = self._gather_states(reading)
             if proved := next((f"{one.proved} (rank {n})" for n, one in enumerate(states) if one.proved), ""):
                 return proved
@@ -134,15 +136,15 @@ class Together:
             left = reading.left
             self._wait(states[self._world.rank].unsure)
 
-    def _look_into(
+    def _inspect_file(
         self, manifest: Manifest, ref: CheckpointRef, file: ShardFile, read: Callable[[int], None]
-    ) -> Look:
+    ) -> Inspection:
         seen = reader.check(self._directory, ref, file, read)
         ours = map(rank_file, range(self._world.size))
         of_no_rank = file.name.startswith("rank-") and file.name not in ours
         if seen.fault or self._vouched or of_no_rank:  # no rank will load such a file, and it may be large
             return seen
-        return reader.judge(self._directory, ref, manifest.files, file, read)
+        return reader.validate(self._directory, ref, manifest.files, file, read)
 
     def _gather_states(self, reading: _Reading) -> list[_Said]:
         """Gather states until all ranks have read their part, or one has found a fault."""
@@ -151,29 +153,29 @@ class Together:
             states = self._world.gather(reading.after(seconds), _Said)
             if (read := sum(one.read for one in states)) > total:
                 total = read
-                self._beat()
+                self._heartbeat()
             if all(one.done for one in states) or any(one.proved for one in states):
                 return states
-            seconds = min(2 * seconds, MEET_SECONDS)
+            seconds = min(2 * seconds, SYNCHRONIZE_SECONDS)
 
-    def _wait(self, trouble: str) -> None:
+    def _wait(self, error: str) -> None:
         """Wait on all ranks, if any of them has a problem. Raises CheckpointUnavailable when it has
         lasted."""
         now = time.monotonic()
         self._waited_from = now if self._waited_from is None else self._waited_from
-        over = self._world.number_of_rank_0(int(now - self._waited_from >= PATIENCE_SECONDS))
-        troubles = self._world.gather(trouble)
-        hindered = [rank for rank, text in enumerate(troubles) if text]
+        over = self._world.number_of_rank_0(int(now - self._waited_from >= RETRY_SECONDS))
+        errors = self._world.gather(error)
+        hindered = [rank for rank, text in enumerate(errors) if text]
         if not hindered:
             return  # the problem is over
-        text = f"{troubles[hindered[0]]} (seen by {len(hindered)} of {len(troubles)} ranks)"
+        text = f"{errors[hindered[0]]} (seen by {len(hindered)} of {len(errors)} ranks)"
         if over:
-            raise self._unavailable(bool(trouble), len(hindered))(
-                f"{text} for {PATIENCE_SECONDS:.0f} s. {_fix(self._directory)}"
+            raise self._unavailable(bool(error), len(hindered))(
+                f"{text} for {RETRY_SECONDS:.0f} s. {_fix(self._directory)}"
             )
         if self._world.rank == 0:
             _log(f"{text}: trying again in {self._pause:.0f} s")
-        self._beat()
+        self._heartbeat()
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
@@ -184,9 +186,9 @@ class Together:
         return CheckpointUnavailable if here else UnavailableElsewhere
 
 
-def patiently(action: Callable[[], T], directory: Location, beat: Callable[[], None]) -> T:
+def with_retries(action: Callable[[], T], directory: Location, heartbeat: Callable[[], None]) -> T:
     """Result of `action()`, retried while the volume is unavailable. Raises CheckpointUnavailable after
-    PATIENCE_SECONDS, and NotOurs at once: that is no problem of the volume."""
+    RETRY_SECONDS, and NotOurs at once: that is no problem of the volume."""
     began, pause = time.monotonic(), FIRST_PAUSE
     while True:
         try:
@@ -194,11 +196,11 @@ def patiently(action: Callable[[], T], directory: Location, beat: Callable[[], N
         except NotOurs:
             raise
         except OSError as error:
-            if time.monotonic() - began >= PATIENCE_SECONDS:
-                text = f"{error} for {PATIENCE_SECONDS:.0f} s. {_fix(directory)}"
+            if time.monotonic() - began >= RETRY_SECONDS:
+                text = f"{error} for {RETRY_SECONDS:.0f} s. {_fix(directory)}"
                 raise CheckpointUnavailable(text) from error
             _log(f"{error}: trying again in {pause:.0f} s")
-        beat()
+        heartbeat()
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -215,19 +217,19 @@ class _Reading:
     """Verification of one rank's part, in the background."""
 
     def __init__(
-        self, look: Callable[[ShardFile, Callable[[int], None]], Look], files: list[ShardFile]
+        self, inspect: Callable[[ShardFile, Callable[[int], None]], Inspection], files: list[ShardFile]
     ) -> None:
         self._read, self._lock = 0, threading.Lock()
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(THREADS, "ropeteam-verify")
-        self._files = {self._pool.submit(look, file, self._count): file for file in files}
+        self._files = {self._pool.submit(inspect, file, self._count): file for file in files}
 
     def after(self, seconds: float) -> _Said:
         """State after `seconds`, or as soon as all files are verified."""
         done, running = wait(self._files, seconds)
-        looks = [future.result() for future in done]
-        proved = (look.fault for look in looks if look.fault and not look.unsure)
-        unsure = (look.fault for look in looks if look.unsure)
+        inspections = [future.result() for future in done]
+        proved = (each.fault for each in inspections if each.fault and not each.unsure)
+        unsure = (each.fault for each in inspections if each.unsure)
         return _Said(not running, self._read, next(proved, ""), next(unsure, ""))
 
     @property

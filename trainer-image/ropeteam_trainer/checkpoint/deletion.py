@@ -9,13 +9,13 @@ from ropeteam_trainer.contract.world import Epoch
 from ropeteam_trainer.system.folders import Folder, NotOurs
 
 
-def delete(run: Folder, step: int, epoch: Epoch) -> None:
+def delete(run: Folder, step: int, world_id: Epoch) -> None:
     """Delete a checkpoint from the folder of its run, as far as possible. Another world's save of the same
     step stays."""
     name = f"step-{step}"
     with suppress(OSError), run.folder(name) as folder:
-        with suppress(FileNotFoundError, NotOurs, IsADirectoryError), folder.folder(str(epoch)) as inner:
+        with suppress(FileNotFoundError, NotOurs, IsADirectoryError), folder.folder(str(world_id)) as inner:
             inner.remove(MANIFEST)  # without it a half-deleted folder is no checkpoint any more
-        folder.remove_tree(str(epoch))
+        folder.remove_tree(str(world_id))
         with suppress(OSError):  # another world has saved the same step
             run.remove_folder(name)

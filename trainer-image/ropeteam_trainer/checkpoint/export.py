@@ -35,10 +35,10 @@ class NoCheckpoint(ValueError):
 def export(folder: Path) -> dict[str, Any]:
     """Content of a checkpoint. Raises NoCheckpoint, OSError."""
     directory, ref = _find(folder.absolute())
-    look = reader.look(directory, ref)
-    manifest = look.manifest
-    if manifest is None or look.ref is None:
-        raise NoCheckpoint(f"{folder} is not a usable checkpoint: {look.fault}")
+    inspection = reader.inspect(directory, ref)
+    manifest = inspection.manifest
+    if manifest is None or inspection.ref is None:
+        raise NoCheckpoint(f"{folder} is not a usable checkpoint: {inspection.fault}")
     for file in manifest.files:
         found = reader.check(directory, ref, file, lambda _: None)
         if found.fault:

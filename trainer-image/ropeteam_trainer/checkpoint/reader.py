@@ -19,8 +19,8 @@ import torch
 
 from ropeteam_trainer.checkpoint.decisions.manifest import (
     MANIFEST,
+    MAX_BYTES,
     METADATA,
-    MOST_BYTES,
     RUNS,
     STATE,
     Manifest,
@@ -28,7 +28,7 @@ from ropeteam_trainer.checkpoint.decisions.manifest import (
     ref_at,
     run_folder,
 )
-from ropeteam_trainer.checkpoint.decisions.restore import RIGHT_HASH, Look
+from ropeteam_trainer.checkpoint.decisions.restore import RIGHT_HASH, Inspection
 from ropeteam_trainer.checkpoint.format import contents
 from ropeteam_trainer.checkpoint.format.contents import Malformed
 from ropeteam_trainer.checkpoint.format.metadata import Chunk, Saved, parse
@@ -91,7 +91,7 @@ def locate(directory: Location, ref: CheckpointRef) -> CheckpointRef:
             if not _has_manifest(root, each):
                 continue
             with suppress(*_ABSENT), root.down(folder(each)) as place:
-                if _digest(place.read(MANIFEST, MOST_BYTES)) == ref.digest:
+                if _digest(place.read(MANIFEST, MAX_BYTES)) == ref.digest:
                     return each
     return ref
 
@@ -100,51 +100,59 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def look(directory: Location, ref: CheckpointRef, keys: Keys = ()) -> Look:
+def inspect(directory: Location, ref: CheckpointRef, keys: Keys = ()) -> Inspection:
     """Verify a checkpoint's manifest, against the digest where that is known. For its files see check()."""
     try:
         ref = locate(directory, ref)
-        text = _read(directory, ref, MANIFEST, MOST_BYTES)
+        text = _read(directory, ref, MANIFEST, MAX_BYTES)
     except FileNotFoundError:
         return _without_manifest(directory, ref)
     except OSError as error:
-        return Look(None, f"its manifest cannot be read: {error}", unsure=not isinstance(error, _WRONG_KIND))
+        return Inspection(
+            None, f"its manifest cannot be read: {error}", unsure=not isinstance(error, _WRONG_KIND)
+        )
     digest = _digest(text)
     if ref.digest and digest != ref.digest:
-        return Look(None, "its manifest was altered (the hash differs from the committed one)")
+        return Inspection(None, "its manifest was altered (the hash differs from the committed one)")
     try:
         manifest = codec.decode(Manifest, text)
     except codec.DecodeError as error:
-        return Look(None, f"its manifest is torn or altered ({error})")
+        return Inspection(None, f"its manifest is torn or altered ({error})")
     if (manifest.step, manifest.epoch) != (ref.step, ref.epoch):
-        return Look(None, f"its manifest belongs to step {manifest.step} of world {manifest.epoch}")
+        return Inspection(None, f"its manifest belongs to step {manifest.step} of world {manifest.epoch}")
     if ref.run and not ref.digest and manifest.job_uid != ref.run:  # with a known hash it may be a copy
-        return Look(None, f"its manifest belongs to the job with UID {ascii(manifest.job_uid)[:80]}")
+        return Inspection(None, f"its manifest belongs to the job with UID {ascii(manifest.job_uid)[:80]}")
     names = {file.name for file in manifest.files}
     if foreign := [name for name in names if not is_plain(name)]:
-        return Look(None, f"its manifest was altered: {ascii(foreign[0])[:80]} is not a checkpoint file")
+        return Inspection(
+            None, f"its manifest was altered: {ascii(foreign[0])[:80]} is not a checkpoint file"
+        )
     signed = seals.holds(MANIFEST, text, keys)
     if METADATA not in names:
-        return Look(manifest, "it has the format of an earlier Ropeteam, without .metadata", signed=signed)
+        return Inspection(
+            manifest, "it has the format of an earlier Ropeteam, without .metadata", signed=signed
+        )
     if STATE not in names:
-        return Look(manifest, f"its manifest was altered: it names no {STATE}", signed=signed)
-    return Look(manifest, ref=replace(ref, digest=digest), signed=signed)
+        return Inspection(manifest, f"its manifest was altered: it names no {STATE}", signed=signed)
+    return Inspection(manifest, ref=replace(ref, digest=digest), signed=signed)
 
 
-def _without_manifest(directory: Location, ref: CheckpointRef) -> Look:
+def _without_manifest(directory: Location, ref: CheckpointRef) -> Inspection:
     """Result for a missing manifest. A committed checkpoint in a directory without any: the volume is not
     mounted (yet)."""
     try:
         with Folder.at(directory) as root:
             names = root.names()
     except OSError as error:
-        return Look(None, f"{directory} cannot be listed: {error}", unsure=bool(ref.digest))
+        return Inspection(None, f"{directory} cannot be listed: {error}", unsure=bool(ref.digest))
     if ref.digest and not any(name.startswith(("step-", "run-")) for name in names):
-        return Look(None, f"{directory} is empty; is its volume mounted?", unsure=True)
-    return Look(None, "it has no manifest, so it was never committed")
+        return Inspection(None, f"{directory} is empty; is its volume mounted?", unsure=True)
+    return Inspection(None, "it has no manifest, so it was never committed")
 
 
-def check(directory: Location, ref: CheckpointRef, file: ShardFile, read: Callable[[int], None]) -> Look:
+def check(
+    directory: Location, ref: CheckpointRef, file: ShardFile, read: Callable[[int], None]
+) -> Inspection:
     """Verify one file against the manifest. `read` is called with the number of bytes of each read."""
     try:
         with Folder.at(directory) as root, root.down(folder(ref)) as place:
@@ -152,26 +160,26 @@ def check(directory: Location, ref: CheckpointRef, file: ShardFile, read: Callab
                 size = place.size(file.name)
                 if size != file.size:
                     fault = f"{file.name} has {size} bytes instead of {file.size} (torn or truncated)"
-                    return Look(None, fault)
+                    return Inspection(None, fault)
                 if _sha256(place, file.name, read) != file.sha256:
-                    return Look(None, f"{file.name} was altered (wrong hash)")
+                    return Inspection(None, f"{file.name} was altered (wrong hash)")
             except FileNotFoundError:
-                return Look(None, f"{file.name} is missing", unsure=not place.has(MANIFEST))
+                return Inspection(None, f"{file.name} is missing", unsure=not place.has(MANIFEST))
     except FileNotFoundError:
-        return Look(None, f"{file.name} is missing", unsure=True)  # is one file gone, or are all?
+        return Inspection(None, f"{file.name} is missing", unsure=True)  # is one file gone, or are all?
     except OSError as error:
         unsure = not isinstance(error, _WRONG_KIND)
-        return Look(None, f"{file.name} cannot be read: {error}", unsure)
-    return Look(None)
+        return Inspection(None, f"{file.name} cannot be read: {error}", unsure)
+    return Inspection(None)
 
 
-def judge(
+def validate(
     directory: Location,
     ref: CheckpointRef,
     files: Iterable[ShardFile],
     file: ShardFile,
     read: Callable[[int], None],
-) -> Look:
+) -> Inspection:
     """Verify the content of a file whose hash is right, where nothing confirms the manifest: any process can
     write one. Parses the file as loading does, and drops the result. Only proof is a fault; all other errors
     are left to the loading. `files`: all of the manifest."""
@@ -186,17 +194,17 @@ def judge(
         elif file.name.startswith("rank-"):
             contents.check_own(file.name, load(directory, ref, file))
         else:
-            _judge_tensors(directory, ref, files, file, read)
+            _validate_tensors(directory, ref, files, file, read)
     except Malformed as error:
-        return Look(None, f"{file.name} {RIGHT_HASH}: {error}")
+        return Inspection(None, f"{file.name} {RIGHT_HASH}: {error}")
     except OSError as error:
-        return Look(None, f"{file.name} cannot be read: {error}", unsure=True)
+        return Inspection(None, f"{file.name} cannot be read: {error}", unsure=True)
     except Exception:
-        return Look(None)
-    return Look(None)
+        return Inspection(None)
+    return Inspection(None)
 
 
-def _judge_tensors(
+def _validate_tensors(
     directory: Location,
     ref: CheckpointRef,
     files: Iterable[ShardFile],
@@ -258,12 +266,12 @@ def load(directory: Location, ref: CheckpointRef, file: ShardFile) -> Any:
 
 
 def load_metadata(
-    directory: Location, ref: CheckpointRef, files: Iterable[ShardFile], judged: bool = False
+    directory: Location, ref: CheckpointRef, files: Iterable[ShardFile], validated: bool = False
 ) -> Saved:
     """Load the index of the tensors in `files`, those of the manifest. Raises OSError and ValueError.
-    `judged`: judge() has verified it, on all ranks, or it is the job's own."""
+    `validated`: validate() has verified it, on all ranks, or it is the job's own."""
     known = {file.name: file for file in files}
-    saved = parse(_verified(directory, ref, known[METADATA]), judged)
+    saved = parse(_verified(directory, ref, known[METADATA]), validated)
     for tensor in saved.values():
         for chunk in tensor.chunks:
             file = known.get(chunk.file)
@@ -277,9 +285,9 @@ def fill(
     ref: CheckpointRef,
     saved: Saved,
     pieces: Mapping[str, Piece],
-    beat: Callable[[], None],
+    heartbeat: Callable[[], None],
 ) -> None:
-    """Read each piece, by its name, from the blocks that it was saved in. `beat` is called after each."""
+    """Read each piece, by its name, from the blocks that it was saved in. `heartbeat` is called each time."""
     by_file: dict[str, list[tuple[Chunk, Piece]]] = {}
     for name, piece in pieces.items():
         for chunk in saved[name].chunks:
@@ -288,7 +296,7 @@ def fill(
         with opened(directory, ref, file) as stream:
             for chunk, piece in sorted(wanted, key=lambda pair: pair[0].begin):
                 _copy(stream, chunk, piece)
-                beat()
+                heartbeat()
 
 
 def _copy(stream: BinaryIO, chunk: Chunk, piece: Piece) -> None:

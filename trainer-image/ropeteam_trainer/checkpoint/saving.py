@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ropeteam_trainer.checkpoint import reader
-from ropeteam_trainer.checkpoint.agreement import Together, patiently
+from ropeteam_trainer.checkpoint.agreement import Agreement, with_retries
 from ropeteam_trainer.checkpoint.cadence import Cadence
 from ropeteam_trainer.checkpoint.decisions.manifest import (
     MANIFEST,
     STATE,
     Manifest,
     folder,
-    place,
+    path_in_run,
     rank_file,
     run_folder,
 )
@@ -36,7 +36,7 @@ from ropeteam_trainer.checkpoint.format.metadata import Saved
 from ropeteam_trainer.checkpoint.format.names import misfit
 from ropeteam_trainer.checkpoint.objects import rng
 from ropeteam_trainer.checkpoint.objects.pieces import piece_of
-from ropeteam_trainer.checkpoint.objects.stateful import Kept, Shared, State
+from ropeteam_trainer.checkpoint.objects.stateful import SavedObjects, Shared, State
 from ropeteam_trainer.checkpoint.writer import ShardWriter
 from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.local import FromRank
@@ -61,10 +61,10 @@ class Checkpoints:
         self.config = plan.checkpoint
         self._plan, self._world, self._link = plan, world, link
         self._directory = location(plan.checkpoint.directory, plan.checkpoint.volume)
-        self._epoch = Epoch.parse(plan.epoch)
+        self._world_id = Epoch.parse(plan.epoch)
         self._cadence = Cadence(plan.checkpoint, world.number_of_rank_0)
-        self._writer = ShardWriter(self._directory, self._epoch, world, self._written, plan.job_uid)
-        self._kept = Kept({})
+        self._writer = ShardWriter(self._directory, self._world_id, world, self._written, plan.job_uid)
+        self._objects = SavedObjects({})
         self._own: Mapping[str, Any] = {}
         self.newest = -1
         """Step of the checkpoint that was restored, or saved since."""
@@ -74,39 +74,39 @@ class Checkpoints:
         self.due = self._cadence.due
         self.wait = self._writer.wait
 
-    def keep(
+    def register(
         self,
         objects: Mapping[str, Any],
         optional: Mapping[str, Any] | None = None,
         own: Mapping[str, Any] | None = None,
     ) -> None:
         """Save and restore these objects from now on: modules (a list of them where a rank has several),
-        optimizers, and any with state_dict() and load_state_dict(). optional: those that a checkpoint may
-        lack. own: objects that every rank saves for itself; only a world of the same size can restore them.
-        Raises TypeError or ValueError for state that could not be loaded again."""
-        self._kept, self._own = Kept(objects, optional), own or {}
+        optimizers, and any with state_dict() and load_state_dict(). optional: those that a checkpoint need
+        not hold. own: objects that every rank saves for itself; only a world of the same size can restore
+        them. Raises TypeError or ValueError for state that could not be loaded again."""
+        self._objects, self._own = SavedObjects(objects, optional), own or {}
 
     def close(self) -> None:
         """Finish, and release all objects: they may reference the model, and with it the process group."""
         self._writer.close()
-        self._kept, self._own = Kept({}), {}
+        self._objects, self._own = SavedObjects({}), {}
 
     def leave_group(self) -> None:
         """Finish the current save, before the process group is destroyed. A later save creates a new
         group."""
         self._writer.close()
 
-    def save(self, step: int, data: dict[str, int] | None, *, tell: bool = True) -> None:
+    def save(self, step: int, data: dict[str, int] | None, *, report: bool = True) -> None:
         """Copy the state and write it in the background. A second save of the same step does nothing.
 
-        tell: report the shard to the agent, so that it is committed. False: tell() reports it later, if no
+        report: send the shard to the agent, so that it is committed. False: report() sends it later, if no
         other save comes before.
         """
         if step == self.newest:
             return
-        self.newest, self._reports, self._unreported = step, tell, FromRank()
-        state = self._kept.state(with_others=self._world.rank == 0)
-        own = {name: thing.state_dict() for name, thing in self._own.items()}
+        self.newest, self._reports, self._unreported = step, report, FromRank()
+        state = self._objects.state(with_others=self._world.rank == 0)
+        own = {name: obj.state_dict() for name, obj in self._own.items()}
         files: dict[str, Any] = {rank_file(self._world.rank): {"rng": rng.capture(), "own": own}}
         if self._world.rank == 0:
             files[STATE] = {"step": step, "data": data, "others": state.others}
@@ -116,18 +116,18 @@ class Checkpoints:
             self._writer.wait()
             self._commit(step)
 
-    def restore(self, beat: Callable[[], None]) -> Restored | None:
-        """Load the best checkpoint into the objects of keep(). None: there is none to restore. `beat` is
-        called as long as bytes are read."""
-        choice = Together(self._plan, self._world, self._directory, beat).choose()
+    def restore(self, heartbeat: Callable[[], None]) -> Restored | None:
+        """Load the best checkpoint into the objects of register(). None: there is none to restore.
+        `heartbeat` is called as long as bytes are read."""
+        choice = Agreement(self._plan, self._world, self._directory, heartbeat).choose()
         if self._world.rank == 0:
             for sentence in choice.skipped:
                 _log(sentence)
         if choice.manifest is None or choice.ref is None:
             return None
         ref = choice.ref
-        state = self._load(ref, choice.manifest, beat)
-        self._load_own(ref, choice.manifest, beat)
+        state = self._load(ref, choice.manifest, heartbeat)
+        self._load_own(ref, choice.manifest, heartbeat)
         self._lineage, self.newest = [ref], ref.step
         if self._world.rank == 0:
             _log(f"resumes from step {ref.step} (checkpoint {folder(ref)})")
@@ -135,25 +135,25 @@ class Checkpoints:
                 self._link.send(FromRank(restored=ref))
         return Restored(ref.step, state["data"])
 
-    def _load(self, ref: CheckpointRef, manifest: Manifest, beat: Callable[[], None]) -> dict[str, Any]:
-        """Load into the objects of keep(). Raises KeyError, on all ranks, if they do not fit."""
+    def _load(self, ref: CheckpointRef, manifest: Manifest, heartbeat: Callable[[], None]) -> dict[str, Any]:
+        """Load into the objects of register(). Raises KeyError, on all ranks, if they do not fit."""
         files = {file.name: file for file in manifest.files}
-        state: dict[str, Any] = self._read(lambda: reader.load(self._directory, ref, files[STATE]), beat)
+        state: dict[str, Any] = self._read(lambda: reader.load(self._directory, ref, files[STATE]), heartbeat)
         contents.check_state(STATE, state)
         shared = {kind: state[kind] for kind in State().shared}
-        load_metadata = partial(reader.load_metadata, self._directory, ref, manifest.files, judged=True)
-        saved = self._read(load_metadata, beat)
+        load_metadata = partial(reader.load_metadata, self._directory, ref, manifest.files, validated=True)
+        saved = self._read(load_metadata, heartbeat)
         self._check_fit(ref, shared, state["others"], saved)
-        tensors = self._kept.room(shared, saved)
+        tensors = self._objects.allocate(shared, saved)
         pieces = {name: piece for name, tensor in tensors.items() if (piece := piece_of(tensor)) is not None}
-        self._read(lambda: reader.fill(self._directory, ref, saved, pieces, beat), beat)
-        self._kept.settle(tensors, shared, state["others"])
+        self._read(lambda: reader.fill(self._directory, ref, saved, pieces, heartbeat), heartbeat)
+        self._objects.load(tensors, shared, state["others"])
         return state
 
-    def _read(self, action: Callable[[], T], beat: Callable[[], None]) -> T:
-        return patiently(action, self._directory, beat)
+    def _read(self, action: Callable[[], T], heartbeat: Callable[[], None]) -> T:
+        return with_retries(action, self._directory, heartbeat)
 
-    def _load_own(self, ref: CheckpointRef, manifest: Manifest, beat: Callable[[], None]) -> None:
+    def _load_own(self, ref: CheckpointRef, manifest: Manifest, heartbeat: Callable[[], None]) -> None:
         """Load the state that only this rank has saved. Residuals of other ranks would be added to the wrong
         gradients."""
         ranks, name = manifest.world_size, rank_file(self._world.rank)
@@ -161,23 +161,25 @@ class Checkpoints:
         if file is None:
             rng.reseed(ref.step, self._world.rank)
             return
-        mine = self._read(partial(reader.load, self._directory, ref, file), beat)
+        mine = self._read(partial(reader.load, self._directory, ref, file), heartbeat)
         contents.check_own(name, mine)
         rng.put_back(mine["rng"])
-        found = {name: thing for name, thing in self._own.items() if name in mine.get("own", {})}
+        found = {name: obj for name, obj in self._own.items() if name in mine.get("own", {})}
         if ranks == self._world.size:
-            for name, thing in found.items():
-                thing.load_state_dict(mine["own"][name])
+            for name, obj in found.items():
+                obj.load_state_dict(mine["own"][name])
         elif found and self._world.rank == 0:
             _log(
                 f"{', '.join(found)} of {ranks} ranks cannot be used by {self._world.size}: starts without it"
             )
 
     def _check_fit(self, ref: CheckpointRef, shared: Shared, others: dict[str, Any], saved: Saved) -> None:
-        if lacking := self._kept.lacking(shared, others):
+        if missing_names := self._objects.missing(shared, others):
             held = [*shared["models"], *shared["optimizers"], *others]
-            raise KeyError(f"checkpoint {folder(ref)} holds no {lacking[0]!r}: it has {', '.join(held)}")
-        missing, unknown, shapes = zip(*self._world.gather(self._kept.compare(shared, saved)), strict=True)
+            raise KeyError(
+                f"checkpoint {folder(ref)} holds no {missing_names[0]!r}: it has {', '.join(held)}"
+            )
+        missing, unknown, shapes = zip(*self._world.gather(self._objects.compare(shared, saved)), strict=True)
         surplus = set.intersection(*unknown)  # in a pipeline, what one rank does not know another one has
         fault = misfit(set().union(*missing), surplus, sorted({text for texts in shapes for text in texts}))
         if fault:
@@ -191,7 +193,7 @@ class Checkpoints:
         else:
             self._unreported = message
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report the last save to the agent, if that is not done yet."""
         self.wait()
         if self._link is not None and self._unreported != FromRank():
@@ -206,10 +208,10 @@ class Checkpoints:
         parent = self._lineage[0] if self._lineage else None
         files = tuple(file for shard in shards for file in shard)
         manifest = Manifest(
-            step, self._epoch, self._world.size, self._plan.job, self._plan.job_uid, files, parent
+            step, self._world_id, self._world.size, self._plan.job, self._plan.job_uid, files, parent
         )
         with Folder.at(self._directory) as root, root.down(run_folder(self._plan.job_uid)) as run:
-            with run.down(place(manifest.ref)) as inner:
+            with run.down(path_in_run(manifest.ref)) as inner:
                 inner.write(MANIFEST, manifest.to_bytes())
             self._lineage.insert(0, manifest.ref)
             for old in self._lineage[self.config.keep :]:
@@ -218,8 +220,8 @@ class Checkpoints:
         del self._lineage[self.config.keep :]
 
 
-def next_epoch(directory: Path) -> Epoch:
-    """Epoch of a run without an operator: higher than that of any checkpoint in the folder."""
+def next_world_id(directory: Path) -> Epoch:
+    """World of a run without an operator: higher than that of any checkpoint in the folder."""
     return Epoch(0, 0, max((ref.epoch.n for ref in reader.find(directory)), default=0) + 1)
 
 

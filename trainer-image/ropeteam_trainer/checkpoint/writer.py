@@ -1,4 +1,4 @@
-"""Asynchronous save: a thread writes the checkpoint while training goes on.
+"""Asynchronous save: a thread writes the checkpoint while training continues.
 
 Order: copy (training thread) -> plan with all ranks, write, hash, fsync (writer thread) ->
 `written(step, files)`. Never two at once: a save that starts while the last one is still being written
@@ -36,11 +36,11 @@ _PATIENCE = timedelta(hours=1)
 
 class ShardWriter:
     def __init__(
-        self, directory: Location, epoch: Epoch, world: World, written: Written, run: str = ""
+        self, directory: Location, world_id: Epoch, world: World, written: Written, run: str = ""
     ) -> None:
         """`run`: UID of the job. `written` is called in the writer thread, only when all files of all ranks
         are synced."""
-        self._directory, self._epoch, self._world, self._written = directory, epoch, world, written
+        self._directory, self._world_id, self._world, self._written = directory, world_id, world, written
         self._run = run
         self._snapshot = Snapshot()
         self._group: dist.ProcessGroup | None = None
@@ -77,7 +77,7 @@ class ShardWriter:
 
     def _write(self, step: int, state: State, copy: dict[str, Any]) -> None:
         """Write `copy`. `state` has the sharding of its tensors; the values in `state` have changed since."""
-        place = folder(CheckpointRef(step, self._epoch, run=self._run))
+        place = folder(CheckpointRef(step, self._world_id, run=self._run))
         try:
             from ropeteam_trainer.checkpoint import dcp
 

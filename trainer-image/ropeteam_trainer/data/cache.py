@@ -42,8 +42,8 @@ class ShardCache:
     """Directory of copies. Create one object in each process that reads; they share the directory."""
 
     def __init__(self, directory: Source | None = None, max_bytes: int | None = None) -> None:
-        """Create the directory. All processes should give the same max_bytes: each obeys its own. The default
-        of both is that of spec.shardCache; ValueError where there is none.
+        """Create the directory. All processes should give the same max_bytes: each enforces its own. The
+        default of both is that of spec.shardCache; ValueError where there is none.
         """
         directory = directory or os.environ.get(config.SHARD_CACHE)
         max_bytes = max_bytes or int(os.environ.get(config.SHARD_CACHE_BYTES, 0))
@@ -113,7 +113,7 @@ class ShardCache:
 
     def _copy(self, source: Path, part: BinaryIO) -> None:
         before = source.stat()
-        self._make_room(before.st_size, part)
+        self._free_space(before.st_size, part)
         with source.open("rb") as stream:
             while chunk := stream.read(_CHUNK_BYTES):
                 with self._using():
@@ -125,7 +125,7 @@ class ShardCache:
         if (part.tell(), after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
             raise _CannotCache(f"{source} changed while it was copied to the cache")
 
-    def _make_room(self, size: int, part: BinaryIO) -> None:
+    def _free_space(self, size: int, part: BinaryIO) -> None:
         """Remove leftovers and the least recently used shards; reserve `size` bytes for the empty `part`."""
         with self._locked():
             for fetching in self._directory.glob("*.fetching"):

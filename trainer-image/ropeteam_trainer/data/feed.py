@@ -1,6 +1,6 @@
 """Data of one rank: its position, its batches, the samples used since the last step.
 
-One Feed per job; batches() may be called again, and goes on where the last call ended.
+One Feed per job; batches() may be called again, and continues where the last call ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ropeteam_trainer.rank.world import World
 
 
 @dataclass(frozen=True)
-class Wish:
+class BatchRequest:
     """Arguments of the script's call of batches()."""
 
     dataset: Any
@@ -54,11 +54,11 @@ class Feed:
         self._to_skip = 0
 
     def skip(self, count: int) -> None:
-        """Skip so many batches: steps that went on without this rank."""
+        """Skip so many batches: steps that were done without this rank."""
         self._to_skip += count
 
     def restore(self, saved: dict[str, int] | None) -> None:
-        """Set the position from which the next batches() goes on."""
+        """Set the position at which the next batches() begins."""
         self._saved = saved
 
     def state(self) -> dict[str, int] | None:
@@ -76,22 +76,28 @@ class Feed:
             "seed": self._plan.seed,
         }
 
-    def left(self, wish: Wish) -> int:
+    def left(self, request: BatchRequest) -> int:
         """Number of batches left for batches(). ValueError if the data are not those of the checkpoint."""
-        return wish.plan.steps_left(_begin(self._saved, wish.plan, self._position), wish.epochs)
+        return request.plan.steps_left(_begin(self._saved, request.plan, self._position), request.epochs)
 
     def batches(
-        self, wish: Wish, rank: int, ways: int, loading_now: Callable[[], AbstractContextManager[None]]
+        self,
+        request: BatchRequest,
+        rank: int,
+        ways: int,
+        loading_now: Callable[[], AbstractContextManager[None]],
     ) -> Iterator[Any]:
         """Part `rank` of `ways` of each batch. `loading_now`: context in which a batch is awaited. ValueError
         if the data are not those of the checkpoint."""
-        self._plan = wish.plan
-        self._position = _begin(self._saved, wish.plan, self._position)
-        loading.must_agree(self._world, wish.plan, wish.epochs)
-        balancer = self._balancer(wish) if wish.balance and ways > 1 else None
+        self._plan = request.plan
+        self._position = _begin(self._saved, request.plan, self._position)
+        loading.must_agree(self._world, request.plan, request.epochs)
+        balancer = self._balancer(request) if request.balance and ways > 1 else None
         speeds = balancer.speeds if balancer else loading.equal
-        planned = loading.shares(wish.plan, self._position, wish.epochs, rank, ways, speeds)
-        self._loaded = loading.load(wish.dataset, planned, wish.workers, wish.collate, wish.prefetch)
+        planned = loading.shares(request.plan, self._position, request.epochs, rank, ways, speeds)
+        self._loaded = loading.load(
+            request.dataset, planned, request.workers, request.collate, request.prefetch
+        )
         with closing(self._loaded):
             while True:
                 if balancer is not None:
@@ -128,13 +134,13 @@ class Feed:
         self.total += share.total
         self.weight = share.weight
 
-    def _balancer(self, wish: Wish) -> Balancer:
+    def _balancer(self, request: BatchRequest) -> Balancer:
         if self._clock is None:
             clock = ComputeTimer(self._world.device)
-            clock.attach(wish.model)
+            clock.attach(request.model)
             self._clock = clock
-        ahead = loading.most_ahead(wish.workers, wish.prefetch)
-        return Balancer(self._world, self._clock, wish.plan.global_batch, ahead)
+        ahead = loading.most_ahead(request.workers, request.prefetch)
+        return Balancer(self._world, self._clock, request.plan.global_batch, ahead)
 
 
 def _begin(saved: dict[str, int] | None, plan: DataPlan, current: Position) -> Position:

@@ -13,6 +13,6 @@ Guarantee: the same result for the same command everywhere. Limits: no file is r
 """
 
 from ropeteam_trainer.launchers.analyse import analyse, processes_of
-from ropeteam_trainer.launchers.launch import Job, Launch, MeetingPlace, Run
+from ropeteam_trainer.launchers.launch import JobSize, Launch, Rendezvous, Run
 
-__all__ = ["Job", "Launch", "MeetingPlace", "Run", "analyse", "processes_of"]
+__all__ = ["JobSize", "Launch", "Rendezvous", "Run", "analyse", "processes_of"]

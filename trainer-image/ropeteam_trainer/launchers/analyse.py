@@ -18,15 +18,15 @@ from ropeteam_trainer.contract.config import Launcher as Field
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import FailReason
 from ropeteam_trainer.launchers.interpreter import call_of
-from ropeteam_trainer.launchers.launch import Job, Launch, Run
-from ropeteam_trainer.launchers.parsing import Parsed, Refused, parse
-from ropeteam_trainer.launchers.table import MODULES, OF_OTHER_HOSTS, PROGRAMS, Launcher, Words
+from ropeteam_trainer.launchers.launch import JobSize, Launch, Run
+from ropeteam_trainer.launchers.parsing import LaunchError, Parsed, parse
+from ropeteam_trainer.launchers.table import MODULES, OF_OTHER_HOSTS, PROGRAMS, Arguments, Launcher
 from ropeteam_trainer.launchers.wrappers import Inner, name_of, unwrapped
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?(\.exe)?|pypy3?")
 
 
-def analyse(command: Words, launcher: Field, job: Job) -> Launch | Problem:
+def analyse(command: Arguments, launcher: Field, job: JobSize) -> Launch | Problem:
     """Launch of `command`, which is not empty, in each pod of `job`; or the Problem that prevents it."""
     name = name_of(command[0])
     if launcher is Field.PER_POD:
@@ -34,7 +34,7 @@ def analyse(command: Words, launcher: Field, job: Job) -> Launch | Problem:
     try:
         inner = unwrapped(command)
         found = _launch_of_known(inner, job, launcher)
-    except Refused as error:
+    except LaunchError as error:
         return Problem(FailReason.LAUNCHER_REFUSED, str(error))
     if found is not None:
         python = _resolved(found.python, inner.cwd) if found.python else None
@@ -53,7 +53,7 @@ def _resolved(program: str, cwd: str) -> str:
 
 
 @functools.lru_cache(maxsize=512)
-def processes_of(command: Words, launcher: Field, workers: int) -> int | None:
+def processes_of(command: Arguments, launcher: Field, workers: int) -> int | None:
     """Number of ranks that the command itself requests on each of `workers` workers. None: none given, or
     the command is refused for another reason."""
     if launcher is Field.PER_POD or not command:
@@ -64,7 +64,7 @@ def processes_of(command: Words, launcher: Field, workers: int) -> int | None:
             return None
         given = parse(found.launcher.name, found.launcher.options, found.arguments)
         return found.launcher.processes(given, workers)
-    except Refused:
+    except LaunchError:
         return None
 
 
@@ -73,12 +73,12 @@ class _KnownCommand:
     """Command with a known program."""
 
     launcher: Launcher | None
-    arguments: Words
+    arguments: Arguments
     """Arguments of the launcher; without one the script, module or code, and its arguments."""
     run: Run = Run.COMMAND
     """How to run it without a launcher."""
     python: str | None = None
-    flags: Words = ()
+    flags: Arguments = ()
 
 
 def _known_command(inner: Inner) -> _KnownCommand | None:
@@ -88,7 +88,7 @@ def _known_command(inner: Inner) -> _KnownCommand | None:
     return None if inner.stdin is not None and not is_read else found
 
 
-def _lookup(names: Mapping[Words, Launcher], words: Words) -> _KnownCommand | None:
+def _lookup(names: Mapping[Arguments, Launcher], words: Arguments) -> _KnownCommand | None:
     names_called = (name_of(words[0]), *words[1:])
     matches = ((name, each) for name, each in names.items() if names_called[: len(name)] == name)
     return next((_KnownCommand(each, words[len(name) :]) for name, each in matches), None)
@@ -111,10 +111,10 @@ def _python(inner: Inner) -> _KnownCommand:
 _RUNS = {"-m": Run.MODULE, "-c": Run.CODE, "": Run.SCRIPT}
 
 
-def _launch_of_known(inner: Inner, job: Job, field: Field) -> Launch | None:
+def _launch_of_known(inner: Inner, job: JobSize, field: Field) -> Launch | None:
     """Launch of a known command. None: unknown, or started unchanged. Raises Refused."""
     if inner.name in OF_OTHER_HOSTS and field is Field.AUTO:
-        raise Refused(
+        raise LaunchError(
             f"{inner.name} starts processes in other pods, which is not allowed: write the command that it"
             " starts (launcher: PerRank starts any command once per rank), or torchrun and the script"
         )
@@ -133,7 +133,7 @@ def _launch_of_known(inner: Inner, job: Job, field: Field) -> Launch | None:
     return _per_pod(inner, found, parsed, job) if launcher.join else _per_rank(inner, found, parsed)
 
 
-def _per_pod(inner: Inner, found: _KnownCommand, parsed: Parsed, job: Job) -> Launch:
+def _per_pod(inner: Inner, found: _KnownCommand, parsed: Parsed, job: JobSize) -> Launch:
     argv = (*inner.wrapper, *inner.words)
     assert found.launcher is not None
     assert found.launcher.join is not None

@@ -15,7 +15,7 @@ _TAKES_VALUE = re.compile(r"-(?P<before>[^-cmWX]*)(?P<letter>[cmWX])(?P<value>.*
 class Call:
     flags: tuple[str, ...]
     kind: str
-    """-m, -c, or empty: kind of the first word of `rest`."""
+    """-m, -c, or empty: kind of `rest[0]`."""
     rest: tuple[str, ...]
     """Module, code, script or `-`, and the arguments after it."""
 

@@ -21,7 +21,7 @@ class Run(str, enum.Enum):
 
 
 @dataclass(frozen=True)
-class Job:
+class JobSize:
     """Number of ranks that a job requests of its command."""
 
     workers: int
@@ -38,7 +38,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class MeetingPlace:
+class Rendezvous:
     """Rendezvous of the launchers of one world, for one of them."""
 
     node_rank: int
@@ -61,7 +61,7 @@ class Launch:
     local_rank: str = ""
     """Flag that passes the local rank to the script, as its first argument. Empty: it is not passed."""
     joining: tuple[str, ...] = ()
-    """Flags by which the launchers of all pods form one world, templates of MeetingPlace's fields."""
+    """Flags by which the launchers of all pods form one world, templates of Rendezvous's fields."""
     joining_at: int = 0
     """Index in `argv` where they are inserted."""
     env: tuple[tuple[str, str], ...] = ()
@@ -81,7 +81,7 @@ class Launch:
             return self.argv
         return (self.argv[0], f"{self.local_rank}={local_rank}", *self.argv[1:])
 
-    def joined(self, place: MeetingPlace) -> tuple[str, ...]:
+    def joined(self, place: Rendezvous) -> tuple[str, ...]:
         """`argv` of the one process of a pod."""
         words = (word.format(**vars(place)) for word in self.joining)
         return (*self.argv[: self.joining_at], *words, *self.argv[self.joining_at :])

@@ -18,7 +18,7 @@ _PROGRAM, _ARGUMENTS = "<program>", "<arguments>"
 """Destinations that no option has."""
 
 
-class Refused(Exception):
+class LaunchError(Exception):
     """A command that cannot work; the message names the part and the fix."""
 
 
@@ -37,18 +37,18 @@ class Parsed:
         if value is None:
             return None
         if not value.isdecimal():
-            raise Refused(f"--{option} {value} is not a number")
+            raise LaunchError(f"--{option} {value} is not a number")
         return int(value)
 
 
 class _Help(argparse.Action):
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        raise Refused(f"{'/'.join(self.option_strings)} shows help and trains nothing: leave it out")
+        raise LaunchError(f"{'/'.join(self.option_strings)} shows help and trains nothing: leave it out")
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise Refused(f"{self.prog}: {message}")
+        raise LaunchError(f"{self.prog}: {message}")
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """Options that an abbreviation matches. argparse checks the script's arguments too, and older
@@ -63,7 +63,7 @@ def parse(launcher: str, options: Options, args: Sequence[str]) -> Parsed:
     given = vars(found)
     program, arguments = given.pop(_PROGRAM), given.pop(_ARGUMENTS, [])
     if unknown and not options.interspersed:
-        raise Refused(
+        raise LaunchError(
             f"{launcher} flag {unknown[0]} is not known ({options.version}): leave it out,"
             " or set spec.launcher to PerPod to start the command as it is"
         )

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from ropeteam_trainer.launchers.launch import Job
+from ropeteam_trainer.launchers.launch import JobSize
 from ropeteam_trainer.launchers.options import OPTIONS, Options
-from ropeteam_trainer.launchers.parsing import Parsed, Refused
+from ropeteam_trainer.launchers.parsing import LaunchError, Parsed
 
-Words = tuple[str, ...]
+Arguments = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Launcher:
     """Option for the number of ranks per worker."""
     nodes: str
     """Option for the number of workers."""
-    own: Words = ()
+    own: Arguments = ()
     """Options in which each pod has a value of its own, or that of pod 0."""
-    join: Callable[[Parsed, Job], Words] | None = None
+    join: Callable[[Parsed, JobSize], Arguments] | None = None
     """Flags that make one world of all pods. None: the launcher starts once per rank."""
-    check: Callable[[Parsed, Job], None] | None = None
+    check: Callable[[Parsed, JobSize], None] | None = None
     """Further checks. Raises Refused for contradictions to the job."""
     local_rank: str = ""
     """Flag that passes the local rank to a script."""
@@ -45,12 +45,12 @@ class Launcher:
         value = parsed.given.get(self.count)
         return None if value in _ALL_DEVICES else parsed.number(self.count)
 
-    def agree(self, parsed: Parsed, job: Job) -> None:
+    def agree(self, parsed: Parsed, job: JobSize) -> None:
         """Check the command against the job. Raises Refused for contradictions."""
         count = self.processes(parsed, job.workers)
         if count is not None and count != job.processes:
             flag = f"--{self.count} {parsed.given[self.count]}"
-            raise Refused(
+            raise LaunchError(
                 f"{flag} requests {_count(count, 'process')} per worker, the job has {job.processes}"
                 f" ({job.field}): set that to {count} or leave the flag out"
             )
@@ -59,19 +59,21 @@ class Launcher:
             self.check(parsed, job)
         for option in self.own:
             if self.join and job.workers > 1 and option in parsed.given:
-                raise Refused(f"--{option} is set in each pod by Ropeteam: leave it out")
+                raise LaunchError(f"--{option} is set in each pod by Ropeteam: leave it out")
 
-    def _agree_on_nodes(self, parsed: Parsed, job: Job) -> None:
+    def _agree_on_nodes(self, parsed: Parsed, job: JobSize) -> None:
         nodes = parsed.given.get(self.nodes, "-1")
         low, _, high = nodes.partition(":")
         if not (low.isdecimal() and (high or low).isdecimal()):
             if nodes == "-1":
                 return
-            raise Refused(f"--{self.nodes} {nodes} is not a number")
+            raise LaunchError(f"--{self.nodes} {nodes} is not a number")
         if self.join and high and low != high:
-            raise Refused(f"--{self.nodes} {nodes} is a range: write {job.workers}, or leave the flag out")
+            raise LaunchError(
+                f"--{self.nodes} {nodes} is a range: write {job.workers}, or leave the flag out"
+            )
         if not int(low) <= job.workers <= int(high or low):
-            raise Refused(
+            raise LaunchError(
                 f"--{self.nodes} {nodes}, but the job has {_count(job.workers, 'worker')}:"
                 f" set spec.workers to {high or low} or leave the flag out"
             )
@@ -87,22 +89,22 @@ def _count(number: int, what: str) -> str:
 # ---- torch
 
 
-def _check_torchrun(parsed: Parsed, job: Job) -> None:
+def _check_torchrun(parsed: Parsed, job: JobSize) -> None:
     if "standalone" in parsed.given and job.workers > 1:
-        raise Refused(
+        raise LaunchError(
             f"--standalone makes each worker a separate world, but the job has {job.workers} workers:"
             " leave it out"
         )
     if "virtual-local-rank" in parsed.given and job.processes > 1:
-        raise Refused("--virtual-local-rank is not supported: each rank has its LOCAL_RANK; leave it out")
+        raise LaunchError("--virtual-local-rank is not supported: each rank has its LOCAL_RANK; leave it out")
     if {"module", "no-python"} <= parsed.given.keys() and "run-path" not in parsed.given:
-        raise Refused("--module and --no-python exclude each other: leave one out")
+        raise LaunchError("--module and --no-python exclude each other: leave one out")
 
 
-def _check_torch_launch(parsed: Parsed, job: Job) -> None:
+def _check_torch_launch(parsed: Parsed, job: JobSize) -> None:
     _check_torchrun(parsed, job)
     if "no-python" in parsed.given and "use-env" not in parsed.given:
-        raise Refused("--no-python needs --use-env: add it")
+        raise LaunchError("--no-python needs --use-env: add it")
 
 
 TORCHRUN = Launcher("torchrun", OPTIONS["torchrun"], "nproc-per-node", "nnodes", check=_check_torchrun)
@@ -119,18 +121,20 @@ TORCH_LAUNCH = replace(
 # ---- deepspeed
 
 
-def _check_deepspeed(parsed: Parsed, job: Job) -> None:
+def _check_deepspeed(parsed: Parsed, job: JobSize) -> None:
     if "autotuning" in parsed.given:
-        raise Refused(
+        raise LaunchError(
             "--autotuning starts many training runs, one after the other: run it outside of the job, once"
         )
     if "exclude" in parsed.given:
-        raise Refused("--exclude is not supported: set spec.gpusPerWorker or spec.processesPerWorker instead")
+        raise LaunchError(
+            "--exclude is not supported: set spec.gpusPerWorker or spec.processesPerWorker instead"
+        )
     if {"module", "no-python"} <= parsed.given.keys():
-        raise Refused("--module and --no_python exclude each other: leave one out")
+        raise LaunchError("--module and --no_python exclude each other: leave one out")
     host, _, slots = parsed.given.get("include", "localhost").partition(":")
     if host != "localhost" or (slots and len(slots.split(",")) != job.processes):
-        raise Refused(
+        raise LaunchError(
             "--include names other ranks than those of the job: leave it out, and set spec.workers and"
             " spec.processesPerWorker"
         )
@@ -154,22 +158,26 @@ def _accelerate_counts(launcher: Launcher, parsed: Parsed, workers: int) -> int 
     total = parsed.number(launcher.count)
     if total is None or total % workers == 0:
         return None if total is None else total // workers
-    raise Refused(f"--num-processes {total} counts all ranks, and is no multiple of the {workers} workers")
+    raise LaunchError(
+        f"--num-processes {total} counts all ranks, and is no multiple of the {workers} workers"
+    )
 
 
-def _check_accelerate(parsed: Parsed, job: Job) -> None:
+def _check_accelerate(parsed: Parsed, job: JobSize) -> None:
     if "mpirun-hostfile" in parsed.given:
-        raise Refused("--mpirun-hostfile starts processes in other pods, which is not allowed: leave it out")
+        raise LaunchError(
+            "--mpirun-hostfile starts processes in other pods, which is not allowed: leave it out"
+        )
     if "cpu" in parsed.given and job.processes > 1:
-        raise Refused(
+        raise LaunchError(
             f"--cpu starts one process per pod, the job has {job.processes} per worker: set"
             " spec.processesPerWorker to 1, or start the script with torchrun"
         )
     if parsed.given.get("deepspeed-multinode-launcher", "standard") != "standard":
-        raise Refused("--deepspeed-multinode-launcher starts processes in other pods: set it to standard")
+        raise LaunchError("--deepspeed-multinode-launcher starts processes in other pods: set it to standard")
 
 
-def _accelerate_join_flags(parsed: Parsed, job: Job) -> Words:
+def _accelerate_join_flags(parsed: Parsed, job: JobSize) -> Arguments:
     return (
         *(
             "--num_machines",
@@ -206,27 +214,27 @@ def _fabric_counts(launcher: Launcher, parsed: Parsed, _: int) -> int | None:
     return None if value in _ALL_DEVICES else parsed.number(launcher.count)
 
 
-def _fabric_join_flags(_: Parsed, job: Job) -> Words:
+def _fabric_join_flags(_: Parsed, job: JobSize) -> Arguments:
     return (
         *("--devices", str(job.processes), "--num-nodes", str(job.workers), "--node-rank", "{node_rank}"),
         *("--main-address", "{address}", "--main-port", "{port}"),
     )
 
 
-def _check_composer(parsed: Parsed, job: Job) -> None:
+def _check_composer(parsed: Parsed, job: JobSize) -> None:
     total = parsed.number("world-size")
     if total not in (None, job.ranks):
-        raise Refused(f"--world_size {total}, but the job has {job.ranks} ranks: leave it out")
+        raise LaunchError(f"--world_size {total}, but the job has {job.ranks} ranks: leave it out")
 
 
-def _composer_join_flags(_: Parsed, job: Job) -> Words:
+def _composer_join_flags(_: Parsed, job: JobSize) -> Arguments:
     return (
         *("--nproc", str(job.processes), "--world_size", str(job.ranks), "--node_rank", "{node_rank}"),
         *("--master_addr", "{address}", "--master_port", "{port}"),
     )
 
 
-def _tune_join_flags(parsed: Parsed, job: Job) -> Words:
+def _tune_join_flags(parsed: Parsed, job: JobSize) -> Arguments:
     if parsed.rest[0].endswith("_single_device"):
         return ()
     return (
@@ -260,7 +268,7 @@ TUNE = replace(
     join=_tune_join_flags,
 )
 
-PROGRAMS: Mapping[Words, Launcher] = {
+PROGRAMS: Mapping[Arguments, Launcher] = {
     ("torchrun",): TORCHRUN,
     ("deepspeed",): DEEPSPEED,
     ("deepspeed.pt",): DEEPSPEED,
@@ -271,7 +279,7 @@ PROGRAMS: Mapping[Words, Launcher] = {
     ("composer",): COMPOSER,
     ("tune", "run"): TUNE,
 }
-MODULES: Mapping[Words, Launcher] = {
+MODULES: Mapping[Arguments, Launcher] = {
     ("torch.distributed.run",): TORCHRUN,
     ("torch.distributed.launch",): TORCH_LAUNCH,
     ("deepspeed.launcher.runner",): DEEPSPEED,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ropeteam_trainer.launchers.options import OPTIONS, Options
-from ropeteam_trainer.launchers.parsing import Refused, parse
+from ropeteam_trainer.launchers.parsing import LaunchError, parse
 from ropeteam_trainer.launchers.shell import line_of, simple
 
 _ENVIRONMENT_OF_SHELL = 'exec "$0" "$@"'
@@ -106,7 +106,7 @@ def _strip_runner(options: Options) -> Callable[[Inner], Inner | None]:
             return None
         try:
             parsed = parse(f"{inner.name} run", options, inner.words[2:])
-        except Refused:
+        except LaunchError:
             return None  # a flag of a newer release: it runs unchanged
         is_script = parsed.rest[0].endswith(".py") or {"module", "script", "gui-script"} & parsed.given.keys()
         if is_script or parsed.rest[0] == "-":

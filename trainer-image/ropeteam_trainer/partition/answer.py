@@ -51,7 +51,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Answer:
+class DryRunResult:
     """Report of a script. Exactly one of the three is set."""
 
     model: Model | None = None

@@ -110,12 +110,14 @@ def fullest_server(part: Part, servers: int) -> Memory:
     """Memory of the largest parameter server, which it has twice; gradients: received from each worker in a
     step. part: the full model."""
     owners = shared_out([t.bytes for t in part.tensors], servers)
-    kept = max(
+    largest = max(
         sum(t.bytes for t, owner in zip(part.tensors, owners, strict=True) if owner == server)
         for server in range(servers)
     )
     whole = sum(t.bytes for t in part.tensors)
-    return Memory(kept, kept, None if part.optimizer is None else round(part.optimizer * kept / whole))
+    return Memory(
+        largest, largest, None if part.optimizer is None else round(part.optimizer * largest / whole)
+    )
 
 
 def bubble(strategy: Strategy, ranks: int, micro_batches: int) -> float:
@@ -142,7 +144,7 @@ def micro_batches(samples: int | None, settings: Pipelining, ranks: int) -> int:
     return math.ceil(count / ranks) * ranks if settings.several else max(count, ranks)
 
 
-def pieces_of(strategy: Strategy, grid: Layout) -> int | None:
+def micro_batch_count(strategy: Strategy, grid: Layout) -> int | None:
     """Number of micro-batches of a rank's part of the batch. None: it depends on the script's batch."""
     batch = strategy.batch
     samples = None if batch.global_samples is None else math.ceil(batch.global_samples / grid.dp_size)
@@ -244,8 +246,8 @@ def _local(size: int, local: Local, ranks: int) -> Traffic:
 def _compressed(buckets: list[list[Tensor]], compression: Compression, ranks: int) -> Traffic:
     numbers = [sum(t.numbers for t in bucket) for bucket in buckets]
     if compression.type is CompressionType.TOP_K:  # indices and values of each rank go to all others
-        kept = [max(1, count * compression.top_k.keep_per_mille // 1000) for count in numbers]
-        return _split_over(_gather(sum(kept) * (INDEX + FULL) * ranks, ranks), 2 * len(kept))
+        counts = [max(1, count * compression.top_k.keep_per_mille // 1000) for count in numbers]
+        return _split_over(_gather(sum(counts) * (INDEX + FULL) * ranks, ranks), 2 * len(counts))
     if (
         compression.type is CompressionType.POWER_SGD
     ):  # uncompressed tensors, then both factors of all matrices

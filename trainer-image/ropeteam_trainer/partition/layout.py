@@ -25,7 +25,7 @@ from ropeteam_trainer.contract.strategy import (
 
 
 @dataclass(frozen=True)
-class Place:
+class GridCoordinate:
     """Coordinates of one rank."""
 
     pipeline: int
@@ -52,16 +52,16 @@ class Layout:
         """Data-parallel world size: the number of parts of a global batch."""
         return self.replicate * self.shard
 
-    def place(self, rank: int) -> Place:
+    def coordinate(self, rank: int) -> GridCoordinate:
         rest, tensor = divmod(rank, self.tensor)
         rest, shard = divmod(rest, self.shard)
         pipeline, replicate = divmod(rest, self.replicate)
-        return Place(pipeline, replicate, shard, tensor)
+        return GridCoordinate(pipeline, replicate, shard, tensor)
 
     def dp_rank(self, rank: int) -> int:
         """Data-parallel rank: the rank's part of a global batch; ranks that split one model share a part."""
-        place = self.place(rank)
-        return place.replicate * self.shard + place.shard
+        coordinate = self.coordinate(rank)
+        return coordinate.replicate * self.shard + coordinate.shard
 
     def __str__(self) -> str:
         named = {"pipeline": self.pipeline, "replicate": self.replicate, "shard": self.shard}
@@ -71,16 +71,16 @@ class Layout:
 
 
 def layout(strategy: Strategy, world: int) -> Layout:
-    """The grid for `world` ranks, without those of parameter servers. Raises StrategyError."""
-    asked = strategy.parallelism
-    fixed = asked.tensor * asked.pipeline
+    """Grid for `world` ranks, without those of parameter servers. Raises StrategyError."""
+    requested = strategy.parallelism
+    fixed = requested.tensor * requested.pipeline
     if world % fixed:
         raise StrategyError(
-            f"strategy.parallelism: tensor {asked.tensor} x pipeline {asked.pipeline} does not divide "
-            f"{world} ranks; {_suggestion(fixed, world)}"
+            f"strategy.parallelism: tensor {requested.tensor} x pipeline {requested.pipeline} does not "
+            f"divide {world} ranks; {_suggestion(fixed, world)}"
         )
     left = world // fixed
-    replicate, shard = asked.replicate, asked.shard
+    replicate, shard = requested.replicate, requested.shard
     if replicate is None and shard is None:
         replicate, shard = (1, left) if strategy.sharding else (left, 1)
     elif shard is None:
@@ -89,11 +89,11 @@ def layout(strategy: Strategy, world: int) -> Layout:
     elif replicate is None:
         replicate = left // shard or 1
     assert replicate is not None
-    grid = Layout(asked.pipeline, replicate, shard, asked.tensor)
+    grid = Layout(requested.pipeline, replicate, shard, requested.tensor)
     if grid.world != world:
         raise StrategyError(
             f"strategy.parallelism: {grid} makes {grid.world} ranks, but this world has {world}; "
-            f"{_suggestion(fixed * (asked.replicate or 1) * (asked.shard or 1), world)}"
+            f"{_suggestion(fixed * (requested.replicate or 1) * (requested.shard or 1), world)}"
         )
     _check(strategy, grid)
     return grid
@@ -179,11 +179,11 @@ def _parallelism_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str
 
 def _splitting(strategy: Strategy, grid: Layout) -> str:
     """Settings that split the model among ranks, by their names in the manifest."""
-    asked, sharding = strategy.parallelism, strategy.sharding
+    requested, sharding = strategy.parallelism, strategy.sharding
     settings = [f"sharding {sharding.value}"] if sharding and grid.shard > 1 else []
-    named = {"shard": asked.shard or 1, "tensor": asked.tensor, "pipeline": asked.pipeline}
+    named = {"shard": requested.shard or 1, "tensor": requested.tensor, "pipeline": requested.pipeline}
     settings += [f"parallelism.{name} {number}" for name, number in named.items() if number > 1]
-    return " and ".join(settings) or f"parallelism.replicate {asked.replicate} of {grid.world} ranks"
+    return " and ".join(settings) or f"parallelism.replicate {requested.replicate} of {grid.world} ranks"
 
 
 def _local_rules(local: Local, grid: Layout) -> list[tuple[bool, str]]:
@@ -209,21 +209,21 @@ def _local_rules(local: Local, grid: Layout) -> list[tuple[bool, str]]:
 def _server_rules(strategy: Strategy, grid: Layout) -> list[tuple[bool, str]]:
     if not strategy.servers:
         return []
-    asked = strategy.sync.parameter_server
-    synchronous = asked.mode is ServerMode.SYNCHRONOUS
+    requested = strategy.sync.parameter_server
+    synchronous = requested.mode is ServerMode.SYNCHRONOUS
     return [
         (
-            asked.backup_workers > 0 and not synchronous,
-            f"sync.parameterServer: backupWorkers works with mode Synchronous; {asked.mode.value} waits for "
-            "no slow worker",
+            requested.backup_workers > 0 and not synchronous,
+            f"sync.parameterServer: backupWorkers works with mode Synchronous; {requested.mode.value} waits "
+            "for no slow worker",
         ),
         (
-            asked.backup_workers >= grid.world,
-            f"sync.parameterServer: backupWorkers {asked.backup_workers} leaves none of {grid.world} "
+            requested.backup_workers >= grid.world,
+            f"sync.parameterServer: backupWorkers {requested.backup_workers} leaves none of {grid.world} "
             "workers; lower it",
         ),
         (
-            asked.scale_by_staleness and synchronous,
+            requested.scale_by_staleness and synchronous,
             "sync.parameterServer: scaleByStaleness works with Asynchronous and BoundedStaleness; in mode "
             "Synchronous no gradient is stale",
         ),

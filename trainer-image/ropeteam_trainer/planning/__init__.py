@@ -2,7 +2,7 @@
 
 __main__.py    finds the file or module that the job's command runs
 shim.py        runs the script without a real process group and without training
-rehearsal.py   the Job that init() returns in a dry run
+dryrun.py      the Job that init() returns in a dry run
 measure.py     a real wrap(), on the meta device, in a world without communication
 answers.py     output of the answer
 """

@@ -12,17 +12,17 @@ from pathlib import Path
 from ropeteam_trainer.agent.processes.spawn import write_shims
 from ropeteam_trainer.contract.config import PLAN_FILE, Launcher
 from ropeteam_trainer.contract.messages import Problem
-from ropeteam_trainer.launchers import Job, Run, analyse
-from ropeteam_trainer.partition.answer import Answer
+from ropeteam_trainer.launchers import JobSize, Run, analyse
+from ropeteam_trainer.partition.answer import DryRunResult
 from ropeteam_trainer.planning import answers, shim
 
 
-def main(launcher: str, job: Job, command: tuple[str, ...]) -> None:
+def main(launcher: str, job: JobSize, command: tuple[str, ...]) -> None:
     launch = analyse(command, Launcher(launcher), job)
     if isinstance(launch, Problem):
-        answers.write(Answer(refused=(f"command: {launch.message}",)))
+        answers.write(DryRunResult(refused=(f"command: {launch.message}",)))
     elif launch.run is Run.COMMAND:
-        answers.write(Answer(without_wrap=f"is started by `{command[0]}`, which is not analysed"))
+        answers.write(DryRunResult(without_wrap=f"is started by `{command[0]}`, which is not analysed"))
     else:
         python = launch.python or sys.executable
         root = write_shims(Path(os.environ[PLAN_FILE]).parent).root
@@ -40,4 +40,4 @@ def main(launcher: str, job: Job, command: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Job(int(sys.argv[2]), int(sys.argv[3])), tuple(sys.argv[4:]))
+    main(sys.argv[1], JobSize(int(sys.argv[2]), int(sys.argv[3])), tuple(sys.argv[4:]))

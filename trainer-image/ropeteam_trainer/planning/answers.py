@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from ropeteam_trainer.contract import codec, config
-from ropeteam_trainer.partition.answer import Answer
+from ropeteam_trainer.partition.answer import DryRunResult
 
 
-def write(answer: Answer) -> None:
+def write(answer: DryRunResult) -> None:
     """Write the answer to the file that the environment names; without one, as a line to stdout."""
     text = codec.encode(answer).decode()
     if config.PLAN_FILE in os.environ:
@@ -19,7 +19,7 @@ def write(answer: Answer) -> None:
         print(text)
 
 
-def end(answer: Answer) -> NoReturn:
+def end(answer: DryRunResult) -> NoReturn:
     """Write the answer and end the script."""
     write(answer)
     raise SystemExit(0)

@@ -14,7 +14,7 @@ if __name__ == "__main__":
 
 from ropeteam_trainer.agent.script import rankmain
 from ropeteam_trainer.contract import config
-from ropeteam_trainer.partition.answer import Answer
+from ropeteam_trainer.partition.answer import DryRunResult
 from ropeteam_trainer.planning import answers
 
 
@@ -39,14 +39,16 @@ def prepare() -> None:
 def _end_at_ddp(_: Any, module: Any, *__: Any, **___: Any) -> NoReturn:
     """End a script that uses DDP by itself: its backward pass would need the other ranks."""
     numbers = sum(p.numel() for p in module.parameters())
-    answers.end(Answer(without_wrap=f"puts {numbers:,} parameters into DistributedDataParallel"))
+    answers.end(DryRunResult(without_wrap=f"puts {numbers:,} parameters into DistributedDataParallel"))
 
 
 def _end_at_first_step(optimizer: Any, *_: Any) -> None:
     """End the script at the first step of any optimizer, before wrap() has been called."""
     if config.PLAN in os.environ:
         numbers = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-        answers.end(Answer(without_wrap=f"trains {numbers:,} parameters with {type(optimizer).__name__}"))
+        answers.end(
+            DryRunResult(without_wrap=f"trains {numbers:,} parameters with {type(optimizer).__name__}")
+        )
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ _LOSS_SECONDS = 1.0
 _ANSWER_SECONDS = 60.0
 
 
-class Heartbeat:
+class HeartbeatWriter:
     """Current step and phase of this rank, in the page that its agent reads."""
 
     def __init__(self, path: str | None) -> None:
@@ -34,13 +34,13 @@ class Heartbeat:
             with open(path, "r+b") as file:
                 self._page = memoryview(mmap.mmap(file.fileno(), PAGE_SIZE))
         self._sequence = 0
-        self._writing = threading.Lock()  # threads that serve beat too
+        self._writing = threading.Lock()  # threads that serve write too
         self.step = self.steps_here = 0
         self.samples = 0.0
         self.phase = ""
 
-    def beat(self) -> None:
-        """Write a beat. Does nothing once the script has ended: leaving the parameter servers is no step,
+    def write(self) -> None:
+        """Write a heartbeat; nothing once the script has ended: leaving the parameter servers is no step,
         however long it takes."""
         with self._writing:
             if self.script_has_ended:
@@ -55,18 +55,18 @@ class Heartbeat:
     def during(self, phase: str) -> Iterator[None]:
         """Set one of PHASES for the duration of the `with` block."""
         before, self.phase = self.phase, phase
-        self.beat()
+        self.write()
         try:
             yield
         finally:
             self.phase = before
-            self.beat()
+            self.write()
 
     @property
     def script_has_ended(self) -> bool:
         """Whether the agent's shim, which runs the script, has marked its regular end."""
-        beat = read_beat(self._page)
-        return beat is not None and beat.reached_end
+        heartbeat = read_beat(self._page)
+        return heartbeat is not None and heartbeat.reached_end
 
 
 class AgentLink:
@@ -97,7 +97,7 @@ class AgentLink:
         self._loss = loss
 
     def wait_for_stop_at(self) -> int | None:
-        """Block a paused rank until the agent sends the step to stop at, or lets it go on (None)."""
+        """Block a paused rank until the agent sends the step to stop at, or ends the pause (None)."""
         with self._changed:
             self._changed.wait_for(lambda: self.stop_at is not None or not self.paused)
             return self.stop_at
@@ -159,10 +159,11 @@ def wait_to_be_killed() -> NoReturn:
 
 
 def connect(environ: Mapping[str, str], rank: int | None) -> AgentLink | None:
-    """Connect to the agent. None: outside of a TrainingJob, or the agent cannot be reached; training goes on
-    without it.
+    """Connect to the agent. None: outside of a TrainingJob, or the agent cannot be reached; training
+    continues without it.
 
-    rank: send a hello: feature level 1, so it obeys pauses, and a first step is expected. None: send none.
+    rank: send a hello: feature level 1, so the agent may pause it, and a first step is expected. None: send
+    none.
     """
     path = environ.get(config.RANK_SOCKET)
     if path is None:

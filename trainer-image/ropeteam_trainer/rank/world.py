@@ -122,11 +122,11 @@ class World:
         if not dist.is_initialized():
             return
         if seconds > 0:
-            self.meets("exit", seconds)
+            self.barrier("exit", seconds)
         with suppress(Exception):
             dist.destroy_process_group()
 
-    def meets(self, where: str, seconds: float) -> bool:
+    def barrier(self, where: str, seconds: float) -> bool:
         """Barrier at the store. Whether all ranks came within `seconds`; peers that failed or left never
         do."""
         if self.size == 1:

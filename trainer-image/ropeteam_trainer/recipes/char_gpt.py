@@ -113,8 +113,8 @@ def windows_of(text: str) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Training and validation windows (each: count x (context + 1) letters), and the number of symbols."""
     symbols = {letter: number for number, letter in enumerate(sorted(set(text)))}
     letters = torch.tensor([symbols[letter] for letter in text])
-    cut = len(letters) * 9 // 10
-    parts = letters[:cut], letters[cut:]
+    boundary = len(letters) * 9 // 10
+    parts = letters[:boundary], letters[boundary:]
     if len(parts[1]) <= CONTEXT:
         common.stop(
             f"the text is too short: {len(text)} characters, at least {10 * (CONTEXT + 1)} are needed"
@@ -154,7 +154,7 @@ def main() -> None:
         scheduler.step()
         job.report(loss=loss, total_steps=total)
         if job.step % 50 == 0 or job.step == 1:
-            common.say(job, f"step {job.step}/{total} loss {loss.item():.3f}")
+            common.log(job, f"step {job.step}/{total} loss {loss.item():.3f}")
 
     with job.phase("eval"), torch.no_grad():
         parts = common.my_parts(job, validation, 64)

@@ -39,7 +39,7 @@ def summed(*values: float) -> list[float]:
     return [float(value) for value in sums]
 
 
-def say(job: Job, text: str) -> None:
+def log(job: Job, text: str) -> None:
     """Print a line on rank 0."""
     if job.rank == 0:
         print(text, flush=True)
@@ -47,7 +47,7 @@ def say(job: Job, text: str) -> None:
 
 def result(job: Job, **figures: Any) -> None:
     """Print the results of a finished training as one line: `RESULT {"validation_loss": 1.5, ...}`."""
-    say(job, f"RESULT {json.dumps(figures)}")
+    log(job, f"RESULT {json.dumps(figures)}")
 
 
 def stop(message: str) -> NoReturn:

@@ -69,7 +69,7 @@ def main() -> None:
         optimizer.step()
         job.report(loss=loss, total_steps=total)
         if job.step % 50 == 0 or job.step == 1:
-            common.say(job, f"step {job.step}/{total} loss {loss.item():.3f}")
+            common.log(job, f"step {job.step}/{total} loss {loss.item():.3f}")
 
     with job.phase("eval"), torch.no_grad():
         correct = (model(pixels).argmax(dim=1) == digits).sum().item()

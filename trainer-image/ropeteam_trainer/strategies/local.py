@@ -1,6 +1,6 @@
 """Local SGD: ranks train alone for some steps, then average their weights.
 
-Plain: the average replaces the weights. Hierarchical: neighbours average often, all of them seldom. DiLoCo:
+Plain: the average replaces the weights. Hierarchical: neighbours average often, all of them rarely. DiLoCo:
 the average gives the pseudo-gradient of an outer optimizer, SGD with Nesterov momentum, which steps the
 weights of the last synchronisation.
 Use it when the network is slow: between sites, or on Ethernet.
@@ -37,14 +37,14 @@ class LocalSteps:
         around_step(optimizer, self._step)
 
     @property
-    def together(self) -> bool:
+    def in_sync(self) -> bool:
         """Whether all ranks have the same weights now."""
         return self._steps % (self._local.all_every_steps or self._local.every_steps) == 0
 
     @torch.no_grad()
-    def meet(self) -> None:
+    def synchronize(self) -> None:
         """Average now, and restart the count."""
-        if not self.together:
+        if not self.in_sync:
             for p in self._parameters:
                 dist.all_reduce(p)
                 p.div_(dist.get_world_size())
@@ -63,7 +63,7 @@ class LocalSteps:
         result = step()
         self._steps += 1
         self._average(self._parameters)
-        if self._outer and self.together:
+        if self._outer and self.in_sync:
             self._outer.step()
         return result
 

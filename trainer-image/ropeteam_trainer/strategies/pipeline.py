@@ -38,7 +38,9 @@ _SCHEDULES: dict[Schedule, Any] = {
 Loss = Callable[..., torch.Tensor]
 
 
-def cut(model: nn.Module, settings: Pipelining, ranks: int, rank: int) -> list[tuple[int, nn.Sequential]]:
+def split_stages(
+    model: nn.Module, settings: Pipelining, ranks: int, rank: int
+) -> list[tuple[int, nn.Sequential]]:
     """This rank's stages and their numbers. Stages have equal numbers of layers where they divide evenly.
 
     Raises StrategyError for a model that is not an nn.Sequential, or has too few layers.

@@ -73,14 +73,14 @@ class Wrapped:
     scale: precision.LossScale | None
     mesh: DeviceMesh | None
 
-    def together(self) -> bool:
+    def in_sync(self) -> bool:
         """Whether all ranks have the same weights now; a checkpoint needs that."""
-        return self.local is None or self.local.together
+        return self.local is None or self.local.in_sync
 
-    def meet(self) -> None:
+    def synchronize(self) -> None:
         """Give all ranks the same weights, by an average that is not on the schedule."""
         if self.local is not None:
-            self.local.meet()
+            self.local.synchronize()
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         """Scale gradients so that their norm, over all ranks that share the model, is at most `max_norm`."""
@@ -123,8 +123,8 @@ def wrap(
         tensor.apply(model, mesh["tensor"], strategy.tensor_parallel, tensor_plan)
     stages: list[tuple[int, nn.Module]] = [(0, model)]
     if grid.pipeline > 1:
-        stage_rank = grid.place(world.rank).pipeline
-        stages = [*pipeline.cut(model, strategy.pipelining, grid.pipeline, stage_rank)]
+        stage_rank = grid.coordinate(world.rank).pipeline
+        stages = [*pipeline.split_stages(model, strategy.pipelining, grid.pipeline, stage_rank)]
     hook = _hook(strategy)
     stages = [(number, _apply(part, strategy, grid, mesh, world.device, hook)) for number, part in stages]
     parts = tuple(part for _, part in stages)

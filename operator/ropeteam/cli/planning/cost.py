@@ -10,7 +10,7 @@ from ropeteam.api.strategy import of_contract
 from ropeteam.cli.errors import BadInput
 from ropeteam_trainer.contract.strategy import Scaling, Sharding, Strategy, SyncType
 from ropeteam_trainer.partition import cost
-from ropeteam_trainer.partition.answer import Answer, Model, Part
+from ropeteam_trainer.partition.answer import DryRunResult, Model, Part
 from ropeteam_trainer.partition.layout import Layout, layout
 
 _WIDTH = 16
@@ -23,7 +23,7 @@ Row = tuple[str, str]
 """Name and figures; a row without a name continues the one before."""
 
 
-def plan_of(spec: TrainingJobSpec, answer: Answer | str) -> Iterator[str]:
+def plan_of(spec: TrainingJobSpec, answer: DryRunResult | str) -> Iterator[str]:
     return lines(rows_of(spec, answer))
 
 
@@ -31,19 +31,19 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
     return (f"{name:<{_WIDTH}}{text}" for name, text in rows)
 
 
-def rows_of(spec: TrainingJobSpec, answer: Answer | str) -> list[Row]:
+def rows_of(spec: TrainingJobSpec, answer: DryRunResult | str) -> list[Row]:
     """Rows of one plan. answer: the script's, or why there is none. Raises BadInput for a job that cannot
     work."""
     strategy = of_contract(spec.strategy) if spec.strategy else Strategy()
     grid = layout(strategy, spec.workers * spec.processes)
-    micro_batches = cost.pieces_of(strategy, grid)
-    if isinstance(answer, Answer) and answer.refused:
+    micro_batches = cost.micro_batch_count(strategy, grid)
+    if isinstance(answer, DryRunResult) and answer.refused:
         raise _refusal(answer.refused)
     rows = [("ranks", f"{grid.world} = {_count(spec.workers, 'worker')} x {spec.processes}")]
-    if isinstance(answer, Answer) and answer.model is None:
+    if isinstance(answer, DryRunResult) and answer.model is None:
         rows += _without_wrap(spec, answer.without_wrap)
     else:
-        model = answer.model if isinstance(answer, Answer) else None
+        model = answer.model if isinstance(answer, DryRunResult) else None
         unknown = [("model", "unknown, and so memory and traffic"), ("", str(answer))]
         rows += [("mesh", "one rank alone" if grid.world == 1 else str(grid))]
         rows += [*_measured(model, strategy, grid, micro_batches or 1)] if model else unknown

@@ -17,10 +17,10 @@ from ropeteam.api.strategy import of_contract
 from ropeteam.local.node import podspec, shim
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import RankPlan, Resume
-from ropeteam_trainer.partition.answer import Answer
+from ropeteam_trainer.partition.answer import DryRunResult
 
 
-def rehearse(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> Answer | str:
+def rehearse(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> DryRunResult | str:
     """Run the script for its answer, or the reason why there is none. folder: where relative paths start."""
     try:
         launch = podspec.launch({}, _container(spec), podspec.Place({}, os.environ, folder), lambda *_: None)
@@ -43,11 +43,11 @@ def rehearse(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> Ans
             )
             code = _wait(process, timeout_seconds)
         if answer.exists():
-            return codec.decode(Answer, answer.read_bytes())
+            return codec.decode(DryRunResult, answer.read_bytes())
         if code is None:
             return f"the script did not reach job.wrap() within {timeout_seconds:g} s (--timeout-seconds)"
         if code == 0:
-            return Answer(without_wrap="ends")
+            return DryRunResult(without_wrap="ends")
         return f"the script failed before job.wrap(): {_last_line(output_file)}"
 
 

@@ -15,7 +15,7 @@ from ropeteam_trainer.checkpoint.decisions import manifest
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import PodIdentity, RankPlan, WorkerConfig
 from ropeteam_trainer.contract.world import Plan
-from ropeteam_trainer.launchers import MeetingPlace
+from ropeteam_trainer.launchers import Rendezvous
 
 _LAUNCHER_PORTS = range(20_000, 29_000)
 """Below the kernel's ephemeral ports, and ours."""
@@ -97,12 +97,12 @@ def launcher_environment(
     return _defaults(base) | {name: str(value) for name, value in own.items()}
 
 
-def meeting_place(settings: WorkerConfig, plan: Plan, slot: int) -> MeetingPlace:
+def meeting_place(settings: WorkerConfig, plan: Plan, slot: int) -> Rendezvous:
     """The rendezvous address of a command: slot 0 for all pods; its own pod if each is a world of its own."""
     host = plan.member(slot)
     if settings.worlds_per_pod and host is not None:
-        return MeetingPlace(0, host.address, launcher_port(f"{settings.job_uid}/{slot}"))
-    return MeetingPlace(slot, plan.members[0].address, launcher_port(settings.job_uid))
+        return Rendezvous(0, host.address, launcher_port(f"{settings.job_uid}/{slot}"))
+    return Rendezvous(slot, plan.members[0].address, launcher_port(settings.job_uid))
 
 
 def launcher_port(world: str) -> int:

@@ -1,6 +1,6 @@
-"""Which checkpoints there are, and which one to go on from. Pure.
+"""Decisions about checkpoints: commit, prune, restore. Pure.
 
 manifest.py   the file that makes a folder a checkpoint
 journal.py    what is committed, what was pruned, and which world may do either
-restore.py    which one to go on from
+restore.py    choice of the checkpoint to resume from
 """

@@ -1,11 +1,11 @@
 """Journal of a run: the committed checkpoints, the pruned ones, and the world that may commit and prune.
 
     <directory>/run-<job's UID>/journal/
-        claim-<epoch>-<pod>             this world may write from now on; those of lower epochs may no more
-        claim-<epoch>-<pod>.adopts      checkpoints that it found committed after that, one place per line
-        step-<N>.<epoch>.commit         a committed checkpoint: its reference and its parent's, signed
-        step-<N>.<epoch>.pruning-<...>  the same, while that world considers deleting its files
-        step-<N>.<epoch>.pruned         the same, files deleted: descent stays provable
+        claim-<world>-<pod>             this world may write from now on; those of lower numbers may no more
+        claim-<world>-<pod>.adopts      checkpoints that it found committed after that, one per line
+        step-<N>.<world>.commit         a committed checkpoint: its reference and its parent's, signed
+        step-<N>.<world>.pruning-<...>  the same, while that world considers deleting its files
+        step-<N>.<world>.pruned         the same, files deleted: descent stays provable
 
 Pure: each function is a generator that yields operations on the disk, one after the other, each of which is
 atomic at the server. agent/checkpoints.py executes them; tests/agent/test_claims.py interleaves those of
@@ -33,12 +33,12 @@ from ropeteam_trainer.contract.seals import Keys
 from ropeteam_trainer.contract.world import CheckpointRef, Epoch
 
 T = TypeVar("T")
-MOST_PRUNED = 10_000
-"""Number of entries of pruned checkpoints that are kept, 0.3 KB each: far more than are written between two
-backups of etcd."""
+MAX_PRUNED = 10_000
+"""Number of entries of pruned checkpoints that are retained, 0.3 KB each: far more than are written between
+two backups of etcd."""
 
 
-class Place(NamedTuple):
+class CheckpointKey(NamedTuple):
     """Key of a checkpoint in its run. Ordered: newer ones come later."""
 
     epoch: Epoch
@@ -95,14 +95,14 @@ class Remove:
 
 @dataclass(frozen=True)
 class Folders:
-    """List the places that have a folder in that of the run, committed or not."""
+    """List the checkpoints that have a folder in that of the run, committed or not."""
 
 
 @dataclass(frozen=True)
 class Delete:
     """Delete a checkpoint's folder, with its content."""
 
-    place: Place
+    key: CheckpointKey
     apart: bool = False
     """The folder is in the directory itself, and is deleted if the job of this run has committed it."""
 
@@ -144,7 +144,7 @@ class Entry:
 class Claim(NamedTuple):
     epoch: Epoch
     pod: str
-    """UID of the pod: no two pods claim for one epoch, unless a coordinator has used its number twice."""
+    """UID of the pod: no two pods claim for one world, unless a coordinator has used its number twice."""
 
     @property
     def name(self) -> str:
@@ -154,8 +154,8 @@ class Claim(NamedTuple):
     def adopts(self) -> str:
         return f"{self.name}.adopts"
 
-    def pruning(self, place: Place) -> str:
-        return f"{place}.pruning-{self.epoch}-{self.pod}"
+    def pruning(self, key: CheckpointKey) -> str:
+        return f"{key}.pruning-{self.epoch}-{self.pod}"
 
 
 class Superseded(Exception):
@@ -171,15 +171,15 @@ class Held:
     """Claim of this world on the run, and the checkpoints that it may restore from and prune."""
 
     claim: Claim
-    adopted: frozenset[Place]
+    adopted: frozenset[CheckpointKey]
 
-    def counts(self, place: Place) -> bool:
-        return place in self.adopted or place.epoch == self.claim.epoch
+    def counts(self, key: CheckpointKey) -> bool:
+        return key in self.adopted or key.epoch == self.claim.epoch
 
 
-_EPOCH = r"(\d+\.\d+\.\d+)"
-_CLAIM = re.compile(rf"claim-{_EPOCH}-([^.]+)(\.adopts)?")
-_PLACE = re.compile(rf"step-(\d+)\.{_EPOCH}\.(commit|pruned|pruning-.+)")
+_WORLD = r"(\d+\.\d+\.\d+)"
+_CLAIM = re.compile(rf"claim-{_WORLD}-([^.]+)(\.adopts)?")
+_ENTRY_NAME = re.compile(rf"step-(\d+)\.{_WORLD}\.(commit|pruned|pruning-.+)")
 
 
 @dataclass
@@ -188,10 +188,10 @@ class _Listing:
 
     claims: list[Claim] = field(default_factory=list)
     adopting: list[Claim] = field(default_factory=list)
-    committed: set[Place] = field(default_factory=set)
-    pruning: dict[Place, str] = field(default_factory=dict)
-    pruned: set[Place] = field(default_factory=set)
-    names: dict[Place, str] = field(default_factory=dict)
+    committed: set[CheckpointKey] = field(default_factory=set)
+    pruning: dict[CheckpointKey, str] = field(default_factory=dict)
+    pruned: set[CheckpointKey] = field(default_factory=set)
+    names: dict[CheckpointKey, str] = field(default_factory=dict)
 
     def refuse(self, claim: Claim) -> None:
         """Raise Superseded if a newer world has claimed the run."""
@@ -206,21 +206,21 @@ def _parse_listing(names: Iterable[str]) -> _Listing:
         if found := _CLAIM.fullmatch(name):
             claim = Claim(Epoch.parse(found[1]), found[2])
             (seen.adopting if found[3] else seen.claims).append(claim)
-        elif found := _PLACE.fullmatch(name):
-            place = Place(Epoch.parse(found[2]), int(found[1]))
-            seen.names[place] = name
+        elif found := _ENTRY_NAME.fullmatch(name):
+            key = CheckpointKey(Epoch.parse(found[2]), int(found[1]))
+            seen.names[key] = name
             if found[3] == "commit":
-                seen.committed.add(place)
+                seen.committed.add(key)
             elif found[3] == "pruned":
-                seen.pruned.add(place)
+                seen.pruned.add(key)
             else:
-                seen.pruning[place] = name
+                seen.pruning[key] = name
     seen.committed -= seen.pruned | set(seen.pruning)
     return seen
 
 
-def place_of(ref: CheckpointRef) -> Place:
-    return Place(ref.epoch, ref.step)
+def key_of(ref: CheckpointRef) -> CheckpointKey:
+    return CheckpointKey(ref.epoch, ref.step)
 
 
 # ---- actions of a world
@@ -235,17 +235,19 @@ def claim(me: Claim) -> Steps[Held]:
     yield Create(me.name)
     seen = _parse_listing((yield List()))
     seen.refuse(me)
-    counted = {place for place in seen.committed if place.epoch < me.epoch}
-    former = max((each for each in seen.adopting if each.epoch < me.epoch), default=None)
-    if former is not None:
-        listed = set((yield Read(former.adopts)).split())
-        counted = {place for place in counted if str(place) in listed or place.epoch == former.epoch}
+    counted = {key for key in seen.committed if key.epoch < me.epoch}
+    previous = max((each for each in seen.adopting if each.epoch < me.epoch), default=None)
+    if previous is not None:
+        listed = set((yield Read(previous.adopts)).split())
+        counted = {key for key in counted if str(key) in listed or key.epoch == previous.epoch}
     yield Write(me.adopts, "\n".join(sorted(map(str, counted))))
     _parse_listing((yield List())).refuse(me)
     return Held(me, frozenset(counted))
 
 
-def line(held: Held, named: tuple[CheckpointRef, ...], keys: Keys = ()) -> Steps[tuple[CheckpointRef, ...]]:
+def lineage(
+    held: Held, named: tuple[CheckpointRef, ...], keys: Keys = ()
+) -> Steps[tuple[CheckpointRef, ...]]:
     """Lineage to restore from, newest first: adopted checkpoints that descend from those that the job's
     status names, then those that it names. If it names none: all that this run has committed; unsigned ones
     have no digest then, and the restoring rank verifies them. A checkpoint that was granted, and is not known
@@ -254,119 +256,121 @@ def line(held: Held, named: tuple[CheckpointRef, ...], keys: Keys = ()) -> Steps
     The checkpoint that the run began from is another run's, and has no entry here: its child names it.
     """
     names = _parse_listing((yield List())).names
-    wanted = {place_of(ref): ref for ref in named if ref.digest}
-    entries: dict[Place, Entry | None] = {}
+    wanted = {key_of(ref): ref for ref in named if ref.digest}
+    entries: dict[CheckpointKey, Entry | None] = {}
     found = []
-    for place in sorted(held.adopted, reverse=True):
-        mine = yield from _entry(place, names, entries, keys)
-        if place in wanted and not (mine and mine.ref.digest):
-            mine = Entry(wanted[place], None)
-        ref, passed = mine.ref if mine else None, set[Place]()
-        while ref and wanted and wanted.get(place_of(ref)) != ref:
-            passed.add(place_of(ref))
-            entry = yield from _entry(place_of(ref), names, entries, keys)
+    for key in sorted(held.adopted, reverse=True):
+        mine = yield from _entry(key, names, entries, keys)
+        if key in wanted and not (mine and mine.ref.digest):
+            mine = Entry(wanted[key], None)
+        ref, passed = mine.ref if mine else None, set[CheckpointKey]()
+        while ref and wanted and wanted.get(key_of(ref)) != ref:
+            passed.add(key_of(ref))
+            entry = yield from _entry(key_of(ref), names, entries, keys)
             ref = entry.parent if entry and ref.digest in ("", entry.ref.digest) else None
-            if ref and place_of(ref) in passed:  # a cycle: none is its own ancestor, so an entry is forged
+            if ref and key_of(ref) in passed:  # a cycle: none is its own ancestor, so an entry is forged
                 ref = None
         if mine and ref:
             found.append(mine.ref)
     return (*found, *(ref for ref in named if ref.digest and ref not in found))
 
 
-def pasts(refs: tuple[CheckpointRef, ...], keys: Keys = ()) -> Steps[tuple[tuple[CheckpointRef, ...], ...]]:
+def ancestors(
+    refs: tuple[CheckpointRef, ...], keys: Keys = ()
+) -> Steps[tuple[tuple[CheckpointRef, ...], ...]]:
     """Ancestors of each of `refs` among the others, newest first."""
     names = _parse_listing((yield List())).names
-    known, oldest = {place_of(ref): ref for ref in refs}, min((ref.step for ref in refs), default=0)
-    entries: dict[Place, Entry | None] = {}
+    known, oldest = {key_of(ref): ref for ref in refs}, min((ref.step for ref in refs), default=0)
+    entries: dict[CheckpointKey, Entry | None] = {}
     found = []
     for ref in refs:
         past = []
-        entry = yield from _entry(place_of(ref), names, entries, keys)
+        entry = yield from _entry(key_of(ref), names, entries, keys)
         while entry and entry.parent and oldest <= entry.parent.step < entry.ref.step:
-            above = known.get(place_of(entry.parent))
+            above = known.get(key_of(entry.parent))
             if above and above.digest == entry.parent.digest:
                 past.append(above)
-            entry = yield from _entry(place_of(entry.parent), names, entries, keys)
+            entry = yield from _entry(key_of(entry.parent), names, entries, keys)
         found.append(tuple(past))
     return tuple(found)
 
 
 def _entry(
-    place: Place, names: dict[Place, str], known: dict[Place, Entry | None], keys: Keys
+    key: CheckpointKey, names: dict[CheckpointKey, str], known: dict[CheckpointKey, Entry | None], keys: Keys
 ) -> Steps[Entry | None]:
-    """Entry of a place. None: there is none, it cannot be parsed, or it is of another place. Each is read
-    once."""
-    if place not in known:
-        text = (yield Read(names[place])) if place in names else ""
+    """Entry of a checkpoint. None: there is none, it cannot be parsed, or it is of another checkpoint. Each
+    is read once."""
+    if key not in known:
+        text = (yield Read(names[key])) if key in names else ""
         try:
             entry = Entry.read(text, keys)
-            known[place] = entry if place_of(entry.ref) == place else None
+            known[key] = entry if key_of(entry.ref) == key else None
         except codec.DecodeError:
-            known[place] = None
-    return known[place]
+            known[key] = None
+    return known[key]
 
 
 def commit(held: Held, grant: Grant, keys: Keys = ()) -> Steps[CheckpointRef]:
     """Commit a granted checkpoint. Raises Superseded: it would not count."""
     _parse_listing((yield List())).refuse(held.claim)
     ref: CheckpointRef = yield WriteManifest(grant)
-    yield Write(f"{place_of(ref)}.commit", Entry(ref, grant.parent).text(keys))
+    yield Write(f"{key_of(ref)}.commit", Entry(ref, grant.parent).text(keys))
     return ref
 
 
-def prune(held: Held, keep: tuple[CheckpointRef, ...]) -> Steps[tuple[Place, ...]]:
+def prune(held: Held, keep: tuple[CheckpointRef, ...]) -> Steps[tuple[CheckpointKey, ...]]:
     """Delete checkpoints that are older than the first of `keep` and not in it, and return them. Raises
     Superseded."""
-    kept, newest = {place_of(ref) for ref in keep}, keep[0].step
+    retained, newest = {key_of(ref) for ref in keep}, keep[0].step
     folders = yield Folders()
     seen = _parse_listing((yield List()))
     seen.refuse(held.claim)
-    apart = yield from _apart(seen, kept | set(folders))
+    apart = yield from _apart(seen, retained | set(folders))
     old = [
-        place
-        for place in sorted(apart | set(folders))
-        if place not in kept and place.step <= newest and _older(held, place)
+        key
+        for key in sorted(apart | set(folders))
+        if key not in retained and key.step <= newest and _older(held, key)
     ]
     mine = []
-    for place in old:
-        name = f"{place}.commit" if place in seen.committed else seen.pruning.get(place)
-        if name and held.counts(place) and (yield Rename(name, held.claim.pruning(place))):
-            mine.append(place)
+    for key in old:
+        name = f"{key}.commit" if key in seen.committed else seen.pruning.get(key)
+        if name and held.counts(key) and (yield Rename(name, held.claim.pruning(key))):
+            mine.append(key)
     try:
         _parse_listing((yield List())).refuse(held.claim)
     except Superseded:
-        for place in mine:
-            yield Rename(held.claim.pruning(place), f"{place}.commit")
+        for key in mine:
+            yield Rename(held.claim.pruning(key), f"{key}.commit")
         raise
-    for place in mine:
-        if place in apart:  # found by its entry alone, which is removed last
-            yield Delete(place, apart=True)
-        yield Rename(held.claim.pruning(place), f"{place}.pruned")
-    gone = [place for place in old if place in mine or _is_leftover(held, seen, place)]
-    for place in gone:
-        yield Delete(place, place in apart)
-    for place in sorted(seen.pruned)[:-MOST_PRUNED]:
-        yield Remove(f"{place}.pruned")
+    for key in mine:
+        if key in apart:  # found by its entry alone, which is removed last
+            yield Delete(key, apart=True)
+        yield Rename(held.claim.pruning(key), f"{key}.pruned")
+    gone = [key for key in old if key in mine or _is_leftover(held, seen, key)]
+    for key in gone:
+        yield Delete(key, key in apart)
+    for key in sorted(seen.pruned)[:-MAX_PRUNED]:
+        yield Remove(f"{key}.pruned")
     return tuple(gone)
 
 
-def _apart(seen: _Listing, others: set[Place]) -> Steps[set[Place]]:
+def _apart(seen: _Listing, others: set[CheckpointKey]) -> Steps[set[CheckpointKey]]:
     """Checkpoints committed in the directory itself, where a library writes that is older than folders of
     runs. Other folders there belong to no run, so only those that the journal names count."""
-    entries: dict[Place, Entry | None] = {}
+    entries: dict[CheckpointKey, Entry | None] = {}
     found = set()
-    for place in sorted((seen.committed | set(seen.pruning)) - others):
-        entry = yield from _entry(place, seen.names, entries, ())
+    for key in sorted((seen.committed | set(seen.pruning)) - others):
+        entry = yield from _entry(key, seen.names, entries, ())
         if entry and not entry.ref.run:
-            found.add(place)
+            found.add(key)
     return found
 
 
-def _older(held: Held, place: Place) -> bool:
-    return place.epoch <= held.claim.epoch
+def _older(held: Held, key: CheckpointKey) -> bool:
+    return key.epoch <= held.claim.epoch
 
 
-def _is_leftover(held: Held, seen: _Listing, place: Place) -> bool:
+def _is_leftover(held: Held, seen: _Listing, key: CheckpointKey) -> bool:
     """Whether these are shards that were never committed or never adopted, or the rest of a partial deletion:
     no world will ever count them."""
-    return not held.counts(place) or (place not in seen.committed and place not in seen.pruning)
+    return not held.counts(key) or (key not in seen.committed and key not in seen.pruning)

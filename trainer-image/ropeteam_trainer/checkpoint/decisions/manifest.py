@@ -29,7 +29,7 @@ STATE = "state.pt"
 JOURNAL = "journal"
 RUNS = "runs"
 FORMAT = 1
-MOST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 """Limit on a manifest, and on a file of the journal: 8 times the size that 8,192 ranks need."""
 
 
@@ -64,10 +64,10 @@ def run_folder(run: str) -> str:
 
 def folder(ref: CheckpointRef) -> str:
     """Folder of a checkpoint, relative to the checkpoint directory."""
-    return f"{run_folder(ref.run)}/{place(ref)}" if ref.run else place(ref)
+    return f"{run_folder(ref.run)}/{path_in_run(ref)}" if ref.run else path_in_run(ref)
 
 
-def place(ref: CheckpointRef) -> str:
+def path_in_run(ref: CheckpointRef) -> str:
     """Folder of a checkpoint, relative to the folder of its run."""
     return f"step-{ref.step}/{ref.epoch}"
 
@@ -78,7 +78,7 @@ def ref_at(run: str, step: str, epoch: str) -> CheckpointRef | None:
         ref = replace(parse_ref(f"{step}/{epoch}"), run=run)
     except ValueError:
         return None
-    return ref if place(ref) == f"{step}/{epoch}" else None
+    return ref if path_in_run(ref) == f"{step}/{epoch}" else None
 
 
 def ref_text(ref: CheckpointRef) -> str:

@@ -1,8 +1,8 @@
-"""Choice of the checkpoint to restore. Pure: the caller's `look` reads a checkpoint.
+"""Choice of the checkpoint to restore. Pure: the caller's `inspect` reads a checkpoint.
 
     candidates()   checkpoints to try, best first: the lineage that the plan names, or, in a job's first
                    world, those in the folder that `resume` allows
-    choose()       the first good one; after the candidates come their parents (a step that was requested by
+    choose()       the first valid one; after the candidates come their parents (a step that was requested by
                    number has no substitute)
 
 Promises: a checkpoint that was once committed is never silently replaced by a start from nothing. Where
@@ -27,7 +27,7 @@ earlier release accept nothing but a sentence."""
 
 
 @dataclass(frozen=True)
-class Look:
+class Inspection:
     """Result of reading a checkpoint."""
 
     manifest: Manifest | None
@@ -66,15 +66,15 @@ class CheckpointNotFound(ValueError):  # FailReason's name
 
 class CheckpointUnavailable(OSError):
     """Error: checkpoints could not be read for minutes in this pod, while other pods could, or may. They may
-    be good: another node may read them."""
+    be valid: another node may read them."""
 
 
 class UnavailableElsewhere(CheckpointUnavailable):
-    """The same error in other pods; this one can read them."""
+    """Error: other pods cannot read the checkpoints; this one can read them."""
 
 
 class UnavailableEverywhere(CheckpointUnavailable):
-    """The same error in every pod: the volume is the cause."""
+    """Error: no pod can read the checkpoints: the volume is the cause."""
 
 
 def candidates(plan: RankPlan, found: Sequence[CheckpointRef]) -> tuple[CheckpointRef, ...]:
@@ -97,7 +97,7 @@ def candidates(plan: RankPlan, found: Sequence[CheckpointRef]) -> tuple[Checkpoi
 
 def _newest_first(found: Sequence[CheckpointRef]) -> tuple[CheckpointRef, ...]:
     """Sorted by newest run and newest world, not by highest step: an abandoned run may have come further.
-    Checkpoints in no run have epochs that do not compare."""
+    Checkpoints in no run have world numbers that do not compare."""
     runs = {run: -number for number, run in enumerate(dict.fromkeys(ref.run for ref in found))}
 
     def age(ref: CheckpointRef) -> tuple[int, Epoch, int, Epoch]:
@@ -106,7 +106,9 @@ def _newest_first(found: Sequence[CheckpointRef]) -> tuple[CheckpointRef, ...]:
     return tuple(sorted(found, key=age, reverse=True))
 
 
-def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[CheckpointRef], Look]) -> Choice:
+def choose(
+    plan: RankPlan, found: Sequence[CheckpointRef], inspect: Callable[[CheckpointRef], Inspection]
+) -> Choice:
     """Checkpoint to restore. Raises CheckpointNotFound where a start from nothing would hide a loss, and
     CheckpointUnavailable for the first that cannot be read: it may be whole, so no older one is used."""
     queue = list(candidates(plan, found))
@@ -116,7 +118,7 @@ def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[Check
     skipped: list[str] = []
     unsigned: list[str] = []
     for ref in queue:  # grows at its end while parents are found
-        seen = look(ref)
+        seen = inspect(ref)
         if seen.unsure:
             raise CheckpointUnavailable(f"checkpoint {folder(ref)} cannot be validated: {seen.fault}")
         vouched = ref.digest or seen.signed or not plan.signs or plan.trust is Trust.ANY
@@ -137,7 +139,7 @@ def choose(plan: RankPlan, found: Sequence[CheckpointRef], look: Callable[[Check
             f"{len(unsigned)} skipped: {_UNSIGNED}"
         )
     malformed = any(RIGHT_HASH in sentence for sentence in skipped)
-    if must_exist or malformed:  # a start at step 0 would not go on from the last good one
+    if must_exist or malformed:  # a start at step 0 would not resume from the last valid one
         raise CheckpointNotFound(
             f"no checkpoint can be used. {'. '.join(skipped)}. Restore the files, or recreate the job: "
             "spec.resume.policy Latest resumes from the newest complete checkpoint left in its folder, "

@@ -2,7 +2,7 @@
 
 Promise: nothing that they name is executed (torch.load with weights_only). Malformed is proof, whatever
 script, torch or Python reads them. All other errors prove nothing and are raised as they come: a class that
-the script once registered with torch, a name that another torch writes, lack of memory.
+the script once registered with torch, a name that another torch writes, too little memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _EVERY_TORCH = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor_v2|parameter)|torch \w+Storage"
 )
 """Names in our pickles that every torch knows: if a pickle has no others, no other version would read it."""
-_RUNS_THINGS = re.compile(
+_RUNS_CODE = re.compile(
     r"(os|posix|nt|sys|subprocess|pty|runpy|importlib|ctypes|shutil|socket|code|pdb|timeit)(\..*)? .*"
     r"|(builtins|__builtin__) (eval|exec|execfile|compile|open|__import__|input|breakpoint)"
 )
@@ -50,12 +50,12 @@ _RUNS_THINGS = re.compile(
 
 _DO_WITHOUT = "To skip this checkpoint, delete its folder"
 _OF_THE_BYTES = re.compile(r"PytorchStreamReader failed|record size|Trying to resize storage")
-"""Beginnings of torch's RuntimeErrors about an archive, in memory, that lacks records that it lists."""
+"""Beginnings of torch's RuntimeErrors about an archive, in memory, that has no record that it lists."""
 
 
-def runs_things(module: str, name: str) -> bool:
+def runs_code(module: str, name: str) -> bool:
     """Whether this name proves that a pickle is no training state, for any reader."""
-    return _RUNS_THINGS.fullmatch(f"{module} {name}") is not None
+    return _RUNS_CODE.fullmatch(f"{module} {name}") is not None
 
 
 def load(name: str, content: bytes) -> Any:
@@ -103,7 +103,7 @@ def _is_proof(error: Exception, content: bytes) -> bool:
     if isinstance(error, RuntimeError):
         return _OF_THE_BYTES.match(str(error)) is not None
     names = _names(content)
-    if any(_RUNS_THINGS.fullmatch(name) for name in names):
+    if any(_RUNS_CODE.fullmatch(name) for name in names):
         return True
     return all(_EVERY_TORCH.fullmatch(name) for name in names)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ropeteam_trainer.checkpoint.format.contents import Malformed, runs_things
+from ropeteam_trainer.checkpoint.format.contents import Malformed, runs_code
 from ropeteam_trainer.checkpoint.format.picklesizes import check_sizes
 
 
@@ -49,12 +49,12 @@ _MOST_DIMENSIONS = 64
 """Limit on the dimensions of a tensor: many of torch's operations accept no more."""
 
 
-def parse(content: bytes, judged: bool = False) -> Saved:
+def parse(content: bytes, validated: bool = False) -> Saved:
     """Index in a `.metadata` file. Raises Malformed if DCP does not write such a file, and ValueError for a
-    name that another version of DCP or Python may write, and for lack of memory. `judged`: its sizes are
-    verified already, which takes longer than all other checks."""
+    name that another version of DCP or Python may write, and for too little memory. `validated`: its sizes
+    are verified already, which takes longer than all other checks."""
     try:
-        if not judged:
+        if not validated:
             check_sizes(content)
         root = _AllowList(content).load()
         stored = {_place(index): info for index, info in root.storage_data.items()}
@@ -202,6 +202,6 @@ class _AllowList(pickle.Unpickler):
             return self._allowed[module, name]
         if module == "torch" and name in _DTYPES:
             return _DTYPES[name]
-        if runs_things(module, name):
+        if runs_code(module, name):
             raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
         raise _Unknown(f"it names {module}.{name}, which no checkpoint needs")

@@ -22,13 +22,13 @@ _SHOWN = 4
 
 def plain_name(module: nn.Module, name: str) -> str:
     """Name without wrappers. DDP's is recognized by its position: others may be called `module` too."""
-    kept = []
+    parts_shown = []
     at: object = module
     for part in name.split("."):
         if part not in _WRAPPERS and not (part == "module" and isinstance(at, DistributedDataParallel)):
-            kept.append(part)
+            parts_shown.append(part)
         at = getattr(at, part, None)
-    return ".".join(kept)
+    return ".".join(parts_shown)
 
 
 def parameter_name(object_name: str, name: str) -> str:

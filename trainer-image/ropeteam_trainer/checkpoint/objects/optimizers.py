@@ -88,7 +88,7 @@ def prepare(
     """Set hyperparameters and allocate the state: returns its tensors, by full name, for the caller to
     fill."""
     _put_values(name, optimizer, names, part["groups"])
-    room: dict[str, torch.Tensor] = {}
+    allocated: dict[str, torch.Tensor] = {}
     inner = _inner(optimizer)
     for group in inner.param_groups:
         for parameter in group["params"]:
@@ -96,11 +96,11 @@ def prepare(
             state = dict(part["values"].get(param_name, {}))
             for key in part["tensors"].get(param_name, ()):
                 full = state_name(name, param_name, key)
-                state[key] = room[full] = _empty(key, saved[full], parameter, group)
+                state[key] = allocated[full] = _empty(key, saved[full], parameter, group)
             inner.state.pop(parameter, None)
             if state:
                 inner.state[parameter] = state
-    return room
+    return allocated
 
 
 def _empty(key: str, saved: SavedTensor, parameter: torch.Tensor, group: Mapping[str, Any]) -> torch.Tensor:

@@ -58,21 +58,21 @@ class _Named:
             yield raw, self._plain[raw], value
 
 
-class Kept:
+class SavedObjects:
     def __init__(self, objects: Mapping[str, Any], optional: Mapping[str, Any] | None = None) -> None:
-        """optional: others that a checkpoint may lack, such as the loss scale of a strategy. Raises TypeError
-        or ValueError for state that could not be loaded again."""
+        """optional: others that a checkpoint need not hold, such as the loss scale of a strategy. Raises
+        TypeError or ValueError for state that could not be loaded again."""
         self._optional = frozenset(optional or {})
         objects = {**objects, **(optional or {})}
         self._modules = {
-            name: [_Named(module) for module in _modules(thing)]
-            for name, thing in objects.items()
-            if _is_model(thing)
+            name: [_Named(module) for module in _modules(obj)]
+            for name, obj in objects.items()
+            if _is_model(obj)
         }
-        self._optimizers = {name: thing for name, thing in objects.items() if isinstance(thing, Optimizer)}
+        self._optimizers = {name: obj for name, obj in objects.items() if isinstance(obj, Optimizer)}
         self._others = {
-            name: thing
-            for name, thing in objects.items()
+            name: obj
+            for name, obj in objects.items()
             if name not in self._modules and name not in self._optimizers
         }
         state = State()
@@ -80,8 +80,8 @@ class Kept:
         names_of = self._parameter_names()
         for name, optimizer in self._optimizers.items():
             optimizers.check_names(name, optimizer, names_of)
-        for name, thing in self._others.items():
-            _check_plain(name, thing.state_dict())
+        for name, obj in self._others.items():
+            _check_plain(name, obj.state_dict())
         for name, extra in state.shared["models"].items():
             _check_plain(name, extra)
 
@@ -95,18 +95,18 @@ class Kept:
             state.tensors |= tensors
             state.shared["optimizers"][name] = part
         if with_others:
-            state.others = {name: thing.state_dict() for name, thing in self._others.items()}
+            state.others = {name: obj.state_dict() for name, obj in self._others.items()}
         return state
 
-    def lacking(self, shared: Shared, others: Mapping[str, Any]) -> list[str]:
+    def missing(self, shared: Shared, others: Mapping[str, Any]) -> list[str]:
         """Names of the objects that a checkpoint does not hold."""
         pairs = (
             (self._modules, shared["models"]),
             (self._optimizers, shared["optimizers"]),
             (self._others, others),
         )
-        lacks = (name for mine, theirs in pairs for name in mine if name not in theirs)
-        return [name for name in lacks if name not in self._optional]
+        absent = (name for mine, theirs in pairs for name in mine if name not in theirs)
+        return [name for name in absent if name not in self._optional]
 
     def compare(self, shared: Shared, saved: Saved) -> tuple[set[str], set[str], list[str]]:
         """Names that only this rank has, names that only the checkpoint has, and shapes that differ."""
@@ -128,7 +128,7 @@ class Kept:
             theirs |= {f"{name}: {parameter}" for parameter in parameters}
         return mine - theirs, theirs - mine, shapes
 
-    def room(self, shared: Shared, saved: Saved) -> dict[str, torch.Tensor]:
+    def allocate(self, shared: Shared, saved: Saved) -> dict[str, torch.Tensor]:
         """All tensors of this rank, for the caller to fill; those of optimizers are allocated here."""
         state = State()
         self._add_models(state)
@@ -138,17 +138,17 @@ class Kept:
             state.tensors |= optimizers.prepare(name, optimizer, names_of, part, saved)
         return state.tensors
 
-    def settle(self, tensors: Mapping[str, torch.Tensor], shared: Shared, others: Mapping[str, Any]) -> None:
-        """Load the state into each object: the last part of a restore, once the tensors of `room` are
+    def load(self, tensors: Mapping[str, torch.Tensor], shared: Shared, others: Mapping[str, Any]) -> None:
+        """Load the state into each object: the last part of a restore, once the tensors of `allocate` are
         filled."""
         for name, modules in self._modules.items():
             values = {**tensors, **{f"{name}.{key}": value for key, value in shared["models"][name].items()}}
             for module in modules:
                 own = {raw: values[f"{name}.{plain}"] for raw, plain, _ in module.entries()}
                 module.module.load_state_dict(own)
-        for name, thing in self._others.items():
+        for name, obj in self._others.items():
             if name in others or name not in self._optional:
-                thing.load_state_dict(others[name])
+                obj.load_state_dict(others[name])
 
     def _add_models(self, state: State) -> None:
         for name, modules in self._modules.items():
@@ -194,14 +194,14 @@ def merge(parts: Iterable[Shared]) -> Shared:
     return whole
 
 
-def _is_model(thing: Any) -> bool:
-    return isinstance(thing, nn.Module) or (
-        isinstance(thing, list | tuple) and all(isinstance(module, nn.Module) for module in thing)
+def _is_model(obj: Any) -> bool:
+    return isinstance(obj, nn.Module) or (
+        isinstance(obj, list | tuple) and all(isinstance(module, nn.Module) for module in obj)
     )
 
 
-def _modules(thing: Any) -> Iterator[nn.Module]:
-    for module in [thing] if isinstance(thing, nn.Module) else thing:
+def _modules(obj: Any) -> Iterator[nn.Module]:
+    for module in [obj] if isinstance(obj, nn.Module) else obj:
         if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
             raise TypeError("FullyShardedDataParallel cannot be saved by Ropeteam: use fully_shard() instead")
         yield module

@@ -1,8 +1,8 @@
 """Data plan: the samples of each rank, and their order: each sample of each data epoch exactly once.
 
 Pure. The whole state is a Position, a pair of integers that does not depend on the world size: the k-th
-global batch is the same for any number of ranks and any parts, so a job may stop anywhere and go on with more
-or fewer ranks. A rank takes a contiguous part.
+global batch is the same for any number of ranks and any parts, so a job may stop anywhere and resume with
+more or fewer ranks. A rank takes a contiguous part.
 
 The order is a keyed permutation that is computed for one index at a time (a Feistel network on a rows x
 columns grid, after Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). It needs no memory and
@@ -88,7 +88,7 @@ def permuted(index: int, size: int, key: int) -> int:
     """Image of `index` under the permutation of range(size) with this key."""
     rows = math.isqrt(size - 1) + 1
     columns = math.ceil(size / rows)
-    while True:  # the grid is less than one row too large: walk on until inside, seldom more than once
+    while True:  # the grid is less than one row too large: walk on until inside, rarely more than once
         row, column = divmod(index, columns)
         for number in range(0, _ROUNDS, 2):
             row = (row + _mix(key ^ _mix(number << 56 | column))) % rows

@@ -24,7 +24,7 @@ from ropeteam_trainer.contract.config import RankPlan
 from ropeteam_trainer.contract.preauth import BACKLOG
 from ropeteam_trainer.contract.strategy import StrategyError
 from ropeteam_trainer.contract.world import Epoch
-from ropeteam_trainer.rank.agentlink import AgentLink, Heartbeat
+from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter
 
 BEAT_SECONDS = 1.0
 """Interval of heartbeats of a rank that serves, or waits for a server."""
@@ -65,7 +65,7 @@ class Discovery:
     context for waiting for a server's answer, or for the chief's saves.
     """
 
-    def __init__(self, here: Place, plan: RankPlan, link: AgentLink | None, heart: Heartbeat) -> None:
+    def __init__(self, here: Place, plan: RankPlan, link: AgentLink | None, heart: HeartbeatWriter) -> None:
         self._plan, self._link = plan, link
         self.alive = _Alive(heart)
         self.listener: socket.socket | None = None
@@ -115,7 +115,7 @@ class _Alive:
     wherever it hangs.
     """
 
-    def __init__(self, heart: Heartbeat) -> None:
+    def __init__(self, heart: HeartbeatWriter) -> None:
         self._heart, self._lock, self._count = heart, threading.Lock(), 0
         self._phase: Any = None
         self._active = threading.Event()
@@ -125,7 +125,7 @@ class _Alive:
         while self._active.wait():
             with self._lock:
                 if self._count:
-                    self._heart.beat()
+                    self._heart.write()
             time.sleep(BEAT_SECONDS)
 
     @contextmanager

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from ropeteam_trainer.checkpoint.saving import Checkpoints
 from ropeteam_trainer.contract.local import FromRank, Served
 from ropeteam_trainer.contract.strategy import LearningRate, Strategy
-from ropeteam_trainer.rank.agentlink import AgentLink, Heartbeat, wait_to_be_killed
+from ropeteam_trainer.rank.agentlink import AgentLink, HeartbeatWriter, wait_to_be_killed
 from ropeteam_trainer.strategies import largebatch, wrap
 from ropeteam_trainer.strategies.model.naming import named_parameters
 from ropeteam_trainer.strategies.parameterserver import ledger as rules
@@ -83,7 +83,9 @@ class Serving:
         """Keep the extra arguments of restore(), such as schedulers, for checkpoints."""
         self._extra = dict(objects)
 
-    def serve(self, checkpoints: Checkpoints | None, link: AgentLink | None, heart: Heartbeat) -> NoReturn:
+    def serve(
+        self, checkpoints: Checkpoints | None, link: AgentLink | None, heart: HeartbeatWriter
+    ) -> NoReturn:
         self._checkpoints, self._link, self._heart = checkpoints, link, heart
         spec = self._strategy.sync.parameter_server
         own = shares(self._named, self._here.servers)[self._index]
@@ -96,14 +98,14 @@ class Serving:
         self._server = server = Server(share, discovery.listener, discovery.secret, spec, places)
         server.also({"progress": self._receive_progress})
         heart.phase = "serve"
-        heart.beat()
+        heart.write()
         if self._index == 0:
             self._lead(server)
         else:
             server.start()
             with server.changed:
                 while not server.changed.wait_for(lambda: server.is_over, BEAT_SECONDS):
-                    heart.beat()
+                    heart.write()
         server.close()
         if link is not None:
             link.send(FromRank(left=True))
@@ -133,7 +135,7 @@ class Serving:
         self._kept, self._saved_at = Kept(), time.monotonic()
         if self._checkpoints is not None:
             objects = {"model": self._model, "optimizer": self._optimizer, **self._extra}
-            self._checkpoints.keep(objects, {"parameter_servers": self._kept})
+            self._checkpoints.register(objects, {"parameter_servers": self._kept})
         server.start()
         if not chief.goes_on():
             self._begin()
@@ -145,7 +147,7 @@ class Serving:
                 progress = chief.ledger.progress
             self._save_if_due(every_seconds=config.every_seconds if config else None)
             self._drain_if_requested()
-            self._heart.beat()
+            self._heart.write()
             if progress != sent_progress:
                 sent_progress = progress
                 self._beat(progress)
@@ -156,7 +158,7 @@ class Serving:
         restored = None
         if self._checkpoints is not None:
             with self._heart.during("restore"):
-                restored = self._checkpoints.restore(self._heart.beat)
+                restored = self._checkpoints.restore(self._heart.write)
         job_rules = self._chief.ledger.rules
         first: dict[str, Any] = {"buffers": dict(self._model.named_buffers()), "clock": 0}
         ledger = rules.opened(job_rules)
@@ -246,7 +248,7 @@ class Serving:
     def _beat(self, step: int) -> None:
         self._heart.steps_here += max(step - self._heart.step, 0)
         self._heart.step = step
-        self._heart.beat()
+        self._heart.write()
         if self._link is not None and time.monotonic() >= self._next_report:
             self._next_report = time.monotonic() + TELL_SECONDS
             self._link.send(FromRank(served=self._served()))

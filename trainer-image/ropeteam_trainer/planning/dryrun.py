@@ -20,7 +20,7 @@ from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import RankPlan, Resume
 from ropeteam_trainer.contract.strategy import Strategy, StrategyError, TensorSplit
 from ropeteam_trainer.job import Job
-from ropeteam_trainer.partition.answer import Answer
+from ropeteam_trainer.partition.answer import DryRunResult
 from ropeteam_trainer.planning import answers
 from ropeteam_trainer.planning.measure import join, measure
 from ropeteam_trainer.rank.world import World
@@ -36,10 +36,10 @@ def begin() -> Job:
     join(world.rank, world.size)
     register_module_parameter_registration_hook(_to_meta)
     _StayOnMeta().__enter__()  # type: ignore[no-untyped-call]
-    return Rehearsal(world, plan, {})
+    return DryRunJob(world, plan, {})
 
 
-class Rehearsal(Job):
+class DryRunJob(Job):
     """Job of a dry run, which ends in wrap(). Methods that train without wrap() report that and end it."""
 
     def wrap(
@@ -56,17 +56,17 @@ class Rehearsal(Job):
                 model, optimizer, self._strategy or Strategy(), self.world_size, loss, tensor_plan
             )
         except StrategyError as error:
-            answers.end(Answer(refused=error.args))
-        answers.end(Answer(model=measured))
+            answers.end(DryRunResult(refused=error.args))
+        answers.end(DryRunResult(model=measured))
 
     def restore(self, **_: Any) -> NoReturn:
-        answers.end(Answer(without_wrap="calls job.restore()"))
+        answers.end(DryRunResult(without_wrap="calls job.restore()"))
 
     def batches(self, *_: Any, **__: Any) -> Iterator[Any]:
-        answers.end(Answer(without_wrap="calls job.batches()"))
+        answers.end(DryRunResult(without_wrap="calls job.batches()"))
 
     def report(self, **_: Any) -> NoReturn:
-        answers.end(Answer(without_wrap="calls job.report()"))
+        answers.end(DryRunResult(without_wrap="calls job.report()"))
 
 
 def _to_meta(_: Module, __: str, parameter: torch.nn.Parameter | None) -> None:
