@@ -109,7 +109,7 @@ class Metrics(Values):
     pod_monitor: Off = Field(
         default=Off(), description="PodMonitors of the coordinators and of the agents of all jobs."
     )
-    rules: Off = Field(
+    prometheus_rule: Off = Field(
         default=Off(),
         description="A PrometheusRule with the alerts of docs/metrics.md. Needs both kinds of monitors.",
     )
@@ -160,8 +160,8 @@ class ChartValues(Values):
     operator_key: OperatorKey = OperatorKey()
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """How much the operator logs."""
-    workers: int = Field(default=32, ge=1, le=1000)
-    """Jobs handled at the same time."""
+    max_concurrent_reconciles: int = Field(default=32, ge=1, le=1000)
+    """Jobs reconciled at the same time."""
     lease_seconds: int = Field(default=15, ge=3, le=300)
     """Another operator takes over after this silence of the one that acts."""
     job_defaults: JobDefaults = JobDefaults()

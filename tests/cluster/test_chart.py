@@ -61,7 +61,10 @@ def test_the_chart_of_a_release_is_this_one(tmp_path: Path) -> None:
     release = Release("9", "", 0, tmp_path)
     release.chart()
     on = {"enabled": True}
-    values = {"metrics": {"rules": on, "dashboards": on}, "operatorKey": {"existingSecret": "not drawn"}}
+    values = {
+        "metrics": {"prometheusRule": on, "dashboards": on},
+        "operatorKey": {"existingSecret": "not drawn"},
+    }
     assert render(values, tmp_path / "ropeteam-9.tgz") == render(values)
 
 
@@ -103,7 +106,7 @@ def test_every_value_is_described_and_a_typo_in_any_section_is_refused() -> None
         {"image": {"digest": "latest"}},
         {"image": {"pullPolicy": "Sometimes"}},
         {"namespaces": "all"},
-        {"workers": "many"},
+        {"maxConcurrentReconciles": "many"},
         {"metrics": {"interval": "often"}},
     ],
 )
@@ -131,8 +134,15 @@ def test_the_image_is_the_operators_and_what_it_gives_to_jobs() -> None:
 
 
 def test_settings_reach_the_operator() -> None:
-    given = arguments({"logLevel": "DEBUG", "workers": 7, "leaseSeconds": 30, "namespaces": ["a", "b"]})
-    expected = {"log-level": "DEBUG", "workers": "7", "lease-seconds": "30", "namespace": "a,b"}
+    given = arguments(
+        {"logLevel": "DEBUG", "maxConcurrentReconciles": 7, "leaseSeconds": 30, "namespaces": ["a", "b"]}
+    )
+    expected = {
+        "log-level": "DEBUG",
+        "max-concurrent-reconciles": "7",
+        "lease-seconds": "30",
+        "namespaces": "a,b",
+    }
     assert expected.items() <= given.items()
     assert given["lease"] == "sys/ropeteam"
     assert "namespace" not in arguments()
@@ -261,10 +271,10 @@ def test_parts_that_may_be_left_out(value: str, kind: str) -> None:
 MONITORING = {
     "serviceMonitor": ["ropeteam"],
     "podMonitor": ["ropeteam-coordinators", "ropeteam-servers", "ropeteam-workers"],
-    "rules": ["ropeteam"],
+    "prometheusRule": ["ropeteam"],
     "dashboards": ["ropeteam-dashboard-jobs", "ropeteam-dashboard-operator"],
 }
-KINDS = {"serviceMonitor": "ServiceMonitor", "podMonitor": "PodMonitor", "rules": "PrometheusRule"}
+KINDS = {"serviceMonitor": "ServiceMonitor", "podMonitor": "PodMonitor", "prometheusRule": "PrometheusRule"}
 
 
 @pytest.mark.parametrize("value", MONITORING)
@@ -316,7 +326,7 @@ def test_the_monitors_of_pods_are_those_that_the_end_to_end_tests_use(role: str,
 
 def test_rules_and_dashboards_are_the_files_that_are_tested() -> None:
     on = {"enabled": True}
-    values = {"metrics": {"rules": on, "dashboards": on}}
+    values = {"metrics": {"prometheusRule": on, "dashboards": on}}
     (rule,) = of_kind("PrometheusRule", values)
     assert rule["spec"] == yaml.safe_load(ALERTS.read_text())
     maps = [e["data"] for e in of_kind("ConfigMap", values) if "dashboard" in e["metadata"]["name"]]

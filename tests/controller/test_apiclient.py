@@ -130,6 +130,6 @@ def test_a_named_key_file_must_exist_and_be_long_enough(tmp_path: Path) -> None:
 
 
 def test_flags_win_over_the_environment_and_that_over_defaults() -> None:
-    environ = {"ROPETEAM_IMAGE": "mine", "ROPETEAM_WORKERS": "7"}
-    settings = read(["--workers", "9"], environ)
-    assert (settings.image, settings.workers, settings.log_level) == ("mine", 9, "INFO")
+    environ = {"ROPETEAM_IMAGE": "mine", "ROPETEAM_MAX_CONCURRENT_RECONCILES": "7"}
+    settings = read(["--max-concurrent-reconciles", "9"], environ)
+    assert (settings.image, settings.max_concurrent_reconciles, settings.log_level) == ("mine", 9, "INFO")

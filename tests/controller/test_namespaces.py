@@ -20,7 +20,7 @@ def a_job_in(namespace: str) -> Object:
 async def test_jobs_of_the_named_namespaces_run_and_of_others_do_not(tmp_path: Path) -> None:
     async with (
         LocalCluster(tmp_path / "home") as cluster,
-        operator_of(cluster, "--namespace", "a,b") as operator,
+        operator_of(cluster, "--namespaces", "a,b") as operator,
     ):
         client = operator.client
         for name in ("a", "b", "c"):
@@ -47,6 +47,6 @@ async def test_without_rights_in_the_cluster_no_node_is_asked_for(tmp_path: Path
     async with LocalCluster(tmp_path / "home") as cluster:
         async with operator_of(cluster, works=False) as operator:
             assert len(operator.caches.nodes.known_keys()) == 1
-        async with operator_of(cluster, "--namespace", "a,b", works=False) as operator:
+        async with operator_of(cluster, "--namespaces", "a,b", works=False) as operator:
             assert operator.caches.nodes.known_keys() == ()
             assert not operator.caches.node_is_lost("node-1")

@@ -18,7 +18,7 @@ FORBIDDEN = Read(unknown="you may not read them")
 
 
 def an_operator(image: str = "ghcr.io/ropeteam/ropeteam:1.2.3", ready: int = 2) -> dict[str, Any]:
-    container = {"image": image, "args": ["--lease=sys/ropeteam", "--workers=32"]}
+    container = {"image": image, "args": ["--lease=sys/ropeteam", "--max-concurrent-reconciles=32"]}
     return {
         "metadata": {
             "name": "ropeteam",
@@ -88,7 +88,7 @@ def test_an_installation_that_is_well_is_ok() -> None:
         "ok   nodes: 2 of 2 ready, nvidia.com/gpu: 8 on 1 of them",
         "ok   storage class: nfs is the default; several workers need ReadWriteMany of it",
         "ok   monitoring: kinds of the Prometheus Operator are not served: metrics.serviceMonitor,"
-        " .podMonitor and .rules of the chart have to stay off",
+        " .podMonitor and .prometheusRule of the chart have to stay off",
         "ok   queues: Kueue is not served: a label that names a queue has no effect",
     ]
 

@@ -46,8 +46,8 @@ class LocalStack:
         self.home.mkdir(0o700, parents=True, exist_ok=True)
         pipe = asyncio.subprocess.PIPE
         try:
-            self._operator = await self._spawn_operator("--wait", stdin=pipe)
-            arguments = ("ropeteam.local", "--home", str(self.home), "--wait")
+            self._operator = await self._spawn_operator("--wait-for-stdin", stdin=pipe)
+            arguments = ("ropeteam.local", "--home", str(self.home), "--wait-for-stdin")
             self._cluster = await self._spawn("cluster", *arguments, stdin=pipe, stdout=pipe)
         except BaseException:
             await self._stop()

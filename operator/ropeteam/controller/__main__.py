@@ -29,7 +29,7 @@ def main() -> int:
     output = Output(sys.stderr.fileno())
     logging.basicConfig(level=settings.log_level, handlers=[output])
     gc.set_threshold(*SELDOM)
-    if settings.waits and not sys.stdin.readline():
+    if settings.wait_for_stdin and not sys.stdin.readline():
         return 0  # the process that started us is gone
     try:
         uvloop.run(assembly.run(settings))

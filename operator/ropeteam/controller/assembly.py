@@ -135,7 +135,7 @@ def connected(
     agent: AgentSecret,
     clocks: Clocks = OURS,
 ) -> Operator:
-    queue = WorkQueue[Key](settings.workers, lambda key: key.namespace)
+    queue = WorkQueue[Key](settings.max_concurrent_reconciles, lambda key: key.namespace)
     caches = make_caches(client, settings.namespaces, queue.add, with_nodes=not settings.namespaces)
     defaults = settings.defaults.model_copy(update={"agent_secret": agent.name})
     observer = Observer(
@@ -180,7 +180,7 @@ async def _serve(settings: Settings, operator: Operator, elector: Elector | None
         return operator.blind() if ready.is_set() else "still listing"
 
     handlers.end_by_signal(ended)
-    metrics.WORKERS.set(settings.workers)
+    metrics.WORKERS.set(settings.max_concurrent_reconciles)
     metrics.REGISTRY.register(metrics.Now(operator.states, queue.running_seconds, operator.silence))
     async with (
         probes.served(settings.probe_address, unready, queue.longest_running_seconds) as address,

@@ -88,8 +88,8 @@ class Settings:
     """namespace/name of the Lease for leader election. Empty: there is no other operator."""
     lease_seconds: int
     """For how long the lease is valid without a renewal."""
-    workers: int
-    """Jobs reconciled at the same time."""
+    max_concurrent_reconciles: int
+    """MaxConcurrentReconciles of controller-runtime."""
     deletion_proves_end: bool
     """Whether a node whose object is gone counts as a node on which nothing runs any more."""
     probe_address: str
@@ -97,7 +97,7 @@ class Settings:
     `<home>/operator.address`.
     """
     log_level: str
-    waits: bool
+    wait_for_stdin: bool
     """Wait for a line on stdin after all imports: the parent process prepares other things meanwhile."""
 
     @property
@@ -135,18 +135,20 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     setting("home", str(default_home(environ)), "state folder")
     setting("key-file", "", "operator key; without it: <home>/operator.key, created at the first start")
     setting("previous-key-file", "", "previous keys, one a line; without it: <home>/operator.key.previous")
-    setting("namespace", "", "reconcile jobs of these namespaces only (a,b,c), with permissions in no others")
+    setting(
+        "namespaces", "", "reconcile jobs of these namespaces only (a,b,c), with permissions in no others"
+    )
     setting("image", IMAGE, "image of coordinators")
     setting("image-pull-policy", "", "imagePullPolicy of that image")
     setting("job-defaults", "", "JSON file with defaults for the pods of all jobs")
     setting("job-policy", "", "JSON file with the peers that may reach jobs; without it: no NetworkPolicy")
     setting("lease", "", "reconcile only while holding this Lease, namespace/name; without it: always")
     setting("lease-seconds", "15", "another operator takes over when the lease was not renewed for so long")
-    setting("workers", "32", "maximum number of concurrent reconciles")
+    setting("max-concurrent-reconciles", "32", "maximum number of concurrent reconciles")
     setting("probe-address", "127.0.0.1:0", "where to serve /healthz, /readyz and /metrics")
     setting("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     setting("deleted-nodes", "unknown", "`ended`: nothing runs on a node whose object is deleted")
-    parser.add_argument("--wait", action="store_true", help="start when a line arrives on stdin")
+    parser.add_argument("--wait-for-stdin", action="store_true", help="start when a line arrives on stdin")
     return parser
 
 
@@ -156,7 +158,7 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
     given = parser.parse_args(arguments)
     if given.deleted_nodes not in ("unknown", "ended"):
         parser.error(f"--deleted-nodes {given.deleted_nodes}: must be unknown or ended")
-    for name in ("workers", "lease-seconds"):
+    for name in ("max-concurrent-reconciles", "lease-seconds"):
         value = getattr(given, name.replace("-", "_"))
         if not value.isdigit() or int(value) < 1:
             parser.error(f"--{name} {value}: must be a positive number")
@@ -167,18 +169,18 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         home=Path(given.home),
         key_file=Path(given.key_file) if given.key_file else None,
         previous_key_file=Path(given.previous_key_file) if given.previous_key_file else None,
-        namespaces=tuple(name for name in given.namespace.split(",") if name),
+        namespaces=tuple(name for name in given.namespaces.split(",") if name),
         image=given.image,
         image_pull_policy=given.image_pull_policy,
         job_defaults=_of_file(parser, "job-defaults", given.job_defaults, JobDefaults) or JobDefaults(),
         job_policy=_of_file(parser, "job-policy", given.job_policy, JobPolicy),
         lease=given.lease,
         lease_seconds=int(given.lease_seconds),
-        workers=int(given.workers),
+        max_concurrent_reconciles=int(given.max_concurrent_reconciles),
         deletion_proves_end=given.deleted_nodes == "ended",
         probe_address=given.probe_address,
         log_level=given.log_level.upper(),
-        waits=given.wait,
+        wait_for_stdin=given.wait_for_stdin,
     )
 
 

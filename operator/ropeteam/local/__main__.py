@@ -27,10 +27,12 @@ if __name__ == "__main__":
         "--home", type=Path, default=default_home(), help="state folder (default: %(default)s)"
     )
     parser.add_argument(
-        "--wait", action="store_true", help="begin at a line on stdin, with all imported; at its end, end"
+        "--wait-for-stdin",
+        action="store_true",
+        help="begin at a line on stdin, with all imported; at its end, end",
     )
     given = parser.parse_args()
-    if given.wait and not sys.stdin.readline():
+    if given.wait_for_stdin and not sys.stdin.readline():
         sys.exit()  # the parent process is gone
     try:
         asyncio.run(main(given.home.absolute()))

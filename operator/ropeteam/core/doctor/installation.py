@@ -248,7 +248,7 @@ def _kinds(read: Read) -> Iterator[Finding]:
             "monitoring", "kinds of the Prometheus Operator are served: metrics.serviceMonitor may be on"
         )
     else:
-        off = "metrics.serviceMonitor, .podMonitor and .rules of the chart must stay off"
+        off = "metrics.serviceMonitor, .podMonitor and .prometheusRule of the chart must stay off"
         yield ok("monitoring", f"kinds of the Prometheus Operator are not served: {off}")
     if KUEUE in served:
         yield ok("queues", "Kueue is served; its label works in spec.template.metadata.labels only")
