@@ -1,7 +1,8 @@
 """Dataclasses to JSON and back, strictly.
 
 A message from the network is decoded into frozen dataclasses or refused with a sentence that names the field.
-Supported: str, int, float, bool, None, str-Enums, dataclasses, `tuple[X, ...]`, `dict[str, X]`, `X | None`.
+Supported: str, int, float, bool, None, str-Enums, dataclasses, `tuple[X, ...]`, `dict[str, X]`, `X | None`,
+and `Any`, which is JSON as it is.
 A field is written under its own name, or under that of `stored_as`. Unknown fields are ignored (a newer peer
 may send more), missing ones take their default.
 The reader of a type is built once: a coordinator reads thousands of messages per second.
@@ -160,6 +161,8 @@ def _expected(wanted: str, value: Any) -> _Wrong:
 @functools.cache
 def _reader(kind: Any) -> _Reader:
     """Function that reads values of this type."""
+    if kind is Any:
+        return lambda value: value
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return _read_optional(_reader(next(arg for arg in args if arg is not type(None))))

@@ -5,6 +5,7 @@ pull weights.
     doublebuffer.py   tensors that are updated atomically, in memory that outlives the process
     share.py          one server's part of the model and of the script's own optimizer
     flat.py           tensors in one contiguous buffer
+    requests.py       requests and their answers, typed (pure)
     wire.py           messages and raw tensors over TCP; admission.py: authentication of connections
     service.py        request handlers of each server
     chief.py          more handlers of the first one: the ledger, checkpoints, the end
