@@ -11,7 +11,7 @@ AGENT_SIDE := $(addprefix trainer-image/ropeteam_trainer/,contract coordinator a
 	checkpoint/decisions system __init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check sim sim-shipped fuzz seeded crds chart docs lock launchers prometheus cluster cluster-down e2e e2e-core gpu release images fmt bench clean
+.PHONY: help install demo test check sim sim-shipped fuzz seeded crds chart docs lock launchers prometheus cluster cluster-down e2e e2e-core gpu release images fmt bench pictures clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -92,8 +92,11 @@ fmt: $(VENV)/bin/ropeteam  ## format and mend what ruff can mend
 	ruff check --fix .
 	ruff format .
 
-bench: $(VENV)/bin/ropeteam  ## run the benchmarks; each prints its figure beside its peers'
-	$(PYTHON) -m benchmarks.gang_restart
+bench: $(VENV)/bin/ropeteam  ## run benchmarks beside their peers: make bench ONLY="gang_restart memory", or --list (about 90 minutes)
+	$(PYTHON) -m benchmarks $(ONLY)
+
+pictures: $(VENV)/bin/ropeteam  ## draw results of benchmarks in dist/pictures; ONLY=--shown: those of the docs, in place
+	$(PYTHON) -m benchmarks.pictures $(ONLY)
 
 clean:  ## remove caches and build outputs, keep the virtual environment
 	rm -rf dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage* .import_linter_cache

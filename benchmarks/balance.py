@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.trainer.ranks import Crew
 
-from benchmarks.report import Row, row, tell, write
+from benchmarks.results import Row, print_rows, row, write
 from benchmarks.train_balance import GLOBAL_BATCH
 from ropeteam_trainer.data.balancing import EVERY
 
@@ -93,7 +93,7 @@ def main() -> int:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     write("balance", table, samples, "throughput, share of the ideal")
-    return tell(table)
+    return print_rows(table)
 
 
 if __name__ == "__main__":

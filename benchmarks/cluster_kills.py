@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.cluster import images
+from tests.cluster import images, tools
 from tests.cluster.lab import Lab
 from tests.cluster.site import RELEASE, SYSTEM, Site
 from tests.e2e.harness import wait_for
@@ -27,7 +27,7 @@ from tests.e2e.harness import wait_for
 from benchmarks import jobset
 from benchmarks.cluster_recovery import NODES, first_step_of_a_new_process
 from benchmarks.gang_restart import steps
-from benchmarks.report import Row, row, tell, write
+from benchmarks.results import Row, print_rows, row, write
 
 PODS = 6
 LEADERS = 5
@@ -135,8 +135,8 @@ def show(samples: dict[str, list[float]]) -> int:
             Row(f"{name}: another acts", round(value, 2), "s", len(samples[name]), round(worst, 2),
                 f"<= {goal:g} (worst)", worst <= goal, "lease 15/10/2")
         )  # fmt: skip
-    write("cluster_kills", table, samples, "seconds on a real cluster")
-    return tell(table)
+    write("cluster_kills", table, samples, "seconds on a real cluster", kubernetes=tools.KUBERNETES)
+    return print_rows(table)
 
 
 if __name__ == "__main__":

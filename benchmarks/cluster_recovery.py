@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.cluster import images
+from tests.cluster import images, tools
 from tests.cluster.lab import Lab
 from tests.cluster.site import ROOT, Site
 from tests.e2e.harness import wait_for
 
 from benchmarks.gang_restart import events, steps
-from benchmarks.report import Row, row, tell, write
+from benchmarks.results import Row, print_rows, row, write
 
 LOST_SECONDS = 5
 NODES, RANKS = 4, 2
@@ -154,8 +154,8 @@ def show(samples: dict[str, list[float]]) -> int:
                 round(max(samples[name]) - floor, 2), f"<= {goal - floor:g} (median)", value <= goal,
                 "pod start")
         )  # fmt: skip
-    write("cluster_recovery", table, samples, "seconds on a real cluster")
-    return tell(table)
+    write("cluster_recovery", table, samples, "seconds on a real cluster", kubernetes=tools.KUBERNETES)
+    return print_rows(table)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from tests.coordinator.film import agent
 from tests.coordinator.link import TOKEN, Operator
 
 from benchmarks import crowd
-from benchmarks.report import Row, row, tell, write
+from benchmarks.results import Row, print_rows, row, write
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.config import CoordinatorConfig, Timeouts
 from ropeteam_trainer.contract.desired import Desired, JobReport, SlotDesired
@@ -262,9 +262,9 @@ def main() -> int:
         table += rows(size, found, max(sizes))
         for name in ("registering", "idle", "recovering", "committing"):
             curve.setdefault(f"{name}, per agent", []).append(1000 * found[name] / size)
-        tell(table[-len(found) :])
+        print_rows(table[-len(found) :])
     write("coordinator", table, curve, "milliseconds of the coordinator's core")
-    return tell(table)
+    return print_rows(table)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typing import Any
 from tests.e2e.harness import Cluster
 
 from benchmarks.gang_restart import RANKS, events, measure, steps, sweep, until
-from benchmarks.report import Row, row, tell, write
+from benchmarks.results import Row, print_rows, row, write
 
 ROOT = Path(__file__).resolve().parents[1]
 BEFORE = "c436723"
@@ -131,8 +131,13 @@ def crowd(tree: Path) -> float:
     environment = {**os.environ, "PYTHONPATH": code_of(tree)}
     command = [sys.executable, "-m", "benchmarks.scale", "local"]
     subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL)
-    found = json.loads((tree / "benchmarks" / "results" / "scale.json").read_text())
-    return next(float(each["value"]) for each in found if each["id"] == "local: 1000 jobs of 4 pods Running")
+    results = tree / "benchmarks" / "results"
+    rows: list[dict[str, Any]]
+    if (file := results / "scale_local.json").exists():
+        rows = json.loads(file.read_text())["rows"]
+    else:  # of a commit before results had their provenance
+        rows = json.loads((results / "scale.json").read_text())
+    return next(float(each["value"]) for each in rows if each["id"] == "local: 1000 jobs of 4 pods Running")
 
 
 def show(samples: dict[str, list[float]], commit: str) -> int:
@@ -148,7 +153,7 @@ def show(samples: dict[str, list[float]], commit: str) -> int:
                     ratio <= MOST, commit)
             )  # fmt: skip
     write("defences", table, samples, "seconds")
-    return tell(table)
+    return print_rows(table)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.e2e.harness import Cluster, wait_for
 from tests.e2e.test_failed_jobs import KINDS, holding, made
 
-from benchmarks.report import Row, tell, write
+from benchmarks.results import Row, print_rows, write
 
 MOST = 30.0
 HELD = "Failed to no pod that runs"
@@ -37,7 +37,7 @@ def main() -> int:
     worst, middle = max(samples), sorted(samples)[len(samples) // 2]
     table = [Row(HELD, round(middle, 3), "s", len(samples), round(worst, 3), f"<= {MOST}", worst <= MOST, "")]
     write("failed_jobs", table, {HELD: samples}, "seconds")
-    return tell(table)
+    return print_rows(table)
 
 
 def held(cluster: Cluster, kind: str, folder: Path) -> float:

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.report import Row, row, tell, write
+from benchmarks.results import Row, print_rows, row, write
 
 MOST_MORE, MOST_LATE = 2.0, 1.0
 SCRIPT = """
@@ -93,7 +93,7 @@ def show(samples: dict[str, list[float]]) -> int:
     table.append(goal("ropeteam run: more than torchrun", more, MOST_MORE))
     table.append(goal("print to screen, worst line of a run", samples[LATE], MOST_LATE))
     write("first_output", table, samples, "seconds")
-    return tell(table)
+    return print_rows(table)
 
 
 def goal(name: str, seconds: list[float], most: float) -> Row:

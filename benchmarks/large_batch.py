@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.trainer.ranks import Crew, FakeAgent
 
-from benchmarks.report import Row, tell, write
+from benchmarks.results import Row, print_rows, write
 from ropeteam_trainer.contract import codec
 from ropeteam_trainer.contract.strategy import Strategy
 from ropeteam_trainer.contract.world import Epoch
@@ -80,7 +80,7 @@ def main() -> int:
     )
     table = [row(name, found, beside) for name, found in samples.items()]
     write("large_batch", table, samples, "accuracy")
-    return tell(table)
+    return print_rows(table)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.report import Row, tell, write
+from benchmarks.results import Row, print_rows, write
 from benchmarks.techniques import Technique, costs, train
 
 WITHIN = 0.02
@@ -81,7 +81,7 @@ def main() -> int:
         shutil.rmtree(work, ignore_errors=True)
     table += rows(found)
     write("memory", table, {f"recompute {kind}": each for kind, each in found.items()}, "MB at the peak")
-    return tell(table)
+    return print_rows(table)
 
 
 if __name__ == "__main__":

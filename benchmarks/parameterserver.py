@@ -27,7 +27,7 @@ from typing import Any
 
 from tests.trainer.ranks import Crew
 
-from benchmarks.report import Row, row, tell, write
+from benchmarks.results import Row, print_rows, row, write
 from ropeteam_trainer.contract import config
 
 SCRIPT = Path(__file__).parent / "train_served.py"
@@ -96,7 +96,7 @@ def exchange(folder: Path) -> tuple[float, float]:
 
 
 def steps_per_second(worker: list[Any]) -> float:
-    ends = [at for at, _, _ in worker[3:]]
+    ends: list[float] = [at for at, _, _ in worker[3:]]
     return 1 / statistics.median(end - begin for begin, end in itertools.pairwise(ends))
 
 
@@ -166,7 +166,7 @@ def main() -> int:
             ahead <= BOUND and updates >= UPDATES, "asynchronous without a bound"),
     ]  # fmt: skip
     write("parameterserver", rows, samples, "speed")
-    return tell(rows)
+    return print_rows(rows)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.trainer.ranks import Crew
 
-from benchmarks.report import Row, tell, write
+from benchmarks.results import Row, print_rows, write
 
 SCRIPT = Path(__file__).parent / "train_pipeline.py"
 GOAL = 0.85
@@ -106,7 +106,7 @@ def main() -> int:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     write("pipelines", table, samples, "part of a step in which a rank computes")
-    return tell(table)
+    return print_rows(table)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from tests.e2e.harness import Cluster, wait_for
 
 from benchmarks.gang_restart import events, steps, until
 from benchmarks.idle import EACH
-from benchmarks.report import Row, row, tell, write
+from benchmarks.results import Row, print_rows, row, write
 
 SCRIPT = Path(__file__).parent / "train_beset.py"
 WORKERS, WARM, PATIENCE, COMING, SLOWER = 2, 30, 60.0, 120.0, 1.5
@@ -107,9 +107,10 @@ def trial(cluster: Cluster, folder: Path, kind: str, of: str) -> tuple[dict[str,
     (folder / "volume").mkdir(parents=True)
     saves = {"volume": {"hostPath": {"path": str(folder / "volume")}}, "everySteps": 20}
     command = ["python", str(SCRIPT), str(folder)]
-    cluster.create(
-        job(name, command, torch=True, checkpoint=saves, **({"strategy": strategy} if strategy else {}))
-    )
+    manifest = job(name, command, torch=True, checkpoint=saves)
+    if strategy:
+        manifest["spec"]["strategy"] = strategy
+    cluster.create(manifest)
     try:
         wait_for("steps", lambda: stepping(folder, 0.0))
         with besieged(cluster, folder / "crowd.json", kind, of) as crowd:
@@ -217,7 +218,7 @@ def main() -> int:
         shutil.rmtree(work, ignore_errors=True)
     table = rows(samples) + crowd_rows(told)
     write("strangers", table, samples, "seconds from a pod's deletion to the first step of all")
-    return tell(table)
+    return print_rows(table)
 
 
 if __name__ == "__main__":

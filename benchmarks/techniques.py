@@ -23,15 +23,14 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tests.trainer import tiny, wire
 from tests.trainer.ranks import Crew
 
-from benchmarks.report import Row, save, tell
-from benchmarks.techniques_picture import draw
+from benchmarks.results import Row, Samples, print_rows, write
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.strategy import Strategy
 
@@ -199,50 +198,52 @@ def costs(ranks: int) -> Costs:
     return Costs(ranks, model, 4 * SAMPLES * SIZE["length"] * SIZE["width"], matrices)
 
 
-def rows(technique: Technique, rounds: list[Figures], peer: list[Figures], memory: Figures) -> list[Row]:
-    def row(
-        what: str, values: list[float], unit: str, worst: Callable[[list[float]], float], **more: Any
-    ) -> Row:
-        figures = {"goal": "", "holds": None, "beside": ""} | more
-        middle, end = (round(each, 4) for each in (statistics.median(values), worst(values)))
-        return Row(f"techniques.{technique.name}.{what}", middle, unit, len(values), end, **figures)
+FIGURES: dict[str, tuple[str, Callable[[list[float]], float], str]] = {
+    "steps_per_second": ("1/s", min, ""),
+    "speed": ("x", min, f"{PEER}, same round"),
+    "loss": ("", max, f"after {WARM + STEPS} steps"),
+    "peak_memory": ("MB", max, "per rank"),
+    "held_memory": ("MB", max, "parameters, gradients, optimizer state; per rank"),
+    "bytes_per_step": ("B", max, "sent by a rank, mean of all"),
+    "bytes_as_computed": ("x", lambda ratios: max(ratios, key=lambda ratio: abs(ratio - 1)), ""),
+}
+"""Unit, which sample is the worst, and what it is compared with."""
 
-    pace = [STEPS / each["seconds"] for each in rounds]
-    speed = [other["seconds"] / each["seconds"] for each, other in zip(rounds, peer, strict=True)]
-    table = [
-        row("steps_per_second", pace, "1/s", min),
-        row("speed", speed, "x", min, beside=f"{PEER}, same round"),
-        row("loss", [each["loss"] for each in rounds], "", max, beside=f"after {WARM + STEPS} steps"),
-        row("peak_memory", [each / 1e6 for each in memory["peak"]], "MB", max, beside="per rank"),
-        row(
-            "held_memory",
-            [sum(each.values()) / 1e6 for each in memory["held"]],
-            "MB",
-            max,
-            beside="parameters, gradients, optimizer state; per rank",
-        ),
-    ]
+
+def formula(technique: Technique) -> float:
+    """Bytes per rank and step. 0: there is no simple one."""
+    return technique.sent(costs(technique.ranks)) if technique.sent else 0
+
+
+def series(technique: Technique, rounds: list[Figures], peer: list[Figures], memory: Figures) -> Samples:
+    """Of each figure, a sample per round; of memory, one per rank."""
+    found: Samples = {
+        "steps_per_second": [STEPS / each["seconds"] for each in rounds],
+        "speed": [other["seconds"] / each["seconds"] for each, other in zip(rounds, peer, strict=True)],
+        "loss": [each["loss"] for each in rounds],
+        "peak_memory": [each / 1e6 for each in memory["peak"]],
+        "held_memory": [sum(each.values()) / 1e6 for each in memory["held"]],
+    }
     sent = [each["sent"] for each in rounds]
-    if None in sent:
-        return table
-    table.append(row("bytes_per_step", sent, "B", max, beside="sent by a rank, mean of all"))
-    formula = technique.sent(costs(technique.ranks)) if technique.sent else 0
-    if formula:
-        ratios = [each / formula for each in sent]
-        holds = all(abs(each - 1) <= WITHIN for each in ratios)
-        far = max(ratios, key=lambda ratio: abs(ratio - 1))
-        goal = f"{1 - WITHIN}..{1 + WITHIN}"
-        table.append(
-            row(
-                "bytes_as_computed",
-                ratios,
-                "x",
-                lambda _: far,
-                goal=goal,
-                holds=holds,
-                beside=f"{formula:.0f} B",
-            )
-        )
+    if None not in sent:
+        found["bytes_per_step"] = sent
+        if computed := formula(technique):
+            found["bytes_as_computed"] = [each / computed for each in sent]
+    return found
+
+
+def rows(technique: Technique, found: Samples) -> list[Row]:
+    table = []
+    for what, values in found.items():
+        unit, worst, beside = FIGURES[what]
+        middle, end = (round(each, 4) for each in (statistics.median(values), worst(values)))
+        name = f"techniques.{technique.name}.{what}"
+        one = Row(name, middle, unit, len(values), end, "", None, beside)
+        if what == "bytes_as_computed":
+            holds = all(abs(each - 1) <= WITHIN for each in values)
+            goal, beside = f"{1 - WITHIN}..{1 + WITHIN}", f"{formula(technique):.0f} B"
+            one = replace(one, goal=goal, holds=holds, beside=beside)
+        table.append(one)
     return table
 
 
@@ -270,12 +271,15 @@ def main() -> int:
                 )
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    table = [
-        row for each in TECHNIQUES for row in rows(each, rounds[each.name], rounds[PEER], memory[each.name])
-    ]
-    save("techniques", table)
-    draw(table, ("one_process", PEER))
-    return tell(table)
+    found = {
+        each.name: series(each, rounds[each.name], rounds[PEER], memory[each.name]) for each in TECHNIQUES
+    }
+    table = [row for each in TECHNIQUES for row in rows(each, found[each.name])]
+    samples = {
+        f"{each.name}.{what}": found[each.name][what] for each in TECHNIQUES for what in found[each.name]
+    }
+    write("techniques", table, samples, "as of their rows")
+    return print_rows(table)
 
 
 if __name__ == "__main__":

@@ -25,14 +25,14 @@ from pathlib import Path
 from threading import Event, Thread
 
 import psutil
-from tests.cluster import falsecoordinator, images
+from tests.cluster import falsecoordinator, images, tools
 from tests.cluster.lab import Lab
 from tests.cluster.site import ROOT, SYSTEM, Site
 from tests.e2e.harness import wait_for
 
 from benchmarks import hostile
 from benchmarks.cluster_recovery import NODES, RANKS, back, first_steps, running, start
-from benchmarks.report import Row, row, tell, write
+from benchmarks.results import Row, print_rows, row, write
 from ropeteam.controller.client import access
 from ropeteam.controller.client.apiclient import ApiClient
 
@@ -192,8 +192,8 @@ def show(samples: dict[str, list[float]], faults: list[str]) -> int:
         Row("operators started again, and tracebacks", len(faults), "", 1, len(faults), "0", not faults, ""),
     ]  # fmt: skip
     print(*faults, sep="\n")
-    write("tenants", table, samples, "seconds, and MiB")
-    return tell(table)
+    write("tenants", table, samples, "seconds, and MiB", kubernetes=tools.KUBERNETES)
+    return print_rows(table)
 
 
 if __name__ == "__main__":

@@ -47,13 +47,18 @@ class _Nap(torch.autograd.Function):
         return grads[0], None, None
 
 
+def nap(value: torch.Tensor, there: float, back: float) -> torch.Tensor:
+    slept: torch.Tensor = _Nap.apply(value, there, back)  # type: ignore[no-untyped-call]
+    return slept
+
+
 class Sleeping(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.eye(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _Nap.apply(F.linear(x, _Nap.apply(self.weight, 0, NAP)), NAP, NAP)
+        return nap(F.linear(x, nap(self.weight, 0, NAP)), NAP, NAP)
 
 
 class Computing(nn.Module):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.trainer.ranks import Crew
 
-from benchmarks.report import Row, tell, write
+from benchmarks.results import Row, print_rows, write
 
 SCRIPT = Path(__file__).parent / "train_wrap.py"
 FIRSTS = ("hand", "wrap", "again")
@@ -71,7 +71,7 @@ def main() -> int:
     table = [row(name, each) for name, each in samples.items()]
     write("wrap_overhead", table, samples, "step time / that of DDP by hand")
     print("\n".join(each.beside for each in table))
-    return tell(table)
+    return print_rows(table)
 
 
 if __name__ == "__main__":

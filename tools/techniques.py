@@ -103,12 +103,8 @@ def measured(page: str) -> str:
 
 def rows() -> list[dict[str, Any]]:
     """Of all benchmarks."""
-    return [
-        row
-        for path in sorted(RESULTS.glob("*.json"))
-        if isinstance(found := json.loads(path.read_text()), list)
-        for row in found
-    ]
+    files = sorted(RESULTS.glob("*.json"))
+    return [row for path in files for row in json.loads(path.read_text())["rows"]]
 
 
 def _compared(found: list[dict[str, Any]]) -> list[str]:

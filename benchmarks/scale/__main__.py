@@ -17,21 +17,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import statistics
 import sys
 
-from benchmarks.report import RESULTS, Row, row, write
+from tests.cluster import tools
+
+from benchmarks.results import Row, print_rows, row, write
 from benchmarks.scale import local, real
 from benchmarks.scale.real import Figures
 
 LOCAL_PODS, REAL_PODS, ONE_PODS = 4, 10, 4096
 BUCKET_PER_SECOND, BUCKET = 20, 20
 """Of ropeteam/controller/reconcile/statuspace.py."""
-SAMPLES = RESULTS / "scale-samples.json"
-"""What the picture is drawn from, so that a part can be measured alone."""
 
 
 def main() -> None:
@@ -46,30 +45,20 @@ def main() -> None:
 
 
 async def measure(parts: list[str], jobs: int) -> None:
-    """A part's figures replace those of its former run; the others stay."""
+    """Each part has a result of its own."""
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGINT):  # what was started is stopped
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    rows, samples = _former()
     for part in parts:
         load = os.getloadavg()[0]
         print(f"{part}: load average {load:.1f}", flush=True)
-        new, more = await MEASURES[part](jobs)
-        new.append(fact(f"{part}: load average of the machine before", load, ""))
-        rows = [each for each in rows if not each.id.startswith(f"{part}: ")] + new
-        samples |= {name: thinned(values) for name, values in more.items()}
-        show(new)
-        SAMPLES.parent.mkdir(exist_ok=True)
-        write("scale", rows, samples, "seconds")
-        SAMPLES.write_text(json.dumps(samples) + "\n")
-
-
-def _former() -> tuple[list[Row], dict[str, list[float]]]:
-    file = RESULTS / "scale.json"
-    if not (file.exists() and SAMPLES.exists()):
-        return [], {}
-    return [Row(**each) for each in json.loads(file.read_text())], json.loads(SAMPLES.read_text())
+        rows, samples = await MEASURES[part](jobs)
+        rows.append(fact(f"{part}: load average of the machine before", load, ""))
+        thin = {name: thinned(values) for name, values in samples.items()}
+        versions = {} if part == "local" else {"kubernetes": tools.KUBERNETES}
+        write(f"scale_{part}", rows, thin, "seconds", **versions)
+        print_rows(rows)
 
 
 Measured = tuple[list[Row], dict[str, list[float]]]
@@ -141,9 +130,9 @@ def _of_a_life(seen: Figures) -> list[Row]:
 
 
 def thinned(samples: list[float]) -> list[float]:
-    """At most 200 of them, evenly over their order, and the worst: for the picture."""
+    """At most 200 of thousands, evenly over their order, and the worst."""
     ordered = sorted(samples)
-    return [round(each, 4) for each in (*ordered[:: -(-len(ordered) // 200)], ordered[-1])]
+    return [*ordered[:: -(-len(ordered) // 200)], ordered[-1]]
 
 
 MEASURES = {"local": measure_local, "real": measure_real, "one": measure_one}
@@ -168,12 +157,6 @@ def percentile(name: str, samples: list[float], goal: float | None) -> Row:
     holds = None if goal is None else value <= goal
     goal_text = "" if goal is None else f"<= {goal:g}"
     return Row(name, round(value, 3), "s", len(samples), round(max(samples), 3), goal_text, holds, "")
-
-
-def show(rows: list[Row]) -> None:
-    for each in rows:
-        verdict = {None: "", True: "holds", False: "DOES NOT HOLD"}[each.holds]
-        print(f"{each.id:62} {each.value:9} {each.unit:4} n={each.n:<5} {each.goal:16} {verdict}", flush=True)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ class Worlds:
             slots=slots,
             launcher="torchrun",
             progress=Progress(step=int(time.time() * 10)) if self.progress and full else Progress(),
-            generation_seen=desired.generation,
+            observed_generation=desired.generation,
         )
 
 
