@@ -77,13 +77,13 @@ ALL = ["job-0-1", "job-1-1", "job-coordinator-1"]
 async def test_a_job_that_says_nothing_of_users_runs_at_every_level(site: Site) -> None:
     for level, user, reason in (("baseline", None, "Accepted"), ("restricted", 1000, "RunsAsNonRoot")):
         told = await site.told(level)
-        assert (told.get("user"), condition(told, "Accepted")["reason"]) == (user, reason)
+        assert (told.get("runAsUser"), condition(told, "Accepted")["reason"]) == (user, reason)
         assert await site.pods(level) == ALL
 
 
 async def test_a_job_that_says_that_it_is_not_root_runs_as_it_is_written(site: Site) -> None:
     told = await site.told("restricted", template=in_template(runAsNonRoot=True))
-    assert (told.get("user"), condition(told, "Accepted")["reason"]) == (None, "Accepted")
+    assert (told.get("runAsUser"), condition(told, "Accepted")["reason"]) == (None, "Accepted")
     assert await site.pods("restricted") == ALL
 
 
@@ -92,5 +92,5 @@ async def test_a_job_that_insists_on_root_is_told_what_the_level_forbids(site: S
     message = condition(told, "Accepted")["message"]
     assert (told["state"], condition(told, "Accepted")["reason"]) == ("Invalid", "PodRefused")
     assert 'violates PodSecurity "restricted:latest": runAsNonRoot != true' in message
-    assert "As a user that is not root it is refused too: change spec.template" in message
+    assert "It is refused as a non-root user too: change spec.template" in message
     assert await site.pods("restricted") == []
