@@ -149,7 +149,7 @@ async def test_get_w_prints_each_change(cluster, api: Client, kubectl: Kubectl):
 
 
 async def test_the_rest_that_people_try(kubectl: Kubectl):
-    assert "Pods that train together" in await kubectl("explain", "tj.spec.workers")
+    assert "Number of pods that train together" in await kubectl("explain", "tj.spec.workers")
     assert "trainingjobs" in await kubectl("api-resources")
     assert "v1.32.0" in await kubectl("version")
     assert "local   Ready" in await kubectl("get", "nodes")
