@@ -117,19 +117,19 @@ def typed(kind: str, **more: Any) -> Object:
         ),
     ],
 )
-def test_the_faults_of_a_value(shape: Object, value: Any, text: str):
-    (fault,) = schema.faults({"v": value}, shape)
-    assert fault.startswith(text)
+def test_the_errors_of_a_value(shape: Object, value: Any, text: str):
+    (error,) = schema.field_errors({"v": value}, shape)
+    assert str(error).startswith(text)
 
 
-def test_values_that_fit_have_no_faults():
+def test_values_that_fit_have_no_errors():
     fine = [
         (typed("string", nullable=True), None),
         (typed("string", format="date-time"), "2030-01-01T00:00:00Z"),
         (typed("number", minimum=0), 0.5),
         ({"properties": {"v": {"x-kubernetes-int-or-string": True}}}, "8Gi"),
     ]
-    assert [list(schema.faults({"v": value}, shape)) for shape, value in fine] == [[]] * 4
+    assert [list(schema.field_errors({"v": value}, shape)) for shape, value in fine] == [[]] * 4
 
 
 def test_defaults_go_deep_and_null_gives_way():

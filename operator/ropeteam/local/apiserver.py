@@ -17,6 +17,7 @@ from ropeteam.local.api import decode, discovery, listing, selectors
 from ropeteam.local.api.store import Event, key_of
 from ropeteam.local.api.validation import Options
 from ropeteam.local.api.verbs import Verbs
+from ropeteam.local.fielderrors import FieldError
 from ropeteam.local.node.kubelet import Kubelet
 from ropeteam.local.node.services import Services
 from ropeteam.local.resources import ApiError, Object, Resource, invalid
@@ -171,10 +172,9 @@ class ApiServer:
         query, resource = request.query, target.resource
         decode.check_match(query, watches=True)
         if query.get("continue"):
-            cause = (
-                "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden when continue is provided"
-            )
-            raise invalid("ListOptions", "meta.k8s.io", "", [cause])
+            why = "resourceVersionMatch is forbidden when continue is provided"
+            error = FieldError.forbidden("resourceVersionMatch", why)
+            raise invalid("ListOptions", "meta.k8s.io", "", [error])
         since = _since(query.get("resourceVersion") or "0")
         seconds = decode.number(query.get("timeoutSeconds") or "0") or 10**9
         wants_initial = _is_true(query, "sendInitialEvents")
@@ -366,8 +366,7 @@ def _is_true(query: Mapping[str, str], name: str) -> bool:
 
 def _since(version: str) -> int:
     if not version.isdigit():
-        why = f'Invalid value: "{version}": strconv.ParseUint: parsing "{version}": invalid syntax'
-        raise ApiError(500, "InternalError", f"resourceVersion: {why}")
+        raise ApiError(500, "InternalError", str(decode.no_revision(version)))
     return int(version)
 
 

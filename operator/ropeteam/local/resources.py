@@ -1,10 +1,12 @@
-"""The kinds that this cluster serves, and the one error type of the package: a Kubernetes Status."""
+"""The kinds that this cluster serves, and errors as a Kubernetes Status."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from ropeteam.local.fielderrors import FieldError
 
 Object = dict[str, Any]
 
@@ -30,38 +32,17 @@ class ApiError(Exception):
         }
 
 
-_REASONS = {
-    "Required value": "FieldValueRequired",
-    "Unsupported value": "FieldValueNotSupported",
-    "Duplicate value": "FieldValueDuplicate",
-    "Not found": "FieldValueNotFound",
-    "Forbidden": "FieldValueForbidden",
-    "Too long": "FieldValueTooLong",
-    "Too many": "FieldValueTooMany",
-    "Invalid value": "FieldValueInvalid",
-}
+class Undecodable(ApiError):
+    """400: the body is no object of its kind."""
 
 
-def reason_of(cause: str) -> str:
-    """The API's reason for an error, from the prefix of its text."""
-    if " in body must be of type " in cause:
-        return "FieldValueTypeInvalid"
-    text = cause.partition(": ")[2]
-    return next((reason for start, reason in _REASONS.items() if text.startswith(start)), "FieldValueInvalid")
-
-
-def invalid(kind: str, group: str, name: str, causes: list[str]) -> ApiError:
-    """A 422. `causes` as `path: Invalid value: ...`, one per error, without duplicates."""
-    causes = list(dict.fromkeys(causes))
-    text = causes[0] if len(causes) == 1 else f"[{', '.join(causes)}]"
-    rows = [
-        {"reason": reason_of(cause), "message": cause.partition(": ")[2], "field": cause.split(": ")[0]}
-        for cause in causes
-    ]
-    message = (
-        f'{kind}.{group} "{name}" is invalid: {text}' if group else f'{kind} "{name}" is invalid: {text}'
-    )
-    return ApiError(422, "Invalid", message, name=name, group=group, kind=kind, causes=rows)
+def invalid(kind: str, group: str, name: str, errors: Iterable[FieldError]) -> ApiError:
+    """A 422 that lists each of `errors` once."""
+    errors = list(dict.fromkeys(errors))
+    text = str(errors[0]) if len(errors) == 1 else f"[{', '.join(map(str, errors))}]"
+    message = f'{kind}{group and f".{group}"} "{name}" is invalid: {text}'
+    causes = [error.cause for error in errors]
+    return ApiError(422, "Invalid", message, name=name, group=group, kind=kind, causes=causes)
 
 
 def no_such_place() -> ApiError:
@@ -96,11 +77,6 @@ class Resource:
     def qualified_kind(self) -> str:
         return f"{self.kind}.{self.group}" if self.group else self.kind
 
-    @property
-    def unhandled(self) -> str:
-        """Prefix of the error for a body that cannot be decoded."""
-        return f'{self.kind} in version "{self.version}" cannot be handled as a {self.kind}'
-
     def not_found(self, name: str) -> ApiError:
         message = f'{self.name} "{name}" not found'
         return ApiError(404, "NotFound", message, name=name, group=self.group, kind=self.plural)
@@ -109,9 +85,12 @@ class Resource:
         message = f'Operation cannot be fulfilled on {self.name} "{name}": {why}'
         return ApiError(409, "Conflict", message, name=name, group=self.group, kind=self.plural)
 
-    def invalid(self, name: str, causes: list[str]) -> ApiError:
-        """A 422. `causes` as `path: Invalid value: ...`, one per error."""
-        return invalid(self.kind, self.group, name, causes)
+    def invalid(self, name: str, errors: Iterable[FieldError]) -> ApiError:
+        return invalid(self.kind, self.group, name, errors)
+
+    def undecodable(self, why: str) -> Undecodable:
+        message = f'{self.kind} in version "{self.version}" cannot be handled as a {self.kind}: {why}'
+        return Undecodable(400, "BadRequest", message)
 
 
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", namespaced=False, has_status=True, short=("ns",))

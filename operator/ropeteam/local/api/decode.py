@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 import yaml
 
+from ropeteam.local.fielderrors import FieldError
 from ropeteam.local.resources import ApiError, Object, Resource, invalid
 
 JSON_PATCH, MERGE = "application/json-patch+json", "application/merge-patch+json"
@@ -81,8 +82,8 @@ def change(resource: Resource, content: str, query: Mapping[str, str], raw: byte
     if content not in known:
         raise _unknown_format(", ".join((JSON_PATCH, MERGE, APPLY)))
     if content == APPLY and not query.get("fieldManager"):
-        cause = "fieldManager: Required value: is required for apply patch"
-        raise invalid("PatchOptions", "meta.k8s.io", "", [cause])
+        error = FieldError.required("fieldManager", "is required for apply patch")
+        raise invalid("PatchOptions", "meta.k8s.io", "", [error])
     try:
         body = yaml.safe_load(raw) if content == APPLY else json.loads(raw)
     except (ValueError, OverflowError, yaml.YAMLError) as error:
@@ -119,34 +120,29 @@ def delete_options(query: Mapping[str, str], raw: bytes) -> Object:
         if "dryRun" in query:
             options["dryRun"] = [query["dryRun"]]
     policy, orphan = options.get("propagationPolicy"), options.get("orphanDependents")
-    causes = []
+    errors = _dry_run_errors(options.get("dryRun") or [])
     if policy is not None and orphan is not None:
         why = "orphanDependents and deletionPropagation cannot be both set"
-        causes = [f'propagationPolicy: Invalid value: "{policy}": {why}']
+        errors.insert(0, FieldError.invalid("propagationPolicy", policy, why))
     elif policy is not None and policy not in _POLICIES:
-        words = ", ".join(f'"{word}"' for word in (*_POLICIES, "nil"))
-        causes = [f'propagationPolicy: Unsupported value: "{policy}": supported values: {words}']
-    causes += _dry_run_faults(options.get("dryRun") or [])
-    if causes:
-        raise invalid("DeleteOptions", "meta.k8s.io", "", causes)
+        errors.insert(0, FieldError.not_supported("propagationPolicy", policy, (*_POLICIES, "nil")))
+    if errors:
+        raise invalid("DeleteOptions", "meta.k8s.io", "", errors)
     return options
 
 
 def check_options(method: str, query: Mapping[str, str]) -> None:
     """Check the options of a write. Raises 422 for invalid ones."""
-    causes = _dry_run_faults([query["dryRun"]] if "dryRun" in query else [])
-    validation = query.get("fieldValidation", "")
-    if validation not in ("", "Ignore", "Strict", "Warn"):
-        known = '"", "Ignore", "Strict", "Warn"'
-        causes.append(f'fieldValidation: Unsupported value: "{validation}": supported values: {known}')
-    if causes:
-        raise invalid(_OPTIONS[method], "meta.k8s.io", "", causes)
+    errors = _dry_run_errors([query["dryRun"]] if "dryRun" in query else [])
+    validation, known = query.get("fieldValidation", ""), ("", "Ignore", "Strict", "Warn")
+    if validation not in known:
+        errors.append(FieldError.not_supported("fieldValidation", validation, known))
+    if errors:
+        raise invalid(_OPTIONS[method], "meta.k8s.io", "", errors)
 
 
-def _dry_run_faults(given: list[str]) -> list[str]:
-    if set(given) <= {"All"}:
-        return []
-    return [f'dryRun: Unsupported value: {json.dumps(given)}: supported values: "All"']
+def _dry_run_errors(given: list[str]) -> list[FieldError]:
+    return [] if set(given) <= {"All"} else [FieldError.not_supported("dryRun", given, ["All"])]
 
 
 def number(text: str) -> int:
@@ -157,11 +153,15 @@ def number(text: str) -> int:
         raise ApiError(400, "BadRequest", why) from None
 
 
+def no_revision(text: str) -> FieldError:
+    why = f'strconv.ParseUint: parsing "{text}": invalid syntax'
+    return FieldError.invalid("resourceVersion", text, why)
+
+
 def revision(text: str, newest: int) -> int:
     """The resourceVersion to read at. Raises ApiError when it is invalid, or newer than the newest."""
     if not text.isdigit():
-        why = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
-        raise ApiError(400, "BadRequest", f"invalid resource version: {why}")
+        raise ApiError(400, "BadRequest", f"invalid resource version: {no_revision(text)}")
     if int(text) > newest:
         why = f"Too large resource version: {text}, current: {newest}"
         causes = [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]
@@ -172,21 +172,22 @@ def revision(text: str, newest: int) -> int:
 def check_match(query: Mapping[str, str], watches: bool) -> None:
     """Check resourceVersionMatch. Raises 422 for contradictory options."""
     match, version = query.get("resourceVersionMatch", ""), query.get("resourceVersion", "")
-    initial = query.get("sendInitialEvents")
-    here, known = "resourceVersionMatch", '"Exact", "NotOlderThan", ""'
-    causes: list[str] = []
+    initial, here = query.get("sendInitialEvents"), "resourceVersionMatch"
+    errors: list[FieldError] = []
     if watches and initial and not match:
-        causes = [f"{here}: Forbidden: sendInitialEvents requires setting {here} to NotOlderThan"]
+        why = f"sendInitialEvents requires setting {here} to NotOlderThan"
+        errors = [FieldError.forbidden(here, why)]
     elif watches and match and not initial:
-        causes = [f"{here}: Forbidden: {here} is forbidden for watch unless sendInitialEvents is provided"]
+        why = f"{here} is forbidden for watch unless sendInitialEvents is provided"
+        errors = [FieldError.forbidden(here, why)]
     elif initial and not watches:
-        causes = ["sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list"]
+        errors = [FieldError.forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list")]
     elif match and not watches:
         if not version:
-            causes = [f"{here}: Forbidden: {here} is forbidden unless resourceVersion is provided"]
+            errors = [FieldError.forbidden(here, f"{here} is forbidden unless resourceVersion is provided")]
         if match not in ("Exact", "NotOlderThan"):
-            causes += [f'{here}: Unsupported value: "{match}": supported values: {known}']
+            errors += [FieldError.not_supported(here, match, ("Exact", "NotOlderThan", ""))]
         elif match == "Exact" and version == "0":
-            causes = [f'{here}: Forbidden: {here} "exact" is forbidden for resourceVersion "0"']
-    if causes:
-        raise invalid("ListOptions", "meta.k8s.io", "", causes)
+            errors = [FieldError.forbidden(here, f'{here} "exact" is forbidden for resourceVersion "0"')]
+    if errors:
+        raise invalid("ListOptions", "meta.k8s.io", "", errors)

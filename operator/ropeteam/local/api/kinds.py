@@ -8,10 +8,11 @@ from typing import Any
 
 from ropeteam.local import resources as r
 from ropeteam.local.api.schema import Schema
+from ropeteam.local.fielderrors import FieldError
 from ropeteam.local.resources import Object, Resource
 
-Rules = Callable[[Object, Object | None], list[str]]
-"""Python equivalents of a kind's CEL rules: (new, old) to errors as `path: Invalid value: ...`."""
+Rules = Callable[[Object, Object | None], list[FieldError]]
+"""Python equivalents of a kind's CEL rules: (new, old) to errors."""
 
 ANY: Schema = {"x-kubernetes-preserve-unknown-fields": True}
 TEXT: Schema = {"type": "string"}

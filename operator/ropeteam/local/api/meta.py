@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ropeteam.local import resources as r
-from ropeteam.local.resources import ApiError, Object, Resource
+from ropeteam.local.fielderrors import FieldError
+from ropeteam.local.resources import Object, Resource, Undecodable
 
 _LABEL, _NAME_PART = "[a-z0-9]([-a-z0-9]*[a-z0-9])?", "([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"
 _SUBDOMAIN, _LABEL_VALUE = rf"{_LABEL}(\.{_LABEL})*", f"({_NAME_PART})?"
@@ -50,83 +51,85 @@ _LISTS = {"finalizers", "ownerReferences"}
 def check_types(resource: Resource, meta: Any) -> None:
     """Check types. Raises 400 for metadata that could not be decoded."""
     if not isinstance(meta, dict):
-        raise _undecodable(resource, _json_type(meta), "metadata", "ObjectMeta")
+        raise mistyped(resource, meta, "metadata", "ObjectMeta")
     for name, value in meta.items():
         if name in _TEXTS and value is not None:
             if not isinstance(value, dict):
-                raise _undecodable(resource, _json_type(value), f"metadata.{name}", "map[string]string")
+                raise mistyped(resource, value, f"metadata.{name}", "map[string]string")
             wrong = next((each for each in value.values() if not isinstance(each, str | None)), None)
             if wrong is not None:
-                raise _undecodable(resource, _json_type(wrong), f"metadata.{name}", "string")
+                raise mistyped(resource, wrong, f"metadata.{name}", "string")
         elif name in _LISTS and not isinstance(value, list | None):
-            raise _undecodable(resource, _json_type(value), f"metadata.{name}", "a list")
+            raise mistyped(resource, value, f"metadata.{name}", "a list")
         elif name in ("name", "generateName", "namespace", "resourceVersion", "uid") and not isinstance(
             value, str | None
         ):
-            raise _undecodable(resource, _json_type(value), f"metadata.{name}", "string")
+            raise mistyped(resource, value, f"metadata.{name}", "string")
 
 
-def _undecodable(resource: Resource, found: str, path: str, wanted: str) -> ApiError:
-    text = f"json: cannot unmarshal {found} into {path} of type {wanted}"
-    return ApiError(400, "BadRequest", f"{resource.unhandled}: {text}")
+def mistyped(resource: Resource, value: Any, path: str, wanted: str) -> Undecodable:
+    text = f"json: cannot unmarshal {_json_type(value)} into {path} of type {wanted}"
+    return resource.undecodable(text)
 
 
 def _json_type(value: Any) -> str:
     """Name of a value's type in Go's decoder."""
-    names = {dict: "object", list: "array", str: "string", bool: "bool"}
+    names = {dict: "object", list: "array", str: "string", bool: "bool", type(None): "null"}
     return next((name for kind, name in names.items() if isinstance(value, kind)), "number")
 
 
-def faults(resource: Resource, meta: Object) -> Iterator[str]:
-    yield from _name_faults(resource, meta.get("name") or "")
+def field_errors(resource: Resource, meta: Object) -> Iterator[FieldError]:
+    yield from _name_errors(resource, meta.get("name") or "")
     for key, value in (meta.get("labels") or {}).items():
-        yield from key_faults("metadata.labels", key)
-        for why in value_faults(value or ""):
-            yield f'metadata.labels: Invalid value: "{value}": {why}'
+        yield from key_errors("metadata.labels", key)
+        for why in value_errors(value or ""):
+            yield FieldError.invalid("metadata.labels", value, why)
     for key in meta.get("annotations") or {}:
-        yield from key_faults("metadata.annotations", key.lower())
+        yield from key_errors("metadata.annotations", key.lower())
     for owner in meta.get("ownerReferences") or ():
         here = "metadata.ownerReferences"
         if not owner.get("apiVersion"):
-            yield f'{here}.apiVersion: Invalid value: "": version must not be empty'
+            yield FieldError.invalid(f"{here}.apiVersion", "", "version must not be empty")
         for name in ("kind", "name", "uid"):
             if not owner.get(name):
-                yield f'{here}.{name}: Invalid value: "": must not be empty'
+                yield FieldError.invalid(f"{here}.{name}", "", "must not be empty")
 
 
-def _name_faults(resource: Resource, name: str) -> Iterator[str]:
+def _name_errors(resource: Resource, name: str) -> Iterator[FieldError]:
+    here, label = "metadata.name", resource in (r.SERVICES, r.NAMESPACES)
     if not name:
-        yield "metadata.name: Required value: name or generateName is required"
+        yield FieldError.required(here, "name or generateName is required")
         return
-    bad = f'metadata.name: Invalid value: "{name}": '
-    label = resource in (r.SERVICES, r.NAMESPACES)
     limit = 63 if label else 253
     if len(name) > limit:
-        yield f"{bad}must be no more than {limit} characters"
+        yield FieldError.invalid(here, name, f"must be no more than {limit} characters")
     if label and "." in name:
-        yield f"{bad}must not contain dots"
+        yield FieldError.invalid(here, name, "must not contain dots")
     elif not re.fullmatch(_LABEL if label else _SUBDOMAIN, name):
-        yield bad + (NO_LABEL if label else _NO_SUBDOMAIN)
+        yield FieldError.invalid(here, name, NO_LABEL if label else _NO_SUBDOMAIN)
 
 
-def key_faults(path: str, key: str) -> Iterator[str]:
+def key_errors(path: str, key: str) -> Iterator[FieldError]:
     """Errors in the key of a label or an annotation."""
-    bad = f'{path}: Invalid value: "{key}": '
+    return (FieldError.invalid(path, key, why) for why in _key_errors(key))
+
+
+def _key_errors(key: str) -> Iterator[str]:
     prefix, slash, name = key.rpartition("/")
     if "/" in prefix:
-        yield bad + _NO_KEY
+        yield _NO_KEY
         return
     if slash and not re.fullmatch(_SUBDOMAIN, prefix):
-        yield f"{bad}prefix part {_NO_SUBDOMAIN if prefix else 'must be non-empty'}"
+        yield f"prefix part {_NO_SUBDOMAIN if prefix else 'must be non-empty'}"
     if not name:
-        yield f"{bad}name part must be non-empty"
+        yield "name part must be non-empty"
     elif len(name) > 63:
-        yield f"{bad}name part must be no more than 63 bytes"
+        yield "name part must be no more than 63 bytes"
     if not re.fullmatch(_NAME_PART, name):
-        yield bad + _NO_NAME_PART
+        yield _NO_NAME_PART
 
 
-def value_faults(value: str) -> Iterator[str]:
+def value_errors(value: str) -> Iterator[str]:
     """The reasons why a text is not a valid label value."""
     if len(value) > 63:
         yield "must be no more than 63 bytes"

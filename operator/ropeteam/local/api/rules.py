@@ -15,6 +15,7 @@ from decimal import Decimal
 from ropeteam.local import resources as r
 from ropeteam.local.api.meta import NO_LABEL
 from ropeteam.local.api.schema import is_time
+from ropeteam.local.fielderrors import FieldError
 from ropeteam.local.resources import Object, Resource
 
 _KEY = "[-._a-zA-Z0-9]+"
@@ -37,11 +38,12 @@ _NO_VARIABLE = (
 _TIMES = {r.EVENTS: ("firstTimestamp", "lastTimestamp", "eventTime"), r.LEASES: ("acquireTime", "renewTime")}
 _SUFFIXES = {name: Decimal(1000) ** n for n, name in enumerate(("n", "u", "m", "", *"kMGTPE"), -3)}
 _SUFFIXES |= {f"{name}i": Decimal(1024) ** n for n, name in enumerate("KMGTPE", 1)}
-FIXED_POD = (
-    "spec: Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
+FIXED_POD = FieldError.forbidden(
+    "spec",
+    "pod updates may not change fields other than `spec.containers[*].image`,"
     "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to "
     "existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was "
-    "previously negative)"
+    "previously negative)",
 )
 
 
@@ -71,171 +73,172 @@ def undecodable(resource: Resource, value: Object) -> Iterator[str]:
             yield f"quantities must match the regular expression '{pattern}'"
 
 
-def faults(resource: Resource, new: Object, old: Object | None) -> Iterator[str]:
+def field_errors(resource: Resource, new: Object, old: Object | None) -> Iterator[FieldError]:
     """Errors between fields, and between an object and its previous version."""
     if resource == r.PODS:
-        yield from _pod_faults(new["spec"])
+        yield from _pod_errors(new["spec"])
         if old:
-            yield from _pod_change_faults(new["spec"], old["spec"])
+            yield from _pod_change_errors(new["spec"], old["spec"])
     elif resource == r.SERVICES:
-        yield from _service_faults(new["spec"])
+        yield from _service_errors(new["spec"])
         was = old["spec"].get("clusterIP") if old else None
         if was and new["spec"].get("clusterIP") != was:
             requested = new["spec"].get("clusterIP")
-            yield f'spec.clusterIPs[0]: Invalid value: ["{requested}"]: may not change once set'
+            yield FieldError.invalid("spec.clusterIPs[0]", [requested], "may not change once set")
     elif resource in (r.SECRETS, r.CONFIG_MAPS):
-        yield from _data_faults(new, old)
+        yield from _data_errors(new, old)
     elif resource == r.CLAIMS:
         if not new["spec"].get("accessModes"):
-            yield "spec.accessModes: Required value: at least 1 access mode is required"
+            yield FieldError.required("spec.accessModes", "at least 1 access mode is required")
         if "storage" not in ((new["spec"].get("resources") or {}).get("requests") or {}):
-            yield "spec.resources[storage]: Required value"
+            yield FieldError.required("spec.resources[storage]")
     elif resource == r.CRDS:
-        yield from _definition_faults(new)
+        yield from _definition_errors(new)
     elif resource == r.EVENTS:
         about, home = (new.get("involvedObject") or {}).get("namespace", ""), new["metadata"]["namespace"]
         if about != home and (about or home not in ("default", "kube-system")):
-            yield f'involvedObject.namespace: Invalid value: "{about}": does not match event.namespace'
+            yield FieldError.invalid("involvedObject.namespace", about, "does not match event.namespace")
     elif resource == r.LEASES:
         seconds = (new.get("spec") or {}).get("leaseDurationSeconds")
         if seconds is not None and seconds <= 0:
-            yield f"spec.leaseDurationSeconds: Invalid value: {seconds}: must be greater than 0"
+            yield FieldError.invalid("spec.leaseDurationSeconds", seconds, "must be greater than 0")
 
 
-def _data_faults(new: Object, old: Object | None) -> Iterator[str]:
+def _data_errors(new: Object, old: Object | None) -> Iterator[FieldError]:
     for key in [*new.get("data", {}), *new.get("binaryData", {})]:
         if not re.fullmatch(_KEY, key):
-            yield f'data[{key}]: Invalid value: "{key}": {_NO_KEY}'
+            yield FieldError.invalid(f"data[{key}]", key, _NO_KEY)
     if not old:
         return
     if new.get("type") != old.get("type"):
-        yield f'type: Invalid value: "{new.get("type")}": field is immutable'
+        yield FieldError.invalid("type", new.get("type"), "field is immutable")
     if old.get("immutable"):
         if not new.get("immutable"):
-            yield "immutable: Forbidden: field is immutable when `immutable` is set"
+            yield FieldError.forbidden("immutable", "field is immutable when `immutable` is set")
         if new.get("data") != old.get("data"):
-            yield "data: Forbidden: field is immutable when `immutable` is set"
+            yield FieldError.forbidden("data", "field is immutable when `immutable` is set")
 
 
-def _definition_faults(crd: Object) -> Iterator[str]:
+def _definition_errors(crd: Object) -> Iterator[FieldError]:
     spec = crd.get("spec") or {}
     names = spec.get("names") or {}
     needed = {"group": spec, "scope": spec, "versions": spec, "names.plural": names, "names.kind": names}
     for path, home in needed.items():
         if not home.get(path.rpartition(".")[2]):
-            yield f"spec.{path}: Required value"
+            yield FieldError.required(f"spec.{path}")
     name = crd["metadata"]["name"]
     if name != f"{names.get('plural', '')}.{spec.get('group', '')}":
-        yield f'metadata.name: Invalid value: "{name}": must be spec.names.plural+"."+spec.group'
+        yield FieldError.invalid("metadata.name", name, 'must be spec.names.plural+"."+spec.group')
 
 
-def _service_faults(spec: Object) -> Iterator[str]:
+def _service_errors(spec: Object) -> Iterator[FieldError]:
     yield from _one_of(spec, "type", "spec")
     ports = spec.get("ports") or []
     if not ports and spec.get("clusterIP") != "None":
-        yield "spec.ports: Required value"
+        yield FieldError.required("spec.ports")
     names: list[str] = []
     for number, port in enumerate(ports):
         here = f"spec.ports[{number}]"
         if len(ports) > 1 and not port.get("name"):
-            yield f"{here}.name: Required value"
+            yield FieldError.required(f"{here}.name")
         elif port.get("name") in names:
-            yield f'{here}.name: Duplicate value: "{port["name"]}"'
+            yield FieldError.duplicate(f"{here}.name", port["name"])
         names += [port["name"]] if port.get("name") else []
         for name in ("port", "targetPort"):
             value = port.get(name, 0)
             if isinstance(value, int) and not 1 <= value <= 65535:
-                yield f"{here}.{name}: Invalid value: {value}: {_PORT_RANGE}"
+                yield FieldError.invalid(f"{here}.{name}", value, _PORT_RANGE)
         yield from _one_of(port, "protocol", here)
     address = spec.get("clusterIP") or "None"
     if address != "None" and not re.fullmatch(r"\d+(\.\d+){3}", address):
         why = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)"
-        yield f'spec.clusterIPs[0]: Invalid value: "{address}": {why}'
+        yield FieldError.invalid("spec.clusterIPs[0]", address, why)
 
 
-def _one_of(value: Object, name: str, path: str) -> Iterator[str]:
+def _one_of(value: Object, name: str, path: str) -> Iterator[FieldError]:
     if value.get(name) is not None and value[name] not in _ONE_OF[name]:
-        words = ", ".join(f'"{word}"' for word in _ONE_OF[name])
-        yield f'{path}.{name}: Unsupported value: "{value[name]}": supported values: {words}'
+        yield FieldError.not_supported(f"{path}.{name}", value[name], _ONE_OF[name])
 
 
-def _pod_faults(spec: Object) -> Iterator[str]:
+def _pod_errors(spec: Object) -> Iterator[FieldError]:
     volumes = [volume.get("name", "") for volume in spec.get("volumes") or ()]
     for number, volume in enumerate(spec.get("volumes") or ()):
         here = f"spec.volumes[{number}]"
         if not volume.get("name"):
-            yield f"{here}.name: Required value"
+            yield FieldError.required(f"{here}.name")
         elif volume["name"] in volumes[:number]:
-            yield f'{here}.name: Duplicate value: "{volume["name"]}"'
+            yield FieldError.duplicate(f"{here}.name", volume["name"])
         for source, name in (("secret", "secretName"), ("persistentVolumeClaim", "claimName")):
             if isinstance(volume.get(source), dict) and not volume[source].get(name):
-                yield f"{here}.{source}.{name}: Required value"
+                yield FieldError.required(f"{here}.{source}.{name}")
     yield from _one_of(spec, "restartPolicy", "spec")
     if not spec.get("containers"):
-        yield "spec.containers: Required value"
+        yield FieldError.required("spec.containers")
     deadline = spec.get("activeDeadlineSeconds")
     if deadline is not None and not 1 <= deadline < 2**31:
         why = "must be between 1 and 2147483647, inclusive"
-        yield f"spec.activeDeadlineSeconds: Invalid value: {deadline}: {why}"
+        yield FieldError.invalid("spec.activeDeadlineSeconds", deadline, why)
     for number, each in enumerate(spec.get("tolerations") or ()):
         yield from _one_of(each, "operator", f"spec.tolerations[{number}]")
     seen: set[str] = set()
     for part in ("containers", "initContainers"):
         for number, container in enumerate(spec.get(part) or ()):
-            yield from _container_faults(container, f"spec.{part}[{number}]", volumes, seen)
+            yield from _container_errors(container, f"spec.{part}[{number}]", volumes, seen)
 
 
-def _container_faults(container: Object, path: str, volumes: list[str], seen: set[str]) -> Iterator[str]:
+def _container_errors(
+    container: Object, path: str, volumes: list[str], seen: set[str]
+) -> Iterator[FieldError]:
     name = container.get("name")
     if not name:
-        yield f"{path}.name: Required value"
+        yield FieldError.required(f"{path}.name")
     elif not re.fullmatch("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name):
-        yield f'{path}.name: Invalid value: "{name}": {NO_LABEL}'
+        yield FieldError.invalid(f"{path}.name", name, NO_LABEL)
     elif name in seen:
-        yield f'{path}.name: Duplicate value: "{name}"'
+        yield FieldError.duplicate(f"{path}.name", name)
     seen |= {name or ""}
     if not container.get("image"):
-        yield f"{path}.image: Required value"
+        yield FieldError.required(f"{path}.image")
     yield from _one_of(container, "imagePullPolicy", path)
-    yield from _amount_faults(container.get("resources") or {}, f"{path}.resources")
+    yield from _amount_errors(container.get("resources") or {}, f"{path}.resources")
     for number, port in enumerate(container.get("ports") or ()):
         if not 1 <= port.get("containerPort", 0) <= 65535:
             here = f"{path}.ports[{number}].containerPort"
-            yield f"{here}: Invalid value: {port.get('containerPort', 0)}: {_PORT_RANGE}"
+            yield FieldError.invalid(here, port.get("containerPort", 0), _PORT_RANGE)
     for number, variable in enumerate(container.get("env") or ()):
         if not variable.get("name"):
-            yield f"{path}.env[{number}].name: Required value"
+            yield FieldError.required(f"{path}.env[{number}].name")
         elif not re.fullmatch(r"[ -<>-~]+", variable["name"]):
-            yield f'{path}.env[{number}].name: Invalid value: "{variable["name"]}": {_NO_VARIABLE}'
+            yield FieldError.invalid(f"{path}.env[{number}].name", variable["name"], _NO_VARIABLE)
         if variable.get("value") and variable.get("valueFrom"):
             why = "may not be specified when `value` is not empty"
-            yield f'{path}.env[{number}].valueFrom: Invalid value: "": {why}'
+            yield FieldError.invalid(f"{path}.env[{number}].valueFrom", "", why)
     for number, mount in enumerate(container.get("volumeMounts") or ()):
         here = f"{path}.volumeMounts[{number}]"
         earlier = container["volumeMounts"][:number]
         if not mount.get("name"):
-            yield f"{here}.name: Required value"
+            yield FieldError.required(f"{here}.name")
         elif mount["name"] not in volumes:
-            yield f'{here}.name: Not found: "{mount["name"]}"'
+            yield FieldError.not_found(f"{here}.name", mount["name"])
         if not mount.get("mountPath"):
-            yield f"{here}.mountPath: Required value"
+            yield FieldError.required(f"{here}.mountPath")
         elif any(mount["mountPath"] == each.get("mountPath") for each in earlier):
-            yield f'{here}.mountPath: Invalid value: "{mount["mountPath"]}": must be unique'
+            yield FieldError.invalid(f"{here}.mountPath", mount["mountPath"], "must be unique")
 
 
-def _amount_faults(resources: Object, path: str) -> Iterator[str]:
+def _amount_errors(resources: Object, path: str) -> Iterator[FieldError]:
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     for kind, amounts in (("limits", limits), ("requests", requests)):
         for name, text in amounts.items():
-            bad = f'{path}.{kind}[{name}]: Invalid value: "{text}": must be '
+            here = f"{path}.{kind}[{name}]"
             if _amount(text) < 0:
-                yield f"{bad}greater than or equal to 0"
+                yield FieldError.invalid(here, text, "must be greater than or equal to 0")
             elif "/" in name and _amount(text) % 1:
-                yield f"{bad}an integer"
+                yield FieldError.invalid(here, text, "must be an integer")
     for name, text in requests.items():
         if name in limits and _amount(text) > _amount(limits[name]):
             why = f"must be less than or equal to {name} limit of {limits[name]}"
-            yield f'{path}.requests: Invalid value: "{text}": {why}'
+            yield FieldError.invalid(f"{path}.requests", text, why)
 
 
 def _amount(text: str) -> Decimal:
@@ -247,9 +250,9 @@ def _amount(text: str) -> Decimal:
     return Decimal(number) * _SUFFIXES[suffix]
 
 
-def _pod_change_faults(new: Object, old: Object) -> Iterator[str]:
+def _pod_change_errors(new: Object, old: Object) -> Iterator[FieldError]:
     if len(new.get("containers") or ()) != len(old["containers"]):
-        yield "spec.containers: Forbidden: pod updates may not add or remove containers"
+        yield FieldError.forbidden("spec.containers", "pod updates may not add or remove containers")
     elif _immutable_part(new) != _immutable_part(old):
         yield FIXED_POD
 

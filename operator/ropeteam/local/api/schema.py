@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
+from enum import Enum, auto
 from typing import Any
 
 import orjson
+
+from ropeteam.local.fielderrors import ErrorType, FieldError, show
 
 Schema = dict[str, Any]
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -75,34 +79,60 @@ def prune(value: Any, schema: Schema, path: str = "") -> list[str]:
     return removed
 
 
-def faults(value: Any, schema: Schema, path: str = "") -> Iterator[str]:
-    """Every error as `path: Invalid value: ...`."""
+class Problem(Enum):
+    """How a value differs from its schema."""
+
+    TYPE = auto()
+    ENUM = auto()
+    REQUIRED = auto()
+    TOO_FEW = auto()
+    TOO_MANY = auto()
+    TOO_SHORT = auto()
+    TOO_LONG = auto()
+    MINIMUM = auto()
+    MAXIMUM = auto()
+    PATTERN = auto()
+    FORMAT = auto()
+    NO_OBJECT = auto()
+    DUPLICATE = auto()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A value that differs from its schema. `value`: of a duplicate, the key."""
+
+    path: str
+    problem: Problem
+    value: Any
+    schema: Schema
+
+
+def walk(value: Any, schema: Schema, path: str = "") -> Iterator[Fault]:
+    """Each difference between a value and its schema, in the order of a real server."""
     if value is None and schema.get("nullable"):
         return
     if schema.get("x-kubernetes-int-or-string"):
         if isinstance(value, bool) or not isinstance(value, int | str):
-            yield _wrong_type(value, "integer,string", path)
+            yield Fault(path, Problem.TYPE, value, schema)
         return
-    kind = schema.get("type")
-    fits = not kind or _is(value, kind)
-    if kind and not fits:
-        yield _wrong_type(value, "date-time" if schema.get("format") == "date-time" else kind, path)
+    fits = "type" not in schema or _is(value, schema["type"])
+    if not fits:
+        yield Fault(path, Problem.TYPE, value, schema)
     if "enum" in schema and value not in schema["enum"]:
-        choice = ", ".join(_show(member) for member in schema["enum"])
-        yield f"{path}: Unsupported value: {_show(value)}: supported values: {choice}"
+        yield Fault(path, Problem.ENUM, value, schema)
     if not fits:
         return
     if isinstance(value, dict):
-        yield from _object_faults(value, schema, path)
+        yield from _walk_object(value, schema, path)
     elif isinstance(value, list):
-        yield from _list_faults(value, schema, path)
+        yield from _walk_list(value, schema, path)
     elif isinstance(value, str):
-        yield from _text_faults(value, schema, path)
+        yield from _walk_text(value, schema, path)
     elif not isinstance(value, bool) and isinstance(value, int | float):
         if value < schema.get("minimum", value):
-            yield _bad(value, path, f"should be greater than or equal to {schema['minimum']}")
+            yield Fault(path, Problem.MINIMUM, value, schema)
         if value > schema.get("maximum", value):
-            yield _bad(value, path, f"should be less than or equal to {schema['maximum']}")
+            yield Fault(path, Problem.MAXIMUM, value, schema)
 
 
 def _is(value: Any, kind: str) -> bool:
@@ -113,57 +143,55 @@ def _is(value: Any, kind: str) -> bool:
     return isinstance(value, _TYPES[kind])
 
 
-def _object_faults(value: dict[str, Any], schema: Schema, path: str) -> Iterator[str]:
-    prefix = f"{path}." if path else ""
+def _walk_object(value: dict[str, Any], schema: Schema, path: str) -> Iterator[Fault]:
+    prefix, known = f"{path}." if path else "", schema.get("properties", {})
     for name in schema.get("required", ()):
         if name not in value:
-            yield f"{prefix}{name}: Required value"
+            yield Fault(prefix + name, Problem.REQUIRED, None, known.get(name, {}))
     if len(value) < schema.get("minProperties", 0):
-        yield _bad(len(value), path, f"should have at least {schema['minProperties']} properties")
+        yield Fault(path, Problem.TOO_FEW, value, schema)
     if len(value) > schema.get("maxProperties", len(value)):
-        yield f"{path}: Too many: {len(value)}: must have at most {schema['maxProperties']} items"
-    extra = schema.get("additionalProperties")
+        yield Fault(path, Problem.TOO_MANY, value, schema)
     for name, item in value.items():
-        inner = schema.get("properties", {}).get(name, extra)
+        inner = known.get(name, schema.get("additionalProperties"))
         if isinstance(inner, dict):
-            yield from faults(item, inner, prefix + name)
+            yield from walk(item, inner, prefix + name)
 
 
-def _list_faults(value: list[Any], schema: Schema, path: str) -> Iterator[str]:
+def _walk_list(value: list[Any], schema: Schema, path: str) -> Iterator[Fault]:
     if len(value) < schema.get("minItems", 0):
-        yield _bad(len(value), path, f"should have at least {schema['minItems']} items")
+        yield Fault(path, Problem.TOO_FEW, value, schema)
     if len(value) > schema.get("maxItems", len(value)):
-        yield f"{path}: Too many: {len(value)}: must have at most {schema['maxItems']} items"
+        yield Fault(path, Problem.TOO_MANY, value, schema)
     for number, item in enumerate(value):
-        yield from faults(item, schema.get("items", {}), f"{path}[{number}]")
+        yield from walk(item, schema.get("items", {}), f"{path}[{number}]")
     if schema.get("x-kubernetes-list-type") == "map":
-        yield from _key_faults(value, schema["x-kubernetes-list-map-keys"], path)
+        yield from _walk_keys(value, schema, path)
 
 
-def _key_faults(value: list[Any], names: list[str], path: str) -> Iterator[str]:
-    """Errors in the members of a list of type map: each is an object with unique keys."""
+def _walk_keys(value: list[Any], schema: Schema, path: str) -> Iterator[Fault]:
+    """A list of type map has objects with unique keys."""
     seen = []
     for number, item in enumerate(value):
         if not isinstance(item, dict):
             if item is not None:
-                why = "must be an object for an array of list-type map"
-                yield f"{path}[{number}]: Invalid value: {_show(item)}: {why}"
+                yield Fault(f"{path}[{number}]", Problem.NO_OBJECT, item, schema)
             continue
-        key = {name: item[name] for name in names if name in item}
+        key = {name: item[name] for name in schema["x-kubernetes-list-map-keys"] if name in item}
         if key in seen:
-            yield f"{path}[{number}]: Duplicate value: {_show(key)}"
+            yield Fault(f"{path}[{number}]", Problem.DUPLICATE, key, schema)
         seen.append(key)
 
 
-def _text_faults(value: str, schema: Schema, path: str) -> Iterator[str]:
+def _walk_text(value: str, schema: Schema, path: str) -> Iterator[Fault]:
     if len(value) < schema.get("minLength", 0):
-        yield _bad(value, path, f"should be at least {schema['minLength']} chars long")
+        yield Fault(path, Problem.TOO_SHORT, value, schema)
     elif len(value) > schema.get("maxLength", len(value)):
-        yield f"{path}: Too long: may not be more than {schema['maxLength']} bytes"
+        yield Fault(path, Problem.TOO_LONG, value, schema)
     elif "pattern" in schema and not re.search(schema["pattern"], value):
-        yield _bad(value, path, f"should match '{schema['pattern']}'")
+        yield Fault(path, Problem.PATTERN, value, schema)
     if schema.get("format") == "date-time" and not is_time(value):
-        yield _bad(value, path, f"must be of type date-time: {_show(value)}")
+        yield Fault(path, Problem.FORMAT, value, schema)
 
 
 def is_time(text: str) -> bool:
@@ -177,16 +205,66 @@ def is_time(text: str) -> bool:
     return True
 
 
-def _bad(value: Any, path: str, why: str) -> str:
-    return f"{path}: Invalid value: {_show(value)}: {path} in body {why}"
+def field_errors(value: Any, schema: Schema, path: str = "") -> Iterator[FieldError]:
+    return map(field_error, walk(value, schema, path))
 
 
-def _wrong_type(value: Any, wanted: str, path: str) -> str:
+def field_error(fault: Fault) -> FieldError:
+    """The error that a real server reports."""
+    path, value, schema = fault.path, fault.value, fault.schema
+    match fault.problem:
+        case Problem.TYPE:
+            found = json_type(value, schema)
+            why = f'{path} in body must be of type {type_of(schema)}: "{found}"'
+            return FieldError(path, ErrorType.TYPE_INVALID, show(found), why)
+        case Problem.ENUM:
+            return FieldError.not_supported(path, value, schema["enum"])
+        case Problem.REQUIRED:
+            return FieldError.required(path)
+        case Problem.TOO_MANY:
+            most = schema["maxProperties" if isinstance(value, dict) else "maxItems"]
+            return FieldError.too_many(path, len(value), most)
+        case Problem.TOO_LONG:
+            return FieldError(
+                path, ErrorType.TOO_LONG, detail=f"may not be more than {schema['maxLength']} bytes"
+            )
+        case Problem.DUPLICATE:
+            return FieldError.duplicate(path, value)
+        case Problem.NO_OBJECT:
+            return FieldError.invalid(path, value, "must be an object for an array of list-type map")
+        case Problem.FORMAT:
+            why = f"{path} in body must be of type date-time: {show(value)}"
+            return FieldError(path, ErrorType.TYPE_INVALID, show(value), why)
+    shown = len(value) if fault.problem is Problem.TOO_FEW else value
+    return FieldError.invalid(path, shown, f"{path} in body {_requirement(fault)}")
+
+
+def _requirement(fault: Fault) -> str:
+    schema = fault.schema
+    match fault.problem:
+        case Problem.TOO_FEW if isinstance(fault.value, dict):
+            return f"should have at least {schema['minProperties']} properties"
+        case Problem.TOO_FEW:
+            return f"should have at least {schema['minItems']} items"
+        case Problem.MINIMUM:
+            return f"should be greater than or equal to {schema['minimum']}"
+        case Problem.MAXIMUM:
+            return f"should be less than or equal to {schema['maximum']}"
+        case Problem.TOO_SHORT:
+            return f"should be at least {schema['minLength']} chars long"
+    return f"should match '{schema['pattern']}'"
+
+
+def type_of(schema: Schema) -> str:
+    """Type in the messages of a server."""
+    if schema.get("x-kubernetes-int-or-string"):
+        return "integer,string"
+    return "date-time" if schema.get("format") == "date-time" else str(schema["type"])
+
+
+def json_type(value: Any, schema: Schema) -> str:
+    """Type of a value in the messages of a server."""
     found = next((name for name in _TYPES if _is(value, name)), "null")
-    if wanted == "date-time":
-        found = {"integer": "int64", "number": "float64"}.get(found, found)
-    return f'{path}: Invalid value: "{found}": {path} in body must be of type {wanted}: "{found}"'
-
-
-def _show(value: Any) -> str:
-    return orjson.dumps(value).decode()
+    if type_of(schema) == "date-time":
+        return {"integer": "int64", "number": "float64"}.get(found, found)
+    return found

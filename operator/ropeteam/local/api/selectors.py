@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ropeteam.local.api.meta import key_faults, value_faults
+from ropeteam.local.api.meta import key_errors, value_errors
 from ropeteam.local.api.rules import fields
+from ropeteam.local.fielderrors import FieldError
 from ropeteam.local.resources import ApiError, Object, Resource
 
 Test = Callable[[Object], bool]
@@ -64,11 +65,9 @@ def _label(text: str) -> Test:
 
 def _check(key: str, *values: str) -> None:
     """Raise 400 for an invalid label."""
-    wrong = list(key_faults("<nil>", key))
+    wrong = list(key_errors("<nil>", key))
     wrong += [
-        f'values[0][{key}]: Invalid value: "{value}": {why}'
-        for value in values
-        for why in value_faults(value)
+        FieldError.invalid(f"values[0][{key}]", value, why) for value in values for why in value_errors(value)
     ]
     if wrong:
         raise ApiError(400, "BadRequest", f"unable to parse requirement: {wrong[0]}")

@@ -6,21 +6,26 @@ from ropeteam.api.crd import crd
 from ropeteam.api.rule import CHANGEABLE_STATES, at
 from ropeteam.api.rules.rulebook import RULES
 from ropeteam.api.rules.validate import validate_update
+from ropeteam.local.fielderrors import ErrorType, FieldError
 from ropeteam.local.resources import Object
 
 __all__ = ["crd", "rules"]
 
 
-def rules(new: Object, old: Object | None) -> list[str]:
-    """Errors of a TrainingJob that is valid by its schema, with the server's messages."""
+def rules(new: Object, old: Object | None) -> list[FieldError]:
+    """Errors of a TrainingJob that is valid by its schema."""
     checked = ((rule, at(new, rule.path) if rule.path else new) for rule in RULES)
     broken = [
-        f"{rule.path or '<nil>'}: Invalid value: {rule.message}"
+        _broken(rule.path or "<nil>", rule.message)
         for rule, value in checked
         if value is not None and not rule.holds(value)
     ]
     if old:
         idle = old.get("status", {}).get("state") in CHANGEABLE_STATES
         refused = validate_update(old["spec"], new["spec"], idle)
-        broken += [f"<nil>: Invalid value: {message}" for message in refused]
+        broken += [_broken("<nil>", message) for message in refused]
     return broken
+
+
+def _broken(path: str, message: str) -> FieldError:
+    return FieldError(path, ErrorType.INVALID, detail=message)

@@ -10,16 +10,15 @@ from dataclasses import dataclass, field
 
 from ropeteam.local.api import kinds, meta, rules, schema
 from ropeteam.local.api.store import Key
-from ropeteam.local.resources import ApiError, Object, Resource, invalid, reason_of
+from ropeteam.local.fielderrors import FieldError
+from ropeteam.local.resources import ApiError, Object, Resource, invalid
 
-_NOT_CHECKED = (
-    "<nil>: Invalid value: null: some validation rules were not checked because the object was invalid; "
-    "correct the existing errors to complete validation"
+_NOT_CHECKED = FieldError.invalid(
+    "<nil>",
+    None,
+    "some validation rules were not checked because the object was invalid; "
+    "correct the existing errors to complete validation",
 )
-_BLOCKING = {
-    "FieldValueNotSupported", "FieldValueRequired", "FieldValueTooLong", "FieldValueTooMany",
-    "FieldValueTypeInvalid",
-}  # fmt: skip
 _METADATA: Object = {"properties": dict.fromkeys(meta.FIELDS, kinds.ANY)}
 _TYPE_META: Object = {"apiVersion": kinds.ANY, "kind": kinds.ANY, "metadata": _METADATA}
 
@@ -45,32 +44,31 @@ def check(
     """Prune, default and validate in place. `own_rules`: rules of kinds of a CRD, by the kind's name."""
     name, shape = new["metadata"].get("name") or "", resource.schema or kinds.SCHEMAS.get(resource.name)
     if resource.schema and new.get("kind", resource.kind) != resource.kind:
-        cause = f'kind: Invalid value: "{new["kind"]}": must be {resource.kind}'
-        raise invalid(new["kind"], resource.group, name, [cause])
+        error = FieldError.invalid("kind", new["kind"], f"must be {resource.kind}")
+        raise invalid(new["kind"], resource.group, name, [error])
     new["apiVersion"], new["kind"] = resource.api_version, resource.kind
     _complete(resource, new, shape, options)
-    causes = list(meta.faults(resource, new["metadata"]))
+    errors = list(meta.field_errors(resource, new["metadata"]))
     if old and "deletionTimestamp" in old["metadata"]:
-        causes += _new_finalizers(new["metadata"], old["metadata"])
+        errors += _new_finalizers(new["metadata"], old["metadata"])
     if not resource.schema:
         kinds.before_write(resource, new, old)
-        causes += rules.faults(resource, new, old)
+        errors += rules.field_errors(resource, new, old)
     elif options.subresource == "status":
         part = resource.schema.get("properties", {}).get("status", {})
-        given = schema.faults(new["status"], part) if "status" in new else ()
-        causes += _with_note([f"status.{cause}" for cause in given])
+        given = schema.field_errors(new["status"], part) if "status" in new else ()
+        errors += _with_note([error.below("status") for error in given])
     else:
-        causes = _with_note([*causes, *schema.faults(new, resource.schema)])
-        if _NOT_CHECKED not in causes and resource.name in own_rules:
-            causes += own_rules[resource.name](new, old)
-    if causes:
-        raise resource.invalid(name, causes)
+        errors = _with_note([*errors, *schema.field_errors(new, resource.schema)])
+        if _NOT_CHECKED not in errors and resource.name in own_rules:
+            errors += own_rules[resource.name](new, old)
+    if errors:
+        raise resource.invalid(name, errors)
 
 
-def _with_note(causes: list[str]) -> list[str]:
-    """`causes`, with a note if some of them prevent the evaluation of rules."""
-    blocked = any(reason_of(cause) in _BLOCKING for cause in causes)
-    return [*causes, _NOT_CHECKED] if blocked else causes
+def _with_note(errors: list[FieldError]) -> list[FieldError]:
+    """`errors`, with a note if some of them prevent the evaluation of rules."""
+    return [*errors, _NOT_CHECKED] if any(error.blocks_rules for error in errors) else errors
 
 
 def _complete(resource: Resource, new: Object, shape: Object | None, options: Options) -> None:
@@ -84,29 +82,24 @@ def _complete(resource: Resource, new: Object, shape: Object | None, options: Op
         return
     warnings = [f'unknown field "{path}"' for path in sorted(unknown)]
     if options.field_validation == "Strict":
-        text = f"{resource.unhandled}: strict decoding error: {', '.join(warnings)}"
-        raise ApiError(400, "BadRequest", text)
+        raise resource.undecodable(f"strict decoding error: {', '.join(warnings)}")
     options.warnings += warnings
 
 
 def _refuse_undecodable(resource: Resource, new: Object, shape: Object) -> None:
     """Raise 400 for a value of a wrong type: then the body is no object of a built-in kind."""
-    for cause in schema.faults(new, shape):
-        path, _, message = cause.partition(": ")
-        found, wanted = message.split('"')[1], message.partition("must be of type ")[2].split(":")[0]
-        found = {"integer": "number", "boolean": "bool"}.get(found, found)
-        text = f"json: cannot unmarshal {found} into {path} of type {wanted}"
-        raise ApiError(400, "BadRequest", f"{resource.unhandled}: {text}")
+    for fault in schema.walk(new, shape):
+        raise meta.mistyped(resource, fault.value, fault.path, schema.type_of(fault.schema))
     for text in rules.undecodable(resource, new):
-        raise ApiError(400, "BadRequest", f"{resource.unhandled}: {text}")
+        raise resource.undecodable(text)
 
 
-def _new_finalizers(new: Object, old: Object) -> Iterator[str]:
+def _new_finalizers(new: Object, old: Object) -> Iterator[FieldError]:
     added = [each for each in new.get("finalizers") or () if each not in (old.get("finalizers") or ())]
     if added:
         names = ", ".join(f'"{each}"' for each in added)
         text = "no new finalizers can be added if the object is being deleted, found new finalizers []string"
-        yield f"metadata.finalizers: Forbidden: {text}{{{names}}}"
+        yield FieldError.forbidden("metadata.finalizers", f"{text}{{{names}}}")
 
 
 def same_place(resource: Resource, key: Key, meta: Object) -> None:
@@ -128,8 +121,8 @@ def expect(resource: Resource, old: Object, meta: Object) -> None:
     name, wanted = old["metadata"]["name"], meta.get("resourceVersion")
     if wanted in (None, "", "0"):
         if resource.schema:
-            cause = "metadata.resourceVersion: Invalid value: 0: must be specified for an update"
-            raise invalid(resource.plural, resource.group, name, [cause])
+            error = FieldError.invalid("metadata.resourceVersion", 0, "must be specified for an update")
+            raise invalid(resource.plural, resource.group, name, [error])
     elif wanted != old["metadata"]["resourceVersion"]:
         why = "the object has been modified; please apply your changes to the latest version and try again"
         raise resource.conflict(name, why)

@@ -17,7 +17,8 @@ from ropeteam.local.api.meta import check_types
 from ropeteam.local.api.patch import json_patch, merge
 from ropeteam.local.api.store import Key, Store, copy_of, key_of
 from ropeteam.local.api.validation import Options
-from ropeteam.local.resources import ApiError, Catalog, Object, Resource, invalid
+from ropeteam.local.fielderrors import ErrorType, FieldError
+from ropeteam.local.resources import ApiError, Catalog, Object, Resource, Undecodable, invalid
 
 _SERVER_FIELDS = [
     "uid",
@@ -84,8 +85,8 @@ class Verbs:
         used = {service["spec"].get("clusterIP") for service in self.store.list(r.SERVICES)} - {"None"}
         if address in used:
             why = f"failed to allocate IP {address}: provided IP is already allocated"
-            cause = f'spec.clusterIPs: Invalid value: ["{address}"]: {why}'
-            raise resource.invalid(new["metadata"]["name"], [cause])
+            error = FieldError.invalid("spec.clusterIPs", [address], why)
+            raise resource.invalid(new["metadata"]["name"], [error])
         spec["clusterIP"] = address or self.allocate_address()
         spec["clusterIPs"] = [spec["clusterIP"]]
 
@@ -135,17 +136,15 @@ class Verbs:
         meta = new.get("metadata")
         if isinstance(meta, dict):
             if meta.get("uid") not in (None, old["metadata"]["uid"]):
-                raise resource.invalid(
-                    key[1], [f'metadata.uid: Invalid value: "{meta["uid"]}": field is immutable']
-                )
+                error = FieldError.invalid("metadata.uid", meta["uid"], "field is immutable")
+                raise resource.invalid(key[1], [error])
             meta.setdefault("name", key[1])
             meta.setdefault("resourceVersion", old["metadata"]["resourceVersion"])
         try:
             return self.update(resource, key, new, options)
-        except ApiError as error:
-            if error.code == 400 and error.message.startswith(resource.unhandled):
-                raise invalid("", "", "", [f"patch: Invalid value: {error.message}"]) from None
-            raise
+        except Undecodable as refused:
+            error = FieldError("patch", ErrorType.INVALID, detail=refused.message)
+            raise invalid("", "", "", [error]) from None
 
     def delete(
         self, resource: Resource, key: Key, options: Object, dry_run: bool = False
