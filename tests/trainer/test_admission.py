@@ -20,9 +20,10 @@ from ropeteam_trainer.contract.config import RankPlan, Resume
 from ropeteam_trainer.contract.strategy import ParameterServer
 from ropeteam_trainer.rank.agentlink import HeartbeatWriter
 from ropeteam_trainer.strategies.parameterserver import admission as module
-from ropeteam_trainer.strategies.parameterserver import wire
+from ropeteam_trainer.strategies.parameterserver import requests, wire
 from ropeteam_trainer.strategies.parameterserver.admission import Door
 from ropeteam_trainer.strategies.parameterserver.discovery import Discovery, Place
+from ropeteam_trainer.strategies.parameterserver.requests import PullWeights, Weights
 from ropeteam_trainer.strategies.parameterserver.service import Server
 from ropeteam_trainer.strategies.parameterserver.share import Share
 
@@ -78,8 +79,8 @@ def test_silent_strangers_keep_no_worker_out(guarded: Guarded) -> None:
     with strangers(guarded.port, 3 * PLACES):
         assert guarded.door.strangers.taken == PLACES
         with guarded.comes() as worker, guarded.inside.get() as inside:
-            wire.send(worker, {"do": "pull"})
-            assert wire.receive(inside) == ({"do": "pull"}, 0)
+            wire.send(worker, b"first")
+            assert wire.receive(inside) == (b"first", 0)
 
 
 def test_a_door_can_be_closed_whose_thread_wakes_by_itself_at_that_moment(guarded: Guarded) -> None:
@@ -148,8 +149,8 @@ def test_a_server_that_gets_no_thread_is_a_server_still(capfd: pytest.CaptureFix
         threading.stack_size(usual)
     assert "cannot serve another connection: can't start new thread" in capfd.readouterr().err
     with wire.connect(address, SECRET) as worker:
-        wire.send(worker, {"do": "pull"})
-        assert wire.receive(worker) == ({"version": 0}, 12)
+        wire.send(worker, requests.encode(PullWeights()))
+        assert wire.receive(worker) == (requests.encode(Weights(0)), 12)
     server.close()
 
 
@@ -165,7 +166,7 @@ def test_strangers_take_no_descriptor_that_the_server_needs(tmp_path: Path) -> N
                 print(life, file=child.stdin, flush=True)
                 assert child.stdout.readline() == "kept\n"
                 with wire.connect(f"127.0.0.1:{port}", SECRET) as worker:
-                    wire.send(worker, {"do": "pull"})
-                    assert wire.receive(worker) == ({"version": 0}, 32)
+                    wire.send(worker, requests.encode(PullWeights()))
+                    assert wire.receive(worker) == (requests.encode(Weights(0)), 32)
         child.stdin.close()
         assert child.wait() == 0

@@ -12,6 +12,7 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -20,12 +21,31 @@ from ropeteam_trainer.contract import codec
 from ropeteam_trainer.strategies.parameterserver import ledger as rules
 from ropeteam_trainer.strategies.parameterserver.doublebuffer import DoubleBuffer, remember
 from ropeteam_trainer.strategies.parameterserver.ledger import Ask, Ledger, Push, Rules, Skip
-from ropeteam_trainer.strategies.parameterserver.service import Server, packed, unpacked
+from ropeteam_trainer.strategies.parameterserver.requests import (
+    Deregister,
+    Done,
+    FetchGeneration,
+    FetchShare,
+    FromWorker,
+    PushDecision,
+    Register,
+    Registered,
+    ReplaceShare,
+    ReportStep,
+    Request,
+    RequestStep,
+    SkipDecision,
+)
+from ropeteam_trainer.strategies.parameterserver.service import Server, check_worker, packed, unpacked
 from ropeteam_trainer.strategies.parameterserver.share import content_of, shares
-from ropeteam_trainer.strategies.parameterserver.wire import Head
 
-Call = Callable[[int, Head, bytes], tuple[Head, bytes]]
-"""Request to another server: (its index, head, payload) -> its response."""
+A = TypeVar("A")
+
+
+class Call(Protocol):
+    """Request to the server `index`."""
+
+    def __call__(self, index: int, request: Request[A], payload: bytes = b"") -> tuple[A, bytes]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +65,7 @@ class Chief:
         self._full, self._server, self._call, self._rules, self._path = full, server, call, job_rules, path
         self.changed: threading.Condition = server.changed
         self._decisions: dict[Ask, rules.Answer] = {}
-        self._epochs: dict[int, list[int]] = {}
+        self._epochs: dict[int, tuple[int, ...]] = {}
         """Epoch of each worker's newest process."""
         self._stored = DoubleBuffer.found(path)
         self.ledger = rules.opened(job_rules)
@@ -54,14 +74,17 @@ class Chief:
             self.ledger = dataclasses.replace(codec.decode(Ledger, self._stored.record), rules=job_rules)
             paths = {worker: self._state_path(worker) for worker in range(job_rules.workers)}
             self.worker_states = {n: path.read_bytes() for n, path in paths.items() if path.exists()}
-        server.also({"hello": self._hello, "ask": self._ask, "done": self._done, "leave": self._leave})
+        server.handle(Register, self._register)
+        server.handle(RequestStep, self._decide_step)
+        server.handle(ReportStep, self._record_step)
+        server.handle(Deregister, self._deregister)
 
     # ---- the start
 
     def goes_on(self) -> bool:
         """Whether all servers have state of one generation, and the chief its ledger."""
         own = self._server.share.generation
-        others = (self._call(i, {"do": "state"}, b"")[0]["generation"] for i in range(1, self._full.servers))
+        others = (self._call(i, FetchGeneration())[0].generation for i in range(1, self._full.servers))
         return own is not None and self._stored is not None and all(other == own for other in others)
 
     def begin(self, ledger: Ledger, worker_states: Sequence[bytes]) -> None:
@@ -74,7 +97,7 @@ class Chief:
         for index, part in enumerate(shares(self._full.named, self._full.servers)):
             part_content = {name: content[name] for name in part}
             if index:
-                self._call(index, {"do": "take", "generation": generation}, packed(part_content))
+                self._call(index, ReplaceShare(generation), packed(part_content))
             else:
                 self._server.share.take(part_content, generation)
         self._full.optimizer.state.clear()
@@ -88,7 +111,7 @@ class Chief:
         for index in range(self._full.servers):
             content = self._server.share.content()
             if index:
-                content = unpacked(self._call(index, {"do": "content"}, b"")[1])
+                content = unpacked(self._call(index, FetchShare())[1])
             for name, parts in content.items():
                 p = self._full.named[name]
                 if index:
@@ -109,51 +132,50 @@ class Chief:
 
     # ---- requests of workers
 
-    def _sender(self, head: Head) -> int:
+    def _sender(self, request: FromWorker[Any]) -> int:
         """Worker that sent a request. Raises ConnectionError for a process that has been replaced: its pod
-        may be partitioned from all but this server.
+        may be partitioned from all but this server. Raises DecodeError.
         """
-        worker, epoch = int(head["worker"]), head["epoch"]
-        if epoch < self._epochs.get(worker, []):
+        worker, epoch = request.worker, request.epoch
+        check_worker(worker, self._rules.workers)
+        if epoch < self._epochs.get(worker, ()):
             raise ConnectionError(f"worker {worker} has a newer process than that of world {epoch}")
         self._epochs[worker] = epoch
         return worker
 
-    def _hello(self, head: Head, _: bytearray) -> tuple[Head, bytes]:
-        worker = self._sender(head)
+    def _register(self, request: Register, _: bytearray) -> tuple[Registered, bytes]:
+        worker = self._sender(request)
         with self.changed:
             self.changed.wait_for(lambda: self._server.is_ready)
             self.judge(lambda ledger: rules.join(ledger, worker))
             clock = self.ledger.clocks[worker]
-            return {"clock": clock, "generation": self._server.share.generation}, self.worker_states[worker]
+            return Registered(clock, self._server.share.generation), self.worker_states[worker]
 
-    def _ask(self, head: Head, _: bytearray) -> tuple[Head, bytes]:
-        request = Ask(self._sender(head), int(head["n"]))
+    def _decide_step(self, request: RequestStep, _: bytearray) -> tuple[PushDecision | SkipDecision, bytes]:
+        ask = Ask(self._sender(request), request.n)
         with self.changed:
-            self._decisions = {
-                a: answer for a, answer in self._decisions.items() if a.worker != request.worker
-            }
-            self.judge(lambda ledger: rules.ask(ledger, request))
-            self.changed.wait_for(lambda: request in self._decisions or request not in self.ledger.waiting)
-            match self._decisions.get(request):
+            self._decisions = {a: answer for a, answer in self._decisions.items() if a.worker != ask.worker}
+            self.judge(lambda ledger: rules.ask(ledger, ask))
+            self.changed.wait_for(lambda: ask in self._decisions or ask not in self.ledger.waiting)
+            match self._decisions.get(ask):
                 case Push(n, of):
-                    return {"push": n, "of": of}, b""
+                    return PushDecision(n, of), b""
                 case Skip(to):
-                    return {"skip": to}, b""
+                    return SkipDecision(to), b""
         raise ConnectionError("this worker has repeated its request on another connection")
 
-    def _done(self, head: Head, payload: bytearray) -> tuple[Head, bytes]:
-        worker, clock = self._sender(head), int(head["clock"])
+    def _record_step(self, request: ReportStep, payload: bytearray) -> tuple[Done, bytes]:
+        worker = self._sender(request)
         with self.changed:
             self._store_worker_state(worker, bytes(payload))
-            self.judge(lambda ledger: rules.done(ledger, worker, clock))
-        return {}, b""
+            self.judge(lambda ledger: rules.done(ledger, worker, request.clock))
+        return Done(), b""
 
-    def _leave(self, head: Head, _: bytearray) -> tuple[Head, bytes]:
-        worker = self._sender(head)
+    def _deregister(self, request: Deregister, _: bytearray) -> tuple[Done, bytes]:
+        worker = self._sender(request)
         with self.changed:
             self.judge(lambda ledger: rules.leave(ledger, worker))
-        return {}, b""
+        return Done(), b""
 
     def _store_worker_state(self, worker: int, state: bytes) -> None:
         self.worker_states[worker] = state

@@ -1,6 +1,6 @@
 """A worker's client: request from the chief, push the gradient to all servers, receive their weights.
 
-A request without a response is retried until one comes, at the server's current address: its agent restarts
+A request without an answer is retried until one comes, at the server's current address: its agent restarts
 it. Nothing is applied twice, so retries are safe.
 """
 
@@ -11,21 +11,33 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ropeteam_trainer.strategies.parameterserver import flat, wire
+from ropeteam_trainer.strategies.parameterserver import flat, requests, wire
+from ropeteam_trainer.strategies.parameterserver.requests import (
+    Deregister,
+    PullWeights,
+    PushGradient,
+    Register,
+    ReportStep,
+    Request,
+    RequestStep,
+    SkipDecision,
+    Weights,
+)
 from ropeteam_trainer.strategies.parameterserver.service import packed, unpacked
-from ropeteam_trainer.strategies.parameterserver.share import shares, values_of
-from ropeteam_trainer.strategies.parameterserver.wire import Head
+from ropeteam_trainer.strategies.parameterserver.share import Values, shares, values_of
 
 FIRST_WAIT, LONGEST_WAIT = 0.02, 1.0
 """Backoff in seconds between two attempts to reach a server: first, longest."""
 
 Addresses = Callable[[], tuple[str, ...]]
+Payload = Sequence[memoryview | bytes]
+A = TypeVar("A")
 
 
 class Line:
@@ -42,17 +54,18 @@ class Line:
         self._connection: socket.socket | None = None
 
     def call(
-        self, head: Head, payload: Sequence[memoryview | bytes] = (), into: memoryview | None = None
-    ) -> tuple[Head, bytes]:
-        """Send a request and return the response; its payload is written to `into` if that is given."""
+        self, request: Request[A], payload: Payload = (), into: memoryview | None = None
+    ) -> tuple[A, bytes]:
+        """Send a request and return the answer; its payload is written to `into` if that is given. Raises
+        ServerRefused."""
         wait = FIRST_WAIT
         with self._alive():
             with suppress(OSError):
-                return self._attempt(head, payload, into)
+                return self._attempt(request, payload, into)
             while True:
                 self.close()
                 try:
-                    return self._attempt(head, payload, into)
+                    return self._attempt(request, payload, into)
                 except wire.WrongSecret:
                     raise
                 except OSError:
@@ -64,22 +77,25 @@ class Line:
             self._connection.close()
             self._connection = None
 
-    def _attempt(
-        self, head: Head, payload: Sequence[memoryview | bytes], into: memoryview | None
-    ) -> tuple[Head, bytes]:
+    def _attempt(self, request: Request[A], payload: Payload, into: memoryview | None) -> tuple[A, bytes]:
         if self._connection is None:
             self._connection = wire.connect(self._addresses()[self._index], self._secret)
-        wire.send(self._connection, head, payload)
-        response, size = wire.receive(self._connection)
+        wire.send(self._connection, requests.encode(request), payload)
+        head, size = wire.receive(self._connection)
+        answer = requests.parse_answer(request, head)
         if into is None:
-            return response, bytes(wire.take(self._connection, size))
+            return answer, bytes(wire.take(self._connection, size))
         if len(into) != size:
             raise RuntimeError(
                 f"server {self._index} has {size} bytes of weights, this worker {len(into)}: their scripts "
                 "build different models"
             )
         wire.fill(self._connection, into)
-        return response, b""
+        return answer, b""
+
+
+Sender = tuple[int, tuple[int, ...]]
+"""A worker's number, and the epoch of its process."""
 
 
 class _Part:
@@ -97,33 +113,37 @@ class _Part:
                 view.copy_(parameter.detach())
                 parameter.data = view  # weights are received where they are used
 
-    def exchange(self, head: Head) -> None:
-        """Send a request, with gradients if it is a push, and receive the weights."""
-        payload: list[memoryview | bytes] = []
-        if head["do"] == "push":
-            grads = [parameter.grad for parameter in self.parameters]
-            missing = [index for index, grad in enumerate(grads) if grad is None]
-            head = {**head, "version": self.version, "lacking": missing}
-            payload = self.layout.pieces(
-                [
-                    torch.zeros_like(view) if grad is None else grad.detach().cpu()
-                    for grad, view in zip(grads, self._views, strict=True)
-                ]
-            )
-        response, _ = self.line.call(head, payload, self._buffer)
-        self.version = response["version"]
+    def pull(self) -> None:
+        self._receive_weights(PullWeights(), ())
+
+    def push(self, sender: Sender, n: int, of: int, values: Values) -> None:
+        """Send gradient `n`, and receive the weights."""
+        grads = [parameter.grad for parameter in self.parameters]
+        missing = tuple(index for index, grad in enumerate(grads) if grad is None)
+        payload = self.layout.pieces(
+            [
+                torch.zeros_like(view) if grad is None else grad.detach().cpu()
+                for grad, view in zip(grads, self._views, strict=True)
+            ]
+        )
+        request = PushGradient(*sender, n, of, tuple(values), self.version, missing)
+        self._receive_weights(request, payload)
+
+    def _receive_weights(self, request: Request[Weights], payload: Payload) -> None:
+        answer, _ = self.line.call(request, payload, self._buffer)
+        self.version = answer.version
         for parameter, view in zip(self.parameters, self._views, strict=True):
             if parameter.device.type != "cpu":
                 parameter.data.copy_(view)
 
 
 class Worker:
-    """Client of all servers. `clock`: gradients of this worker that are done. me: {worker: number, epoch: of
-    this process}. lines: one for requests to the chief, then one to each server.
+    """Client of all servers. `clock`: gradients of this worker that are done. lines: one for requests to the
+    chief, then one to each server.
     """
 
     def __init__(
-        self, me: Head, named: Mapping[str, nn.Parameter], optimizer: Optimizer, lines: Sequence[Line]
+        self, me: Sender, named: Mapping[str, nn.Parameter], optimizer: Optimizer, lines: Sequence[Line]
     ) -> None:
         self.clock = 0
         self._me, self._optimizer, self._chief = me, optimizer, lines[0]
@@ -135,12 +155,12 @@ class Worker:
 
     def join(self) -> dict[str, Any]:
         """Pull the weights. Returns this worker's own state, as of its last finished gradient."""
-        response, payload = self._chief.call({"do": "hello", **self._me})
+        registered, payload = self._chief.call(Register(*self._me))
         state: dict[str, Any] = unpacked(payload)
-        self.clock = max(response["clock"], state.get("clock", 0))
-        if self.clock > response["clock"]:  # the chief died between two writes to its memory
-            self._chief.call({"do": "done", **self._me, "clock": self.clock}, [payload])
-        self._exchange({"do": "pull"})
+        self.clock = max(registered.clock, state.get("clock", 0))
+        if self.clock > registered.clock:  # the chief died between two writes to its memory
+            self._chief.call(ReportStep(*self._me, self.clock), [payload])
+        self._pull()
         return state
 
     def step(self) -> int:
@@ -148,14 +168,14 @@ class Worker:
         if not self._is_reported:
             self.tell({})
         n = self.clock
-        response, _ = self._chief.call({"do": "ask", **self._me, "n": n})
+        decision, _ = self._chief.call(RequestStep(*self._me, n))
         self._is_reported = False
-        if "skip" in response:
-            self._exchange({"do": "pull"})
-            self.clock = response["skip"]
+        if isinstance(decision, SkipDecision):
+            self._pull()
+            self.clock = decision.skip
             return self.clock - n - 1
-        values = values_of(self._optimizer)
-        self._exchange({"do": "push", **self._me, "n": n, "of": response["of"], "values": values})
+        values, of = values_of(self._optimizer), decision.of
+        self._at_all_servers(lambda part: part.push(self._me, n, of, values))
         self.clock = n + 1
         return 0
 
@@ -163,15 +183,18 @@ class Worker:
         """Report the last gradient done, with the state from which a successor would resume."""
         self._is_reported = True
         payload = packed({**state, "clock": self.clock})
-        self._chief.call({"do": "done", **self._me, "clock": self.clock}, [payload])
+        self._chief.call(ReportStep(*self._me, self.clock), [payload])
 
     def leave(self) -> None:
         """Report the end of the script, and close all connections."""
-        self._chief.call({"do": "leave", **self._me})
+        self._chief.call(Deregister(*self._me))
         self._pool.shutdown()
         for line in (self._chief, *(part.line for part in self._parts)):
             line.close()
 
-    def _exchange(self, head: Head) -> None:
-        for done in [self._pool.submit(part.exchange, head) for part in self._parts]:
+    def _pull(self) -> None:
+        self._at_all_servers(_Part.pull)
+
+    def _at_all_servers(self, act: Callable[[_Part], None]) -> None:
+        for done in [self._pool.submit(act, part) for part in self._parts]:
             done.result()

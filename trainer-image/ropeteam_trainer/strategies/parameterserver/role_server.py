@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import nn
@@ -28,9 +28,11 @@ from ropeteam_trainer.strategies.parameterserver.chief import Chief, FullModel
 from ropeteam_trainer.strategies.parameterserver.client import Line
 from ropeteam_trainer.strategies.parameterserver.discovery import BEAT_SECONDS, Discovery, Place
 from ropeteam_trainer.strategies.parameterserver.ledger import Ledger
+from ropeteam_trainer.strategies.parameterserver.requests import Done, EndServing, Request, SendProgress
 from ropeteam_trainer.strategies.parameterserver.service import Server, packed, unpacked
 from ropeteam_trainer.strategies.parameterserver.share import Share, put_values, restricted, shares, values_of
-from ropeteam_trainer.strategies.parameterserver.wire import Head
+
+A = TypeVar("A")
 
 TELL_SECONDS = 1.0
 """Minimum interval between reports of metrics to the agent."""
@@ -96,7 +98,7 @@ class Serving:
         discovery, places = self._discovery, 2 * (self._here.workers + self._here.servers) + SPARE_PLACES
         assert discovery.listener is not None
         self._server = server = Server(share, discovery.listener, discovery.secret, spec, places)
-        server.also({"progress": self._receive_progress})
+        server.handle(SendProgress, self._receive_progress)
         heart.phase = "serve"
         heart.write()
         if self._index == 0:
@@ -151,8 +153,8 @@ class Serving:
             if progress != sent_progress:
                 sent_progress = progress
                 self._beat(progress)
-                self._send_to_others({"do": "progress", "step": progress, "drained": False})
-        self._send_to_others({"do": "end"})
+                self._send_to_others(SendProgress(progress, drained=False))
+        self._send_to_others(EndServing())
 
     def _begin(self) -> None:
         restored = None
@@ -229,14 +231,14 @@ class Serving:
             with self._discovery.alive():
                 self._checkpoints.wait()
         self._beat(progress)
-        self._send_to_others({"do": "progress", "step": progress, "drained": True})
+        self._send_to_others(SendProgress(progress, drained=True))
         self._report_drained_and_wait(progress)
 
-    def _receive_progress(self, head: Head, _: bytearray) -> tuple[Head, bytes]:
-        self._beat(head["step"])
-        if head["drained"] and self._link is not None:
-            self._link.send(FromRank(drained=head["step"]))
-        return {}, b""
+    def _receive_progress(self, progress: SendProgress, _: bytearray) -> tuple[Done, bytes]:
+        self._beat(progress.step)
+        if progress.drained and self._link is not None:
+            self._link.send(FromRank(drained=progress.step))
+        return Done(), b""
 
     def _report_drained_and_wait(self, step: int) -> NoReturn:
         assert self._link is not None
@@ -259,16 +261,16 @@ class Serving:
             stale = dict(self._server.staleness)
         return Served(sum(stale.values()), sum(steps * often for steps, often in stale.items()), dropped)
 
-    def _call(self, index: int, head: Head, payload: bytes) -> tuple[Head, bytes]:
+    def _call(self, index: int, request: Request[A], payload: bytes = b"") -> tuple[A, bytes]:
         if index not in self._lines:
             self._lines[index] = Line(
                 index, self._discovery.addresses, self._discovery.secret, self._discovery.alive
             )
-        return self._lines[index].call(head, [payload] if payload else [])
+        return self._lines[index].call(request, [payload] if payload else [])
 
-    def _send_to_others(self, head: Head) -> None:
+    def _send_to_others(self, request: Request[Done]) -> None:
         for index in range(1, self._here.servers):
-            self._call(index, head, b"")
+            self._call(index, request)
 
     def _path(self, name: str) -> Path | None:
         return self._folder / name if self._folder else None

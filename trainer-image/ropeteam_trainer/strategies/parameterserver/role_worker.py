@@ -56,7 +56,7 @@ class Training:
             Line(index, self._discovery.addresses, self._discovery.secret, self._discovery.alive)
             for index in (0, *servers)
         ]
-        me = {"worker": self._here.rank, "epoch": list(astuple(self._discovery.epoch))}
+        me = (self._here.rank, astuple(self._discovery.epoch))
         self._worker = Worker(me, named_parameters([model]), optimizer, lines)
         self._state = self._worker.join()
         self._load_buffers()

@@ -15,15 +15,31 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from ropeteam_trainer.contract.codec import DecodeError
 from ropeteam_trainer.contract.strategy import ParameterServer
-from ropeteam_trainer.strategies.parameterserver import wire
+from ropeteam_trainer.strategies.parameterserver import requests, wire
 from ropeteam_trainer.strategies.parameterserver.admission import Door, say
+from ropeteam_trainer.strategies.parameterserver.requests import (
+    Done,
+    EndServing,
+    Failure,
+    FetchGeneration,
+    FetchShare,
+    Generation,
+    PullWeights,
+    PushGradient,
+    ReplaceShare,
+    Request,
+    Weights,
+)
 from ropeteam_trainer.strategies.parameterserver.share import Share, Values
-from ropeteam_trainer.strategies.parameterserver.wire import Head
+
+Handler = Callable[[Any, bytearray], tuple[Any, bytes]]
+R = TypeVar("R", bound=Request[Any])
 
 
 @dataclass
@@ -52,11 +68,11 @@ class Server:
         self._connections: set[socket.socket] = set()
         self._no_responses, self._pending_responses = threading.Condition(), 0
         self._stepped = threading.Event()
-        self._handlers: dict[str, Callable[[Head, bytearray], tuple[Head, bytes]]] = {
-            "state": self._send_state,
-            "content": self._send_content,
-            "take": self._take_content,
-            "end": self._end,
+        self._handlers: dict[type[Request[Any]], Handler] = {
+            FetchGeneration: self._send_generation,
+            FetchShare: self._send_share,
+            ReplaceShare: self._replace_share,
+            EndServing: self._end,
         }
 
     def start(self) -> None:
@@ -78,9 +94,9 @@ class Server:
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
 
-    def also(self, handlers: Mapping[str, Callable[[Head, bytearray], tuple[Head, bytes]]]) -> None:
-        """Add request handlers: (head, payload) -> (head, payload)."""
-        self._handlers |= handlers
+    def handle(self, kind: type[R], handler: Callable[[R, bytearray], tuple[Any, bytes]]) -> None:
+        """Add a handler of requests of one type: (request, its payload) -> (answer, its payload)."""
+        self._handlers[kind] = handler
 
     # ---- connections
 
@@ -103,16 +119,21 @@ class Server:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
+            peer, *_ = connection.getpeername()
             buffer = bytearray()
             while True:
                 head, size = wire.receive(connection)
                 if len(buffer) != size:
-                    buffer = bytearray(size)
+                    buffer = _allocated(size)
                 wire.fill(connection, memoryview(buffer))
                 with self._counted():
-                    self._answer(connection, head, buffer)
+                    self._answer(connection, requests.parse(head), buffer)
         except OSError:
             pass  # the worker closed the connection; it will retry
+        except DecodeError as error:
+            say(f"refused a request of {peer}: {error}")
+            with suppress(OSError):
+                wire.send(connection, requests.encode(Failure(str(error))))
         except Exception:
             # A server that cannot apply a gradient is useless: exit with a traceback, as any rank that fails.
             traceback.print_exc()
@@ -132,37 +153,45 @@ class Server:
                 self._pending_responses -= 1
                 self._no_responses.notify_all()
 
-    def _answer(self, connection: socket.socket, head: Head, buffer: bytearray) -> None:
-        """Handle one request. `buffer` may be reused afterwards: a gradient is applied by then."""
-        if head["do"] in self._handlers:
-            answer, payload = self._handlers[head["do"]](head, buffer)
-            wire.send(connection, answer, [payload] if payload else [])
+    def _answer(self, connection: socket.socket, request: Request[Any], buffer: bytearray) -> None:
+        """Handle one request. `buffer` may be reused afterwards: a gradient is applied by then. Raises
+        DecodeError."""
+        if isinstance(request, PushGradient | PullWeights):
+            self._send_weights(connection, request, buffer)
             return
-        if head["do"] not in ("push", "pull"):
-            raise ConnectionError(f"this server does not support {head['do']!r}")
+        handler = self._handlers.get(type(request))
+        if handler is None:  # its address was that of another server: the peer will look it up again
+            raise ConnectionError(f"this server does not support {request.do!r}")
+        answer, payload = handler(request, buffer)
+        wire.send(connection, requests.encode(answer), [payload] if payload else [])
+
+    def _send_weights(
+        self, connection: socket.socket, request: PushGradient | PullWeights, buffer: bytearray
+    ) -> None:
         with ExitStack() as reading:
             with self.changed:
                 self.changed.wait_for(lambda: self.is_ready)
-                if head["do"] == "push":
-                    self._push(head, buffer)
-                version = self.share.version
+                if isinstance(request, PushGradient):
+                    self._apply(request, buffer)
+                answer = Weights(self.share.version)
                 weights = reading.enter_context(self.share.weights())
             self._stepped.set()
-            wire.send(connection, {"version": version}, [weights])
+            wire.send(connection, requests.encode(answer), [weights])
 
     # ---- gradients
 
-    def _push(self, head: Head, buffer: bytearray) -> None:
-        """Apply a gradient; return once it is applied. The caller holds the condition."""
-        worker, n, of = int(head["worker"]), int(head["n"]), int(head["of"])
+    def _apply(self, push: PushGradient, buffer: bytearray) -> None:
+        """Apply a gradient; return once it is applied. The caller holds the condition. Raises DecodeError."""
+        worker, n, of = push.worker, push.n, push.of
+        self._check(push, len(buffer))
         if self.share.has_applied(worker, n):
             return  # and the response was lost
         views = list(self.share.layout.tensors(buffer).values())
-        missing = set(head["lacking"])
+        missing = set(push.lacking)
         gradients = [None if index in missing else view for index, view in enumerate(views)]
-        pushed = _Pushed(gradients, head["values"])
+        pushed = _Pushed(gradients, push.values)
         if of == 1:
-            stale = self.share.version - head["version"]
+            stale = self.share.version - push.version
             self.staleness[stale] += 1
             self.share.step(gradients, pushed.values, {worker: n}, stale if self._scales else 0)
             return
@@ -176,27 +205,55 @@ class Server:
             self.changed.notify_all()
         self.changed.wait_for(lambda: self.share.has_applied(worker, n))
 
+    def _check(self, push: PushGradient, size: int) -> None:
+        """Raises DecodeError for what cannot be a gradient of this share."""
+        check_worker(push.worker, self.share.workers)
+        if push.of > self.share.workers:
+            raise DecodeError(f"a step of {push.of} gradients, but {self.share.workers} workers")
+        if size != self.share.layout.size:
+            raise DecodeError(f"{size} bytes of gradients for {self.share.layout.size} bytes of parameters")
+        if len(push.values) != self.share.groups:
+            raise DecodeError(f"{len(push.values)} groups of the optimizer, not {self.share.groups}")
+
     # ---- requests of the chief
 
-    def _send_state(self, _: Head, __: bytearray) -> tuple[Head, bytes]:
-        return {"generation": self.share.generation}, b""
+    def _send_generation(self, _: FetchGeneration, __: bytearray) -> tuple[Generation, bytes]:
+        return Generation(self.share.generation), b""
 
-    def _send_content(self, _: Head, __: bytearray) -> tuple[Head, bytes]:
+    def _send_share(self, _: FetchShare, __: bytearray) -> tuple[Done, bytes]:
         with self.changed:
-            return {}, packed(self.share.content())
+            return Done(), packed(self.share.content())
 
-    def _take_content(self, head: Head, payload: bytearray) -> tuple[Head, bytes]:
+    def _replace_share(self, request: ReplaceShare, payload: bytearray) -> tuple[Done, bytes]:
+        try:
+            content = unpacked(payload)
+        except Exception as error:  # torch.load can go wrong in any way
+            raise DecodeError(f"its content cannot be read: {str(error)[:200]}") from None
         with self.changed:
+            self.share.check(content)
             self._pending.clear()
-            self.share.take(unpacked(payload), head["generation"])
+            self.share.take(content, request.generation)
         self.ready()
-        return {}, b""
+        return Done(), b""
 
-    def _end(self, _: Head, __: bytearray) -> tuple[Head, bytes]:
+    def _end(self, _: EndServing, __: bytearray) -> tuple[Done, bytes]:
         with self.changed:
             self.is_over = True
             self.changed.notify_all()
-        return {}, b""
+        return Done(), b""
+
+
+def check_worker(worker: int, workers: int) -> None:
+    """Raises DecodeError for the number of no worker."""
+    if not 0 <= worker < workers:
+        raise DecodeError(f"worker {worker}, but there are {workers} workers")
+
+
+def _allocated(size: int) -> bytearray:
+    try:
+        return bytearray(size)
+    except (MemoryError, OverflowError):
+        raise DecodeError(f"a payload of {size} bytes does not fit into memory") from None
 
 
 def mean(step: Mapping[int, _Pushed]) -> list[torch.Tensor | None]:

@@ -21,11 +21,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ropeteam_trainer.checkpoint.objects.optimizers import NOT_VALUES
+from ropeteam_trainer.contract.codec import DecodeError
 from ropeteam_trainer.partition.layout import shared_out
 from ropeteam_trainer.strategies.parameterserver import flat
 from ropeteam_trainer.strategies.parameterserver.doublebuffer import DoubleBuffer, Tensors
 
-Values = list[dict[str, Any]]
+Values = Sequence[dict[str, Any]]
 """Hyperparameters of each group of the optimizer, without its parameters."""
 Content = Mapping[str, Mapping[str, Any]]
 """{parameter: {"": its value, key: state of the optimizer}}."""
@@ -78,7 +79,7 @@ class Share:
     def __init__(
         self, parameters: dict[str, nn.Parameter], optimizer: Optimizer, path: Path | None, workers: int
     ) -> None:
-        self.layout = flat.layout(parameters)
+        self.layout, self.workers, self.groups = flat.layout(parameters), workers, len(optimizer.param_groups)
         self._parameters, self._optimizer = parameters, optimizer
         self._record: dict[str, Any] = {
             "generation": None,
@@ -146,6 +147,14 @@ class Share:
 
     def content(self) -> Content:
         return content_of(self._parameters, self._optimizer)
+
+    def check(self, content: Any) -> None:
+        """Raises DecodeError for what is no content of these parameters."""
+        for name, p in self._parameters.items():
+            parts = content.get(name) if isinstance(content, dict) else None
+            value = parts.get("") if isinstance(parts, dict) else None
+            if not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (p.shape, p.dtype):
+                raise DecodeError(f"no content, or of another shape or type, for parameter {name}")
 
     def take(self, content: Content, generation: str) -> None:
         """Replace the state by this content, of a new generation without applied gradients."""

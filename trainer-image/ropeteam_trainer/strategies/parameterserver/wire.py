@@ -1,4 +1,4 @@
-"""Messages between workers and parameter servers: a JSON header, then raw tensors.
+"""Messages between workers and parameter servers: a header (requests.py), then raw tensors.
 
     4-byte length of the header | 8-byte length of the payload | header | payload
 
@@ -9,12 +9,10 @@ process reads weights or adds gradients. The messages are neither encrypted nor 
 from __future__ import annotations
 
 import hmac
-import json
 import secrets
 import socket
 import struct
 from collections.abc import Sequence
-from typing import Any
 
 MOST_HEAD = 1 << 20
 _LENGTHS = struct.Struct(">IQ")
@@ -23,8 +21,6 @@ ANSWER = NONCE + _PROOF
 """Bytes of a worker's answer to the nonce of a server: its own nonce, and its proof."""
 _HANDSHAKE_SECONDS = 10.0
 """Timeout of the handshake; afterwards there is no limit on silence."""
-
-Head = dict[str, Any]
 
 
 class WrongSecret(ConnectionError):
@@ -57,24 +53,22 @@ def counter_proof(secret: str, nonce: bytes, answer: bytes) -> bytes:
     return _proof(secret, b"server", answer[:NONCE])
 
 
-def send(connection: socket.socket, head: Head, payload: Sequence[memoryview | bytes] = ()) -> None:
+def send(connection: socket.socket, head: bytes, payload: Sequence[memoryview | bytes] = ()) -> None:
     """Send a message; the buffers of `payload` one after the other, without copies."""
-    body = json.dumps(head).encode()
     size = sum(len(piece) for piece in payload)
-    connection.sendall(_LENGTHS.pack(len(body), size) + body, socket.MSG_MORE if size else 0)
+    connection.sendall(_LENGTHS.pack(len(head), size) + head, socket.MSG_MORE if size else 0)
     left = size
     for piece in payload:
         left -= len(piece)
         connection.sendall(piece, socket.MSG_MORE if left else 0)
 
 
-def receive(connection: socket.socket) -> tuple[Head, int]:
+def receive(connection: socket.socket) -> tuple[bytes, int]:
     """The next header, and the size of the payload, which the caller reads. Raises OSError at the end."""
     length, size = _LENGTHS.unpack(take(connection, _LENGTHS.size))
     if length > MOST_HEAD:
         raise ConnectionError(f"a head of {length} bytes is over the limit of {MOST_HEAD}")
-    head: Head = json.loads(bytes(take(connection, length)))
-    return head, size
+    return bytes(take(connection, length)), size
 
 
 def take(connection: socket.socket, size: int) -> bytearray:
