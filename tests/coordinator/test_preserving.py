@@ -52,7 +52,7 @@ def test_a_rank_dies_and_the_others_go_on(slot):
     assert seen.phase in ("Stopping", "Forming")
     assert seen.told(slot).plan is None
     assert all(seen.told(other).plan == old for other in others(slot)), "their world goes on meanwhile"
-    assert "the ranks of 4 slots go on" in seen.report.why
+    assert "the ranks of 4 slots continue" in seen.report.why
     seen.obeys()
     plan = seen.told(0).plan
     assert seen.phase == "Running"

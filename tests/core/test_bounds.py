@@ -84,7 +84,7 @@ def with_incident(**fields: Any) -> JobReport:
         ),
         (
             replace(REPORT, replacement_requests=(ReplacementRequest(0, 1, Cause.ERROR, ""),) * 3),
-            "replace has 3 entries, at most 2",
+            "replacement_requests has 3 entries, at most 2",
         ),
         (replace(REPORT, incidents=(an_incident(),) * 11), "incidents has 11 entries, at most 10"),
         (replace(REPORT, lineage=REPORT.lineage * 11), "lineage has 11 entries, at most 10"),

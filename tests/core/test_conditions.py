@@ -52,7 +52,7 @@ def test_an_unschedulable_pod_is_explained_by_the_scheduler_and_by_what_the_job_
     running = condition(seen, ConditionType.RUNNING)
     assert (running.status, running.reason) == ("False", "Unschedulable")
     assert "0/3 nodes are available: 3 Insufficient nvidia.com/gpu." in running.message
-    assert running.message.endswith("This job wants 2 x (8Gi memory, 2 nvidia.com/gpu).")
+    assert running.message.endswith("This job requests 2 x (8Gi memory, 2 nvidia.com/gpu).")
     assert condition(seen, ConditionType.STALLED).reason == "Unschedulable"
     assert decide(seen).status.state == "Pending"
 
@@ -61,7 +61,7 @@ def test_a_job_that_asks_for_nothing_still_says_how_much() -> None:
     seen = starting(scheduled_message="0/1 nodes are available.")
     seen = seen.but(spec={"workers": 2, "command": ["true"]})
     seen = seen.but(status=seen.status.model_copy(update={"pod_spec_hash": ""}))
-    assert "This job wants 2 pods." in condition(seen, ConditionType.RUNNING).message
+    assert "This job requests 2 pods." in condition(seen, ConditionType.RUNNING).message
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_secret_that_the_kubelet_names_as_missing_stalls_the_job() -> None:
 def test_pods_of_other_jobs_just_start(checkpoint: Any) -> None:
     container = ContainerSeen(waiting_reason="ContainerCreating")
     seen = starting(node="node-0", container=container, checkpoint=checkpoint)
-    assert condition(seen, ConditionType.RUNNING).message == "Pods are being made and started."
+    assert condition(seen, ConditionType.RUNNING).message == "Pods are being created and started."
 
 
 def test_the_kubelets_own_words_come_first() -> None:
@@ -194,7 +194,7 @@ def test_status_never_says_that_training_goes_on_without_knowing_it() -> None:
     running, stalled = condition(late, ConditionType.RUNNING), condition(late, ConditionType.STALLED)
     assert (running.holds, running.reason) == (False, "CoordinatorUnreachable")
     assert decide(late).status.state == "Recovering"
-    assert "every worker has ended its ranks by now" in stalled.message
+    assert "each has ended its ranks by now" in stalled.message
     assert stalled.message.endswith("kubectl delete pod -n lab mnist-coordinator-1")
     assert decide(late).status.coordinator.term == 1, "it may be the operator that is cut off"
     still = late.but(status=decide(late).status).after(seconds(600))

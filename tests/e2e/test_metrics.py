@@ -88,7 +88,7 @@ def test_every_panel_shows_something(cluster: Cluster, name: str, prometheus: Pr
 
     wait_for("the incident is counted", counted)
     wait_for_data(prometheus)
-    (labels,) = wait_for("its step", lambda: prometheus.query(f'ropeteam_job_step{{job="{name}"}} > 40'))
+    (labels,) = wait_for("its step", lambda: prometheus.query(f'ropeteam_job_step{{job_name="{name}"}} > 40'))
     assert json.loads(labels).keys() == {"__name__", "instance", "job", "namespace"}
     starts = f'ropeteam_rank_starts_total{{namespace="default", job="{name}"}}'
     # A scrape that takes longer than its second, on a busy machine, hides a worker until the next one.
