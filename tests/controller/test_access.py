@@ -79,7 +79,7 @@ async def test_a_server_that_need_not_prove_itself(tmp_path: Path) -> None:
 
 async def test_a_certificate_that_is_none_is_told(tmp_path: Path) -> None:
     cluster = {"server": "https://x", "certificate-authority": "nowhere.pem"}
-    with pytest.raises(AccessError, match=r"does not work.*nowhere\.pem"):
+    with pytest.raises(AccessError, match=r"is not usable.*nowhere\.pem"):
         await load(kubeconfig(tmp_path, cluster, {}))
 
 

@@ -100,7 +100,7 @@ async def test_an_operator_without_the_right_says_so_once_and_starts_the_job(
     assert len(asked) == 1
     (warning,) = await told(still)
     assert warning == f"cannot create NetworkPolicy {asked[0]}: {error}"
-    assert "Give the operator that right" in warning
+    assert "Grant the operator that permission" in warning
     assert "job-1-1" in await names(still.client, "Pod")
 
 

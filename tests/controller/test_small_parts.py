@@ -145,7 +145,7 @@ async def test_a_round_that_fails_is_counted_and_timed_as_one_that_ends_well_is(
         def __init__(self) -> None: ...
 
         async def observe(self, key: Key) -> None:
-            raise OSError(f"no way to {key}")
+            raise OSError(f"no access to {key}")
 
     labels = {"controller": "trainingjob", "result": "error"}
 

@@ -86,9 +86,9 @@ def test_an_installation_that_is_well_is_ok() -> None:
         "ok   operator sys/ropeteam: 2 of 2 ready, image ghcr.io/ropeteam/ropeteam:1.2.3",
         "ok   leader sys/ropeteam: ropeteam-1, lease fresh",
         "ok   nodes: 2 of 2 ready, nvidia.com/gpu: 8 on 1 of them",
-        "ok   storage class: nfs is the default; several workers need ReadWriteMany of it",
+        "ok   storage class: nfs is the default; several workers need ReadWriteMany from it",
         "ok   monitoring: kinds of the Prometheus Operator are not served: metrics.serviceMonitor,"
-        " .podMonitor and .prometheusRule of the chart have to stay off",
+        " .podMonitor and .prometheusRule of the chart must stay off",
         "ok   queues: Kueue is not served: a label that names a queue has no effect",
     ]
 
@@ -100,7 +100,7 @@ def test_a_version_is_judged() -> None:
 
 
 def test_a_definition_that_is_not_there_is_a_failure() -> None:
-    absent = "FAIL definition: the cluster does not know the kind TrainingJob; install the chart"
+    absent = "FAIL definition: the cluster does not serve the kind TrainingJob; install the chart"
     one(absent, definition=Read())
     one(absent, definition=FORBIDDEN, groups=Read(({"name": "apps"},)))
     one("warn definition: not known: you may not read them", definition=FORBIDDEN)
@@ -115,7 +115,7 @@ def test_a_definition_that_has_drifted_is_told_by_its_fields() -> None:
     more = changed("colour", {"type": "object", "properties": {"red": {"type": "string"}}})
     one("warn definition: newer than this client: it has spec.colour; ", definition=more)
     one(
-        "warn definition: same fields, other rules",
+        "warn definition: same fields, but other rules",
         definition=changed("workers", {"x-kubernetes-validations": [{"rule": "self > 1"}]}),
     )
     empty = {"spec": {"versions": [{"name": "v1alpha1"}]}}
@@ -144,14 +144,14 @@ def test_an_operator_is_ready_and_of_this_release(deployment: dict[str, Any], li
 
 
 def test_no_operator_is_a_failure_and_one_that_may_not_be_seen_is_none() -> None:
-    one("FAIL operator: no Deployment of it is found", deployments=Read())
+    one("FAIL operator: no Deployment of it found", deployments=Read())
     one("warn operator: not known: you may not read them", deployments=FORBIDDEN)
     one("ok   operator sys/ropeteam", deployments=Read((an_operator(),), FORBIDDEN.unknown))
 
 
 def test_a_leader_renews_its_lease() -> None:
-    one("FAIL leader sys/ropeteam: no operator leads; read the log", leases=Read())
-    one("FAIL leader sys/ropeteam: no operator leads", leases=Read((a_lease(""),)))
+    one("FAIL leader sys/ropeteam: no operator is the leader; read the log", leases=Read())
+    one("FAIL leader sys/ropeteam: no operator is the leader", leases=Read((a_lease(""),)))
     stale = a_lease(renewed="2026-11-20T11:58:00.000000Z")
     one("FAIL leader sys/ropeteam: ropeteam-1 has not renewed its lease for 120 s", leases=Read((stale,)))
     one("ok   leader sys/ropeteam: me, lease fresh", leases=Read((a_lease("me"),)))
@@ -192,4 +192,4 @@ def test_kinds_of_others_are_told() -> None:
 
 def test_of_a_local_cluster_its_operator_counts() -> None:
     assert said(local=True)[2:] == ["ok   operator: of the local cluster, ready"]
-    one("FAIL operator: does not answer; end `ropeteam up`", local=True, operator="does not answer")
+    one("FAIL operator: does not answer; stop `ropeteam up`", local=True, operator="does not answer")

@@ -22,7 +22,7 @@ def test_a_missing_claim_is_told_with_the_field_that_wants_it() -> None:
     running = condition(seen, ConditionType.RUNNING)
     assert running.reason == "VolumeClaimNotBound"
     assert 'persistentvolumeclaim "ckpt" not found' in running.message
-    assert "spec.checkpoint.volume wants it: create the claim ckpt" in running.message
+    assert "spec.checkpoint.volume requires it: create the claim ckpt" in running.message
     volumes = [{"name": "scratch", "emptyDir": {}}, {"name": "data", **named("datasets")}]
     spec = {"workers": 2, "command": ["x"], "template": {"spec": {"volumes": volumes}}}
     seen = starting(scheduled_message='persistentvolumeclaim "datasets" not found').but(spec=spec)
@@ -34,7 +34,7 @@ def test_a_claim_without_a_volume_is_told_with_all_that_the_job_names() -> None:
     words = "pod has unbound immediate PersistentVolumeClaims"
     seen = starting(scheduled_message=words, checkpoint={"volume": named("ckpt")})
     told = condition(seen, ConditionType.STALLED).message
-    assert "The job's claims: ckpt (spec.checkpoint.volume); see why: kubectl describe pvc" in told
+    assert "The job's claims: ckpt (spec.checkpoint.volume); for the reason: kubectl describe pvc" in told
     assert (
         "The job's claims: none"
         in condition(starting(scheduled_message=words), ConditionType.STALLED).message
@@ -57,7 +57,7 @@ def test_a_claim_without_a_volume_is_told_with_all_that_the_job_names() -> None:
         (
             {"waiting_reason": "CrashLoopBackOff"},
             "CrashLoopBackOff",
-            "it ends again and again: see `kubectl logs",
+            "exits again and again: see `kubectl logs",
         ),
         (
             {"waiting_reason": "CreateContainerError"},

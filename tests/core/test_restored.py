@@ -26,7 +26,7 @@ def test_it_catches_up_with_the_pods_that_the_coordinator_hears(seen_too: bool, 
     decision = decide(seen.but(pods=(*seen.pods, ahead) if seen_too else seen.pods))
     assert [each.incarnation for each in decision.status.slots] == [1, incarnation]
     assert not decision.status.slots[1].previous_pod_fenced
-    assert decision.why.endswith(f"later pods than status knows: incarnation {incarnation} of slot 1")
+    assert decision.why.endswith(f"later pods than status: incarnation {incarnation} of slot 1")
 
 
 def test_it_knows_again_a_pod_that_only_the_coordinator_remembers() -> None:

@@ -68,14 +68,14 @@ def test_a_quota_that_is_used_up_is_told_by_its_resource() -> None:
     full = said(quotas=named("small", status={"hard": hard, "used": used}))
     assert full[1].startswith("warn quota small: used up: requests.memory 1024Mi of 1Gi; raise it")
     room = said(quotas=named("large", status={"hard": hard}))
-    assert room[1] == "ok   quota large: room is left for pods, requests.memory, requests.nvidia.com/gpu"
-    assert said(quotas=named("new"))[1] == "ok   quota new: room is left for everything"
+    assert room[1] == "ok   quota large: capacity is left for pods, requests.memory, requests.nvidia.com/gpu"
+    assert said(quotas=named("new"))[1] == "ok   quota new: capacity is left for everything"
 
 
 def test_a_limit_range_that_gives_limits_is_told() -> None:
     rows = [{"type": "Pod"}, {"type": "Container"}, {"type": "Container", "default": {"memory": "512Mi"}}]
     given = said(limits=named("small", spec={"limits": rows}))
-    assert given[2].startswith("warn limit range small: containers without limits get memory 512Mi; give")
+    assert given[2].startswith("warn limit range small: containers without limits get memory 512Mi; set")
     assert said(limits=named("none", spec={"limits": rows[:2]})) == said()
 
 
@@ -100,7 +100,7 @@ def test_egress_that_is_denied_cuts_workers_off() -> None:
     line = cut(policies({"policyTypes": ["Egress"]}))
     assert line == (
         "warn network policies: pods of jobs cannot reach their coordinator (egress, port 29401), each other"
-        " (egress, all ports), DNS (egress, port 53) past p0; allow that in a policy beside it"
+        " (egress, all ports), DNS (egress, port 53) because of p0; allow it in an additional policy"
         " (docs/install.md, Ports)"
     )
 
@@ -177,7 +177,7 @@ def test_a_job_is_told_by_its_state_or_what_is_wrong() -> None:
 
 
 def test_a_job_that_is_not_there_or_may_not_be_read() -> None:
-    assert told(Read()) == ["FAIL job mnist: there is no TrainingJob mnist in namespace default; see -n"]
+    assert told(Read()) == ["FAIL job mnist: there is no TrainingJob mnist in namespace default; check -n"]
     assert told(FORBIDDEN) == ["warn job mnist: not known: you may not read them"]
 
 

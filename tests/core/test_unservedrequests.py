@@ -108,7 +108,7 @@ def test_words_for_another_scheduler_are_named_where_pods_are_for_the_default_on
     seen = a_running_job(**template(metadata={part: {key: "a"}}))
     reason, message = told(seen)
     assert reason == "GangSchedulingIgnored"
-    assert message.startswith(f"{key}: read by {reader}, while")
+    assert message.startswith(f"{key}: read by {reader}, but")
     assert "spec.template.spec.schedulerName" in message
     assert told(seen.after(pods(scheduler="default-scheduler")))[0] == reason
     assert told(seen.after(pods(scheduler="volcano"))) == ("", "")
@@ -154,7 +154,7 @@ def test_gates_are_named_with_who_removes_them(gates: tuple[str, ...], kueue: bo
     assert running.reason == "SchedulingGated"
     assert running.message.startswith(f"2 of 2 workers have scheduling gates ({', '.join(gates)})")
     assert ("kubectl get workloads -n lab" in running.message) is kueue
-    assert (f"who has set {others} (" in running.message) is bool(others)
+    assert (f"the owner of {others} (" in running.message) is bool(others)
     assert condition(seen, ConditionType.STALLED).reason == "SchedulingGated"
     free = seen.after(pods(gates=(), scheduled_message="0/3 nodes are available."))
     assert condition(free, ConditionType.RUNNING).reason == "Unschedulable"
