@@ -36,7 +36,7 @@ def beat(step, phase="train"):
     write_beat(memoryview(page), Beat(step, step, time.monotonic_ns(), phase, step * 10.0), step)
 
 threading.Thread(target=listen, daemon=True).start()
-say(hello_pid=os.getpid(), rank=0, feature_level=2)
+say(hello_pid=os.getpid(), rank=0, rung=2)
 say(total_steps=1000, loss="1.5")
 """
 STEPS = """
