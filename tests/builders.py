@@ -16,7 +16,7 @@ from ropeteam.api.job import Metadata
 from ropeteam.api.status import JobStatus
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
-from ropeteam.core.seen.observation import ContainerSeen, HeldSeen, Observation, PodSeen, Refusal, Role
+from ropeteam.core.seen.observation import ContainerSeen, HeldSlot, Observation, PodSeen, Refusal, Role
 from ropeteam_trainer.contract.desired import Incident, JobReport, ReplacementRequest, SlotReport, WorldPhase
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import Cause, Epoch, FailReason
@@ -140,12 +140,12 @@ def unreachable(scene: Scene) -> Scene:
     return scene.but(report=None, report_error="10.0.0.1: no answer within 3 s")
 
 
-def held(scene: Scene, number: float) -> tuple[HeldSeen, ...]:
+def held(scene: Scene, number: float) -> tuple[HeldSlot, ...]:
     """Times by this operator's own clock, `number` seconds later."""
-    before = {(each.slot, each.incarnation): each.seconds for each in scene.held}
+    before = {(each.slot, each.incarnation): each.seconds for each in scene.held_slots}
     slots = (slot for slot in scene.status.slots if not slot.previous_pod_fenced)
     return tuple(
-        HeldSeen(
+        HeldSlot(
             slot=slot.slot,
             incarnation=slot.incarnation,
             seconds=max(0.0, before.get((slot.slot, slot.incarnation), 0.0) + number),
@@ -156,7 +156,7 @@ def held(scene: Scene, number: float) -> tuple[HeldSeen, ...]:
 
 def seconds(number: float) -> Change:
     """Time passes, by every clock."""
-    return lambda scene: scene.but(now=scene.now + timedelta(seconds=number), held=held(scene, number))
+    return lambda scene: scene.but(now=scene.now + timedelta(seconds=number), held_slots=held(scene, number))
 
 
 def edited(**spec: Any) -> Change:

@@ -14,7 +14,7 @@ from tests.builders import Scene, a_job, a_running_job
 
 from ropeteam.cli.show import inspect
 from ropeteam.cli.show.redaction import masked
-from ropeteam.core.questions.gang import shape
+from ropeteam.core.questions.gang import pod_spec_hash
 from ropeteam.core.seen.view import build_view
 
 CANARY = "s3cr3t"
@@ -152,7 +152,7 @@ def test_a_job_that_was_changed_while_it_runs_still_is() -> None:
     changed = job.but(spec=job.spec | {"env": [{"name": "A", "value": CANARY}]})
     assert replays(changed)
     seen = masked(changed)
-    assert seen.status.pod_spec_hash not in (job.status.pod_spec_hash, shape(build_view(seen).spec))
+    assert seen.status.pod_spec_hash not in (job.status.pod_spec_hash, pod_spec_hash(build_view(seen).spec))
 
 
 @pytest.mark.parametrize("length", [16_378, 16_384, 16_385])

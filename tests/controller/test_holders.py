@@ -45,11 +45,11 @@ def test_another_coordinator_or_boot_may_have_answered_anybody_before():
 
 def test_how_long_a_coordinator_has_answered_is_counted_anew_for_each_boot():
     holders = Holders()
-    assert holders.answered_for(5.0) == 0.0
+    assert holders.reachable_seconds(5.0) == 0.0
     holders.heard(DESIRED, REPORT, 10.0)
     holders.heard(DESIRED, REPORT, 20.0)
-    assert holders.answered_for(25.0) == 15.0
+    assert holders.reachable_seconds(25.0) == 15.0
     holders.heard(DESIRED, replace(REPORT, boot=1), 30.0)
-    assert holders.answered_for(35.0) == 5.0
+    assert holders.reachable_seconds(35.0) == 5.0
     holders.forget()
-    assert holders.answered_for(40.0) == 0.0
+    assert holders.reachable_seconds(40.0) == 0.0

@@ -100,7 +100,7 @@ def test_an_incident_is_counted_once_when_it_has_settled() -> None:
     before = metrics.REGISTRY.get_sample_value("ropeteam_incidents_total", {"cause": "Hang"}) or 0
     story = [JobStatus(), JobStatus(incidents=(open_,)), *[JobStatus(incidents=(done,))] * 2]
     for old, new in pairwise(story):
-        metrics.count_settled(old, new)
+        metrics.count_final(old, new)
     first_step = {"stage": "first_step"}
     assert metrics.REGISTRY.get_sample_value("ropeteam_incidents_total", {"cause": "Hang"}) == before + 1
     assert metrics.REGISTRY.get_sample_value("ropeteam_recovery_seconds_sum", first_step) == 2.0

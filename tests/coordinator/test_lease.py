@@ -11,7 +11,7 @@ from tests.coordinator.link import TOKEN
 
 from ropeteam.api.status import CoordinatorStatus, JobStatus
 from ropeteam.controller.reconcile.leases import Leases
-from ropeteam.core.deadlines import ASKS_PER_LEASE
+from ropeteam.core.deadlines import POLLS_PER_LEASE
 from ropeteam_trainer.contract.desired import Desired, JobReport
 from ropeteam_trainer.contract.fence import CLOCK_SHARE, longest_lease
 from ropeteam_trainer.coordinator.log import Log
@@ -126,10 +126,10 @@ def test_it_holds_while_one_of_two_questions_is_answered(lease, luck):
     game.exchange()
     game.exchange()
     for answered in luck:
-        game.at += lease / ASKS_PER_LEASE
+        game.at += lease / POLLS_PER_LEASE
         missed = 0 if answered or missed else missed + 1
         if missed:
-            game.at += min(CALL_SECONDS, lease / ASKS_PER_LEASE)
+            game.at += min(CALL_SECONDS, lease / POLLS_PER_LEASE)
         else:
             game.exchange()
         assert holds(game.state, game.here)

@@ -89,7 +89,7 @@ class FakeCluster:
             decision, pods = self.round(), self.scene.pods
             self.kubelets()
             waits = self.scene.pods == pods  # else they ring
-            self.pass_time(max(0.5, min(decision.look_again_seconds or 0.5, 30)) if waits else 0.5)
+            self.pass_time(max(0.5, min(decision.requeue_after_seconds or 0.5, 30)) if waits else 0.5)
         raise AssertionError(f"not reached in {rounds} rounds: {[each.why for each in self.decisions[-5:]]}")
 
     def pass_time(self, seconds: float) -> None:

@@ -29,7 +29,7 @@ def test_what_begins_to_wait_anew_is_saved_before_anything_is_done() -> None:
     seen = a_running_job(workers=2).after(force_deleted(0), written, set_back)
     decision = decide(seen)
     assert decision.status != seen.status
-    assert (decision.actions, decision.look_again_seconds) == ((), 0)
+    assert (decision.actions, decision.requeue_after_seconds) == ((), 0)
 
 
 def test_a_drain_has_an_end() -> None:

@@ -245,7 +245,7 @@ def test_a_job_runs_from_its_first_step() -> None:
         running = condition(seen, ConditionType.RUNNING)
         assert (running.holds, running.reason, running.message) == (False, stage.value, "rank 1 is missing")
         assert (seen.status.state, seen.status.reason) == ("Starting", stage.value)
-        assert decide(seen).look_again_seconds == 1, "the first step comes soon"
+        assert decide(seen).requeue_after_seconds == 1, "the first step comes soon"
     trains = seen.after(reporting(stage=Stage.TRAINING), written)
     assert (trains.status.state, condition(trains, ConditionType.RUNNING).reason) == (
         "Running",

@@ -74,7 +74,7 @@ def test_the_coordinator_hears_of_the_old_pod_only_until_it_has_saved() -> None:
     old = a_running_job().worker(1)
     for seen in (a_running_job().after(deleted(1)), a_running_job().after(deleted(1), written), handed()):
         assert (told(seen).incarnation, told(seen).pod_uid, told(seen).terminating) == (1, old.uid, True)
-    assert decide(handed()).look_again_seconds == deadlines.ASK_AT_ONCE_SECONDS
+    assert decide(handed()).requeue_after_seconds == deadlines.URGENT_POLL_SECONDS
     assert decide(handed()).actions == ()
 
 

@@ -20,7 +20,7 @@ from tests.builders import (
 from tests.core.observations import scenes
 
 from ropeteam.core.objects.actions import DeletePod
-from ropeteam.core.questions.idle import idle
+from ropeteam.core.questions.idle import idle_pod_deletions
 from ropeteam.core.seen.observation import ContainerSeen, Role
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.world import FailReason
@@ -29,7 +29,7 @@ over = reporting(phase=WorldPhase.FAILED)
 
 
 def freed(seen: Scene) -> list[str]:
-    return [action.name for action in idle(seen) if isinstance(action, DeletePod)]
+    return [action.name for action in idle_pod_deletions(seen) if isinstance(action, DeletePod)]
 
 
 def never_started(scene: Scene) -> Scene:
@@ -80,4 +80,4 @@ def test_nothing_while_that_is_in_doubt(doubt: Change) -> None:
 def test_a_world_that_may_run_is_never_touched(seen: Scene) -> None:
     report = seen.report
     says_so = report is not None and report.phase in (WorldPhase.FAILED, WorldPhase.FORMING)
-    assert says_so or seen.status.finished or idle(seen) == ()
+    assert says_so or seen.status.finished or idle_pod_deletions(seen) == ()

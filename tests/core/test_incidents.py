@@ -66,7 +66,7 @@ def test_an_incident_is_provisional_at_first_and_charged_when_it_has_settled() -
 
 def test_the_operator_looks_again_when_an_incident_settles() -> None:
     seen = a_running_job().after(telling(an_incident()), written, seconds(7))
-    assert decide(seen).look_again_seconds == 3
+    assert decide(seen).requeue_after_seconds == 3
 
 
 def test_telling_it_twice_is_telling_it_once() -> None:
@@ -75,13 +75,13 @@ def test_telling_it_twice_is_telling_it_once() -> None:
 
 
 def test_a_lost_pod_is_recorded_once_and_counted_once() -> None:
-    lost = incidents.of_pod(SlotStatus(slot=1, incarnation=2), Cause.EVICTED, "", "node-1", NOON)
-    status = incidents.record(JobStatus(), lost, alone=True)
-    assert incidents.record(status, lost, alone=True) == status
+    lost = incidents.pod_incident(SlotStatus(slot=1, incarnation=2), Cause.EVICTED, "", "node-1", NOON)
+    status = incidents.with_pod_incident(JobStatus(), lost, alone=True)
+    assert incidents.with_pod_incident(status, lost, alone=True) == status
     settled = lost.model_copy(update={"final": True})
     twice = JobStatus(incidents=(settled, lost))
     for _ in range(3):
-        twice = incidents.settle(twice, Recovery(), NOON, NOON, final=frozenset({lost.id}))
+        twice = incidents.finalize(twice, Recovery(), NOON, NOON, final=frozenset({lost.id}))
     assert twice.failures.not_charged == 1
 
 
@@ -93,7 +93,7 @@ def test_free_causes_are_counted_apart() -> None:
 def test_a_charge_leaves_with_its_window() -> None:
     seen = a_running_job(recovery={"windowSeconds": 60}).after(telling(an_incident()), seconds(10), written)
     assert seen.status.failures.charged == 1
-    assert decide(seen.after(seconds(47))).look_again_seconds == 3
+    assert decide(seen.after(seconds(47))).requeue_after_seconds == 3
     later = seen.after(seconds(50), written)
     assert (later.status.failures.charged, later.status.failures.charges) == (0, ())
     assert later.after(seconds(100), written).status.failures.charged == 0
@@ -106,7 +106,7 @@ def test_a_step_of_the_wall_clock_empties_no_window() -> None:
     for passed, charged in ((10, 1), (49, 1), (50, 0)):
         stepped = an_hour.but(job_time=began + timedelta(seconds=passed)).after(written)
         assert stepped.status.failures.charged == charged
-    soon = decide(an_hour.but(job_time=began + timedelta(seconds=48)).after(written)).look_again_seconds
+    soon = decide(an_hour.but(job_time=began + timedelta(seconds=48)).after(written)).requeue_after_seconds
     assert soon == 2
 
 

@@ -49,7 +49,7 @@ def test_a_new_job_is_started_on_paper_first() -> None:
     assert (decision.status.attempt, decision.status.coordinator.term) == (1, 1)
     assert [slot.incarnation for slot in decision.status.slots] == [1, 1]
     assert decision.actions == (), "save the intent first"
-    assert decision.look_again_seconds == 0
+    assert decision.requeue_after_seconds == 0
 
 
 def test_what_is_missing_waits_for_what_is_to_be_written() -> None:
@@ -91,17 +91,19 @@ def test_a_running_job_is_left_alone() -> None:
     seen = a_running_job()
     decision = decide(seen)
     assert (decision.status, decision.actions) == (seen.status, ())
-    assert decision.look_again_seconds == 5, "the coordinator is asked now and then"
+    assert decision.requeue_after_seconds == 5, "the coordinator is asked now and then"
     assert seen.status.workers.summary == "4/4"
 
 
 def test_the_coordinator_is_asked_often_only_while_it_knows_what_comes_next() -> None:
     seen = a_running_job().after(reporting(phase=WorldPhase.FORMING), written)
-    assert decide(seen).look_again_seconds == 1, "all pods run: the world may form any moment"
+    assert decide(seen).requeue_after_seconds == 1, "all pods run: the world may form any moment"
     pods = tuple(
         pod.model_copy(update={"container": ContainerSeen()}) if pod.slot == 2 else pod for pod in seen.pods
     )
-    assert decide(seen.but(pods=pods).after(written)).look_again_seconds == 15, "a pod will tell when it runs"
+    assert decide(seen.but(pods=pods).after(written)).requeue_after_seconds == 15, (
+        "a pod will tell when it runs"
+    )
 
 
 def test_a_job_that_is_being_deleted_takes_no_more_decisions() -> None:
@@ -120,11 +122,11 @@ def test_an_invalid_spec_says_what_to_change_and_comes_to_rest() -> None:
     assert "spec.workers" in accepted.message
     assert (accepted.status, accepted.reason) == ("False", "InvalidSpec")
     again = decide(seen.after(saved(decision), seconds(5)))
-    assert (again.status, again.look_again_seconds) == (decision.status, None)
+    assert (again.status, again.requeue_after_seconds) == (decision.status, None)
 
 
 def test_a_spec_that_was_left_out_is_invalid_for_the_reason_given() -> None:
-    decision = decide(a_job().but(spec={}, spec_fault="spec: has 900 KiB"))
+    decision = decide(a_job().but(spec={}, spec_error="spec: has 900 KiB"))
     assert (decision.status.state, decision.status.reason) == ("Invalid", "InvalidSpec")
     assert decision.why == "the spec is not valid: spec: has 900 KiB"
 
@@ -220,7 +222,7 @@ def test_agents_of_a_failed_job_are_told_and_what_has_ended_by_itself_stays() ->
     assert decision.actions == ()
     assert decision.desired is not None
     assert decision.desired.failure == a_problem()
-    assert decision.look_again_seconds == 1
+    assert decision.requeue_after_seconds == 1
     over = decide(seen.after(ended(0, 4), ended(1, 4)))
     assert [action.name for action in over.actions if isinstance(action, DeletePod)] == [
         "mnist-coordinator-1"
@@ -281,8 +283,8 @@ def test_clean_pod_policy_of_a_completed_job(policy: str, goes: set[str]) -> Non
 
 def test_a_finished_job_is_deleted_when_its_time_is_over() -> None:
     seen = completed(ttlSecondsAfterFinished=3600)
-    assert decide(seen).look_again_seconds == 10
-    assert decide(seen.but(pods=(), service=None).after(seconds(11))).look_again_seconds == 3589
+    assert decide(seen).requeue_after_seconds == 10
+    assert decide(seen.but(pods=(), service=None).after(seconds(11))).requeue_after_seconds == 3589
     assert decide(seen.after(seconds(3600))).actions == (DeleteJob("mnist", seen.metadata.uid),)
 
 
@@ -357,7 +359,7 @@ def test_a_pod_that_was_replaced_does_not_complete_the_job() -> None:
 
 def test_a_coordinator_that_waits_for_our_word_is_asked_soon() -> None:
     seen = a_running_job().after(reporting(phase=WorldPhase.COMPLETING), written)
-    assert decide(seen).look_again_seconds == 1
+    assert decide(seen).requeue_after_seconds == 1
 
 
 def test_of_a_job_that_has_ended_nobody_is_ready() -> None:

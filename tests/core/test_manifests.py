@@ -22,7 +22,7 @@ from ropeteam.core.objects.actions import (
     EnsureAgent,
     PointService,
 )
-from ropeteam.core.objects.workerpod import sample
+from ropeteam.core.objects.workerpod import dry_run_pod
 from ropeteam.core.seen.view import build_view, with_changes
 from ropeteam_trainer.contract import codec, config
 
@@ -336,7 +336,7 @@ def test_the_users_manifest_is_not_changed_in_place() -> None:
 @pytest.mark.parametrize("template", [{}, {"spec": {}}])
 def test_a_template_may_leave_out_almost_everything(template: dict[str, Any]) -> None:
     seen = a_job(template=template)
-    assert trainer(sample(seen, build_view(seen).spec))["image"] == "train:1"
+    assert trainer(dry_run_pod(seen, build_view(seen).spec))["image"] == "train:1"
 
 
 @pytest.mark.parametrize(("worlds", "per_pod"), [("One", False), ("PerPod", True)])

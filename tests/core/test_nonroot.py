@@ -13,7 +13,7 @@ from ropeteam.api.status import JobStatus
 from ropeteam.core.decide import decide
 from ropeteam.core.objects import nonroot
 from ropeteam.core.objects.actions import CreatePod
-from ropeteam.core.objects.workerpod import sample
+from ropeteam.core.objects.workerpod import dry_run_pod
 from ropeteam.core.seen.observation import Refusal
 from ropeteam.core.seen.view import build_view
 
@@ -34,7 +34,7 @@ def in_template(security: dict[str, Any] | None = None, **container: Any) -> dic
 
 def made(user: int = 1000, **spec: Any) -> dict[str, Any]:
     seen = a_job(**spec)
-    return sample(seen, build_view(seen).spec, user)
+    return dry_run_pod(seen, build_view(seen).spec, user)
 
 
 def test_the_container_is_a_user_that_is_not_root_and_volumes_are_its_groups() -> None:
@@ -91,7 +91,7 @@ def test_what_the_template_says_of_users_homes_and_names_is_kept() -> None:
 )
 def test_it_is_the_templates_user_if_that_names_one(template: dict[str, Any], user: int) -> None:
     seen = a_job(template=template)
-    assert nonroot.user_of(sample(seen, build_view(seen).spec)) == user
+    assert nonroot.user_of(dry_run_pod(seen, build_view(seen).spec)) == user
 
 
 def test_a_job_that_is_taken_as_such_a_user_starts_and_says_so() -> None:

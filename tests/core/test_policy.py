@@ -92,8 +92,8 @@ def test_it_is_named_after_what_is_in_it_so_another_content_comes_beside_it() ->
     one, other = guarded(a_job()), guarded(a_job(), PROMETHEUS)
     assert made(one)["metadata"]["name"] != made(other)["metadata"]["name"]
     known = PolicySeen(name=made(one)["metadata"]["name"])
-    assert policy.missing(build_view(one.but(policy=known))) == ()
-    assert policy.missing(build_view(other.but(policy=known))) == (CreatePolicy(made(other)),)
+    assert policy.missing_policy_actions(build_view(one.but(policy=known))) == ()
+    assert policy.missing_policy_actions(build_view(other.but(policy=known))) == (CreatePolicy(made(other)),)
 
 
 def test_it_is_made_with_the_first_things_and_no_worker_before_it() -> None:
@@ -113,7 +113,7 @@ def waiting(refusal: str) -> Scene:
     cluster = FakeCluster(guarded(a_job(workers=2)))
     for _ in range(3):
         cluster.round()
-    return cluster.scene.but(policy=PolicySeen(refusal=policy.refused(refusal)))
+    return cluster.scene.but(policy=PolicySeen(refusal=policy.refusal_message(refusal)))
 
 
 def test_a_gang_whose_policy_is_refused_is_not_started_and_says_what_to_do() -> None:
@@ -137,7 +137,7 @@ def test_a_gang_whose_policy_is_refused_is_not_started_and_says_what_to_do() -> 
 def test_a_job_that_ran_gets_its_lost_pods_back_whatever_a_quota_says(workers: int) -> None:
     """One worker, or all of them at once: none of its pods is known any more."""
     lost = [force_deleted(slot) for slot in range(workers)]
-    seen = guarded(a_running_job(workers)).but(policy=PolicySeen(refusal=policy.refused(QUOTA)))
+    seen = guarded(a_running_job(workers)).but(policy=PolicySeen(refusal=policy.refusal_message(QUOTA)))
     decision = decide(seen.after(*lost, written))
     assert [str(each) for each in decision.actions if isinstance(each, CreatePod)] == [
         f"create Pod mnist-{slot}-2" for slot in range(workers)
@@ -148,16 +148,16 @@ def test_without_the_right_to_make_one_jobs_go_on() -> None:
     """An operator that was upgraded, and its roles, which somebody else makes, not."""
     seen = waiting(RBAC).after(written)
     assert [str(each) for each in decide(seen).actions][-1] == "create Pod mnist-1-1"
-    assert policy.missing(build_view(seen)) == (), "asked for once"
+    assert policy.missing_policy_actions(build_view(seen)) == (), "asked for once"
     assert not decide(seen).status.holds(ConditionType.STALLED)
-    assert "The job continues without" in policy.refused(RBAC)
+    assert "The job continues without" in policy.refusal_message(RBAC)
 
 
 def test_a_gang_that_runs_gets_one_and_goes_on_if_it_is_refused() -> None:
     """Of an earlier release. A round that fails again and again would hold up its recovery."""
     seen = guarded(a_running_job())
     assert [type(action) for action in decide(seen).actions] == [CreatePolicy]
-    refused = seen.but(policy=PolicySeen(refusal=policy.refused(QUOTA)))
+    refused = seen.but(policy=PolicySeen(refusal=policy.refusal_message(QUOTA)))
     assert (decide(refused).actions, decide(refused).status) == ((), seen.status)
     lost = decide(refused.after(force_deleted(1), written))
     assert [str(each) for each in lost.actions if isinstance(each, CreatePod)] == ["create Pod mnist-1-2"]
@@ -165,4 +165,4 @@ def test_a_gang_that_runs_gets_one_and_goes_on_if_it_is_refused() -> None:
 
 def test_an_installation_that_wants_none_makes_none() -> None:
     assert policy.manifest(a_job(), build_view(a_job()).spec) is None
-    assert policy.missing(build_view(a_running_job())) == ()
+    assert policy.missing_policy_actions(build_view(a_running_job())) == ()

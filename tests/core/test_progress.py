@@ -109,7 +109,7 @@ def test_counts_and_words_about_a_start_are_written_every_5_seconds() -> None:
     seen = starting().after(reporting(why="waits for one agent, of slot 3"))
     assert decide(seen).status != seen.status, "nobody knows when the last write was"
     held = decide(seen.after(wrote(4.5)))
-    assert (held.status, held.look_again_seconds) == (seen.status, 0.5)
+    assert (held.status, held.requeue_after_seconds) == (seen.status, 0.5)
     assert decide(seen.after(wrote(5))).status != seen.status
     assert decide(seen.after(wrote(-3600))).status != seen.status, "the clock was set back"
 

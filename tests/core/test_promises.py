@@ -19,14 +19,14 @@ from ropeteam.core.seen.view import build_view
 def every_observation_has_an_answer_and_a_reason(seen: Scene) -> None:
     decision = decide(seen)
     assert decision.why.strip()
-    assert decision.look_again_seconds is None or decision.look_again_seconds >= 0
+    assert decision.requeue_after_seconds is None or decision.requeue_after_seconds >= 0
 
 
 def intent_comes_before_effect(seen: Scene) -> None:
     decision = decide(seen)
     if decision.status != seen.status and not seen.status.finished:
         assert decision.actions == ()
-        assert decision.look_again_seconds == 0
+        assert decision.requeue_after_seconds == 0
 
 
 def what_is_written_can_be_written_and_is_read_back_the_same(seen: Scene) -> None:

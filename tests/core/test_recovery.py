@@ -31,7 +31,7 @@ from ropeteam.api.status import SlotStatus
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Decision
 from ropeteam.core.objects.actions import CreatePod, CreateService, DeletePod, PointService
-from ropeteam.core.seen.observation import ContainerSeen, HeldSeen, PodSeen, Role, ServiceSeen
+from ropeteam.core.seen.observation import ContainerSeen, HeldSlot, PodSeen, Role, ServiceSeen
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.world import Cause
@@ -106,7 +106,7 @@ def test_a_node_that_died_with_the_coordinator_and_all_workers_is_a_loss_once_ag
     seen = a_running_job(workers=2, recovery={"lostSeconds": 5}).after(
         on_a_lost_node(0), on_a_lost_node(1), waiting
     )
-    early, late = (decide(seen.but(answered_for=after)) for after in (14.9, 15.0))
+    early, late = (decide(seen.but(reachable_seconds=after)) for after in (14.9, 15.0))
     assert [each.incarnation for each in early.status.slots] == [1, 1]
     (running,) = [each for each in early.status.conditions if each.type == "Running"]
     assert (running.status, running.reason) == ("True", "CoordinatorRestarted")
@@ -159,26 +159,26 @@ def test_an_object_that_merely_vanished_is_no_proof() -> None:
 def test_a_step_of_the_wall_clock_and_another_machines_end_no_fence(wall: float, own: float) -> None:
     seen = a_running_job().after(force_deleted(2))
     seen = seen.after(written)
-    seen = seen.after(seconds(0)).but(now=seen.now + timedelta(seconds=wall), held=held(seen, own))
+    seen = seen.after(seconds(0)).but(now=seen.now + timedelta(seconds=wall), held_slots=held(seen, own))
     assert not slot(decide(seen), 2).previous_pod_fenced
-    ticks = decide(seen).look_again_seconds
+    ticks = decide(seen).requeue_after_seconds
     assert ticks is not None
 
 
 def test_a_wall_clock_that_is_set_back_holds_no_fence_up() -> None:
     seen = a_running_job().after(force_deleted(2), written)
     back = seen.but(now=seen.now - timedelta(hours=1))
-    assert not slot(decide(back.but(held=held(seen, 129))), 2).previous_pod_fenced
-    assert slot(decide(back.but(held=held(seen, 130))), 2).previous_pod_fenced, "by the operator's own clock"
+    assert not slot(decide(back.but(held_slots=held(seen, 129))), 2).previous_pod_fenced
+    assert slot(decide(back.but(held_slots=held(seen, 130))), 2).previous_pod_fenced, "by our own clock"
 
 
 def test_the_fence_is_counted_from_when_the_coordinator_knows_of_the_new_pod() -> None:
     """Until then it keeps the former one alive, whatever status says."""
     seen = a_running_job().after(force_deleted(2))
-    seen = seen.after(written, seconds(1000)).but(held=())
+    seen = seen.after(written, seconds(1000)).but(held_slots=())
     assert not slot(decide(seen), 2).previous_pod_fenced
-    other = HeldSeen(slot=2, incarnation=1, seconds=1000)
-    assert not slot(decide(seen.but(held=(other,))), 2).previous_pod_fenced, "that is what it knew before"
+    other = HeldSlot(slot=2, incarnation=1, seconds=1000)
+    assert not slot(decide(seen.but(held_slots=(other,))), 2).previous_pod_fenced, "it knew that before"
 
 
 def test_the_proof_may_come_later() -> None:
@@ -272,7 +272,7 @@ def test_coordinators_lost_in_a_row_are_made_ever_slower() -> None:
     seen = seen.but(status=seen.status.model_copy(update={"coordinator": coordinator}))
     seen = seen.after(written)
     assert names(decide(seen)) == ["point Service mnist to term 2"]
-    assert decide(seen.after(seconds(3.9))).look_again_seconds == pytest.approx(0.1)
+    assert decide(seen.after(seconds(3.9))).requeue_after_seconds == pytest.approx(0.1)
     assert "create Pod mnist-coordinator-2" in names(decide(seen.after(seconds(4))))
 
 

@@ -1,6 +1,6 @@
 """A status that went back to an older one (a backup of etcd) catches up with what runs.
 
-The terms of coordinators: test_recovery.py, test_formercoordinators.py; on shipped code:
+The terms of coordinators: test_recovery.py, test_previouscoordinators.py; on shipped code:
 tests/shipped/test_shipped.py.
 """
 

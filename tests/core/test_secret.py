@@ -52,4 +52,4 @@ def test_it_is_made_again_for_a_pod_that_waits_for_what_it_mounts(word: str, whi
 
 def test_who_waits_is_looked_at_again_when_that_may_be_doubted() -> None:
     seen = waiting(container=ContainerSeen(waiting_reason="ContainerCreating"))
-    assert decide(seen.but(secret_age=58.0)).look_again_seconds == pytest.approx(2.0)
+    assert decide(seen.but(secret_age=58.0)).requeue_after_seconds == pytest.approx(2.0)

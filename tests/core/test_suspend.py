@@ -62,7 +62,7 @@ def test_workers_stay_until_all_ranks_have_saved_and_stopped() -> None:
 
 def test_patience_has_an_end() -> None:
     seen = a_running_job(workers=2).after(edited(suspend=True), written, unreachable, written)
-    assert decide(seen.after(seconds(60), written)).look_again_seconds == 1
+    assert decide(seen.after(seconds(60), written)).requeue_after_seconds == 1
     assert deleted_by(seen.after(seconds(69), written)) == []
     assert deleted_by(seen.after(seconds(70), written)) == ["mnist-0-1", "mnist-1-1"]
 
@@ -96,7 +96,7 @@ def test_a_suspended_job_has_no_pods_and_says_what_to_do() -> None:
     condition = cluster.observe().status.condition(ConditionType.SUSPENDED)
     assert condition is not None
     assert (condition.status, "spec.suspend" in condition.message) == ("True", True)
-    assert cluster.settle().look_again_seconds is None
+    assert cluster.settle().requeue_after_seconds is None
 
 
 def test_resuming_opens_an_attempt_with_new_names_and_a_new_start_time() -> None:

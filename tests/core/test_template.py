@@ -12,13 +12,13 @@ from tests.core.observations import anything
 
 from ropeteam.api.rules import validate as rules
 from ropeteam.core.decide import decide
-from ropeteam.core.objects.workerpod import sample
+from ropeteam.core.objects.workerpod import dry_run_pod
 from ropeteam.core.seen.view import build_view
 
 
 def built(template: dict[str, Any]) -> dict[str, Any]:
     seen = a_job(template=template)
-    return sample(seen, build_view(seen).spec)
+    return dry_run_pod(seen, build_view(seen).spec)
 
 
 rows = st.lists(
@@ -41,7 +41,7 @@ def test_a_template_that_is_not_refused_builds_a_pod(metadata: Any, spec: Any, c
     seen = a_job(template={"metadata": metadata, "spec": {**spec, "containers": containers}})
     assert decide(seen).why
     if not rules.validate(seen.spec):
-        labels = sample(seen, build_view(seen).spec)["metadata"]["labels"]
+        labels = dry_run_pod(seen, build_view(seen).spec)["metadata"]["labels"]
         assert labels["ropeteam.dev/job-uid"] == UID
 
 
@@ -64,7 +64,7 @@ def test_labels_and_annotations_under_our_own_name_are_not_the_users() -> None:
 
 def test_where_we_mount_what_is_ours_the_template_may_not() -> None:
     seen = a_job(checkpoint={"volume": {"nfs": {}}})
-    (trainer,) = sample(seen, build_view(seen).spec)["spec"]["containers"]
+    (trainer,) = dry_run_pod(seen, build_view(seen).spec)["spec"]["containers"]
     ours = {each["mountPath"] for each in trainer["volumeMounts"]} - {
         "/dev/shm"
     }  # which may be the template's

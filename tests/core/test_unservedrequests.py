@@ -10,7 +10,7 @@ from tests.builders import NOON, Change, Scene, a_job, a_running_job, seconds, w
 from tests.core.fake_cluster import FakeCluster
 
 from ropeteam.api.conditions import Condition, ConditionType
-from ropeteam.core.deadlines import next_look
+from ropeteam.core.deadlines import requeue_after
 from ropeteam.core.decide import decide
 from ropeteam.core.seen.observation import ContainerSeen, Role
 from ropeteam.core.seen.view import build_view
@@ -162,7 +162,7 @@ def test_gates_are_named_with_who_removes_them(gates: tuple[str, ...], kueue: bo
 
 def test_a_scheduler_that_never_speaks_is_named_after_thirty_seconds() -> None:
     seen = starting(waiting(scheduler="volcano")).after(written)
-    assert decide(seen).look_again_seconds is not None
+    assert decide(seen).requeue_after_seconds is not None
     assert condition(seen.after(seconds(29)), ConditionType.RUNNING).reason != "SchedulerNotResponding"
     late = seen.after(seconds(30))
     stalled = condition(late, ConditionType.STALLED)
@@ -173,9 +173,9 @@ def test_a_scheduler_that_never_speaks_is_named_after_thirty_seconds() -> None:
 
 def test_the_operator_looks_again_when_a_scheduler_has_been_silent_for_so_long() -> None:
     seen = starting(waiting(scheduler="volcano"))
-    assert next_look(build_view(seen), seen.status) == 30.0
+    assert requeue_after(build_view(seen), seen.status) == 30.0
     default = seen.after(pods(scheduler="default-scheduler"))
-    assert next_look(build_view(default), seen.status) is None
+    assert requeue_after(build_view(default), seen.status) is None
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,6 @@ async def refusal(operator: ApiClient) -> str:
 def goes_on(words: str) -> bool:
     """A job whose policy is refused in these words."""
     who = JobPolicy(operator_from=(OPERATOR,))
-    seen = a_job().but(policy=PolicySeen(refusal=policy.refused(words)))
+    seen = a_job().but(policy=PolicySeen(refusal=policy.refusal_message(words)))
     seen = seen.but(defaults=seen.defaults.model_copy(update={"policy": who}))
-    return not policy.holds_up(build_view(seen))
+    return not policy.blocks_gang_start(build_view(seen))

@@ -138,7 +138,9 @@ class Operator:
                 return 0.1
         told, self._desired = self._desired, decision.desired
         yield from self._act(decision)
-        return 0.0 if writes or decision.actions or told != decision.desired else decision.look_again_seconds
+        return (
+            0.0 if writes or decision.actions or told != decision.desired else decision.requeue_after_seconds
+        )
 
     def _cached(self) -> View:
         """It may be behind, but never goes back."""
@@ -202,9 +204,9 @@ class Operator:
             written_at=self._written_at,
             report=report,
             report_error=error,
-            answered_for=self._holders.answered_for(self._world.clock.now),
-            held=self._holders.of(job.status, self._world.clock.now),
-            unheard=self._leases.of(job.status, self._world.clock.now),
+            reachable_seconds=self._holders.reachable_seconds(self._world.clock.now),
+            held_slots=self._holders.of(job.status, self._world.clock.now),
+            silent_coordinators=self._leases.of(job.status, self._world.clock.now),
             defaults=_DEFAULTS,
         )
         if self._world.codec:

@@ -26,9 +26,9 @@ from ropeteam.api.rule import at
 from ropeteam.cli.connect import connected, kubeconfig_of
 from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object
 from ropeteam.controller.client.boundedjson import TooLarge
+from ropeteam.core.doctor.clusterchecks import Cluster, arguments, of_cluster
 from ropeteam.core.doctor.findings import Finding, Machine, Read, fail, of_machine
-from ropeteam.core.doctor.installation import Cluster, arguments, of_cluster
-from ropeteam.core.doctor.surroundings import Job, Namespace, of_job, of_namespace
+from ropeteam.core.doctor.namespacechecks import Job, Namespace, of_job, of_namespace
 
 _ERRORS = (ApiError, aiohttp.ClientError, OSError, TimeoutError, TooLarge, ValueError)
 _SYSTEM = "ropeteam-system"

@@ -152,7 +152,7 @@ def count_request(method: str, status: int) -> None:
     REQUESTS.labels(code=str(status), method=method).inc()
 
 
-def count_settled(before: JobStatus, after: JobStatus) -> None:
+def count_final(before: JobStatus, after: JobStatus) -> None:
     """Count the incidents that `after`, which has just been saved, settles."""
     known = {incident.id for incident in before.incidents if incident.final}
     for incident in after.incidents:

@@ -29,7 +29,7 @@ _WARNINGS = frozenset(
 )
 
 
-def changes(old: JobStatus, new: JobStatus, why: str) -> tuple[Announcement, ...]:
+def announcements(old: JobStatus, new: JobStatus, why: str) -> tuple[Announcement, ...]:
     return (*_attempts(old, new, why), *_user(old, new), *_incidents(old, new), *_conditions(old, new))
 
 

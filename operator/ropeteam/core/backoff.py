@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-LONGEST_SECONDS = 60
+MAX_SECONDS = 60
 
 
-def seconds(faults: int) -> int:
-    """Backoff after `faults` in a row. The first one has none."""
-    if faults <= 1:
+def seconds(failures: int) -> int:
+    """Backoff after `failures` in a row. The first one has none."""
+    if failures <= 1:
         return 0
-    return min(LONGEST_SECONDS, 1 << min(faults - 2, 10))
+    return min(MAX_SECONDS, 1 << min(failures - 2, 10))
 
 
-def ends_at(since: datetime | None, faults: int) -> datetime | None:
+def retry_at(since: datetime | None, failures: int) -> datetime | None:
     """Moment at which the next try may begin. None: at once."""
-    return since + timedelta(seconds=seconds(faults)) if since is not None else None
+    return since + timedelta(seconds=seconds(failures)) if since is not None else None

@@ -13,41 +13,41 @@ from ropeteam.core import backoff
 from ropeteam.core.questions import release
 from ropeteam.core.questions.completion import exit_seconds
 from ropeteam.core.questions.handover import DELETE_MARGIN_SECONDS
-from ropeteam.core.questions.steady import ASSUMED_UP_TO_DATE_SECONDS, mounts
-from ropeteam.core.seen import formercoordinators, unservedrequests
+from ropeteam.core.questions.steady import ASSUMED_UP_TO_DATE_SECONDS, is_mounting
+from ropeteam.core.seen import previouscoordinators, unservedrequests
 from ropeteam.core.seen.view import View
 from ropeteam.core.status import incidents
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.fence import longest_life
 
-ASK_SELDOM_SECONDS, ASK_SECONDS, ASK_SOON_SECONDS, ASK_AT_ONCE_SECONDS = 15.0, 5.0, 1.0, 0.2
+SLOW_POLL_SECONDS, POLL_SECONDS, FAST_POLL_SECONDS, URGENT_POLL_SECONDS = 15.0, 5.0, 1.0, 0.2
 """Seconds between two requests to the coordinator: each sends the desired state and receives a report."""
-ASKS_PER_LEASE = 5
+POLLS_PER_LEASE = 5
 """Requests per lease. The lease is counted from a report that the next request echoes: two intervals always
 pass before it is renewed."""
 
 
-def next_question(view: View, status: JobStatus) -> float:
+def next_poll(view: View, status: JobStatus) -> float:
     """Seconds until the next request to the coordinator. Often only while it alone knows what comes next: a
     world cannot form before its pods run, and changes of pods are watched.
     """
     lease = status.coordinator.lease_seconds or math.inf
-    return min(_poll_seconds(view, status), lease / ASKS_PER_LEASE)
+    return min(_poll_seconds(view, status), lease / POLLS_PER_LEASE)
 
 
 def _poll_seconds(view: View, status: JobStatus) -> float:
     report = view.report
     if any(slot.handover_pending for slot in status.slots) or (report is not None and not report.lease_valid):
-        return ASK_AT_ONCE_SECONDS
+        return URGENT_POLL_SECONDS
     if report is not None and report.phase is WorldPhase.COMPLETING:
-        return ASK_SOON_SECONDS  # it waits for the acknowledgement of the last checkpoint
+        return FAST_POLL_SECONDS  # it waits for the acknowledgement of the last checkpoint
     if status.state == "Running":
-        return ASK_SECONDS
+        return POLL_SECONDS
     all_run = sum(pod.container.running for pod in view.workers.values()) == len(status.slots)
-    return ASK_SOON_SECONDS if all_run else ASK_SELDOM_SECONDS
+    return FAST_POLL_SECONDS if all_run else SLOW_POLL_SECONDS
 
 
-def next_look(view: View, status: JobStatus) -> float | None:
+def requeue_after(view: View, status: JobStatus) -> float | None:
     """Seconds until something falls due. None: nothing will."""
     due = [moment for moment in _due_times(view, status) if moment > view.now]
     return (min(due) - view.now).total_seconds() if due else None
@@ -63,13 +63,13 @@ def _due_times(view: View, status: JobStatus) -> Iterator[datetime]:
         return
     if spec.active_deadline_seconds is not None and status.start_time is not None and not spec.suspend:
         yield view.at(status.start_time + timedelta(seconds=spec.active_deadline_seconds))
-    if (moment := release.due(view, status)) is not None:
+    if (moment := release.next_release_change(view, status)) is not None:
         yield moment
     if status.coordinator_unreachable_start_time is not None:
         life = longest_life(spec.recovery.fence_seconds)
         yield status.coordinator_unreachable_start_time + timedelta(seconds=life)
     for each in status.coordinator.previous:
-        if (left := formercoordinators.lapses_in(view, each)) < math.inf:
+        if (left := previouscoordinators.lease_expires_in(view, each)) < math.inf:
             yield view.now + timedelta(seconds=left)
     if (silent := unservedrequests.silent_at(view)) is not None:
         yield silent
@@ -82,7 +82,7 @@ def _accounting(view: View, status: JobStatus) -> Iterator[datetime]:
     gone = {slot.slot: slot.previous_pod_fenced for slot in status.slots}
     for each in status.incidents:
         if not each.final:
-            yield incidents.settles_at(each, policy, gone.get(each.slot, True))
+            yield incidents.final_at(each, policy, gone.get(each.slot, True))
     for charge in status.failures.charges:
         yield view.at(charge.time + timedelta(seconds=policy.window_seconds))
 
@@ -92,14 +92,14 @@ def _pods(view: View, status: JobStatus) -> Iterator[datetime]:
     for slot in status.slots:
         if slot.replacement_time is not None and not slot.previous_pod_fenced:
             yield slot.replacement_time + fence
-            yield view.now + fence - timedelta(seconds=view.held(slot))
+            yield view.now + fence - timedelta(seconds=view.seconds_held(slot))
     backoffs = [(status.coordinator.start_time, status.coordinator.consecutive_failures)]
     backoffs += [(slot.replacement_time, slot.consecutive_failures) for slot in status.slots]
     for since, faults in backoffs:
-        retry_at = backoff.ends_at(since, faults)
+        retry_at = backoff.retry_at(since, faults)
         if retry_at is not None:
             yield retry_at
-    if mounts(view):
+    if is_mounting(view):
         yield view.now + timedelta(seconds=ASSUMED_UP_TO_DATE_SECONDS - view.seen.secret_age)
     for pod in view.workers.values():
         if pod.deleting and pod.delete_at is not None:

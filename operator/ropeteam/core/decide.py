@@ -4,7 +4,7 @@ Every decision of the operator is made in `core`: an observation goes in, what t
 The questions are tried from top to bottom; the first one with an answer wins.
 Rules that bind every answer:
   - Intent before effect. An answer that changes status carries no actions; the next reconcile runs them.
-  - A settled job is left alone. Deciding again about an unchanged job gives no actions and no write.
+  - Idempotent. Deciding again about an unchanged job gives no actions and no write.
   - Terminal is final. After Complete or Failed there is only cleaning up.
   - Total. There is an answer for every observation, and a sentence `why`.
 """
@@ -20,13 +20,13 @@ from ropeteam.core.decision import Decision
 from ropeteam.core.merge import count_workers, merge_observed
 from ropeteam.core.questions import completion, degraded, gang, handover, recovery, release
 from ropeteam.core.questions.answer import Answer
-from ropeteam.core.questions.desired import desired
-from ropeteam.core.questions.gang import active
+from ropeteam.core.questions.desired import desired_state
+from ropeteam.core.questions.gang import any_active
 from ropeteam.core.questions.steady import ensure_children
 from ropeteam.core.seen.observation import Observation
 from ropeteam.core.seen.view import View, build_view, with_changes
 from ropeteam.core.status import conditions, progress
-from ropeteam.core.status.conditions import Fact
+from ropeteam.core.status.conditions import ConditionFact
 from ropeteam_trainer.contract.world import FailReason
 
 Question = Callable[[View, JobStatus], Answer | None]
@@ -47,7 +47,7 @@ def decide(seen: Observation) -> Decision:
 
 
 def invalid(view: View, status: JobStatus) -> Answer | None:
-    """The spec is not valid. Pods that run go on; nothing new is created."""
+    """The spec is not valid. Running pods continue; nothing new is created."""
     if not view.problems:
         return None
     reason = FailReason.INVALID_SPEC.value
@@ -83,15 +83,15 @@ QUESTIONS: tuple[Question, ...] = (
     recovery.replace_coordinator,
     recovery.replace_address,
     recovery.replace_all,
-    recovery.caught_up,
+    recovery.adopt_newer_incarnations,
     handover.take_over,
     recovery.replace_workers,
 )
 
 
-def _acceptance(view: View, status: JobStatus) -> tuple[Fact, ...]:
+def _acceptance(view: View, status: JobStatus) -> tuple[ConditionFact, ...]:
     """Facts on whether the running pods are those of the present spec."""
-    if gang.shape_changed(view):
+    if gang.has_pod_spec_changed(view):
         message = (
             "Fields that define the pods were changed while pods run. These pods keep the previous values, "
             "and no pod is recreated. Revert the fields, or set spec.suspend to true first."
@@ -121,21 +121,23 @@ def _decision(view: View, answer: Answer) -> Decision:
         status = conditions.with_facts(status, facts, now, job.generation)
         status = with_columns(status)
         status = progress.throttle(saved, status, now)
-        wait = progress.details_wait(saved, status, now, view.seen.written_at)
+        wait = progress.write_delay_seconds(saved, status, now, view.seen.written_at)
         status = status if wait is None else saved
     writes = status != saved
     if writes and not saved.finished:
         status = with_changes(status, clock=ClockStatus(job=view.job_time, wall=now))
-    done = status.finished and (status.state != "Failed" or not active(view.all_workers))
-    desired_state = None if done else desired(view, status)
-    looks = [wait, answer.again, deadlines.next_look(view, status)]
-    if desired_state is not None:
-        looks.append(deadlines.next_question(view, status))
+    done = status.finished and (status.state != "Failed" or not any_active(view.all_workers))
+    desired = None if done else desired_state(view, status)
+    looks = [wait, answer.requeue_after_seconds, deadlines.requeue_after(view, status)]
+    if desired is not None:
+        looks.append(deadlines.next_poll(view, status))
     return Decision(
         status=status,
         actions=() if writes and not saved.finished else answer.actions,
         why=answer.why,
-        announcements=announce.changes(saved, status, answer.why) if writes else (),
-        desired=desired_state,
-        look_again_seconds=0.0 if writes else min((each for each in looks if each is not None), default=None),
+        announcements=announce.announcements(saved, status, answer.why) if writes else (),
+        desired=desired,
+        requeue_after_seconds=0.0
+        if writes
+        else min((each for each in looks if each is not None), default=None),
     )

@@ -33,5 +33,5 @@ class Decision:
     announcements: tuple[Announcement, ...] = ()
     desired: Desired | None = None
     """Desired state to send to the coordinator once `status` is saved. None: no coordinator to send it to."""
-    look_again_seconds: float | None = None
+    requeue_after_seconds: float | None = None
     """Seconds until the next look, even if nothing happens. None: only when something changes."""

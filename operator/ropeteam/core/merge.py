@@ -1,5 +1,5 @@
-"""Status with the observation merged in: which pods exist, the coordinator's report, which incidents have
-settled.
+"""Status with the observation merged in: which pods exist, the coordinator's report, which incidents
+are final.
 
 No decision of the operator is in here: merging twice changes nothing.
 """
@@ -9,9 +9,9 @@ from __future__ import annotations
 from datetime import datetime
 
 from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus, WorkersStatus
-from ropeteam.core.questions.pending import ran
-from ropeteam.core.seen import formercoordinators
-from ropeteam.core.seen.classify import cannot_write, strong_evidence
+from ropeteam.core.questions.pending import was_running
+from ropeteam.core.seen import previouscoordinators
+from ropeteam.core.seen.classify import is_proven_stopped, strong_evidence
 from ropeteam.core.seen.observation import PodSeen
 from ropeteam.core.seen.view import View, with_changes
 from ropeteam.core.status import incidents, progress
@@ -36,7 +36,7 @@ def merge_observed(view: View) -> JobStatus:
             status,
             launcher=report.launcher[:256] or status.launcher,
             feature_level=max(status.feature_level, min(5, report.feature_level)),
-            progress=progress.project(status.progress, report, view.now),
+            progress=progress.progress_of(status.progress, report, view.now),
             checkpoint=progress.checkpoint(view, report),
         )
 
@@ -44,7 +44,7 @@ def merge_observed(view: View) -> JobStatus:
         pod = by_uid.get(slot.previous_pod_uid)
         return strong_evidence(pod) if pod is not None else None
 
-    return incidents.settle(incidents.refine(status, evidence), policy, view.now, view.job_time)
+    return incidents.finalize(incidents.with_evidence(status, evidence), policy, view.now, view.job_time)
 
 
 def _coordinator(view: View) -> CoordinatorStatus:
@@ -54,7 +54,7 @@ def _coordinator(view: View) -> CoordinatorStatus:
         coordinator,
         pod_uid=coordinator.pod_uid or (pod.uid if pod else ""),
         node=coordinator.node or (pod.node if pod else ""),
-        previous=formercoordinators.remaining(view),
+        previous=previouscoordinators.remaining(view),
         address=coordinator.address or (service.cluster_ip if service else ""),
         boot=max(0, report.boot) if report else coordinator.boot,
         consecutive_failures=0 if report else coordinator.consecutive_failures,
@@ -66,7 +66,7 @@ def _silent_since(view: View) -> datetime | None:
     if view.report is not None:
         return None
     pod = view.coordinator
-    away = ran(view) and (pod is None or not pod.container.running)
+    away = was_running(view) and (pod is None or not pod.container.running)
     return since or (view.now if view.seen.report_error or away else None)
 
 
@@ -74,9 +74,11 @@ def _slot(view: View, slot: SlotStatus, old: PodSeen | None) -> SlotStatus:
     pod = view.workers.get(slot.slot)
     life = longest_life(view.spec.recovery.fence_seconds)
     stepped_back = slot.replacement_time is not None and view.now < slot.replacement_time
-    fenced = (view.passed(slot.replacement_time, life) or stepped_back) and view.held(slot) >= life
-    proven = cannot_write(old) if old is not None else slot.previous_pod_uid in view.seen.ended_pods
-    trains = view.report is not None and view.report.phase is WorldPhase.RUNNING and view.registered(slot)
+    fenced = (view.has_passed(slot.replacement_time, life) or stepped_back) and view.seconds_held(
+        slot
+    ) >= life
+    proven = is_proven_stopped(old) if old is not None else slot.previous_pod_uid in view.seen.ended_pods
+    trains = view.report is not None and view.report.phase is WorldPhase.RUNNING and view.is_registered(slot)
     return with_changes(
         slot,
         pod_uid=slot.pod_uid or (pod.uid if pod else _reported_pod_uid(view, slot)),
@@ -100,7 +102,7 @@ def count_workers(view: View, status: JobStatus) -> WorkersStatus:
     ]
     finished = status.completion_time is not None  # pods that still run are about to exit
     running = 0 if finished else sum(pod.container.running and not pod.deleting for pod in pods)
-    registered = sum(view.registered(slot) for slot in slots) if view.report else view.status.workers.ready
+    registered = sum(view.is_registered(slot) for slot in slots) if view.report else view.status.workers.ready
     desired = len(slots) or view.spec.slots
     lost = sum(slot.incarnation > 1 and slot.consecutive_failures > 0 for slot in slots)
     return WorkersStatus(desired=desired, ready=min(running, registered), replacing=lost)

@@ -76,8 +76,8 @@ def explain(text: bytes, source: str) -> Iterator[str]:
     yield from (f"  would {action}" for action in decision.actions)
     if decision.status == seen.status and not decision.actions:
         yield "  would change nothing"
-    if decision.look_again_seconds is not None:
-        yield f"  would reconcile again within {decision.look_again_seconds:.1f} s"
+    if decision.requeue_after_seconds is not None:
+        yield f"  would reconcile again within {decision.requeue_after_seconds:.1f} s"
 
 
 def _summary(seen: Observation, next_status: JobStatus) -> Iterator[str]:

@@ -46,8 +46,8 @@ def _shape(seen: Observation, hidden: Observation) -> str:
     guessed.
     """
     saved = seen.status.pod_spec_hash
-    if saved == gang.shape(build_view(seen).spec):
-        return gang.shape(build_view(hidden).spec)
+    if saved == gang.pod_spec_hash(build_view(seen).spec):
+        return gang.pod_spec_hash(build_view(hidden).spec)
     return saved and "***"
 
 

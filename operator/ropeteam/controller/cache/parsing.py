@@ -17,8 +17,8 @@ from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client import boundedjson
 from ropeteam.core.objects.manifests import TOKEN_VOLUME
 from ropeteam.core.seen import unservedrequests
-from ropeteam.core.seen.formercoordinators import ENDED
 from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role, ServiceSeen
+from ropeteam.core.seen.previouscoordinators import ENDED
 from ropeteam_trainer.contract import VERSION
 from ropeteam_trainer.contract.config import CONFIG, TRAINER_CONTAINER
 
@@ -127,7 +127,7 @@ def job(thing: Object) -> JobSeen:
 
 def _unserved_requests(texts: Object | None) -> dict[str, str]:
     """Labels or annotations that request a queue or gang scheduling; long values are cut off."""
-    found = sorted(key for key in texts or () if unservedrequests.asks(key))[:_MOST_ENTRIES]
+    found = sorted(key for key in texts or () if unservedrequests.is_request(key))[:_MOST_ENTRIES]
     return {key: str((texts or {})[key])[:_LONGEST_ANNOTATION] for key in found}
 
 

@@ -99,7 +99,7 @@ class Executor:
         except ApiError as error:
             if error.status not in REFUSALS:
                 raise
-            message = policy.refused(error.message)
+            message = policy.refusal_message(error.message)
             cache.policy = PolicySeen(refusal=message)
             raise ApiError(error.status, message) from None
         cache.policy = PolicySeen(name=manifest["metadata"]["name"])

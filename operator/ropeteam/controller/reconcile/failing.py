@@ -25,7 +25,7 @@ from ropeteam.controller.cache.informer import Key
 from ropeteam.controller.client.apiclient import ApiError, Conflict, Fenced, NotFound, Object
 from ropeteam.controller.reconcile.events import announce
 from ropeteam.core.decision import Announcement
-from ropeteam.core.status.conditions import Fact, with_facts
+from ropeteam.core.status.conditions import ConditionFact, with_facts
 
 TOLD_AFTER = 5
 FREED_AFTER_SECONDS = 3600.0
@@ -98,7 +98,7 @@ def _message(key: Key, error: Exception) -> str:
 async def _set_stalled(caches: Caches, raw: Object, message: str, now: datetime) -> None:
     """Set the condition Stalled. A job that has ended keeps its status."""
     meta, status = raw["metadata"], JobStatus.model_validate(raw["status"])
-    fact = Fact(ConditionType.STALLED, True, REASON, message)
+    fact = ConditionFact(ConditionType.STALLED, True, REASON, message)
     stalled = with_facts(status, (fact,), now, meta.get("generation", 0))
     if stalled != status and not status.finished:
         written = {**raw, "status": stalled.to_json()}

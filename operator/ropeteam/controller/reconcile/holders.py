@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ropeteam.api.status import JobStatus
-from ropeteam.core.seen.observation import HeldSeen
+from ropeteam.core.seen.observation import HeldSlot
 from ropeteam_trainer.contract.desired import Desired, JobReport
 
 
@@ -39,14 +39,14 @@ class Holders:
             if self.since.get(slot, (-1, 0.0))[0] != wanted.incarnation:
                 self.since[slot] = wanted.incarnation, now
 
-    def answered_for(self, now: float) -> float:
+    def reachable_seconds(self, now: float) -> float:
         """Seconds since the first answer. 0: no answer, or this is the first one."""
         return now - self.began if self.who != (0, 0) else 0.0
 
-    def of(self, status: JobStatus, now: float) -> tuple[HeldSeen, ...]:
+    def of(self, status: JobStatus, now: float) -> tuple[HeldSlot, ...]:
         """The holders of slots whose former pod may still write."""
         waiting = (str(slot.slot) for slot in status.slots if not slot.previous_pod_fenced)
         found = ((slot, *self.since[slot]) for slot in waiting if slot in self.since)
         return tuple(
-            HeldSeen(slot=int(slot), incarnation=number, seconds=now - at) for slot, number, at in found
+            HeldSlot(slot=int(slot), incarnation=number, seconds=now - at) for slot, number, at in found
         )

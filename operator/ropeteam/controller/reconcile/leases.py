@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ropeteam.api.status import JobStatus
-from ropeteam.core.seen.observation import UnheardSeen
+from ropeteam.core.seen.observation import SilentCoordinator
 from ropeteam_trainer.contract.desired import Desired, JobReport
 
 
@@ -37,11 +37,12 @@ class Leases:
         self.newest = report.term, report.boot, report.sent
         self.at[report.term] = now
 
-    def of(self, status: JobStatus, now: float) -> tuple[UnheardSeen, ...]:
+    def of(self, status: JobStatus, now: float) -> tuple[SilentCoordinator, ...]:
         """Seconds without a report, of each coordinator with a lease."""
         current = status.coordinator
         terms = {each.term for each in current.previous if each.lease_seconds}
         terms |= {current.term} if current.lease_seconds else set()
         return tuple(
-            UnheardSeen(term=term, seconds=now - self.at.get(term, self.began)) for term in sorted(terms)
+            SilentCoordinator(term=term, seconds=now - self.at.get(term, self.began))
+            for term in sorted(terms)
         )

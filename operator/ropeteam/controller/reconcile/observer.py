@@ -123,7 +123,7 @@ class Observer:
             job_time=cache.clock.time(status, now, self.own_clock(), self.ahead()),
             metadata=metadata,
             spec=raw["spec"],
-            spec_fault=job.fault,
+            spec_error=job.fault,
             status=status,
             pods=pods,
             service=service,
@@ -136,9 +136,9 @@ class Observer:
             report_error=error,
             dead_nodes=self._dead_nodes(status),
             ended_pods=self._ended_pods(status),
-            answered_for=cache.holders.answered_for(self.own_clock()),
-            held=cache.holders.of(status, self.own_clock()),
-            unheard=cache.leases.of(status, self.own_clock()),
+            reachable_seconds=cache.holders.reachable_seconds(self.own_clock()),
+            held_slots=cache.holders.of(status, self.own_clock()),
+            silent_coordinators=cache.leases.of(status, self.own_clock()),
             defaults=self.defaults,
         )
         return observed.model_copy(update={"refusal": await self._refusal(cache, observed)})
@@ -205,13 +205,13 @@ class Observer:
 
     async def _dry_run_as_allowed(self, observed: Observation, spec: TrainingJobSpec) -> Refusal | None:
         """Dry run of the pod as written, and if Pod Security refuses that, as a user that is not root."""
-        pod = workerpod.sample(observed, spec)
+        pod = workerpod.dry_run_pod(observed, spec)
         refusal = await self._dry_run(pod)
         if refusal is None or not refusal.by_pod_security:
             return refusal
         user = nonroot.user_of(pod)
         with suppress(_QuotaExceeded):  # the quota is checked last: Pod Security has let it pass
-            if await self._dry_run(workerpod.sample(observed, spec, user)) is not None:
+            if await self._dry_run(workerpod.dry_run_pod(observed, spec, user)) is not None:
                 return refusal
         return refusal.model_copy(update={"user": user})
 

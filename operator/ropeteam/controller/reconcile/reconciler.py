@@ -26,7 +26,7 @@ from ropeteam.controller.reconcile.statuspace import Pace
 from ropeteam.core.decide import decide
 from ropeteam.core.decision import Announcement, Decision
 from ropeteam.core.objects.actions import Action
-from ropeteam.core.questions.idle import idle
+from ropeteam.core.questions.idle import idle_pod_deletions
 from ropeteam.core.seen.observation import Observation
 
 _PACED_SECONDS = 1.0
@@ -92,7 +92,7 @@ class Reconciler:
         await self._act(observed, decision.actions, cache)
         if changed or decision.actions or sent != decision.desired:
             return 0.0
-        return decision.look_again_seconds
+        return decision.requeue_after_seconds
 
     async def _save(self, observed: Observation, decision: Decision) -> None:
         """Write the status, then its announcements. Raises Conflict: the job has changed since it was read;
@@ -113,7 +113,7 @@ class Reconciler:
             self.observer.caches.jobs.remove_object(meta.uid)
             raise
         self.observer.caches.jobs.upsert(answer)
-        metrics.count_settled(observed.status, decision.status)
+        metrics.count_final(observed.status, decision.status)
         for announcement in decision.announcements:
             await announce(self.client, meta, announcement, observed.now)
 
@@ -121,7 +121,7 @@ class Reconciler:
         """Delete pods that do not train. Never raises: whatever breaks the reconcile may break this too."""
         try:
             observed = await self.observer.observe(key)
-            pods = idle(observed) if observed is not None else ()
+            pods = idle_pod_deletions(observed) if observed is not None else ()
             if observed is not None and pods:
                 message = f"{len(pods)} pods that do not train are deleted."
                 announcement = Announcement("Warning", failing.REASON, message)

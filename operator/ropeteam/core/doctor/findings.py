@@ -1,8 +1,8 @@
 """Findings of `ropeteam doctor`: their type, and those of the machine that it runs on.
 
 Objects that were read go in, findings come out, in the order of dependence. An object that a person may not
-read is not known, which is a warning: it may be as it should. Findings of a cluster: installation.py; of
-namespaces and jobs: surroundings.py.
+read is not known, which is a warning: it may be as it should. Findings of a cluster: clusterchecks.py; of
+namespaces and jobs: namespacechecks.py.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Machine:
     home: str
     """State folder of the local cluster."""
     recorded: bool
-    """Whether it has a kubeconfig."""
+    """Whether that folder has a kubeconfig."""
     answers: bool
     """Whether the cluster of that kubeconfig answers."""
     pods: int
@@ -86,8 +86,8 @@ def not_known(what: str, read: Read) -> Finding:
     return warn(what, f"not known: {read.unknown}")
 
 
-def name_of(thing: Object) -> str:
-    return str(at(thing, "metadata.name"))
+def name_of(obj: Object) -> str:
+    return str(at(obj, "metadata.name"))
 
 
 def of_machine(seen: Machine) -> Iterator[Finding]:

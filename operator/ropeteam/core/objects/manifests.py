@@ -34,7 +34,7 @@ LIVENESS: dict[str, Any] = {
     "failureThreshold": 6,
 }
 """Probe that the coordinator's loop runs and its folder answers. A minute: a busy coordinator is not killed,
-and one that hangs is restarted before fenceSeconds (120) have passed, so that its agents go on."""
+and one that hangs is restarted before fenceSeconds (120) have passed, so that its agents continue."""
 TOKEN_VOLUME = "ropeteam-token"
 STATE_PATH = "/ropeteam-state"
 DRAIN_MARGIN_SECONDS = 10
@@ -68,7 +68,7 @@ def checkpoint_path(job: str, checkpoint: Checkpoint) -> str:
 
 
 def service(seen: Observation) -> dict[str, Any]:
-    """Service in front of the coordinator. Requests its former address, if it had one: workers know no
+    """Service in front of the coordinator. Requests its previous address, if it had one: workers know no
     other."""
     job, coordinator = seen.metadata, seen.status.coordinator
     spec: dict[str, Any] = {

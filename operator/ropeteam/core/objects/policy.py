@@ -3,7 +3,7 @@
 torch authenticates nobody at its store and between ranks, so the network has to keep others out. The policy
 is named by the digest of its content and never changed, because the operator may create such objects and no
 more: another content (the installation's peers, hostNetwork) is another policy beside the first, and policies
-add up. A gang is not started before its policy exists. Two kinds of jobs go on without, with a Warning: a
+add up. A gang is not started before its policy exists. Two kinds of jobs run without, with a Warning: a
 gang that runs already, as one of an earlier release does, and each job of an operator without the right to
 create one, because its roles are not the chart's, or older: an upgrade must not stop what ran before.
 Limits: a policy that somebody deletes is created again only after a restart of the operator. No policy holds
@@ -27,7 +27,7 @@ _NO_RIGHT = 'cannot create resource "networkpolicies"'
 """Text of the API server where RBAC is the reason; quotas and admission policies are 403 too."""
 
 
-def missing(view: View) -> tuple[CreatePolicy, ...]:
+def missing_policy_actions(view: View) -> tuple[CreatePolicy, ...]:
     """Actions that create the policy, if it is missing."""
     wanted, known = manifest(view.seen, view.spec), view.seen.policy
     if wanted is None or wanted["metadata"]["name"] == known.name:
@@ -37,9 +37,9 @@ def missing(view: View) -> tuple[CreatePolicy, ...]:
     return (CreatePolicy(wanted),)
 
 
-def holds_up(view: View) -> bool:
+def blocks_gang_start(view: View) -> bool:
     """Whether the workers of a gang wait for the policy."""
-    return bool(missing(view)) and not _has_started(view)
+    return bool(missing_policy_actions(view)) and not _has_started(view)
 
 
 def _has_started(view: View) -> bool:
@@ -49,7 +49,7 @@ def _has_started(view: View) -> bool:
     )
 
 
-def refused(refusal: str) -> str:
+def refusal_message(refusal: str) -> str:
     """Message to the owner of a job about the API server's `refusal`: the consequence, and what to do."""
     if _NO_RIGHT in refusal:
         return (

@@ -60,7 +60,7 @@ def worker_pod(seen: Observation, spec: TrainingJobSpec, slot: SlotStatus) -> di
     return pod
 
 
-def sample(seen: Observation, spec: TrainingJobSpec, user: int | None = None) -> dict[str, Any]:
+def dry_run_pod(seen: Observation, spec: TrainingJobSpec, user: int | None = None) -> dict[str, Any]:
     """Pod for a dry run at the API server, before anything is created. `user`: as in status."""
     status = with_changes(seen.status, run_as_user=user, capabilities_dropped=True)
     return worker_pod(with_changes(seen, status=status), spec, SlotStatus(slot=0))

@@ -8,7 +8,7 @@ handover.py     a terminating pod and its successor
 release.py      a gang that is scheduled only in part
 steady.py       a started job: what is missing, what is superseded
 pending.py      a started job that does not run, and why
-degraded.py     what is odd about a job although it goes on
+degraded.py     what is wrong with a job that continues
 desired.py      the desired state that the coordinator receives
 idle.py         pods that certainly train nothing, though no decision can be made
 """

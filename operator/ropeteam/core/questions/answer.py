@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ropeteam.api.status import JobStatus
 from ropeteam.core.objects.actions import Action
-from ropeteam.core.status.conditions import Fact
+from ropeteam.core.status.conditions import ConditionFact
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Answer:
     status: JobStatus
     state: str
     """Text of the column STATE."""
-    facts: tuple[Fact, ...] = ()
+    facts: tuple[ConditionFact, ...] = ()
     actions: tuple[Action, ...] = ()
-    again: float | None = None
-    """Look again after so many seconds at the latest."""
+    requeue_after_seconds: float | None = None
+    """Reconcile again after so many seconds at the latest."""

@@ -16,8 +16,8 @@ from ropeteam.api.status import JobStatus, SlotStatus
 from ropeteam.core.objects.actions import Action, DeleteJob, DeletePod, DeleteService
 from ropeteam.core.questions import degraded
 from ropeteam.core.questions.answer import Answer
-from ropeteam.core.questions.desired import desired
-from ropeteam.core.questions.gang import active
+from ropeteam.core.questions.desired import desired_state
+from ropeteam.core.questions.gang import any_active
 from ropeteam.core.questions.handover import holder
 from ropeteam.core.seen.classify import finished_cleanly
 from ropeteam.core.seen.observation import PodSeen
@@ -43,7 +43,7 @@ def complete(view: View, status: JobStatus) -> Answer | None:
     why = f"pod {released.name} was released" if released else "the coordinator reports all ranks as done"
     step = f" at step {status.progress.step}" if status.progress else ""
     facts = ended(True, SUCCEEDED, f"All ranks have finished{step}.")
-    if notice := degraded.without_group(view):
+    if notice := degraded.no_process_group_message(view):
         facts = ended(
             True, FailReason.NO_PROCESS_GROUP.value, f"All ranks have finished{step}, but: {notice}"
         )
@@ -67,7 +67,7 @@ def _fail(view: View, status: JobStatus, reason: str, message: str) -> Answer:
 def _failed_unreported(view: View, status: JobStatus) -> Answer | None:
     """The coordinator has failed the job while the operator was away: its report is fetched before any pod is
     replaced. If the coordinator is lost too, nobody knows the reason, and the job is tried again."""
-    polled = view.seen.report is not None or view.seen.report_error or desired(view, status) is None
+    polled = view.seen.report is not None or view.seen.report_error or desired_state(view, status) is None
     if polled or not any(pod.container.exit_code == EXIT_FAILED for pod in view.workers.values()):
         return None
     return Answer("a worker exited because the job failed; requesting the reason", view.status, status.state)
@@ -110,9 +110,9 @@ def deadline(view: View, status: JobStatus) -> Answer | None:
 
 def _ended_status(view: View, status: JobStatus) -> JobStatus:
     final = frozenset(each.id for each in status.incidents)
-    settled = incidents.settle(status, view.spec.recovery, view.now, view.job_time, final)
+    finalized = incidents.finalize(status, view.spec.recovery, view.now, view.job_time, final)
     return with_changes(
-        settled, completion_time=view.now, drain_start_time=None, coordinator_unreachable_start_time=None
+        finalized, completion_time=view.now, drain_start_time=None, coordinator_unreachable_start_time=None
     )
 
 
@@ -127,16 +127,16 @@ def clean_up(view: View) -> Answer | None:
     if not status.finished:
         return None
     ttl = view.spec.ttl_seconds_after_finished
-    if ttl is not None and view.passed(status.completion_time, ttl):
+    if ttl is not None and view.has_passed(status.completion_time, ttl):
         deletion = DeleteJob(view.job.name, view.job.uid)
         return _cleanup(view, "the job ended ttlSecondsAfterFinished ago", (deletion,))
     failed, keeps_pods = status.state == "Failed", view.spec.clean_pod_policy is CleanPodPolicy.NONE
-    if active(view.all_workers) and not view.passed(status.completion_time, exit_seconds(status)):
+    if any_active(view.all_workers) and not view.has_passed(status.completion_time, exit_seconds(status)):
         return _cleanup(view, "the workers are about to exit by themselves", ())
     workers = _pods_to_delete(view)
     if workers:
         return _cleanup(view, "the job has ended: deleting pods", _deletions(workers))
-    if active(view.all_workers) and (failed or not keeps_pods):
+    if any_active(view.all_workers) and (failed or not keeps_pods):
         return _cleanup(view, "deleting the workers, then the coordinator", ())
     service = view.seen.service
     more: tuple[Action, ...] = (DeleteService(service.name, service.uid),) if service else ()
@@ -150,7 +150,7 @@ def _pods_to_delete(view: View) -> tuple[PodSeen, ...]:
         return ()
     ended_too = policy is CleanPodPolicy.ALL
     # A sidecar outlives the trainer; without one a pod has ended a moment after its container.
-    late = view.passed(view.status.completion_time, RELEASE_SECONDS)
+    late = view.has_passed(view.status.completion_time, RELEASE_SECONDS)
     return tuple(
         pod
         for pod in view.all_workers

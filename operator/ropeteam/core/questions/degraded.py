@@ -1,49 +1,52 @@
-"""The condition Degraded: something is odd about a job although it goes on. Its coordinator reports that, or
-no controller serves what the job requests.
+"""The condition Degraded: a job continues although something is wrong with its world, as its coordinator
+reports, or no controller serves what the job requests.
 
-True while something is odd, and False once nothing is any more. A job that never had anything odd has no such
-condition.
+True while that lasts, and False afterwards. A job that never was degraded has no such condition.
 """
 
 from __future__ import annotations
 
 from ropeteam.api.conditions import Condition, ConditionType
 from ropeteam.api.status import JobStatus
-from ropeteam.core.questions.pending import runs
+from ropeteam.core.questions.pending import is_running
 from ropeteam.core.seen import unservedrequests
 from ropeteam.core.seen.view import View
-from ropeteam.core.status.conditions import Fact
+from ropeteam.core.status.conditions import ConditionFact
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.world import FailReason
 
 _REPORTED_REASONS = frozenset(reason.value for reason in FailReason)
 
 
-def facts(view: View, status: JobStatus) -> tuple[Fact, ...]:
+def facts(view: View, status: JobStatus) -> tuple[ConditionFact, ...]:
     """Facts on the condition. `status`: as it will be saved."""
     saved = status.condition(ConditionType.DEGRADED)
     if status.completion_time is not None:
-        return (Fact(ConditionType.DEGRADED, False, "Finished"),) if saved else ()
-    if saved is not None and _is_kept(view, saved):
-        return (Fact(ConditionType.DEGRADED, True, saved.reason, saved.message),)
+        return (ConditionFact(ConditionType.DEGRADED, False, "Finished"),) if saved else ()
+    if saved is not None and _is_unchanged(view, saved):
+        return (ConditionFact(ConditionType.DEGRADED, True, saved.reason, saved.message),)
     notice = view.report.notice if view.report else None
     reported = ((notice.reason.value, notice.message),) if notice else ()
     found = (*reported, *unservedrequests.of_labels(view))
     if found:
-        return (Fact(ConditionType.DEGRADED, True, found[0][0], " ".join(message for _, message in found)),)
-    return (Fact(ConditionType.DEGRADED, False, "AsExpected"),) if saved else ()
+        return (
+            ConditionFact(
+                ConditionType.DEGRADED, True, found[0][0], " ".join(message for _, message in found)
+            ),
+        )
+    return (ConditionFact(ConditionType.DEGRADED, False, "AsExpected"),) if saved else ()
 
 
-def _is_kept(view: View, saved: Condition) -> bool:
+def _is_unchanged(view: View, saved: Condition) -> bool:
     """The world counts as unchanged while the coordinator does not answer, or has just booted."""
-    return saved.holds and saved.reason in _REPORTED_REASONS and _is_world_unknown(view) and runs(view)
+    return saved.holds and saved.reason in _REPORTED_REASONS and _is_world_unknown(view) and is_running(view)
 
 
 def _is_world_unknown(view: View) -> bool:
     return view.report is None or view.report.phase is WorldPhase.WAITING
 
 
-def without_group(view: View) -> str:
+def no_process_group_message(view: View) -> str:
     """Message that a job which completed may have formed no process group. Empty: no notice of it."""
     saved = view.status.condition(ConditionType.DEGRADED)
     if view.report is not None:

@@ -6,14 +6,14 @@ from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus, SlotStatus
 from ropeteam.core.questions.handover import holder
 from ropeteam.core.seen.view import View
-from ropeteam.core.status.incidents import accounted
+from ropeteam.core.status.incidents import counted_ids
 from ropeteam.core.status.progress import lineage
 from ropeteam_trainer.contract.desired import Desired, SlotDesired
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.contract.world import FailReason
 
 
-def desired(view: View, status: JobStatus) -> Desired | None:
+def desired_state(view: View, status: JobStatus) -> Desired | None:
     """Desired state to send once `status` is saved. None while no coordinator could receive it."""
     pod, coordinator = view.coordinator, status.coordinator
     if pod is None or pod.term != coordinator.term or not pod.container.running or not coordinator.address:
@@ -26,7 +26,7 @@ def desired(view: View, status: JobStatus) -> Desired | None:
         slots={str(slot.slot): _slot(view, slot) for slot in status.slots},
         drain=status.drain_start_time is not None,
         allowance=max(0, status.failures.allowed - status.failures.charged),
-        charged_incidents=accounted(status, reported_ids),
+        charged_incidents=counted_ids(status, reported_ids),
         lineage=lineage(status),
         failure=_failure(status),
     )

@@ -16,12 +16,12 @@ from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus
 from ropeteam.core.objects.actions import Action, DeletePod
 from ropeteam.core.questions.answer import Answer
-from ropeteam.core.questions.pending import live
-from ropeteam.core.seen import formercoordinators, unservedrequests
-from ropeteam.core.seen.classify import cannot_write
+from ropeteam.core.questions.pending import live_answer
+from ropeteam.core.seen import previouscoordinators, unservedrequests
+from ropeteam.core.seen.classify import is_proven_stopped
 from ropeteam.core.seen.observation import PodSeen
 from ropeteam.core.seen.view import View, with_changes
-from ropeteam.core.status.conditions import NOT_SUSPENDED, Fact
+from ropeteam.core.status.conditions import NOT_SUSPENDED, ConditionFact
 from ropeteam_trainer.contract.desired import WorldPhase
 
 DRAIN_MARGIN_SECONDS = 10
@@ -36,27 +36,27 @@ _MUTABLE_FIELDS: Any = {
 }
 
 
-def shape(spec: TrainingJobSpec) -> str:
+def pod_spec_hash(spec: TrainingJobSpec) -> str:
     """Digest of the fields that shape pods. Without defaults: a new field with one changes no running job."""
     fields = spec.model_dump(mode="json", exclude=_MUTABLE_FIELDS, exclude_defaults=True)
     fields = {name: value for name, value in fields.items() if value != {}}  # only mutable ones were set
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def shape_changed(view: View) -> bool:
+def has_pod_spec_changed(view: View) -> bool:
     """Whether pods made now would differ from those that run."""
     saved = view.status.pod_spec_hash
-    return bool(saved) and not view.suspended and saved != shape(view.spec)
+    return bool(saved) and not view.suspended and saved != pod_spec_hash(view.spec)
 
 
 def successor(slot: SlotStatus, pod: PodSeen | None, incarnation: int, now: datetime) -> SlotStatus:
     """The next incarnation of a slot whose current pod is `pod` (None: no such object)."""
-    harmless = not slot.pod_uid or (pod is not None and cannot_write(pod))
+    harmless = not slot.pod_uid or (pod is not None and is_proven_stopped(pod))
     return SlotStatus(
         slot=slot.slot,
         incarnation=incarnation,
         replacement_time=now,
-        previous_pod_uid=slot.pod_uid if slot.previous_pod_fenced else "",  # of two old pods only time tells
+        previous_pod_uid=slot.pod_uid if slot.previous_pod_fenced else "",  # of two only time is proof
         previous_pod_fenced=slot.previous_pod_fenced and harmless,
         avoid_node=slot.avoid_node,
         consecutive_failures=slot.consecutive_failures + 1,
@@ -71,7 +71,7 @@ def open_attempt(view: View, status: JobStatus, stopped_at: datetime | None = No
     successors = {slot.slot: _next_slot(view, status, slot, incarnation, since) for slot in status.slots}
     slots = [successors.get(slot.slot, slot) for slot in fresh]
     if not all(slot.previous_pod_fenced for number, slot in successors.items() if number >= len(slots)):
-        # There are fewer slots now; a former pod of a removed one that may still write is waited for.
+        # There are fewer slots now; a previous pod of a removed one that may still write is waited for.
         slots[0] = with_changes(slots[0], previous_pod_fenced=False, previous_pod_uid="")
     coordinator = status.coordinator
     requested = view.spec.restarted_at
@@ -81,7 +81,7 @@ def open_attempt(view: View, status: JobStatus, stopped_at: datetime | None = No
         coordinator=CoordinatorStatus(
             term=coordinator.term + 1,
             address=_address(view),
-            previous=formercoordinators.retired(view, coordinator),
+            previous=previouscoordinators.with_retired(view, coordinator),
             lease_seconds=view.spec.recovery.lease_seconds,
             start_time=view.now,
         ),
@@ -89,7 +89,7 @@ def open_attempt(view: View, status: JobStatus, stopped_at: datetime | None = No
         capabilities_dropped=True,
         slots=tuple(slots),
         avoided_nodes=(),
-        pod_spec_hash=shape(view.spec),
+        pod_spec_hash=pod_spec_hash(view.spec),
         feature_level=0,  # another script may come with it
         drained=False,
         drain_start_time=None,
@@ -121,10 +121,10 @@ def start(view: View, status: JobStatus) -> Answer | None:
     opened = with_changes(open_attempt(view, status, since), start_time=view.job_time)
     verb = "resumes" if resumed else "starts"
     why = f"the job {verb}: attempt {opened.attempt} with {len(opened.slots)} workers"
-    return live(view, opened, why)
+    return live_answer(view, opened, why)
 
 
-def wants_restart(view: View) -> bool:
+def is_restart_requested(view: View) -> bool:
     requested = view.spec.restarted_at
     return requested is not None and requested.isoformat() != view.status.observed_restarted_at
 
@@ -135,28 +135,28 @@ def stop(view: View, status: JobStatus) -> Answer | None:
         return _suspended(view, status)
     if status.attempt == 0 or view.suspended:
         return None  # nothing runs: a start does what a restart would
-    if not (view.spec.suspend or wants_restart(view) or status.drain_start_time):
+    if not (view.spec.suspend or is_restart_requested(view) or status.drain_start_time):
         return None
     state = "Suspending" if view.spec.suspend else "Restarting"
     if status.drain_start_time is None:
         why = "suspend is set" if view.spec.suspend else "restartedAt has changed"
         message = f"A checkpoint is taken, then all ranks stop: {why}."
-        facts = (NOT_SUSPENDED, Fact(ConditionType.RUNNING, False, state, message))
+        facts = (NOT_SUSPENDED, ConditionFact(ConditionType.RUNNING, False, state, message))
         return Answer(f"{why}: drain first", with_changes(status, drain_start_time=view.now), state, facts)
     return _draining(view, status, state, status.drain_start_time)
 
 
 def _suspended(view: View, status: JobStatus) -> Answer:
     facts = (
-        Fact(ConditionType.SUSPENDED, True, "Suspended", unservedrequests.resumption(view)),
-        Fact(ConditionType.RUNNING, False, "Suspended"),
-        Fact(ConditionType.RECOVERING, False, "Suspended"),
+        ConditionFact(ConditionType.SUSPENDED, True, "Suspended", unservedrequests.resumption(view)),
+        ConditionFact(ConditionType.RUNNING, False, "Suspended"),
+        ConditionFact(ConditionType.RECOVERING, False, "Suspended"),
     )
-    former = formercoordinators.retired(view, status.coordinator)
-    coordinator = with_changes(status.coordinator, pod_uid="", node="", previous=former)
+    previous = previouscoordinators.with_retired(view, status.coordinator)
+    coordinator = with_changes(status.coordinator, pod_uid="", node="", previous=previous)
     suspended = with_changes(status, drain_start_time=None, backoff_end_time=None, coordinator=coordinator)
     pods = (*view.all_workers, *view.all_coordinators)
-    return Answer("the job is suspended", suspended, "Suspended", facts, remove(pods))
+    return Answer("the job is suspended", suspended, "Suspended", facts, deletions(pods))
 
 
 def _draining(view: View, status: JobStatus, state: str, since: datetime) -> Answer:
@@ -165,12 +165,12 @@ def _draining(view: View, status: JobStatus, state: str, since: datetime) -> Ans
     status = with_changes(status, drained=drained)
     none_runs = not any(pod.container.running for pod in view.workers.values())
     limit = view.spec.recovery.drain_seconds + DRAIN_MARGIN_SECONDS
-    if not (drained or none_runs or view.passed(since, limit)):
+    if not (drained or none_runs or view.has_passed(since, limit)):
         return Answer(
             "waiting for the coordinator to report that all ranks have saved and stopped",
             status,
             state,
-            again=view.seconds_until(since, limit),
+            requeue_after_seconds=view.seconds_until(since, limit),
         )
     if not view.spec.suspend:
         opened = open_attempt(view, status)
@@ -180,20 +180,20 @@ def _draining(view: View, status: JobStatus, state: str, since: datetime) -> Ans
 
 def _remove_all(view: View, status: JobStatus, state: str) -> Answer:
     """Delete workers first; the coordinator last, because terminating workers wait for its order to exit."""
-    if active(view.all_workers):
+    if any_active(view.all_workers):
         why = "deleting the workers, then the coordinator"
-        return Answer(why, status, state, actions=remove(view.all_workers))
-    if active(view.all_coordinators):
+        return Answer(why, status, state, actions=deletions(view.all_workers))
+    if any_active(view.all_coordinators):
         pods = (*view.all_workers, *view.all_coordinators)
-        return Answer("no worker is left: deleting the coordinator", status, state, actions=remove(pods))
+        return Answer("no worker is left: deleting the coordinator", status, state, actions=deletions(pods))
     return _suspended(view, status)
 
 
-def active(pods: tuple[PodSeen, ...]) -> bool:
+def any_active(pods: tuple[PodSeen, ...]) -> bool:
     """Whether some pod may still run a process. A pod on a lost node is fenced by time and not waited for."""
     return any(not pod.node_lost and not pod.ended for pod in pods)
 
 
-def remove(pods: tuple[PodSeen, ...]) -> tuple[Action, ...]:
+def deletions(pods: tuple[PodSeen, ...]) -> tuple[Action, ...]:
     """Deletions of those pods that are not terminating yet."""
     return tuple(DeletePod(pod.name, pod.uid) for pod in pods if not pod.deleting)

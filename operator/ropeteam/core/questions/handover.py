@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ropeteam.api.status import JobStatus, SlotStatus
 from ropeteam.core.questions.answer import Answer
-from ropeteam.core.questions.pending import live
+from ropeteam.core.questions.pending import live_answer
 from ropeteam.core.seen.classify import cause_of
 from ropeteam.core.seen.observation import PodSeen
 from ropeteam.core.seen.view import View, with_changes
@@ -34,7 +34,7 @@ def holder(slot: SlotStatus) -> SlotStatus:
     return with_changes(slot, **updates, previous_pod_fenced=True)
 
 
-def begins(view: View, slot: SlotStatus, pod: PodSeen | None) -> bool:
+def needs_handover(view: View, slot: SlotStatus, pod: PodSeen | None) -> bool:
     """Whether `pod`, which holds the slot, is terminating and its world will save before it ends."""
     will_save = view.report is not None and view.report.phase in _SAVING_PHASES
     terminating = pod is not None and pod.deleting and may_save(view, slot, pod)
@@ -43,21 +43,21 @@ def begins(view: View, slot: SlotStatus, pod: PodSeen | None) -> bool:
 
 def may_save(view: View, slot: SlotStatus, pod: PodSeen) -> bool:
     """A terminating pod keeps its slot while its world may still save a checkpoint with it."""
-    overdue = pod.delete_at is None or view.passed(pod.delete_at, DELETE_MARGIN_SECONDS)
-    if overdue or not pod.container.running or unheard(view, slot):
+    overdue = pod.delete_at is None or view.has_passed(pod.delete_at, DELETE_MARGIN_SECONDS)
+    if overdue or not pod.container.running or is_agent_missing(view, slot):
         return False
     return view.report is None or view.report.phase in _PERHAPS_SAVING_PHASES
 
 
-def unheard(view: View, slot: SlotStatus) -> bool:
+def is_agent_missing(view: View, slot: SlotStatus) -> bool:
     """Whether the coordinator answers, had time to receive all agents' reports, and has none of this agent. A
-    coordinator to which no agent reports goes on waiting: agents that can reach it do so within seconds."""
+    coordinator to which no agent reports continues to wait: agents that can reach it do so within seconds."""
     report = view.report
-    if report is None or view.registered(slot):
+    if report is None or view.is_registered(slot):
         return False
     return (
         report.phase is not WorldPhase.WAITING
-        or view.seen.answered_for >= 3 * view.spec.recovery.lost_seconds
+        or view.seen.reachable_seconds >= 3 * view.spec.recovery.lost_seconds
     )
 
 
@@ -66,18 +66,18 @@ def take_over(view: View, status: JobStatus) -> Answer | None:
     slots, numbers = list(status.slots), []
     pods = {pod.uid: pod for pod in view.all_workers}
     for index, slot in enumerate(status.slots):
-        former = holder(slot)
-        pod = pods.get(former.pod_uid)
-        if not slot.handover_pending or (pod is not None and may_save(view, former, pod)):
+        previous = holder(slot)
+        pod = pods.get(previous.pod_uid)
+        if not slot.handover_pending or (pod is not None and may_save(view, previous, pod)):
             continue
         slots[index] = with_changes(slot, handover_pending=False, replacement_time=view.now)
         numbers.append(slot.slot)
-        incident = incidents.of_pod(former, *cause_of(pod), pod.node if pod else "", view.now)
-        status = incidents.record(status, incident, alone=False)
+        incident = incidents.pod_incident(previous, *cause_of(pod), pod.node if pod else "", view.now)
+        status = incidents.with_pod_incident(status, incident, alone=False)
     if not numbers:
         return None
-    status = incidents.settle(
+    status = incidents.finalize(
         with_changes(status, slots=tuple(slots)), view.spec.recovery, view.now, view.job_time
     )
     why = "; ".join(f"slot {number}: the new pod replaces the terminating one" for number in numbers)
-    return live(view, status, why)
+    return live_answer(view, status, why)

@@ -1,25 +1,25 @@
 """Pods of a job that certainly train nothing, though no decision about the job can be made.
 
 Used only when reconciles have failed for long. A pod that may be part of a world stays, whatever it costs:
-training goes on without the operator. Coordinators stay too: they know what has become of the job.
+training continues without the operator. Coordinators stay too: they know what has become of the job.
 """
 
 from __future__ import annotations
 
 from ropeteam.api.job import CleanPodPolicy
 from ropeteam.core.objects.actions import Action
-from ropeteam.core.questions.gang import remove
+from ropeteam.core.questions.gang import deletions
 from ropeteam.core.seen.observation import Observation
 from ropeteam.core.seen.view import View, build_view
 from ropeteam_trainer.contract.desired import WorldPhase
 
 
-def idle(seen: Observation) -> tuple[Action, ...]:
+def idle_pod_deletions(seen: Observation) -> tuple[Action, ...]:
     """Deletions of these pods."""
     view = build_view(seen)
     if not (_has_ended(view) or _never_started(view)):
         return ()
-    return remove(tuple(pod for pod in view.all_workers if not pod.ended))
+    return deletions(tuple(pod for pod in view.all_workers if not pod.ended))
 
 
 def _has_ended(view: View) -> bool:

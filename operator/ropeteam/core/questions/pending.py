@@ -14,10 +14,10 @@ from ropeteam.api.status import JobStatus
 from ropeteam.core.objects import policy
 from ropeteam.core.objects.actions import Action
 from ropeteam.core.questions.answer import Answer
-from ropeteam.core.seen import formercoordinators, names, unservedrequests
+from ropeteam.core.seen import names, previouscoordinators, unservedrequests
 from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role
 from ropeteam.core.seen.view import View
-from ropeteam.core.status.conditions import NOT_SUSPENDED, Fact
+from ropeteam.core.status.conditions import NOT_SUSPENDED, ConditionFact
 from ropeteam_trainer.contract import SIGNED, VERSION
 from ropeteam_trainer.contract.config import COORDINATOR_HTTP_PORT
 from ropeteam_trainer.contract.desired import Stage, WorldPhase
@@ -42,43 +42,43 @@ _CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError
 class Reason:
     """A reason why the job does not run. `stalled`: it will not run by itself."""
 
-    word: str
+    reason: str
     message: str
     stalled: bool = False
 
 
-def runs(view: View) -> bool:
+def is_running(view: View) -> bool:
     """Whether there is a world, as far as is known. While the coordinator does not answer, or has just
     booted, the world counts as unchanged: for as long as workers can be without a coordinator."""
     report = view.report
     if report is None or report.phase is WorldPhase.WAITING:
-        return ran(view) and not is_unknown(view)
+        return was_running(view) and not is_unknown(view)
     return report.phase in _RUNNING_PHASES
 
 
-def ran(view: View) -> bool:
+def was_running(view: View) -> bool:
     """Whether there was a world when status was saved."""
     saved = view.status.condition(ConditionType.RUNNING)
     return saved is not None and (saved.holds or saved.reason in _BEFORE_THE_FIRST_STEP)
 
 
-def trains(view: View) -> bool:
+def is_training(view: View) -> bool:
     """Whether the job runs, and was observed to make steps."""
     report = view.report
     if report is None or report.phase is WorldPhase.WAITING:
-        return runs(view) and view.status.holds(ConditionType.RUNNING)
-    return runs(view) and report.stage.value not in _BEFORE_THE_FIRST_STEP
+        return is_running(view) and view.status.holds(ConditionType.RUNNING)
+    return is_running(view) and report.stage.value not in _BEFORE_THE_FIRST_STEP
 
 
 def is_unknown(view: View) -> bool:
     """The coordinator has not answered for so long that without it every worker has ended its ranks."""
     limit = longest_life(view.spec.recovery.fence_seconds)
-    return view.report is None and view.passed(view.status.coordinator_unreachable_start_time, limit)
+    return view.report is None and view.has_passed(view.status.coordinator_unreachable_start_time, limit)
 
 
-def recovers(view: View, status: JobStatus) -> bool:
+def is_recovering(view: View, status: JobStatus) -> bool:
     """Whether a job that does not train did before in this attempt, or has had an incident since."""
-    if trains(view):
+    if is_training(view):
         return False
     was = view.status.holds(ConditionType.RUNNING) or view.status.holds(ConditionType.RECOVERING)
     known = {each.id for each in view.status.incidents}
@@ -86,76 +86,82 @@ def recovers(view: View, status: JobStatus) -> bool:
 
 
 def live_state(view: View, status: JobStatus) -> str:
-    if trains(view):
+    if is_training(view):
         return "Running"
-    if recovers(view, status):
+    if is_recovering(view, status):
         return "Recovering"
     running = sum(pod.container.running for pod in view.workers.values())
     return "Starting" if running == len(status.slots) else "Pending"
 
 
-def live(view: View, status: JobStatus, why: str, actions: tuple[Action, ...] = ()) -> Answer:
+def live_answer(view: View, status: JobStatus, why: str, actions: tuple[Action, ...] = ()) -> Answer:
     """The answer for a job that was started and has not ended."""
     return Answer(why, status, live_state(view, status), live_facts(view, status), actions)
 
 
-def live_facts(view: View, status: JobStatus) -> tuple[Fact, ...]:
+def live_facts(view: View, status: JobStatus) -> tuple[ConditionFact, ...]:
     """Conditions of a job that was started and has not ended."""
     running = _running_fact(view)
-    recovering = recovers(view, status)
+    recovering = is_recovering(view, status)
     last = status.incidents[-1] if status.incidents else None
     cause = last.cause if last is not None and recovering else "NotRecovering"
     facts = (
         NOT_SUSPENDED,
         running,
-        Fact(ConditionType.RECOVERING, recovering, cause, last.message if last and recovering else ""),
+        ConditionFact(
+            ConditionType.RECOVERING, recovering, cause, last.message if last and recovering else ""
+        ),
     )
-    obstacle = _reported_obstacle(view) or (None if runs(view) else obstacles(view))
+    obstacle = _reported_obstacle(view) or (None if is_running(view) else worst_obstacle(view))
     if obstacle is not None and obstacle.stalled:
-        return (*facts, Fact(ConditionType.STALLED, True, obstacle.word, obstacle.message))
+        return (*facts, ConditionFact(ConditionType.STALLED, True, obstacle.reason, obstacle.message))
     return facts
 
 
-def _running_fact(view: View) -> Fact:
-    return _trains_fact(view) if trains(view) else _waits_fact(view)
+def _running_fact(view: View) -> ConditionFact:
+    return _trains_fact(view) if is_training(view) else _waits_fact(view)
 
 
-def _trains_fact(view: View) -> Fact:
+def _trains_fact(view: View) -> ConditionFact:
     report, pod = view.report, view.coordinator
     away = bool(view.seen.report_error) or pod is None or not pod.container.running
     if away and report is None:
-        return Fact(ConditionType.RUNNING, True, "CoordinatorUnreachable", _unreachable_message(view))
+        return ConditionFact(
+            ConditionType.RUNNING, True, "CoordinatorUnreachable", _unreachable_message(view)
+        )
     if report is not None and report.phase is WorldPhase.WAITING:
-        return Fact(ConditionType.RUNNING, True, "CoordinatorRestarted", _adoption_message(report.why))
+        return ConditionFact(
+            ConditionType.RUNNING, True, "CoordinatorRestarted", _adoption_message(report.why)
+        )
     if report is not None and report.phase is WorldPhase.COMPLETING:
-        return Fact(ConditionType.RUNNING, True, "WorldCompleting", report.why)
+        return ConditionFact(ConditionType.RUNNING, True, "WorldCompleting", report.why)
     if report is not None and report.lag_seconds:
-        return Fact(
+        return ConditionFact(
             ConditionType.RUNNING, True, "CoordinatorOverloaded", _late_message(view, report.lag_seconds)
         )
     if pod is not None and pod.contract < SIGNED:
-        return Fact(ConditionType.RUNNING, True, "CoordinatorOutdated", _unsigned_message(view, pod))
-    return Fact(ConditionType.RUNNING, True, "WorldRunning", _running_message(view))
+        return ConditionFact(ConditionType.RUNNING, True, "CoordinatorOutdated", _unsigned_message(view, pod))
+    return ConditionFact(ConditionType.RUNNING, True, "WorldRunning", _running_message(view))
 
 
-def _waits_fact(view: View) -> Fact:
+def _waits_fact(view: View) -> ConditionFact:
     """The condition Running, with what the first step waits for."""
     report, saved = view.report, view.status.condition(ConditionType.RUNNING)
-    if runs(view):
+    if is_running(view):
         reason, message = (saved.reason, saved.message) if saved else ("", "")
         if report is not None:
             reason, message = report.stage.value or reason, report.why
-        return Fact(ConditionType.RUNNING, False, reason, message)
-    if (obstacle := obstacles(view)) is not None:
-        return Fact(ConditionType.RUNNING, False, obstacle.word, obstacle.message)
+        return ConditionFact(ConditionType.RUNNING, False, reason, message)
+    if (obstacle := worst_obstacle(view)) is not None:
+        return ConditionFact(ConditionType.RUNNING, False, obstacle.reason, obstacle.message)
     if report is not None:
-        return Fact(ConditionType.RUNNING, False, "WorldForming", report.why)
-    return Fact(ConditionType.RUNNING, False, "PodsStarting", "Pods are being created and started.")
+        return ConditionFact(ConditionType.RUNNING, False, "WorldForming", report.why)
+    return ConditionFact(ConditionType.RUNNING, False, "PodsStarting", "Pods are being created and started.")
 
 
 def _running_message(view: View) -> str:
-    odd = view.report is not None and view.report.notice is not None
-    return "All workers run, but see the condition Degraded." if odd else _ALL_TRAIN
+    has_notice = view.report is not None and view.report.notice is not None
+    return "All workers run, but see the condition Degraded." if has_notice else _ALL_TRAIN
 
 
 def _unreachable_message(view: View) -> str:
@@ -206,7 +212,7 @@ def _reported_obstacle(view: View) -> Reason | None:
     return Reason(stalled.reason.value, stalled.message, stalled=True) if stalled else None
 
 
-def obstacles(view: View) -> Reason | None:
+def worst_obstacle(view: View) -> Reason | None:
     """The worst obstacle that keeps pods from running. The same message of all pods is given once."""
     pods = [pod for pod in (*view.workers.values(), view.coordinator) if pod is not None and not pod.deleting]
     return (
@@ -215,7 +221,7 @@ def obstacles(view: View) -> Reason | None:
         or _stuck_container(pods)
         or _secret_missing(view, pods)
         or _unreachable(view)
-        or _former_coordinator(view)
+        or _previous_coordinator(view)
         or _secret_mounting(view, pods)
         or _initializing(view, pods)
     )
@@ -223,19 +229,19 @@ def obstacles(view: View) -> Reason | None:
 
 def _policy_refused(view: View) -> Reason | None:
     refusal = view.seen.policy.refusal
-    if not refusal or not policy.holds_up(view):
+    if not refusal or not policy.blocks_gang_start(view):
         return None
     return Reason(
         "NetworkPolicyRefused", f"The job's NetworkPolicy cannot be created: {refusal}.", stalled=True
     )
 
 
-def _former_coordinator(view: View) -> Reason | None:
-    """Proof that a former coordinator has ended is all that a world lacks."""
-    report, message = view.report, formercoordinators.message(view)
+def _previous_coordinator(view: View) -> Reason | None:
+    """The world waits only for proof that a previous coordinator has ended."""
+    report, message = view.report, previouscoordinators.message(view)
     if not message or report is None or report.phase is not WorldPhase.FORMING:
         return None
-    return Reason("PreviousCoordinatorMayRun", message, stalled=formercoordinators.needs_a_person(view))
+    return Reason("PreviousCoordinatorMayRun", message, stalled=previouscoordinators.needs_confirmation(view))
 
 
 def _unscheduled(view: View, pods: list[PodSeen]) -> Reason | None:
@@ -359,12 +365,12 @@ def _unreachable(view: View) -> Reason | None:
         return None
     if is_unknown(view):
         return Reason("CoordinatorUnreachable", _unreachable_message(view), stalled=True)
-    late = view.passed(view.status.coordinator_unreachable_start_time, UNREACHED_SECONDS)
+    late = view.has_passed(view.status.coordinator_unreachable_start_time, UNREACHED_SECONDS)
     message = "The coordinator's pod runs but does not answer the operator yet."
-    return Reason("CoordinatorUnreachable", _cut_off_message(view, pod) if late else message, late)
+    return Reason("CoordinatorUnreachable", _unreached_message(view, pod) if late else message, late)
 
 
-def _cut_off_message(view: View, pod: PodSeen) -> str:
+def _unreached_message(view: View, pod: PodSeen) -> str:
     namespace, service = view.job.namespace, names.service(view.job.name)
     return (
         f"The operator has not reached the job's coordinator for {UNREACHED_SECONDS} s, and no world can "

@@ -10,9 +10,9 @@ from __future__ import annotations
 from ropeteam.api.status import CoordinatorStatus, JobStatus, SlotStatus
 from ropeteam.core.questions import gang, handover, pending
 from ropeteam.core.questions.answer import Answer
-from ropeteam.core.questions.pending import live
-from ropeteam.core.seen import formercoordinators
-from ropeteam.core.seen.classify import Bucket, cause_of
+from ropeteam.core.questions.pending import live_answer
+from ropeteam.core.seen import previouscoordinators
+from ropeteam.core.seen.classify import PodClass, cause_of
 from ropeteam.core.seen.observation import PodSeen, Role
 from ropeteam.core.seen.view import View, with_changes
 from ropeteam.core.status import incidents
@@ -20,7 +20,7 @@ from ropeteam_trainer.contract.desired import ReplacementRequest
 from ropeteam_trainer.contract.world import Cause
 
 _MOST_AVOIDED = 16
-VAIN_RESTARTS = 2
+RESTARTS_WITHOUT_ANSWER = 2
 
 
 def replace_coordinator(view: View, status: JobStatus) -> Answer | None:
@@ -30,19 +30,19 @@ def replace_coordinator(view: View, status: JobStatus) -> Answer | None:
     why = _unknown_term(old, newer) or _coordinator_lost(view, old)
     if why is None:
         return None
-    faults = old.consecutive_failures + 1
-    former = formercoordinators.retired(view, status.coordinator, newer)
+    failures = old.consecutive_failures + 1
+    previous = previouscoordinators.with_retired(view, status.coordinator, newer)
     term = max(old.term, newer) + 1
     lease = view.spec.recovery.lease_seconds
     new = CoordinatorStatus(
         term=term,
         address=old.address,
-        previous=former,
+        previous=previous,
         lease_seconds=lease,
         start_time=view.now,
-        consecutive_failures=faults,
+        consecutive_failures=failures,
     )
-    return live(view, with_changes(status, coordinator=new), f"{why}: term {new.term}")
+    return live_answer(view, with_changes(status, coordinator=new), f"{why}: term {new.term}")
 
 
 def _unknown_term(old: CoordinatorStatus, newer: int) -> str | None:
@@ -54,12 +54,12 @@ def _unknown_term(old: CoordinatorStatus, newer: int) -> str | None:
 
 
 def _newest_term(view: View) -> int:
-    """Newest term that status does not know: its pod is observed, an agent obeys its coordinator, or its
+    """Newest term that status does not know: its pod is observed, an agent follows its coordinator, or its
     world has claimed the folder of checkpoints."""
     newest = view.report.newer_term if view.report else 0
     if view.report and view.report.observed_generation > view.job.generation:
         newest = max(newest, view.status.coordinator.term)  # it has a later desired state, takes no older one
-    return max((newest, *(pod.term for pod in view.pods[Bucket.AHEAD] if pod.role is Role.COORDINATOR)))
+    return max((newest, *(pod.term for pod in view.pods[PodClass.AHEAD] if pod.role is Role.COORDINATOR)))
 
 
 def _coordinator_lost(view: View, old: CoordinatorStatus) -> str | None:
@@ -74,18 +74,18 @@ def _coordinator_lost(view: View, old: CoordinatorStatus) -> str | None:
         return "the coordinator's pod is being deleted"
     if pod.node_lost and view.report is None:
         return f"the coordinator's node {pod.node} is lost"
-    if _restarts_in_vain(view, pod):
+    if _restarts_without_answer(view, pod):
         return f"the coordinator does not answer after {pod.container.restarts} restarts of its container"
     return None
 
 
-def _restarts_in_vain(view: View, pod: PodSeen) -> bool:
+def _restarts_without_answer(view: View, pod: PodSeen) -> bool:
     """Whether the coordinator has not answered for as long as agents wait, nor answered the kubelet, which
     restarted it more than once since its last report. That the operator does not reach it is no reason by
     itself: the operator may be the one that is cut off.
     """
     restarts = pod.container.restarts - view.status.coordinator.boot
-    return view.report is None and restarts >= VAIN_RESTARTS and pending.is_unknown(view)
+    return view.report is None and restarts >= RESTARTS_WITHOUT_ANSWER and pending.is_unknown(view)
 
 
 def replace_address(view: View, status: JobStatus) -> Answer | None:
@@ -94,7 +94,7 @@ def replace_address(view: View, status: JobStatus) -> Answer | None:
     if service is None or not address or service.cluster_ip in ("", address):
         return None
     why = f"the Service's address has changed from {address} to {service.cluster_ip}: all pods are recreated"
-    return live(view, gang.open_attempt(view, status), why)
+    return live_answer(view, gang.open_attempt(view, status), why)
 
 
 def replace_all(view: View, status: JobStatus) -> Answer | None:
@@ -103,14 +103,14 @@ def replace_all(view: View, status: JobStatus) -> Answer | None:
         return None
     opened = gang.open_attempt(view, status)
     why = f"no step was observed in two starts of the gang: attempt {opened.attempt} with new pods"
-    return live(view, opened, why)
+    return live_answer(view, opened, why)
 
 
-def caught_up(view: View, status: JobStatus) -> Answer | None:
+def adopt_newer_incarnations(view: View, status: JobStatus) -> Answer | None:
     """Slots of which the coordinator knows later pods than status, which went back (a backup of etcd). Those
     pods stay, if they are observed."""
     reported = view.report.slots if view.report else {}
-    observed = {(pod.slot, pod.incarnation) for pod in view.pods[Bucket.AHEAD]}
+    observed = {(pod.slot, pod.incarnation) for pod in view.pods[PodClass.AHEAD]}
     slots, numbers = list(status.slots), []
     for index, slot in enumerate(status.slots):
         known = reported[str(slot.slot)].incarnation if str(slot.slot) in reported else 0
@@ -121,7 +121,7 @@ def caught_up(view: View, status: JobStatus) -> Answer | None:
     if not numbers:
         return None
     why = f"the coordinator reports later pods than status: incarnation {', '.join(numbers)}"
-    return live(view, with_changes(status, slots=tuple(slots)), why)
+    return live_answer(view, with_changes(status, slots=tuple(slots)), why)
 
 
 def replace_workers(view: View, status: JobStatus) -> Answer | None:
@@ -129,27 +129,27 @@ def replace_workers(view: View, status: JobStatus) -> Answer | None:
     requests = _replacement_requests(view)
     slots, reasons, final = list(status.slots), [], set()
     for index, slot in enumerate(status.slots):
-        evidence, request = lost(view, slot), requests.get((slot.slot, slot.incarnation))
+        evidence, request = evidence_of_loss(view, slot), requests.get((slot.slot, slot.incarnation))
         cause = evidence[0] if evidence else request.cause if request and slot.pod_uid else None
-        if cause is None and not handover.begins(view, slot, _pod(view, slot)):
+        if cause is None and not handover.needs_handover(view, slot, _pod(view, slot)):
             continue
         slots[index] = _replacement(view, slot, request, evidence)
         text = cause.value if cause else "terminating"
         reasons.append(f"slot {slot.slot}: {text}, incarnation {slots[index].incarnation}")
         if evidence is not None:
             pod = _pod(view, slot)
-            incident = incidents.of_pod(slot, *evidence, pod.node if pod else "", view.now)
+            incident = incidents.pod_incident(slot, *evidence, pod.node if pod else "", view.now)
             # The pod before it was lost too, and no world ran between: this one was in none.
             alone = slot.consecutive_failures > 0
             if alone:
                 final.add(incident.id)
-            status = incidents.record(status, incident, alone)
+            status = incidents.with_pod_incident(status, incident, alone)
     if not reasons:
         return None
     avoided = tuple(dict.fromkeys(slot.avoid_node for slot in slots if slot.avoid_node))[-_MOST_AVOIDED:]
     status = with_changes(status, slots=tuple(slots), avoided_nodes=avoided)
-    status = incidents.settle(status, view.spec.recovery, view.now, view.job_time, frozenset(final))
-    return live(view, status, "; ".join(reasons))
+    status = incidents.finalize(status, view.spec.recovery, view.now, view.job_time, frozenset(final))
+    return live_answer(view, status, "; ".join(reasons))
 
 
 def _replacement_requests(view: View) -> dict[tuple[int, int], ReplacementRequest]:
@@ -163,14 +163,14 @@ def _pod(view: View, slot: SlotStatus) -> PodSeen | None:
     return pod if pod is not None and pod.uid == slot.pod_uid else None
 
 
-def lost(view: View, slot: SlotStatus) -> tuple[Cause, str] | None:
+def evidence_of_loss(view: View, slot: SlotStatus) -> tuple[Cause, str] | None:
     """Cause and sentence, if Kubernetes shows that the pod of this slot trains no more."""
     if not slot.pod_uid:
         return None  # not created yet, or created and not observed yet
     pod = _pod(view, slot)
     if pod is None or pod.ended:
         return cause_of(pod)
-    if pod.node_lost and handover.unheard(view, slot):
+    if pod.node_lost and handover.is_agent_missing(view, slot):
         return cause_of(pod)
     if pod.deleting and not handover.may_save(view, slot, pod):
         return cause_of(pod)

@@ -16,10 +16,10 @@ from datetime import datetime, timedelta
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import JobStatus
 from ropeteam.core.questions.answer import Answer
-from ropeteam.core.questions.gang import active, open_attempt, remove
-from ropeteam.core.questions.pending import obstacles, recovers, runs
+from ropeteam.core.questions.gang import any_active, deletions, open_attempt
+from ropeteam.core.questions.pending import is_recovering, is_running, worst_obstacle
 from ropeteam.core.seen.view import View, with_changes
-from ropeteam.core.status.conditions import NOT_SUSPENDED, Fact
+from ropeteam.core.status.conditions import NOT_SUSPENDED, ConditionFact
 
 LONGEST_BACKOFF_SECONDS = 60
 
@@ -34,7 +34,7 @@ def release_partial_gang(view: View, status: JobStatus) -> Answer | None:
     return _waiting(view, with_changes(status, backoff_end_time=view.now + backoff))
 
 
-def due(view: View, status: JobStatus) -> datetime | None:
+def next_release_change(view: View, status: JobStatus) -> datetime | None:
     """Moment at which the answer of `release_partial_gang` changes. None: never."""
     if status.backoff_end_time is not None:
         return status.backoff_end_time
@@ -49,7 +49,7 @@ def released_at(view: View, status: JobStatus) -> datetime:
 
 def _is_partly_scheduled(view: View, status: JobStatus) -> bool:
     """Whether some pods have a node, others find none, and there was no world yet that would be lost."""
-    if runs(view) or recovers(view, status):
+    if is_running(view) or is_recovering(view, status):
         return False
     workers = [pod for pod in view.workers.values() if not pod.deleting]
     return any(pod.node for pod in workers) and any(not p.node and p.scheduled_message for p in workers)
@@ -57,7 +57,7 @@ def _is_partly_scheduled(view: View, status: JobStatus) -> bool:
 
 def _back_off(view: View, status: JobStatus, until: datetime) -> Answer:
     pods = (*view.all_workers, *view.all_coordinators)
-    if view.now < until or active(pods):
+    if view.now < until or any_active(pods):
         latest = view.now + timedelta(seconds=_longest_backoff(view))  # the wall clock may have stepped back
         return _waiting(view, with_changes(status, backoff_end_time=min(until, latest)))
     # No pod of this attempt trained. A pod on a lost node, or an older one, is fenced by time as always.
@@ -72,25 +72,25 @@ def _back_off(view: View, status: JobStatus, until: datetime) -> Answer:
 def _waiting(view: View, status: JobStatus) -> Answer:
     why = "deleted its pods, because not all of them could be scheduled"
     saved = status.condition(ConditionType.STALLED)
-    obstacle = obstacles(view)
+    obstacle = worst_obstacle(view)
     message = saved.message if saved is not None and saved.holds else obstacle.message if obstacle else ""
     facts = (
         NOT_SUSPENDED,
-        Fact(
+        ConditionFact(
             ConditionType.RUNNING,
             False,
             "GangPartlySchedulable",
             f"The job {why}. They will be created again. {message}".strip(),
         ),
-        Fact(ConditionType.RECOVERING, False, "NotRecovering"),
-        Fact(ConditionType.STALLED, True, "Unschedulable", message),
+        ConditionFact(ConditionType.RECOVERING, False, "NotRecovering"),
+        ConditionFact(ConditionType.STALLED, True, "Unschedulable", message),
     )
     return Answer(
         f"{why}; they are created again later",
         status,
         "Pending",
         facts,
-        remove((*view.all_workers, *view.all_coordinators)),
+        deletions((*view.all_workers, *view.all_coordinators)),
     )
 
 

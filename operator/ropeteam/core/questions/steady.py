@@ -22,9 +22,9 @@ from ropeteam.core.objects.actions import (
 from ropeteam.core.objects.workerpod import worker_pod
 from ropeteam.core.questions import gang
 from ropeteam.core.questions.answer import Answer
-from ropeteam.core.questions.pending import MOUNTING, live
+from ropeteam.core.questions.pending import MOUNTING, live_answer
 from ropeteam.core.seen import names
-from ropeteam.core.seen.classify import Bucket
+from ropeteam.core.seen.classify import PodClass
 from ropeteam.core.seen.observation import Role
 from ropeteam.core.seen.view import View
 
@@ -35,7 +35,7 @@ one request: of a job that creates pods, or whose pods wait."""
 
 def ensure_children(view: View, status: JobStatus) -> Answer:
     pods = (*_coordinator(view), *_workers(view))
-    creations = (*_secrets(view, bool(pods)), *policy.missing(view), *_service(view), *pods)
+    creations = (*_secrets(view, bool(pods)), *policy.missing_policy_actions(view), *_service(view), *pods)
     actions = (*creations, *_superseded(view))
     if creations:
         why = "creating missing objects"
@@ -43,18 +43,18 @@ def ensure_children(view: View, status: JobStatus) -> Answer:
         why = "deleting superseded objects"
     else:
         why = (view.report.why if view.report else "") or "waiting for its pods"
-    return live(view, status, why, actions)
+    return live_answer(view, status, why, actions)
 
 
 def _secrets(view: View, needed: bool) -> tuple[Action, ...]:
     """Secrets to create; again where pods are `needed` or wait, since somebody may have deleted them."""
-    doubted = view.seen.secret_age >= ASSUMED_UP_TO_DATE_SECONDS and (needed or mounts(view))
+    doubted = view.seen.secret_age >= ASSUMED_UP_TO_DATE_SECONDS and (needed or is_mounting(view))
     if view.seen.secret_exists and not doubted:
         return ()
     return (manifests.secret(view.seen, view.spec), EnsureAgent())
 
 
-def mounts(view: View) -> bool:
+def is_mounting(view: View) -> bool:
     """Whether some pod has a node and no container yet: it waits for a volume to mount, or for its image."""
     pods = (*view.workers.values(), *([view.coordinator] if view.coordinator else []))
     return any(each.waiting_reason in MOUNTING for pod in pods for each in (pod.init, pod.container))
@@ -79,9 +79,9 @@ def _coordinator(view: View) -> tuple[Action, ...]:
 
 def _workers(view: View) -> tuple[Action, ...]:
     coordinator = view.status.coordinator
-    if not coordinator.address or not coordinator.pod_uid or policy.holds_up(view):
+    if not coordinator.address or not coordinator.pod_uid or policy.blocks_gang_start(view):
         return ()
-    if gang.shape_changed(view) or _is_unpolled(view):
+    if gang.has_pod_spec_changed(view) or _is_unpolled(view):
         return ()
     missing = [slot for slot in view.status.slots if _is_missing(view, slot)]
     pods = (CreatePod(worker_pod(view.seen, view.spec, slot)) for slot in missing)
@@ -104,13 +104,13 @@ def _is_missing(view: View, slot: SlotStatus) -> bool:
 def _backs_off(view: View, since: datetime | None, faults: int) -> bool:
     """Whether backoff holds the pod up: one that is lost again and again is not created again at once. A wall
     clock that has stepped back holds none up."""
-    retry_at = backoff.ends_at(since, faults)
+    retry_at = backoff.retry_at(since, faults)
     return since is not None and retry_at is not None and since <= view.now < retry_at
 
 
 def _superseded(view: View) -> tuple[Action, ...]:
     """Deletions: old workers at once; an old coordinator when none of them is left to wait for its orders."""
-    old = view.pods[Bucket.SUPERSEDED]
+    old = view.pods[PodClass.SUPERSEDED]
     workers = tuple(pod for pod in old if pod.role is not Role.COORDINATOR)
     left = any(pod.container.running and not pod.node_lost for pod in workers)
     coordinators = () if left else tuple(pod for pod in old if pod.role is Role.COORDINATOR)

@@ -5,6 +5,6 @@ names.py                names and labels of objects, and so the job that they be
 classify.py             the role of each pod in the job, and why a pod ended
 bounds.py               bounds of a coordinator's report: what of it is accepted
 view.py                 one observation, read once
-formercoordinators.py   coordinators of earlier terms that may still live
+previouscoordinators.py   coordinators of earlier terms that may still live
 unservedrequests.py     requests of a job that no controller is seen to serve
 """

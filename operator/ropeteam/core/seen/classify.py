@@ -12,7 +12,7 @@ from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role
 from ropeteam_trainer.contract.world import Cause
 
 
-class Bucket(StrEnum):
+class PodClass(StrEnum):
     """Classes of pods. Every pod is in exactly one."""
 
     CURRENT = "Current"
@@ -26,24 +26,24 @@ class Bucket(StrEnum):
     """A name that does not fit the labels: not created by us, never touched."""
 
 
-def bucket(pod: PodSeen, job: str, incarnations: Mapping[int, int], term: int) -> Bucket:
+def classify(pod: PodSeen, job: str, incarnations: Mapping[int, int], term: int) -> PodClass:
     """The class of a pod. `incarnations` by slot, and `term`: as saved in status."""
     if pod.role is Role.COORDINATOR:
         if pod.name != names.coordinator(job, pod.term):
-            return Bucket.FOREIGN
+            return PodClass.FOREIGN
         return _compare(pod.term, term)
     if pod.name != names.worker(job, pod.slot, pod.incarnation):
-        return Bucket.FOREIGN
+        return PodClass.FOREIGN
     if pod.slot in incarnations:
         return _compare(pod.incarnation, incarnations[pod.slot])
     highest = max(incarnations.values(), default=0)  # a new attempt with more slots begins above all of these
-    return Bucket.AHEAD if pod.incarnation > highest else Bucket.SUPERSEDED
+    return PodClass.AHEAD if pod.incarnation > highest else PodClass.SUPERSEDED
 
 
-def _compare(found: int, expected: int) -> Bucket:
+def _compare(found: int, expected: int) -> PodClass:
     if found == expected:
-        return Bucket.CURRENT
-    return Bucket.SUPERSEDED if found < expected else Bucket.AHEAD
+        return PodClass.CURRENT
+    return PodClass.SUPERSEDED if found < expected else PodClass.AHEAD
 
 
 EVICTIONS = frozenset(
@@ -70,7 +70,7 @@ def finished_cleanly(pod: PodSeen) -> bool:
     return code == 0 or (code is None and pod.phase == "Succeeded")
 
 
-def cannot_write(pod: PodSeen) -> bool:
+def is_proven_stopped(pod: PodSeen) -> bool:
     """Proof that none of its processes can touch a checkpoint: the kubelet saw it end, or it never began."""
     return pod.container.exit_code is not None or not pod.node or pod.init.exit_code not in (None, 0)
 
@@ -90,7 +90,7 @@ def cause_of(pod: PodSeen | None) -> tuple[Cause, str]:
         return evidence
     if pod.deleting:
         return Cause.POD_DELETED, f"Pod {pod.name} was deleted."
-    return Cause.POD_FAILED, f"Pod {pod.name} ended: {last_words(pod)}"
+    return Cause.POD_FAILED, f"Pod {pod.name} ended: {exit_description(pod)}"
 
 
 def strong_evidence(pod: PodSeen) -> tuple[Cause, str] | None:
@@ -105,7 +105,7 @@ def strong_evidence(pod: PodSeen) -> tuple[Cause, str] | None:
     return None
 
 
-def last_words(pod: PodSeen) -> str:
+def exit_description(pod: PodSeen) -> str:
     """Text that describes how its containers ended."""
     if pod.container.exit_code is not None:
         return _exit_text("container trainer", pod.container)

@@ -17,7 +17,7 @@ from ropeteam_trainer.contract import VERSION
 from ropeteam_trainer.contract.desired import JobReport
 
 
-class Seen(BaseModel):
+class Observed(BaseModel):
     """Base class of observed values: frozen."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -30,7 +30,7 @@ class Role(StrEnum):
     COORDINATOR = "coordinator"
 
 
-class ContainerSeen(Seen):
+class ContainerSeen(Observed):
     """The trainer container (or the coordinator's), or an init container."""
 
     name: str = ""
@@ -46,7 +46,7 @@ class ContainerSeen(Seen):
     restarts: int = 0
 
 
-class PodSeen(Seen):
+class PodSeen(Observed):
     """One pod of the job, whichever slot, incarnation or term."""
 
     name: str
@@ -61,7 +61,7 @@ class PodSeen(Seen):
     message: str = ""
     node: str = ""
     node_lost: bool = False
-    """Its node is NotReady/unreachable, or gone."""
+    """The node is NotReady/unreachable, or gone."""
     deleting: bool = False
     delete_at: datetime | None = None
     """metadata.deletionTimestamp: the end of its grace period. None while deleting: taken as over."""
@@ -77,7 +77,7 @@ class PodSeen(Seen):
     queued: bool = False
     """Whether Kueue manages it."""
     grouped: bool = False
-    """Whether it is in a group of Kubernetes' own gang scheduling."""
+    """Membership in a group of Kubernetes' own gang scheduling."""
     scheduled_message: str = ""
     """Message of PodScheduled=False, as the scheduler wrote it."""
     container: ContainerSeen = ContainerSeen()
@@ -92,7 +92,7 @@ class PodSeen(Seen):
         return self.container.exit_code is not None or self.phase in ("Succeeded", "Failed")
 
 
-class HeldSeen(Seen):
+class HeldSlot(Observed):
     """Time measured by the clock of this operator process: no step of a wall clock moves it, no other machine
     shares it."""
 
@@ -103,8 +103,8 @@ class HeldSeen(Seen):
     answer."""
 
 
-class UnheardSeen(Seen):
-    """Time measured by the clock of this operator process, as in HeldSeen."""
+class SilentCoordinator(Observed):
+    """Time measured by the clock of this operator process, as in HeldSlot."""
 
     term: int
     seconds: float
@@ -112,7 +112,7 @@ class UnheardSeen(Seen):
     or since we started."""
 
 
-class ServiceSeen(Seen):
+class ServiceSeen(Observed):
     name: str
     uid: str
     cluster_ip: str
@@ -120,7 +120,7 @@ class ServiceSeen(Seen):
     """Term in its selector: the coordinator pod that it leads to."""
 
 
-class PolicySeen(Seen):
+class PolicySeen(Observed):
     """State of the job's NetworkPolicy: it is never read, only created."""
 
     name: str = ""
@@ -129,7 +129,7 @@ class PolicySeen(Seen):
     """Reason why the last request failed, and what to do."""
 
 
-class Refusal(Seen):
+class Refusal(Observed):
     """The API server's answer to a dry run of this job's worker pod."""
 
     message: str
@@ -141,7 +141,7 @@ class Refusal(Seen):
         return 'violates PodSecurity "' in self.message
 
 
-class Observation(Seen):
+class Observation(Observed):
     """State of one job at `now`, as the operator read it."""
 
     now: datetime
@@ -150,7 +150,7 @@ class Observation(Seen):
     metadata: Metadata
     spec: dict[str, Any]
     """Spec as written by the user, unparsed: it may be invalid."""
-    spec_fault: str = ""
+    spec_error: str = ""
     """Reason why it was left out, if it was."""
     status: JobStatus
     pods: tuple[PodSeen, ...] = ()
@@ -169,16 +169,16 @@ class Observation(Seen):
     """The coordinator's report; None: not requested, or not reached."""
     report_error: str = ""
     """Reason why there is none, if it was requested."""
-    answered_for: float = 0.0
+    reachable_seconds: float = 0.0
     """Seconds since the first answer of this boot of the coordinator, by the clock of this process."""
-    held: tuple[HeldSeen, ...] = ()
-    """Slots whose former pod may still write. Counted anew when coordinator or operator restart."""
-    unheard: tuple[UnheardSeen, ...] = ()
-    """The coordinator, and former ones that have a lease (leaseSeconds). Counted anew when the operator
-    restarts."""
+    held_slots: tuple[HeldSlot, ...] = ()
+    """Slots whose previous pod may still write. Counted from zero when coordinator or operator restart."""
+    silent_coordinators: tuple[SilentCoordinator, ...] = ()
+    """The coordinator, and previous ones that have a lease (leaseSeconds). Counted from zero when the
+    operator restarts."""
     dead_nodes: tuple[str, ...] = ()
-    """Nodes of former coordinators on which nothing runs any more, as somebody has confirmed: tainted
+    """Nodes of previous coordinators on which nothing runs any more, as somebody has confirmed: tainted
     out-of-service, or deleted where the installation takes that as proof."""
     ended_pods: tuple[str, ...] = ()
-    """UIDs of former pods that are gone, and whose end the kubelet had reported before."""
+    """UIDs of previous pods that are gone, and whose end the kubelet had reported before."""
     defaults: Defaults = Defaults()

@@ -33,7 +33,7 @@ _SCHEDULERS = {
 """Scheduler that reads a label or annotation, by its prefix. kube-scheduler reads none of them."""
 
 
-def asks(key: str) -> bool:
+def is_request(key: str) -> bool:
     """Whether a label or annotation of this name requests a queue or a gang."""
     return key == QUEUE or key.partition("/")[0] in _SCHEDULERS
 
@@ -75,7 +75,7 @@ def _gang(view: View) -> tuple[str, str] | None:
         *_template_metadata(view, "labels"),
         *_template_metadata(view, "annotations"),
     }
-    requested = sorted(key for key in keys if asks(key) and key != QUEUE)
+    requested = sorted(key for key in keys if is_request(key) and key != QUEUE)
     if not requested or not pods or not all(_is_default(pod) for pod in pods):
         return None
     readers = ", ".join(sorted({_SCHEDULERS[key.partition("/")[0]] for key in requested}))
@@ -112,7 +112,7 @@ def _is_default(pod: PodSeen) -> bool:
 
 
 def gates(view: View) -> str:
-    """Message: why pods with scheduling gates wait, and who removes the gates. Empty: none has any."""
+    """Message: the gates that pods wait for, and the controller that removes them. Empty: no gates."""
     pods = _live_pods(view)
     gated = [pod for pod in pods if pod.gates and not pod.node]
     if not gated:

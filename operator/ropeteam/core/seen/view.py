@@ -19,12 +19,12 @@ from ropeteam.api.conditions import ConditionType
 from ropeteam.api.job import MOST_WORKERS, Metadata, TrainingJobSpec
 from ropeteam.api.rules import validate as rules
 from ropeteam.api.status import JobStatus, SlotStatus
-from ropeteam.core.seen.classify import Bucket, bucket
+from ropeteam.core.seen.classify import PodClass, classify
 from ropeteam.core.seen.observation import Observation, PodSeen, Role
 from ropeteam_trainer.contract.desired import JobReport
 
 M = TypeVar("M", bound=BaseModel)
-Judgement = tuple[TrainingJobSpec | None, tuple[str, ...]]
+ValidatedSpec = tuple[TrainingJobSpec | None, tuple[str, ...]]
 """A parsed spec, and its problems."""
 _CACHED_SPECS, _LONGEST_CACHED = 2048, 4096
 
@@ -58,7 +58,7 @@ class View:
     """The parsed spec. Defaults and the saved number of workers, if `problems` is not empty."""
     problems: tuple[str, ...]
     """Reasons why the spec cannot be used."""
-    pods: dict[Bucket, tuple[PodSeen, ...]]
+    pods: dict[PodClass, tuple[PodSeen, ...]]
     workers: dict[int, PodSeen]
     """The pod that holds each slot now, those of parameter servers too."""
     coordinator: PodSeen | None
@@ -99,23 +99,23 @@ class View:
 
     @property
     def _ours(self) -> Iterable[PodSeen]:
-        return (pod for kind, pods in self.pods.items() if kind is not Bucket.FOREIGN for pod in pods)
+        return (pod for kind, pods in self.pods.items() if kind is not PodClass.FOREIGN for pod in pods)
 
-    def registered(self, slot: SlotStatus) -> bool:
+    def is_registered(self, slot: SlotStatus) -> bool:
         """Whether the agent of this very incarnation is registered at the coordinator."""
         agent = self.report.slots.get(str(slot.slot)) if self.report else None
         return agent is not None and agent.registered and agent.incarnation == slot.incarnation
 
-    def held(self, slot: SlotStatus) -> float:
-        """Seconds of our own clock for which former pods of this slot have certainly received no answer."""
-        found = (each for each in self.seen.held if each.slot == slot.slot)
+    def seconds_held(self, slot: SlotStatus) -> float:
+        """Seconds of our own clock for which previous pods of this slot have certainly received no answer."""
+        found = (each for each in self.seen.held_slots if each.slot == slot.slot)
         return next((each.seconds for each in found if each.incarnation == slot.incarnation), 0.0)
 
-    def unheard(self, term: int) -> float:
+    def seconds_silent(self, term: int) -> float:
         """Seconds of our own clock for which no operator can have received anything of this coordinator."""
-        return next((each.seconds for each in self.seen.unheard if each.term == term), 0.0)
+        return next((each.seconds for each in self.seen.silent_coordinators if each.term == term), 0.0)
 
-    def passed(self, since: datetime | None, seconds: float) -> bool:
+    def has_passed(self, since: datetime | None, seconds: float) -> bool:
         """Whether `seconds` have passed since then. Never, if `since` is None."""
         return since is not None and self.now >= since + timedelta(seconds=seconds)
 
@@ -127,11 +127,11 @@ def build_view(seen: Observation) -> View:
     """The view of an observation. Never raises."""
     spec, problems = _parse(seen)
     incarnations = {slot.slot: slot.incarnation for slot in seen.status.slots}
-    pods: dict[Bucket, list[PodSeen]] = {kind: [] for kind in Bucket}
+    pods: dict[PodClass, list[PodSeen]] = {kind: [] for kind in PodClass}
     for pod in sorted(seen.pods, key=lambda pod: (pod.role, pod.slot, pod.incarnation, pod.term, pod.uid)):
-        kind = bucket(pod, seen.metadata.name, incarnations, seen.status.coordinator.term)
+        kind = classify(pod, seen.metadata.name, incarnations, seen.status.coordinator.term)
         pods[kind].append(pod)
-    current = pods[Bucket.CURRENT]
+    current = pods[PodClass.CURRENT]
     return View(
         seen=seen,
         status=_without_future_waits(seen.status, seen.now),
@@ -158,7 +158,7 @@ def _without_future_waits(status: JobStatus, now: datetime) -> JobStatus:
 
 
 def _parse(seen: Observation) -> tuple[TrainingJobSpec, tuple[str, ...]]:
-    spec, problems = (None, (seen.spec_fault,)) if seen.spec_fault else _validated(seen.spec)
+    spec, problems = (None, (seen.spec_error,)) if seen.spec_error else _validated(seen.spec)
     if spec is not None:
         problems = (*rules.validate_name(seen.metadata.name), *problems)
     if problems or spec is None:
@@ -172,14 +172,14 @@ def _workers(spec: dict[str, Any]) -> int:
     return wanted if type(wanted) is int and 0 < wanted <= MOST_WORKERS else 1
 
 
-def _validated(spec: dict[str, Any]) -> Judgement:
+def _validated(spec: dict[str, Any]) -> ValidatedSpec:
     """Validation of a spec, cached for short ones, since a job is observed thousands of times. Long ones
     would fill the memory: parsed they are some ten times as large."""
     text = json.dumps(spec, sort_keys=True)
     return _validated_cached(text) if len(text) <= _LONGEST_CACHED else _validated_text(text)
 
 
-def _validated_text(text: str) -> Judgement:
+def _validated_text(text: str) -> ValidatedSpec:
     raw = json.loads(text)
     try:
         spec = TrainingJobSpec.model_validate(raw)

@@ -14,7 +14,7 @@ _LONGEST = 32_768
 
 
 @dataclass(frozen=True)
-class Fact:
+class ConditionFact:
     """Value of a condition, as a question returns it. `reason` is CamelCase; the message: what, where, and
     the next step.
     """
@@ -25,7 +25,9 @@ class Fact:
     message: str = ""
 
 
-def with_facts(status: JobStatus, facts: tuple[Fact, ...], now: datetime, generation: int) -> JobStatus:
+def with_facts(
+    status: JobStatus, facts: tuple[ConditionFact, ...], now: datetime, generation: int
+) -> JobStatus:
     """Status with facts in place of conditions of their type. Of two facts of one type the last one wins."""
     conditions = {each.type: each for each in status.conditions}
     for fact in {fact.type: fact for fact in facts}.values():
@@ -44,39 +46,39 @@ def with_facts(status: JobStatus, facts: tuple[Fact, ...], now: datetime, genera
 
 
 RUNS_AS_NON_ROOT = "RunsAsNonRoot"
-NOT_SUSPENDED = Fact(ConditionType.SUSPENDED, False, "NotSuspended")
-NOT_STALLED = Fact(ConditionType.STALLED, False, "Progressing")
+NOT_SUSPENDED = ConditionFact(ConditionType.SUSPENDED, False, "NotSuspended")
+NOT_STALLED = ConditionFact(ConditionType.STALLED, False, "Progressing")
 
 
-def accepted(user: int | None) -> Fact:
+def accepted(user: int | None) -> ConditionFact:
     """Fact that the spec is accepted. `user`: the one it runs as, if not that of image and template."""
     if user is None:
-        return Fact(ConditionType.ACCEPTED, True, "Accepted")
+        return ConditionFact(ConditionType.ACCEPTED, True, "Accepted")
     message = (
         f"Pod Security of this namespace allows no root: the container trainer runs as user {user}, with "
         "HOME=/ropeteam-home. To run as the image's own user, set securityContext: {runAsNonRoot: true} in "
         "spec.template.spec; an image that needs root needs a namespace that allows it."
     )
-    return Fact(ConditionType.ACCEPTED, True, RUNS_AS_NON_ROOT, message)
+    return ConditionFact(ConditionType.ACCEPTED, True, RUNS_AS_NON_ROOT, message)
 
 
-def not_accepted(reason: str, message: str) -> tuple[Fact, ...]:
+def not_accepted(reason: str, message: str) -> tuple[ConditionFact, ...]:
     return (
-        Fact(ConditionType.ACCEPTED, False, reason, message),
-        Fact(ConditionType.STALLED, True, reason, message),
+        ConditionFact(ConditionType.ACCEPTED, False, reason, message),
+        ConditionFact(ConditionType.STALLED, True, reason, message),
     )
 
 
 SUCCEEDED = "Succeeded"
 
 
-def ended(complete: bool, reason: str, message: str) -> tuple[Fact, ...]:
+def ended(complete: bool, reason: str, message: str) -> tuple[ConditionFact, ...]:
     """Last facts about a job."""
     reason_finished = "Finished"
     return (
-        Fact(ConditionType.RUNNING, False, reason_finished),
-        Fact(ConditionType.RECOVERING, False, reason_finished),
-        Fact(ConditionType.FINISHED, True, SUCCEEDED if complete else "Failed", message),
-        Fact(ConditionType.COMPLETE if complete else ConditionType.FAILED, True, reason, message),
-        Fact(ConditionType.STALLED, False, reason_finished),
+        ConditionFact(ConditionType.RUNNING, False, reason_finished),
+        ConditionFact(ConditionType.RECOVERING, False, reason_finished),
+        ConditionFact(ConditionType.FINISHED, True, SUCCEEDED if complete else "Failed", message),
+        ConditionFact(ConditionType.COMPLETE if complete else ConditionType.FAILED, True, reason, message),
+        ConditionFact(ConditionType.STALLED, False, reason_finished),
     )

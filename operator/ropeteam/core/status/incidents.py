@@ -4,8 +4,8 @@ they are charged to.
 A world that ends is one incident, reported by the coordinator (id: the world's number). A pod that ends is
 evidence. It is kept as an incident of its own (`pod-<slot>-<incarnation>`) until the world's one appears and
 takes its cause over; if none appears, the pod was in no world, and its incident stays.
-Cause and charge are provisional for SETTLE_SECONDS; only a settled incident is charged. Charges are stored by
-id until the window has passed: no restart of any process refills the budget.
+Cause and charge are provisional for FINAL_AFTER_SECONDS; only a final incident is charged. Charges are stored
+by id until the window has passed: no restart of any process refills the budget.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ropeteam.core.seen.view import clamp_timestamp, with_changes
 from ropeteam_trainer.contract.desired import Incident
 from ropeteam_trainer.contract.world import Cause, Epoch
 
-SETTLE_SECONDS = 10
-KEEP = 10
-NO_EPOCH = Epoch(0, 0, 0)
+FINAL_AFTER_SECONDS = 10
+MAX_INCIDENTS = 10
+NO_WORLD = Epoch(0, 0, 0)
 _OF_KUBERNETES = frozenset(
     {Cause.EVICTED, Cause.NODE_LOST, Cause.OUT_OF_MEMORY, Cause.POD_DELETED, Cause.POD_FAILED}
 )
@@ -37,7 +37,7 @@ _UNCERTAIN = frozenset({Cause.AGENT_LOST, Cause.SIGNAL, Cause.UNKNOWN, Cause.POD
 """Causes that a coordinator reports for a pod that is gone: Kubernetes' evidence is better."""
 
 
-def of_pod(slot: SlotStatus, cause: Cause, message: str, node: str, now: datetime) -> IncidentStatus:
+def pod_incident(slot: SlotStatus, cause: Cause, message: str, node: str, now: datetime) -> IncidentStatus:
     """Incident: the current pod of `slot` is lost."""
     return IncidentStatus(
         id=pod_id(slot.slot, slot.incarnation),
@@ -58,7 +58,7 @@ def is_of_pod(incident: IncidentStatus) -> bool:
     return incident.id.startswith("pod-")
 
 
-def record(status: JobStatus, found: IncidentStatus, alone: bool) -> JobStatus:
+def with_pod_incident(status: JobStatus, found: IncidentStatus, alone: bool) -> JobStatus:
     """Add evidence of a lost pod, once: to the world that ended with it, or (`alone`) as its own incident."""
     if any(each.id == found.id for each in status.incidents):
         return status
@@ -77,9 +77,9 @@ def record(status: JobStatus, found: IncidentStatus, alone: bool) -> JobStatus:
 def merge(status: JobStatus, reported: tuple[Incident, ...], now: datetime) -> JobStatus:
     """Merge the coordinator's reports: new worlds that ended, and updates of those that are known."""
     known = {each.id: each for each in status.incidents}
-    last = _epoch(status.failures.last_world)
-    unknown = (each for each in reported if each.id not in known and _epoch(each.id) > last)
-    fresh = sorted(unknown, key=lambda each: _epoch(each.id))
+    last = _world_id(status.failures.last_world)
+    unknown = (each for each in reported if each.id not in known and _world_id(each.id) > last)
+    fresh = sorted(unknown, key=lambda each: _world_id(each.id))
     updates = {each.id: _updated(known[each.id], each, now) for each in reported if each.id in known}
     listed = [updates.get(each.id, each) for each in status.incidents]
     if fresh:
@@ -87,13 +87,13 @@ def merge(status: JobStatus, reported: tuple[Incident, ...], now: datetime) -> J
         listed = [each for each in listed if each not in evidence]
         found = (with_changes(_incident_status(each, now), attempt=status.attempt) for each in fresh)
         listed += [_joined(each, evidence) for each in found]
-        last = _epoch(fresh[-1].id)
-    failures = with_changes(status.failures, last_world=str(last) if last > NO_EPOCH else "")
+        last = _world_id(fresh[-1].id)
+    failures = with_changes(status.failures, last_world=str(last) if last > NO_WORLD else "")
     return with_changes(status, incidents=tuple(listed), failures=failures)
 
 
-def refine(status: JobStatus, evidence: Callable[[SlotStatus], tuple[Cause, str] | None]) -> JobStatus:
-    """Look up `evidence` about the pods of slots whose incident has not settled yet."""
+def with_evidence(status: JobStatus, evidence: Callable[[SlotStatus], tuple[Cause, str] | None]) -> JobStatus:
+    """Look up `evidence` about the pods of slots whose incident is not final yet."""
     slots = {slot.slot: slot for slot in status.slots}
     listed = []
     for each in status.incidents:
@@ -104,20 +104,20 @@ def refine(status: JobStatus, evidence: Callable[[SlotStatus], tuple[Cause, str]
     return with_changes(status, incidents=tuple(listed))
 
 
-def settle(
+def finalize(
     status: JobStatus,
     policy: Recovery,
     now: datetime,
     job_time: datetime,
     final: frozenset[str] = frozenset(),
 ) -> JobStatus:
-    """Settle and charge incidents that are old enough or in `final`, and drop charges that have left the
-    window, which is measured by the job's clock."""
+    """Make final, and charge, incidents that are old enough or in `final`. Charges that have left the window,
+    which is measured by the job's clock, are dropped."""
     gone = {slot.slot: slot.previous_pod_fenced for slot in status.slots}
-    overflow = len(status.incidents) - KEEP
+    overflow = len(status.incidents) - MAX_INCIDENTS
     listed = [
         with_changes(each, final=True)
-        if each.id in final or index < overflow or now >= settles_at(each, policy, gone.get(each.slot, True))
+        if each.id in final or index < overflow or now >= final_at(each, policy, gone.get(each.slot, True))
         else each
         for index, each in enumerate(status.incidents)
     ]
@@ -134,19 +134,19 @@ def settle(
         charges=charges,
         last_world=status.failures.last_world,
     )
-    return with_changes(status, incidents=tuple(listed[-KEEP:]), failures=failures)
+    return with_changes(status, incidents=tuple(listed[-MAX_INCIDENTS:]), failures=failures)
 
 
 def _charge(each: IncidentStatus, policy: Recovery, now: datetime, job_time: datetime) -> ChargeStatus:
-    """Charge, with its time by the job's clock. The other may have stepped: never older than settling
-    takes."""
-    most = settles_at(each, policy, previous_pod_fenced=False) - each.time
+    """Charge, with its time by the job's clock. The other may have stepped: never older than it
+    takes to become final."""
+    most = final_at(each, policy, previous_pod_fenced=False) - each.time
     return ChargeStatus(id=each.id, time=job_time - max(timedelta(), min(now - each.time, most)))
 
 
-def settles_at(incident: IncidentStatus, policy: Recovery, previous_pod_fenced: bool) -> datetime:
+def final_at(incident: IncidentStatus, policy: Recovery, previous_pod_fenced: bool) -> datetime:
     """Time at which cause and charge become final, unless better evidence comes before."""
-    seconds = SETTLE_SECONDS
+    seconds = FINAL_AFTER_SECONDS
     if is_of_pod(incident):
         seconds += policy.lost_seconds  # the coordinator may take so long to report the world that it ended
     elif incident.cause == Cause.AGENT_LOST and not previous_pod_fenced:
@@ -154,14 +154,14 @@ def settles_at(incident: IncidentStatus, policy: Recovery, previous_pod_fenced: 
     return incident.time + timedelta(seconds=seconds)
 
 
-def accounted(status: JobStatus, reported: tuple[str, ...]) -> tuple[str, ...]:
-    """Ids of worlds' incidents that the budget has counted: settled ones, charged or not, in or out of the
+def counted_ids(status: JobStatus, reported: tuple[str, ...]) -> tuple[str, ...]:
+    """Ids of worlds' incidents that the budget has counted: final ones, charged or not, in or out of the
     window.
     """
     open_ids = {each.id for each in status.incidents if not each.final}
-    last = _epoch(status.failures.last_world)
+    last = _world_id(status.failures.last_world)
     final = {each.id for each in status.incidents} | {each.id for each in status.failures.charges}
-    final |= {each for each in reported if _epoch(each) <= last}
+    final |= {each for each in reported if _world_id(each) <= last}
     return tuple(sorted(each for each in final - open_ids if not each.startswith("pod-")))
 
 
@@ -204,7 +204,7 @@ def _incident_status(reported: Incident, now: datetime) -> IncidentStatus:
 
 def _updated(known: IncidentStatus, reported: Incident, now: datetime) -> IncidentStatus:
     """Known incident with a later report. The stages always come later; the cause changes only until the
-    incident has settled, and never over better evidence.
+    incident is final, and never over better evidence.
     """
     updated = with_changes(known, recovery_milliseconds=_stages(reported), steps_lost=reported.steps_lost)
     ours = known.slot == reported.slot and reported.cause in _UNCERTAIN and known.cause in _OF_KUBERNETES
@@ -228,8 +228,8 @@ def _stages(reported: Incident) -> RecoveryTimesStatus:
     )
 
 
-def _epoch(text: str) -> Epoch:
+def _world_id(text: str) -> Epoch:
     try:
         return Epoch.parse(text)
     except ValueError:
-        return NO_EPOCH
+        return NO_WORLD

@@ -26,7 +26,7 @@ _LONGEST_ETA_SECONDS = 10**10
 """Limit of an ETA: scripts without an end report the largest number there is as their steps."""
 
 
-def project(old: ProgressStatus | None, report: JobReport, now: datetime) -> ProgressStatus | None:
+def progress_of(old: ProgressStatus | None, report: JobReport, now: datetime) -> ProgressStatus | None:
     """Progress in the report. None before the first step."""
     reported = report.progress
     step = reported.step
@@ -68,7 +68,9 @@ def throttle(old: JobStatus, new: JobStatus, now: datetime) -> JobStatus:
     return old if 0 < left <= EVERY_SECONDS else new  # a clock that was set back holds nothing up
 
 
-def details_wait(old: JobStatus, new: JobStatus, now: datetime, written_at: datetime | None) -> float | None:
+def write_delay_seconds(
+    old: JobStatus, new: JobStatus, now: datetime, written_at: datetime | None
+) -> float | None:
     """Seconds for which `new` need not be written. None: write it now. While the pods of a gang start one by
     one, their number and the reasons for waiting change all the time.
     """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ropeteam.core.doctor.findings import Read
-from ropeteam.core.doctor.surroundings import Job, Namespace, of_job, of_namespace
+from ropeteam.core.doctor.namespacechecks import Job, Namespace, of_job, of_namespace
 
 FORBIDDEN = Read(unknown="you may not read them")
 TEAM = Namespace("team", True, Read(({"metadata": {"name": "team"}},)))

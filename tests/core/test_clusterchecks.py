@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ropeteam.api.crd import crd
+from ropeteam.core.doctor.clusterchecks import Cluster, of_cluster
 from ropeteam.core.doctor.findings import Read
-from ropeteam.core.doctor.installation import Cluster, of_cluster
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 FORBIDDEN = Read(unknown="you may not read them")

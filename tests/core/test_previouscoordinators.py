@@ -23,8 +23,8 @@ from tests.builders import (
 from ropeteam.api.conditions import ConditionType
 from ropeteam.api.status import PreviousCoordinatorStatus
 from ropeteam.core.decide import decide
-from ropeteam.core.seen.formercoordinators import ENDED, MOST
-from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role, UnheardSeen
+from ropeteam.core.seen.observation import ContainerSeen, PodSeen, Role, SilentCoordinator
+from ropeteam.core.seen.previouscoordinators import ENDED, MAX_COORDINATORS
 from ropeteam_trainer.contract.desired import WorldPhase
 from ropeteam_trainer.contract.fence import longest_lease
 
@@ -76,7 +76,7 @@ def test_those_that_a_restored_status_does_not_know_may_live(newest: int) -> Non
     known = decide(seen.but(pods=(*seen.pods, ahead), report=told)).status.coordinator
     assert known.term == newest + 1
     assert [(each.term, each.node) for each in known.previous[-2:]] == [(newest - 1, "node-7"), (newest, "")]
-    assert len(known.previous) <= MOST
+    assert len(known.previous) <= MAX_COORDINATORS
     if newest == 3:
         assert [(each.term, each.node) for each in known.previous[:-2]] == [(1, NODE)]
 
@@ -144,7 +144,7 @@ def leased(seen: Scene, seconds: int = 20) -> Scene:
 
 
 def unheard(seen: Scene, seconds: float) -> Scene:
-    return seen.but(unheard=(UnheardSeen(term=1, seconds=seconds),))
+    return seen.but(silent_coordinators=(SilentCoordinator(term=1, seconds=seconds),))
 
 
 @given(st.integers(10, 3600))
@@ -153,7 +153,7 @@ def test_a_lease_that_has_run_out_needs_no_proof(lease: int) -> None:
     over = longest_lease(lease)
     assert former(unheard(seen, over - 0.01)) == (1,)
     assert former(unheard(seen, over)) == ()
-    again = decide(unheard(seen, over - 1)).look_again_seconds
+    again = decide(unheard(seen, over - 1)).requeue_after_seconds
     assert again is not None
     assert again <= 1
     assert not gone(unheard(seen, over)), "the fence is counted from there"
@@ -190,8 +190,8 @@ def test_a_lease_that_is_over_when_its_coordinator_is_lost_is_not_waited_for_aga
 
 def test_after_the_proof_the_fence_is_counted_from_there() -> None:
     seen = with_proof(an_island(), annotation="1").after(written)
-    assert not gone(seen.but(held=()).after(seconds(129)))
-    assert gone(seen.but(held=()).after(seconds(130)))
+    assert not gone(seen.but(held_slots=()).after(seconds(129)))
+    assert gone(seen.but(held_slots=()).after(seconds(130)))
 
 
 def test_who_is_heard_by_the_present_coordinator_is_not_with_a_former_one() -> None:
@@ -220,9 +220,13 @@ def test_a_suspended_job_remembers_it_too() -> None:
 
 def test_of_too_many_the_oldest_two_become_one_that_only_a_person_knows() -> None:
     seen = a_running_job(workers=1)
-    many = tuple(PreviousCoordinatorStatus(term=n, pod_uid=f"u{n}", node="n") for n in range(MOST))
-    old = seen.status.coordinator.model_copy(update={"term": MOST, "previous": many, "node": NODE})
+    many = tuple(
+        PreviousCoordinatorStatus(term=n, pod_uid=f"u{n}", node="n") for n in range(MAX_COORDINATORS)
+    )
+    old = seen.status.coordinator.model_copy(
+        update={"term": MAX_COORDINATORS, "previous": many, "node": NODE}
+    )
     seen = seen.but(status=seen.status.model_copy(update={"coordinator": old}), pods=(), report=None)
     left = decide(seen).status.coordinator.previous
-    assert [each.term for each in left] == [*range(1, MOST + 1)]
+    assert [each.term for each in left] == [*range(1, MAX_COORDINATORS + 1)]
     assert (left[0].pod_uid, left[0].node) == ("", "")

@@ -149,15 +149,15 @@ def _operators(seen: Cluster) -> Iterator[Finding]:
     yield from _pods(seen.pods)
 
 
-def _operator(thing: Object, release: str) -> Finding:
-    what = f"operator {at(thing, 'metadata.namespace')}/{name_of(thing)}"
-    wanted, ready = at(thing, "spec.replicas") or 0, at(thing, "status.readyReplicas") or 0
-    image = str(_container(thing).get("image"))
-    label = str((at(thing, "metadata.labels") or {}).get("app.kubernetes.io/version"))
+def _operator(deployment: Object, release: str) -> Finding:
+    what = f"operator {at(deployment, 'metadata.namespace')}/{name_of(deployment)}"
+    wanted, ready = at(deployment, "spec.replicas") or 0, at(deployment, "status.readyReplicas") or 0
+    image = str(_container(deployment).get("image"))
+    label = str((at(deployment, "metadata.labels") or {}).get("app.kubernetes.io/version"))
     tag = "" if "@" in image else image.rpartition("/")[2].partition(":")[2]
     version = tag if re.match(r"v?\d", tag) else label
     if not ready:
-        look = f"kubectl -n {at(thing, 'metadata.namespace')} describe pods"
+        look = f"kubectl -n {at(deployment, 'metadata.namespace')} describe pods"
         return fail(what, f"0 of {wanted} ready, image {image}", look)
     if version.lstrip("v") != release:
         todo = "use the same release of both: each may write fields that the other does not know"
