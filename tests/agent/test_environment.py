@@ -39,7 +39,7 @@ def test_a_rank_gets_torchruns_variables():
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         config.STORE_ADDRESS: "10.0.0.9:77",
         "OMP_NUM_THREADS": "1",
-        config.EPOCH: "1.0.3",
+        config.WORLD: "1.0.3",
         "PATH": "/bin",
         config.TRACE: "/trace",
     }

@@ -105,7 +105,7 @@ async def test_a_forked_script_sees_what_python_shows_it(make_pod, coordinator, 
 
 FAULTS = """
 import os, sys, time
-n = int(os.environ["ROPETEAM_EPOCH"].split(".")[2])
+n = int(os.environ["ROPETEAM_WORLD"].split(".")[2])
 if n == 1: raise ValueError("bad lr")
 if n == 2: os.kill(os.getpid(), 11)
 if n == 3: sys.exit(9)

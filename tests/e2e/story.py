@@ -1,4 +1,4 @@
-"""Read what ticking ranks wrote: which processes of which epoch made which steps."""
+"""Read what ticking ranks wrote: which processes of which world made which steps."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ def lines(folder: Path, rank: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text if line.endswith("}")]
 
 
-def epochs(folder: Path, rank: int = 0) -> list[str]:
-    """The epochs this rank made steps in, in order."""
-    return list(dict.fromkeys(line["epoch"] for line in lines(folder, rank)))
+def worlds(folder: Path, rank: int = 0) -> list[str]:
+    """The worlds this rank made steps in, in order."""
+    return list(dict.fromkeys(line["world"] for line in lines(folder, rank)))
 
 
-def wait_steps(folder: Path, ranks: int = 2, count: int = 5, epoch_number: int = 1) -> None:
-    """Until every rank has made `count` steps in its `epoch_number`-th epoch."""
+def wait_steps(folder: Path, ranks: int = 2, count: int = 5, world_number: int = 1) -> None:
+    """Until every rank has made `count` steps in its `world_number`-th epoch."""
 
     def stepped() -> bool:
         for rank in range(ranks):
-            seen = epochs(folder, rank)
-            if len(seen) < epoch_number:
+            seen = worlds(folder, rank)
+            if len(seen) < world_number:
                 return False
-            here = [line for line in lines(folder, rank) if line["epoch"] == seen[epoch_number - 1]]
+            here = [line for line in lines(folder, rank) if line["world"] == seen[world_number - 1]]
             if len(here) < count:
                 return False
         return True
 
-    wait_for(f"{count} steps of {ranks} ranks in world {epoch_number}", stepped)
+    wait_for(f"{count} steps of {ranks} ranks in world {world_number}", stepped)
 
 
 def order(folder: Path, rank: int, command: str) -> None:

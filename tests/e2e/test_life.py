@@ -27,7 +27,7 @@ def test_suspend_deletes_the_pods_and_resume_brings_new_ones(cluster: Cluster, n
     cluster.wait_condition(name, "Suspended")
     wait_for("pods gone", lambda: not cluster.pods(name, None))
     cluster.patch(name, {"suspend": False})
-    wait_steps(tmp_path, epoch_number=2)
+    wait_steps(tmp_path, world_number=2)
     assert not before & cluster.pod_uids(name)
     assert cluster.status(name).get("failures", {}).get("charged", 0) == 0
 
@@ -37,10 +37,10 @@ def test_restarted_at_restarts_all_pods_once(cluster: Cluster, name: str, tmp_pa
     wait_steps(tmp_path)
     before = cluster.pod_uids(name)
     cluster.patch(name, {"restartedAt": datetime.now(UTC).isoformat().replace("+00:00", "Z")})
-    wait_steps(tmp_path, epoch_number=2)
+    wait_steps(tmp_path, world_number=2)
     after = cluster.pod_uids(name)
     assert not before & after
-    wait_steps(tmp_path, epoch_number=2, count=100)
+    wait_steps(tmp_path, world_number=2, count=100)
     assert cluster.pod_uids(name) == after, "once"
 
 

@@ -81,7 +81,7 @@ def test_every_panel_shows_something(cluster: Cluster, name: str, prometheus: Pr
     scrape_all(cluster, [name, f"{name}-served"], prometheus, tmp_path)
     before = sum(prometheus.query('ropeteam_incidents_total{cause="Signal"}').values())
     os.kill(cluster.wait_rank(name, 1), signal.SIGKILL)
-    wait_step(tmp_path, 40, epoch_number=2)
+    wait_step(tmp_path, 40, world_number=2)
 
     def counted() -> bool:
         return sum(prometheus.query('ropeteam_incidents_total{cause="Signal"}').values()) > before

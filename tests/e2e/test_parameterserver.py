@@ -61,7 +61,7 @@ def test_a_suspended_job_and_one_without_a_servers_pod_go_on_from_the_checkpoint
     stopped = cluster.status(name)["checkpoint"]["step"]
     assert stopped == max(surviving(tmp_path, 0)), "nothing was lost"
     cluster.patch(name, {"suspend": False})
-    wait_step(tmp_path, stopped + 15, epoch_number=2)
+    wait_step(tmp_path, stopped + 15, world_number=2)
     cluster.delete_pod(pod_of(cluster, name, WORKERS)["metadata"]["name"])
     cluster.wait_condition(name, "Complete")
     zero, one = surviving(tmp_path, 0), surviving(tmp_path, 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.conftest import ticking
 from tests.e2e.harness import Cluster, wait_for
-from tests.e2e.story import epochs, lines, wait_steps
+from tests.e2e.story import lines, wait_steps, worlds
 
 
 @pytest.mark.parametrize("grace", [None, 0], ids=["with grace", "without grace"])
@@ -19,7 +19,7 @@ def test_a_deleted_pod_is_replaced_and_free(cluster: Cluster, name: str, tmp_pat
     cluster.create(ticking(name, tmp_path, recovery=short))
     wait_steps(tmp_path)
     cluster.delete_pod(f"{name}-1-1", grace)
-    wait_steps(tmp_path, epoch_number=2)
+    wait_steps(tmp_path, world_number=2)
     names = {pod["metadata"]["name"] for pod in cluster.pods(name)}
     assert {f"{name}-0-1", f"{name}-1-2"} <= names
     settled = wait_for(
@@ -36,7 +36,7 @@ def test_a_killed_agent_costs_its_pod_only(cluster: Cluster, name: str, tmp_path
     rank = cluster.wait_rank(name, 1)
     os.kill(cluster.agent_pid(victim["metadata"]["uid"]), signal.SIGKILL)
     wait_for("its rank died with it", lambda: not Path(f"/proc/{rank}").exists())
-    wait_steps(tmp_path, epoch_number=2)
+    wait_steps(tmp_path, world_number=2)
     assert cluster.wait_rank(name, 1) != rank
     assert f"{name}-1-2" in {pod["metadata"]["name"] for pod in cluster.pods(name)}
 
@@ -58,7 +58,7 @@ def test_a_killed_coordinator_adopts_the_world(cluster: Cluster, name: str, tmp_
     made = len(lines(tmp_path, 0))
     wait_for("steps after adoption", lambda: len(lines(tmp_path, 0)) > made + 50)
     assert [cluster.rank_pid(name, rank) for rank in (0, 1)] == ranks, "adopted, not replanned"
-    assert len(epochs(tmp_path)) == 1
+    assert len(worlds(tmp_path)) == 1
     assert cluster.status(name).get("incidents", []) == []
 
 
@@ -79,7 +79,7 @@ def test_a_coordinator_that_hangs_is_started_anew_by_its_kubelet(cluster: Cluste
     assert len(lines(tmp_path, 0)) > made, "its workers went on meanwhile"
     made = len(lines(tmp_path, 0))
     wait_for("steps after that", lambda: len(lines(tmp_path, 0)) > made + 20)
-    assert len(epochs(tmp_path)) == 1, "adopted, not replanned"
+    assert len(worlds(tmp_path)) == 1, "adopted, not replanned"
 
 
 def test_a_coordinator_that_does_not_keep_up_is_told_in_status_and_loses_nobody(
@@ -97,7 +97,7 @@ def test_a_coordinator_that_does_not_keep_up_is_told_in_status_and_loses_nobody(
     )
     assert cluster.condition(name, "Running")["status"] == "True"
     assert cluster.status(name).get("incidents", []) == []
-    assert len(epochs(tmp_path)) == 1
+    assert len(worlds(tmp_path)) == 1
 
 
 def _registered(cluster: Cluster, name: str) -> bool:
@@ -113,7 +113,7 @@ def test_a_fault_while_the_coordinator_is_away_is_handled_when_it_is_back(
     pods, victim = cluster.pod_uids(name), cluster.wait_rank(name, 0)
     os.kill(cluster.coordinator_pid(name), signal.SIGKILL)
     os.kill(victim, signal.SIGKILL)
-    wait_steps(tmp_path, epoch_number=2)
+    wait_steps(tmp_path, world_number=2)
     assert cluster.pod_uids(name) == pods
 
 
@@ -123,6 +123,6 @@ def test_a_killed_operator_changes_nothing_but_comes_back(cluster: Cluster, name
     pods = cluster.pod_uids(name)
     os.kill(cluster.operator_pid(), signal.SIGKILL)
     os.kill(cluster.wait_rank(name, 0), signal.SIGKILL)
-    wait_steps(tmp_path, epoch_number=2)
+    wait_steps(tmp_path, world_number=2)
     wait_for("the incident in status", lambda: cluster.status(name).get("incidents"))
     assert cluster.pod_uids(name) == pods

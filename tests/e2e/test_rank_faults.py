@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.e2e.conftest import SCRIPTS, job, ticking
 from tests.e2e.harness import Cluster, wait_for
-from tests.e2e.story import epochs, lines, order, wait_steps
+from tests.e2e.story import lines, order, wait_steps, worlds
 
 
 def incident(cluster: Cluster, name: str) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def test_a_killed_rank_restarts_the_gang_in_place(cluster: Cluster, name: str, t
     wait_steps(tmp_path)
     pods, victim = cluster.pod_uids(name), cluster.wait_rank(name, 1)
     os.kill(victim, number)
-    wait_steps(tmp_path, epoch_number=2)
+    wait_steps(tmp_path, world_number=2)
     assert cluster.pod_uids(name) == pods, "no pod was replaced"
     assert all(s["restartCount"] == 0 for p in cluster.pods(name) for s in p["status"]["containerStatuses"])
     seen = incident(cluster, name)
@@ -38,7 +38,7 @@ def test_an_exception_shows_its_last_lines_in_status(cluster: Cluster, name: str
     cluster.create(ticking(name, tmp_path))
     wait_steps(tmp_path)
     order(tmp_path, 0, "raise the learning rate is a lie")
-    wait_steps(tmp_path, epoch_number=2)
+    wait_steps(tmp_path, world_number=2)
     seen = incident(cluster, name)
     assert (seen["cause"], seen["rank"]) == ("Error", 0)
     assert "ValueError: the learning rate is a lie" in seen["message"]
@@ -63,13 +63,13 @@ def test_exit_code_rules(cluster: Cluster, name: str, tmp_path: Path):
     cluster.create(ticking(name, tmp_path, recovery={"exitCodes": rules}))
     wait_steps(tmp_path)
     order(tmp_path, 1, "exit 75")
-    wait_steps(tmp_path, epoch_number=2)
+    wait_steps(tmp_path, world_number=2)
     assert incident(cluster, name)["cause"] == "RetriedFree"
     order(tmp_path, 1, "exit 42")
     failed = cluster.wait_condition(name, "Failed")
     assert failed["reason"] == "ExitCodeRule"
     assert "42" in failed["message"]
-    assert len(epochs(tmp_path)) == 2
+    assert len(worlds(tmp_path)) == 2
 
 
 def test_a_rank_that_ignores_sigterm_does_not_hold_the_gang(cluster: Cluster, name: str, tmp_path: Path):
@@ -78,7 +78,7 @@ def test_a_rank_that_ignores_sigterm_does_not_hold_the_gang(cluster: Cluster, na
     order(tmp_path, 0, "ignore-term")
     wait_for("order taken", lambda: not (tmp_path / "do-0").exists())
     os.kill(cluster.wait_rank(name, 1), signal.SIGKILL)
-    wait_steps(tmp_path, epoch_number=2)
+    wait_steps(tmp_path, world_number=2)
 
 
 def test_descendants_die_with_their_rank(cluster: Cluster, name: str, tmp_path: Path):
@@ -92,7 +92,7 @@ def test_descendants_die_with_their_rank(cluster: Cluster, name: str, tmp_path: 
 
     wait_for("the orphan", sleepers)
     os.kill(cluster.wait_rank(name, 1), signal.SIGKILL)
-    wait_steps(tmp_path, epoch_number=2)
+    wait_steps(tmp_path, world_number=2)
     assert sleepers() == []
 
 
@@ -104,7 +104,7 @@ def test_a_clean_exit_of_one_rank_does_not_hide_the_death_of_another(
     order(tmp_path, 0, "exit 0")
     wait_for("rank 0 gone", lambda: cluster.rank_pid(name, 0) is None)
     os.kill(cluster.wait_rank(name, 1), signal.SIGKILL)
-    wait_steps(tmp_path, epoch_number=2)
+    wait_steps(tmp_path, world_number=2)
     cluster.wait_condition(name, "Complete")
     assert lines(tmp_path, 0)[-1]["step"] == lines(tmp_path, 1)[-1]["step"] == 400
 

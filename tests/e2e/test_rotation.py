@@ -54,14 +54,14 @@ def test_a_running_job_and_its_checkpoints_outlive_a_change_of_the_key(
         (old,) = secrets_of(cluster, name)
         change_key(cluster)
         cluster.delete_pod(f"{name}-1-1")
-        wait_step(tmp_path, 1, epoch_number=2)
-    wait_step(tmp_path, 20, epoch_number=2)
+        wait_step(tmp_path, 1, world_number=2)
+    wait_step(tmp_path, 20, world_number=2)
     assert secrets_of(cluster, name) == {old}
     cluster.wait_condition(name, "Complete")
     assert max(line["step"] for line in trace(tmp_path, 0)) == 60
 
     made_anew(cluster, name, tmp_path, 2000)
-    wait_step(tmp_path, 61, epoch_number=1)
+    wait_step(tmp_path, 61, world_number=1)
     (new,) = secrets_of(cluster, name)
     assert new.rpartition("-")[2] != old.rpartition("-")[2]
     first, *_ = keys_in(cluster, new, tmp_path)

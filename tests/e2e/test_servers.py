@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.e2e.conftest import ticking
 from tests.e2e.harness import Cluster, environments, wait_for
-from tests.e2e.story import epochs, order, wait_steps
+from tests.e2e.story import order, wait_steps, worlds
 
 from ropeteam_trainer.contract import codec, config
 from ropeteam_trainer.contract.config import RankPlan
@@ -46,12 +46,12 @@ def pod_of(cluster: Cluster, name: str, slot: int) -> dict[str, Any]:
 
 def wait_again(folder: Path, rank: int, before: list[str]) -> str:
     """The epoch that this rank makes steps in, once it is not one of `before`."""
-    return wait_for(f"rank {rank} is back", lambda: [e for e in epochs(folder, rank) if e not in before])[-1]
+    return wait_for(f"rank {rank} is back", lambda: [e for e in worlds(folder, rank) if e not in before])[-1]
 
 
 @pytest.mark.parametrize("victim", [1, 3, 4], ids=["worker", "chief", "server"])
 def test_a_killed_rank_comes_back_alone(running: Cluster, name: str, tmp_path: Path, victim: int):
-    before, pods, old = pids(running, name), running.pods(name, None), epochs(tmp_path, victim)
+    before, pods, old = pids(running, name), running.pods(name, None), worlds(tmp_path, victim)
     os.kill(before[victim], signal.SIGKILL)
     wait_again(tmp_path, victim, old)
     after = pids(running, name)
@@ -68,7 +68,7 @@ def test_a_killed_rank_comes_back_alone(running: Cluster, name: str, tmp_path: P
 
 
 def test_a_deleted_worker_pod_is_replaced_alone(running: Cluster, name: str, tmp_path: Path):
-    before, old = pids(running, name), epochs(tmp_path, 1)
+    before, old = pids(running, name), worlds(tmp_path, 1)
     running.delete_pod(pod_of(running, name, 1)["metadata"]["name"])
     wait_again(tmp_path, 1, old)
     after = pids(running, name)
@@ -77,7 +77,7 @@ def test_a_deleted_worker_pod_is_replaced_alone(running: Cluster, name: str, tmp
 
 
 def test_with_a_servers_pod_all_go_back(running: Cluster, name: str, tmp_path: Path):
-    before, old = pids(running, name), [epochs(tmp_path, rank) for rank in RANKS]
+    before, old = pids(running, name), [worlds(tmp_path, rank) for rank in RANKS]
     memory = environment(before[4])[config.MEMORY]
     assert Path(memory).is_dir()
     running.delete_pod(pod_of(running, name, 4)["metadata"]["name"])

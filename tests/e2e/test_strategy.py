@@ -37,7 +37,7 @@ def test_a_pipeline_survives_a_fault_and_goes_on_as_shards(cluster: Cluster, nam
     cluster.create(recipe(name, tmp_path, {"parallelism": {"pipeline": 2}}))
     wait_step(tmp_path, 12)
     os.kill(cluster.wait_rank(name, 1), signal.SIGKILL)
-    wait_step(tmp_path, 14, epoch_number=2)
+    wait_step(tmp_path, 14, world_number=2)
     cluster.patch(name, {"suspend": True})
     cluster.wait_condition(name, "Suspended")
     stopped = max(line["step"] for line in trace(tmp_path, 0))

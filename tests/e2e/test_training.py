@@ -42,18 +42,18 @@ def trace(folder: Path, rank: int) -> list[dict[str, Any]]:
 
 
 def surviving(folder: Path, rank: int) -> dict[int, dict[str, Any]]:
-    """For each step the record of its last epoch: what the final model was made of."""
+    """For each step the record of its last world: what the final model was made of."""
     return {line["step"]: line for line in trace(folder, rank)}
 
 
-def wait_step(folder: Path, step: int, rank: int = 0, epoch_number: int = 1) -> None:
+def wait_step(folder: Path, step: int, rank: int = 0, world_number: int = 1) -> None:
     def reached() -> bool:
         seen = trace(folder, rank)
-        epochs = list(dict.fromkeys(line["epoch"] for line in seen))
-        here = epochs[epoch_number - 1] if len(epochs) >= epoch_number else None
-        return any(line["epoch"] == here and line["step"] >= step for line in seen)
+        worlds = list(dict.fromkeys(line["world"] for line in seen))
+        here = worlds[world_number - 1] if len(worlds) >= world_number else None
+        return any(line["world"] == here and line["step"] >= step for line in seen)
 
-    wait_for(f"step {step} of rank {rank} in world {epoch_number}", reached)
+    wait_for(f"step {step} of rank {rank} in world {world_number}", reached)
 
 
 @contextmanager
@@ -72,10 +72,10 @@ def test_faults_leave_no_trace_in_the_losses(cluster: Cluster, name: str, tmp_pa
     wait_step(stormy, 15)
     with slowly(stormy):
         os.kill(cluster.wait_rank(f"{name}-b", 1), signal.SIGKILL)
-    wait_step(stormy, 25, epoch_number=2)
+    wait_step(stormy, 25, world_number=2)
     with slowly(stormy):
         cluster.delete_pod(f"{name}-b-2-1")
-        wait_step(stormy, 1, epoch_number=3)
+        wait_step(stormy, 1, world_number=3)
     cluster.wait_condition(f"{name}-b", "Complete")
     causes = [seen["cause"] for seen in cluster.status(f"{name}-b")["incidents"]]
     assert causes == ["Signal", "PodDeleted"]
@@ -84,15 +84,15 @@ def test_faults_leave_no_trace_in_the_losses(cluster: Cluster, name: str, tmp_pa
         assert list(b) == list(a) == list(range(1, STEPS + 1))
         assert [b[step]["loss"] for step in b] == [a[step]["loss"] for step in a]
     for folder in (calm, stormy):
-        assert samples_by_data_epoch(folder) == [Counter(range(SAMPLES))] * (STEPS * BATCH // SAMPLES)
+        assert samples_by_epoch(folder) == [Counter(range(SAMPLES))] * (STEPS * BATCH // SAMPLES)
 
 
-def samples_by_data_epoch(folder: Path) -> list[Counter[int]]:
-    """How often each sample was used, data epoch by data epoch, in the surviving lineage of all ranks."""
+def samples_by_epoch(folder: Path) -> list[Counter[int]]:
+    """How often each sample was used, epoch by epoch, in the surviving lineage of all ranks."""
     used: list[Counter[int]] = [Counter() for _ in range(STEPS * BATCH // SAMPLES)]
     for rank in range(RANKS):
         for line in surviving(folder, rank).values():
-            used[line["data_epoch"]].update(line["samples"])
+            used[line["epoch"]].update(line["samples"])
     return used
 
 
@@ -117,14 +117,14 @@ def test_a_suspended_job_goes_on_with_more_workers_and_with_fewer(
 ):
     cluster.create(tiny(name, tmp_path, str(STEPS), "0.05", workers=2))
     for world, workers in ((1, RANKS), (2, 1)):
-        wait_step(tmp_path, 13 * world, epoch_number=world)
+        wait_step(tmp_path, 13 * world, world_number=world)
         with slowly(tmp_path):
             cluster.patch(name, {"suspend": True})
             cluster.wait_condition(name, "Suspended")
         cluster.patch(name, {"workers": workers, "suspend": False})
     cluster.wait_condition(name, "Complete")
     assert [line["step"] for line in trace(tmp_path, 0)] == list(range(1, STEPS + 1)), "none lost or repeated"
-    assert samples_by_data_epoch(tmp_path) == [Counter(range(SAMPLES))] * (STEPS * BATCH // SAMPLES)
+    assert samples_by_epoch(tmp_path) == [Counter(range(SAMPLES))] * (STEPS * BATCH // SAMPLES)
     assert 0 < len(trace(tmp_path, 2)) < len(trace(tmp_path, 1)) < STEPS, "three ranks, then one"
 
 

@@ -43,7 +43,7 @@ def test_a_killed_rank_leaves_no_trace(
     cluster.wait_condition(f"{name}-a", "Complete")
     cluster.create(training(f"{name}-b", stormy, precision, str(ballast), ranks=ranks))
     for world, victim in ((1, ranks - 1), (2, 0)):
-        wait_step(stormy, 25 * world, epoch_number=world)
+        wait_step(stormy, 25 * world, world_number=world)
         os.kill(cluster.wait_rank(f"{name}-b", victim), signal.SIGKILL)
     cluster.wait_condition(f"{name}-b", "Complete")
     assert [seen["cause"] for seen in cluster.status(f"{name}-b")["incidents"]] == ["Signal", "Signal"]

@@ -99,7 +99,7 @@ def test_a_balanced_job_resumes_in_another_world(tmp_path: Path) -> None:
     used = traces.samples(tmp_path / "trace", 3)
     alone = one_process(tmp_path, "--samples", "300", "--epochs", "2")
     assert used == traces.samples(alone, 1)
-    again = [line for line in traces.lines(tmp_path / "trace", 0) if line.epoch.n == 2]
+    again = [line for line in traces.lines(tmp_path / "trace", 0) if line.world.n == 2]
     assert len(again[0].samples) == 8 // 3, "it begins with equal parts"
 
 

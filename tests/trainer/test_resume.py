@@ -96,7 +96,7 @@ def test_each_sample_is_used_once_in_each_epoch_under_any_world(tmp_path: Path) 
     used = traces.samples(tmp_path / "trace", 3)
     for epoch in range(EPOCHS):
         assert sorted(used[epoch * SAMPLES : (epoch + 1) * SAMPLES]) == list(range(SAMPLES))
-    worlds = {line.epoch for rank in range(3) for line in traces.lines(tmp_path / "trace", rank)}
+    worlds = {line.world for rank in range(3) for line in traces.lines(tmp_path / "trace", rank)}
     assert len(worlds) == 4
 
 

@@ -11,9 +11,9 @@ from ropeteam_trainer.contract.world import Epoch
 
 @dataclass(frozen=True)
 class Line:
-    epoch: Epoch
+    world: Epoch
     step: int
-    data_epoch: int
+    epoch: int
     samples: tuple[int, ...]
     loss: str
 
@@ -22,19 +22,18 @@ def lines(trace: Path, rank: int) -> list[Line]:
     path = trace.with_name(f"{trace.name}.{rank}")
     read = [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
     return [
-        Line(Epoch.parse(r["epoch"]), r["step"], r["data_epoch"], tuple(r["samples"]), r["loss"])
-        for r in read
+        Line(Epoch.parse(r["world"]), r["step"], r["epoch"], tuple(r["samples"]), r["loss"]) for r in read
     ]
 
 
 def surviving(trace: Path, ranks: int) -> dict[int, list[Line]]:
-    """For each step, the lines of its last epoch, in rank order."""
+    """For each step, the lines of its last world, in rank order."""
     steps: dict[int, list[Line]] = {}
     for line in (line for rank in range(ranks) for line in lines(trace, rank)):
         known = steps.setdefault(line.step, [])
-        if known and known[0].epoch < line.epoch:
+        if known and known[0].world < line.world:
             known.clear()
-        if not known or known[0].epoch == line.epoch:
+        if not known or known[0].world == line.world:
             known.append(line)
     return steps
 

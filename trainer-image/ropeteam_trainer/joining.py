@@ -44,7 +44,7 @@ def init(
     second call returns the same Job.
     """
     global _job
-    if _job is None and config.PLAN in os.environ:
+    if _job is None and config.DRY_RUN in os.environ:
         from ropeteam_trainer.planning import dryrun
 
         _job = dryrun.begin()

@@ -2,7 +2,7 @@
 
     ticker.py FOLDER [STEPS] [SECONDS_PER_STEP]
 
-Appends `{"rank", "step", "pid", "epoch", "t"}` per step to FOLDER/rank-<rank>.jsonl. A file
+Appends `{"rank", "step", "pid", "world", "t"}` per step to FOLDER/rank-<rank>.jsonl. A file
 FOLDER/do-<rank> holds one command, taken once: raise TEXT | exit N | end | ignore-term | orphan.
 Starts from step 0 each time.
 """
@@ -32,6 +32,7 @@ def obey(command: str) -> None:
 
 def main() -> None:
     folder, rank = Path(sys.argv[1]), os.environ["RANK"]
+    world = os.environ.get("ROPETEAM_WORLD") or os.environ["ROPETEAM_EPOCH"]  # in pods of an older release
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else 10**9
     pause = float(sys.argv[3]) if len(sys.argv) > 3 else 0.02
     orders = folder / f"do-{rank}"
@@ -41,7 +42,7 @@ def main() -> None:
                 "rank": int(rank),
                 "step": step,
                 "pid": os.getpid(),
-                "epoch": os.environ["ROPETEAM_EPOCH"],
+                "world": world,
                 "t": time.time(),
             }
             log.write(json.dumps(line) + "\n")

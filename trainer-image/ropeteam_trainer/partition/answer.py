@@ -1,5 +1,5 @@
-"""A script's report to `ropeteam plan` before it would train: one Answer, as JSON in the file that PLAN_FILE
-names.
+"""A script's report to `ropeteam plan` before it would train: one DryRunResult, as JSON in the file that
+DRY_RUN_FILE names.
 
 Sizes are those of a real wrap() on torch's meta device, in a world without communication.
 """

@@ -1,5 +1,5 @@
 """`python -m ropeteam_trainer.planning LAUNCHER WORKERS PROCESSES command...`: run a job's command like one
-rank of the job, in place of this process. The answer is written to PLAN_FILE; temporary files are written
+rank of the job, in place of this process. The answer is written to DRY_RUN_FILE; temporary files are written
 beside it and deleted with its folder.
 """
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from ropeteam_trainer.agent.processes.spawn import write_shims
-from ropeteam_trainer.contract.config import PLAN_FILE, Launcher
+from ropeteam_trainer.contract.config import DRY_RUN_FILE, Launcher
 from ropeteam_trainer.contract.messages import Problem
 from ropeteam_trainer.launchers import JobSize, Run, analyse
 from ropeteam_trainer.partition.answer import DryRunResult
@@ -25,7 +25,7 @@ def main(launcher: str, job: JobSize, command: tuple[str, ...]) -> None:
         answers.write(DryRunResult(without_wrap=f"is started by `{command[0]}`, which is not analysed"))
     else:
         python = launch.python or sys.executable
-        root = write_shims(Path(os.environ[PLAN_FILE]).parent).root
+        root = write_shims(Path(os.environ[DRY_RUN_FILE]).parent).root
         argv = [
             *launch.wrapper,
             python,

@@ -13,8 +13,8 @@ from ropeteam_trainer.partition.answer import DryRunResult
 def write(answer: DryRunResult) -> None:
     """Write the answer to the file that the environment names; without one, as a line to stdout."""
     text = codec.encode(answer).decode()
-    if config.PLAN_FILE in os.environ:
-        Path(os.environ[config.PLAN_FILE]).write_text(text)
+    if config.DRY_RUN_FILE in os.environ:
+        Path(os.environ[config.DRY_RUN_FILE]).write_text(text)
     else:
         print(text)
 

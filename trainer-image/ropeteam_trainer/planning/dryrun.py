@@ -50,7 +50,7 @@ class DryRunJob(Job):
         loss: Callable[..., torch.Tensor] | None = None,
         tensor_plan: Callable[[TensorSplit], Mapping[str, Any]] | None = None,
     ) -> NoReturn:
-        del os.environ[config.PLAN]  # optimizers may step now
+        del os.environ[config.DRY_RUN]  # optimizers may step now
         try:
             measured = measure(
                 model, optimizer, self._strategy or Strategy(), self.world_size, loss, tensor_plan

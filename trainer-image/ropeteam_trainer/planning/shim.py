@@ -44,7 +44,7 @@ def _end_at_ddp(_: Any, module: Any, *__: Any, **___: Any) -> NoReturn:
 
 def _end_at_first_step(optimizer: Any, *_: Any) -> None:
     """End the script at the first step of any optimizer, before wrap() has been called."""
-    if config.PLAN in os.environ:
+    if config.DRY_RUN in os.environ:
         numbers = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
         answers.end(
             DryRunResult(without_wrap=f"trains {numbers:,} parameters with {type(optimizer).__name__}")

@@ -2,11 +2,11 @@
 
 With ROPETEAM_TRACE=file, rank N appends to `file.N` one JSON line per report():
 
-    {"epoch": "1.0.2", "step": 41, "data_epoch": 0, "samples": [17, 4], "loss": "0x1.8p+1"}
+    {"world": "1.0.2", "step": 41, "epoch": 0, "samples": [17, 4], "loss": "0x1.8p+1"}
 
-`epoch` is the world's, `samples` the ids that this rank took since the last report (in order), `loss` the
+`samples` are the ids that this rank took since the last report (in order), `loss` the
 value that it reported (float.hex, null if none). A step that was done twice has two lines; the one of the
-higher epoch counts. One write call per line: a killed rank leaves no partial line behind.
+newer world counts. One write call per line: a killed rank leaves no partial line behind.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from collections.abc import Sequence
 
 
 class Trace:
-    def __init__(self, path: str, rank: int, epoch: str) -> None:
+    def __init__(self, path: str, rank: int, world: str) -> None:
         self._file = os.open(f"{path}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._epoch = epoch
+        self._world = world
 
-    def step(self, step: int, data_epoch: int, samples: Sequence[int], loss: float | None) -> None:
+    def step(self, step: int, epoch: int, samples: Sequence[int], loss: float | None) -> None:
         line = {
-            "epoch": self._epoch,
+            "world": self._world,
             "step": step,
-            "data_epoch": data_epoch,
+            "epoch": epoch,
             "samples": list(samples),
             "loss": None if loss is None else float(loss).hex(),
         }

@@ -28,7 +28,7 @@ def rehearse(spec: TrainingJobSpec, folder: Path, timeout_seconds: float) -> Dry
         return f"the script was not run: {error}"
     with tempfile.TemporaryDirectory(prefix="ropeteam-plan-") as scratch:
         answer, output_file = Path(scratch, "answer"), Path(scratch, "said")
-        environment = {**launch.environment, **_as_first_rank(spec), config.PLAN_FILE: str(answer)}
+        environment = {**launch.environment, **_as_first_rank(spec), config.DRY_RUN_FILE: str(answer)}
         launcher_args = [spec.launcher.value, str(spec.workers), str(spec.processes)]
         ours = [sys.executable, "-m", "ropeteam_trainer.planning", *launcher_args]
         with output_file.open("wb") as output, _kill_descendants():
@@ -80,7 +80,7 @@ def _as_first_rank(spec: TrainingJobSpec) -> dict[str, str]:
     }
     strategy = of_contract(spec.strategy) if spec.strategy else None
     plan = RankPlan("", (), False, None, Resume.LATEST, None, "", "", strategy)
-    ours = {config.PLAN: "1", config.RANK_PLAN: codec.encode(plan).decode(), "OMP_NUM_THREADS": "1"}
+    ours = {config.DRY_RUN: "1", config.RANK_PLAN: codec.encode(plan).decode(), "OMP_NUM_THREADS": "1"}
     return {name: str(number) for name, number in numbers.items()} | ours
 
 
