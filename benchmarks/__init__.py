@@ -5,7 +5,8 @@ results.py             rows, samples and provenance in results/NAME.json
 pictures.py            pictures of these, on demand
 train_*.py             scripts that ranks run
 crowd.py               agents without processes, for coordinator.py
-idle.py, hostile.py    clients of strangers.py, and objects of tenants.py
+idle_clients.py        clients of idle_connections.py
+hostile.py             load of tenants.py
 jobset.py              JobSet as a peer, for cluster_kills.py
 scale/                 an operator with 1,000 jobs and 10,000 pods
 Every other module is a benchmark, and says what it measures.

@@ -49,7 +49,7 @@ BENCHMARKS = (
     Benchmark("wrap_overhead", 4),
     Benchmark("techniques", 10),
     Benchmark("coordinator", 2),
-    Benchmark("strangers", 20),
+    Benchmark("idle_connections", 20),
     Benchmark("defences", 25, HISTORY),
     Benchmark("gang_restart_gpu", 15, GPU, ("gang_restart",), {"DEVICE": "cuda"}),
     Benchmark("cluster_recovery", 15, NODES),
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(benchmark: Benchmark) -> int:
-    """Its exit status."""
+    """The exit status."""
     module, *arguments = benchmark.command or (benchmark.name,)
     print(f"=== {benchmark.name}: about {benchmark.minutes} min", flush=True)
     command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]

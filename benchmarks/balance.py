@@ -1,4 +1,4 @@
-"""What does a slow worker cost, with equal parts and with balanced ones?
+"""Throughput beside one slow worker, with equal parts and with balanced ones.
 
     python -m benchmarks.balance [TRIALS]        (5 by default; about a quarter of an hour)
 
@@ -35,7 +35,7 @@ Steps = list[tuple[float, float, int]]
 
 
 def train(folder: Path, world: int, slow: int, *options: str) -> list[Steps]:
-    """What each rank wrote."""
+    """Steps of each rank."""
     folder.mkdir(parents=True)
     ended = Crew(folder, world).run(str(SCRIPT), str(folder), str(STEPS), str(slow), *options)
     if any(ended.codes):

@@ -1,4 +1,4 @@
-"""What our sitecustomize (agent/script/childhooks.py) costs each Python process of a job: `python -c pass`
+"""Cost of our sitecustomize (agent/script/childhooks.py) to each Python process of a job: `python -c pass`
 with its folder on PYTHONPATH and an agent's socket in the environment, beside the same without, in turns.
 
     python -m benchmarks.child_start [N]      goal: 5 ms

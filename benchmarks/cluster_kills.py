@@ -4,8 +4,8 @@
 
 An unchanged DDP script with recovery.start: Fork, and the same under JobSet (Recreate). A kill counts from
 SIGKILL to the first step of all six ranks in new processes; the last kills must cost what the first did (a
-crash-loop back-off doubles each time). A leader that is killed must be followed within the lease, one that is
-asked to leave at once.
+crash-loop back-off doubles each time). After a leader is killed another must act within the lease duration,
+after one is terminated (SIGTERM) at once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
     lab = Lab(NODES, (images.operator(), images.trainer()))
     site = Site.ready(lab)
     samples = {"rank killed, six pods": ours(site, kills), "the same, JobSet": of_jobset(site, kills)}
-    for how in (killed, asked_to_leave):
+    for how in (killed, terminated):
         samples[f"leader {how.__name__.replace('_', ' ')}"] = [leader(site, how) for _ in range(LEADERS)]
     lab.down()
     return show(samples)
@@ -111,7 +111,7 @@ def killed(site: Site, pod: str) -> None:
     os.kill(site.operator(pod), signal.SIGKILL)
 
 
-def asked_to_leave(site: Site, pod: str) -> None:
+def terminated(site: Site, pod: str) -> None:
     site.lab.kubectl("-n", SYSTEM, "delete", "pod", pod, "--wait=false")
 
 
@@ -129,7 +129,7 @@ def show(samples: dict[str, list[float]]) -> int:
         Row("rank killed: ours beside JobSet's", round(ratio, 1), "x", len(kills),
             round(min(samples["the same, JobSet"]) / max(kills), 1), ">= 4", ratio >= 4, "JobSet Recreate")
     )  # fmt: skip
-    for name, goal in (("leader killed", 20.0), ("leader asked to leave", 2.0)):
+    for name, goal in (("leader killed", 20.0), ("leader terminated", 2.0)):
         value, worst = statistics.median(samples[name]), max(samples[name])
         table.append(
             Row(f"{name}: another acts", round(value, 2), "s", len(samples[name]), round(worst, 2),

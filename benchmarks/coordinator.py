@@ -4,11 +4,12 @@
     python -m benchmarks.coordinator 4096 --hold 600 --busy 2          (no figures but of leases)
 
 The shipped process, pinned to one core; the agents are fakes on real sockets (crowd.py), in CLIENTS processes
-on the other cores, that obey at once and renew their lease as real ones do. For each number of agents:
+on the other cores, that apply orders at once and renew their lease as real ones do. For each number of
+agents:
     registered   from the first connection until the last agent has its first orders
     planned      from the first connection until the last agent has its part of the first plan
     idle         processor time of the coordinator per second in which all only renew their lease, and the
-                 operator asks every 5 s
+                 operator sends PUT /desired every 5 s
     recovered    from the death of one rank until every agent has its part of the next plan
     committed    from the first shard of a checkpoint until status names it
     memory       the highest resident memory
@@ -50,7 +51,7 @@ from ropeteam_trainer.contract.fence import renew_seconds
 
 SIZES = (16, 64, 256, 1024, 2048, 4096)
 CLIENTS = 2
-IDLE_SECONDS, PATIENCE, ASK_SECONDS = 10.0, 60.0, 5.0
+IDLE_SECONDS, PATIENCE, REPORT_SECONDS = 10.0, 60.0, 5.0
 GOALS = {"registered": 5.0, "idle": 0.15, "recovered": 1.0, "memory": 200.0, "lost": 0.0}
 """At the largest number."""
 UNITS = {"idle": "cores", "memory": "MiB", "lost": "leases"}
@@ -69,16 +70,16 @@ class Stage:
     operator: Operator
 
     async def report(self) -> JobReport:
-        asked = self.operator.ask("PUT /desired", codec.encode(self.desired))
-        status, body = await asyncio.wait_for(asked, PATIENCE)
+        answer = self.operator.ask("PUT /desired", codec.encode(self.desired))
+        status, body = await asyncio.wait_for(answer, PATIENCE)
         assert status == 200, body
         return codec.decode(JobReport, body)
 
-    def ask(self, word: str, last: bool = False) -> list[Seen]:
-        """Said to all agents, or to those of the last process."""
+    def command(self, command: str, last: bool = False) -> list[Seen]:
+        """Command all agents, or those of the last process; returns what each process has seen."""
         pipes = self.pipes[-1:] if last else self.pipes
         for pipe in pipes:
-            pipe.send(word)
+            pipe.send(command)
         return [pipe.recv() for pipe in pipes]
 
     def cpu(self) -> float:
@@ -99,13 +100,13 @@ class Stage:
         return time.monotonic() - began
 
     async def until_all(self, mark: str, since: str) -> float:
-        """Seconds from the first that heard the word until the last agent has reached this mark."""
+        """Seconds from the command `since` until the last agent has reached this mark."""
         began = time.monotonic()
         while True:
-            told = self.ask("look")
-            counts = [seen.get(mark, (0, 0.0)) for _, seen in told]
+            answers = self.command("look")
+            counts = [seen.get(mark, (0, 0.0)) for _, seen in answers]
             if sum(count for count, _ in counts) >= self.size:
-                first = min(said[since] for said, _ in told if since in said)
+                first = min(commands[since] for commands, _ in answers if since in commands)
                 return max(at for _, at in counts) - first
             assert time.monotonic() < began + PATIENCE, f"{mark}: {counts}"
             await asyncio.sleep(0.05)
@@ -150,17 +151,17 @@ async def play(stage: Stage) -> dict[str, float]:
     found["registered"] = await stage.until_all("registered", "connect")
     found["planned"] = await stage.until_all("1.0.1", "connect")
     found["registering"] = stage.cpu() - used
-    stage.ask("steps")
+    stage.command("steps")
     await stage.until(lambda report: "runs with" in report.why)
     await asyncio.sleep(2)
     found["idle"] = await idle(stage, IDLE_SECONDS)
     used = stage.cpu()
-    stage.ask("saves")
+    stage.command("saves")
     found["committed"] = await stage.until(lambda report: report.lineage)
     found["committing"] = stage.cpu() - used
     await asyncio.sleep(1)
     used = stage.cpu()
-    stage.ask("dies", last=True)
+    stage.command("dies", last=True)
     found["recovered"] = await stage.until_all("1.0.2", "dies")
     found["recovering"] = stage.cpu() - used
     found["memory"] = stage.memory()
@@ -177,14 +178,14 @@ async def idle(stage: Stage, seconds: float) -> float:
     began, used = time.monotonic(), stage.cpu()
     while time.monotonic() < began + seconds:
         await stage.report()
-        await asyncio.sleep(ASK_SECONDS)
+        await asyncio.sleep(REPORT_SECONDS)
     return (stage.cpu() - used) / (time.monotonic() - began)
 
 
 async def hold(stage: Stage, seconds: float, busy: int) -> dict[str, float]:
     """Does everybody keep its lease beside `busy` loops on the same core?"""
     await stage.until_all("1.0.1", "connect")
-    stage.ask("steps")
+    stage.command("steps")
     await stage.until(lambda report: "runs with" in report.why)
     loops = [multiprocessing.Process(target=_burn, args=(cores()[0],), daemon=True) for _ in range(busy)]
     for loop in loops:
@@ -194,8 +195,8 @@ async def hold(stage: Stage, seconds: float, busy: int) -> dict[str, float]:
     for loop in loops:
         loop.terminate()
     registered = sum(slot.registered for slot in report.slots.values())
-    cut = sum(seen.get("cut off", (0, 0.0))[0] for _, seen in stage.ask("look"))
-    return {"idle": used, "registered": registered, "cut off": cut, "lost": lost(report)}
+    disconnected = sum(seen.get("cut off", (0, 0.0))[0] for _, seen in stage.command("look"))
+    return {"idle": used, "registered": registered, "cut off": disconnected, "lost": lost(report)}
 
 
 def _burn(core: int) -> None:
@@ -207,15 +208,15 @@ def _burn(core: int) -> None:
 def measure(size: int, script: Callable[[Stage], Any]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         process, port, http = start(Path(folder), size)
-        words = {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in range(size)}
+        slots = {str(slot): SlotDesired(1, f"pod-{slot}-1") for slot in range(size)}
         operator = Operator(http)
-        stage = Stage(size, process, Desired(1, 1, 1, words, allowance=10), [], operator)
+        stage = Stage(size, process, Desired(1, 1, 1, slots, allowance=10), [], operator)
         asyncio.run(stage.report())
         share = -(-size // CLIENTS)
         for first in range(0, size, share):
             ours, theirs = multiprocessing.Pipe()
-            slots = range(first, min(first + share, size))
-            settings = (theirs, slots, port, LEASE_SECONDS, set(cores()[1:]))
+            own = range(first, min(first + share, size))
+            settings = (theirs, own, port, LEASE_SECONDS, set(cores()[1:]))
             multiprocessing.Process(target=crowd.live, args=settings, daemon=True).start()
             stage.pipes.append(ours)
         try:

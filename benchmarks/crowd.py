@@ -1,7 +1,7 @@
 """Agents without processes, thousands in one process, for benchmarks/coordinator.py.
 
-They speak the real protocol on real sockets, obey at once, and renew their lease as real ones do. What they
-say is kept as JSON and not as messages of ours, so that they cost less than what they measure.
+They speak the real protocol on real sockets, apply orders at once, and renew their lease as real ones do.
+Their reports are JSON and not messages of ours, so that they cost less than what they measure.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Crowd:
         self.buffer = memoryview(bytearray(1 << 18))
         self.fakes = [Fake(slot, self) for slot in slots]
         self.seen: dict[str, tuple[int, float]] = {}
-        self.said: dict[str, float] = {}
-        """When a word of the benchmark was carried out."""
+        self.commands: dict[str, float] = {}
+        """When a command of the benchmark was carried out."""
 
     async def connect(self) -> None:
         loop, some = asyncio.get_running_loop(), asyncio.Semaphore(CONNECTING)
@@ -45,18 +45,18 @@ class Crowd:
             async with some:
                 await loop.create_connection(lambda: fake, "127.0.0.1", self.port)
 
-        self.said["connect"] = time.monotonic()
+        self.commands["connect"] = time.monotonic()
         await asyncio.gather(*map(one, self.fakes))
 
     def note(self, mark: str) -> None:
         self.seen[mark] = (self.seen.get(mark, (0, 0.0))[0] + 1, time.monotonic())
 
-    def carry_out(self, word: str) -> None:
-        self.said[word] = time.monotonic()
-        match word:
+    def carry_out(self, command: str) -> None:
+        self.commands[command] = time.monotonic()
+        match command:
             case "steps" | "saves":
                 for fake in self.fakes:
-                    getattr(fake, word)()
+                    getattr(fake, command)()
             case "dies":
                 self.fakes[-1].dies()
 
@@ -87,7 +87,7 @@ class Fake(asyncio.BufferedProtocol):
         assert self._opener
         for body in self._opener.feed(data):
             if body.startswith(b"{"):
-                self._obey(json.loads(body))
+                self._apply(json.loads(body))
 
     def _greet(self, nonce: bytes) -> None:
         mine = os.urandom(wire.NONCE_SIZE)
@@ -95,7 +95,7 @@ class Fake(asyncio.BufferedProtocol):
         self._sealer = wire.Sealer(key, nonce, wire.TO_COORDINATOR)
         self._opener = wire.Opener(key, nonce, wire.TO_AGENT)
         self._transport.write(wire.ANSWER + mine)
-        self._tell()
+        self._send()
         first = self._crowd.lease * random.random()
         asyncio.get_running_loop().call_later(first, self._renew)
 
@@ -107,13 +107,13 @@ class Fake(asyncio.BufferedProtocol):
             self._transport.write(self._sealer.seal(LEASE))
             asyncio.get_running_loop().call_later(self._crowd.lease, self._renew)
 
-    def _tell(self, **changes: Any) -> None:
+    def _send(self, **changes: Any) -> None:
         self.report.update(changes)
         self.report["number"] += 1
         self._transport.write(self._sealer.seal(json.dumps(self.report, separators=(",", ":")).encode()))
 
-    def _obey(self, orders: dict[str, Any]) -> None:
-        """tests/coordinator/film.py says it in messages."""
+    def _apply(self, orders: dict[str, Any]) -> None:
+        """As tests/coordinator/film.py, which has messages instead of JSON."""
         plan, host, grant = orders.get("plan"), orders.get("host_store"), orders.get("grant")
         if not self.report["orders_seen"]:
             self._crowd.note("registered")
@@ -131,28 +131,28 @@ class Fake(asyncio.BufferedProtocol):
             changes |= {"granted": ref, "committed": ref | {"digest": f"digest-{ref['step']}"}}
         if orders.get("lineage"):
             changes["shards"] = []
-        self._tell(**changes)
+        self._send(**changes)
 
     def steps(self) -> None:
-        self._tell(ranks=[{"rank": self.slot, "phase": "Running", "step": 10, "steps_here": 10}])
+        self._send(ranks=[{"rank": self.slot, "phase": "Running", "step": 10, "steps_here": 10}])
 
     def saves(self) -> None:
         files = [{"name": f"__{self.slot}_{n}.distcp", "size": 10**9, "sha256": "f" * 64} for n in range(4)]
         shard = {"rank": self.slot, "epoch": self.report["plan"]["epoch"], "step": 10, "files": files}
-        self._tell(shards=[shard])
+        self._send(shards=[shard])
 
     def dies(self) -> None:
-        self._tell(ranks=[self._ended(SIGKILL)], stopped=True)
+        self._send(ranks=[self._ended(SIGKILL)], stopped=True)
 
     def _ended(self, how: Any) -> dict[str, Any]:
-        """The last word of its rank, which may have ended before."""
+        """The last report of the rank, which may have ended before."""
         rank: dict[str, Any]
         (rank,) = self.report["ranks"]
         return rank if rank.get("exit") else rank | {"phase": "Exited", "exit": codec.to_plain(how)}
 
 
 def live(pipe: Connection, slots: range, port: int, lease: float, cores: set[int]) -> None:
-    """A process of agents: takes words from the benchmark, and answers each with what was seen and when."""
+    """A process of agents: carries out commands, and answers each with what was seen and when."""
     os.sched_setaffinity(0, cores)
     asyncio.run(_live(pipe, Crowd(slots, port, lease)))
 
@@ -161,12 +161,12 @@ async def _live(pipe: Connection, crowd: Crowd) -> None:
     over = asyncio.Event()
 
     def answer() -> None:
-        word = pipe.recv()
-        if word == "end":
+        command = pipe.recv()
+        if command == "end":
             over.set()
         else:
-            crowd.carry_out(word)
-            pipe.send((crowd.said, crowd.seen))
+            crowd.carry_out(command)
+            pipe.send((crowd.commands, crowd.seen))
 
     asyncio.get_running_loop().add_reader(pipe.fileno(), answer)
     await crowd.connect()

@@ -1,4 +1,4 @@
-"""What do the borders cost? This commit beside the one before them, in turns, on local clusters.
+"""Cost of security measures: this commit beside the one before them, in turns, on local clusters.
 
     python -m benchmarks.defences [TRIALS] [CROWDS] [COMMIT]     (10, 3, c436723)
 
@@ -35,8 +35,8 @@ START, EXEC, FORK, CROWD = "job start", "rank killed, exec", "rank killed, fork"
 
 
 def main() -> int:
-    words = dict(enumerate(sys.argv))
-    trials, crowds, commit = int(words.get(1, 10)), int(words.get(2, 3)), words.get(3, BEFORE)
+    argv = dict(enumerate(sys.argv))
+    trials, crowds, commit = int(argv.get(1, 10)), int(argv.get(2, 3)), argv.get(3, BEFORE)
     samples: dict[str, list[float]] = {
         f"{what}, {when}": [] for what in (START, EXEC, FORK, CROWD) for when in ("before", "now")
     }
@@ -60,7 +60,7 @@ def note(samples: dict[str, list[float]], name: str, seconds: float) -> None:
 
 
 def taken(commit: str, folder: Path) -> Path:
-    """Its files. Raises CalledProcessError if the clone is too shallow to have it."""
+    """The files of a commit. Raises CalledProcessError if the clone is too shallow to have it."""
     folder.mkdir()
     packed = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
     subprocess.run(["tar", "-x"], cwd=folder, check=True, input=packed)

@@ -129,7 +129,7 @@ def sweep(folder: Path) -> None:
 
 
 def ropeteam(cluster: Cluster, start: str) -> Contender:
-    """The same script as a TrainingJob of two pods with one rank each."""
+    """That script as a TrainingJob of two pods with one rank each."""
 
     @contextmanager
     def contender(folder: Path) -> Iterator[None]:

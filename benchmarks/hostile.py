@@ -1,11 +1,11 @@
-"""What other tenants put on a real cluster, for benchmarks/tenants.py.
+"""Load of other tenants on a real cluster, for benchmarks/tenants.py.
 
     python -m benchmarks.hostile harmless|hostile KUBECONFIG     until SIGTERM
 
-Both ask the API server for as much, as often: things are made, changed and deleted. Hostile are TrainingJobs
-of every shape, beside false coordinators; harmless are the same things under a definition of the same fields
-that is of another group, which is no business of ours. Those have a controller too, which asks the API server
-for what any does: it watches, and of each thing it saves a status once and makes an event.
+Both cost the API server the same: objects are created, patched and deleted at one rate. Hostile are
+TrainingJobs of every shape, beside false coordinators; harmless are the same objects under a definition with
+the same fields in another API group, which no operator of ours watches. Those have a controller too, with the
+requests of any controller: it watches, and for each object it writes a status and an event once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHURN = "churn"
 """The namespace of what comes and goes."""
 PODS, CONFIG_MAPS, SERVICES, JOBS = 10_000, 5_000, 2_000, 200
 A_SECOND = 1
-"""Things that are made, changed and deleted. Of three, as large as these, the API server of a small machine
+"""Objects created, patched and deleted. With three, as large as these, the API server of a small machine
 needs most of a core, whatever they are, and everything on it is slow."""
 OPERATORS = 2
 """As many as the chart has."""
@@ -71,7 +71,7 @@ SHAPES: dict[str, Object] = {
     "misfit": {"strategy": {"parallelism": {"tensor": 7}}, "suspend": False},
     "volume": {"checkpoint": _CLAIM, "template": _UNPLACED, "suspend": False},
 }
-"""What a TrainingJob may be that its API server takes, and that costs an operator most."""
+"""Specs that the API server accepts and that cost an operator most."""
 
 
 def hostile(number: int, space: str = "") -> Object:
@@ -86,12 +86,12 @@ def coming(number: int, space: str) -> Object:
 
 
 def harmless(number: int, space: str) -> Object:
-    """The same, of the other kind."""
+    """An object of the other kind, with the same spec."""
     return {**coming(number, space), "apiVersion": f"{OTHER_GROUP}/v1alpha1", "kind": OTHER_KIND}
 
 
 async def define_other(client: ApiClient) -> None:
-    """Its kind, and where our client finds it."""
+    """Create the other definition, and register its path in our client."""
     made = yaml.safe_load((ROOT / "crds" / "ropeteam.dev_trainingjobs.yaml").read_text())
     plural = f"{OTHER_KIND.lower()}s"
     names = {
@@ -153,18 +153,18 @@ async def beforehand(client: ApiClient, share: float = 1.0) -> None:
     await _in_turn(client, (make(number) for make, count in kinds for number in range(int(count * share))))
 
 
-async def _in_turn(client: ApiClient, things: Iterator[Object]) -> None:
+async def _in_turn(client: ApiClient, objects: Iterator[Object]) -> None:
     """A few at a time, as fast as they are taken."""
 
     async def work() -> None:
-        for thing in things:
-            await client.create(thing)
+        for obj in objects:
+            await client.create(obj)
 
     await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
 
 
 async def churn(client: ApiClient, make: Callable[[int, str], Object]) -> None:
-    """For ever: a thing is made, changed a second later, and deleted after another."""
+    """For ever: an object is created, patched a second later, and deleted after another."""
     async with asyncio.TaskGroup() as group:
         for _ in range(OPERATORS if make is harmless else 0):
             group.create_task(_watch(client))
@@ -174,14 +174,14 @@ async def churn(client: ApiClient, make: Callable[[int, str], Object]) -> None:
 
 
 async def _watch(client: ApiClient) -> None:
-    """As an operator does: it hears of each change."""
+    """As an operator does: receive each change."""
     async with client.watch(f"/apis/{OTHER_GROUP}/v1alpha1/{OTHER_KIND.lower()}s", {}) as answer:
         async for _ in answer.content.iter_any():
             pass
 
 
 async def _handle(client: ApiClient, made: Object) -> None:
-    """As an operator does: it says what has become of it."""
+    """As an operator does: write a status and an event."""
     fact = {
         "type": "Suspended",
         "status": "True",
@@ -196,15 +196,15 @@ async def _handle(client: ApiClient, made: Object) -> None:
     await client.create({**event, "type": "Normal", "reason": "Suspended", "message": "No pod runs."})
 
 
-async def _life(client: ApiClient, thing: Object) -> None:
+async def _life(client: ApiClient, obj: Object) -> None:
     with suppress(ApiError, AlreadyGone):
-        made = await client.create(thing)
+        made = await client.create(obj)
         if made["kind"] == OTHER_KIND:
             await _handle(client, made)
         await asyncio.sleep(1)
-        await client.merge(ObjectRef.of(thing), {"metadata": {"annotations": {"changed": "yes"}}})
+        await client.merge(ObjectRef.of(obj), {"metadata": {"annotations": {"changed": "yes"}}})
         await asyncio.sleep(1)
-        await client.delete(ObjectRef.of(thing), uid=made["metadata"]["uid"])
+        await client.delete(ObjectRef.of(obj), uid=made["metadata"]["uid"])
 
 
 async def false_coordinators(client: ApiClient) -> None:

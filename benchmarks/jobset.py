@@ -3,8 +3,8 @@
     with JobSet(lab.control.kubeconfig, lab.kubectl, lab.folder, site.shared) as peer:
         peer.create("peer", ["python", "/shared/scripts/train_ddp.py", "/shared/peer"], workers=6)
 
-Strategy Recreate: one failed pod fails its Job, and all pods are made anew. The controller is built from the
-Go module proxy into ~/.cache/ropeteam/peers; nothing of JobSet's is in this repository.
+Strategy Recreate: one failed pod fails its Job, and all pods are created again. The controller is built from
+the Go module proxy into ~/.cache/ropeteam/peers; nothing of JobSet's is in this repository.
 Limits: no admission webhooks (see `manifest`), no leader election; one on a machine and cluster at a time.
 """
 
@@ -103,8 +103,8 @@ class JobSet:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         folder.chmod(0o777)
-        thing = manifest(name, command, workers, self._shared)
-        self._kubectl("create", "-f", "-", text=json.dumps(thing))
+        obj = manifest(name, command, workers, self._shared)
+        self._kubectl("create", "-f", "-", text=json.dumps(obj))
 
     def delete(self, name: str) -> None:
         """Returns when its pods are gone. That takes half a minute while the definition is so new that the
@@ -118,7 +118,7 @@ class JobSet:
         return list(json.loads(self._kubectl("get", "pods", "-l", labels, "-o", "json"))["items"])
 
     def restarts(self, name: str) -> int:
-        """How often all pods were made anew."""
+        """How often all pods were created again."""
         seen = json.loads(self._kubectl("get", "jobset", name, "-o", "json"))
         return int(seen.get("status", {}).get("restarts", 0))
 

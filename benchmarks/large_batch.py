@@ -3,7 +3,7 @@
     python -m benchmarks.large_batch [SEEDS]        (10 by default; about three minutes)
 
 The recipe `digits` with SGD, the same epochs and pictures: batches of 16; batches of 256 at the same rate;
-and batches of 256 at 16 times the rate after a warm-up, as spec.strategy asks for it. Two ranks, through
+and batches of 256 at 16 times the rate after a warm-up, as spec.strategy requests it. Two ranks, through
 job.wrap(); seeds change the first weights and the order of pictures. Accuracy is that of 360 pictures that
 were not trained on, so a picture is 0.0028.
 """
@@ -40,12 +40,12 @@ def accuracy(folder: Path, strategy: dict[str, Any], seed: int) -> float:
     options = {"--optimizer": "SGD", "--learning-rate": RATE, "--epochs": EPOCHS, "--seed": seed}
     folder.mkdir(parents=True)
     agent = FakeAgent(folder, 2, None, Epoch(1, 0, 1))
-    with Crew(folder / "crew", 2) as crew:
-        crew.start(
-            str(Path(digits.__file__)), *(str(word) for option in options.items() for word in option),
+    with Crew(folder / "group", 2) as group:
+        group.start(
+            str(Path(digits.__file__)), *(str(part) for option in options.items() for part in option),
             agent=agent, strategy=codec.from_plain(Strategy, strategy),
         )  # fmt: skip
-        ended = crew.wait(seconds=300)
+        ended = group.wait(seconds=300)
     agent.close()
     if any(ended.codes):
         raise RuntimeError("\n".join(ended.output))

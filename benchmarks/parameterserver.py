@@ -1,4 +1,4 @@
-"""What do parameter servers cost, and what do backup workers and bounds give?
+"""Cost of parameter servers, and gain of backup workers and bounds.
 
     python -m benchmarks.parameterserver [TRIALS]        (5 by default; about five minutes)
 
@@ -41,11 +41,11 @@ def served(**fields: Any) -> dict[str, Any]:
 
 
 def run(folder: Path, kind: str, world: int, workers: int, request: dict[str, Any]) -> tuple[list[Any], str]:
-    """What each worker wrote, and what the chief said."""
+    """Results of each worker, and the output of the chief."""
     folder.mkdir(parents=True)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory, Crew(folder, world) as crew:
-        crew.environment[config.MEMORY] = memory
-        ended = crew.start(str(SCRIPT), kind, str(folder), json.dumps(request)).wait(seconds=300)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory, Crew(folder, world) as group:
+        group.environment[config.MEMORY] = memory
+        ended = group.start(str(SCRIPT), kind, str(folder), json.dumps(request)).wait(seconds=300)
     if any(ended.codes):
         raise RuntimeError("\n".join(ended.output))
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(workers)], ended.output[
@@ -60,31 +60,31 @@ def bare_tcp(megabytes: int, times: int) -> list[float]:
 
     def serve() -> None:
         connection, _ = listener.accept()
-        room = memoryview(bytearray(size))
+        buffer = memoryview(bytearray(size))
         with connection:
             for _ in range(times):
-                _fill(connection, room)
-                connection.sendall(room)
+                _fill(connection, buffer)
+                connection.sendall(buffer)
 
     thread = threading.Thread(target=serve)
     thread.start()
-    room = memoryview(bytearray(size))
+    buffer = memoryview(bytearray(size))
     seconds = []
     with socket.create_connection(listener.getsockname()) as connection:
         for _ in range(times):
             begin = time.perf_counter()
-            connection.sendall(room)
-            _fill(connection, room)
+            connection.sendall(buffer)
+            _fill(connection, buffer)
             seconds.append(time.perf_counter() - begin)
     thread.join()
     listener.close()
     return seconds
 
 
-def _fill(connection: socket.socket, room: memoryview) -> None:
+def _fill(connection: socket.socket, buffer: memoryview) -> None:
     begin = 0
-    while begin < len(room):
-        begin += connection.recv_into(room[begin:])
+    while begin < len(buffer):
+        begin += connection.recv_into(buffer[begin:])
 
 
 def exchange(folder: Path) -> tuple[float, float]:
@@ -107,25 +107,25 @@ def backup(folder: Path) -> tuple[float, float, float, int, float, float]:
     equal = {**usual, "slow": -1, "slow_seconds": 0.0, "strategy": served()}
     calm, _ = run(folder / "equal", "train", 5, 4, equal)
     waits, _ = run(folder / "waits", "train", 5, 4, {**slow, "strategy": served()})
-    backed, said = run(folder / "backed", "train", 5, 4, {**slow, "strategy": served(backup_workers=1)})
+    backed, output = run(folder / "backed", "train", 5, 4, {**slow, "strategy": served(backup_workers=1)})
     last = [statistics.mean(loss for _, _, loss in each[0][-10:]) for each in (calm, backed)]
     speeds = [steps_per_second(each[0]) for each in (calm, waits, backed)]
-    return speeds[0], speeds[1], speeds[2], int(told(said)["dropped"]), last[0], last[1]
+    return speeds[0], speeds[1], speeds[2], int(server_counters(output)["dropped"]), last[0], last[1]
 
 
 def bounded(folder: Path) -> dict[str, Any]:
-    """What the chief says of 10,000 updates under a bound."""
+    """Counters of the chief after 10,000 updates under a bound."""
     request = {
         "strategy": served(mode="BoundedStaleness", staleness=BOUND),
         **{"batch": 12, "epochs": 23, "rate": 0.05, "seconds": 0.0, "slow": 2, "slow_seconds": 0.002},
     }
-    _, said = run(folder / "bounded", "train", 4, 3, request)
-    return told(said)
+    _, output = run(folder / "bounded", "train", 4, 3, request)
+    return server_counters(output)
 
 
-def told(said: str) -> dict[str, Any]:
-    found = re.search(r"all workers have left: (\{.*\})", said)
-    assert found, said
+def server_counters(output: str) -> dict[str, Any]:
+    found = re.search(r"all workers have left: (\{.*\})", output)
+    assert found, output
     figures: dict[str, Any] = json.loads(found[1])
     return figures
 
@@ -160,7 +160,7 @@ def main() -> int:
         least(names[0], samples[names[0]], 0.8, unit="x", beside="bare TCP, the same bytes"),
         least(names[1], samples[names[1]], 0.9, unit="x", beside=equal),
         row(names[2], samples[names[2]], unit="x", beside=equal),
-        least("gradients that steps went on without", dropped, 1, unit="", beside=equal),
+        least("gradients that steps did not wait for", dropped, 1, unit="", beside=equal),
         row("loss with a backup worker, beside equal workers", [b[5] / b[4] for b in backups], unit="x"),
         Row("updates a worker was ahead of the slowest", ahead, f"of {updates}", 1, ahead, f"<= {BOUND}",
             ahead <= BOUND and updates >= UPDATES, "asynchronous without a bound"),

@@ -34,7 +34,7 @@ PANELS = {
     "loss": ("loss at the end", "{:.3f}"),
 }
 PEERS = ("one_process", "ddp_by_hand")
-"""What the techniques are compared with."""
+"""Techniques that the others are compared with."""
 PAPER, INK, BAR, PEER_BAR = "#fcfcfb", "#52514e", "#2a78d6", "#86b6ef"
 
 

@@ -74,8 +74,8 @@ def efficiencies(work: Path, case: Case, steps: int) -> list[float]:
         "layers": case.layers, "sleeps": case.sleeps, "micro_batches": case.micro_batches,
         "strategy": case.strategy, "steps": steps,
     }  # fmt: skip
-    with Crew(work / case.name, case.ranks) as crew:
-        ended = crew.start(str(SCRIPT), json.dumps(request)).wait(seconds=300)
+    with Crew(work / case.name, case.ranks) as group:
+        ended = group.start(str(SCRIPT), json.dumps(request)).wait(seconds=300)
     if any(ended.codes):
         raise RuntimeError("\n".join(ended.output))
     found = ended.result

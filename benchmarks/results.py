@@ -118,9 +118,9 @@ def _lines(opening: str, entries: list[str], closing: str) -> str:
 def print_rows(rows: list[Row]) -> int:
     """Print them. The exit status: 1 if a goal is missed."""
     for each in rows:
-        verdict = {True: "met", False: "MISSED", None: ""}[each.holds]
+        outcome = {True: "met", False: "MISSED", None: ""}[each.holds]
         figures = f"{each.value:9} {each.unit:6} n={each.n:<5} worst={each.worst:<9}"
-        print(f"{each.id:62} {figures} {each.goal:16} {verdict}".rstrip(), flush=True)
+        print(f"{each.id:62} {figures} {each.goal:16} {outcome}".rstrip(), flush=True)
     return 0 if all(each.holds is not False for each in rows) else 1
 
 
@@ -145,6 +145,6 @@ def _taken_now(versions: dict[str, str]) -> Taken:
 
 
 def _git(*arguments: str) -> str:
-    """Its output; nothing where there is no repository."""
+    """Output of git; nothing where there is no repository."""
     command = ["git", "-C", str(ROOT), *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()

@@ -5,7 +5,7 @@
 A GPT of 1.2 million parameters learns English text, 16 windows of 64 letters a step: the same batches, by 4
 ranks on one machine, gloo over loopback. In each round every technique trains once, beside one process and
 beside DistributedDataParallel written by hand; speeds are ratios to that within a round. Bytes are counted by
-the kernel, in a network namespace of the benchmark's own, and stand beside what the technique's formula says
+the kernel, in a network namespace of the benchmark's own, and compared with the technique's formula
 (strategies/*.py). Memory is the highest that the kernel saw during a step, above what the process had before
 it made the model. Parameter servers are ranks beyond the 4; bytes and memory are those of workers, with what
 servers send to them. A new technique is a line of TECHNIQUES.
@@ -45,13 +45,13 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Costs:
-    """What formulas are made of, in bytes per rank."""
+    """Terms of the formulas, in bytes per rank."""
 
     ranks: int
     model: int
     """All gradients, or all weights."""
     activations: int
-    """What goes from one layer to the next, for all samples."""
+    """Output of a layer, for all samples."""
     matrices: tuple[tuple[int, int], ...]
     """Shapes of the weights, as matrices; a vector is (length, 1)."""
 
@@ -83,7 +83,7 @@ class Technique:
     name: str
     strategy: dict[str, Any] = field(default_factory=dict)
     sent: Callable[[Costs], float] | None = None
-    """What the formula says of bytes per rank and step. None: there is no simple one."""
+    """Formula of bytes per rank and step. None: there is no simple one."""
     ranks: int = RANKS
     by_hand: bool = False
 
@@ -172,7 +172,7 @@ TECHNIQUES = (
 
 
 def train(folder: Path, technique: Technique, **more: Any) -> Figures:
-    """What the ranks measured (tests/trainer/scripts/measured.py, measured_served.py)."""
+    """Figures of the ranks (tests/trainer/scripts/measured.py, measured_served.py)."""
     folder.mkdir(parents=True)
     script = "measured_served.py" if technique.servers else "measured.py"
     request = {
@@ -182,10 +182,10 @@ def train(folder: Path, technique: Technique, **more: Any) -> Figures:
     (folder / "request").write_text(json.dumps(request | more))
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm") as memory,
-        Crew(folder, technique.ranks + technique.servers) as crew,
+        Crew(folder, technique.ranks + technique.servers) as group,
     ):
-        crew.environment[config.MEMORY] = memory
-        ended = crew.start(script, str(folder / "request")).wait(seconds=300)
+        group.environment[config.MEMORY] = memory
+        ended = group.start(script, str(folder / "request")).wait(seconds=300)
     if any(ended.codes):
         raise RuntimeError(f"{technique.name}\n" + "\n".join(ended.output))
     return ended.result
@@ -265,9 +265,9 @@ def main() -> int:
             for each in TECHNIQUES:
                 found = train(work / f"{number}-{each.name}", each)
                 rounds[each.name].append(found)
-                pace = STEPS / found["seconds"]
+                rate = STEPS / found["seconds"]
                 print(
-                    f"{number + 1}/{count} {each.name:26} {pace:6.2f} steps/s {found['sent']} B", flush=True
+                    f"{number + 1}/{count} {each.name:26} {rate:6.2f} steps/s {found['sent']} B", flush=True
                 )
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -98,16 +98,16 @@ def _load(site: Site, kind: str) -> Iterator[None]:
     if kind == "alone":
         yield
         return
-    words = (kind, str(site.lab.control.kubeconfig))
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.hostile", *words])
+    arguments = (kind, str(site.lab.control.kubeconfig))
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.hostile", *arguments])
     false = falsecoordinator.ANSWERS if kind == "hostile" else ()
     try:
         for how in false:
-            wait_for(f"the {how} coordinator is asked", partial(_asked, site, how))
-        before = sum(_asked(site, how) for how in false)
+            wait_for(f"a request to the {how} coordinator", partial(_requests, site, how))
+        before = sum(_requests(site, how) for how in false)
         yield
-        assert process.poll() is None, "the load has lasted"
-        assert not false or sum(_asked(site, how) for how in false) > before, "they were asked meanwhile"
+        assert process.poll() is None, "the load has ended"
+        assert not false or sum(_requests(site, how) for how in false) > before, "no request meanwhile"
     finally:
         process.terminate()
         process.wait()
@@ -115,27 +115,27 @@ def _load(site: Site, kind: str) -> Iterator[None]:
 
 
 def _warm(site: Site, name: str) -> bool:
-    """Its agents restart ranks from a process that has imported torch. A busy machine comes to that later."""
+    """Whether agents restart ranks from a process that has imported torch: later on a busy machine."""
     logs = (
         site.lab.kubectl("logs", f"{name}-{slot}-1", "-c", "trainer", check=False) for slot in range(RANKS)
     )
-    return all("ranks can be forked" in said for said in logs)
+    return all("ranks can be forked" in log for log in logs)
 
 
-def _asked(site: Site, how: str) -> int:
-    """How often the operator has asked this false coordinator."""
-    said = site.lab.kubectl("-n", hostile.CHURN, "logs", f"false-{how}-false", check=False)
-    return said.count("asked")
+def _requests(site: Site, how: str) -> int:
+    """Number of the operator's requests to this false coordinator."""
+    log = site.lab.kubectl("-n", hostile.CHURN, "logs", f"false-{how}-false", check=False)
+    return log.count("asked")
 
 
 class Probe:
-    """Asks the leader's /healthz ten times a second. `longest`: seconds from one good answer to the next."""
+    """Polls the leader's /healthz ten times a second. `longest`: seconds from one good answer to the next."""
 
     def __init__(self, site: Site) -> None:
         pod = site.get("pod", site.leader(), SYSTEM) or {}
         self._url = f"http://{pod['status']['podIP']}:8080/healthz"
         self._ended, self.longest = Event(), 0.0
-        self._thread = Thread(target=self._ask, daemon=True)
+        self._thread = Thread(target=self._poll, daemon=True)
 
     def __enter__(self) -> Probe:
         self._thread.start()
@@ -145,7 +145,7 @@ class Probe:
         self._ended.set()
         self._thread.join()
 
-    def _ask(self) -> None:
+    def _poll(self) -> None:
         last = time.monotonic()
         while not self._ended.wait(0.1):
             with suppress(OSError), urllib.request.urlopen(self._url, timeout=5) as answer:

@@ -1,4 +1,4 @@
-"""What every contender of the balance benchmark trains.
+"""Training of every contender of the balance benchmark.
 
     train_balance.py FOLDER STEPS SLOW [balance]
 

@@ -16,12 +16,12 @@ folder, rank = Path(sys.argv[1]), os.environ["RANK"]
 log = (folder / f"rank-{rank}.jsonl").open("a", buffering=1)
 
 
-def tell(kind: str, step: int = 0) -> None:
+def log_event(kind: str, step: int = 0) -> None:
     log.write(json.dumps({"kind": kind, "step": step, "pid": os.getpid(), "t": time.time()}) + "\n")
 
 
 def main() -> None:
-    tell("start")  # before torch is imported by this script
+    log_event("start")  # before torch is imported by this script
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -52,7 +52,7 @@ def main() -> None:
                 )
                 fresh.rename(saved)
             dist.barrier()
-        tell("step", step)
+        log_event("step", step)
         time.sleep(0.05)
 
 

@@ -15,12 +15,12 @@ folder, rank = Path(sys.argv[1]), os.environ["RANK"]
 log = (folder / f"rank-{rank}.jsonl").open("a", buffering=1)
 
 
-def tell(kind: str, step: int = 0) -> None:
+def log_event(kind: str, step: int = 0) -> None:
     log.write(json.dumps({"kind": kind, "step": step, "pid": os.getpid(), "t": time.time()}) + "\n")
 
 
 def main() -> None:
-    tell("start")  # before torch is imported by this script
+    log_event("start")  # before torch is imported by this script
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -39,7 +39,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         step += 1
-        tell("step", step)
+        log_event("step", step)
         job.report(loss=loss.item(), samples=16)
         time.sleep(0.05)
 

@@ -1,4 +1,4 @@
-"""What the pipeline benchmark trains: layers of equal work, in a pipeline.
+"""Training of the pipeline benchmark: layers of equal work, in a pipeline.
 
     train_pipeline.py REQUEST
 
@@ -33,7 +33,7 @@ WARM = 2
 
 
 class _Nap(torch.autograd.Function):
-    """The same value, some seconds later, in both directions."""
+    """Identity that takes some seconds, in both directions."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, there: float, back: float) -> torch.Tensor:

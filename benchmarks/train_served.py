@@ -1,4 +1,4 @@
-"""What a rank of benchmarks/parameterserver.py does.
+"""A rank of benchmarks/parameterserver.py.
 
     train_served.py KIND FOLDER REQUEST
 

@@ -1,10 +1,10 @@
-"""What does job.wrap() cost under DDP, beside DistributedDataParallel written by hand?
+"""Cost of job.wrap() under DDP, beside DistributedDataParallel written by hand.
 
     python -m benchmarks.wrap_overhead [PAIRS]        (600 by default; about four minutes)
 
 Two ranks train three copies of a small GPT in turns of 4 steps: by hand, through wrap() and report(), and by
 hand again. A pair is a turn of one and the turn by hand that came nearest; its ratio is that of their times.
-Who begins changes from pair to pair, whose model was made first from world to world. The interval is the
+The order changes from pair to pair, and which model is created first from world to world. The interval is the
 95 % bootstrap interval of the median ratio. The second one by hand shows what the method takes for a
 difference where there is none. gloo, loopback; steps are short, so that a cost per step shows.
 """
@@ -30,8 +30,8 @@ DRAWS = 10_000
 
 def ratios(folder: Path, pairs: int, first: str) -> dict[str, list[float]]:
     """Of one world, to the time by hand in the same round."""
-    with Crew(folder, 2) as crew:
-        ended = crew.start(str(SCRIPT), str(pairs), first).wait(seconds=600)
+    with Crew(folder, 2) as group:
+        ended = group.start(str(SCRIPT), str(pairs), first).wait(seconds=600)
     if any(ended.codes):
         raise RuntimeError("\n".join(ended.output))
     found = ended.result

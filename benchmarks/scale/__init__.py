@@ -1,1 +1,1 @@
-"""What the operator does at the size of 1,000 jobs and of 10,000 pods: `python -m benchmarks.scale`."""
+"""The operator with 1,000 jobs and with 10,000 pods: `python -m benchmarks.scale`."""

@@ -8,8 +8,8 @@ one    one job of 4,096 pods on a real one
 
 A job's coordinator counts as one of its pods. KWOK's pods run nothing and run at once, so one stub answers
 for all coordinators that the world has formed (worlds.py); the operator is the product, unchanged, without a
-lease. Every process shares this machine's cores; what differs from a production cluster stands in
-realcluster.py. Needs the programs of `make e2e`, but neither root nor its nodes. `real` takes 15 minutes.
+lease. Every process shares this machine's cores; realcluster.py lists what differs from a production
+cluster. Needs the programs of `make e2e`, but neither root nor its nodes. `real` takes 15 minutes.
 Reactions, requests and writes are read from the API server's audit log.
 """
 
@@ -90,7 +90,7 @@ async def measure_real(jobs: int) -> Measured:
     before = await real.batch_jobs(jobs, REAL_PODS)
     seen = await real.training_jobs(jobs, REAL_PODS - 1)
     bare = [before, await real.batch_jobs(jobs, REAL_PODS)]
-    pace = statistics.mean(each.pods_per_second for each in bare)
+    rate = statistics.mean(each.pods_per_second for each in bare)
     cost = statistics.mean(sum(each.cpu_seconds.values()) for each in bare)
     size = f"{jobs} jobs of {REAL_PODS} pods"
     rows = [
@@ -99,7 +99,7 @@ async def measure_real(jobs: int) -> Measured:
         row(
             "real: pods of batch/Jobs Running per second", [each.pods_per_second for each in bare], unit="1/s"
         ),
-        at_least("real: of batch/Jobs' pace", seen.pods_per_second / pace, "", 0.8, "batch/Jobs"),
+        at_least("real: of batch/Jobs' rate", seen.pods_per_second / rate, "", 0.8, "batch/Jobs"),
         at_most("real: operator, peak memory", seen.peak_mib, "MiB", 250),
         *_of_a_life(seen),
         *(fact(f"real: CPU of {name} until all run", value, "s") for name, value in seen.cpu_seconds.items()),

@@ -1,4 +1,4 @@
-"""What the operator asked of the API server, from the API server's own audit log."""
+"""Requests of the operator, from the API server's own audit log."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Call:
 
     @property
     def job(self) -> str:
-        """Whose it is: names begin with the job's."""
+        """The job that the object belongs to: names begin with the job's."""
         found = _JOB.match(self.name)
         return found.group() if found else ""
 
@@ -79,7 +79,7 @@ def writes(all_calls: list[Call]) -> list[Call]:
 
 
 def kinds(all_calls: list[Call]) -> Counter[str]:
-    """What the operator asked, with how often."""
+    """Requests of the operator by verb and resource, with how often."""
     return Counter(call.what for call in by_operator(all_calls))
 
 

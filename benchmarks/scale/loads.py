@@ -1,4 +1,4 @@
-"""What is put on the cluster: training jobs, and batch/Jobs of the same size beside them."""
+"""Load on the cluster: training jobs, and batch/Jobs of the same size beside them."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ async def create_batch_jobs(client: ApiClient, count: int, pods: int) -> None:
     await _in_turn(client, [batch_job(number, pods) for number in range(count)], _BATCH)
 
 
-async def _in_turn(client: ApiClient, things: list[Object], path: str) -> None:
+async def _in_turn(client: ApiClient, objects: list[Object], path: str) -> None:
     """A few at a time, as fast as they are taken."""
-    waiting = list(reversed(things))
+    waiting = list(reversed(objects))
 
     async def work() -> None:
         while waiting:
-            thing = waiting.pop()
-            await (client.request("POST", path, body=thing) if path else client.create(thing))
+            obj = waiting.pop()
+            await (client.request("POST", path, body=obj) if path else client.create(obj))
 
     await asyncio.gather(*(work() for _ in range(_AT_ONCE)))
 

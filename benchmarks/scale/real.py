@@ -108,8 +108,8 @@ async def _live(
     figures.quiet_cpu = (process.cpu_seconds() - cpu) / QUIET_SECONDS
     before = audit.calls(cluster.audit_log)
     worlds.progress = True
-    told = await _writes(cluster, QUIET_SECONDS)
-    figures.progress_per_second = len(told) / QUIET_SECONDS
+    written = await _writes(cluster, QUIET_SECONDS)
+    figures.progress_per_second = len(written) / QUIET_SECONDS
     worlds.progress = False
     await asyncio.sleep(_SETTLE_SECONDS)
     figures.reactions = await _delete_pods(cluster, figures.jobs)
@@ -149,7 +149,7 @@ async def _delete_pods(cluster: RealCluster, jobs: int) -> list[float]:
 
 
 async def batch_jobs(count: int, pods: int) -> Figures:
-    """The same without us: the controller manager makes the pods."""
+    """Without us: the controller manager creates the pods."""
     figures = Figures(count, count * pods)
     async with real_cluster() as cluster, watching(cluster.client, Worlds()) as watched:
         idle, began = cluster.cpu_seconds(), time.monotonic()

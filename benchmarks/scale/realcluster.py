@@ -5,7 +5,7 @@ touched. What differs from a production cluster, so that none of it is the limit
 files, and client-side limits (20 and 50 requests a second) are lifted for the scheduler and for the
 controller manager, which makes the pods of batch/Jobs. The API server's own limits stay, and apply to the
 operator, which speaks as a service account.
-Service addresses are loopback addresses: whoever listens there is a Service's pod.
+Service addresses are loopback addresses: a process that listens there is a Service's pod.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a user of the API server sees, with the time at which it was seen: jobs and pods that run."""
+"""Jobs and pods that run as a user of the API server sees them, with the time at which they were seen."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Watched:
     """Jobs that are Complete."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def see_job(self, thing: Object, worlds: Worlds) -> str:
-        meta, status = thing["metadata"], thing.get("status") or {}
+    def see_job(self, obj: Object, worlds: Worlds) -> str:
+        meta, status = obj["metadata"], obj.get("status") or {}
         self.uids[meta["name"]] = meta["uid"]
         if address := (status.get("coordinator") or {}).get("address"):
             worlds.uids[address] = meta["uid"]
@@ -43,11 +43,11 @@ class Watched:
         self._changed.set()
         return str(status.get("state"))
 
-    def see_pod(self, thing: Object, worlds: Worlds) -> str:
-        phase = str((thing.get("status") or {}).get("phase"))
+    def see_pod(self, obj: Object, worlds: Worlds) -> str:
+        phase = str((obj.get("status") or {}).get("phase"))
         if phase == "Running":
-            self.pods.setdefault(thing["metadata"]["uid"], time.monotonic())
-            worlds.running.add(thing["metadata"]["uid"])
+            self.pods.setdefault(obj["metadata"]["uid"], time.monotonic())
+            worlds.running.add(obj["metadata"]["uid"])
             self._changed.set()
         return phase
 
@@ -73,8 +73,8 @@ async def watching(client: ApiClient, worlds: Worlds) -> AsyncIterator[Watched]:
     def nobody(_: Key) -> None:
         return
 
-    jobs = WatchSpec("TrainingJob", "", own_key, lambda thing: watched.see_job(thing, worlds))
-    pods = WatchSpec("Pod", "", own_key, lambda thing: watched.see_pod(thing, worlds))
+    jobs = WatchSpec("TrainingJob", "", own_key, lambda obj: watched.see_job(obj, worlds))
+    pods = WatchSpec("Pod", "", own_key, lambda obj: watched.see_pod(obj, worlds))
     parts: list[Informer[Any]] = [
         Informer(client, jobs, nobody),
         Informer(client, pods, nobody),

@@ -2,8 +2,8 @@
 
 KWOK's pods run nothing, so this listens on every Service address, as the coordinators would. It decodes
 `Desired` and answers a JobReport as a coordinator does whose agents come as soon as their pods run: their
-slots are registered, and with all of them the world runs. Which job is meant tells the address that was
-called.
+slots are registered, and with all of them the world runs. The address that
+was called identifies the job.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPERATOR_KEY = b"benchmark" * 4
 
 @dataclass
 class Worlds:
-    """What whoever watches jobs and pods tells, and what is asked of all coordinators."""
+    """State of all jobs and pods, as the watch reports it, and requests to all coordinators."""
 
     uids: dict[str, str] = field(default_factory=dict)
     """Job by address."""
@@ -77,14 +77,14 @@ class Worlds:
         }
         full = len(slots) == len(desired.slots)
         phase = WorldPhase.RUNNING if full else WorldPhase.FORMING
-        epoch = Epoch(desired.term, 1, 1)
+        world = Epoch(desired.term, 1, 1)
         return JobReport(
             job_uid=uid,
             term=desired.term,
             boot=0,
             phase=WorldPhase.COMPLETE if uid in self.complete else phase,
-            why=f"world {epoch} runs with {len(slots)} ranks" if full else "waiting for the agents",
-            epoch=epoch if full else None,
+            why=f"world {world} runs with {len(slots)} ranks" if full else "waiting for the agents",
+            epoch=world if full else None,
             world_size=len(slots) if full else 0,
             slots=slots,
             launcher="torchrun",

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 train.py CHECKPOINT_FILE [--steps N]
 
 A network learns which of eight centres a point is nearest to. Every 10 steps rank 0 saves to CHECKPOINT_FILE;
-a run that finds the file goes on from there. The last line is `accuracy 0.95...`.
+a run that finds the file resumes from it. The last line is `accuracy 0.95...`.
 """
 
 import argparse

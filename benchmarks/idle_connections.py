@@ -1,14 +1,14 @@
-"""What do 500 idle strangers at each port cost the recovery of a deleted pod?
+"""Recovery of a deleted pod beside 500 idle connections at each port.
 
-    python -m benchmarks.strangers [TRIALS]      (5 by default; about twenty minutes)
+    python -m benchmarks.idle_connections [TRIALS]      (5 by default; about twenty minutes)
 
 Two jobs of two workers on a local cluster, one data parallel, one with a parameter server. In turns: alone;
-with strangers at each port that we serve, from an address of their own, and from that of the pods; and at
-torch's own ports, which have no secret (told without a bound: a NetworkPolicy is all that is before them).
-When each port has had its 500 a pod is deleted, as people do it; from there it counts to the first step of
-all workers. Its replacement's ports are beset as soon as they listen. What is not back in 60 s counts as 60.
-The strangers are one process of lower priority (benchmarks/idle.py). It shares the cores with the job, as do
-all pods: what strangers cost elsewhere, and in all pods together, is in these seconds. Its share is told.
+with idle clients at each port that we serve, from an address of their own, and from that of the pods; and at
+torch's own ports, which have no secret (without a goal: only a NetworkPolicy protects them). When each port
+has had its 500 connections a pod is deleted, as people do it; the time counts to the first step of all
+workers. The ports of its replacement get their clients as soon as they listen. A job that has not recovered
+in 60 s counts as 60. The clients are one process of lower priority (benchmarks/idle_clients.py). It shares
+the cores with the job, as do all pods: the seconds contain its cost, and its share of a core is a row.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from tests.e2e.conftest import job
 from tests.e2e.harness import Cluster, wait_for
 
 from benchmarks.gang_restart import events, steps, until
-from benchmarks.idle import EACH
+from benchmarks.idle_clients import EACH
 from benchmarks.results import Row, print_rows, row, write
 
-SCRIPT = Path(__file__).parent / "train_beset.py"
+SCRIPT = Path(__file__).parent / "train_strategy.py"
 WORKERS, WARM, PATIENCE, COMING, SLOWER = 2, 30, 60.0, 120.0, 1.5
 KINDS = {
     "alone": (),
-    "beset": ("ours", "127.0.0.2"),
-    "beset from the pods' own address": ("ours", "127.0.0.1"),
-    "torch's ports beset": ("torch", "127.0.0.2"),
+    "clients at our ports": ("ours", "127.0.0.2"),
+    "clients at our ports, from the pods' address": ("ours", "127.0.0.1"),
+    "clients at torch's ports": ("torch", "127.0.0.2"),
 }
-"""What benchmarks/idle.py is told."""
+"""Arguments of benchmarks/idle_clients.py."""
 SERVED = {"sync": {"type": "ParameterServer", "parameterServer": {"servers": 1}}}
 JOBS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "data parallel": ({}, {"worker": 1}),
@@ -59,50 +59,51 @@ PORTS = {
 """How many there are at least."""
 
 
-class Crowd:
-    """The strangers of one trial, and what they tell."""
+class Clients:
+    """The clients of one trial, and their counters."""
 
     def __init__(self, process: subprocess.Popen[bytes], file: Path, ports: dict[str, int]) -> None:
         self._process, self._file, self._ports = process, file, ports
 
-    def told(self) -> Any:
-        assert self._process.poll() is None, "they have lasted"
+    def counters(self) -> Any:
+        assert self._process.poll() is None, "the clients have ended"
         return json.loads(self._file.read_text()) if self._file.exists() else {"ports": {}}
 
     def wait(self) -> None:
-        """Until each port that is to listen does, and has had 500 of them."""
+        """Until each port listens that is to listen, and has had 500 connections."""
         deadline = time.monotonic() + COMING
-        while lacking := self._lacking():
+        while missing := self._missing():
             if time.monotonic() > deadline:
-                raise AssertionError(f"no {EACH} strangers at {lacking}: {json.dumps(self.told(), indent=1)}")
+                counters = json.dumps(self.counters(), indent=1)
+                raise AssertionError(f"no {EACH} connections at {missing}: {counters}")
             time.sleep(0.1)
 
-    def _lacking(self) -> dict[str, int]:
-        now = [port for port in self.told()["ports"].values() if port["listens"] and port["opened"] >= EACH]
-        full = Counter(port["role"] for port in now)
+    def _missing(self) -> dict[str, int]:
+        ports = self.counters()["ports"].values()
+        full = Counter(each["role"] for each in ports if each["listens"] and each["opened"] >= EACH)
         return dict(Counter(self._ports) - full)
 
 
 @contextmanager
-def besieged(cluster: Cluster, file: Path, kind: str, of: str) -> Iterator[Crowd | None]:
+def clients_of(cluster: Cluster, file: Path, kind: str, of: str) -> Iterator[Clients | None]:
     if kind == "alone":
         yield None
         return
     whose, address = KINDS[kind]
     network = str(urlsplit(cluster.server).hostname).rsplit(".", 2)[0]
-    words = (whose, address, str(cluster.process.pid), network, str(file))
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.idle", *words])
+    arguments = (whose, address, str(cluster.process.pid), network, str(file))
+    process = subprocess.Popen([sys.executable, "-m", "benchmarks.idle_clients", *arguments])
     try:
-        crowd = Crowd(process, file, PORTS[of, whose])
-        crowd.wait()
-        yield crowd
+        clients = Clients(process, file, PORTS[of, whose])
+        clients.wait()
+        yield clients
     finally:
         process.terminate()
         process.wait()
 
 
 def trial(cluster: Cluster, folder: Path, kind: str, of: str) -> tuple[dict[str, float], Any]:
-    """Seconds by whose pod was deleted, and what the strangers told."""
+    """Seconds by the pod that was deleted, and the counters of the clients."""
     name, (strategy, victims) = folder.name, JOBS[of]
     (folder / "volume").mkdir(parents=True)
     saves = {"volume": {"hostPath": {"path": str(folder / "volume")}}, "everySteps": 20}
@@ -113,13 +114,13 @@ def trial(cluster: Cluster, folder: Path, kind: str, of: str) -> tuple[dict[str,
     cluster.create(manifest)
     try:
         wait_for("steps", lambda: stepping(folder, 0.0))
-        with besieged(cluster, folder / "crowd.json", kind, of) as crowd:
+        with clients_of(cluster, folder / "clients.json", kind, of) as clients:
             taken = {}
             for who, slot in victims.items():
                 taken[who] = recovery(cluster, name, folder, slot)
-                if crowd:
-                    crowd.wait()  # the replacement is beset, too
-            return taken, crowd.told() if crowd else None
+                if clients:
+                    clients.wait()  # those of the replacement, too
+            return taken, clients.counters() if clients else None
     finally:
         cluster.delete(name)
         wait_for("its pods are gone", lambda: not cluster.pods(name, None))
@@ -152,14 +153,14 @@ def back(folder: Path, rank: int, begin: float) -> float | None:
     return None if None in first else max(each for each in first if each)
 
 
-def crowd_rows(told: list[Any]) -> list[Row]:
-    """That the strangers were there, and what they took themselves."""
-    ports = [port for each in told for port in each["ports"].values() if port["listens"]]
+def client_rows(counters: list[Any]) -> list[Row]:
+    """That the clients were there, and their own cost."""
+    ports = [port for each in counters for port in each["ports"].values() if port["listens"]]
     opened, most = ([float(port[what]) for port in ports] for what in ("opened", "most"))
     least = int(min(opened))
     return [
         Row(
-            "strangers that came to a port, the fewest",
+            "connections of a port, the fewest",
             least,
             "",
             len(ports),
@@ -168,9 +169,9 @@ def crowd_rows(told: list[Any]) -> list[Row]:
             least >= EACH,
             "",
         ),
-        row("strangers that came to a port", opened, unit=""),
+        row("connections of a port", opened, unit=""),
         row("open at the same time, of a port", most, unit=""),
-        row("the strangers' own share of a core", [each["share"] for each in told], unit=""),
+        row("the clients' own share of a core", [each["share"] for each in counters], unit=""),
     ]
 
 
@@ -198,16 +199,16 @@ def main() -> int:
     samples: dict[str, list[float]] = {
         title(of, who, kind): [] for of, (_, victims) in JOBS.items() for who in victims for kind in KINDS
     }
-    told = []
-    work = Path(tempfile.mkdtemp(prefix="strangers-"))
+    counters: list[Any] = []
+    work = Path(tempfile.mkdtemp(prefix="idle-"))
     cluster = Cluster(work / "home")
     try:
         for number in range(trials):
             for of in JOBS:
                 for index, kind in enumerate(KINDS):
                     folder = work / f"{of.split()[0]}-{index}-{number}"
-                    taken, crowd = trial(cluster, folder, kind, of)
-                    told += [crowd] if crowd else []
+                    taken, counted = trial(cluster, folder, kind, of)
+                    counters += [counted] if counted else []
                     for who, seconds in taken.items():
                         samples[title(of, who, kind)].append(seconds)
                         print(
@@ -216,8 +217,8 @@ def main() -> int:
     finally:
         cluster.stop()
         shutil.rmtree(work, ignore_errors=True)
-    table = rows(samples) + crowd_rows(told)
-    write("strangers", table, samples, "seconds from a pod's deletion to the first step of all")
+    table = rows(samples) + client_rows(counters)
+    write("idle_connections", table, samples, "seconds from a pod's deletion to the first step of all")
     return print_rows(table)
 
 

@@ -1,6 +1,6 @@
-"""A small training under whatever spec.strategy says: what benchmarks/strangers.py runs.
+"""A small training under whatever spec.strategy says: the script of benchmarks/idle_connections.py.
 
-    train_beset.py FOLDER
+    train_strategy.py FOLDER
 
 Logs when the process of each rank started, and when each step of a worker was made.
 """
@@ -15,12 +15,12 @@ folder, rank = Path(sys.argv[1]), os.environ["RANK"]
 log = (folder / f"rank-{rank}.jsonl").open("a", buffering=1)
 
 
-def tell(kind: str, step: int = 0) -> None:
+def log_event(kind: str, step: int = 0) -> None:
     log.write(json.dumps({"kind": kind, "step": step, "pid": os.getpid(), "t": time.time()}) + "\n")
 
 
 def main() -> None:
-    tell("start")  # before torch is imported by this script
+    log_event("start")  # before torch is imported by this script
     import torch
     from torch import nn
 
@@ -38,7 +38,7 @@ def main() -> None:
         loss = model(inputs).square().mean()
         (loss * job.batch_weight).backward()
         optimizer.step()
-        tell("step", job.step)
+        log_event("step", job.step)
         time.sleep(0.05)
         job.report(loss=loss)
 
