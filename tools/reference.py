@@ -17,7 +17,7 @@ import click
 from tools import generated
 
 from ropeteam.api.crd import COLUMNS, job_schema
-from ropeteam.api.schema import Schema
+from ropeteam.api.schema.structural import Schema
 from ropeteam.cli.main import cli
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"

@@ -10,7 +10,7 @@ from celpy.adapter import json_to_cel
 
 from ropeteam.api.rule import Spec
 from ropeteam.api.rules.validate import spec_schema
-from ropeteam.api.schema import defaulted
+from ropeteam.api.schema.structural import defaulted
 
 
 def _quantity(text: str) -> Any:

@@ -146,11 +146,12 @@ def test_columns_show_what_status_holds() -> None:
 
 
 def test_a_status_that_the_operator_writes_fits_the_schema() -> None:
-    from ropeteam.api.schema import faults, structural
+    from ropeteam.api.schema.sentences import problems
+    from ropeteam.api.schema.structural import structural
 
     schema = structural(JobStatus, defaults=False)
     for status in (JobStatus(), with_columns(a_status())):
-        assert list(faults(schema, status.to_json(), "status")) == []
+        assert list(problems(schema, status.to_json(), "status")) == []
 
 
 def test_every_model_is_documented() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ropeteam.api import crd
 from ropeteam.api.model import FORMER_NAMES, api_name
-from ropeteam.api.schema import faults
+from ropeteam.api.schema.sentences import problems
 from ropeteam.api.status import JobStatus
 from ropeteam.local.api.schema import prune
 
@@ -53,7 +53,7 @@ def test_a_server_keeps_what_the_release_before_writes() -> None:
     schema = crd.job_schema()["properties"]["status"]
     kept = json.loads(json.dumps(STORED))
     assert (prune(kept, schema), kept) == ([], STORED)
-    assert list(faults(schema, STORED, "status")) == []
+    assert list(problems(schema, STORED, "status")) == []
 
 
 def test_what_no_model_has_is_not_silently_left_out_of_a_copy() -> None:

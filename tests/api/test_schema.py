@@ -16,7 +16,9 @@ from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.model import ApiModel
 from ropeteam.api.quantity import amount
 from ropeteam.api.rules.validate import spec_schema, validate
-from ropeteam.api.schema import defaulted, faults, structural
+from ropeteam.api.schema.sentences import problems
+from ropeteam.api.schema.structural import defaulted, structural
+from ropeteam.local.api.schema import field_errors
 
 Short = Annotated[str, Field(max_length=9)]
 
@@ -88,7 +90,7 @@ def test_a_model_becomes_one_schema_without_references() -> None:
     }
 
 
-def test_status_has_no_defaults() -> None:
+def test_status_has_no_deproblems() -> None:
     assert "default" not in str(structural(Outer, defaults=False))
     assert structural(Outer, defaults=False)["properties"]["parts"]["maxItems"] == 3
 
@@ -171,7 +173,7 @@ def test_defaults_are_filled_in_to_the_bottom_and_nothing_else_is_touched() -> N
 
 def test_too_many_entries_of_a_map_are_told() -> None:
     labels = {str(number): "x" for number in range(3)}
-    (told,) = faults(structural(Outer), {"name": "a", "labels": labels}, "it")
+    (told,) = problems(structural(Outer), {"name": "a", "labels": labels}, "it")
     assert told == "it.labels: has 3 entries; use 2 or fewer"
 
 
@@ -220,7 +222,7 @@ def _pydantic_takes(spec: Any) -> bool:
 @given(more=OURS)
 def test_schema_and_pydantic_judge_a_shape_alike(more: dict[str, Any]) -> None:
     spec = {"workers": 2, **more}
-    assert (not list(faults(spec_schema(), spec, "spec"))) == _pydantic_takes(spec)
+    assert (not list(problems(spec_schema(), spec, "spec"))) == _pydantic_takes(spec)
 
 
 @given(spec=st.recursive(ODD, lambda inner: st.dictionaries(FIELDS, inner) | st.lists(inner), max_leaves=9))
@@ -242,11 +244,11 @@ def test_of_a_value_only_the_beginning_is_written_however_large_it_is() -> None:
     endless: list[Any] = ["x"]
     endless.append(endless)
     for value in (endless, ["x"] * 1_000_000, {"a": "x" * 100}, {(1, 2): 3, "a": ["x"] * 99}):
-        (told,) = faults({"type": "string", "maxLength": 9}, value, "spec.x")
+        (told,) = problems({"type": "string", "maxLength": 9}, value, "spec.x")
         assert told.startswith("spec.x: ")
         assert "... is a " in told
         assert len(told) < 120
-    (told, _) = faults({"type": "string", "maxLength": 9, "enum": ["a"]}, "x" * 100, "spec.x")
+    (told, _) = problems({"type": "string", "maxLength": 9, "enum": ["a"]}, "x" * 100, "spec.x")
     assert told == f"spec.x: '{'x' * 57}...' is not known; use a"
 
 
@@ -260,5 +262,21 @@ def test_keys_that_are_no_text_are_not_compared() -> None:
     named = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}}
     rows = {"type": "array", "maxItems": 9, "items": named, "x-kubernetes-list-type": "map"}
     rows["x-kubernetes-list-map-keys"] = ["name"]
-    told = list(faults(rows, [{"name": []}, {"name": []}, {}, {"name": "a"}, {"name": "a"}], "spec.x"))
+    told = list(problems(rows, [{"name": []}, {"name": []}, {}, {"name": "a"}, {"name": "a"}], "spec.x"))
     assert [each.split(": ")[0] for each in told] == ["spec.x[0].name", "spec.x[1].name", "spec.x[4]"]
+
+
+@given(spec=st.recursive(ODD, lambda inner: st.dictionaries(FIELDS, inner) | st.lists(inner), max_leaves=9))
+def test_users_and_the_local_server_read_of_the_same_fields(spec: Any) -> None:
+    """But for unknown fields, which a server prunes, and whole floats, which it takes."""
+    for_users = {
+        text.split(": ")[0] for text in problems(spec_schema(), spec, "spec") if "unknown f" not in text
+    }
+    of_server = {error.field for error in field_errors(spec, spec_schema(), "spec")}
+    assert of_server == for_users
+
+
+def test_a_field_whose_name_has_a_dot_is_shown_whole() -> None:
+    told = list(problems(structural(Outer), {"name": "a", "in.ner": 1, 7: 2}, "it"))
+    assert told[0] == "it.in.ner: unknown field, did you mean inner?"
+    assert told[1].startswith("it.7: unknown field; the fields of it are name, inner, ")

@@ -14,7 +14,7 @@ from tests.differential.scenario import At, Edited, Object, Scenario, each, post
 from ropeteam.api.rule import Spec
 from ropeteam.api.rules.rulebook import CHANGES, RULES
 from ropeteam.api.rules.validate import spec_schema
-from ropeteam.api.schema import Schema
+from ropeteam.api.schema.structural import Schema
 
 _VOLUME = {"persistentVolumeClaim": {"claimName": "c"}}
 FULL: Spec = {

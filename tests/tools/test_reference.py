@@ -8,7 +8,7 @@ import pytest
 from tools import forgelinks, generated, reference
 
 from ropeteam.api.crd import job_schema
-from ropeteam.api.schema import Schema
+from ropeteam.api.schema.structural import Schema
 from ropeteam.cli.main import cli
 
 

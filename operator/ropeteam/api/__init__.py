@@ -8,6 +8,6 @@ quantity.py     Kubernetes' quantities
 commands.py     what a job's command says about its ranks
 claims.py       the PersistentVolumeClaims that a job names
 rule.py         what a rule is; rules/: all of them, and validation
-schema.py       models as structural schemas
+schema/         models as structural schemas, and values held against them
 crd.py          the CustomResourceDefinition; editor.py: the JSON Schema for editors
 """

@@ -18,7 +18,7 @@ from ropeteam.api import editor
 from ropeteam.api.job import GROUP, KIND, PLURAL, VERSION, TrainingJob
 from ropeteam.api.rules.rulebook import CHANGES, RULES
 from ropeteam.api.rules.validate import spec_schema
-from ropeteam.api.schema import Schema, opened, structural
+from ropeteam.api.schema.structural import Schema, opened, structural
 from ropeteam.api.status import JobStatus
 
 MAX_BYTES = 200 * 1024

@@ -13,7 +13,7 @@ from pathlib import Path
 from ropeteam.api.job import API_VERSION, KIND, TrainingJob
 from ropeteam.api.rules.rulebook import MAX_NAME, NAME
 from ropeteam.api.rules.validate import spec_schema
-from ropeteam.api.schema import INT_OR_STRING, OPEN, Schema
+from ropeteam.api.schema.structural import INT_OR_STRING, OPEN, Schema
 
 FILE = Path("docs") / "trainingjob.schema.json"
 """Not in crds/: `kubectl apply -f crds/` takes every .json there for an object."""

@@ -16,7 +16,7 @@ from ropeteam.api.quantity import amount
 from ropeteam.api.rule import Change, Changes, Rule, Spec, at, spec_with, template_with, trainer, trainer_says
 from ropeteam.api.rules.command import COMMAND_RULES
 from ropeteam.api.rules.mounts import MOUNT_RULES
-from ropeteam.api.schema import matches
+from ropeteam.api.schema.walker import matches
 from ropeteam_trainer.contract import config
 from ropeteam_trainer.contract.strategy import SyncType
 

@@ -13,7 +13,8 @@ from typing import Any
 from ropeteam.api.job import TrainingJobSpec
 from ropeteam.api.rule import Spec, at
 from ropeteam.api.rules.rulebook import CHANGES, RULES
-from ropeteam.api.schema import Schema, defaulted, faults, structural
+from ropeteam.api.schema.sentences import problems
+from ropeteam.api.schema.structural import Schema, defaulted, structural
 
 
 @cache
@@ -23,7 +24,7 @@ def spec_schema() -> Schema:
 
 def validate(spec: Any) -> tuple[str, ...]:
     """What is wrong with a spec as the user wrote it. Empty: TrainingJobSpec takes it. Never raises."""
-    wrong_shape = tuple(faults(spec_schema(), spec, "spec"))
+    wrong_shape = tuple(problems(spec_schema(), spec, "spec"))
     if wrong_shape:
         return wrong_shape
     job = {"spec": defaulted(spec_schema(), spec)}

@@ -6,8 +6,8 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
+from ropeteam.api.schema.structural import Schema
 from ropeteam.local import resources as r
-from ropeteam.local.api.schema import Schema
 from ropeteam.local.fielderrors import FieldError
 from ropeteam.local.resources import Object, Resource
 

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 
+from ropeteam.api.schema.walker import is_time
 from ropeteam.local import resources as r
 from ropeteam.local.api.meta import NO_LABEL
-from ropeteam.local.api.schema import is_time
 from ropeteam.local.fielderrors import FieldError
 from ropeteam.local.resources import Object, Resource
 
