@@ -7,6 +7,17 @@ Rules that bind every answer:
   - Idempotent. Deciding again about an unchanged job gives no actions and no write.
   - Terminal is final. After Complete or Failed there is only cleaning up.
   - Total. There is an answer for every observation, and a sentence `why`.
+
+Example: a job `mnist` of 3 workers runs, and somebody deletes the pod of slot 1 by force.
+
+    observation                          decision                                  why
+    status: slot 1 is incarnation 1;     status: slot 1 is incarnation 2, and an   slot 1: PodDeleted,
+    the pod mnist-1-1 is gone            incident PodDeleted, free; no actions     incarnation 2
+    the saved status; no pod mnist-1-2   create mnist-1-2; the status stays        creating missing objects
+    the pod mnist-1-2 exists             no actions, the status stays              (the coordinator's)
+
+A crash before the write of the first row changes nothing; a crash after it is made good by the second row,
+which any operator can compute from the cluster alone.
 """
 
 from __future__ import annotations

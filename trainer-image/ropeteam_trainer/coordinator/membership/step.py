@@ -18,6 +18,16 @@ Promises: the number of a world grows strictly; a plan needs every slot, and eve
 dead, fenced or kept by that plan; once all ranks are done the decision is final; the lineage grows only by
 grants to ranks that live; never raises.
 Limits: one fixed set of slots, all of them needed; no shrinking.
+
+Example: 3 workers with a rank each, feature level 2, world 1.0.1 runs, step 120 is committed.
+
+    event                                         phase      plan in the orders    incident 1.0.1
+    slot 1 reports: rank 1 exited by signal 9     STOPPING   none, to all three    Signal, charged, open
+    slot 2 reports: its rank is killed            STOPPING   none                  the same
+    slot 0 reports: its rank is killed,           RUNNING    1.0.2, to all three,  cause and charge final
+      and the store of world 1.0.2 listens                   from step 120
+    all report step 121, 4 s after the fault      RUNNING    1.0.2                 firstStep 4000 ms,
+                                                                                   0 steps lost
 """
 
 from __future__ import annotations
