@@ -10,7 +10,7 @@ from tests.fuzz.campaign import Campaign
 MODULES = {
     "objects": ("trainingjobs", "pods", "services", "nodes", "outlines"),
     "frames": ("agents", "agents-live", "ranks"),
-    "doors": ("servers",),
+    "doors": ("servers", "requests"),
     "talk": ("coordinator", "metrics", "probes", "answers"),
     "manifests": ("yaml", "checkpoints", "journals"),
     "pickles": ("metadata",),

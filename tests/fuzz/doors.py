@@ -1,8 +1,9 @@
-"""What strangers say to a parameter server (29404), over its real port: greetings, frames and noise.
+"""What a parameter server (29404) receives on its real port: greetings of strangers, and requests of peers.
 
-None is let in that has not shown the secret, and a worker that knows it is let in afterwards, as long as the
-door is. Limits: with the secret a peer is a rank of the same job, which ends its server by what no optimizer
-takes, loudly, as any rank that fails; that is not tried here.
+Strangers: none is let in that has not shown the secret, and a worker that knows it is let in afterwards, as
+long as the door is. Peers with the secret: whatever request they send, the server lives, and sends weights.
+Limits: a peer is a rank of the same job. Hyperparameters that no optimizer takes end the server, loudly, as
+any rank that fails; they are not tried here, and neither is a worker that leaves.
 """
 
 from __future__ import annotations
@@ -10,17 +11,39 @@ from __future__ import annotations
 import asyncio
 import hmac
 import io
+import json
+import os
 import queue
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, redirect_stderr, suppress
 from random import Random
+from typing import Any
+from unittest.mock import patch
 
+import torch
 from tests.fuzz import odd
 from tests.fuzz.campaign import Attempt, Campaign
 
-from ropeteam_trainer.strategies.parameterserver import wire
+from ropeteam_trainer.contract.strategy import ParameterServer
+from ropeteam_trainer.strategies.parameterserver import ledger, requests, wire
 from ropeteam_trainer.strategies.parameterserver.admission import Door
+from ropeteam_trainer.strategies.parameterserver.chief import Chief, FullModel
+from ropeteam_trainer.strategies.parameterserver.requests import (
+    EndServing,
+    FetchGeneration,
+    FetchShare,
+    PullWeights,
+    PushGradient,
+    Register,
+    ReplaceShare,
+    ReportStep,
+    Request,
+    RequestStep,
+    SendProgress,
+)
+from ropeteam_trainer.strategies.parameterserver.service import Server, packed
+from ropeteam_trainer.strategies.parameterserver.share import Share
 
 SECRET, PLACES, AT_ONCE = "of this job", 8, 16
 
@@ -67,4 +90,83 @@ async def _door() -> AsyncIterator[Attempt]:
         door.close()
 
 
-CAMPAIGNS = (Campaign("servers", "greetings", 1_000_000, draw, _door),)
+ME = (0, (1, 0, 1))
+GRADIENT = bytes(12)
+CONTENT = packed({"weight": {"": torch.zeros(3)}})
+REQUESTS: tuple[tuple[Request[Any], bytes], ...] = (
+    (Register(*ME), b""),
+    (RequestStep(*ME, 0), b""),
+    (PushGradient(*ME, 0, 1, ({"lr": 0.5, "foreach": None},), 0, (0,)), GRADIENT),
+    (ReportStep(*ME, 1), packed({"clock": 1})),
+    (PullWeights(), b""),
+    (FetchGeneration(), b""),
+    (FetchShare(), b""),
+    (ReplaceShare("ab"), CONTENT),
+    (SendProgress(3, drained=True), b""),
+    (EndServing(), b""),
+)
+
+
+def draw_request(chance: Random) -> bytes:
+    request, payload = chance.choice(REQUESTS)
+    plain = json.loads(requests.encode(request))
+    if chance.random() < 0.7:
+        plain = odd.bent(chance, plain, keep=lambda path: path[0] == "values")
+    head = odd.written(plain)
+    if chance.random() < 0.3:
+        payload = odd.damaged(chance, payload)
+    frame = len(head).to_bytes(4, "big") + len(payload).to_bytes(8, "big") + head + payload
+    return odd.damaged(chance, frame) if chance.random() < 0.1 else frame
+
+
+def _chief() -> tuple[Server, str]:
+    """The server of one worker, and its address."""
+    model = torch.nn.ParameterDict({"weight": torch.nn.Parameter(torch.ones(3))})
+    named = dict(model.named_parameters())
+    optimizer = torch.optim.SGD(named.values(), lr=0.5)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = Server(Share(named, optimizer, None, 1), listener, SECRET, ParameterServer(), PLACES)
+    rules = ledger.Rules(1)
+    chief = Chief(FullModel(named, model, optimizer, 1), server, _no_other, rules, None)
+    server.start()
+    chief.begin(ledger.opened(rules), [packed({"clock": 0})])
+    server.ready()
+    return server, f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def _no_other(index: int, request: Request[Any], payload: bytes = b"") -> Any:
+    raise AssertionError(f"{request} of {len(payload)} bytes for server {index}: there is one")
+
+
+class _Nowhere(io.StringIO):
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+@asynccontextmanager
+async def _server() -> AsyncIterator[Attempt]:
+    ends: list[int] = []
+
+    async def attempted(case: bytes) -> list[str]:
+        answers = b""
+        with wire.connect(address, SECRET) as peer, suppress(OSError):  # it closes what it does not read
+            peer.sendall(case)
+            peer.shutdown(socket.SHUT_WR)
+            while more := peer.recv(1 << 16):
+                answers += more
+        assert not ends
+        return ["refused" if b'{"error"' in answers else "answered" if answers else "closed"]
+
+    with redirect_stderr(_Nowhere()), patch.object(os, "_exit", ends.append):
+        server, address = _chief()
+        yield attempted
+        with wire.connect(address, SECRET) as worker:
+            wire.send(worker, requests.encode(PullWeights()))
+            assert wire.receive(worker)[1] == len(GRADIENT)
+        server.close()
+
+
+CAMPAIGNS = (
+    Campaign("servers", "greetings", 1_000_000, draw, _door),
+    Campaign("requests", "requests", 100_000, draw_request, _server),
+)

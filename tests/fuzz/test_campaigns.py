@@ -25,7 +25,7 @@ from ropeteam.controller.client import boundedjson, coordinator
 from ropeteam_trainer.agent import http as agent_http
 from ropeteam_trainer.checkpoint.format import metadata
 from ropeteam_trainer.contract import codec
-from ropeteam_trainer.strategies.parameterserver import wire
+from ropeteam_trainer.strategies.parameterserver import service, wire
 
 ROOT = Path(__file__).parents[2]
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -101,6 +101,11 @@ def lets_in_anybody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(wire, "counter_proof", lambda *_: b"x")
 
 
+def believes_numbers_of_workers(patch: pytest.MonkeyPatch) -> None:
+    """Which ended the server."""
+    patch.setattr(service, "check_worker", lambda *_: None)
+
+
 FAULTS: tuple[tuple[str, Break], ...] = (
     ("services", believes_labels),
     ("pods", believes_labels),
@@ -111,6 +116,7 @@ FAULTS: tuple[tuple[str, Break], ...] = (
     ("agents-live", numbers_of_any_kind),
     ("ranks", numbers_of_any_kind),
     ("servers", lets_in_anybody),
+    ("requests", believes_numbers_of_workers),
     ("coordinator", numbers_of_any_kind),
     ("metrics", heads_are_text),
     ("probes", probes_that_fail),

@@ -123,9 +123,10 @@ class Server:
             buffer = bytearray()
             while True:
                 head, size = wire.receive(connection)
-                if len(buffer) != size:
-                    buffer = _allocated(size)
-                wire.fill(connection, memoryview(buffer))
+                if len(buffer) == size:
+                    wire.fill(connection, memoryview(buffer))
+                else:
+                    buffer = wire.take(connection, size)
                 with self._counted():
                     self._answer(connection, requests.parse(head), buffer)
         except OSError:
@@ -247,13 +248,6 @@ def check_worker(worker: int, workers: int) -> None:
     """Raises DecodeError for the number of no worker."""
     if not 0 <= worker < workers:
         raise DecodeError(f"worker {worker}, but there are {workers} workers")
-
-
-def _allocated(size: int) -> bytearray:
-    try:
-        return bytearray(size)
-    except (MemoryError, OverflowError):
-        raise DecodeError(f"a payload of {size} bytes does not fit into memory") from None
 
 
 def mean(step: Mapping[int, _Pushed]) -> list[torch.Tensor | None]:

@@ -19,6 +19,7 @@ _LENGTHS = struct.Struct(">IQ")
 NONCE, _PROOF = 16, 32
 ANSWER = NONCE + _PROOF
 """Bytes of a worker's answer to the nonce of a server: its own nonce, and its proof."""
+_FIRST_ALLOCATION = 1 << 20
 _HANDSHAKE_SECONDS = 10.0
 """Timeout of the handshake; afterwards there is no limit on silence."""
 
@@ -72,8 +73,12 @@ def receive(connection: socket.socket) -> tuple[bytes, int]:
 
 
 def take(connection: socket.socket, size: int) -> bytearray:
-    buffer = bytearray(size)
-    fill(connection, memoryview(buffer))
+    """Receive exactly `size` bytes. Memory is allocated as they arrive: a size may be wrong. Raises
+    OSError."""
+    buffer = bytearray()
+    while (begin := len(buffer)) < size:
+        buffer.extend(bytes(min(size - begin, max(begin, _FIRST_ALLOCATION))))
+        fill(connection, memoryview(buffer)[begin:])
     return buffer
 
 
