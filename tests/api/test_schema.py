@@ -90,7 +90,7 @@ def test_a_model_becomes_one_schema_without_references() -> None:
     }
 
 
-def test_status_has_no_deproblems() -> None:
+def test_status_has_no_defaults() -> None:
     assert "default" not in str(structural(Outer, defaults=False))
     assert structural(Outer, defaults=False)["properties"]["parts"]["maxItems"] == 3
 
