@@ -19,7 +19,10 @@ from ropeteam.controller.client.apiclient import (
     ApiClient,
     ApiError,
     Conflict,
+    NoSuchKind,
+    NotFound,
     ObjectRef,
+    QuotaExceeded,
 )
 from ropeteam.controller.settings import SettingsError, load_keys, read
 
@@ -101,6 +104,26 @@ async def test_deleting_what_is_gone_or_another_by_now_is_done(
     api.answers.append((status, {"message": "no such pod"}))
     with pytest.raises(AlreadyGone):
         await client.delete(POD, uid="u")
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "error"),
+    [
+        (403, 'pods "x" is forbidden: exceeded quota: small, used: pods=4', QuotaExceeded),
+        (403, 'pods "x" is forbidden: User "me" cannot get resource "pods"', ApiError),
+        (404, "the server could not find the requested resource", NoSuchKind),
+        (404, 'pods "x" not found', NotFound),
+        (409, "the object has been modified", Conflict),
+        (422, "exceeded quota", ApiError),
+    ],
+)
+async def test_an_error_is_of_a_type_by_status_and_text(
+    status: int, message: str, error: type[ApiError], api: Scripted, client: ApiClient
+) -> None:
+    api.answers.append((status, {"message": message}))
+    with pytest.raises(ApiError) as caught:
+        await client.request("GET", "/api/v1/pods")
+    assert (type(caught.value), caught.value.status) == (error, status)
 
 
 async def test_a_kubeconfig_that_cannot_work_is_named(tmp_path: Path) -> None:

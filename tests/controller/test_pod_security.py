@@ -12,7 +12,7 @@ from tests.controller.house import condition, job, names, operator_of, status
 
 from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.apiclient import ApiError, Object
+from ropeteam.controller.client.apiclient import ApiError, Object, QuotaExceeded
 from ropeteam.local.cluster import LocalCluster
 
 KEY = Key("default", "job")
@@ -44,7 +44,7 @@ class PodSecurity:
             words = 'is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
             raise ApiError(403, f'pods "{thing["metadata"]["name"]}" {words}')
         if self._quota and dry_run:
-            raise ApiError(403, "is forbidden: exceeded quota: small, used: pods=4")
+            raise QuotaExceeded(403, "is forbidden: exceeded quota: small, used: pods=4")
         return await self._create(thing, dry_run=dry_run)
 
 

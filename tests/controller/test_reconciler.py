@@ -15,7 +15,14 @@ from tests.controller.waiting import until_async
 
 from ropeteam.controller.assembly import Operator
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.apiclient import ApiError, Conflict, NotFound, Object, ObjectRef
+from ropeteam.controller.client.apiclient import (
+    ApiError,
+    Conflict,
+    NotFound,
+    Object,
+    ObjectRef,
+    QuotaExceeded,
+)
 from ropeteam.core.decide import decide
 from ropeteam.core.objects.actions import CreatePod, DeleteJob, DeletePod, DeleteService, PointService
 from ropeteam.core.questions.steady import ASSUMED_UP_TO_DATE_SECONDS
@@ -280,7 +287,7 @@ async def test_a_quota_that_is_full_keeps_no_job_from_being_decided(
 
     async def refuse(thing: Object, *, dry_run: bool = False) -> Object:
         if dry_run:
-            raise ApiError(403, 'pods "job-0-0" is forbidden: exceeded quota: small, used: pods=4')
+            raise QuotaExceeded(403, 'pods "job-0-0" is forbidden: exceeded quota: small, used: pods=4')
         return await create(thing)
 
     monkeypatch.setattr(still.client, "create", refuse)
@@ -299,7 +306,7 @@ async def test_a_quota_with_no_room_for_all_is_told_by_an_event_and_asked_again(
 
     async def refuse(thing: Object, *, dry_run: bool = False) -> Object:
         if full and thing["metadata"]["name"] == "job-1-1":
-            raise ApiError(403, 'pods "job-1-1" is forbidden: exceeded quota: small, used: pods=2')
+            raise QuotaExceeded(403, 'pods "job-1-1" is forbidden: exceeded quota: small, used: pods=2')
         return await create(thing, dry_run=dry_run)
 
     monkeypatch.setattr(still.client, "create", refuse)

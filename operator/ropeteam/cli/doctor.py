@@ -24,7 +24,7 @@ import click
 from ropeteam.api.job import API_VERSION, GROUP, PLURAL
 from ropeteam.api.rule import at
 from ropeteam.cli.connect import connected, kubeconfig_of
-from ropeteam.controller.client.apiclient import ApiClient, ApiError, Object
+from ropeteam.controller.client.apiclient import ApiClient, ApiError, NoSuchKind, NotFound, Object
 from ropeteam.controller.client.boundedjson import TooLarge
 from ropeteam.core.doctor.clusterchecks import Cluster, arguments, of_cluster
 from ropeteam.core.doctor.findings import Finding, Machine, Read, fail, of_machine
@@ -37,7 +37,6 @@ _OPERATORS = "app.kubernetes.io/name=ropeteam,app.kubernetes.io/component=operat
 _LOCAL = "+ropeteam"
 """Suffix of the version of a local cluster."""
 _NAMES_ONLY = {"Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"}
-_NO_SUCH_KIND = "could not find the requested resource"
 _TIMEOUT = aiohttp.ClientTimeout(total=5)
 
 
@@ -181,8 +180,8 @@ def _read(answer: Object) -> Read:
 
 def _failed_read(error: Exception, what: str) -> Read:
     status, message = getattr(error, "status", 0), str(error) or type(error).__name__
-    if status == 404:
-        return Read(served=_NO_SUCH_KIND not in message)
+    if isinstance(error, NotFound):
+        return Read(served=not isinstance(error, NoSuchKind))
     return Read(unknown=f"you may not read {what}" if status == 403 else message)
 
 

@@ -66,6 +66,15 @@ class NotFound(ApiError):
     """404."""
 
 
+class NoSuchKind(NotFound):
+    """404: the server does not serve the kind."""
+
+
+class QuotaExceeded(ApiError):
+    """403: the object would exceed a ResourceQuota. Servers check quotas last, even before they notice that
+    the object exists."""
+
+
 class Conflict(ApiError):
     """409: the object has changed since it was read, or the name is taken."""
 
@@ -302,8 +311,21 @@ def _error(status: int, content: bytes) -> ApiError:
         message = str(_parse(content)["message"])
     except (ValueError, KeyError):
         message = content[:500].decode(errors="replace") or f"HTTP {status}"
-    kinds: dict[int, type[ApiError]] = {404: NotFound, 409: Conflict}
-    return kinds.get(status, ApiError)(status, message)
+    return _error_type(status, message)(status, message)
+
+
+def _error_type(status: int, message: str) -> type[ApiError]:
+    """A server gives some errors the same status and reason; then its text tells them apart."""
+    match status:
+        case 403 if "exceeded quota" in message:
+            return QuotaExceeded
+        case 404 if "could not find the requested resource" in message:
+            return NoSuchKind
+        case 404:
+            return NotFound
+        case 409:
+            return Conflict
+    return ApiError
 
 
 def _retry_after(answer: aiohttp.ClientResponse) -> float:

@@ -19,7 +19,14 @@ from ropeteam.api.rules import validate as rules
 from ropeteam.api.status import JobStatus
 from ropeteam.controller.cache.caches import Caches
 from ropeteam.controller.cache.informer import Key
-from ropeteam.controller.client.apiclient import REFUSALS, AlreadyOurs, ApiClient, ApiError, Object
+from ropeteam.controller.client.apiclient import (
+    REFUSALS,
+    AlreadyOurs,
+    ApiClient,
+    ApiError,
+    Object,
+    QuotaExceeded,
+)
 from ropeteam.controller.client.coordinator import Coordinators, RequestAuth, Unreachable, auth_for
 from ropeteam.controller.reconcile.holders import Holders
 from ropeteam.controller.reconcile.jobclock import JobClock
@@ -39,10 +46,6 @@ _LOCKED_OUT = (
     " (the job was created with an operator key that is no longer accepted: give the operator that key as a "
     "previous key)"
 )
-
-
-class _QuotaExceeded(Exception):
-    """The quota is exceeded: nothing is known of the pod then, and a running job has its pods already."""
 
 
 @dataclass
@@ -198,8 +201,8 @@ class Observer:
         spec = TrainingJobSpec.model_validate(observed.spec)
         try:
             cache.refusal = await self._dry_run_as_allowed(observed, spec)
-        except _QuotaExceeded:
-            return cache.refusal
+        except QuotaExceeded:
+            return cache.refusal  # nothing is known of the pod, and a running job has its pods already
         cache.tried_generation = generation
         return cache.refusal
 
@@ -210,20 +213,20 @@ class Observer:
         if refusal is None or not refusal.by_pod_security:
             return refusal
         user = nonroot.user_of(pod)
-        with suppress(_QuotaExceeded):  # the quota is checked last: Pod Security has let it pass
+        with suppress(QuotaExceeded):  # the quota is checked last: Pod Security has let it pass
             if await self._dry_run(workerpod.dry_run_pod(observed, spec, user)) is not None:
                 return refusal
         return refusal.model_copy(update={"user": user})
 
     async def _dry_run(self, pod: Object) -> Refusal | None:
-        """One dry run. Raises _QuotaExceeded, ApiError for transient errors."""
+        """One dry run. Raises QuotaExceeded, ApiError for transient errors."""
         try:
             await self.client.create(pod, dry_run=True)
         except AlreadyOurs:
             pass
+        except QuotaExceeded:
+            raise
         except ApiError as error:
-            if "exceeded quota" in error.message:
-                raise _QuotaExceeded from None
             if error.status not in REFUSALS:
                 raise
             return Refusal(message=error.message[:_LONGEST_REFUSAL])
