@@ -54,7 +54,7 @@ def test_ranks_per_worker_are_those_of_the_fields_or_else_of_the_command(fields,
         ({"command": ["torchrun", "--nnodes", "$(COUNT)", "x.py"]}, ""),
         (
             {"command": ["torchrun", "--nnodes", "4", "x.py"]},
-            "spec.command: --nnodes 4, but the job has 2 workers",
+            "--nnodes 4, but the job has 2 workers: set spec.workers to 4",
         ),
         ({"command": TORCHRUN, "gpusPerWorker": 4}, "the job has 4 (spec.gpusPerWorker): set that to 2"),
         ({"command": TORCHRUN, "processesPerWorker": 4}, "has 4 (spec.processesPerWorker): set that to 2"),
@@ -65,7 +65,7 @@ def test_ranks_per_worker_are_those_of_the_fields_or_else_of_the_command(fields,
     ],
 )
 def test_a_command_that_the_agent_would_refuse_is_refused_before(fields, words):
-    told = " ".join(commands.problems(spec(**fields)))
+    told = commands.problem(spec(**fields))
     assert words in told
     assert bool(words) == bool(told)
 

@@ -41,11 +41,11 @@ def _of_command(spec: TrainingJobSpec) -> int | None:
     return count if fits else None
 
 
-def problems(spec: TrainingJobSpec) -> Iterator[str]:
-    """Why the command cannot be started as the job wants it."""
-    found = _analysed(spec)
-    if isinstance(found, Problem):
-        yield f"spec.command: {found.message}"
+def problem(spec: TrainingJobSpec, set_workers: str = JobSize.set_workers) -> str:
+    """Why the command cannot be started as the job specifies. Empty: it can. `set_workers`: how the user sets
+    the number of workers."""
+    found = _analysed(spec, set_workers)
+    return found.message if isinstance(found, Problem) else ""
 
 
 def notes(spec: TrainingJobSpec) -> Iterator[str]:
@@ -65,12 +65,12 @@ def notes(spec: TrainingJobSpec) -> Iterator[str]:
         )
 
 
-def _analysed(spec: TrainingJobSpec) -> Launch | Problem | None:
+def _analysed(spec: TrainingJobSpec, set_workers: str = JobSize.set_workers) -> Launch | Problem | None:
     """None: nobody knows here."""
     command = command_of(spec)
     if not command or any("$(" in word for word in command):
         return None
     gpus = spec.gpus_per_worker and not spec.processes_per_worker
     field = "spec.gpusPerWorker" if gpus else "spec.processesPerWorker"
-    job = JobSize(spec.workers, spec.processes, spec.worlds.value == "PerPod", field)
+    job = JobSize(spec.workers, spec.processes, spec.worlds.value == "PerPod", field, set_workers)
     return analyse(command, config.Launcher(spec.launcher.value), job)

@@ -31,6 +31,8 @@ class JobSize:
     """Whether a pod's launcher forms a world of its own, without other pods."""
     field: str = "spec.processesPerWorker, or else spec.gpusPerWorker"
     """Field that sets the number of processes; in a pod it is unknown which."""
+    set_workers: str = "set spec.workers to"
+    """How the user sets the number of workers, followed by the number."""
 
     @property
     def ranks(self) -> int:

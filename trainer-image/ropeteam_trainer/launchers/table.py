@@ -75,7 +75,7 @@ class Launcher:
         if not int(low) <= job.workers <= int(high or low):
             raise LaunchError(
                 f"--{self.nodes} {nodes}, but the job has {_count(job.workers, 'worker')}:"
-                f" set spec.workers to {high or low} or leave the flag out"
+                f" {job.set_workers} {high or low} or leave the flag out"
             )
 
 

@@ -90,11 +90,8 @@ def _of_file(arguments: tuple[str, ...], workers: int | None) -> Manifest:
 def _of_command(command: tuple[str, ...], workers: int) -> Manifest:
     spec = {"workers": workers, "image": "local", "command": list(command)}
     job = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": _name_of(command)}, "spec": spec}
-    if errors := list(problems(job)):
-        messages = (
-            each.removeprefix("spec.command: ").replace("set spec.workers to", "write -n") for each in errors
-        )
-        raise BadInput("\n  ".join(["this command is invalid:", *messages]))
+    if errors := list(problems(job, is_typed=True)):
+        raise BadInput("\n  ".join(["this command is invalid:", *errors]))
     return Manifest(_with_names(job, Path("the command")), ())
 
 
@@ -122,8 +119,9 @@ def read(file: Path, workers: int | None = None) -> Manifest:
     return Manifest(jobs[0], tuple(document for document in documents if document is not jobs[0]))
 
 
-def problems(job: Object) -> Iterator[str]:
-    """Sentences: the field, its problem, what to change."""
+def problems(job: Object, is_typed: bool = False) -> Iterator[str]:
+    """Sentences: the field, its problem, what to change. `is_typed`: the user typed the command, and has no
+    manifest."""
     if job.get("apiVersion") != API_VERSION:
         yield f"apiVersion: {job.get('apiVersion')!r} is not known; write {API_VERSION}"
     for field in job.keys() - {"apiVersion", "kind", "metadata", "spec", "status"}:
@@ -134,7 +132,9 @@ def problems(job: Object) -> Iterator[str]:
     if not errors:
         spec = TrainingJobSpec.model_validate(job["spec"])
         yield from strategy.problems(spec.strategy, spec.workers * spec.processes)
-        yield from commands.problems(spec)
+        found = commands.problem(spec, set_workers="write -n") if is_typed else commands.problem(spec)
+        if found:
+            yield found if is_typed else f"spec.command: {found}"
 
 
 def lacks_image(job: Object) -> bool:
