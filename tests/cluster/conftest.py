@@ -57,7 +57,7 @@ def site(lab: Lab) -> Site:
 @pytest.fixture
 def name(request: pytest.FixtureRequest, site: Site) -> Iterator[str]:
     """A name for the test's job, which is gone after the test."""
-    word = request.node.originalname.removeprefix("test_").replace("_", "-")[:28].strip("-")
-    own = f"{word}-{next(_numbers)}"
+    test = request.node.originalname.removeprefix("test_").replace("_", "-")[:28].strip("-")
+    own = f"{test}-{next(_numbers)}"
     yield own
     site.delete(own)

@@ -1,7 +1,7 @@
 """Processes that outlive whoever started them, known by name in a folder of pid files.
 
-A pid alone may belong to a stranger after a crash; each file holds the start time too, and whoever has
-another is not touched.
+A pid alone may belong to another process after a crash; each file holds the start time too, and a process
+with another is not touched.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Daemons:
         cwd: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> int:
-        """Its pid. What it prints is added to log/NAME."""
+        """Start one, and return its pid. What it prints is added to log/NAME."""
         self._pids.mkdir(parents=True, exist_ok=True)
         self._logs.mkdir(parents=True, exist_ok=True)
         with open(self.log(name), "ab") as output:
             process = subprocess.Popen(
-                [str(word) for word in argv],
+                [str(argument) for argument in argv],
                 cwd=cwd,
                 env=None if environment is None else {**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
@@ -46,16 +46,16 @@ class Daemons:
                 start_new_session=True,
             )
         process.returncode = 0  # whoever ends it later is not us
-        born = psutil.Process(process.pid).create_time()
-        (self._pids / name).write_text(f"{process.pid} {born}")
+        started_at = psutil.Process(process.pid).create_time()
+        (self._pids / name).write_text(f"{process.pid} {started_at}")
         return process.pid
 
     def find(self, name: str) -> psutil.Process | None:
         """The living process of that name."""
         try:
-            pid, born = (self._pids / name).read_text().split()
+            pid, started_at = (self._pids / name).read_text().split()
             process = psutil.Process(int(pid))
-            is_ours = process.create_time() == float(born)
+            is_ours = process.create_time() == float(started_at)
         except (FileNotFoundError, psutil.NoSuchProcess):
             return None
         return process if is_ours and _lives(process) else None
@@ -74,7 +74,7 @@ class Daemons:
                     each.send_signal(number)
 
     def stop(self, name: str, number: int = signal.SIGTERM) -> None:
-        """Gone when this returns: SIGKILL follows what was asked for."""
+        """Gone when this returns: SIGKILL follows the first signal."""
         process = self.find(name)
         if process is not None:
             family = [process, *process.children(recursive=True)]
@@ -88,7 +88,7 @@ class Daemons:
 
 
 def _wait(family: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that still live after a while. Zombies are dead: nobody knows when their parent will look."""
+    """Processes that still live after a while. Zombies are dead: their parent may reap them at any time."""
     deadline = time.monotonic() + RETRY_SECONDS
     while (alive := [each for each in family if _lives(each)]) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -52,8 +52,8 @@ for port in sys.argv[2:]:
 
 def why_not() -> str:
     """Empty: it can be tried."""
-    lacking = [name for name in ("iptables", "ipset") if not shutil.which(name, path=_PATH)]
-    return f"NOT ENFORCED: apt-get install {' '.join(lacking)}" if lacking else ""
+    missing = [name for name in ("iptables", "ipset") if not shutil.which(name, path=_PATH)]
+    return f"NOT ENFORCED: apt-get install {' '.join(missing)}" if missing else ""
 
 
 class Inside(Daemons):
@@ -129,23 +129,23 @@ class Enforced:
         self.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
 
     def pod(self, name: str, labels: dict[str, str], *ports: int, namespace: str = "default") -> Pod:
-        """Which listens on these ports, on all addresses."""
+        """A pod that listens on these ports, on all addresses."""
         self._pods += 1
         link, address = f"pod{self._pods}", f"10.88.1.{self._pods + 1}"
         command = ("unshare", "--net", "python3", "-c", _LISTEN, *map(str, ports))
         process = self._daemons.start(link, command)
         self._has_network(process)
         self._inside("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(process))
-        for words in (f"addr add {_GATEWAY}/32 dev {link}", f"link set {link} up"):
-            self._inside("ip", *words.split())
-        for words in (
+        for argv in (f"addr add {_GATEWAY}/32 dev {link}", f"link set {link} up"):
+            self._inside("ip", *argv.split())
+        for argv in (
             "link set lo up",
             f"addr add {address}/32 dev eth0",
             "link set eth0 up",
             f"route add {_GATEWAY} dev eth0",
             f"route add default via {_GATEWAY}",
         ):
-            _enter(process, "ip", *words.split())
+            _enter(process, "ip", *argv.split())
         self._inside("ip", "route", "add", f"{address}/32", "dev", link)
         meta = {"name": name, "namespace": namespace, "labels": labels}
         spec = {"nodeName": NAME, "containers": [{"name": "c", "image": "x"}]}
@@ -154,22 +154,22 @@ class Enforced:
         self.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}, status)
         return Pod(name, address, process)
 
-    def create(self, thing: Object, status: Object | None = None) -> None:
-        self.kubectl("create", "-f", "-", text=json.dumps(thing))
+    def create(self, obj: Object, status: Object | None = None) -> None:
+        self.kubectl("create", "-f", "-", text=json.dumps(obj))
         if status is not None:
-            meta, kind = thing["metadata"], thing["kind"]
+            meta, kind = obj["metadata"], obj["kind"]
             where = ("-n", meta["namespace"]) if "namespace" in meta else ()
             patch = json.dumps({"status": status})
-            words = ("patch", kind.lower(), meta["name"], "--subresource=status", "--type=merge", "-p", patch)
-            self.kubectl(*where, *words)
+            argv = ("patch", kind.lower(), meta["name"], "--subresource=status", "--type=merge", "-p", patch)
+            self.kubectl(*where, *argv)
 
     def reaches(self, one: Pod, other: Pod, *ports: int) -> set[int]:
-        """Those of `ports` on which `other` takes connections from `one`."""
-        said = _enter(one.process, "python3", "-c", _KNOCK, other.address, *map(str, ports))
-        return {int(line) for line in said.split()}
+        """The ports of `ports` on which `other` takes connections from `one`."""
+        output = _enter(one.process, "python3", "-c", _KNOCK, other.address, *map(str, ports))
+        return {int(line) for line in output.split()}
 
-    def kubectl(self, *words: str, check: bool = True, text: str | None = None) -> str:
-        command = (str(self._tools / "kubectl"), f"--kubeconfig={self._control.kubeconfig}", *words)
+    def kubectl(self, *argv: str, check: bool = True, text: str | None = None) -> str:
+        command = (str(self._tools / "kubectl"), f"--kubeconfig={self._control.kubeconfig}", *argv)
         return _enter(self._daemons.home, *command, check=check, text=text)
 
     def _has_network(self, process: int) -> None:
@@ -179,18 +179,18 @@ class Enforced:
             others.add(_network(self._daemons.home))
         until(lambda: _network(process) not in others, "it has a network of its own")
 
-    def _inside(self, *words: str) -> None:
-        _enter(self._daemons.home, *words)
+    def _inside(self, *argv: str) -> None:
+        _enter(self._daemons.home, *argv)
 
 
-def _enter(process: int, *words: str, check: bool = True, text: str | None = None) -> str:
-    """What it printed, in the network of that process."""
-    command = ("nsenter", f"--target={process}", "--net", *words)
+def _enter(process: int, *argv: str, check: bool = True, text: str | None = None) -> str:
+    """Output of the command, run in the network of that process."""
+    command = ("nsenter", f"--target={process}", "--net", *argv)
     done = subprocess.run(
         command, input=text, text=True, capture_output=True, env={**os.environ, "PATH": _PATH}
     )
     if check and done.returncode:
-        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
+        raise OSError(f"{' '.join(argv)}: {done.stderr.strip()}")
     return done.stdout.strip()
 
 

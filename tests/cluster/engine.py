@@ -14,7 +14,7 @@ from tests.cluster import images
 from tests.cluster.images import buildah
 
 ENGINES = ("docker", "podman")
-LACKING = "needs docker with its daemon, or podman (Debian: apt-get install podman)"
+NO_ENGINE = "needs docker with its daemon, or podman (Debian: apt-get install podman)"
 
 
 def find() -> str:
@@ -42,16 +42,16 @@ class Engine:
         done = _run(self.name, "run", "--rm", "--network", "none", images.PYTHON, "python3", "--version")
         return done.stderr.strip() if done.returncode else ""
 
-    def must(self, *words: str) -> str:
-        """Its output. Raises AssertionError with what it said."""
-        done = _run(self.name, *words)
-        assert done.returncode == 0, f"{self.name} {' '.join(words)}:\n{(done.stdout + done.stderr)[-6000:]}"
+    def must(self, *argv: str) -> str:
+        """Output of the command. Raises AssertionError with its error."""
+        done = _run(self.name, *argv)
+        assert done.returncode == 0, f"{self.name} {' '.join(argv)}:\n{(done.stdout + done.stderr)[-6000:]}"
         return done.stdout
 
     def _id(self, image: str) -> str:
-        said = _run(self.name, "image", "inspect", "--format", "{{.Id}}", image).stdout.strip()
-        return said.removeprefix("sha256:")
+        output = _run(self.name, "image", "inspect", "--format", "{{.Id}}", image).stdout.strip()
+        return output.removeprefix("sha256:")
 
 
-def _run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, text=True, capture_output=True)
+def _run(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, text=True, capture_output=True)

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 PORT = 29402
 ANSWERS = ("garbage", "endless", "compressed", "redirecting", "silent")
-"""What it may be told to answer with."""
+"""Answers that it can be started with."""
 BOMB = gzip.compress(b" " * (64 << 20))
 
 

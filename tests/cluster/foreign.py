@@ -1,4 +1,4 @@
-"""A cluster that is there already, named by KUBECONFIG: what asks nothing of its nodes is tested on it.
+"""A cluster that is there already, named by KUBECONFIG: tests that need no access to its nodes run on it.
 
     KUBECONFIG=... [ROPETEAM_REGISTRY=registry.example] make e2e
 Needs kubectl, helm and a cluster administrator; our images in the registry (ghcr.io), or on the nodes already
@@ -29,7 +29,7 @@ KILL = (
 
 
 class Foreign(Lab):
-    """It has nodes, but none that we may touch."""
+    """A cluster whose nodes we may not touch."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ropeteam-e2e-"))
@@ -42,18 +42,18 @@ class Foreign(Lab):
 
     def up(self) -> None:
         """Raises CannotRun."""
-        for thing in (("crd", "trainingjobs.ropeteam.dev"), ("namespace", SYSTEM)):
-            if said := self.kubectl("get", *thing, "--ignore-not-found"):
-                raise CannotRun(f"the cluster of {self.control.kubeconfig} has Ropeteam already: {said}")
+        for kind_and_name in (("crd", "trainingjobs.ropeteam.dev"), ("namespace", SYSTEM)):
+            if found := self.kubectl("get", *kind_and_name, "--ignore-not-found"):
+                raise CannotRun(f"the cluster of {self.control.kubeconfig} has Ropeteam already: {found}")
 
     def down(self) -> None:
-        for words in (
+        for argv in (
             ("delete", "trainingjobs", "--all", "-n", "default", "--timeout=120s"),
             ("delete", "configmap", SCRIPTS, "-n", "default"),
             ("delete", "namespace", SYSTEM, "--timeout=120s"),
             ("delete", "crd", "trainingjobs.ropeteam.dev", "--timeout=120s"),
         ):
-            self.kubectl(*words, "--ignore-not-found", check=False)
+            self.kubectl(*argv, "--ignore-not-found", check=False)
         shutil.rmtree(self.folder)
 
 
@@ -83,8 +83,8 @@ class ForeignSite(Site):
 
     def has_just_saved(self, name: str) -> bool:
         look = f"import os, time; print(time.time() - os.stat('/shared/{name}/checkpoint.pt').st_mtime < 1)"
-        words = ("exec", self.pods(name)[0]["metadata"]["name"], "-c", "trainer", "--", "python", "-c", look)
-        return self.lab.kubectl(*words, check=False) == "True"
+        argv = ("exec", self.pods(name)[0]["metadata"]["name"], "-c", "trainer", "--", "python", "-c", look)
+        return self.lab.kubectl(*argv, check=False) == "True"
 
     def kill_rank(self, job: str, number: int) -> None:
         """Raises RuntimeError if it is not there."""

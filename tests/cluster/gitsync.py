@@ -26,11 +26,11 @@ def build(image: str) -> None:
         return
     with tempfile.TemporaryDirectory(prefix="ropeteam-git-sync-") as work:
         program, root = Path(work, "git-sync"), Path(work, "root")
-        words = ["go", "build", "-mod=vendor", "-buildvcs=false", "-trimpath", "-o", str(program), "."]
+        command = ["go", "build", "-mod=vendor", "-buildvcs=false", "-trimpath", "-o", str(program), "."]
         environment = os.environ | {"CGO_ENABLED": "0", "GOCACHE": f"{work}/cache"}
-        subprocess.run(words, cwd=sources, env=environment, check=True)
-        words = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", "bookworm", str(root)]
-        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, cwd=sources, env=environment, check=True)
+        command = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", "bookworm", str(root)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         container = buildah("from", "scratch").strip()
         buildah("copy", "--quiet", container, str(root), "/")
         buildah("copy", "--quiet", container, str(program), "/git-sync")

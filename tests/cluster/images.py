@@ -146,21 +146,21 @@ def _load(names: list[str], root: Path, work: Path, tools: Path) -> None:
         daemons.stop("containerd")
 
 
-def buildah(*words: str, **environment: str) -> str:
-    """Its output. Storage that needs no engine and no user namespaces."""
+def buildah(*argv: str, **environment: str) -> str:
+    """Output of buildah, with storage that needs no engine and no user namespaces."""
     settings = {"STORAGE_DRIVER": "overlay", "BUILDAH_ISOLATION": "chroot"}
     done = subprocess.run(
-        ["buildah", *words], env=os.environ | settings | environment, text=True, capture_output=True
+        ["buildah", *argv], env=os.environ | settings | environment, text=True, capture_output=True
     )
     if done.returncode:
-        raise RuntimeError(f"buildah {' '.join(words[:3])}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        raise RuntimeError(f"buildah {' '.join(argv[:3])}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     return done.stdout
 
 
 def has(name: str) -> bool:
-    words = ["buildah", "inspect", "--type", "image", name]
+    argv = ["buildah", "inspect", "--type", "image", name]
     return (
-        subprocess.run(words, capture_output=True, env=os.environ | {"STORAGE_DRIVER": "overlay"}).returncode
+        subprocess.run(argv, capture_output=True, env=os.environ | {"STORAGE_DRIVER": "overlay"}).returncode
         == 0
     )
 
@@ -188,8 +188,8 @@ def base() -> None:
     if has(PYTHON):
         return
     with tempfile.TemporaryDirectory(prefix="ropeteam-base-") as work:
-        words = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", "bookworm", work]
-        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        argv = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", "bookworm", work]
+        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
         python = Path(work, "usr/local/bin")
         for name in ("python", "python3"):
             (python / name).symlink_to("/usr/bin/python3")
@@ -200,7 +200,7 @@ def base() -> None:
 
 
 def _kubectl() -> None:
-    """Ours under the name that the Dockerfile takes it from."""
+    """Our kubectl under the name that the Dockerfile takes it from."""
     (name,) = re.findall(r"^ARG KUBECTL_IMAGE=(\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     if not has(name):
         container = buildah("from", "scratch").strip()

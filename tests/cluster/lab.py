@@ -37,7 +37,7 @@ NEEDED = {
 
 
 class CannotRun(Exception):
-    """What this machine lacks, and how to get it."""
+    """Something is missing on this machine; the message has how to get it."""
 
 
 def home() -> Path:
@@ -121,21 +121,21 @@ class Lab:
     def is_up(self) -> bool:
         return self.control.kubeconfig.exists() and all(self.is_ready(node) for node in self.nodes)
 
-    def kubectl(self, *words: str, check: bool = True, text: str | None = None) -> str:
-        """Its output. `text`: its input."""
-        done = self._kubectl(*words, text=text)
+    def kubectl(self, *argv: str, check: bool = True, text: str | None = None) -> str:
+        """Output of kubectl. `text`: its input."""
+        done = self._kubectl(*argv, text=text)
         if check and done.returncode:
-            raise RuntimeError(f"kubectl {' '.join(words)}: {done.stderr}")
+            raise RuntimeError(f"kubectl {' '.join(argv)}: {done.stderr}")
         return done.stdout.strip()
 
-    def kubectl_says(self, *words: str, text: str | None = None) -> str:
-        """Whatever it prints, also when it fails."""
-        done = self._kubectl(*words, text=text)
+    def kubectl_output(self, *argv: str, text: str | None = None) -> str:
+        """Output and errors, also when it fails."""
+        done = self._kubectl(*argv, text=text)
         return done.stdout + done.stderr
 
-    def _kubectl(self, *words: str, text: str | None) -> subprocess.CompletedProcess[str]:
+    def _kubectl(self, *argv: str, text: str | None) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"KUBECONFIG": str(self.control.kubeconfig)}
-        command = [str(self.tools / "kubectl"), *words]
+        command = [str(self.tools / "kubectl"), *argv]
         return subprocess.run(command, env=environment, input=text, text=True, capture_output=True)
 
 

@@ -50,7 +50,7 @@ def connect(number: int, init: int, numbers: int) -> None:
     ip("link", "add", link(number), "type", "veth", "peer", "name", "eth0", "netns", str(init))
     ip("link", "set", link(number), "master", BRIDGE, "up")
     inside = ("nsenter", f"--target={init}", "--net", "ip")
-    for words in (
+    for argv in (
         ("addr", "add", f"{node_address(number)}/24", "dev", "eth0"),
         ("link", "set", "eth0", "up"),
         ("link", "set", "lo", "up"),
@@ -61,18 +61,18 @@ def connect(number: int, init: int, numbers: int) -> None:
             if other != number
         ),
     ):
-        run(*inside, *words)
+        run(*inside, *argv)
     # Not on the node's IP forwarding of this machine: only the routes of the lab are added.
     ip("route", "replace", pod_range(number), "via", node_address(number))
 
 
-def cut(number: int) -> None:
-    """The cable is pulled out of the bridge: whatever is sent vanishes, and nobody is told."""
+def disconnect(number: int) -> None:
+    """The cable is pulled out of the bridge: packets vanish, and no end gets an error."""
     ip("link", "set", link(number), "nomaster")
 
 
 def isolate(numbers: Collection[int]) -> None:
-    """These nodes still reach one another, and nothing else: neither the control plane nor other nodes."""
+    """The nodes still reach one another, and nothing else: neither the control plane nor other nodes."""
     subprocess.run(["ip", "link", "delete", ISLAND], capture_output=True)
     ip("link", "add", ISLAND, "type", "bridge")
     ip("link", "set", ISLAND, "up")
@@ -84,11 +84,11 @@ def heal(number: int) -> None:
     ip("link", "set", link(number), "master", BRIDGE)
 
 
-def ip(*words: str) -> None:
-    run("ip", *words)
+def ip(*argv: str) -> None:
+    run("ip", *argv)
 
 
-def run(*words: str) -> None:
-    done = subprocess.run(words, text=True, capture_output=True)
+def run(*argv: str) -> None:
+    done = subprocess.run(argv, text=True, capture_output=True)
     if done.returncode:
-        raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
+        raise OSError(f"{' '.join(argv)}: {done.stderr.strip()}")

@@ -52,7 +52,7 @@ class Node:
 
     def power_on(self, numbers: int) -> None:
         """Returns when its services run. `numbers`: how many nodes there are."""
-        self._forget_pods_of_former_life()
+        self._forget_pods_of_the_last_boot()
         # Kubelets have sockets for device plugins there, whatever --root-dir says, and delete each other's.
         own = "mkdir -p /var/lib/kubelet && mount -t tmpfs none /var/lib/kubelet"
         init = f"{own} && mount --make-rshared / && trap '' CHLD && exec sleep infinity"
@@ -66,8 +66,8 @@ class Node:
             self.start(service)
 
     def power_off(self) -> None:
-        """The cable first, so that nobody hears a connection close."""
-        network.cut(self.number)
+        """The cable first, so that no peer sees a connection close."""
+        network.disconnect(self.number)
         os.kill(self.init, signal.SIGKILL)
         for service in (*SERVICES, ""):
             self._daemons.stop(f"{self.name}-{service}".rstrip("-"), signal.SIGKILL)
@@ -77,7 +77,7 @@ class Node:
         return self._child() is not None
 
     def _has_booted(self) -> bool:
-        """Its init has mounted what it mounts, and sleeps."""
+        """The node's init has mounted everything, and sleeps."""
         child = self._child()
         return child is not None and psutil.Process(child).name() == "sleep"
 
@@ -127,24 +127,24 @@ class Node:
     def thaw(self) -> None:
         self._daemons.send(self.name, signal.SIGCONT)
 
-    def cut(self) -> None:
-        network.cut(self.number)
+    def disconnect(self) -> None:
+        network.disconnect(self.number)
 
     def heal(self) -> None:
         network.heal(self.number)
 
-    def ctr(self, *words: str) -> None:
+    def ctr(self, *argv: str) -> None:
         """containerd's own client, in the namespace that kubelet uses."""
-        self._inside(str(self._tools / "ctr"), "-a", str(self.socket), "-n", "k8s.io", *words)
+        self._inside(str(self._tools / "ctr"), "-a", str(self.socket), "-n", "k8s.io", *argv)
 
     def _enter(self) -> tuple[str, ...]:
         return ("nsenter", f"--target={self.init}", "--net", "--pid", "--mount", "--uts")
 
-    def _inside(self, *words: str) -> None:
-        network.run(*self._enter(), *words)
+    def _inside(self, *argv: str) -> None:
+        network.run(*self._enter(), *argv)
 
-    def _forget_pods_of_former_life(self) -> None:
-        """What lay in memory (/run) is gone after a power cut."""
+    def _forget_pods_of_the_last_boot(self) -> None:
+        """Memory (/run) is empty after a power cut."""
         shutil.rmtree(self.folder / "run", ignore_errors=True)
         (self.folder / "run").mkdir()
 

@@ -1,6 +1,6 @@
-"""Images between buildah and containerd: one OCI layout for all, and archives of what containerd lacks.
+"""Images between buildah and containerd: one OCI layout for all, and archives of what containerd has not yet.
 
-Layers of torch are gigabytes and change seldom; pushed and imported whole they took a minute and a half for
+Layers of torch are gigabytes and change rarely; pushed and imported whole they took a minute and a half for
 each line of code that had changed. Source: the OCI image layout specification 1.1.
 """
 
@@ -35,7 +35,7 @@ class Layout:
         ]
 
     def export(self, name: str, without: set[str], destination: Path) -> None:
-        """An OCI archive of image `name` that lacks the blobs `without`."""
+        """An OCI archive of image `name` without the blobs `without`."""
         index = {"schemaVersion": 2, "manifests": [self._entry(name)]}
         with tarfile.open(destination, "w") as archive:
             _add(archive, "oci-layout", {"imageLayoutVersion": "1.0.0"})

@@ -47,8 +47,8 @@ def _missing_packages() -> list[str]:
     return sorted(missing)
 
 
-def _run(what: str, *words: str) -> None:
-    done = subprocess.run(words, text=True, capture_output=True)
+def _run(what: str, *command: str) -> None:
+    done = subprocess.run(command, text=True, capture_output=True)
     if done.returncode:
         raise lab.CannotRun(f"this machine does not let us {what}: {done.stderr.strip()[-1000:]}")
 

@@ -72,18 +72,18 @@ class Site:
 
     # ---- the chart
 
-    def helm(self, *words: str) -> str:
+    def helm(self, *argv: str) -> str:
         environment = os.environ | {"KUBECONFIG": str(self.lab.control.kubeconfig)}
         done = subprocess.run(
-            [self.lab.tools / "helm", *words], env=environment, text=True, capture_output=True
+            [self.lab.tools / "helm", *argv], env=environment, text=True, capture_output=True
         )
-        assert done.returncode == 0, f"helm {' '.join(words)}: {done.stderr}"
+        assert done.returncode == 0, f"helm {' '.join(argv)}: {done.stderr}"
         return done.stdout
 
     def install(self, *sets: str, verb: str = "install", chart: Path = CHART) -> None:
-        words = [word for each in ("image.pullPolicy=Never", *sets) for word in ("--set", each)]
+        flags = [flag for each in ("image.pullPolicy=Never", *sets) for flag in ("--set", each)]
         self.helm(
-            verb, RELEASE, str(chart), "--namespace", SYSTEM, "--create-namespace", *words, "--wait",
+            verb, RELEASE, str(chart), "--namespace", SYSTEM, "--create-namespace", *flags, "--wait",
             "--timeout", "2m",
         )  # fmt: skip
 
@@ -102,11 +102,11 @@ class Site:
         return dict(json.loads(text)) if text else None
 
     def items(self, kind: str, namespace: str = "default", labels: str = "") -> list[Object]:
-        words = ("-n", namespace, "get", kind, "-o", "json", *(("-l", labels) if labels else ()))
-        return list(json.loads(self.lab.kubectl(*words))["items"])
+        command = ("-n", namespace, "get", kind, "-o", "json", *(("-l", labels) if labels else ()))
+        return list(json.loads(self.lab.kubectl(*command))["items"])
 
-    def apply(self, thing: Object) -> None:
-        self.lab.kubectl("apply", "-f", "-", text=json.dumps(thing))
+    def apply(self, obj: Object) -> None:
+        self.lab.kubectl("apply", "-f", "-", text=json.dumps(obj))
 
     # ---- jobs
 
@@ -145,7 +145,7 @@ class Site:
         return (self.get("trainingjob", name) or {}).get("status") or {}
 
     def progress(self, name: str) -> int:
-        """The last step that status tells; at most 30 s old."""
+        """The last step in status; at most 30 s old."""
         return int((self.status(name).get("progress") or {}).get("step") or 0)
 
     def condition(self, name: str, kind: str) -> Object:
@@ -164,11 +164,11 @@ class Site:
             raise AssertionError(f"{error}\n{self.explain(name)}") from None
 
     def explain(self, name: str) -> str:
-        """What a person would look at."""
-        tell = self.lab.kubectl
-        pods = tell("get", "pods", "-o", "wide", check=False)
-        events = tell("get", "events", "--sort-by=.lastTimestamp", check=False)[-3000:]
-        logs = tell("-n", SYSTEM, "logs", "-l", "app.kubernetes.io/component=operator", check=False)
+        """Pods, events and logs, as a person would look at them."""
+        kubectl = self.lab.kubectl
+        pods = kubectl("get", "pods", "-o", "wide", check=False)
+        events = kubectl("get", "events", "--sort-by=.lastTimestamp", check=False)[-3000:]
+        logs = kubectl("-n", SYSTEM, "logs", "-l", "app.kubernetes.io/component=operator", check=False)
         return f"{json.dumps(self.status(name), indent=1)}\n{pods}\n{events}\n{logs[-3000:]}"
 
     def pods(self, name: str, role: str = "worker") -> list[Object]:
@@ -202,12 +202,12 @@ class Site:
         )
 
     def audit(self) -> Iterator[Object]:
-        """What the API server was asked, oldest first."""
+        """Requests to the API server, oldest first."""
         with open(self.lab.control.audit_log) as lines:
             yield from map(json.loads, lines)
 
     def writes_of(self, pod: str, since: datetime) -> list[str]:
-        """What this pod has changed in the API server."""
+        """Changes that this pod has made in the API server."""
         return [
             f"{event['requestReceivedTimestamp']} {event['verb']} {event['requestURI']}"
             for event in self.audit()
@@ -243,17 +243,17 @@ class Site:
     def operator(self, pod: str) -> int:
         return self._first_process(pod, "operator", "ropeteam.controller")
 
-    def _first_process(self, host: str, what: str, word: str) -> int:
+    def _first_process(self, host: str, what: str, suffix: str) -> int:
         """By the name of its pod, which is its host name, and a word of its command."""
         for pid, environment in environments():
             if environment.get("HOSTNAME", "").startswith(host):
                 arguments = _arguments(pid)
-                if any(each.endswith(word) for each in arguments) and "zygote" not in str(arguments):
+                if any(each.endswith(suffix) for each in arguments) and "zygote" not in str(arguments):
                     return pid
         raise AssertionError(f"no {what} process in a pod {host}")
 
     def kill_process(self, job: str, slot: int) -> None:
-        """A rank's, without asking the API server who it is."""
+        """The pid of a rank, without a request to the API server."""
         for pid, environment in environments():
             if environment.get("HOSTNAME", "").startswith(f"{job}-{slot}-") and _names(pid)[0].startswith(
                 "rank "

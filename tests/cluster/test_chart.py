@@ -23,8 +23,8 @@ from ropeteam.api.defaults import JobDefaults, JobPolicy
 Object = dict[str, Any]
 
 
-def helm(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(tools.folder() / "helm"), *words], text=True, capture_output=True)
+def helm(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(tools.folder() / "helm"), *argv], text=True, capture_output=True)
 
 
 def render(values: Object | None = None, chart: Path = CHART) -> list[Object]:
@@ -48,8 +48,8 @@ def pod(values: Object | None = None) -> Object:
 
 
 def arguments(values: Object | None = None) -> dict[str, str]:
-    words = pod(values)["containers"][0]["args"]
-    return dict(word.removeprefix("--").split("=", 1) for word in words)
+    argv = pod(values)["containers"][0]["args"]
+    return dict(flag.removeprefix("--").split("=", 1) for flag in argv)
 
 
 def test_lint_is_content() -> None:
@@ -111,8 +111,8 @@ def test_every_value_is_described_and_a_typo_in_any_section_is_refused() -> None
     ],
 )
 def test_a_value_that_cannot_work_is_refused(values: Object) -> None:
-    words = [str(tools.folder() / "helm"), "template", "r", str(CHART), "-f", "-"]
-    done = subprocess.run(words, input=json.dumps(values), text=True, capture_output=True)
+    argv = [str(tools.folder() / "helm"), "template", "r", str(CHART), "-f", "-"]
+    done = subprocess.run(argv, input=json.dumps(values), text=True, capture_output=True)
     assert done.returncode != 0
     assert next(iter(values)) in done.stderr
 
@@ -215,7 +215,7 @@ def test_the_definition_and_the_roles_of_people_can_be_installed_alone() -> None
     assert " ".join(parts) in (ROOT / "docs" / "install.md").read_text()
 
 
-def test_the_operator_may_do_no_more_than_24_things() -> None:
+def test_the_operator_has_no_more_than_24_rights() -> None:
     roles = [each for each in of_kind("ClusterRole") if each["metadata"]["name"] == "ropeteam"] + of_kind(
         "Role"
     )
@@ -232,7 +232,7 @@ def test_the_operator_may_do_no_more_than_24_things() -> None:
     assert {verb for _, resource, verb in triples if resource == "secrets"} == {"create"}
 
 
-def test_the_definition_is_installed_and_kept_unless_told_otherwise() -> None:
+def test_the_definition_is_installed_and_outlives_the_release_by_default() -> None:
     (definition,) = of_kind("CustomResourceDefinition")
     assert definition["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     (loose,) = of_kind("CustomResourceDefinition", {"crds": {"keep": False}})
@@ -240,7 +240,7 @@ def test_the_definition_is_installed_and_kept_unless_told_otherwise() -> None:
     assert of_kind("CustomResourceDefinition", {"crds": {"enabled": False}}) == []
 
 
-def test_the_key_is_kept_and_may_be_ones_own() -> None:
+def test_the_key_survives_upgrades_and_may_be_ones_own() -> None:
     (secret,) = of_kind("Secret")
     assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     own = {"operatorKey": {"existingSecret": "mine"}}
@@ -248,7 +248,7 @@ def test_the_key_is_kept_and_may_be_ones_own() -> None:
     assert {"secretName": "mine"}.items() <= pod(own)["volumes"][0]["secret"].items()
 
 
-def test_a_former_key_lies_beside_the_key() -> None:
+def test_previous_keys_are_beside_the_key() -> None:
     (operator,) = pod()["containers"]
     (mounted,) = (each["mountPath"] for each in operator["volumeMounts"] if each["name"] == "key")
     assert f"--key-file={mounted}/key" in operator["args"]
@@ -278,7 +278,7 @@ KINDS = {"serviceMonitor": "ServiceMonitor", "podMonitor": "PodMonitor", "promet
 
 
 @pytest.mark.parametrize("value", MONITORING)
-def test_what_prometheus_and_grafana_need_is_made_when_asked_for(value: str) -> None:
+def test_monitors_rules_and_dashboards_are_made_when_enabled(value: str) -> None:
     plain = {(each["kind"], each["metadata"]["name"]) for each in render()}
     values = {"metrics": {value: {"enabled": True}, "labels": {"release": "kps"}}}
     made = [each for each in render(values) if (each["kind"], each["metadata"]["name"]) not in plain]
@@ -330,8 +330,8 @@ def test_rules_and_dashboards_are_the_files_that_are_tested() -> None:
     (rule,) = of_kind("PrometheusRule", values)
     assert rule["spec"] == yaml.safe_load(ALERTS.read_text())
     maps = [e["data"] for e in of_kind("ConfigMap", values) if "dashboard" in e["metadata"]["name"]]
-    told = {name: json.loads(text) for data in maps for name, text in data.items()}
-    assert told == {f"ropeteam-{path.name}": json.loads(text) for path, text in files().items()}
+    rendered = {name: json.loads(text) for data in maps for name, text in data.items()}
+    assert rendered == {f"ropeteam-{path.name}": json.loads(text) for path, text in files().items()}
 
 
 def test_one_replica_needs_no_disruption_budget() -> None:
@@ -389,7 +389,7 @@ def test_the_operators_pod_is_restricted() -> None:
 
 
 def test_an_operator_that_has_not_yet_listed_everything_is_not_ended() -> None:
-    """It takes as long as the API server does, and would be begun anew each time."""
+    """Startup takes as long as the API server does, and would begin again each time."""
     container = pod()["containers"][0]
     ends = {container[kind]["httpGet"]["path"] for kind in ("startupProbe", "livenessProbe")}
     assert ends == {"/healthz"}

@@ -1,4 +1,4 @@
-"""The rendered chart before a linter of other people; what we do not follow stands in helm/checkov.yaml."""
+"""The rendered chart before a public linter; rules that we do not follow are in helm/checkov.yaml."""
 
 from __future__ import annotations
 

@@ -82,11 +82,11 @@ def ours(name: str, commit: str, repository: str = "llama") -> Object:
     job = guide()
     job["metadata"] |= {"name": name, "namespace": name}
     args = init(job)["args"]
-    for number, word in enumerate(args):
-        if word.startswith("--repo="):
+    for number, argument in enumerate(args):
+        if argument.startswith("--repo="):
             args[number] = f"--repo=git://code/{repository}"
-        elif word.startswith("--ref="):
-            assert len(word) == len("--ref=") + 40
+        elif argument.startswith("--ref="):
+            assert len(argument) == len("--ref=") + 40
             args[number] = f"--ref={commit}"
     return job
 
@@ -106,8 +106,8 @@ def serve(site: Site, name: str, image: str) -> str:
     site.apply({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": ports})
 
     def commit() -> str:
-        words = ("exec", "code", "--", "git", "-C", "/tmp/srv/llama", "rev-parse", "HEAD")
-        return site.lab.kubectl("-n", name, *words, check=False)
+        command = ("exec", "code", "--", "git", "-C", "/tmp/srv/llama", "rev-parse", "HEAD")
+        return site.lab.kubectl("-n", name, *command, check=False)
 
     wait_for("a commit", lambda: len(commit()) == 40, 120)
     return commit()
@@ -134,12 +134,12 @@ def test_a_commit_trains_and_a_replaced_pod_gets_the_same(
     assert seen["incidents"][0]["cause"] == "PodDeleted"
 
 
-def test_where_there_is_no_repository_the_status_says_what_git_said(
+def test_the_status_has_gits_error_where_there_is_no_repository(
     site: Site, name: str, namespace: Callable[[str], None], loaded: str
 ) -> None:
     namespace("restricted")
     site.apply(ours(name, serve(site, name, loaded), "another"))
     wait_for("an end", lambda: condition(site, name, "Finished").get("status") == "True", 900)
-    told = condition(site, name, "Failed")["message"]
-    assert "init container exited with code 1" in told
-    assert "git://code/another" in told
+    message = condition(site, name, "Failed")["message"]
+    assert "init container exited with code 1" in message
+    assert "git://code/another" in message

@@ -32,7 +32,7 @@ def served_job(site: Site, name: str) -> dict[str, Any]:
 
 
 def step(site: Site, name: str) -> int:
-    """The newest checkpoint, which status always tells."""
+    """The newest checkpoint, which status always has."""
     return int((site.status(name).get("checkpoint") or {}).get("step") or 0)
 
 
@@ -147,8 +147,8 @@ def test_with_parameter_servers_each_comes_back_alone(site: Site, name: str) -> 
         now = {rank: site.rank(name, rank) for rank in ranks}
         assert {rank for rank in ranks if now[rank] != ranks[rank]} == {victim}
         ranks = now
-    told = [(each["cause"], each["stepsLost"]) for each in site.status(name)["incidents"]]
-    assert told == [("Signal", 0)] * 2
+    causes = [(each["cause"], each["stepsLost"]) for each in site.status(name)["incidents"]]
+    assert causes == [("Signal", 0)] * 2
     workers = site.uids(name)
     site.lab.kubectl("delete", "pod", f"{name}-2-1", "--wait=false")
     again = f"{name}-2-2"
@@ -184,12 +184,12 @@ def test_nobody_gets_pods_through_a_job_that_they_could_not_make(site: Site, nam
     job = json.dumps(tiny(site, name))
 
     def refused() -> bool:
-        words = ("create", "--dry-run=server", "-f", "-", "--as")
-        said = site.lab.kubectl_says(*words, "jobs-only", text=job)
-        return "you may not create pods in namespace default" in said
+        command = ("create", "--dry-run=server", "-f", "-", "--as")
+        output = site.lab.kubectl_output(*command, "jobs-only", text=job)
+        return "you may not create pods in namespace default" in output
 
     wait_for("the policy is active", refused, 30)
-    assert "created" in site.lab.kubectl_says(
+    assert "created" in site.lab.kubectl_output(
         "create", "--dry-run=server", "-f", "-", "--as", "both", text=job
     )
 

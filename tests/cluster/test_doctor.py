@@ -1,4 +1,4 @@
-"""`ropeteam doctor` on a real cluster: an administrator is told that all is well, a guest what is unknown."""
+"""`ropeteam doctor` on a real cluster: an administrator reads that all is well, a guest what is unknown."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.e2e.harness import wait_for
 GUEST = "doctor-guest"
 
 
-def examined(kubeconfig: Path, home: Path, *words: str) -> list[str]:
+def examined(kubeconfig: Path, home: Path, *argv: str) -> list[str]:
     environment = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
     command = [sys.executable, "-m", "ropeteam.cli", "doctor", "--kubeconfig", str(kubeconfig)]
     done = subprocess.run(
-        [*command, "--home", str(home), *words], env=environment, text=True, capture_output=True
+        [*command, "--home", str(home), *argv], env=environment, text=True, capture_output=True
     )
     assert done.stderr == ""
     return done.stdout.splitlines()
@@ -27,8 +27,8 @@ def examined(kubeconfig: Path, home: Path, *words: str) -> list[str]:
 def of_guest(site: Site, file: Path) -> Path:
     """A kubeconfig of somebody with the role `view` in namespace default."""
     site.lab.kubectl("create", "serviceaccount", GUEST, check=False)
-    words = ("--clusterrole=view", f"--serviceaccount=default:{GUEST}")
-    site.lab.kubectl("create", "rolebinding", GUEST, *words, check=False)
+    argv = ("--clusterrole=view", f"--serviceaccount=default:{GUEST}")
+    site.lab.kubectl("create", "rolebinding", GUEST, *argv, check=False)
     config = yaml.safe_load(site.lab.control.kubeconfig.read_text())
     token = site.lab.kubectl("create", "token", GUEST)
     name = config["contexts"][0]["context"]["user"]
@@ -36,7 +36,7 @@ def of_guest(site: Site, file: Path) -> Path:
     return file
 
 
-def test_an_installation_that_is_well_is_told_so(site: Site, tmp_path: Path) -> None:
+def test_a_healthy_installation_is_reported_healthy(site: Site, tmp_path: Path) -> None:
     wanted = {
         "ok   definition: TrainingJob v1alpha1, the same as in this client",
         f"ok   leader {SYSTEM}/{RELEASE}: ",
@@ -44,21 +44,21 @@ def test_an_installation_that_is_well_is_told_so(site: Site, tmp_path: Path) -> 
     }
 
     def well() -> bool:
-        said = examined(site.lab.control.kubeconfig, tmp_path)
-        return all(any(line.startswith(begin) for line in said) for begin in wanted)
+        lines = examined(site.lab.control.kubeconfig, tmp_path)
+        return all(any(line.startswith(begin) for line in lines) for begin in wanted)
 
     wait_for("all is well", well)
 
 
-def test_who_may_read_little_is_told_what_is_not_known(site: Site, tmp_path: Path) -> None:
+def test_a_guest_gets_a_list_of_what_is_unknown(site: Site, tmp_path: Path) -> None:
     guest = of_guest(site, tmp_path / "guest")
     wanted = {
         "warn operator: not known: you may not read deployments in all namespaces",
         "warn nodes: not known: you may not read nodes",
     }
 
-    def told() -> bool:
-        said = examined(guest, tmp_path)
-        return wanted <= set(said) and not any(line.startswith("FAIL") for line in said)
+    def is_reported() -> bool:
+        lines = examined(guest, tmp_path)
+        return wanted <= set(lines) and not any(line.startswith("FAIL") for line in lines)
 
-    wait_for("what is not known, once the API server knows the role", told)
+    wait_for("what is not known, once the API server knows the role", is_reported)

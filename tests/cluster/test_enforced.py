@@ -1,4 +1,4 @@
-"""What a real implementation of NetworkPolicy makes of a job's."""
+"""NetworkPolicies of jobs, enforced by a real implementation."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def settles(node: Enforced, target: Pod, expected: dict[Pod, set[int]]) -> None:
 def test_a_jobs_pods_are_reached_by_those_that_need_them_alone(node: Enforced) -> None:
     coordinator, worker = pods_of(node, "one")
     neighbour = node.pod("neighbour", {"ropeteam.dev/job-uid": "two"}, namespace="lab")
-    stranger = node.pod("stranger", OURS, namespace="elsewhere")
+    outsider = node.pod("stranger", OURS, namespace="elsewhere")
     operator = node.pod("operator", OURS, namespace="sys")
     prometheus = node.pod("prometheus", {}, namespace="monitoring")
-    everybody = (coordinator, neighbour, stranger, operator, prometheus)
+    everybody = (coordinator, neighbour, outsider, operator, prometheus)
     settles(node, worker, {pod: set(PORTS) for pod in everybody})
     node.create(policy_of("one", {"namespaceSelector": MONITORING}))
-    nobody: dict[Pod, set[int]] = {neighbour: set(), stranger: set()}
+    nobody: dict[Pod, set[int]] = {neighbour: set(), outsider: set()}
     others = nobody | {operator: {29402}, prometheus: {29402, 29403}}
     settles(node, worker, {coordinator: set(PORTS), **others})
     settles(node, coordinator, {worker: set(PORTS), **others})
@@ -92,14 +92,14 @@ def test_a_jobs_pods_are_reached_by_those_that_need_them_alone(node: Enforced) -
 def test_policies_add_up(node: Enforced) -> None:
     """Of everybody who may read metrics, of agents with addresses of nodes, and of the user's own."""
     _, worker = pods_of(node, "three")
-    stranger = node.pod("stranger-3", {}, namespace="elsewhere")
+    outsider = node.pod("stranger-3", {}, namespace="elsewhere")
     node.create(policy_of("three"))
-    settles(node, worker, {stranger: {29402, 29403}})
+    settles(node, worker, {outsider: {29402, 29403}})
     node.create(policy_of("three", hostNetwork=True))
-    settles(node, worker, {stranger: {29401, 29402, 29403}})
+    settles(node, worker, {outsider: {29401, 29402, 29403}})
     own = {"podSelector": {}, "ingress": [{"ports": [{"port": STORE}]}]}
     meta = {"name": "own", "namespace": "lab"}
     node.create(
         {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta, "spec": own}
     )
-    settles(node, worker, {stranger: {29401, 29402, 29403, STORE}})
+    settles(node, worker, {outsider: {29401, 29402, 29403, STORE}})

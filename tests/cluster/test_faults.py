@@ -1,4 +1,4 @@
-"""What can happen to a job on a real cluster, and that it goes on, or says why not."""
+"""Faults of a job on a real cluster: it continues, or reports why not."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def slot_apart_from_coordinator(site: Site, name: str) -> int:
 
 
 def plans(site: Site, coordinator: Object, since: datetime) -> list[str]:
-    """Worlds that this coordinator has planned, as it tells on its node's disk."""
+    """Worlds that this coordinator has planned, by its log on its node's disk."""
     pod = coordinator["metadata"]
     folder = site.lab.folder / coordinator["spec"]["nodeName"] / "podlogs"
     logs = (folder / f"{pod['namespace']}_{pod['name']}_{pod['uid']}").glob("*/*.log")
@@ -80,7 +80,7 @@ def goes_on(site: Site, name: str) -> None:
 
 
 def has_lost_no_step(site: Site, name: str) -> bool:
-    """Its last incident is over, and cost none."""
+    """The job's last incident is over, and cost no step."""
     return bool((site.status(name).get("incidents") or [{}])[-1].get("stepsLost") == 0)
 
 
@@ -122,16 +122,16 @@ def test_what_is_out_of_memory_is_named(site: Site, name: str, where: str) -> No
 
 
 @pytest.mark.nodes
-def test_a_full_disk_stops_no_training_and_is_told(site: Site, name: str) -> None:
+def test_a_full_disk_stops_no_training_and_is_reported(site: Site, name: str) -> None:
     job = tiny(site, name, steps=FOREVER, workers=1)
     job["spec"]["checkpoint"]["volume"] = {"emptyDir": {"medium": "Memory", "sizeLimit": "4Ki"}}
     site.apply(job)
     site.wait(name, "Running")
 
-    def told() -> bool:
+    def is_reported() -> bool:
         return "No space left on device" in site.lab.kubectl("logs", f"{name}-0-1", check=False)
 
-    wait_for("words about the disk", told, 60)
+    wait_for("words about the disk", is_reported, 60)
     before = site.progress(name)
     wait_for("training goes on", lambda: site.progress(name) > before + 100, 90)
     assert not site.status(name).get("incidents")
@@ -156,11 +156,11 @@ def test_a_kubelet_that_stops_stops_no_training(site: Site, name: str) -> None:
 
 
 @pytest.mark.nodes
-def test_a_node_that_is_cut_off_neither_joins_nor_commits(site: Site, name: str) -> None:
+def test_an_isolated_node_neither_joins_nor_commits(site: Site, name: str) -> None:
     running(site, name)
     slot = slot_apart_from_coordinator(site, name)
     node = site.lab.node(site.node_of(name, slot))
-    node.cut()
+    node.disconnect()
     try:
         wait_for("a replacement", lambda: f"{name}-{slot}-2" in site.uids(name), 90)
         wait_for("another node", lambda: site.is_elsewhere(name, slot, node.number), 60)
@@ -175,19 +175,19 @@ def test_a_node_that_is_cut_off_neither_joins_nor_commits(site: Site, name: str)
 
 
 @pytest.mark.nodes
-def test_a_coordinator_that_is_cut_off_plans_nothing(site: Site, name: str) -> None:
+def test_an_isolated_coordinator_plans_nothing(site: Site, name: str) -> None:
     running(site, name)
     node = site.lab.node(coordinators_node(site, name))
-    cut_off, process = site.pods(name, "coordinator")[0], site.coordinator(name)
-    node.cut()
-    cut_at = datetime.now(UTC)
+    isolated, process = site.pods(name, "coordinator")[0], site.coordinator(name)
+    node.disconnect()
+    since = datetime.now(UTC)
     try:
         wait_for("another coordinator", lambda: site.status(name)["coordinator"]["term"] > 1, 180)
-        wait_for("a world of its own", lambda: plans(site, site.pods(name, "coordinator")[-1], cut_at), 120)
+        wait_for("a world of its own", lambda: plans(site, site.pods(name, "coordinator")[-1], since), 120)
         wait_for_new_checkpoint(site, name)
         assert psutil.pid_exists(process), "the old one lives"
-        assert plans(site, cut_off, datetime.min.replace(tzinfo=UTC)) != []
-        assert plans(site, cut_off, cut_at) == []
+        assert plans(site, isolated, datetime.min.replace(tzinfo=UTC)) != []
+        assert plans(site, isolated, since) == []
     finally:
         node.heal()
     wait_for(f"{node.name} is Ready", lambda: site.lab.is_ready(node), 90)
@@ -207,8 +207,8 @@ def test_a_script_with_files_of_its_own_waits_until_the_old_pod_cannot_write(sit
     node = site.lab.node(site.node_of(name, slot))
     node.power_off()
     try:
-        words = f"proof that the previous pod of slot {slot} has ended"
-        wait_for("what is waited for is told", lambda: words in str(site.status(name)["conditions"]), 90)
+        message = f"proof that the previous pod of slot {slot} has ended"
+        wait_for("what is waited for is told", lambda: message in str(site.status(name)["conditions"]), 90)
         assert site.node_of(name, slot) != node.number
         site.wait(name, "Running")
         replaced = datetime.fromisoformat(site.status(name)["slots"][slot]["replacedAt"])
@@ -328,14 +328,14 @@ def test_without_dns_training_goes_on(site: Site, name: str) -> None:
 
 def test_a_definition_that_is_upgraded_disturbs_no_job(site: Site, name: str) -> None:
     uids = running(site, name)
-    # A patch of one field: whoever applies the whole of it owns it, and Helm could not upgrade it any more.
+    # A patch of one field: applying the whole of it would own it, and Helm could not upgrade it any more.
     field = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/later"
     value = {"type": "string", "description": "A field of the next version."}
     site.lab.kubectl(*PATCH_CRD, json.dumps([{"op": "add", "path": field, "value": value}]))
     try:
         patch = '{"spec": {"later": "yes"}}'
-        words = ("patch", "trainingjob", name, "--type=merge", "-p", patch)
-        wait_for("the new field is taken", lambda: "patched" in site.lab.kubectl(*words, check=False), 30)
+        command = ("patch", "trainingjob", name, "--type=merge", "-p", patch)
+        wait_for("the new field is taken", lambda: "patched" in site.lab.kubectl(*command, check=False), 30)
         site.kill_rank(name, 0)
         wait_for("the incident", lambda: last_cause(site, name) == "Signal", 60)
         goes_on(site, name)
@@ -349,7 +349,7 @@ def test_a_definition_that_is_upgraded_disturbs_no_job(site: Site, name: str) ->
 
 @pytest.mark.nodes
 @pytest.mark.parametrize(
-    ("change", "condition", "words"),
+    ("change", "condition", "message"),
     [
         ({"image": "localhost/nobody:has-it"}, "Running", "nobody:has-it"),
         ({"image": "localhost/pause:lab"}, "Running", "python3"),
@@ -357,16 +357,16 @@ def test_a_definition_that_is_upgraded_disturbs_no_job(site: Site, name: str) ->
     ],
     ids=["no image", "no Python", "no room"],
 )
-def test_what_a_job_waits_for_is_told(
-    site: Site, name: str, change: dict[str, Any], condition: str, words: str
+def test_a_job_reports_what_it_waits_for(
+    site: Site, name: str, change: dict[str, Any], condition: str, message: str
 ) -> None:
     site.apply(tiny(site, name, **change))
 
-    def told() -> bool:
-        return words in str(site.status(name).get("conditions", ""))
+    def is_reported() -> bool:
+        return message in str(site.status(name).get("conditions", ""))
 
     try:
-        wait_for(f"{words!r} in a condition", told, 60)
+        wait_for(f"{message!r} in a condition", is_reported, 60)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{site.explain(name)}") from None
     assert site.condition(name, condition).get("status") != "True"
@@ -384,16 +384,16 @@ def test_a_namespace_that_is_deleted_takes_its_jobs_along(site: Site, name: str)
     assert len(site.items("pods", SYSTEM)) >= 2
 
 
-def test_a_name_that_is_taken_is_told(site: Site, name: str) -> None:
+def test_a_name_that_is_taken_is_reported(site: Site, name: str) -> None:
     meta = {"name": name, "namespace": "default"}
     site.apply({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {"ports": [{"port": 80}]}})
     site.apply(tiny(site, name, steps=30, pause=0.0))
 
-    def told() -> bool:
+    def is_reported() -> bool:
         events = [each for each in site.items("events") if each["involvedObject"]["name"] == name]
         return any(each["reason"] == "ActionFailed" and name in each["message"] for each in events)
 
-    wait_for("an event", told, 60)
+    wait_for("an event", is_reported, 60)
     assert site.condition(name, "Running").get("status") != "True"
     site.lab.kubectl("delete", "service", name)
     site.wait(name, "Complete")

@@ -25,14 +25,14 @@ def nodes(site: Site) -> Iterator[None]:
 
 
 def give(site: Site, number: int, gpus: int) -> None:
-    """What a device plugin would tell of this node."""
+    """Capacity as a device plugin would report it of this node."""
     amount = {GPU: str(gpus)}
     text = json.dumps({"status": {"capacity": amount, "allocatable": amount}})
     site.lab.kubectl("patch", "node", f"node-{number}", "--subresource=status", "--type=merge", "-p", text)
 
 
 def a_job(site: Site, name: str, *, workers: int, gpus: int, **spec: Any) -> dict[str, Any]:
-    """Its ranks use the CPU: only the places are real."""
+    """The job's ranks use the CPU: only the scheduling is real."""
     command = ["python", "/shared/scripts/tiny.py", "100000", "0.05"]
     shape = {"workers": workers, "gpusPerWorker": gpus, "processesPerWorker": 1}
     return site.job(name, command, checkpoint=site.checkpoints(name), **shape, **spec)
@@ -42,7 +42,7 @@ def message(site: Site, name: str) -> str:
     return str(site.condition(name, "Running").get("message", ""))
 
 
-def test_a_job_is_placed_where_gpus_are_and_one_that_does_not_fit_says_why(site: Site, name: str) -> None:
+def test_a_job_is_placed_where_gpus_are_and_one_that_does_not_fit_reports_why(site: Site, name: str) -> None:
     for node in site.lab.nodes:
         give(site, node.number, 2)
     site.apply(a_job(site, name, workers=4, gpus=2))

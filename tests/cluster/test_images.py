@@ -77,7 +77,7 @@ def test_two_builds_without_a_cache_are_the_same_bytes(archives: list[Path]) -> 
     assert archives[0].read_bytes() == archives[1].read_bytes()
 
 
-def test_an_image_holds_what_its_sbom_says_and_no_installer(archives: list[Path], release: Release) -> None:
+def test_an_image_holds_what_its_sbom_lists_and_no_installer(archives: list[Path], release: Release) -> None:
     files = Archive(archives[0]).our_files()
     held = {
         name.split("/")[-2].removesuffix(".dist-info").lower().replace("_", "-")

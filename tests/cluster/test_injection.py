@@ -1,4 +1,4 @@
-"""The agent in pods that we did not design: what the template may ask for, and training goes to its end."""
+"""The agent in pods that we did not design: whatever the template requests, training runs to its end."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def accepted(site: Site, name: str) -> Object:
 def completes(site: Site, name: str) -> None:
     job = ("get", "tj", name, "-o", "yaml")
     wait = ("wait", "--for=condition=Finished", f"tj/{name}", "--timeout=180s")
-    told = site.lab.kubectl("-n", name, *wait, check=False) and site.lab.kubectl("-n", name, *job)
-    assert "type: Complete" in told, site.lab.kubectl("-n", name, *job)
+    message = site.lab.kubectl("-n", name, *wait, check=False) and site.lab.kubectl("-n", name, *job)
+    assert "type: Complete" in message, site.lab.kubectl("-n", name, *job)
 
 
 def test_in_a_restricted_namespace_only_pods_that_keep_to_it_run(
@@ -123,9 +123,9 @@ def test_in_a_restricted_namespace_only_pods_that_keep_to_it_run(
     container = {"name": "trainer", "imagePullPolicy": "Never", "securityContext": {"runAsUser": 0}}
     site.apply(in_namespace(name, template={"spec": {"containers": [container]}}))
     wait_for("a refusal", lambda: accepted(site, name).get("reason") == "PodRefused", 60)
-    told = accepted(site, name)["message"]
-    assert "violates PodSecurity" in told
-    assert "runAsNonRoot != true" in told
+    message = accepted(site, name)["message"]
+    assert "violates PodSecurity" in message
+    assert "runAsNonRoot != true" in message
     site.lab.kubectl("-n", name, "delete", "trainingjob", name, "--wait")
 
     container["securityContext"] = UNPRIVILEGED

@@ -33,7 +33,7 @@ def run(site: Site, block: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_guide_works_word_by_word(bare: Site, name: str) -> None:
+def test_the_guide_works_as_written(bare: Site, name: str) -> None:
     page = (ROOT / "docs" / "install.md").read_text()
     install, upgrade, change, team, uninstall = re.findall(
         r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL

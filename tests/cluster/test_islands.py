@@ -1,8 +1,8 @@
 """All nodes of a job are cut off together, its coordinator among them, while the storage is still shared.
 
-The job trains on there. Who saves decides what happens next: where checkpoints commit through us a successor
-begins at once, and the storage tells the two worlds apart; a script that writes by itself gets no successor
-before somebody has proved that the former coordinator has ended.
+The job trains on there. The way of saving decides what happens next: where checkpoints commit through us a
+successor begins at once, and the storage tells the two worlds apart; a script that writes by itself gets no
+successor before somebody has proved that the previous coordinator has ended.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def island(site: Site) -> Iterator[list[Node]]:
         wait_for(f"{node.name} is Ready", partial(site.lab.is_ready, node), 120)
 
 
-def cut_off(site: Site, name: str, island: list[Node]) -> list[int]:
-    """Its coordinator and its ranks are on the island. The processes of the ranks."""
+def isolated(site: Site, name: str, island: list[Node]) -> list[int]:
+    """The processes of the job's ranks, which are on the island, with its coordinator."""
     places = {site.node_of(name, slot) for slot in (0, 1)} | {coordinators_node(site, name)}
     assert places <= {node.number for node in island}
     ranks = [site.rank(name, rank) for rank in (0, 1)]
@@ -75,7 +75,7 @@ def lineage(site: Site, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("feature_level", [2, 3])
-def test_where_checkpoints_are_commits_the_storage_tells_worlds_apart(
+def test_where_checkpoints_are_commits_the_storage_separates_worlds(
     site: Site, name: str, island: list[Node], feature_level: int
 ) -> None:
     env = [{"name": "OWN_LOOP", "value": "1"}] if feature_level == 2 else []
@@ -83,7 +83,7 @@ def test_where_checkpoints_are_commits_the_storage_tells_worlds_apart(
     site.wait(name, "Running")
     wait_for_new_checkpoint(site, name)
     assert site.status(name)["featureLevel"] == feature_level
-    ranks, folder = cut_off(site, name, island), site.shared / name
+    ranks, folder = isolated(site, name, island), site.shared / name
     wait_for("another coordinator", lambda: site.status(name)["coordinator"]["term"] > 1, 180)
     wait_for("it saves", lambda: lineage(site, name)[0]["world"].startswith("2."), 180)
     for _ in range(5):  # more than are kept
@@ -116,18 +116,18 @@ def test_a_script_that_saves_by_itself_gets_no_second_world(
     wait_for(
         "its feature level in status", lambda: site.status(name).get("featureLevel", 0) == feature_level, 60
     )
-    ranks = cut_off(site, name, island)
+    ranks = isolated(site, name, island)
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         return "coordinators-ended" in str(site.status(name)["conditions"])
 
-    wait_for("what is awaited, and the command that gives it", is_told, 240)
+    wait_for("what is awaited, and the command that gives it", is_reported, 240)
     time.sleep(60)  # longer than fenceSeconds and its margin: nothing else may begin meanwhile
     assert all(map(psutil.pid_exists, ranks)), "the world on the island goes on"
     assert starts(site, name) == 1
     for node in island:
         node.heal()
-    wait_for("the old ranks are gone, or are the world", lambda: not is_told(), 240)
+    wait_for("the old ranks are gone, or are the world", lambda: not is_reported(), 240)
     site.wait(name, "Running", 180)
     wait_for("a save", lambda: site.has_just_saved(name), 60)
 
@@ -138,7 +138,7 @@ def test_with_proof_that_the_nodes_are_off_a_successor_begins(
     site.apply(site.job(name, [*UNCHANGED, f"/shared/{name}"], recovery={"fenceSeconds": 20}))
     site.wait(name, "Running")
     wait_for("a save", lambda: site.has_just_saved(name), 60)
-    cut_off(site, name, island)
+    isolated(site, name, island)
     for node in island:
         node.power_off()
         site.lab.kubectl("taint", "node", node.name, TAINT)

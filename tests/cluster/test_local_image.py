@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.nodes,
     pytest.mark.timeout(3600),  # the first use builds the image, with torch
     pytest.mark.skipif(bool(os.geteuid() or not shutil.which("buildah")), reason="needs buildah, as root"),
-    pytest.mark.skipif(not engine.find(), reason=engine.LACKING),
+    pytest.mark.skipif(not engine.find(), reason=engine.NO_ENGINE),
 ]
 
 
@@ -27,16 +27,16 @@ pytestmark = [
 def docker() -> Engine:
     """Or podman. With the image."""
     image, found = images.local(), Engine(engine.find())
-    if said := found.fault():
-        pytest.skip(f"{found.name} starts no container here: {said}")
+    if fault := found.fault():
+        pytest.skip(f"{found.name} starts no container here: {fault}")
     image.build(image)
     found.take(LOCAL)
     return found
 
 
 def test_the_demo_survives_its_faults_in_it(docker: Engine) -> None:
-    said = docker.must("run", "--rm", *ALONE, LOCAL, "python", "examples/demo.py")
-    assert "char-gpt" in said
+    output = docker.must("run", "--rm", *ALONE, LOCAL, "python", "examples/demo.py")
+    assert "char-gpt" in output
 
 
 @pytest.mark.parametrize(

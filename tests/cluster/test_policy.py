@@ -15,8 +15,8 @@ def policies(site: Site, name: str) -> list[Object]:
     return site.items("networkpolicies", labels=f"ropeteam.dev/job={name}")
 
 
-def names(things: list[Object]) -> set[str]:
-    return {thing["metadata"]["name"] for thing in things}
+def names(objects: list[Object]) -> set[str]:
+    return {each["metadata"]["name"] for each in objects}
 
 
 def selected(site: Site, selector: Object, namespace: str = "default") -> set[str]:

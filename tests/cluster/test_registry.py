@@ -40,7 +40,7 @@ def program() -> Path:
 
 @pytest.fixture
 def registry(site: Site, program: Path, tmp_path: Path) -> Iterator[str]:
-    """Its address, which all nodes take as one without TLS."""
+    """The registry's address, which all nodes take as one without TLS."""
     settings = {
         "version": 0.1,
         "storage": {"filesystem": {"rootdirectory": str(tmp_path / "storage")}},
@@ -53,12 +53,14 @@ def registry(site: Site, program: Path, tmp_path: Path) -> Iterator[str]:
             [program, "serve", tmp_path / "registry.yaml"], stdout=output, stderr=output
         )
     try:
-        heard = wait_for("it listens", lambda: re.search(r"listening on ([\d.]+:\d+)", log.read_text()), 60)
+        listening = wait_for(
+            "it listens", lambda: re.search(r"listening on ([\d.]+:\d+)", log.read_text()), 60
+        )
         for node in site.lab.nodes:
-            folder = node.registries / heard[1]
+            folder = node.registries / listening[1]
             folder.mkdir(parents=True)
-            (folder / "hosts.toml").write_text(f'server = "http://{heard[1]}"\n')
-        yield heard[1]
+            (folder / "hosts.toml").write_text(f'server = "http://{listening[1]}"\n')
+        yield listening[1]
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
@@ -92,7 +94,7 @@ def test_operators_and_coordinators_are_pulled_from_a_registry_of_ones_own(
     site.delete(name)
 
 
-@pytest.mark.skipif(not engine.find(), reason=engine.LACKING)
+@pytest.mark.skipif(not engine.find(), reason=engine.NO_ENGINE)
 def test_what_an_engine_saves_a_node_imports(site: Site, name: str, tmp_path: Path) -> None:
     docker, image = Engine(engine.find()), images.operator()
     if not images.has(image.name):

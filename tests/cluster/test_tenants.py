@@ -1,4 +1,4 @@
-"""What one tenant writes is no trouble for another, on a real API server, which takes more than ours."""
+"""Objects of one tenant disturb no other, on a real API server, which takes more than ours."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def service(name: str, job: str, uid: str = "", **meta: Any) -> dict[str, Any]:
 
 def planted(site: Site, name: str, template: str) -> None:
     """A suspended job with `template`, a text of JSON that Python would not write."""
-    thing = site.shape(name, ["true"], 1, suspend=True) | {"spec": {"workers": 1, "image": "x"}}
-    thing["spec"] |= {"command": ["true"], "suspend": True, "template": "HERE"}
-    site.lab.kubectl("create", "-f", "-", text=json.dumps(thing).replace('"HERE"', template))
+    obj = site.shape(name, ["true"], 1, suspend=True) | {"spec": {"workers": 1, "image": "x"}}
+    obj["spec"] |= {"command": ["true"], "suspend": True, "template": "HERE"}
+    site.lab.kubectl("create", "-f", "-", text=json.dumps(obj).replace('"HERE"', template))
 
 
 def operators(site: Site) -> dict[str, int]:
@@ -48,7 +48,7 @@ def memory(site: Site) -> float:
 
 
 def first(name: str) -> str:
-    """What an API server lists before `name`."""
+    """A name that an API server lists before `name`."""
     return f"aaa-{name}"
 
 
@@ -65,9 +65,9 @@ def hostile(site: Site, name: str) -> Iterator[str]:
     yield f"{name}-x"
     site.lab.kubectl("delete", "service", first(name), "--ignore-not-found")
     for kind in ("service", "pod", "trainingjob"):
-        for thing in site.lab.kubectl("get", kind, "-o", "name").split():
-            if thing.partition("/")[2].startswith(f"{name}-x"):
-                site.lab.kubectl("delete", thing, "--wait=false")
+        for obj in site.lab.kubectl("get", kind, "-o", "name").split():
+            if obj.partition("/")[2].startswith(f"{name}-x"):
+                site.lab.kubectl("delete", obj, "--wait=false")
 
 
 def accepted(site: Site, name: str) -> dict[str, str]:
@@ -90,10 +90,10 @@ def test_hostile_objects_cost_only_themselves(site: Site, name: str, hostile: st
         planted(site, f"{hostile}-wide-{number}", wide)
     site.apply(tiny(site, name, steps=30, pause=0.0))
     site.wait(name, "Complete")
-    for what, words in (("deep", "nested more than 100 levels deep"), ("wide-0", "KiB")):
-        told = wait_for("it is refused", partial(accepted, site, f"{hostile}-{what}"), 60)
-        assert (told["status"], told["reason"]) == ("False", "InvalidSpec")
-        assert words in told["message"]
+    for what, message in (("deep", "nested more than 100 levels deep"), ("wide-0", "KiB")):
+        condition = wait_for("it is refused", partial(accepted, site, f"{hostile}-{what}"), 60)
+        assert (condition["status"], condition["reason"]) == ("False", "InvalidSpec")
+        assert message in condition["message"]
     assert operators(site) == before, "none was started again, by whomever"
     assert site.get("pod", f"{hostile}-pod") is not None, "what is only labelled is not deleted"
     assert site.get("service", f"{hostile}-service") is not None
@@ -115,18 +115,18 @@ def test_false_coordinators_cost_only_themselves(site: Site, name: str, hostile:
         site.apply(pod)
         pods.append(pod["metadata"]["name"])
     for pod in pods:
-        wait_for(f"{pod} is asked", partial(is_asked, site, pod), 120)
+        wait_for(f"{pod} is asked", partial(is_polled, site, pod), 120)
     site.apply(tiny(site, name, steps=30, pause=0.0))
     site.wait(name, "Complete")
     assert operators(site) == before, "none was started again, by whomever"
     assert memory(site) < used + GROWTH
 
 
-def is_asked(site: Site, pod: str) -> bool:
+def is_polled(site: Site, pod: str) -> bool:
     return "asked" in site.lab.kubectl("logs", pod, check=False)
 
 
-def test_a_service_that_a_stranger_labels_is_not_followed(site: Site, name: str, hostile: str) -> None:
+def test_a_service_that_another_tenant_labels_is_not_followed(site: Site, name: str, hostile: str) -> None:
     site.apply(tiny(site, name, steps=100_000))
     site.wait(name, "Running")
     job = site.get("trainingjob", name) or {}

@@ -1,5 +1,5 @@
 """From an earlier release to this one, with its chart, definition, operator, agents and trainer library: what
-runs goes on, what is stored is not lost, and the way to the new coordinator is the one that status tells.
+runs continues, what is stored is not lost, and the way to the new coordinator is the one in status.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.e2e.harness import wait_for
 pytestmark = [pytest.mark.nodes, older.needed]
 FOREVER = 100_000
 CRD = "trainingjobs.ropeteam.dev"
-KEPT = ("state", "attempt", "checkpoint", "failures", "incidents", "progress")
+PRESERVED = ("state", "attempt", "checkpoint", "failures", "incidents", "progress")
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def repository(image: str) -> str:
 
 
 def an_older_job(site: Site, name: str, steps: int = FOREVER) -> None:
-    """Its library comes in its image, and does not change with the chart."""
+    """The library comes in the job's image, and does not change with the chart."""
     site.apply(tiny(site, name, steps=steps, image=images.OLDER_TRAINER))
 
 
@@ -53,9 +53,9 @@ def patch(site: Site, name: str, spec: str) -> None:
     site.lab.kubectl("patch", "trainingjob", name, "--type=merge", "-p", f'{{"spec": {spec}}}')
 
 
-def kept(site: Site, name: str) -> Object:
+def preserved(site: Site, name: str) -> Object:
     status = site.status(name)
-    return {field: status.get(field) for field in KEPT}
+    return {field: status.get(field) for field in PRESERVED}
 
 
 def coordinators(site: Site, name: str) -> set[str]:
@@ -76,7 +76,7 @@ def is_outdated(site: Site, name: str) -> bool:
 
 def is_stored(site: Site, name: str, known: Object) -> bool:
     """Accepted (by operators of before, under the new definition, it is not), and as it was."""
-    return site.condition(name, "Accepted").get("status") == "True" and kept(site, name) == known
+    return site.condition(name, "Accepted").get("status") == "True" and preserved(site, name) == known
 
 
 def test_a_running_job_of_an_earlier_release_goes_on_after_an_upgrade(before: Site, name: str) -> None:
@@ -116,9 +116,9 @@ def loses_its_leading_pod(site: Site, name: str) -> None:
 def gets_a_new_coordinator(site: Site, name: str) -> None:
     """By the command in the condition."""
     uids, faults = site.uids(name), incidents(site, name)
-    told = re.search(r"kubectl (delete pod -n \S+ \S+)$", site.condition(name, "Running")["message"])
-    assert told is not None
-    site.lab.kubectl(*told[1].split())
+    command = re.search(r"kubectl (delete pod -n \S+ \S+)$", site.condition(name, "Running")["message"])
+    assert command is not None
+    site.lab.kubectl(*command[1].split())
     wait_for("it is cleared", lambda: site.condition(name, "Running").get("reason") == "WorldRunning", 60)
     wait_for_new_checkpoint(site, name)
     assert (site.uids(name), incidents(site, name)) == (uids, faults)
@@ -137,7 +137,7 @@ def test_stored_jobs_of_an_earlier_release_are_whole_after_an_upgrade(before: Si
     site.wait(rests, "Suspended")
     site.wait(done, "Complete")
     wait_for("no pod of it is left", lambda: not site.pods(rests), 60)
-    known = {job: kept(site, job) for job in (rests, done)}
+    known = {job: preserved(site, job) for job in (rests, done)}
     site.install(verb="upgrade")
     for job, stored in known.items():
         wait_for(f"{job} is as it was", partial(is_stored, site, job, stored), 60)

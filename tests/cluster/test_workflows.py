@@ -9,7 +9,7 @@ from tests.cluster import tools
 from tests.cluster.site import ROOT
 
 
-def test_actionlint_has_nothing_to_say() -> None:
+def test_actionlint_finds_nothing() -> None:
     try:
         program = tools.ensure(("actionlint",)) / "actionlint"
     except tools.CannotBuild as problem:

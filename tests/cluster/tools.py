@@ -5,7 +5,7 @@
 Looked for in $ROPETEAM_CLUSTER_TOOLS, else in ~/.cache/ropeteam/cluster-tools/<Kubernetes version>, else
 built there, and later only those whose version or flags have changed: 20 minutes on 2 cores (Prometheus
 alone: 6), with Go, and for runc gcc and libseccomp's headers. Sources come from the Go module proxy, checked
-against Go's checksum database. Limits: a folder that is given is believed, whatever its versions.
+against Go's checksum database. Limits: a folder that is given is trusted, whatever its versions.
 """
 
 from __future__ import annotations
@@ -104,13 +104,13 @@ SOURCES = (
         flags=("-tags", "netgo,remove_all_sd,enable_kubernetes_sd"),
     ),
 )  # fmt: skip
-_ASKED_FOR = ("kwok", "actionlint", "kube-router", "registry")
-PROGRAMS = tuple(name for source in SOURCES for name in source.programs if name not in _ASKED_FOR)
-"""All that a cluster needs; KWOK is for benchmarks, the others for the one test that asks for each."""
+_ON_DEMAND = ("kwok", "actionlint", "kube-router", "registry")
+PROGRAMS = tuple(name for source in SOURCES for name in source.programs if name not in _ON_DEMAND)
+"""Programs that a cluster needs; KWOK is for benchmarks, the others for the one test that needs each."""
 
 
 class CannotBuild(Exception):
-    """What is missing, or what the build said last."""
+    """A program is missing, or its build failed; the message has its last output."""
 
 
 def folder() -> Path:
@@ -140,10 +140,10 @@ def _stamp(name: str) -> Path:
 
 def ensure(programs: Collection[str] = PROGRAMS) -> Path:
     """The folder that holds these programs. Raises CannotBuild."""
-    lacking = set(missing(programs))
-    if lacking and os.environ.get("ROPETEAM_CLUSTER_TOOLS"):
-        raise CannotBuild(f"{folder()} (ROPETEAM_CLUSTER_TOOLS) lacks {', '.join(sorted(lacking))}")
-    wanted = [source for source in SOURCES if lacking & set(source.programs)]
+    absent = set(missing(programs))
+    if absent and os.environ.get("ROPETEAM_CLUSTER_TOOLS"):
+        raise CannotBuild(f"{folder()} (ROPETEAM_CLUSTER_TOOLS) lacks {', '.join(sorted(absent))}")
+    wanted = [source for source in SOURCES if absent & set(source.programs)]
     if wanted:
         _check_builders(any(source.cgo for source in wanted))
         folder().mkdir(parents=True, exist_ok=True)
@@ -181,12 +181,12 @@ def _caches(beside: Path) -> Iterator[Path]:
 
 def _check_builders(needs_c: bool) -> None:
     builders = ("go", "gcc", "pkg-config") if needs_c else ("go",)
-    lacking = [name for name in builders if not shutil.which(name)]
-    if needs_c and not lacking and subprocess.run(["pkg-config", "--exists", "libseccomp"]).returncode:
-        lacking = ["libseccomp-dev"]
-    if lacking:
+    absent = [name for name in builders if not shutil.which(name)]
+    if needs_c and not absent and subprocess.run(["pkg-config", "--exists", "libseccomp"]).returncode:
+        absent = ["libseccomp-dev"]
+    if absent:
         raise CannotBuild(
-            f"to build the cluster's programs {', '.join(lacking)} is needed (Debian: apt-get install golang"
+            f"to build the cluster's programs {', '.join(absent)} is needed (Debian: apt-get install golang"
             " gcc pkg-config libseccomp-dev), or a folder with the programs in ROPETEAM_CLUSTER_TOOLS"
         )
 
@@ -221,15 +221,15 @@ def _replace_staging(source: Source, module: Path, work: Path) -> None:
 
 
 def _go(module: Path, work: Path, *arguments: str, **environment: str) -> str:
-    """Its output. Module and build caches are thrown away with `work`: they are twenty times the programs."""
+    """Output of go. Module and build caches are deleted with `work`: they are twenty times the programs."""
     settings = {
         "GOMODCACHE": str(work / "mod"),
         "GOCACHE": str(work / "cache"),
         "GOFLAGS": "-buildvcs=false",
         "GOGC": "400",  # less garbage collection in the compiler: a tenth less time
     }
-    words, environment = ["go", *arguments], os.environ | settings | environment
-    done = subprocess.run(words, cwd=module, env=environment, text=True, capture_output=True)
+    argv, environment = ["go", *arguments], os.environ | settings | environment
+    done = subprocess.run(argv, cwd=module, env=environment, text=True, capture_output=True)
     if done.returncode:
         raise CannotBuild(f"go {' '.join(arguments[:2])} failed:\n{done.stderr[-3000:]}")
     return done.stdout
